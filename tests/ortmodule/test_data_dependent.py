@@ -144,3 +144,21 @@ class Spline(Base):
 
 def test_padding_and_writing_rows_that_a_mask_tells() -> None:
     trained_alike(Spline(), 2)
+
+
+class Chosen(Base):
+    """Takes the column that `item()` tells, for which Dynamo has no symbol: the graph ends there."""
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embed(tokens)[0]
+        return x[:, x[0].argmax().item()].sum()
+
+
+def test_no_advice_to_set_what_ortmodule_sets(caplog: pytest.LogCaptureFixture) -> None:
+    from torch._dynamo.variables.tensor import TensorVariable
+
+    TensorVariable._warn_capture_scalar_outputs.cache_clear()  # Dynamo advises once in a process
+    ours = ORTModule(Chosen())
+    ours(torch.tensor([[0, 4]])).backward()
+    assert len(ours.report()) == 2
+    assert "capture_scalar_outputs" not in caplog.text

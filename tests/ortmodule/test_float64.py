@@ -19,7 +19,7 @@ from torch import nn
 from onnxtrain.emitter import Emitter
 from onnxtrain.ortmodule import ORTModule
 from onnxtrain.ortmodule._exceptions import ORTModuleFallbackException
-from onnxtrain.ortmodule.sessions import _formulas
+from onnxtrain.ortmodule.lowering import _formulas
 from ortmodule.aten_case import Case, T
 from ortmodule.aten_cases import (
     activation,

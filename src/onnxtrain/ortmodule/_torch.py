@@ -43,6 +43,7 @@ try:
     )
     from torch._dynamo.guards import DeletedGuardManagerWrapper
     from torch._dynamo.mutation_guard import GenerationTracker, install_generation_tagging_init
+    from torch._dynamo.symbolic_convert import InstructionTranslator
     from torch._dynamo.types import ConvertFrameReturn
     from torch._dynamo.utils import get_metrics_context
     from torch._functorch._aot_autograd.functional_utils import from_fun, has_data_mutation, to_fun
@@ -124,6 +125,7 @@ __all__ = [
     "constrain_range_for_size",
     "count_dispatch_modes",
     "current_graph_task_id",
+    "current_trace",
     "decompositions",
     "defer_saved_tensors_hooks",
     "disable_current_modes",
@@ -201,6 +203,14 @@ def dynamo_optimize(backend: Callable[..., Any], recompile_limit: int) -> Any:
     if isolates_recompiles:
         return torch._dynamo.optimize(backend, isolate_recompiles=True, recompile_limit=recompile_limit)
     return torch._dynamo.optimize(backend)
+
+
+def current_trace() -> Any:
+    """Returns Dynamo's record of the capture under way in this thread, its `OutputGraph`, or None."""
+    try:
+        return InstructionTranslator.current_tx().output
+    except AttributeError:  # PyTorch sets it when the first capture of a thread begins
+        return None
 
 
 def is_of_module(placeholder: fx.Node) -> bool:

@@ -1,1 +1,1 @@
-"""From a PyTorch function to a functional ATen graph, with the semantics of autograd noted on the graph."""
+"""Capture a PyTorch function with Dynamo, and describe the graph: views, writes to inputs, gradients, memory layout."""

@@ -1,4 +1,7 @@
-"""`assert tensor, "message"` in a captured function: Dynamo leaves a node without a result that others use."""
+"""Check the `assert` statements of a captured function, which Dynamo (PyTorch 2.13) turns into nodes.
+
+The conditions become outputs of the graph, and are checked when it has run.
+"""
 
 from __future__ import annotations
 
@@ -11,26 +14,28 @@ from onnxtrain.ortmodule._torch import assert_async
 
 
 def mark_assertions(graph_module: fx.GraphModule) -> None:
-    """Makes the graph raise AssertionError, as the user's code does, where Dynamo wrote `torch._assert_async`."""
+    """Makes a graph raise AssertionError, as the user's `assert` does, where Dynamo wrote `torch._assert_async`."""
+    # `torch._assert_async` raises RuntimeError, on a GPU at some later time.
     for part in graph_module.modules():
         if not isinstance(part, fx.GraphModule):
             continue
         nodes = [node for node in part.graph.nodes if node.target is assert_async]
         for node in nodes:
             condition, *message = node.args
-            said = message and message[0] != "assertion error"  # which Dynamo makes up
+            # Dynamo makes this text up for an assertion without a message.
+            said = message and message[0] != "assertion error"
             node.target, node.args = _assert, (condition, message[0] if said else "")
         if nodes:
             part.recompile()
 
 
 def take_assertions(graph_module: fx.GraphModule) -> list[str]:
-    """Makes the conditions of a graph's assertions its last outputs; returns their messages."""
+    """Makes the conditions of a graph's assertions its last outputs; returns their messages, "" where there is none."""
     graph = graph_module.graph
     nodes = [node for node in graph.nodes if node.target is _assert]
     if not nodes:
         return []
-    output = next(node for node in graph.nodes if node.op == "output")
+    output = graph.find_nodes(op="output")[0]
     output.args = ((*output.args[0], *(node.args[0] for node in nodes)),)
     messages = [node.args[1] for node in nodes]
     for node in nodes:
@@ -40,7 +45,7 @@ def take_assertions(graph_module: fx.GraphModule) -> list[str]:
 
 
 def checked(run: Callable[..., Any], messages: list[str]) -> Callable[..., Any]:
-    """Returns `run` without its last results, which are the conditions that belong to the messages."""
+    """Returns `run` with the last results, the conditions that belong to `messages`, checked and left out."""
     if not messages:
         return run
 

@@ -1,4 +1,4 @@
-"""Where Dynamo ended a graph before the module's end: what follows there is PyTorch's."""
+"""Say where and why Dynamo ended a graph early (a graph break): the statement there runs in PyTorch."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from torch import fx
 
 
 def break_reason(graph_module: fx.GraphModule) -> str | None:
-    """Returns why and where Dynamo ended the graph; None if the function ends there."""
+    """Returns e.g. "model.py:12: Unsupported Tensor.item() call"; None if the graph ends where the function ends."""
     reason: Any = getattr(graph_module, "compile_subgraph_reason", None)
     if reason is None or not reason.graph_break:
         return None
+    # Dynamo's text has a paragraph for each way out; the explanation is the one that names the cause.
     lines = [line.strip() for line in reason.reason.splitlines() if line.strip()]
     explanation = next((line for line in lines if line.startswith("Explanation: ")), None)
     text = explanation.removeprefix("Explanation: ") if explanation else lines[0]

@@ -1,7 +1,7 @@
-"""The call of a function that Dynamo captures: what Dynamo's own wrapper does each time, less what only others need.
+"""Call functions that Dynamo captures, and compiled graphs, with less overhead than Dynamo's own wrappers.
 
-That wrapper serves exports, `fullgraph`, stances and more; asking for all of them costs a small model's call a tenth of
-its time. Where any of them is in use the wrapper itself is called.
+Dynamo's wrapper (PyTorch 2.13) asks in each call about exports, `fullgraph`, stances and more, which takes a tenth of
+the time of a small model's call. Where one of them is in use, the wrapper itself is called.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from onnxtrain.ortmodule._torch import (
     UncapturedHigherOrderOpError,
     Unsupported,
     UserError,
+    current_trace,
     eval_frame,
     install_generation_tagging_init,
     set_eval_frame,
@@ -32,24 +33,32 @@ _leave_transforms = _torch.pop_dynamic_layer_stack_and_undo_to_depth
 
 
 def captured_call(context: Any, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns `function` as Dynamo captures it.
+    """Returns a callable that has Dynamo capture `function` on its first call and run its graphs from then on.
 
     Args:
-        context: what `torch._dynamo.optimize` returns.
-        function: the function, or method.
+        context: the OptimizeContext that `torch._dynamo.optimize` returns.
+        function: a function or method.
     """
     compiled: Callable[..., Any] = context(function)
-    switched_on = isinstance(
-        context, eval_frame.OptimizeContext
-    )  # TORCHDYNAMO_DISABLE leaves functions as they are
+    # With TORCHDYNAMO_DISABLE=1 the context is another one, which returns functions as they are.
+    switched_on = isinstance(context, eval_frame.OptimizeContext)
     if not switched_on or context.fullgraph or len(context.enter_exit_hooks) > 1:
         return compiled
+    # Before PyTorch 2.13 Dynamo has no such function, and its own wrapper is called.
     if set_isolated_recompiles is None:
         return compiled
     return _Captured(compiled, context, set_isolated_recompiles).run
 
 
 class _Captured:
+    """Does in each call what `OptimizeContext` (PyTorch 2.13, eval_frame.py) does where no special case is in use.
+
+    Args:
+        compiled: Dynamo's wrapper.
+        context: the OptimizeContext that made it.
+        isolate: tells Dynamo which compiled function the next calls belong to; returns the one before.
+    """
+
     def __init__(self, compiled: Any, context: Any, isolate: Callable[[int], int]) -> None:
         self._compiled: Callable[..., Any] = compiled
         self._function: Callable[..., Any] = compiled._torchdynamo_orig_callable
@@ -71,11 +80,13 @@ class _Captured:
         prior = set_eval_frame(None)
         depth = _transforms()
         recompiles = self._isolate(self._recompiles)
-        GenerationTracker.generation += 1  # modules made since are no part of the call
+        # Else Dynamo would take modules that were made since the last call for modules made inside of this one.
+        GenerationTracker.generation += 1
         try:
             with ForceDispatchKeyGuard(_includes(), _excludes()):
                 set_eval_frame(self._callback)
                 return self._function(*args, **kwargs)
+        # As the wrapper does: tracebacks through Dynamo's own code say nothing to the user.
         except (Unsupported, UncapturedHigherOrderOpError, UserError) as error:
             raise error.with_traceback(None) from error.__cause__
         except ShortenTraceback as error:
@@ -87,25 +98,34 @@ class _Captured:
             set_eval_frame(prior)
 
 
-def call_directly(run: Callable[..., Any], globals_of_caller: dict[str, Any]) -> None:
-    """Lets code that Dynamo has made call what a backend has returned without a wrapper in between.
-
-    Dynamo wraps it in `torch.compiler.disable`, as :func:`without_capture` does with less ado.
+def call_directly(run: Callable[..., Any]) -> None:
+    """Lets the code that Dynamo generates call a compiled graph by :func:`without_capture`.
 
     Args:
-        run: what the backend has returned.
-        globals_of_caller: of the code, in which it calls the wrapper by a name.
+        run: the compiled graph, which the backend is about to return to Dynamo.
     """
-    for name, value in list(globals_of_caller.items()):
-        if getattr(value, "_torchdynamo_orig_callable", None) is run:
-            globals_of_caller[name] = without_capture(run)
-            return
+    trace = current_trace()
+    # None where something other than Dynamo calls the backend.
+    if trace is None:
+        return
+
+    # Dynamo (PyTorch 2.13) wraps what a backend returns in `torch.compiler.disable`, and stores it in the globals of
+    # the generated code as `__compiled_fn_<number>`. That wrapper costs each call microseconds more than
+    # `without_capture`. The wrapper is there when the capture ends, which is when Dynamo calls this hook.
+
+    def unwrap() -> None:
+        for name, value in list(trace.global_scope.items()):
+            of_dynamo = name.startswith("__compiled_fn")
+            if of_dynamo and getattr(value, "_torchdynamo_orig_callable", None) is run:
+                trace.global_scope[name] = without_capture(run)
+
+    trace.add_cleanup_hook(unwrap)
 
 
 def without_capture(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a function that Dynamo does not look into, nor into what it calls.
+    """Returns `function` as one that Dynamo does not capture, nor anything that it calls.
 
-    As `torch.compiler.disable` does it, which also asks about exports and stances in each call.
+    `torch.compiler.disable` does the same, and asks about exports and stances in each call.
     """
 
     @_torch.skip

@@ -1,4 +1,4 @@
-"""What Dynamo keeps of a captured function, and its release when the function is dropped."""
+"""Free the graphs of a model when it is dropped: Dynamo would keep them as long as the process lives."""
 
 from __future__ import annotations
 
@@ -17,28 +17,30 @@ from onnxtrain.ortmodule._torch import (
 
 
 class Captures:
-    """The code objects with graphs of one backend, whose graphs Dynamo is told to drop with :meth:`release`.
-
-    Dynamo (PyTorch 2.13) keeps graphs in the code object of the function that was captured. For a layer of PyTorch, or
-    a class of the user's, that object lives as long as the process, and so did the graphs of every model.
+    """The code objects of the functions that were captured for one backend.
 
     Args:
-        backend: what Dynamo calls to compile a graph; of one ORTModule alone.
+        backend: the backend, which one ORTModule alone uses.
     """
+
+    # Dynamo (PyTorch 2.13) keeps graphs in the code object of the captured function. That of a layer of PyTorch, or of
+    # a method of a class, lives as long as the process: without a release every model that was ever made stays in
+    # memory.
 
     def __init__(self, backend: Callable[..., Any]) -> None:
         self._backend = backend
-        self._codes: dict[int, weakref.ref[CodeType]] = {}  # by id: equal code objects are several functions
-        # Only `torch._dynamo.reset` reads this table, for backends with a method `reset`. It would hold the backend
-        # and with it the model's report for ever.
+        # By id: code objects of several functions may compare equal.
+        self._codes: dict[int, weakref.ref[CodeType]] = {}
+        # `torch._dynamo.optimize` has put the backend into this table, which would hold it and the model's report for
+        # ever. Only `torch._dynamo.reset` reads the table, for backends with a method `reset`.
         eval_frame.cached_backends.pop(id(backend), None)
 
     def add(self, code: CodeType) -> None:
-        """Notes that Dynamo captures a function."""
+        """Notes that Dynamo captures the function of a code object."""
         self._codes[id(code)] = weakref.ref(code)
 
     def release(self) -> None:
-        """Drops the graphs; the functions may be captured again, by this backend or by others."""
+        """Drops the graphs of the backend; the functions may be captured again."""
         for reference in self._codes.values():
             code = reference()
             if code is not None:
@@ -48,24 +50,22 @@ class Captures:
     def _release(self, code: CodeType) -> None:
         for entry in c_eval_frame._debug_get_cache_entry_list(code):
             guards: Any = entry.guard_manager
-            if (
-                entry.backend is not self._backend or guards.extra_state is None
-            ):  # another's, or dropped by Dynamo
+            # `extra_state` is None where Dynamo has dropped the graph already.
+            if entry.backend is not self._backend or guards.extra_state is None:
                 continue
             deleted = DeletedGuardManagerWrapper("the ORTModule that it was captured for is gone")
             guards.extra_state.invalidate(entry, deleted)
-            # Finalizers of functions and types, which live on, hold the object (guards.py, `CheckFunctionManager`).
+            # Finalizers of functions and types, which live on, hold the guard manager (guards.py,
+            # `CheckFunctionManager`): it must let go of the graph.
             vars(guards).update(vars(deleted))
 
 
 @contextlib.contextmanager
 def without_tracebacks_in_metrics() -> Iterator[None]:
-    """Drops the tracebacks that Dynamo notes for its metrics, once the capture is over.
-
-    Dynamo (PyTorch 2.13) keeps one for each metric that was ever set in the thread (`MetricsContext._edits`), for the
-    message of an error within one capture. Each holds the code objects on the stack: after a graph break, the code that
-    Dynamo made of the function's beginning, and with it the graph.
-    """
+    """Drops the tracebacks that Dynamo has noted for its metrics when a capture ends."""
+    # Dynamo (PyTorch 2.13) keeps one for each metric that was ever set in the thread (`MetricsContext._edits`), for the
+    # message of an error within one capture. Each holds the code objects on the stack: after a graph break, the code
+    # that Dynamo made of the function's beginning, and with it the graph.
     try:
         yield
     finally:

@@ -1,4 +1,8 @@
-"""`torch.utils.checkpoint`: what is computed in such a region is computed again in backward, and not kept."""
+"""Carry the regions of `torch.utils.checkpoint` from Dynamo's graph to the ONNX graph.
+
+Backward computes the values of a region again, instead of keeping them since the forward pass
+(`sessions/_forward_backward.py`).
+"""
 
 from __future__ import annotations
 
@@ -9,21 +13,24 @@ import torch
 from torch import fx
 
 REGION = "ac_graph_id"
-"""The metadata of a node by which PyTorch tells regions apart; it is copied from graph to graph."""
+"""Key of a node's metadata: the number of its region, under the name that PyTorch's own checkpointing uses."""
 
 _KEY = "onnxtrain.checkpoint"
+"""The same for nodes of an ONNX graph, whose metadata survives cloning and is written to files."""
 
 
 def inline_checkpoints(graph_module: fx.GraphModule) -> bool:
-    """Puts what checkpointed regions run in the place of their calls, each node with its region; whether any was there.
+    """Replaces calls of checkpointed regions by the nodes that these run; returns whether there was one.
 
-    The outermost region counts. A policy of what to keep (`context_fn`) is not asked: nothing is kept.
+    Each node gets the number of its region in `meta[REGION]`. A policy of what to keep (`context_fn`) is ignored: all
+    values of a region are computed again.
     """
     numbers = itertools.count(1)
     found = False
     while calls := [node for node in graph_module.graph.nodes if _is_checkpoint(node)]:
         found = True
         for call in calls:
+            # A region inside of another one has the outer one's number.
             _inline(graph_module, call, call.meta.get(REGION) or next(numbers))
     if found:
         graph_module.recompile()
@@ -41,7 +48,7 @@ def _inline(graph_module: fx.GraphModule, call: fx.Node, region: int) -> None:
     part = graph_module.get_submodule(str(body.target))
     assert isinstance(part, fx.GraphModule)
     made: dict[fx.Node, fx.Node] = {}
-    placeholders = [node for node in part.graph.nodes if node.op == "placeholder"]
+    placeholders = part.graph.find_nodes(op="placeholder")
     made.update(zip(placeholders, arguments, strict=True))  # type: ignore[arg-type]
     for node in part.graph.nodes:
         if node.op in ("call_function", "call_method", "call_module", "get_attr"):
@@ -50,7 +57,7 @@ def _inline(graph_module: fx.GraphModule, call: fx.Node, region: int) -> None:
             made[node].meta[REGION] = region
             if node.op == "get_attr":
                 made[node].target = _adopted(graph_module, part, str(node.target))
-    output = next(node for node in part.graph.nodes if node.op == "output")
+    output = part.graph.find_nodes(op="output")[0]
     results = fx.node.map_arg(output.args[0], made.__getitem__)
     for user in list(call.users):
         user.replace_all_uses_with(results[user.args[1]])
@@ -61,7 +68,7 @@ def _inline(graph_module: fx.GraphModule, call: fx.Node, region: int) -> None:
 
 
 def _adopted(graph_module: fx.GraphModule, part: fx.GraphModule, name: str) -> str:
-    """The name under which the outer graph gets an attribute of a part."""
+    """Gives the outer graph an attribute of an inlined region; returns its new name."""
     value = part
     for step in name.split("."):
         value = getattr(value, step)
@@ -73,10 +80,10 @@ def _adopted(graph_module: fx.GraphModule, part: fx.GraphModule, name: str) -> s
 
 
 def mark_region(node: ir.Node, region: int) -> None:
-    """Notes at a node of an ONNX graph the region that it belongs to; the mark survives cloning."""
+    """Notes at a node of an ONNX graph the number of its region."""
     node.metadata_props[_KEY] = str(region)
 
 
 def region_of(node: ir.Node) -> str | None:
-    """The region that a node of an ONNX graph belongs to."""
+    """Returns the number of the region that a node of an ONNX graph belongs to, or None."""
     return node.metadata_props.get(_KEY)

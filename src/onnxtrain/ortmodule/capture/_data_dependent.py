@@ -1,4 +1,4 @@
-"""What PyTorch's fake tensors do not know of operators whose results have sizes that depend on the data."""
+"""Capture operators whose results have sizes that depend on the data, where PyTorch's fake tensors give up."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from onnxtrain.ortmodule._torch import constrain_range_for_size, fake_impls, iso
 
 @contextlib.contextmanager
 def data_dependent_results() -> Iterator[None]:
-    """Lets Dynamo capture `bincount`, CTC losses and `cummax`, where it would end a graph, meanwhile.
-
-    Other backends are not asked: they may rely on what is said here of results that no gradient is computed from.
-    """
+    """Lets Dynamo capture `bincount`, CTC losses and `cummax` while it is open; else the graph would end there."""
+    # Not for the whole process: other backends may rely on the sizes that PyTorch gives results without a gradient,
+    # such as the forward variables of a CTC loss.
     known = fake_impls.op_implementations_dict
     replaced = {op: known[op] for op in _WRONG if op in known}
     added = {op: fake for op, fake in _FAKES.items() if op not in known or op in replaced}
@@ -31,27 +30,35 @@ def data_dependent_results() -> Iterator[None]:
 
 
 def unnoted_sizes(fake_mode: Any) -> contextlib.AbstractContextManager[Any]:
-    """Meanwhile, sizes that depend on the data are not those of a result that is being traced.
-
-    PyTorch otherwise looks for each new one in the next result of a trace, and raises where it is not.
-    """
+    """Lets operators run on fake tensors, outside of a trace, although their sizes depend on the data."""
+    # PyTorch (2.13) expects each new unbacked symbol in the next result of a trace, and raises where it is not there.
     shapes = getattr(fake_mode, "shape_env", None)
     return contextlib.nullcontext() if shapes is None else shapes.ignore_fresh_unbacked_symbols()
 
 
+def without_tracebacks() -> contextlib.AbstractContextManager[None]:
+    """Keeps PyTorch from logging the traceback of an operator that fails here; its error is raised anyway."""
+    return _without_messages("torch._subclasses.fake_tensor", "failed while attempting to run meta")
+
+
+def without_advice() -> contextlib.AbstractContextManager[None]:
+    """Keeps Dynamo from advising `capture_scalar_outputs` where ORTModule itself has switched that off."""
+    return _without_messages("torch._dynamo.variables.tensor", "Graph break from `Tensor.item()`")
+
+
 @contextlib.contextmanager
-def without_tracebacks() -> Iterator[None]:
-    """Keeps PyTorch from printing the traceback of an operator that fails here; its error is raised, or dealt with."""
-    logger = logging.getLogger("torch._subclasses.fake_tensor")
-    logger.addFilter(_is_no_traceback)
+def _without_messages(logger_name: str, beginning: str) -> Iterator[None]:
+    """Drops the messages of a logger that begin with a text, while it is open."""
+
+    def is_another(record: logging.LogRecord) -> bool:
+        return not str(record.msg).startswith(beginning)
+
+    logger = logging.getLogger(logger_name)
+    logger.addFilter(is_another)
     try:
         yield
     finally:
-        logger.removeFilter(_is_no_traceback)
-
-
-def _is_no_traceback(record: logging.LogRecord) -> bool:
-    return not str(record.msg).startswith("failed while attempting to run meta")
+        logger.removeFilter(is_another)
 
 
 def _ctc_loss(
@@ -64,7 +71,9 @@ def _ctc_loss(
     *_: Any,
     **__: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The forward variables are as many as the longest target needs, at most as many as all elements of the targets."""
+    """Returns fake results: the losses, and forward variables `[batch, time, 2 * longest target + 1]`."""
+    # The length of the longest target depends on the data. That of `targets` is a bound, and no gradient of ONNX's
+    # reads the forward variables.
     batched = log_probs.dim() == 3
     batch = [log_probs.shape[1]] if batched else []
     longest = targets.shape[-1]
@@ -74,6 +83,7 @@ def _ctc_loss(
 def _bincount(
     fake_mode: Any, func: Any, x: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0
 ) -> torch.Tensor:
+    """Returns a fake result of a size that only the data tell, at least `minlength`."""
     size = fake_mode.shape_env.create_unbacked_symint()
     constrain_range_for_size(size, min=minlength)
     if weights is None:
@@ -82,7 +92,8 @@ def _bincount(
 
 
 def _cumulative(fake_mode: Any, func: Any, x: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """PyTorch's own asks whether there is any element."""
+    """Returns fake results of `cummax` or `cummin`: values and indices, of the shape of `x`."""
+    # PyTorch's own (2.13) asks whether `x` has any element, which ends the graph where its size depends on the data.
     return torch.empty_like(x), torch.empty_like(x, dtype=torch.int64)
 
 
@@ -94,5 +105,5 @@ _FAKES: dict[Any, Callable[..., torch.Tensor | Sequence[torch.Tensor]]] = {
     torch.ops.aten.cummin.default: _cumulative,
 }
 
+# PyTorch 2.12 has a fake for `bincount` that gives sums of weights the dtype int64.
 _WRONG = () if isolates_recompiles else (torch.ops.aten.bincount.default,)
-"""PyTorch 2.12 takes a sum of weights for a whole number."""

@@ -1,4 +1,4 @@
-"""`tensor.data = value` in a captured function: Dynamo lets the tensor take the memory of the value."""
+"""Turn `tensor.data = value` in a captured function into a copy: a session cannot give a tensor other memory."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import torch
 from torch import fx
 
 from onnxtrain.ortmodule._torch import get_data
+from onnxtrain.ortmodule.capture._fakes import memory_of, name_of
 
 
 def copy_set_data(graph_module: fx.GraphModule) -> None:
-    """Makes writes, through `.data`, of such assignments to inputs, where only the address tells the difference."""
+    """Replaces assignments to `.data` of inputs by `input.data.copy_(value)`, where no alias shows the difference."""
     graph = graph_module.graph
     changed = False
     for node in [node for node in graph.nodes if _sets(node)]:
@@ -20,10 +21,11 @@ def copy_set_data(graph_module: fx.GraphModule) -> None:
         with graph.inserting_before(node):
             data = graph.call_function(get_data, (target,))
             written = graph.call_method("copy_", (data, value))
-        # Its version says that the memory was written to.
+        # Copying the fake tensor onto itself raises its version, by which writes are recognised later.
         data.meta["example_value"] = written.meta["example_value"] = fake.copy_(fake)
         for user in list(node.users):
-            graph.erase_node(user)  # what sets the version back
+            # Dynamo lowers the version counter again after an assignment.
+            graph.erase_node(user)
         graph.erase_node(node)
         changed = True
     if changed:
@@ -31,10 +33,10 @@ def copy_set_data(graph_module: fx.GraphModule) -> None:
 
 
 def refuse_set_data(graph_module: fx.GraphModule) -> None:
-    """Raises where the graph still has such assignments.
+    """Raises if the graph still assigns to `.data`.
 
     Raises:
-        NotImplementedError: it has.
+        NotImplementedError: it does.
     """
     if any(_sets(node) for node in graph_module.graph.nodes):
         raise NotImplementedError(
@@ -43,26 +45,25 @@ def refuse_set_data(graph_module: fx.GraphModule) -> None:
 
 
 def _sets(node: fx.Node) -> bool:
-    return node.op != "placeholder" and _name(node) == "set_"
-
-
-def _name(node: fx.Node) -> str:
-    return getattr(node.target, "__name__", str(node.target))
+    return node.op != "placeholder" and name_of(node) == "set_"
 
 
 _HIDDEN_VIEWS = frozenset({"detach", "_get_data_attr"})
-"""What has the memory of its argument, and is no view to autograd."""
+"""Functions whose result shares the memory of their argument without being a view to autograd."""
 
 
 def _is_like_a_write(graph: fx.Graph, node: fx.Node) -> bool:
-    """Whether nothing else has the memory of the value, or had that of the tensor, when the graph goes on."""
+    """Returns whether an assignment to `.data` has the effect of a copy.
+
+    It has not if an alias of the tensor or of the value is used later: after `t.data = v`, `t` and `v` share memory.
+    """
     target, value = node.args[0], node.args[1] if len(node.args) == 2 else None
     if not isinstance(target, fx.Node) or not isinstance(value, fx.Node) or target.op != "placeholder":
         return False
     a, b = target.meta.get("example_value"), value.meta.get("example_value")
     if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
         return False
-    if any("lower_version_count" not in _name(user) for user in node.users):
+    if any("lower_version_count" not in name_of(user) for user in node.users):
         return False
     if (a.shape, a.dtype, a.layout) != (b.shape, b.dtype, b.layout):
         return False
@@ -74,16 +75,11 @@ def _is_like_a_write(graph: fx.Graph, node: fx.Node) -> bool:
         fake = other.meta.get("example_value")
         if order[other] < now and isinstance(fake, torch.Tensor):
             of_target = any(source in before for source in other.all_input_nodes)
-            if of_target and (fake._is_view() or _name(other) in _HIDDEN_VIEWS):
+            if of_target and (fake._is_view() or name_of(other) in _HIDDEN_VIEWS):
                 before.add(other)
-        shares = other in before or (isinstance(fake, torch.Tensor) and _memory(fake) == _memory(b))
+        shares = other in before or (isinstance(fake, torch.Tensor) and memory_of(fake) == memory_of(b))
         if not shares or order[other] > now:
             continue
         if other.op == "placeholder" or any(order[user] > now for user in other.users):
             return False
     return True
-
-
-def _memory(tensor: torch.Tensor) -> int:
-    memory: int = tensor.untyped_storage()._cdata
-    return memory

@@ -25,7 +25,7 @@ from onnxtrain.ortmodule._torch import (
 )
 from onnxtrain.ortmodule.capture._calling import captured_call
 from onnxtrain.ortmodule.capture._captures import Captures, without_tracebacks_in_metrics
-from onnxtrain.ortmodule.capture._data_dependent import data_dependent_results
+from onnxtrain.ortmodule.capture._data_dependent import data_dependent_results, without_advice
 from onnxtrain.ortmodule.capture._inactive_dropout import inactive_dropout_returns_its_input
 from onnxtrain.ortmodule.capture._mixed_dtypes import RefusedByPyTorch
 
@@ -121,7 +121,8 @@ class _WithSettings:
             # Perhaps an operator that takes the number that `item()` gives, but not the symbol that Dynamo has for it.
             # Without such symbols the graph ends at `item()`: `x[:, x[0].argmax().item()]`.
             pass
-        return self._callback(*args, **kwargs)
+        with without_advice():
+            return self._callback(*args, **kwargs)
 
 
 _WITH_FAST_PATH = (torch.nn.MultiheadAttention, torch.nn.TransformerEncoder, torch.nn.TransformerEncoderLayer)

@@ -1,4 +1,4 @@
-"""Results under `torch.no_grad` that Dynamo takes for results with a gradient."""
+"""Correct fake tensors that say that a result under `torch.no_grad` requires a gradient."""
 
 from __future__ import annotations
 
@@ -7,35 +7,38 @@ from typing import Any
 import torch
 from torch import fx
 
-from onnxtrain.ortmodule._torch import is_functorch_wrapped_tensor, pytree, set_grad_enabled
-from onnxtrain.ortmodule.capture._aliases import changes, memory_of
+from onnxtrain.ortmodule._torch import pytree, set_grad_enabled
+from onnxtrain.ortmodule.capture._fakes import changes, memory_of, plain_tensors_in
 
 
 def correct_requires_grad(graph_module: fx.GraphModule) -> None:
-    """Makes example values agree with eager PyTorch about what requires a gradient.
-
-    Under `torch.no_grad` a result with memory of its own never requires one. For some operators Dynamo's fake tensors
-    (PyTorch 2.13) say that it does: `torch.nn.functional.pad` runs as a decomposition that writes by `prims.copy_to`.
+    """Makes `requires_grad` of example values what it is in eager PyTorch.
 
     Args:
-        graph_module: a graph of Dynamo's; `meta["example_value"]` of its nodes is changed.
+        graph_module: a Dynamo graph; `meta["example_value"]` of its nodes is changed.
     """
+    # Under `torch.no_grad` a result with memory of its own never requires a gradient. In PyTorch 2.13 some fake tensors
+    # do: `torch.nn.functional.pad` runs as a decomposition that writes by `prims.copy_to`. Taken at its word, the graph
+    # would have a gradient that eager PyTorch has not.
     enabled = torch.is_grad_enabled()
     written = _written(graph_module)
-    wrong: set[int] = set()  # memory of results that require no gradient
+    # Memory of the results that were corrected: what is computed from them alone requires no gradient either.
+    wrong: set[int] = set()
     for node in graph_module.graph.nodes:
         if node.target is set_grad_enabled:
             enabled = bool(node.args[0])
         if node.op not in ("call_function", "call_method"):
             continue
-        sources = [t for source in node.all_input_nodes for t in _tensors(source.meta.get("example_value"))]
-        if not any(t.requires_grad for t in _tensors(node.meta.get("example_value"))):
+        sources = [
+            t for source in node.all_input_nodes for t in plain_tensors_in(source.meta.get("example_value"))
+        ]
+        if not any(t.requires_grad for t in plain_tensors_in(node.meta.get("example_value"))):
             continue
         memories = {memory_of(t) for t in sources}
         from_wrong = bool(wrong & memories) and not any(t.requires_grad for t in sources)
         values = [
             value
-            for value in _tensors(node.meta["example_value"])
+            for value in plain_tensors_in(node.meta["example_value"])
             if value.requires_grad
             and memory_of(value) not in written
             and (from_wrong or (not enabled and memory_of(value) not in memories))
@@ -45,12 +48,12 @@ def correct_requires_grad(graph_module: fx.GraphModule) -> None:
 
 
 def _written(graph_module: fx.GraphModule) -> set[int]:
-    """Returns the memory that a graph writes to: what has a gradient may be written to what had none."""
+    """Returns the memory that a graph writes to: such a write may give a tensor without a gradient one."""
     return {
         memory_of(tensor)
         for node in graph_module.graph.nodes
         if changes(node) and node.all_input_nodes
-        for tensor in _tensors(node.all_input_nodes[0].meta.get("example_value"))
+        for tensor in plain_tensors_in(node.all_input_nodes[0].meta.get("example_value"))
     }
 
 
@@ -58,16 +61,3 @@ def _without_gradient(example: Any, values: list[torch.Tensor]) -> Any:
     """Returns an example value with some of its tensors detached."""
     detached = {id(value): value.detach() for value in values}
     return pytree.tree_map_only(torch.Tensor, lambda t: detached.get(id(t), t), example)
-
-
-def _tensors(value: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(value) if _is_plain(leaf)]
-
-
-def _is_plain(value: Any) -> bool:
-    """Returns whether a value is a tensor with memory that can be told from others'."""
-    return (
-        isinstance(value, torch.Tensor)
-        and value.layout == torch.strided
-        and not is_functorch_wrapped_tensor(value)
-    )

@@ -1,4 +1,4 @@
-"""Operators whose gradient PyTorch does not have, and refuses when backward comes to them."""
+"""Leave graphs to PyTorch whose backward it refuses, e.g. that of `torch.unique`."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from onnxtrain.ortmodule._exceptions import ORTModuleTorchModelException
 from onnxtrain.ortmodule._torch import pytree
 
 _SUSPECTS = re.compile(r"(Unique\w*|SpecialZeta|Igammac?|Geqrf|StandardGammaGrad)Backward\d")
-"""Steps of PyTorch's backward (`derivatives.yaml` of 2.13) that raise NotImplementedError, for some arguments."""
+"""Backward functions that raise NotImplementedError for some arguments (`derivatives.yaml` of PyTorch 2.13)."""
 
 
 def refuse_missing_gradients(graph_module: fx.GraphModule) -> None:
-    """Refuses a graph that returns what depends on an operator without a gradient, e.g. `torch.unique`.
-
-    Its backward raises in eager PyTorch. ONNX Runtime would take the operator's result for a constant.
+    """Raises if an output of a graph depends on an operator that PyTorch has no gradient for.
 
     Raises:
-        ORTModuleTorchModelException: PyTorch is to run the graph, and to raise where a gradient is asked for.
+        ORTModuleTorchModelException: PyTorch is to run the graph, whose backward raises there.
     """
-    dependent: dict[fx.Node, str] = {}  # with the message of the operator
+    # ONNX Runtime would treat the operator's result as a constant, and training would go on with a wrong gradient.
+    # Here: the message of the operator that each node depends on.
+    dependent: dict[fx.Node, str] = {}
     for node in graph_module.graph.nodes:
         message = next((dependent[source] for source in node.all_input_nodes if source in dependent), None)
         if node.op == "output":
@@ -43,16 +43,16 @@ def _is_trained(value: Any) -> bool:
 
 
 def _missing(value: Any) -> str | None:
-    """Returns the message with which the last step of a tensor's history refuses its gradient, or None."""
+    """Returns the message with which the `grad_fn` of a tensor refuses to run, or None."""
     try:
         step = value.grad_fn
-    except (
-        RuntimeError
-    ):  # PyTorch does not say it of a view made under no_grad whose base has been written to
+    # PyTorch (2.13) raises for a view that was made under `no_grad` and whose base has been written to.
+    except RuntimeError:
         return None
     if step is None or not _SUSPECTS.fullmatch(step.name()):
         return None
     try:
+        # It depends on the arguments whether they raise: asked with a gradient without data.
         with value.fake_mode:
             step(torch.zeros_like(value))
     except NotImplementedError as error:

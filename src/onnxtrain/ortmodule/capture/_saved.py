@@ -1,4 +1,4 @@
-"""Arguments of a graph that eager PyTorch saves for backward, and of which it checks that nobody writes to them."""
+"""Find the arguments of a graph that eager PyTorch saves for backward, and checks for writes until then."""
 
 from __future__ import annotations
 
@@ -9,19 +9,24 @@ from typing import Any
 import torch
 from torch import fx
 
-from onnxtrain.ortmodule.capture._aliases import memory_of
 from onnxtrain.ortmodule.capture._checkpoint import REGION
-from onnxtrain.ortmodule.capture._gradients import example_values, functions_behind, is_transformed, saved_by
+from onnxtrain.ortmodule.capture._fakes import (
+    example_values,
+    functions_behind,
+    is_transformed,
+    memory_of,
+    saved_by,
+)
 
 
 @dataclass(frozen=True)
 class SavedArguments:
-    """What backward of eager PyTorch checks, by the result whose gradient is taken.
+    """The arguments that eager PyTorch saves, by the result whose gradient needs them.
 
     Attributes:
-        outputs: per output of a graph, the indices of the arguments that functions behind it have saved.
-        written: the same by index of an argument that the graph writes to.
-        constants: indices of arguments to which nobody can write, e.g. numbers.
+        outputs: per output of a graph, the indices of the arguments that its backward functions have saved.
+        written: the same by index of an argument, for the value that the graph writes to it.
+        constants: indices of the arguments that nobody can write to, e.g. numbers.
     """
 
     outputs: tuple[frozenset[int], ...]
@@ -30,19 +35,18 @@ class SavedArguments:
 
 
 def saved_arguments(graph_module: fx.GraphModule) -> SavedArguments | None:
-    """Returns the arguments whose memory functions of eager PyTorch's autograd graph have saved.
-
-    Dynamo's fake tensors have that autograd graph: autograd has run when Dynamo made them. What a function has saved of
-    an argument is the argument itself, a view of it (which shares its version counter), or a copy: in another dtype
-    (`autocast`), or made contiguous (a product of an expanded tensor). Nobody can write to the copy.
+    """Returns the arguments that backward functions of eager PyTorch save.
 
     Args:
-        graph_module: a graph of Dynamo's.
+        graph_module: a Dynamo graph.
 
     Returns:
         None where the fake tensors do not tell: in transforms of torch.func, and in checkpointed regions, which eager
         PyTorch computes again from their arguments as they are then.
     """
+    # Dynamo's fake tensors have the autograd graph of eager PyTorch. A backward function has saved the argument itself,
+    # a view of it (which shares its version counter), or a copy: in another dtype (`autocast`), or made contiguous (a
+    # product of an expanded tensor). Nobody can write to the copy.
     nodes = graph_module.graph.nodes
     if any(REGION in node.meta or is_transformed(node.meta.get("example_value")) for node in nodes):
         return None
@@ -62,7 +66,7 @@ def saved_arguments(graph_module: fx.GraphModule) -> SavedArguments | None:
             found |= by_function[function]
         return frozenset(found)
 
-    returned = next(node for node in nodes if node.op == "output").args[0]
+    returned = graph_module.graph.find_nodes(op="output")[0].args[0]
     return SavedArguments(
         tuple(
             saved_behind(node.meta.get("example_value") if isinstance(node, fx.Node) else None)
@@ -74,4 +78,5 @@ def saved_arguments(graph_module: fx.GraphModule) -> SavedArguments | None:
 
 
 def _is_dense(value: Any) -> bool:
+    """Returns whether a value is a tensor with one storage."""
     return isinstance(value, torch.Tensor) and value.layout == torch.strided

@@ -1,4 +1,4 @@
-"""Cutting a captured graph at custom `torch.autograd.Function`s, which keep the backward that their authors wrote."""
+"""Cut a captured graph at custom `torch.autograd.Function`s, which PyTorch runs with the backward that they define."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from torch.fx.passes.split_module import split_module
 
 from onnxtrain.ortmodule._torch import set_grad_enabled
 
+# Dynamo (PyTorch 2.13) writes a custom function as one node of this higher-order operator.
 _CUSTOM = "autograd_function_apply"
 
 
 def has_custom_function(graph_module: fx.GraphModule) -> bool:
-    """Whether the graph applies a custom autograd function."""
+    """Returns whether a graph applies a custom autograd function."""
     return any(_is_custom(node) for node in graph_module.graph.nodes)
 
 
 def keep_from_global_hooks(graph_module: fx.GraphModule) -> None:
-    """Lets no global module hook run for the modules that a graph consists of: the user has not made them."""
+    """Keeps global module hooks from running for the GraphModules that a graph consists of: no user has made them."""
     for part in graph_module.modules():
         if isinstance(part, fx.GraphModule):
             type(part)._call_impl = _call_without_hooks  # type: ignore[method-assign, assignment]
@@ -34,10 +35,13 @@ def _call_without_hooks(module: fx.GraphModule, *args: Any, **kwargs: Any) -> An
 def split_at_custom_functions(
     graph_module: fx.GraphModule, compile_part: Callable[[fx.GraphModule], Callable[..., Any]]
 ) -> fx.GraphModule:
-    """Returns the graph as a sequence of parts.
+    """Returns the graph as a sequence of parts, of which PyTorch runs those with a custom function.
 
-    Parts with a custom function run in PyTorch; the others are replaced by what `compile_part` makes of them.
+    Args:
+        graph_module: a Dynamo graph.
+        compile_part: returns a callable that runs a part without custom functions.
     """
+    # One number per part: all nodes up to a custom function, the function, all nodes up to the next one.
     numbers: dict[fx.Node, int] = {}
     without_grad: dict[int, bool] = {}
     number, ungraded = 0, False
@@ -59,6 +63,8 @@ def split_at_custom_functions(
             continue
         keep_from_global_hooks(part)
         _return_tuple(part)
+        # `split_module` (PyTorch 2.13) puts the node that enters `no_grad` into one part and the one that leaves it
+        # into another, whereas each part is traced by itself.
         if torch.is_grad_enabled():
             _keep_grad_mode(part, without_grad[int(name.removeprefix("submod_"))])
         run = part.forward if has_custom_function(part) else compile_part(part)
@@ -75,7 +81,7 @@ def _is_custom(node: Any) -> bool:
 
 
 def _keep_grad_mode(part: fx.GraphModule, ungraded: bool) -> None:
-    """Makes a part that begins or ends inside of `torch.no_grad` enter and leave it: what runs in between does not."""
+    """Makes a part that begins or ends inside of `torch.no_grad` enter and leave it by itself."""
     inner = [node for node in part.graph.nodes if node.op not in ("placeholder", "output")]
     if ungraded and inner:
         with part.graph.inserting_before(inner[0]):
@@ -91,7 +97,7 @@ def _keep_grad_mode(part: fx.GraphModule, ungraded: bool) -> None:
 
 def _return_tuple(part: fx.GraphModule) -> None:
     """Makes a part with one output return a tuple of it, as Dynamo's graphs do."""
-    output = next(node for node in part.graph.nodes if node.op == "output")
+    output = part.graph.find_nodes(op="output")[0]
     part.meta["single"] = not isinstance(output.args[0], tuple | list)
     if part.meta["single"]:
         output.args = ((output.args[0],),)
@@ -99,6 +105,13 @@ def _return_tuple(part: fx.GraphModule) -> None:
 
 
 class _Part(torch.nn.Module):
+    """Calls a compiled part in the place of the GraphModule that `split_module` made.
+
+    Args:
+        run: returns a tuple or list of results.
+        part: the GraphModule.
+    """
+
     def __init__(self, run: Callable[..., Any], part: fx.GraphModule) -> None:
         super().__init__()
         self._run = run

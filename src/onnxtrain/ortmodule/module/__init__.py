@@ -1,1 +1,1 @@
-"""The ORTModule class and the engine that compiles its calls."""
+"""Wrap a `torch.nn.Module`: the ORTModule class, and the engine that compiles and runs its calls."""

@@ -1,4 +1,4 @@
-"""`torch.compile(module, backend="onnxtrain")`: the engine of ORTModule behind PyTorch's own entrance."""
+"""Offer ORTModule's engine as a backend of `torch.compile(module, backend="onnxtrain")`."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from onnxtrain.ortmodule.sessions._session import check_onnxruntime
 def compile_backend(
     graph_module: fx.GraphModule, example_inputs: list[Any], *, options: Mapping[str, Any] | None = None
 ) -> Callable[..., Any]:
-    """Compiles a graph of Dynamo for ONNX Runtime: what `torch.compile(..., backend="onnxtrain")` calls.
+    """Compiles a graph that Dynamo has captured for ONNX Runtime.
 
-    PyTorch finds it by the entry point `torch_dynamo_backends`. Forward and backward run as they do in an
-    `ORTModule`; what is captured, when it is captured again, and which arguments are constants, is as `torch.compile`
-    and `torch._dynamo.config` have it.
+    `torch.compile(..., backend="onnxtrain")` calls it, and finds it by the entry point `torch_dynamo_backends`. Forward
+    and backward run as they do in an `ORTModule`. What Dynamo captures, when it captures again, and which arguments are
+    constants follows `torch.compile` and `torch._dynamo.config`, not ORTModule's settings.
 
     Args:
         graph_module: the graph.
         example_inputs: its arguments.
-        options: of `torch.compile(options={...})`: arguments of :class:`~onnxtrain.ortmodule.DebugOptions` by name, and
+        options: `torch.compile(options={...})`: arguments of :class:`~onnxtrain.ortmodule.DebugOptions` by name, and
             `report`, a :class:`~onnxtrain.ortmodule.Report` to record the graphs in.
 
     Returns:
-        What runs the graph.
+        A callable that takes what the graph takes and returns what it returns.
 
     Raises:
         TypeError: an option is unknown or has the wrong type.
@@ -52,7 +52,8 @@ def compile_backend(
 
 @functools.lru_cache(maxsize=64)
 def _backend(report: Report | None = None, **options: Any) -> Backend:
-    """Returns one backend for all graphs of a choice of options: it counts them."""
+    """Returns one backend for all graphs with the same options."""
+    # The backend numbers its graphs, so that each must not get a backend of its own.
     if not isinstance(report, Report | None):
         raise TypeError(
             f"torch.compile: the option report must be a Report, received {type(report).__name__}"

@@ -1,4 +1,4 @@
-"""What is looked up on the class: special methods (`len(model)`, `for layer in model`), and `type(model).name`."""
+"""Give an ORTModule what Python looks up on the class: special methods (`len(model)`), and `type(model).name`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-# They concern the life of the wrapped object, or its class.
+# Special methods that concern the life of the wrapped object or its class, and not what the object does.
 _NOT_FORWARDED = frozenset({"__del__", "__class_getitem__", "__set_name__"})
 
 _USER_CLASS = "_ort_user_class"
@@ -16,16 +16,18 @@ _WRAPPED_CLASS = "_ort_wrapped_class"
 
 
 _classes: weakref.WeakValueDictionary[tuple[int, int], type] = weakref.WeakValueDictionary()
-"""By the ids of `cls` and `wrapped`, which the class holds: a class that is defined in a function can be dropped."""
+"""By the ids of `cls` and `wrapped`. Weak, so that a class that is defined in a function can be dropped."""
 
 
 def class_for(cls: type, wrapped: type) -> type:
-    """A subclass of `cls` with what the class `wrapped` has and `torch.nn.Module` has not.
+    """Returns a subclass of `cls` with the special methods that the class `wrapped` adds to `torch.nn.Module`.
 
-    These are the special methods: as it is a subclass that has them, and has no others, `hasattr(model, "__len__")`,
-    `bool(model)` and `isinstance(model, Iterable)` answer as for the wrapped module. All else is looked up on `wrapped`
-    when it is asked for: `type(self).method(self)` is how transformers calls a method.
+    Args:
+        cls: ORTModule, or a subclass of it.
+        wrapped: the class of the wrapped module.
     """
+    # Python looks special methods up on the class, past `__getattribute__`. A class that has those of `wrapped`, and no
+    # others, answers `hasattr(model, "__len__")`, `bool(model)` and `isinstance(model, Iterable)` as `wrapped` does.
     made = _classes.get((id(cls), id(wrapped)))
     if made is not None:
         return made
@@ -34,6 +36,7 @@ def class_for(cls: type, wrapped: type) -> type:
         return cls
     special = {name for name in names if _is_special(name) and callable(getattr(wrapped, name))}
     body = {"__slots__": (), "__module__": cls.__module__, "__doc__": cls.__doc__}
+    # `type(model)` may have a metaclass of the user's, which must stay one of the bases.
     meta = type("_Forwarding", (_Forwarding, type(cls)), {}) if type(cls) is not type else _Forwarding
     forwarders = {name: _forwarder(name) for name in special}
     result: type = meta(
@@ -43,6 +46,8 @@ def class_for(cls: type, wrapped: type) -> type:
 
 
 class _Forwarding(type):
+    """Looks attributes of the class up on the wrapped class: transformers calls `type(self).method(self)`."""
+
     def __getattr__(cls, name: str) -> Any:
         if name == _WRAPPED_CLASS or _is_special(name):
             raise AttributeError(f"type object '{cls.__name__}' has no attribute '{name}'")
@@ -50,7 +55,7 @@ class _Forwarding(type):
 
 
 def user_class(cls: type) -> type:
-    """The class that :func:`class_for` made `cls` from; `cls` itself if it did not."""
+    """Returns the class that :func:`class_for` made `cls` from, or `cls` itself."""
     origin: type = vars(cls).get(_USER_CLASS, cls)
     return origin
 

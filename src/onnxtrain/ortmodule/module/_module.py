@@ -1,4 +1,4 @@
-"""ORTModule: a `torch.nn.Module` in the place of another one, which runs it in ONNX Runtime."""
+"""Stand in for a `torch.nn.Module` with an ORTModule, which runs the module's calls in ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class ORTModule(torch.nn.Module):
     __slots__ = ("_ort",)
     _ort: Wrapped
     _ort_own: ClassVar[frozenset[str]] = frozenset()
-    """The attributes that ORTModule, or a subclass of it, defines itself."""
+    """Names of the attributes that ORTModule, or a subclass of it, defines itself; all others are the module's."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -86,11 +86,11 @@ class ORTModule(torch.nn.Module):
         return _of(self).module
 
     def report(self) -> Report:
-        """Which graphs run where; see :class:`~onnxtrain.ortmodule.Report`."""
+        """Returns which graphs run where; see :class:`~onnxtrain.ortmodule.Report`."""
         return _of(self).report
 
     def export_training_graph(self, path: str | os.PathLike[str]) -> list[Path]:
-        """Writes the graphs that ONNX Runtime runs for this model as ONNX files: what it has compiled so far.
+        """Writes the graphs that ONNX Runtime has compiled so far for this model as ONNX files.
 
         A graph that has run in training mode is two files, `graph_<n>_forward.onnx` and `graph_<n>_backward.onnx`; one
         for inference is `graph_<n>_inference.onnx`. Where PyTorch runs some operators, each part in ONNX Runtime has
@@ -112,7 +112,8 @@ class ORTModule(torch.nn.Module):
         return _of(self).graphs.save(path)
 
     # As the child of a module that is compiled itself, it is called from there, and not captured with it.
-    @_torch.skip  # not torch.compiler.disable: its wrapper costs each call microseconds
+    # Not torch.compiler.disable, whose wrapper costs each call microseconds.
+    @_torch.skip
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Does what the wrapped module does when called, hooks included."""
         return _of(self).call(*args, **kwargs)
@@ -134,12 +135,14 @@ class ORTModule(torch.nn.Module):
         )
 
     def __prepare_scriptable__(self) -> torch.nn.Module:
-        """What `torch.jit.script` compiles: the wrapped module."""
+        """Returns the wrapped module, for `torch.jit.script` to compile."""
         return _of(self).module
 
     def _replicate_for_data_parallel(self) -> NoReturn:
         raise ORTModuleTorchModelException(_DATA_PARALLEL)
 
+    # Every attribute that is not ORTModule's own is the wrapped module's: `__getattr__` alone would not do, as
+    # torch.nn.Module, the base class, has parameters(), training and all the others, too.
     def __getattribute__(self, name: str) -> Any:
         if name in type(self)._ort_own:
             return object.__getattribute__(self, name)
@@ -187,7 +190,8 @@ class ORTModule(torch.nn.Module):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ORTModule:
         clone = _blank(user_class(type(self)))
-        memo[id(self)] = clone  # before the module is copied, which may refer to this object
+        # Before the module is copied, which may refer to this object.
+        memo[id(self)] = clone
         _adopt(clone, copy.deepcopy((_of(self).module, _of(self).options), memo))
         return clone
 
@@ -197,7 +201,7 @@ class ORTModule(torch.nn.Module):
 
 
 _of: Callable[[ORTModule], Wrapped] = ORTModule.__dict__["_ort"].__get__
-"""What an ORTModule holds, past `__getattribute__`."""
+"""Returns the `Wrapped` of an ORTModule: a slot read past `__getattribute__`, which would look at the module."""
 
 _DATA_PARALLEL = (
     "ORTModule cannot be used with torch.nn.DataParallel, which copies the module in each call; "
@@ -208,20 +212,22 @@ _RETURN_SELF = (
     "apply", "bfloat16", "cpu", "cuda", "double", "eval", "float", "half", "ipu", "mtia", "requires_grad_",
     "share_memory", "to", "to_empty", "train", "type", "xpu",
 )  # fmt: skip
-"""The methods of torch.nn.Module that return the module."""
+"""Methods of torch.nn.Module that return `self`: those of an ORTModule return the ORTModule."""
 
 _OWN_NAMES = ("module", "report", "export_training_graph")
-"""What an ORTModule has beside what the wrapped module has."""
+"""Public names that an ORTModule adds to those of the wrapped module."""
 
 _NOT_OWN = frozenset({"__annotations__", "__doc__", "__init__", "__module__", "__slots__"})
-"""Names in a class body that say nothing about its instances: those of the wrapped module are meant."""
+"""Names in every class body. Looked up on an ORTModule they mean the wrapped module's, e.g. its `__doc__`."""
 
 
 ORTModule._ort_own = frozenset(vars(ORTModule)) - _NOT_OWN
 
 
 def _bound(self: ORTModule, wrapped: Wrapped, name: str, method: MethodType) -> Any:
-    """The wrapped module's bound method as a method of the ORTModule."""
+    """Returns a bound method of the wrapped module as a method of the ORTModule."""
+    # The user's own methods get the ORTModule as `self`, so that `self(x)` in them runs in ONNX Runtime. PyTorch's get
+    # the module: they read `_parameters` and the like.
     of_torch = hasattr(torch.nn.Module, name) or method.__module__.startswith("torch.")
     if not of_torch:
         return MethodType(method.__func__, self) if wrapped.binds_methods else _returning(self, method)
@@ -231,7 +237,7 @@ def _bound(self: ORTModule, wrapped: Wrapped, name: str, method: MethodType) -> 
 
 
 def _returning(self: ORTModule, method: MethodType) -> Callable[..., Any]:
-    """The method, with the ORTModule in the place of a result that is the wrapped module."""
+    """Returns a method that returns the ORTModule where it would return the wrapped module."""
 
     @functools.wraps(method)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -242,13 +248,13 @@ def _returning(self: ORTModule, method: MethodType) -> Callable[..., Any]:
 
 
 def _blank(cls: type[ORTModule]) -> ORTModule:
-    """An ORTModule that holds nothing yet."""
+    """Returns an ORTModule that holds no module yet, for copying and unpickling."""
     blank: ORTModule = object.__new__(cls)
     return blank
 
 
 def _adopt(self: ORTModule, state: tuple[torch.nn.Module, DebugOptions]) -> None:
-    """Makes an ORTModule hold a module."""
+    """Makes an ORTModule hold a module, with options; it changes the class of the ORTModule."""
     module, options = state
     hidden = [name for name in _OWN_NAMES if hasattr(module, name)]
     if hidden:
@@ -265,6 +271,8 @@ def _adopt(self: ORTModule, state: tuple[torch.nn.Module, DebugOptions]) -> None
 
 
 def _unwrap(module: object) -> torch.nn.Module:
+    """Returns the module to wrap; raises for what cannot be wrapped."""
+    # `isinstance` would ask `__class__`, which an ORTModule answers as the wrapped module does.
     if type(module).__mro__.count(ORTModule):
         return module.module  # type: ignore[attr-defined, no-any-return]
     if not isinstance(module, torch.nn.Module):

@@ -1,8 +1,8 @@
-"""What PyTorch computes during a call of the model, outside of all captured graphs.
+"""Watch for operators that PyTorch computes during a call of the model, outside of all captured graphs.
 
 Dynamo gives up on a function in many ways (a graph break inside a loop, a function disabled for it, a `torch.func`
-transform, a limit reached) and runs it in PyTorch. Its backend never hears of that, so the operators themselves are
-watched, in every call: code that no graph holds may come to run long after the first one.
+transform, a limit reached) and runs it in PyTorch without telling its backend. So the operators themselves are watched,
+in every call: code that no graph holds may run for the first time long after the first call.
 """
 
 from __future__ import annotations
@@ -38,11 +38,12 @@ _TORCH = f"{Path(torch.__file__).parent}{os.sep}"
 _LAYERS = f"{_TORCH}nn{os.sep}modules{os.sep}"
 _DYNAMO = f"{_TORCH}_dynamo{os.sep}"
 _DYNAMO_CALLS = (f"{_DYNAMO}eval_frame.py", f"{_DYNAMO}external_utils.py")
-"""They are on the stack when code runs; its other files, when Dynamo looks ahead with fake tensors."""
-_OWN = f"{Path(__file__).parent.parent}{os.sep}"  # onnxtrain/ortmodule, whose rooms compute
+"""Files of Dynamo that are on the stack when code runs. Its other files are there while it captures."""
+_OWN = f"{Path(__file__).parents[1]}{os.sep}"
 _CALLERS = (__file__, _calling.__file__)
-"""They call the module; what else is in this package computes."""
-_push = _torch.push_dispatch_mode  # `with` would keep books that a compiled call does not need
+"""Files of ORTModule that call the user's code. All other files of the package compute by themselves."""
+# `with mode:` keeps books that a compiled call does not need.
+_push = _torch.push_dispatch_mode
 _pop = _torch.pop_dispatch_mode
 _dispatch_mode = _torch.get_dispatch_mode
 _is_tracing = _torch.is_tracing
@@ -54,25 +55,26 @@ _MOVES_DATA = frozenset({
     "full_like", "is_pinned", "lift_fresh", "lift_fresh_copy", "ones_like", "pin_memory", "record_stream",
     "resize_", "set_", "zero_", "zeros_like", "fill_",
 })  # fmt: skip
-"""Operators that copy or make data; reading a number for an `if` or a log is no part of the model's arithmetic."""
+"""Operators that copy, make or read data. `loss.item()` for a log is no part of the model's arithmetic."""
 
 
 def watched(
     call: Callable[..., Any], plain: torch.nn.Module, report: Report, policy: FallbackPolicy
 ) -> Callable[..., Any]:
-    """Returns `call`, which warns of what PyTorch computes in it, once per place in the code, and reports it.
+    """Returns `call` with a watch: it warns, once per place in the code, of operators that PyTorch computes.
 
     Args:
         call: a compiled module.
-        plain: the module: what is traced or exported is its code.
+        plain: the module itself, which is called under `torch.jit.trace`, `torch.export` and the like.
         report: gets one record per place.
-        policy: whether that is allowed; if not, such a call raises ORTModuleTorchModelException when it is done.
+        policy: whether PyTorch may compute; if not, the call raises ORTModuleTorchModelException when it is done.
     """
     return _Watched(call, plain, _Watch(report, policy)).run
 
 
 def unwatched(compute: Callable[..., Any], *args: Any) -> Any:
-    """Returns `compute(*args)`, whose operators are ORTModule's own: the watch would cost more than they do."""
+    """Returns `compute(*args)` without the watch, for operators that are ORTModule's own."""
+    # The watch is a Python function per operator, and would take more time than most operators do.
     count = _torch.count_dispatch_modes()
     watch = _torch.dispatch_mode_at(count - 1) if count else None
     if type(watch) is not _Watch:
@@ -85,9 +87,9 @@ def unwatched(compute: Callable[..., Any], *args: Any) -> Any:
 
 
 def being_traced() -> bool:
-    """Whether the call is for a tool that wants to know what a module computes, and not the numbers.
+    """Returns whether a tool is reading the module's operators: it must see the module's own code.
 
-    They are `torch.jit.trace`, `torch.export`, `torch.onnx.export`, `make_fx`, and tensors without memory.
+    Such tools are `torch.jit.trace`, `torch.export`, `torch.onnx.export`, `make_fx`, and calls with fake tensors.
     """
     return (
         _is_tracing()
@@ -98,7 +100,7 @@ def being_traced() -> bool:
 
 
 def has_hooks(module: torch.nn.Module) -> bool:
-    """Whether a call of the module calls hooks, of its own or global ones."""
+    """Returns whether a call of the module calls hooks, of its own or global ones."""
     own = (
         module._forward_hooks,
         module._forward_pre_hooks,
@@ -109,6 +111,14 @@ def has_hooks(module: torch.nn.Module) -> bool:
 
 
 class _Watched:
+    """Calls a compiled module with the watch on.
+
+    Args:
+        call: the compiled module.
+        plain: the module itself.
+        watch: notes operators that PyTorch computes.
+    """
+
     def __init__(self, call: Callable[..., Any], plain: torch.nn.Module, watch: _Watch) -> None:
         self._call = call
         self._plain = plain
@@ -127,14 +137,17 @@ class _Watched:
             result = self._call(*args, **kwargs)
         except Exception as error:
             self._capture_again(error)
-            own = getattr(error, "inner_exception", None)  # Dynamo wraps what its backend raises
-            watch.found.clear()  # a call that raises is never captured
+            # Dynamo wraps the exceptions of its backend.
+            own = getattr(error, "inner_exception", None)
+            # Dynamo never captures a call that raises: it is no news that PyTorch has run it.
+            watch.found.clear()
             if isinstance(own, OnnxTrainError):
                 raise own from own.__cause__
             raise
         finally:
             _pop(None)
-        if type(result) is GeneratorType:  # its code runs after the call
+        # The code of a generator runs after the call, where nobody watches.
+        if type(result) is GeneratorType:
             watch.found[result.__qualname__, "what the generator computes"] = None
         if self._raised:
             self._raised.clear()
@@ -146,12 +159,10 @@ class _Watched:
         return result
 
     def _capture_again(self, error: Exception) -> None:
-        """Lets Dynamo capture the functions that an exception has left.
-
-        It cannot capture a call that raises, runs it in PyTorch, and would do so ever after: one batch of a wrong shape
-        would move the function out of ONNX Runtime. Where every call raises (a hook that stops the model early) it is
-        not tried again until one does not.
-        """
+        """Lets Dynamo capture the functions that an exception has passed through once more."""
+        # Dynamo (PyTorch 2.13) does not capture a call that raises, and runs that function in PyTorch from then on: one
+        # batch of a wrong shape would move it out of ONNX Runtime. Where every call raises (a hook that stops the model
+        # early) each call would be captured in vain, so after two tries it is left until one does not raise.
         codes = _codes(error.__traceback__)
         place = (type(error), codes[-1] if codes else None)
         self._raised[place] += 1
@@ -163,10 +174,11 @@ class _Watched:
 
 
 _TRIES = 2
+"""Captures of a function that an exception leaves at one place, before it stays in PyTorch."""
 
 
 def _codes(trace: TracebackType | None) -> list[CodeType]:
-    """The functions on the way of an exception that Dynamo may capture."""
+    """Returns the code of the functions that an exception has passed through and that Dynamo may capture."""
     codes = []
     for frame, _ in traceback.walk_tb(trace):
         name = frame.f_code.co_filename
@@ -176,26 +188,38 @@ def _codes(trace: TracebackType | None) -> list[CodeType]:
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    supports_higher_order_operators = True  # torch.cond and its like, which run what they are given
+    """Notes the operators that PyTorch computes, and the places in the user's code that call them.
+
+    Args:
+        report: gets one record per place.
+        policy: whether PyTorch may compute.
+
+    Attributes:
+        found: (place, operator) pairs since the last call of `publish`, in the order of computation, e.g.
+            {("Net.forward (net.py:12)", "aten.sin"): None}.
+    """
+
+    # torch.cond and its like, which run the graphs that they are given under the watch.
+    supports_higher_order_operators = True
 
     def __init__(self, report: Report, policy: FallbackPolicy) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.found: dict[
-            tuple[str, str], None
-        ] = {}  # places with their operators, in the order of computation
+        self.found: dict[tuple[str, str], None] = {}
         self._report = report
         self._policy = policy
         self._known: dict[str, dict[str, None]] = {}
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        return True  # else Dynamo would capture nothing
+        # Dynamo captures nothing while a mode is active that does not say so.
+        return True
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        nested = getattr(_inside, "handler", False)  # an ORTModule inside of another one has said it
+        # An ORTModule inside of another one has its own watch, which has noted the operator.
+        nested = getattr(_inside, "handler", False)
         if not nested and _computes(func, args) and _torch.current_graph_task_id() == -1:
             place = _place(sys._getframe(1))
             if place is not None:
@@ -208,7 +232,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def publish(self) -> None:
-        """Reports what was found, and warns of new places.
+        """Reports the operators that were noted, and warns of new places.
 
         Raises:
             ORTModuleTorchModelException: the policy forbids it.
@@ -233,6 +257,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _reason() -> str:
+    """Returns why Dynamo has not captured the operators of this call."""
     if _torch.peek_interpreter_stack() is not None:
         return "under a transform of torch.func, which Dynamo does not capture"
     if _torch.dynamo_config.disable or _torch.eval_frame._stance.stance != "default":
@@ -241,9 +266,10 @@ def _reason() -> str:
 
 
 def _computes(func: Any, args: tuple[Any, ...]) -> bool:
-    """Whether the operator does arithmetic on a tensor: views, copies and reads of a number do not."""
+    """Returns whether an operator does arithmetic on a tensor: views, copies and reads of a number do not."""
+    # The graphs that it runs are watched.
     if isinstance(func, HigherOrderOperator):
-        return False  # what it runs is watched, too
+        return False
     if func.is_view or func.namespace == "prim" or func.overloadpacket.__name__ in _MOVES_DATA:
         return False
     return any(isinstance(leaf, torch.Tensor) for leaf in _leaves(args))
@@ -254,7 +280,10 @@ def _leaves(args: tuple[Any, ...]) -> list[Any]:
 
 
 def _place(frame: FrameType | None) -> str | None:
-    """The user's function that calls the operator, or else PyTorch's layer; None if ORTModule or a capture does."""
+    """Returns the user's function that calls an operator, or else PyTorch's layer, e.g. "Net.forward (net.py:12)".
+
+    None if ORTModule calls it by itself, or Dynamo while it captures.
+    """
     layer = None
     while frame is not None:
         name = frame.f_code.co_filename

@@ -1,4 +1,4 @@
-"""What an ORTModule holds: the module it wraps, and the compiled calls of it."""
+"""Hold what an ORTModule wraps: a module, its options and report, and its compiled calls."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from onnxtrain.ortmodule.sessions._export import CompiledGraphs
 
 
 class Wrapped:
-    """A module with its options and report; compiled when first called.
+    """A module with its options and report, which is compiled when it is first called.
 
     Attributes:
         module: the user's module.
-        options: as passed to ORTModule.
-        report: filled by the engine.
-        graphs: those that ONNX Runtime runs, filled by the engine.
+        options: what to log and save, and which graphs may fall back to PyTorch.
+        report: a record of each captured graph; the engine fills it.
+        graphs: the graphs that ONNX Runtime runs; the engine fills it.
         call: does what `module(*args, **kwargs)` does.
-        binds_methods: whether the methods of the user's class see the ORTModule as their `self`.
+        binds_methods: whether methods of the user's class get the ORTModule as their `self`.
     """
 
     def __init__(self, module: torch.nn.Module, options: DebugOptions, binds_methods: bool) -> None:
@@ -38,11 +38,13 @@ class Wrapped:
         self._forward: tuple[Callable[..., Any], Callable[..., Any]] | None = None
 
     def _first_call(self, *args: Any, **kwargs: Any) -> Any:
-        if being_traced():  # torch.compile would return the module as it is, for good
+        # Under a trace `torch.compile` returns the module as it is: `call` would stay uncompiled for good.
+        if being_traced():
             return self.module(*args, **kwargs)
         self.call = self._compile(self.module)
         if any(_is_lazy(layer) for layer in self.module.modules()):
-            # Dynamo gives their parameters shapes, unless it takes sizes that other models varied for symbolic ones.
+            # Dynamo gives lazy parameters their shapes when it captures the first call. A size that varied in another
+            # model of the process would be symbolic there, which no parameter can be made of.
             with dynamo_config.patch(automatic_dynamic_shapes=False):
                 return self.call(*args, **kwargs)
         return self.call(*args, **kwargs)
@@ -54,7 +56,14 @@ class Wrapped:
         return watched(compiled, module, self.report, self.options.fallback_policy)
 
     def forward(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Does what `function`, a forward of the module, does; hooks of the module itself do not run."""
+        """Calls a forward of the module in ONNX Runtime, without the hooks of the module itself.
+
+        Args:
+            function: `module.forward`, or the forward that the user has put in its place.
+            *args: of the call.
+            **kwargs: of the call.
+        """
+        # Without hooks `forward` and `__call__` do the same, so one set of graphs serves both.
         if function == self.module.forward and not has_hooks(self.module):
             return self.call(*args, **kwargs)
         if being_traced():
@@ -66,14 +75,19 @@ class Wrapped:
 
 
 def _is_lazy(layer: torch.nn.Module) -> bool:
+    """Returns whether a layer, e.g. LazyLinear, has parameters without a shape yet."""
     return isinstance(layer, LazyModuleMixin) and layer.has_uninitialized_params()
 
 
 class BoundForward:
-    """`model.forward`: like the bound method of the wrapped module, but run by ONNX Runtime.
+    """`model.forward`, as the wrapped module's bound method, but run by ONNX Runtime.
 
-    It has that method's attributes and signature (Trainer classes read the argument names from it).
+    Args:
+        wrapped: what the ORTModule holds.
     """
+
+    # `inspect.signature` follows `__wrapped__`: the Trainer of transformers drops columns of a data set that are no
+    # arguments of `model.forward`.
 
     def __init__(self, wrapped: Wrapped) -> None:
         self._wrapped = wrapped
@@ -86,7 +100,8 @@ class BoundForward:
         return self._wrapped.forward(self.__wrapped__, *args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("_wrapped", "__wrapped__"):  # not set yet: being copied
+        # Not set yet, while the object is copied or unpickled: to look them up here would not end.
+        if name in ("_wrapped", "__wrapped__"):
             raise AttributeError(name)
         return getattr(self.__wrapped__, name)
 
@@ -95,7 +110,12 @@ class BoundForward:
 
 
 class _WithoutHooks(torch.nn.Module):
-    """A call of a module's forward as a module of its own, so that only hooks of submodules run."""
+    """A module that calls the forward of another one, so that only hooks of submodules run.
+
+    Args:
+        module: the other module.
+        function: its forward.
+    """
 
     def __init__(self, module: torch.nn.Module, function: Callable[..., Any]) -> None:
         super().__init__()

@@ -87,7 +87,7 @@ class _Step(torch.autograd.Function):
             versions = [tensors[i]._version for i in step.reads]
             checked = [(tensors[i], tensors[i]._version, outputs) for i, outputs in step.checked]
         results = step.forward.run(tensors)
-        outputs = results[: len(program.differentiable)]
+        outputs = results[: program.count]
         ctx.set_materialize_grads(False)
         if program.constants:
             ctx.mark_non_differentiable(*[outputs[index] for index in program.constants])
@@ -267,7 +267,7 @@ def _differentiable(
         replay.announce("second derivative", ORTModuleONNXModelException(found))
         return replay.gradients(inputs, needs, by_output)
     vjp, slots, dependent = found
-    if not any(vjp.differentiable):
+    if not vjp.seeds:
         return [None] * len(needs)
     again = program.differentiable_again
     if (needs, received, wanted) not in again:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Protocol
 
 import onnx_ir as ir
-from torch import fx
 
 from onnxtrain.emitter import Emitter
 from onnxtrain.ortmodule._exceptions import ORTModuleONNXModelException
@@ -18,25 +17,7 @@ from onnxtrain.passes import infer_shapes, save_model
 
 
 class _Body(Protocol):
-    def executed(self, names: Sequence[str]) -> Iterator[tuple[str, ir.Model]]: ...
-
-
-def argument_names(graph_module: fx.GraphModule) -> list[str]:
-    """Returns what the arguments of a graph of Dynamo are called: parameters and buffers as in `state_dict`."""
-    return [_argument_name(node) for node in graph_module.graph.nodes if node.op == "placeholder"]
-
-
-_OF_MODULE = re.compile(r"\.(?:_modules|_parameters|_buffers)\[")
-
-
-def _argument_name(node: fx.Node) -> str:
-    argument = node.meta.get("grapharg")
-    source = str(getattr(getattr(argument, "source", None), "name", ""))
-    keys = re.findall(r"\['?([^'\]]+)'?\]|\.(\w+)", source)
-    path = [key or attribute for key, attribute in keys]
-    if _OF_MODULE.search(source):
-        path = [part for part in path[1:] if part not in ("_modules", "_parameters", "_buffers")]
-    return ".".join(path) or node.name
+    def executed(self) -> Iterator[tuple[str, ir.Model]]: ...
 
 
 def renamed(model: ir.Model, names: Sequence[str]) -> ir.Model:
@@ -53,11 +34,11 @@ class CompiledGraphs:
     """The graphs of one ORTModule, or compiled function, that are in use: Dynamo may drop one for a newer one."""
 
     def __init__(self) -> None:
-        self._graphs: list[tuple[weakref.ref[_Body], list[str]]] = []
+        self._graphs: list[weakref.ref[_Body]] = []
 
-    def add(self, body: _Body, names: list[str]) -> None:
-        """Adds a graph whose arguments have these names."""
-        self._graphs.append((weakref.ref(body), names))
+    def add(self, body: _Body) -> None:
+        """Adds a graph."""
+        self._graphs.append(weakref.ref(body))
 
     def save(self, folder: str | os.PathLike[str]) -> list[Path]:
         """Writes the models of all graphs to a folder, which is made if it is not there; returns the files.
@@ -65,11 +46,11 @@ class CompiledGraphs:
         Raises:
             ORTModuleONNXModelException: there is none.
         """
-        in_use = [(body, names) for reference, names in self._graphs if (body := reference()) is not None]
+        in_use = [body for reference in self._graphs if (body := reference()) is not None]
         models = [
             (f"graph_{number}_{kind}.onnx", model)
-            for number, (body, names) in enumerate(in_use)
-            for kind, model in body.executed(names)
+            for number, body in enumerate(in_use)
+            for kind, model in body.executed()
         ]
         if not models:
             raise ORTModuleONNXModelException(

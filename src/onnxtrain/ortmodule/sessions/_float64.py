@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from onnxtrain.emitter import Emitter
 from onnxtrain.ortmodule._exceptions import ORTModuleONNXModelException
-from onnxtrain.ortmodule.sessions import _formulas
+from onnxtrain.ortmodule.lowering import _formulas
 from onnxtrain.passes import infer_shapes, inline_functions
 
 _FORMULAS: dict[str, Callable[[Emitter, ir.Value], ir.Value]] = {

@@ -2,48 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
 
 import onnx_ir as ir
 import torch
-from torch import fx
 
-from onnxtrain.ortmodule._torch import DisableTorchDispatch, is_functorch_wrapped_tensor
-
-Layout = tuple[int, ...]
-"""The axes of a tensor from the slowest in memory to the fastest."""
-
-
-def layouts_of(graph_module: fx.GraphModule) -> list[Layout | None]:
-    """Returns for each output of a Dynamo graph how it lies in memory; None where it is contiguous or has gaps."""
-    output = next(node for node in graph_module.graph.nodes if node.op == "output")
-    values = [
-        item.meta.get("example_value") if isinstance(item, fx.Node) else None for item in output.args[0]
-    ]
-    return [_layout(value) if isinstance(value, torch.Tensor) else None for value in values]
-
-
-def _layout(fake: torch.Tensor) -> Layout | None:
-    if fake.layout != torch.strided or is_functorch_wrapped_tensor(fake):
-        return None
-    sizes, strides = _hints(fake.shape), _hints(fake.stride())
-    if sizes is None or strides is None:
-        return None
-    order = tuple(sorted(range(len(sizes)), key=lambda axis: (sizes[axis] != 1, -strides[axis])))
-    length = 1
-    for axis in reversed(order):
-        if sizes[axis] != 1 and strides[axis] != length:
-            return None
-        length *= sizes[axis]
-    wide = [axis for axis in order if sizes[axis] != 1]
-    return None if length == 0 or wide == sorted(wide) else order
-
-
-def _hints(sizes: Sequence[Any]) -> list[int] | None:
-    """The numbers of this call: to compare symbols would bind the graph to what was found."""
-    found = [size if isinstance(size, int) else size.node.hint for size in sizes]
-    return found if all(isinstance(size, int) for size in found) else None
+from onnxtrain.ortmodule._torch import DisableTorchDispatch
+from onnxtrain.ortmodule.capture._layout import Layout
 
 
 def lay_out(model: ir.Model, layouts: Mapping[int, Layout]) -> None:

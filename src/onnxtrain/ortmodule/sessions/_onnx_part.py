@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import onnx_ir as ir
@@ -15,13 +15,12 @@ from onnxtrain.errors import OnnxTrainError
 from onnxtrain.ortmodule._exceptions import ORTModuleFallbackException, ORTModuleONNXModelException
 from onnxtrain.ortmodule._options import DebugOptions
 from onnxtrain.ortmodule._report import GraphRecord
-from onnxtrain.ortmodule.capture._saved import SavedArguments
+from onnxtrain.ortmodule.capture._signature import GraphOutput, GraphSignature
 from onnxtrain.ortmodule.lowering._table import Lowered, UnsupportedATenOp
 from onnxtrain.ortmodule.sessions._autograd import call
 from onnxtrain.ortmodule.sessions._export import renamed
-from onnxtrain.ortmodule.sessions._layout import Layout
 from onnxtrain.ortmodule.sessions._program import Program, TrainingStep
-from onnxtrain.ortmodule.sessions._pytorch_derivatives import Announce, CapturedGraph, Replay
+from onnxtrain.ortmodule.sessions._pytorch_derivatives import Announce, Replay, ReplayedGraph
 from onnxtrain.ortmodule.sessions._session import is_of_onnxruntime
 from onnxtrain.passes import save_model
 
@@ -40,66 +39,53 @@ class OnnxPart:
 
     Args:
         lowered: the graph.
-        differentiable: per output of the ONNX graph, whether it can have a cotangent.
-        device: of the tensors.
-        links: see `Program`.
+        signature: what its inputs and outputs are.
+        plain: the same in PyTorch, for what ONNX Runtime does not give: the graph that was lowered, or Dynamo's of it.
+        announce: says what PyTorch is about to compute.
         severity: the least severity of what ONNX Runtime prints.
-        layouts: per output of the graph, how it lies in memory in eager PyTorch; None where it is contiguous.
-        saved: what eager PyTorch saves for backward; None if that is not known.
+        run: does what `plain` does, if it is not the graph itself that is to be run.
 
     Attributes:
         inputs: indices of the arguments that are tensors in the ONNX graph.
         outputs: see `Lowered`.
         mutated: see `Lowered`.
+        reads: which of `inputs` the gradients depend on.
     """
 
     def __init__(
         self,
         lowered: Lowered,
-        differentiable: Sequence[bool],
-        device: torch.device,
-        links: Mapping[int, Iterable[int]],
+        signature: GraphSignature,
+        plain: fx.GraphModule,
+        announce: Announce,
         severity: int,
-        layouts: Sequence[Layout | None],
-        saved: SavedArguments | None = None,
+        run: Callable[..., Any] | None = None,
     ) -> None:
         self._lowered = lowered
-        self._needs: tuple[bool, ...] | None = None
+        self._signature = signature
         self.inputs, self.outputs, self.mutated = lowered.inputs, lowered.outputs, lowered.mutated
-        by_result = {
-            index: (*order, len(order)) if kind == "complex" else order
-            for (kind, index), order in zip(lowered.outputs, layouts, strict=True)
-            if order is not None and kind in ("tensor", "complex")
-        }
-        saves = None if saved is None else _saves(lowered, saved)
-        self.program = Program(
-            lowered.model,
-            differentiable,
-            device,
-            links,
-            severity,
-            by_result,
-            saves,
-            checks=not lowered.mutated,
-        )
+        self.program = Program(lowered.model, _onnx_outputs(lowered, signature), signature.device, severity)
         self._complex_inputs = [i for i, place in enumerate(lowered.inputs) if place in lowered.complex]
         self._complex_outputs = [index for kind, index in lowered.outputs if kind == "complex"]
         self._complex_outputs += [index for place, index in lowered.mutated if place in lowered.complex]
         self._as_they_are = not (self._complex_inputs or self._complex_outputs or lowered.assertions)
+        self._needs: tuple[bool, ...] | None = None
+        self.reads = self._prepare()
+        self._replayed = ReplayedGraph(plain, lowered, signature.device, run)
+        self._announce = announce
+        # Without numbers among the arguments it is the same in each call.
+        self._replay = None if self._replayed.numbers else Replay(self._replayed.of_call(()), announce)
 
-    def prepare(self, requires_grad: Sequence[bool]) -> Sequence[int]:
-        """Makes the sessions; returns which of `inputs` the gradients depend on.
-
-        Args:
-            requires_grad: per argument of the graph, whether it does.
-        """
+    def _prepare(self) -> Sequence[int]:
+        """Makes the sessions; returns `reads`."""
         lowered = self._lowered
         if not lowered.model.graph.outputs:
             return ()
-        needs = tuple([requires_grad[index] for index in lowered.inputs] + [False] * len(lowered.random))
+        needs = [self._signature.inputs[place].requires_grad for place in lowered.inputs]
+        needs += [False] * len(lowered.random)
         if any(needs) and self.program.seeds:
-            self._needs = needs
-            return self.program.training_step(needs).reads
+            self._needs = tuple(needs)
+            return self.program.training_step(self._needs).reads
         _ = self.program.inference
         return ()
 
@@ -125,7 +111,7 @@ class OnnxPart:
         results = self._run(args, tensors)
         for index, message in self._lowered.assertions:
             if not results[index].all():
-                replay = Replay(self._captured.of_call(args), self._announce)
+                replay = Replay(self._replayed.of_call(args), self._announce)
                 replay.outputs(tensors)  # raises with PyTorch's words
                 raise RuntimeError(message)
         if self._complex_outputs:
@@ -142,7 +128,7 @@ class OnnxPart:
             tensors.append(drawn if device.type == "cpu" else drawn.to(device))
         if not lowered.model.graph.outputs:
             return ()
-        replay = self._replay or Replay(self._captured.of_call(args), self._announce)
+        replay = self._replay or Replay(self._replayed.of_call(args), self._announce)
         try:
             return call(self.program, tensors, replay)
         except Exception as error:
@@ -161,21 +147,6 @@ class OnnxPart:
         results = self.results(args, tensors)
         return tuple(output_of(kind, value, args, results) for kind, value in self.outputs)
 
-    def replay_by(
-        self, graph_module: fx.GraphModule, announce: Announce, run: Callable[..., Any] | None = None
-    ) -> None:
-        """Takes the same in PyTorch, for what ONNX Runtime does not give. To be called before the first run.
-
-        Args:
-            graph_module: the graph that was lowered, or Dynamo's of it.
-            announce: says what PyTorch is about to compute.
-            run: does what the graph does, if it is not the graph itself that is to be run.
-        """
-        self._captured = CapturedGraph(graph_module, self._lowered, self.program.device, run)
-        self._announce = announce
-        # Without numbers among the arguments it is the same in each call.
-        self._replay = None if self._captured.numbers else Replay(self._captured.of_call(()), announce)
-
     def record(self, name: str) -> GraphRecord:
         """What the report says of the graph, without the time of its first call."""
         device = str(self.program.device)
@@ -189,8 +160,9 @@ class OnnxPart:
         """The operators of the forward graph, as it was lowered."""
         return Counter(node.op_type for node in self._lowered.model.graph)
 
-    def executed(self, names: Sequence[str]) -> Iterator[tuple[str, ir.Model]]:
-        """Yields the models that ONNX Runtime runs, each with what it is; `names` are those of the arguments."""
+    def executed(self) -> Iterator[tuple[str, ir.Model]]:
+        """Yields the models that ONNX Runtime runs, each with what it is."""
+        names = [value.name for value in self._signature.inputs]
         if self._lowered.model.graph.outputs:
             for kind, model in self.program.executed(self._needs).items():
                 yield kind, renamed(model, names)
@@ -206,24 +178,34 @@ class OnnxPart:
             )
 
 
-def _saves(lowered: Lowered, saved: SavedArguments) -> dict[int, frozenset[int]]:
-    """Returns `Program`'s `saves`: per output of the ONNX graph, the inputs of it that are saved.
+def _onnx_outputs(lowered: Lowered, signature: GraphSignature) -> list[GraphOutput]:
+    """Returns what the outputs of the ONNX graph are: results of the captured graph, and what it writes to inputs."""
+    own_index = {place: index for index, place in enumerate(lowered.inputs)}
 
-    The random numbers among these inputs count as saved, as do numbers: nobody writes to them.
-    """
+    # Random numbers count as saved: nobody writes to them.
     random = range(len(lowered.inputs), len(lowered.model.graph.inputs))
-    by_result = {
-        index: saved.outputs[output]
-        for output, (kind, index) in enumerate(lowered.outputs)
-        if kind in ("tensor", "complex")
-    }
-    by_result |= {index: saved.written[place] for place, index in lowered.mutated}
-    return {
-        result: frozenset(
-            index for index, place in enumerate(lowered.inputs) if place in places | saved.constants
-        ).union(random)
-        for result, places in by_result.items()
-    }
+
+    def own_indices(places: frozenset[int]) -> frozenset[int]:
+        return frozenset(own_index[place] for place in places if place in own_index)
+
+    def own_saves(places: frozenset[int] | None) -> frozenset[int] | None:
+        return None if places is None else own_indices(places).union(random)
+
+    found = [GraphOutput()] * len(lowered.model.graph.outputs)
+    for (kind, index), output in zip(lowered.outputs, signature.outputs, strict=True):
+        if kind in ("tensor", "complex"):
+            layout = output.layout
+            if layout is not None and kind == "complex":
+                layout = (*layout, len(layout))
+            found[index] = GraphOutput(
+                output.requires_grad, layout, own_indices(output.zero_grads), own_saves(output.saves)
+            )
+    for place, index in lowered.mutated:
+        written = signature.inputs[place]
+        found[index] = GraphOutput(
+            written.written_with_grad, None, own_indices(written.zero_grads), own_saves(written.saves)
+        )
+    return found
 
 
 @contextlib.contextmanager

@@ -18,8 +18,9 @@ from onnxtrain.functions import with_exact_masks
 from onnxtrain.fusion import fuse_kernels
 from onnxtrain.ortmodule._exceptions import ORTModuleONNXModelException
 from onnxtrain.ortmodule._options import LogLevel
+from onnxtrain.ortmodule.capture._layout import Layout
+from onnxtrain.ortmodule.capture._signature import GraphOutput
 from onnxtrain.ortmodule.sessions._forward_backward import Halves, cut, sources
-from onnxtrain.ortmodule.sessions._layout import Layout
 from onnxtrain.ortmodule.sessions._session import Session, is_of_onnxruntime, suited
 from onnxtrain.passes import (
     infer_shapes,
@@ -90,18 +91,14 @@ class Program:
 
     Args:
         model: the graph.
-        differentiable: per output, whether it can have a cotangent.
+        outputs: what its outputs are; `zero_grads` are indices of its own inputs.
         device: of the tensors.
-        links: per output, indices of inputs whose gradient is zero, and not nothing, where nothing comes through;
-            what the graph itself shows need not be said.
         severity: the least severity of what ONNX Runtime prints.
-        layouts: how some outputs lie in memory; the others are contiguous.
-        saves: per output that can have a cotangent, indices of the inputs that eager PyTorch saves for its gradient,
-            e.g. the factors of a product: it raises if the caller writes to one of them before backward. To others the
-            caller may write, as eager PyTorch has saved a copy, or nothing. None if that is not known.
-        checks: whether to raise, too. Otherwise the graph itself writes to inputs.
+        checks: whether to raise where the caller has written to an input that eager PyTorch saves. Not where the graph
+            itself writes to inputs.
 
     Attributes:
+        count: how many outputs there are.
         seeds: indices of the outputs that take a cotangent.
         constants: indices of the others.
         differentiable_again: what PyTorch says of the gradients for a choice of inputs, outputs, and what is wanted of
@@ -111,28 +108,24 @@ class Program:
     def __init__(
         self,
         model: ir.Model,
-        differentiable: Sequence[bool],
+        outputs: Sequence[GraphOutput],
         device: torch.device,
-        links: Mapping[int, Iterable[int]] | None = None,
         severity: int = LogLevel.WARNING.onnxruntime_severity,
-        layouts: Mapping[int, Layout] | None = None,
-        saves: Mapping[int, frozenset[int]] | None = None,
         checks: bool = False,
     ) -> None:
         self.model = model
-        self._links = {
-            output: frozenset(str(model.graph.inputs[index].name) for index in indices)
-            for output, indices in (links or {}).items()
-        }
-        self.differentiable = tuple(differentiable)
-        self.seeds = tuple(index for index, flag in enumerate(self.differentiable) if flag)
-        self.constants = tuple(index for index, flag in enumerate(self.differentiable) if not flag)
+        self._outputs = outputs
+        self.count = len(outputs)
+        self.seeds = tuple(index for index, output in enumerate(outputs) if output.requires_grad)
+        self.constants = tuple(index for index, output in enumerate(outputs) if not output.requires_grad)
         self.device = device
         self.severity = severity
-        self._layouts = layouts
-        self._saves = (
-            None if saves is None else {index: saves.get(index, frozenset()) for index in self.seeds}
-        )
+        self._layouts = {
+            index: output.layout for index, output in enumerate(outputs) if output.layout is not None
+        }
+        saves = {index: outputs[index].saves for index in self.seeds}
+        self._saves = {index: saved for index, saved in saves.items() if saved is not None}
+        self._knows_saves = len(self._saves) == len(saves)
         self._checks = checks
         self._unsaved = cache(self._find_unsaved)
         self.differentiable_again: dict[Any, list[bool] | None] = {}
@@ -151,9 +144,10 @@ class Program:
         self, needs: tuple[bool, ...], received: tuple[int, ...]
     ) -> tuple[ir.Model, list[ir.Value], list[ir.Value | None]]:
         """The graph with its gradients: the model, the cotangents of `received`, a gradient per needed input."""
-        wanted = [str(v.name) for v, need in zip(self.model.graph.inputs, needs, strict=True) if need]
+        names = [str(value.name) for value in self.model.graph.inputs]
+        wanted = {name: index for index, (name, need) in enumerate(zip(names, needs, strict=True)) if need}
         targets = [str(self.model.graph.outputs[index].name) for index in self.seeds]
-        model = expand_path(self.model, targets, wanted)
+        model = expand_path(self.model, targets, list(wanted))
         op = Emitter(model.graph, functions=model.functions)
         by_name = {str(v.name): v for v in (*model.graph.inputs, *model.graph.outputs)}
         seeds: dict[ir.Value, ir.Value] = {}
@@ -163,12 +157,12 @@ class Program:
             seeds[target] = ir.Value(name=op.unique_name(f"{name}_ct"), shape=target.shape, type=target.type)
         model.graph.inputs.extend(seeds.values())
         leaves = [by_name[name] for name in wanted]
-        linked = {str(value.name) for value in _linked(seeds)}
-        linked.update(*(self._links.get(index, ()) for index in received))
+        linked = _linked(seeds)
+        zero_grads = frozenset[int]().union(*(self._outputs[index].zero_grads for index in received))
         gradients: list[ir.Value | None] = []
         for leaf, gradient in zip(leaves, pull_back(op, seeds, leaves), strict=True):
             # Behind sign, floor or fill_: zero, and not nothing, as PyTorch has it.
-            if gradient is None and str(leaf.name) in linked:
+            if gradient is None and (leaf in linked or wanted[str(leaf.name)] in zero_grads):
                 gradient = op.zeros_like(leaf)
             # A runtime wants no input, constant or repeated value as an output.
             if gradient is not None and (gradient.producer() is None or gradient in gradients):
@@ -248,10 +242,10 @@ class Program:
 
         Only where that gradient reads them here; else versions are looked at (`TrainingStep.checked`).
         """
-        if self._saves is None:
+        if not self._knows_saves:
             return ()
         inputs = self.model.graph.inputs
-        saved_for_one = frozenset().union(*self._saves.values())
+        saved_for_one = frozenset[int]().union(*self._saves.values())
         unsaved = set(range(len(inputs))) - saved_for_one
         for output, saves in self._saves.items():
             behind = sources([self.model.graph.outputs[output]])
@@ -265,10 +259,10 @@ class Program:
 
     def _checked(self, saved_inputs: Collection[int]) -> dict[int, frozenset[int]]:
         """See `TrainingStep`: PyTorch itself checks inputs that are saved for whatever output gets a cotangent."""
-        if not self._saves or not self._checks:
+        if not self._saves or not self._knows_saves or not self._checks:
             return {}
         checked = {}
-        for index in sorted(frozenset().union(*self._saves.values())):
+        for index in sorted(frozenset[int]().union(*self._saves.values())):
             outputs = frozenset(output for output, saves in self._saves.items() if index in saves)
             if index not in saved_inputs or len(outputs) < len(self._saves):
                 checked[index] = outputs
@@ -305,7 +299,7 @@ class Program:
         # The composite ops of gradients have no rules, their bodies have; these ask for ranks and constants.
         model = inline_functions(with_exact_masks(cut(joint, list(joint.graph.inputs), present)))
         settle_shapes(lift_constants(model))
-        program = Program(model, [True] * len(present), self.device, severity=self.severity)
+        program = Program(model, [GraphOutput(requires_grad=True)] * len(present), self.device, self.severity)
         return program, _slots(needs, gradients)
 
     def _session(self, model: ir.Model, layouts: Mapping[int, Layout] | None = None) -> Session:

@@ -143,7 +143,7 @@ def _leaf(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.view_as(tensor) if tensor.requires_grad else tensor.detach().requires_grad_()
 
 
-class CapturedGraph:
+class ReplayedGraph:
     """A graph of Dynamo's, with the inputs and outputs of the program that was lowered from it.
 
     Made where Dynamo captures the graph, whose settings of autocast it keeps.
@@ -167,7 +167,7 @@ class CapturedGraph:
     ) -> None:
         self._run = run or graph_module.forward
         self._lowered = lowered
-        placeholders = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
+        placeholders = graph_module.graph.find_nodes(op="placeholder")
         values = [node.meta.get("example_value") for node in placeholders]
         self._places = len(values)
         self.numbers = [i for i, value in enumerate(values) if not isinstance(value, torch.Tensor)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,9 +16,14 @@ from onnxruntime.capi import _pybind_state as binding
 from onnxtrain.functions import DOMAIN
 from onnxtrain.fusion import Bfloat16ProductPass, Bfloat16RoundingPass, NativeOpsPass, WideCompositesPass
 from onnxtrain.ortmodule import _torch
-from onnxtrain.ortmodule._exceptions import ORTModuleInitException, ORTModuleONNXModelException
+from onnxtrain.ortmodule._exceptions import (
+    ORTModuleDeviceException,
+    ORTModuleInitException,
+    ORTModuleONNXModelException,
+)
+from onnxtrain.ortmodule.capture._layout import Layout
 from onnxtrain.ortmodule.sessions._float64 import expand_float64, has_float64
-from onnxtrain.ortmodule.sessions._layout import Layout, lay_out, restride
+from onnxtrain.ortmodule.sessions._layout import lay_out, restride
 from onnxtrain.ortmodule.sessions._threads import CoreSharing, threads_for
 from onnxtrain.passes import (
     AbsentInputsPass,
@@ -53,6 +58,27 @@ def check_onnxruntime() -> None:
             f"ORTModule needs onnxruntime 1.30 or newer; installed is {ort.__version__}, which can end the process "
             "over tensors without elements. Upgrade it"
         )
+
+
+def common_device(tensors: Iterable[torch.Tensor]) -> torch.device:
+    """Returns the device that all tensors are on, the CPU if there are none.
+
+    Raises:
+        ORTModuleDeviceException: they are on several, or on one that no session can be made for.
+    """
+    devices = {tensor.device for tensor in tensors}
+    kinds = {device.type for device in devices}
+    if len(devices) > 1 or not kinds <= {"cpu", "cuda"}:
+        names = ", ".join(sorted(map(str, devices)))
+        raise ORTModuleDeviceException(
+            f"its tensors are on {names}; ONNX Runtime sessions run on one CPU or CUDA device"
+        )
+    if "cuda" in kinds and "CUDAExecutionProvider" not in ort.get_available_providers():
+        raise ORTModuleDeviceException(
+            f"its tensors are on {next(iter(devices))}, and this onnxruntime has no CUDA provider; "
+            "install onnxruntime-gpu in its place"
+        )
+    return next(iter(devices), torch.device("cpu"))
 
 
 def suited(model: ir.Model, device: torch.device, layouts: Mapping[int, Layout] | None = None) -> ir.Model:

@@ -8,8 +8,8 @@ from typing import Any
 import onnx_ir as ir
 
 from onnxtrain import functions
+from onnxtrain.ortmodule.lowering import _formulas
 from onnxtrain.ortmodule.lowering._table import Lowering, lower
-from onnxtrain.ortmodule.sessions import _formulas
 
 
 @lower("aten.relu.default")

@@ -10,8 +10,8 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.ortmodule._torch import bounds_pass_gradients
+from onnxtrain.ortmodule.lowering import _formulas
 from onnxtrain.ortmodule.lowering._table import Lowering, is_float, lower
-from onnxtrain.ortmodule.sessions import _formulas
 
 BOOL = ir.DataType.BOOL
 

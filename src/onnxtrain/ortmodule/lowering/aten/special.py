@@ -9,8 +9,8 @@ from typing import Any
 import onnx_ir as ir
 
 from onnxtrain.emitter import Emitter
+from onnxtrain.ortmodule.lowering import _formulas
 from onnxtrain.ortmodule.lowering._table import Lowering, lower
-from onnxtrain.ortmodule.sessions import _formulas
 
 Formula = Callable[[Emitter, ir.Value], ir.Value]
 

@@ -23,14 +23,9 @@ from onnxtrain.ortmodule._torch import (
 )
 from onnxtrain.ortmodule.capture._checkpoint import REGION
 from onnxtrain.ortmodule.capture._data_dependent import without_tracebacks
-from onnxtrain.ortmodule.capture._gradients import (
-    GradientFlow,
-    example_values,
-    fake_mode_of,
-    is_symbolic,
-    map_tensors,
-    straight_through,
-)
+from onnxtrain.ortmodule.capture._fakes import example_values, fake_mode_of, is_symbolic, map_tensors
+from onnxtrain.ortmodule.capture._flow import GradientFlow
+from onnxtrain.ortmodule.capture._gradients import straight_through
 from onnxtrain.ortmodule.capture._mixed_dtypes import refuse_mixed_dtypes
 from onnxtrain.ortmodule.lowering.aten.attention import ATTENTION, EMBEDDINGS
 from onnxtrain.ortmodule.lowering.aten.indexing import INDEXING

@@ -1,0 +1,159 @@
+"""Describe the inputs and outputs of a captured graph: gradients, writes, views and memory layout.
+
+:func:`describe` makes one :class:`GraphSignature` per graph. Sessions are made by it, and each call of the graph goes
+by it, so that nothing behind the capture asks Dynamo's graph again.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from onnxtrain.ortmodule.capture._aliases import Views, split_views
+from onnxtrain.ortmodule.capture._data_setting import refuse_set_data
+from onnxtrain.ortmodule.capture._flow import GradientFlow
+from onnxtrain.ortmodule.capture._gradients import flow_of
+from onnxtrain.ortmodule.capture._layout import Layout, layout_of
+from onnxtrain.ortmodule.capture._overlaps import Overlaps
+from onnxtrain.ortmodule.capture._refused_gradients import refuse_missing_gradients
+from onnxtrain.ortmodule.capture._saved import saved_arguments
+
+
+@dataclass(frozen=True)
+class GraphInput:
+    """One input of a captured graph.
+
+    Attributes:
+        name: parameters and buffers have their names in `state_dict`, e.g. "0.weight"; arguments theirs, e.g. "x".
+        requires_grad: whether it requires a gradient.
+        written_with_grad: whether it has a gradient function of this graph when the graph has written to it, as `x` has
+            after `x.mul_(weight)`.
+        counts_writes: whether the graph's writes raise its version counter; those through `.data` do not.
+        zero_grads: indices of the inputs that get a zero gradient, not None, when no gradient reaches them from the
+            value that is written to this input. Inputs for which the graph already shows this are left out.
+        saves: indices of the inputs that eager PyTorch saves for the gradient of the value written to this input; None
+            if that is not known.
+    """
+
+    name: str = ""
+    requires_grad: bool = False
+    written_with_grad: bool = False
+    counts_writes: bool = False
+    zero_grads: frozenset[int] = frozenset()
+    saves: frozenset[int] | None = None
+
+
+@dataclass(frozen=True)
+class GraphOutput:
+    """One output of a captured graph.
+
+    Attributes:
+        requires_grad: whether it requires a gradient.
+        layout: its memory layout in eager PyTorch, e.g. (0, 2, 3, 1); None if it is contiguous.
+        zero_grads: indices of the inputs that get a zero gradient, not None, when no gradient reaches them from this
+            output, e.g. {2, 3}. Inputs for which the graph already shows this are left out.
+        saves: indices of the inputs that eager PyTorch saves for the gradient of this output, e.g. both factors of a
+            product. Eager PyTorch raises if the caller writes to one of them before backward. The caller may write to
+            the others. None if that is not known.
+    """
+
+    requires_grad: bool = False
+    layout: Layout | None = None
+    zero_grads: frozenset[int] = frozenset()
+    saves: frozenset[int] | None = None
+
+
+@dataclass(frozen=True)
+class GraphSignature:
+    """The inputs and outputs of a captured graph, or of a part of one.
+
+    Attributes:
+        inputs: one per placeholder.
+        outputs: one per output of the graph without its views. The last ones may be bases that only views need.
+        returned: how many of the outputs the caller gets.
+        device: of all tensors.
+        views: the outputs that PyTorch makes as views; None if there are none.
+        overlaps: finds inputs that share memory with one that the graph writes to; None for a part of a graph.
+    """
+
+    inputs: tuple[GraphInput, ...]
+    outputs: tuple[GraphOutput, ...]
+    returned: int
+    device: torch.device
+    views: Views | None = None
+    overlaps: Overlaps | None = None
+
+
+def describe(graph_module: fx.GraphModule, device: torch.device) -> tuple[GraphSignature, GradientFlow]:
+    """Returns the signature of a Dynamo graph, and where gradients stop in it.
+
+    Args:
+        graph_module: the graph. Outputs that are views are taken out of it.
+        device: of its tensors.
+
+    Raises:
+        NotImplementedError: the graph does something to memory or gradients that ONNX Runtime cannot repeat.
+        ORTModuleTorchModelException: PyTorch has no derivative of an operator.
+        RuntimeError: autograd does not know the `grad_fn` of an input.
+    """
+    refuse_set_data(graph_module)
+    refuse_missing_gradients(graph_module)
+    placeholders = graph_module.graph.find_nodes(op="placeholder")
+    values = [node.meta["example_value"] for node in placeholders]
+    # Before all else: PyTorch raises for a view that was made under `no_grad` and whose base has been written to.
+    has_history = [_has_history(value) for value in values]
+    overlaps = Overlaps(graph_module)
+    returned = len(graph_module.graph.find_nodes(op="output")[0].args[0])
+    views = split_views(graph_module)
+    flow = flow_of(graph_module)
+    saved = saved_arguments(graph_module)
+    inputs = [
+        GraphInput(
+            name=_argument_name(node),
+            requires_grad=isinstance(value, torch.Tensor) and value.requires_grad,
+            written_with_grad=has_history[index] and index not in flow.kept,
+            counts_writes=index in overlaps.noticed,
+            zero_grads=flow.written_links.get(index, frozenset()),
+            saves=None if saved is None else saved.written[index] | saved.constants,
+        )
+        for index, (node, value) in enumerate(zip(placeholders, values, strict=True))
+    ]
+    outputs = [
+        _output(
+            result,
+            flow.links.get(index, frozenset()),
+            None if saved is None else saved.outputs[index] | saved.constants,
+        )
+        for index, result in enumerate(graph_module.graph.find_nodes(op="output")[0].args[0])
+    ]
+    return GraphSignature(tuple(inputs), tuple(outputs), returned, device, views, overlaps), flow
+
+
+def _output(result: Any, zero_grads: frozenset[int], saves: frozenset[int] | None) -> GraphOutput:
+    fake = result.meta.get("example_value") if isinstance(result, fx.Node) else None
+    requires_grad = isinstance(fake, torch.Tensor) and fake.requires_grad
+    return GraphOutput(requires_grad, layout_of(fake), zero_grads, saves)
+
+
+def _has_history(value: Any) -> bool:
+    """Returns whether an input has a `grad_fn` when the graph is done: after `x.mul_(weight)`, or from its caller."""
+    return isinstance(value, torch.Tensor) and value.requires_grad and not value.is_leaf
+
+
+# Dynamo (PyTorch 2.13) names a parameter by the way to it: "L['self']._modules['0']._parameters['weight']".
+_OF_MODULE = re.compile(r"\.(?:_modules|_parameters|_buffers)\[")
+
+
+def _argument_name(node: fx.Node) -> str:
+    """Returns the name of an input, e.g. "0.weight"; the placeholder's where Dynamo does not tell its source."""
+    argument = node.meta.get("grapharg")
+    source = str(getattr(getattr(argument, "source", None), "name", ""))
+    keys = re.findall(r"\['?([^'\]]+)'?\]|\.(\w+)", source)
+    path = [key or attribute for key, attribute in keys]
+    if _OF_MODULE.search(source):
+        path = [part for part in path[1:] if part not in ("_modules", "_parameters", "_buffers")]
+    return ".".join(path) or node.name

@@ -1,0 +1,118 @@
+"""Report and warn of what runs where: graphs at their first call, and derivatives that PyTorch computes."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from torch import fx
+
+from onnxtrain.ortmodule._exceptions import ORTModuleFallbackException
+from onnxtrain.ortmodule._options import FallbackPolicy
+from onnxtrain.ortmodule._report import GraphRecord, Report
+from onnxtrain.ortmodule._torch import CompileContext
+
+
+class Derivatives:
+    """Warns of derivatives of a graph that PyTorch computes, once per kind, and reports them.
+
+    Args:
+        name: of the graph, e.g. "graph 0".
+        plain: the graph, whose operators are counted for the report.
+        report: gets one record per kind.
+        policy: whether PyTorch may compute them.
+    """
+
+    def __init__(self, name: str, plain: fx.GraphModule, report: Report, policy: FallbackPolicy) -> None:
+        self._name = name
+        self._calls = sum(node.op.startswith("call") for node in plain.graph.nodes)
+        self._report = report
+        self._policy = policy
+        self._said: set[str] = set()
+
+    def announce(self, kind: str, error: ORTModuleFallbackException) -> None:
+        """Warns of one kind of derivative; raises `error` if the policy forbids it.
+
+        Args:
+            kind: e.g. "second derivative".
+            error: why ONNX Runtime does not compute it.
+        """
+        if not self._policy.allows(error):
+            raise error
+        if kind in self._said:
+            return
+        self._said.add(kind)
+        record = GraphRecord(
+            f"{self._name}, {kind}", "training", "-", self._calls, fallback_reason=str(error)
+        )
+        self._report.record(record)
+        _warn_of_pytorch(record)
+
+
+def _warn_of_pytorch(record: GraphRecord) -> None:
+    warnings.warn(f"ORTModule: {record.fallback}", stacklevel=3)
+
+
+_MANY = 64
+"""Captures of one function from which on a warning is worth its noise; Dynamo gives up at 256."""
+
+
+def warn_of_many_captures(captures: Counter[Any]) -> None:
+    """Counts the capture under way, and warns when its function is captured for the 65th time."""
+    current = CompileContext.current_compile_id()
+    function = None if current is None else current.frame_id
+    captures[function] += 1
+    if captures[function] == _MANY + 1:
+        warnings.warn(
+            f"ORTModule: a function has been captured {_MANY} times. A number or a string that is another one in each "
+            "call (an argument, or an attribute that counts or anneals) does that: make it a tensor. "
+            "TORCH_LOGS=recompiles in the environment names it",
+            stacklevel=2,
+        )
+
+
+class FirstCall:
+    """Runs a graph, and reports it at the first call with the time from its capture to its first result.
+
+    Args:
+        run: runs the graph.
+        report: gets the record.
+        record: describes the graph.
+        start: `time.perf_counter()` when the capture began, in seconds.
+        log: gets a line at level INFO.
+    """
+
+    def __init__(
+        self,
+        run: Callable[..., Any],
+        report: Report,
+        record: GraphRecord,
+        start: float,
+        log: logging.Logger,
+    ) -> None:
+        self._run = run
+        self._report = report
+        self._record: GraphRecord | None = record
+        self._start = start
+        self._log = log
+
+    def __call__(self, *args: Any) -> Any:
+        if self._record is None:
+            return self._run(*args)
+        # A warning that the graph runs in PyTorch comes after the result: what PyTorch cannot run either is the
+        # caller's error, and raises here.
+        result = self._run(*args)
+        # The same graph may have been called, and reported, once more inside of this call.
+        if self._record is not None:
+            seconds = time.perf_counter() - self._start
+            self._report.record(dataclasses.replace(self._record, first_call_seconds=seconds))
+            self._log.info("%s: first call after %.2f s", self._record.name, seconds)
+            if self._record.fallback_reason is not None:
+                _warn_of_pytorch(self._record)
+            self._record = None
+        return result

@@ -1,0 +1,134 @@
+"""Run one captured graph in ONNX Runtime, with the views and in-place writes that it has in eager PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch.autograd import forward_ad
+
+from onnxtrain.ortmodule._exceptions import ORTModuleTorchModelException
+from onnxtrain.ortmodule._torch import foreach_copy
+from onnxtrain.ortmodule.capture._aliases import Views
+from onnxtrain.ortmodule.capture._signature import GraphSignature
+from onnxtrain.ortmodule.module._pytorch_work import unwatched
+from onnxtrain.ortmodule.sessions._mixed_graph import Steps
+from onnxtrain.ortmodule.sessions._onnx_part import OnnxPart, output_of
+from onnxtrain.ortmodule.sessions._pytorch_derivatives import Announce
+from onnxtrain.ortmodule.sessions._session import is_of_onnxruntime
+
+
+class CompiledGraph:
+    """A captured graph as the callable that Dynamo's code calls: it takes the graph's inputs, returns its outputs.
+
+    Args:
+        body: computes the outputs and the new values of inputs that the graph writes to.
+        signature: describes the inputs and outputs.
+        plain: the graph in PyTorch, with its assertions, for cases that `body` was not made for.
+        unchecked: the graph in PyTorch that returns the conditions of its assertions as last outputs.
+        announce: warns of what PyTorch is about to compute.
+    """
+
+    def __init__(
+        self,
+        body: OnnxPart | Steps,
+        signature: GraphSignature,
+        plain: fx.GraphModule,
+        unchecked: fx.GraphModule,
+        announce: Announce,
+    ) -> None:
+        self.body = body
+        self._plain = plain.forward
+        self._unchecked = unchecked.forward
+        self._announce = announce
+        self._views = signature.views
+        self._returned = signature.returned
+        overlaps = signature.overlaps
+        self._overlaps = overlaps if overlaps is not None and overlaps.looked_for else None
+        self._in_order = body.outputs == [("tensor", index) for index in range(len(body.outputs))]
+        changed = {place for place, _ in body.mutated}
+        self._unnoticed = frozenset(place for place in changed if not signature.inputs[place].counts_writes)
+        written = {place for place in changed if signature.inputs[place].written_with_grad}
+        # Inputs that are cloned before the run. Backward needs their values from before the write. And a tensor that
+        # gets a `grad_fn` of this graph by the write must not be saved in the graph, which would keep itself alive
+        # then.
+        reads = body.reads
+        self._copied = [
+            index
+            for index, place in enumerate(body.inputs)
+            if reads and place in changed and (index in reads or place in written)
+        ]
+
+    def __call__(self, *args: Any) -> tuple[Any, ...]:
+        """Runs the graph, writes mutated inputs back, and returns its outputs."""
+        outputs: tuple[Any, ...] = unwatched(self._compute, args)
+        return outputs
+
+    def _compute(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        body = self.body
+        # Numbers among the arguments are symbolic sizes that the ONNX graph takes as int64 scalars.
+        tensors = [a if isinstance(a := args[i], torch.Tensor) else torch.tensor(a) for i in body.inputs]
+        # ONNX Runtime has no forward-mode derivatives: it would drop the tangent without a word.
+        if forward_ad._current_level >= 0 and any(map(_is_dual, tensors)):
+            why = (
+                "an input has a tangent (torch.autograd.forward_ad); torch.autograd.functional.jvp needs none"
+            )
+            self._announce("forward-mode derivative", ORTModuleTorchModelException(why))
+            return tuple(self._unchecked(*args))
+        if self._overlaps is not None and self._overlaps.found(args):
+            why = (
+                "two inputs share memory, of which the graph writes to one; when it was captured they did not"
+            )
+            self._announce("overlapping inputs", ORTModuleTorchModelException(why))
+            return tuple(self._plain(*args))
+        for index in self._copied:
+            tensors[index] = tensors[index].clone()
+        try:
+            results = body.results(args, tensors)
+        except Exception as error:
+            if error.__cause__ is not None and is_of_onnxruntime(error.__cause__):
+                # An `assert` of the user's that does not hold comes before the error that it guards against, such as
+                # an index out of range.
+                self._plain(*args)
+            raise
+        if body.mutated:
+            self._write_back(args, results)
+        if self._in_order:
+            outputs = tuple(results[: len(body.outputs)])
+        else:
+            outputs = tuple([output_of(kind, value, args, results) for kind, value in body.outputs])
+        return outputs if self._views is None else self._with_views(self._views, outputs, args)
+
+    def _write_back(self, args: tuple[Any, ...], results: Sequence[torch.Tensor]) -> None:
+        """Copies the new values of inputs that the graph writes to into these inputs."""
+        targets, sources = [], []
+        for placeholder, output in self.body.mutated:
+            # A write through `.data` leaves the version counter as it is, in eager PyTorch, too.
+            target = args[placeholder].data if placeholder in self._unnoticed else args[placeholder]
+            source = results[output]
+            if source.requires_grad:
+                with torch.enable_grad():
+                    target.copy_(source)
+            else:
+                targets.append(target)
+                sources.append(source)
+        # One call for all of them: BatchNorm's statistics are three small tensors per layer.
+        if targets:
+            with torch.no_grad():
+                foreach_copy(targets, sources)
+
+    def _with_views(self, views: Views, outputs: Sequence[Any], args: Sequence[Any]) -> tuple[Any, ...]:
+        """Returns the outputs that the caller gets, with views of `args` and of other outputs in their places."""
+        filled = list(outputs[: self._returned])
+        made = views.graph.forward(*args, *(outputs[index] for index in views.bases))
+        for (index, requires_grad), view in zip(views.outputs.items(), made, strict=True):
+            # A view of a tensor with a gradient that was made under `no_grad`, or detached.
+            filled[index] = view if requires_grad or not view.requires_grad else view.detach()
+        return tuple(filled)
+
+
+def _is_dual(tensor: torch.Tensor) -> bool:
+    """Returns whether a tensor has a tangent of forward-mode differentiation."""
+    return forward_ad.unpack_dual(tensor).tangent is not None  # type: ignore[no-untyped-call]

@@ -1,0 +1,221 @@
+"""Cut a captured graph that ONNX Runtime cannot run as a whole into steps that it runs, and steps that PyTorch runs."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from onnxtrain.ortmodule._exceptions import ORTModuleONNXModelException, ORTModuleTorchModelException
+from onnxtrain.ortmodule.capture._signature import GraphInput, GraphOutput, GraphSignature
+from onnxtrain.ortmodule.lowering._graph_lowering import lower_graph, refused_nodes
+from onnxtrain.ortmodule.lowering._partition import Part, mutations, partition
+from onnxtrain.ortmodule.lowering._table import memory_order
+from onnxtrain.ortmodule.sessions._in_pytorch import differentiable_nodes, runnable
+from onnxtrain.ortmodule.sessions._mixed_graph import Step, Steps
+from onnxtrain.ortmodule.sessions._onnx_part import OnnxPart, building
+from onnxtrain.ortmodule.sessions._pytorch_derivatives import Announce
+
+_ROUNDS = 8
+
+
+def compile_in_steps(
+    graph_module: fx.GraphModule,
+    error: ORTModuleONNXModelException,
+    signature: GraphSignature,
+    announce: Announce,
+    severity: int,
+) -> Steps:
+    """Returns a graph that ONNX Runtime cannot run as a whole as steps, of which it runs what it can.
+
+    Args:
+        graph_module: a functional ATen graph.
+        error: why it cannot be run as a whole.
+        signature: what its inputs and outputs are.
+        announce: says what PyTorch is about to compute of a part in ONNX Runtime.
+        severity: the least severity of what ONNX Runtime prints.
+
+    Raises:
+        ORTModuleONNXModelException: `error`, if nothing is left for ONNX Runtime, or it names no operator.
+    """
+    with building():
+        refused = _with_memory(refused_nodes(graph_module))
+    reason = error
+    for _ in range(_ROUNDS):
+        known = len(refused)
+        refused = {**_with_memory(_named(graph_module.graph, reason)), **refused}
+        if len(refused) == known and reason is not error:
+            break
+        try:
+            with building():
+                steps = _steps(graph_module, dict(refused), signature, announce, severity)
+        except ORTModuleONNXModelException as next_reason:
+            reason = next_reason
+            continue
+        except ORTModuleTorchModelException as why:
+            raise error from why
+        if steps is None:
+            break
+        return steps
+    raise error
+
+
+def _with_memory(refused: dict[fx.Node, str]) -> dict[fx.Node, str]:
+    """With the views that nodes address the memory of: what ONNX Runtime makes of a view has memory of its own."""
+    found = dict(refused)
+    for node, reason in refused.items():
+        source = node.args[0] if "as_strided" in str(node.target) else None
+        while isinstance(source, fx.Node) and getattr(source.target, "is_view", False):
+            found.setdefault(source, reason)
+            source = source.args[0]
+    return found
+
+
+def _named(graph: fx.Graph, error: ORTModuleONNXModelException) -> dict[fx.Node, str]:
+    """The nodes that an error is about, all that are alike if it is about their dtypes or rules, with the reason.
+
+    ONNX nodes have names like `grad/convolution_1/Conv/ConvTranspose`.
+    """
+    by_name = {node.name: node for node in graph.nodes if node.op == "call_function"}
+    for path in re.findall(r"[\w.]+(?:/[\w.]+)+", str(error)):
+        node = by_name.get(next(name for name in path.split("/") if name != "grad"))
+        if node is not None:
+            alike = "no kernel" in str(error) or "no VJP rule" in str(error)
+            nodes = [other for other in by_name.values() if _kind(other) == _kind(node)] if alike else [node]
+            return dict.fromkeys(nodes, str(error).splitlines()[0])
+    return {}
+
+
+def _kind(node: fx.Node) -> tuple[Any, ...]:
+    values = [source.meta.get("val") for source in node.all_input_nodes]
+    return node.target, *(getattr(value, "dtype", None) for value in values)
+
+
+def _steps(
+    graph_module: fx.GraphModule,
+    refused: dict[fx.Node, str],
+    signature: GraphSignature,
+    announce: Announce,
+    severity: int,
+) -> Steps | None:
+    parts = partition(graph_module, refused)
+    if not parts:
+        return None
+    graph = graph_module.graph
+    placeholders = graph.find_nodes(op="placeholder")
+    places = {node: place for place, node in enumerate([*placeholders, *(n for p in parts for n in p.gives)])}
+    kept = set(mutations(graph).values())
+    output = graph.find_nodes(op="output")[0]
+    kept.update(output.all_input_nodes)
+    last = {node: number for number, part in enumerate(parts) for node in (*part.gives, *part.takes)}
+    signature_of = _part_signatures(graph_module, signature, places, refused)
+    steps = []
+    for number, part in enumerate(parts):
+        if part.in_pytorch:
+            contiguous = {node for other in parts if not other.in_pytorch for node in other.gives}
+            orders = [memory_order(_fake(node)) if node in contiguous else [] for node in part.takes]
+            onnx, run = None, _in_order(runnable(part.graph_module), orders)
+        else:
+            plain = copy.copy(part.graph_module)
+            plain.graph = copy.deepcopy(part.graph_module.graph)
+            lowered = lower_graph(part.graph_module)
+            onnx = OnnxPart(lowered, signature_of(part), plain, announce, severity, runnable(plain))
+            run = onnx.run
+        step = Step(
+            run,
+            tuple(places[node] for node in part.takes),
+            tuple(places[node] for node in part.gives),
+            tuple(places[node] for node, end in last.items() if end == number and node not in kept),
+            onnx,
+        )
+        steps.append(step)
+    return Steps(graph_module, places, steps, signature, refused)
+
+
+def _part_signatures(
+    graph_module: fx.GraphModule,
+    whole: GraphSignature,
+    places: Mapping[fx.Node, int],
+    refused: dict[fx.Node, str],
+) -> Callable[[Part], GraphSignature]:
+    """Returns the function that describes a part of a graph.
+
+    Args:
+        graph_module: the whole graph.
+        whole: its signature.
+        places: of the nodes that parts take and give.
+        refused: the nodes that PyTorch runs.
+    """
+    differentiable = _with_gradients(graph_module, whole, refused)
+    inputs = dict(zip((n for n in places if n.op == "placeholder"), whole.inputs, strict=True))
+    written = {node for node in mutations(graph_module.graph) if inputs[node].written_with_grad}
+    returned = graph_module.graph.find_nodes(op="output")[0].args[0]
+    layouts = {node: output.layout for node, output in zip(returned, whole.outputs, strict=True)}
+
+    def signature_of(part: Part) -> GraphSignature:
+        takes = [
+            GraphInput(
+                inputs[node].name if node in inputs else f"value{places[node]}", node in differentiable
+            )
+            for node in part.takes
+        ]
+        zero_grads = frozenset(index for index, node in enumerate(part.takes) if node in written)
+        gives = [GraphOutput(node in differentiable, layouts.get(node), zero_grads) for node in part.gives]
+        return GraphSignature(tuple(takes), tuple(gives), len(gives), whole.device)
+
+    return signature_of
+
+
+def _fake(node: fx.Node) -> torch.Tensor:
+    fake = node.meta["val"]
+    return fake if isinstance(fake, torch.Tensor) else torch.empty(0)
+
+
+def _in_order(run: Callable[..., Any], orders: Sequence[Sequence[int]]) -> Callable[..., Any]:
+    """Returns `run` for tensors that ONNX Runtime has left contiguous, of which it takes some in another order.
+
+    What can be viewed, and where in a tensor random numbers go, depends on it.
+
+    Args:
+        run: takes tensors and numbers.
+        orders: per argument the axes, from the slowest in memory to the fastest; nothing where they are as they are.
+    """
+    changed = [
+        (place, tuple(order), tuple(sorted(range(len(order)), key=order.__getitem__)))
+        for place, order in enumerate(orders)
+        if list(order) != sorted(order)
+    ]
+    if not changed:
+        return run
+
+    def run_in_order(*args: Any) -> Any:
+        given = list(args)
+        for place, order, back in changed:
+            given[place] = given[place].permute(order).contiguous().permute(back)
+        return run(*given)
+
+    return run_in_order
+
+
+def _with_gradients(
+    graph_module: fx.GraphModule, signature: GraphSignature, refused: dict[fx.Node, str]
+) -> set[fx.Node]:
+    """The nodes that a gradient comes to."""
+    graph = graph_module.graph
+    found = differentiable_nodes(graph_module, [i.requires_grad for i in signature.inputs], refused)
+    output = graph.find_nodes(op="output")[0]
+    stack = [node for node, out in zip(output.args[0], signature.outputs, strict=True) if out.requires_grad]
+    placeholders = graph.find_nodes(op="placeholder")
+    inputs = dict(zip(placeholders, signature.inputs, strict=True))
+    stack += [value for node, value in mutations(graph).items() if inputs[node].written_with_grad]
+    reached: set[fx.Node] = set()
+    while stack:
+        node = stack.pop()
+        if node in found and node not in reached:
+            reached.add(node)
+            stack += node.all_input_nodes
+    return reached

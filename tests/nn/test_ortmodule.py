@@ -150,7 +150,7 @@ def test_layer_norms_are_two_nodes(layer, tmp_path):
 @each_dtype
 @each_shape
 def test_rin_norm_is_two_nodes(shape, dtype, tmp_path):
-    """Beside the Identity nodes that return mean and stdev, without gradient, and one that keeps the scale for backward."""
+    """Beside Identity nodes: of mean and stdev, which have no gradient, and of the scale, kept for backward."""
     ort = in_ort(Layer("RINorm").ours(dtype), tmp_path)
     step(ort, sampled(shape, dtype))
     assert joint_ops(tmp_path) == {

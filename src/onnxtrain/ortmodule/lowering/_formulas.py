@@ -80,7 +80,7 @@ def atanh(op: Emitter, x: ir.Value) -> ir.Value:
 
 
 def atan(op: Emitter, x: ir.Value) -> ir.Value:
-    """A guess g that is good to 0.005, and the arc tangent of the tangent of what it misses, by its power series.
+    """Adds to a guess g, good to 0.005, the arc tangent of the tangent of what g misses, by its power series.
 
     That tangent is (t cos g - sin g) / (cos g + t sin g), for t = |x| or, beyond 1, its reciprocal: then the result is
     pi/2 less what is found.

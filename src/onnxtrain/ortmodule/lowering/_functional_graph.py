@@ -107,7 +107,7 @@ def _euclidean_dist(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def _counting(decomposition: Callable[..., Any], from_the_end: bool) -> Callable[..., Any]:
-    """A decomposition by index_put, for which negative indices count from the end, as one for which they may or not."""
+    """Decomposes by index_put, for which negative indices count from the end, as by one for which they may or not."""
 
     def decomposed(x: torch.Tensor, dim: int, index: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         instead = index + x.shape[dim] if from_the_end and x.dim() else torch.iinfo(index.dtype).max

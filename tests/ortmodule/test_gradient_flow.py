@@ -416,7 +416,7 @@ def test_hooks_are_not_called_where_all_gradients_lead_nowhere() -> None:
             view = module.weight[:-1]
         return view * view + x
 
-    plain = Of(function)
+    plain = weighted(function)
     for module in (ORTModule(copy.deepcopy(plain)), plain):
         weight = module.get_parameter("weight")
         weight.register_hook(lambda gradient: gradient * 2)

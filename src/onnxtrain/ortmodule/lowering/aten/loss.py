@@ -90,8 +90,8 @@ def huber_loss(low: Lowering, x: ir.Value, y: ir.Value, reduction: int = 1, delt
     )
 
 
-_LEAST_VARIANCE = 1e-12
-"""PyTorch's least divisor of the gradient of `binary_cross_entropy`."""
+_LEAST_VARIANCE = 9.999999960041972e-13
+"""PyTorch's least divisor of the gradient of `binary_cross_entropy`: 1e-12 as float32, in float64 too."""
 
 
 @lower("aten.binary_cross_entropy.default")

@@ -240,12 +240,15 @@ def exp(low: Lowering, z: Complex) -> Complex:
 
 @lower_complex("aten.log.default")
 def log(low: Lowering, z: Complex) -> Complex:
-    return Complex(low.op.Log(hypot(low, z.re, z.im)), atan2(low, z.im, z.re))
+    return Complex(low.op.Log(length(low, z)), atan2(low, z.im, z.re))
 
 
 @lower_complex("aten.abs.default")
 def length(low: Lowering, z: Complex) -> ir.Value:
-    return hypot(low, z.re, z.im)
+    # PyTorch's gradient at 0 is 0 here, while that of hypot is NaN.
+    op = low.op
+    zero = op.And(op.Equal(z.re, 0.0), op.Equal(z.im, 0.0))
+    return op.Where(zero, 0.0, hypot(low, op.Where(zero, 1.0, z.re), z.im))
 
 
 @lower_complex("aten.angle.default")
@@ -270,7 +273,7 @@ def angle_of_real(low: Lowering, x: ir.Value) -> ir.Value:
 
 @lower_complex("aten.sgn.default")
 def sgn(low: Lowering, z: Complex) -> Complex:
-    size = hypot(low, z.re, z.im)
+    size = length(low, z)
     # sgn(0) is 0, and 0 / 0 would be NaN.
     size = low.op.Where(low.op.Equal(size, 0.0), 1.0, size)
     return Complex(low.op.Div(z.re, size), low.op.Div(z.im, size))

@@ -64,7 +64,14 @@ class OnnxPart:
         self._lowered = lowered
         self._signature = signature
         self.inputs, self.outputs, self.mutated = lowered.inputs, lowered.outputs, lowered.mutated
-        self.program = Program(lowered.model, _onnx_outputs(lowered, signature), signature.device, severity)
+        # What the graph itself writes to is no longer what the caller gave: only PyTorch could tell whose write it was.
+        self.program = Program(
+            lowered.model,
+            _onnx_outputs(lowered, signature),
+            signature.device,
+            severity,
+            checks=not lowered.mutated,
+        )
         self._complex_inputs = [i for i, place in enumerate(lowered.inputs) if place in lowered.complex]
         self._complex_outputs = [index for kind, index in lowered.outputs if kind == "complex"]
         self._complex_outputs += [index for place, index in lowered.mutated if place in lowered.complex]

@@ -17,7 +17,7 @@ from onnxtrain import Trainer
 from onnxtrain._words import speaking
 from onnxtrain.api import CheckpointState, Module
 from onnxtrain.artifacts import generate_artifacts
-from onnxtrain.cli._options import ShellWords
+from onnxtrain.cli._shell_words import ShellWords
 from onnxtrain.errors import DivergenceError
 
 MOMENTUM = float(np.float32(0.8))

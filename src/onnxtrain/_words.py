@@ -13,15 +13,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-_MISSING = object()
-
 
 class Words:
     """Names of arguments and remedies as Python code writes them; `onnxtrain.cli` overrides them for shells."""
 
-    def argument(self, name: str, value: object = _MISSING) -> str:
+    def argument(self, name: str, *value: object) -> str:
         """Names an argument, with a value where one is given: `batch_norm='training'`."""
-        return name if value is _MISSING else f"{name}={value!r}"
+        return "=".join([name, *map(repr, value)])
 
     def dynamic_batch(self, function: str = "Trainer") -> str:
         """Says how to make a fixed batch dynamic; `function` is the function that takes the model."""
@@ -45,9 +43,9 @@ def words() -> Words:
     return _words.get(_PYTHON)
 
 
-def argument(name: str, value: object = _MISSING) -> str:
+def argument(name: str, *value: object) -> str:
     """Names an argument of the Python API in the caller's words: see :meth:`Words.argument`."""
-    return words().argument(name) if value is _MISSING else words().argument(name, value)
+    return words().argument(name, *value)
 
 
 @contextmanager

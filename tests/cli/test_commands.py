@@ -20,7 +20,8 @@ import models
 from cli.files import arrays_in
 from cli.processes import environment
 from onnxtrain import Trainer
-from onnxtrain.cli._options import TrainOptions, options_of
+from onnxtrain.cli._declared import options_of
+from onnxtrain.cli._options import TrainOptions
 from onnxtrain.losses import LOSSES
 from onnxtrain.optimizers import OPTIMIZERS
 from onnxtrain.schedules import SCHEDULES

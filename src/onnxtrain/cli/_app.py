@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.logging import RichHandler
 
+from onnxtrain.cli._declared import taking
 from onnxtrain.cli._interrupts import InterruptibleGroup
 from onnxtrain.cli._options import (
     ArtifactsOptions,
@@ -20,7 +21,6 @@ from onnxtrain.cli._options import (
     ModelArgument,
     RunArgument,
     TrainOptions,
-    taking,
 )
 from onnxtrain.cli._output import guarded
 

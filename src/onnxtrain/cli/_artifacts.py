@@ -9,9 +9,10 @@ from typing import Any
 import onnx_ir as ir
 
 from onnxtrain.artifacts import generate_artifacts
+from onnxtrain.cli._declared import arguments_for
 from onnxtrain.cli._inspect import run_command as inspect
 from onnxtrain.cli._optimizer import chosen_optimizer
-from onnxtrain.cli._options import ArtifactsOptions, ModelOptions, arguments_for
+from onnxtrain.cli._options import ArtifactsOptions, ModelOptions
 from onnxtrain.cli._tables import PROPERTY as TABLE
 from onnxtrain.errors import GraphBuildError, InputError
 from onnxtrain.losses import LOSSES

@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from onnxtrain._words import speaking
-from onnxtrain.cli._options import ShellWords
+from onnxtrain.cli._shell_words import ShellWords
 from onnxtrain.errors import OnnxTrainError
 
 INTERRUPTED = 130

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from onnxtrain.cli._options import TrainOptions, build, flag, flat, options_of
+from onnxtrain.cli._declared import build, flag, flat, options_of
+from onnxtrain.cli._options import TrainOptions
 from onnxtrain.cli._tables import PROPERTY as ENCODING
 from onnxtrain.cli._tables import Encoding
 from onnxtrain.errors import CheckpointError, InputError

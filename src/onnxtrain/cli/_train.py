@@ -16,9 +16,10 @@ import numpy as np
 from onnxtrain.cli._artifacts import batch_norm_mode, check_loss, prepared
 from onnxtrain.cli._classes import chosen_metrics, positive_remark
 from onnxtrain.cli._data import Arrays, assign, load_data, to_arrays
+from onnxtrain.cli._declared import arguments_for
 from onnxtrain.cli._interrupts import told_what_is_saved, uninterrupted
 from onnxtrain.cli._optimizer import chosen_optimizer, number_or_text
-from onnxtrain.cli._options import ScheduleOptions, TrainOptions, arguments_for
+from onnxtrain.cli._options import ScheduleOptions, TrainOptions
 from onnxtrain.cli._output import INTERRUPTED, info
 from onnxtrain.cli._remember import digest, recall, remember, saved_encoding
 from onnxtrain.cli._result import Fitted, tell_of_result

@@ -1,0 +1,140 @@
+"""Makes the parameters of commands from dataclasses whose fields declare one option each.
+
+A field gives type, default and help text by `typing.Annotated`, and by a :class:`Rule` if a run keeps its value.
+:func:`taking` makes the parameters of a command from the fields of a dataclass. The record of a run (`_remember`) and
+the names of options in messages (`_shell_words`) follow from the fields as well, so a new option is one new field.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_type_hints
+
+import typer
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Says if a run keeps the value of an option, and names the argument of the Python API that the option sets.
+
+    Attributes:
+        kept: "run": a run that goes on keeps the value, and another value is an error. "fit": the same until the fit
+            that was interrupted has ended; a new fit may have another value. "anew": kept, but may be changed at any
+            time. None: not kept.
+        python: argument of `Trainer` or `fit` that the option sets, e.g. "clip_grad_norm" for `--clip-norm`. Empty
+            for the name of the field.
+    """
+
+    # The default keeps nothing: an option of one command alone, such as --overwrite, needs no rule.
+    kept: Literal["run", "fit", "anew"] | None = None
+    python: str = ""
+
+
+class Option(NamedTuple):
+    """A field of a dataclass of options, without the nesting.
+
+    Attributes:
+        annotation: type and typer's declaration, e.g. `Annotated[int, typer.Option(min=1)]`.
+        default: `inspect.Parameter.empty` for an option that must be given.
+        rule: says if a run keeps the value.
+    """
+
+    annotation: Any
+    default: Any
+    rule: Rule
+
+
+def options_of(kind: type) -> Mapping[str, Option]:
+    """Returns the options of a dataclass by name, those of nested dataclasses in their place."""
+    found: dict[str, Option] = {}
+    hints = get_type_hints(kind, include_extras=True)
+    for entry in fields(kind):
+        hint = hints[entry.name]
+        if is_dataclass(hint):
+            assert isinstance(hint, type)
+            # The parameters of a command have no groups: a name occurs in one group only.
+            found |= options_of(hint)
+            continue
+        annotated, *extras = get_args(hint)
+        rule = next((extra for extra in extras if isinstance(extra, Rule)), Rule())
+        # A copy: declarations such as that of --batch-size are shared by several commands.
+        declared = copy.copy(next(extra for extra in extras if not isinstance(extra, Rule)))
+        declared.rich_help_panel = getattr(kind, "panel", None)
+        default = inspect.Parameter.empty if entry.default is MISSING else entry.default
+        found[entry.name] = Option(Annotated[annotated, declared], default, rule)
+    return found
+
+
+def build(kind: type[T], values: Mapping[str, Any]) -> T:
+    """Returns an object of a dataclass of options, made from the values of :func:`flat`."""
+    arguments = {}
+    for name, hint in get_type_hints(kind).items():
+        if is_dataclass(hint):
+            assert isinstance(hint, type)
+            arguments[name] = build(hint, values)
+        elif name in values:
+            arguments[name] = values[name]
+    return kind(**arguments)
+
+
+def flat(options: object) -> dict[str, Any]:
+    """Returns the values of options by name, those of nested dataclasses beside the others."""
+    values: dict[str, Any] = {}
+    for name, value in vars(options).items():
+        values |= flat(value) if is_dataclass(value) else {name: value}
+    return values
+
+
+def arguments_for(function: Callable[..., object], options: object) -> dict[str, Any]:
+    """Collects the arguments of a function that options set, by the function's names.
+
+    An option reaches the function by having a field: its own name or `Rule.python` is the argument.
+    """
+    accepted = inspect.signature(function).parameters
+    values = flat(options)
+    return {
+        argument: values[name]
+        for name, option in options_of(type(options)).items()
+        if (argument := option.rule.python or name) in accepted
+    }
+
+
+def taking(
+    kind: type[T],
+) -> Callable[[Callable[[T, frozenset[str]], None]], Callable[..., None]]:
+    """Gives a command one parameter per option of a dataclass.
+
+    The command itself takes an object of `kind`, and the names of the options that were given on the command line.
+    """
+
+    def decorate(command: Callable[[T, frozenset[str]], None]) -> Callable[..., None]:
+        def run(context: typer.Context, **values: Any) -> None:
+            sources = {name: context.get_parameter_source(name) for name in values}
+            # Compared by name: typer 0.29 has its own copy of click, and older versions use the package.
+            given = {name for name, source in sources.items() if source and source.name == "COMMANDLINE"}
+            command(build(kind, values), frozenset(given))
+
+        # Keyword parameters may follow in any order, also a required one after one with a default.
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        parameters = [inspect.Parameter("context", keyword, annotation=typer.Context)]
+        for name, option in options_of(kind).items():
+            parameters.append(
+                inspect.Parameter(name, keyword, annotation=option.annotation, default=option.default)
+            )
+        # typer reads the signature and the annotations; both say the same.
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        run.__name__, run.__doc__ = command.__name__, command.__doc__
+        return run
+
+    return decorate
+
+
+def flag(name: str) -> str:
+    """Returns the option of a field as it is typed: `--batch-size` for "batch_size"."""
+    return f"--{name.replace('_', '-')}"

@@ -1,0 +1,37 @@
+"""Words of messages for a shell: options in place of arguments of the Python API."""
+
+from __future__ import annotations
+
+from onnxtrain._words import Words
+from onnxtrain.cli._declared import flag, options_of
+from onnxtrain.cli._options import TrainOptions
+
+
+class ShellWords(Words):
+    """Names arguments of the Python API by the options of `onnxtrain train`.
+
+    >>> words = ShellWords()
+    >>> words.argument("clip_grad_norm", 1.0), words.argument("batch_size"), words.argument("overwrite", True)
+    ('--clip-norm 1.0', '--batch-size', '--overwrite')
+    """
+
+    def argument(self, name: str, *value: object) -> str:
+        """Names the option that sets an argument; the argument itself where no option does."""
+        # Those of `train` are a superset of those of `artifacts`.
+        for option, (_, _, rule) in options_of(TrainOptions).items():
+            if name == (rule.python or option):
+                # A truth value is the option alone: `--overwrite`, not `--overwrite True`.
+                return " ".join([flag(option), *(str(v) for v in value if v is not True)])
+        return super().argument(name, *value)
+
+    def dynamic_batch(self, function: str = "Trainer") -> str:
+        """Names the option that makes a fixed batch dynamic."""
+        return f"pass {flag('dynamic_batch')}"
+
+    def resume(self, directory: object, where: str = "") -> str:
+        """Writes the command that goes on with a run."""
+        return f"Go on {where}with: onnxtrain train {directory} --data FILE"
+
+    def drop_last(self) -> str:
+        """Offers nothing: no option leaves incomplete batches out."""
+        return ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,15 +22,15 @@ from onnxtrain.ortmodule.capture._fakes import (
 class SavedArguments:
     """The arguments that eager PyTorch saves, by the result whose gradient needs them.
 
+    Arguments that nobody can write to, e.g. numbers, count as saved everywhere.
+
     Attributes:
         outputs: per output of a graph, the indices of the arguments that its backward functions have saved.
-        written: the same by index of an argument, for the value that the graph writes to it.
-        constants: indices of the arguments that nobody can write to, e.g. numbers.
+        written: per argument, the same for the value that the graph writes to it.
     """
 
     outputs: tuple[frozenset[int], ...]
-    written: Mapping[int, frozenset[int]]
-    constants: frozenset[int]
+    written: tuple[frozenset[int], ...]
 
 
 def saved_arguments(graph_module: fx.GraphModule) -> SavedArguments | None:
@@ -55,6 +54,7 @@ def saved_arguments(graph_module: fx.GraphModule) -> SavedArguments | None:
     for place, value in enumerate(arguments):
         if _is_dense(value):
             places.setdefault(memory_of(value), set()).add(place)
+    constants = frozenset(place for place, value in enumerate(arguments) if not _is_dense(value))
     by_function: dict[Any, set[int]] = {}
 
     def saved_behind(value: Any) -> frozenset[int]:
@@ -64,7 +64,7 @@ def saved_arguments(graph_module: fx.GraphModule) -> SavedArguments | None:
                 saved = [memory_of(tensor) for tensor in saved_by(function) if _is_dense(tensor)]
                 by_function[function] = set().union(*(places.get(memory, ()) for memory in saved))
             found |= by_function[function]
-        return frozenset(found)
+        return constants.union(found)
 
     returned = graph_module.graph.find_nodes(op="output")[0].args[0]
     return SavedArguments(
@@ -72,8 +72,7 @@ def saved_arguments(graph_module: fx.GraphModule) -> SavedArguments | None:
             saved_behind(node.meta.get("example_value") if isinstance(node, fx.Node) else None)
             for node in returned
         ),
-        {place: saved_behind(value) for place, value in enumerate(arguments)},
-        frozenset(place for place, value in enumerate(arguments) if not _is_dense(value)),
+        tuple(saved_behind(value) for value in arguments),
     )
 
 

@@ -118,7 +118,7 @@ def describe(graph_module: fx.GraphModule, device: torch.device) -> tuple[GraphS
             written_with_grad=has_history[index] and index not in flow.kept,
             counts_writes=index in overlaps.noticed,
             zero_grads=flow.written_links.get(index, frozenset()),
-            saves=None if saved is None else saved.written[index] | saved.constants,
+            saves=None if saved is None else saved.written[index],
         )
         for index, (node, value) in enumerate(zip(placeholders, values, strict=True))
     ]
@@ -126,7 +126,7 @@ def describe(graph_module: fx.GraphModule, device: torch.device) -> tuple[GraphS
         _output(
             result,
             flow.links.get(index, frozenset()),
-            None if saved is None else saved.outputs[index] | saved.constants,
+            None if saved is None else saved.outputs[index],
         )
         for index, result in enumerate(graph_module.graph.find_nodes(op="output")[0].args[0])
     ]

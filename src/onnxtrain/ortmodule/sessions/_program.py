@@ -124,8 +124,8 @@ class Program:
             index: output.layout for index, output in enumerate(outputs) if output.layout is not None
         }
         saves = {index: outputs[index].saves for index in self.seeds}
-        self._saves = {index: saved for index, saved in saves.items() if saved is not None}
-        self._knows_saves = len(self._saves) == len(saves)
+        known = {index: saved for index, saved in saves.items() if saved is not None}
+        self._saves = known if len(known) == len(saves) else None
         self._checks = checks
         self._unsaved = cache(self._find_unsaved)
         self.differentiable_again: dict[Any, list[bool] | None] = {}
@@ -242,7 +242,7 @@ class Program:
 
         Only where that gradient reads them here; else versions are looked at (`TrainingStep.checked`).
         """
-        if not self._knows_saves:
+        if self._saves is None:
             return ()
         inputs = self.model.graph.inputs
         saved_for_one = frozenset[int]().union(*self._saves.values())
@@ -259,7 +259,7 @@ class Program:
 
     def _checked(self, saved_inputs: Collection[int]) -> dict[int, frozenset[int]]:
         """See `TrainingStep`: PyTorch itself checks inputs that are saved for whatever output gets a cotangent."""
-        if not self._saves or not self._knows_saves or not self._checks:
+        if not self._saves or not self._checks:
             return {}
         checked = {}
         for index in sorted(frozenset[int]().union(*self._saves.values())):

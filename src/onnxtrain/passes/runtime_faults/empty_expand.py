@@ -16,16 +16,18 @@ class EmptyExpandPass(ir.passes.InPlacePass):
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Write a Slice before such nodes, in place, also in subgraphs; the constants are Constant nodes."""
-        nodes = [
-            node
+        to_cut = {
+            node: axes
             for node in ir.traversal.RecursiveGraphIterator(model.graph)
-            if (node.domain, node.op_type) == ("", "Expand") and _axes_to_cut(node)
-        ]
-        for node in nodes:
-            axes = write_before(node, "empty_axes", "Constant", value_ints=_axes_to_cut(node))
-            zeros = write_before(node, "zeros", "Constant", value_ints=[0] * len(_axes_to_cut(node)))
-            node.replace_input_with(0, write_before(node, "cut", "Slice", node.inputs[0], zeros, zeros, axes))
-        return ir.passes.PassResult(model, bool(nodes))
+            if (node.domain, node.op_type) == ("", "Expand") and (axes := _axes_to_cut(node))
+        }
+        for node, axes in to_cut.items():
+            empty = write_before(node, "empty_axes", "Constant", value_ints=axes)
+            zeros = write_before(node, "zeros", "Constant", value_ints=[0] * len(axes))
+            node.replace_input_with(
+                0, write_before(node, "cut", "Slice", node.inputs[0], zeros, zeros, empty)
+            )
+        return ir.passes.PassResult(model, bool(to_cut))
 
 
 def _axes_to_cut(node: ir.Node) -> list[int]:

@@ -16,25 +16,24 @@ class SliceAxesPass(ir.passes.InPlacePass):
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Add the axes in place, also in subgraphs; they are Constant nodes."""
-        nodes = [node for node in ir.traversal.RecursiveGraphIterator(model.graph) if _lacks_axes(node)]
-        for node in nodes:
-            starts = node.inputs[1]
-            tensor = None if starts is None else _constant(starts)
-            assert tensor is not None  # as `_lacks_axes` has asked
-            axes = list(range(tensor.size))
+        defaults = {
+            node: axes
+            for node in ir.traversal.RecursiveGraphIterator(model.graph)
+            if (node.domain, node.op_type) == ("", "Slice") and (axes := _default_axes(node))
+        }
+        for node, axes in defaults.items():
             node.replace_input_with(3, write_before(node, "axes", "Constant", value_ints=axes))
-        return ir.passes.PassResult(model, bool(nodes))
+        return ir.passes.PassResult(model, bool(defaults))
 
 
-def _lacks_axes(node: ir.Node) -> bool:
-    """Return whether a node is a Slice with constant starts, no axes, and steps that are no constants."""
-    if (node.domain, node.op_type) != ("", "Slice") or len(node.inputs) < 5 or node.inputs[3] is not None:
-        return False
-    starts, steps = node.inputs[1], node.inputs[4]
-    if starts is None or steps is None:
-        return False
-    return _constant(steps) is None and _constant(starts) is not None
-
-
-def _constant(value: ir.Value) -> ir.TensorProtocol | None:
-    return ir.convenience.get_const_tensor(value)
+def _default_axes(node: ir.Node) -> list[int]:
+    """Return the axes that a Slice leaves out beside constant starts and steps of run time; none for other Slices."""
+    if len(node.inputs) < 5:
+        return []
+    starts, axes, steps = node.inputs[1], node.inputs[3], node.inputs[4]
+    if starts is None or axes is not None or steps is None:
+        return []
+    constant_starts = ir.convenience.get_const_tensor(starts)
+    if constant_starts is None or ir.convenience.get_const_tensor(steps) is not None:
+        return []
+    return list(range(constant_starts.size))

@@ -189,9 +189,8 @@ def xlog1py(low: Lowering, x: Any, y: Any) -> ir.Value:
     op = low.op
     x, y = low.tensors(x, y)
     log, lost = _formulas.log1p_terms(op, y)
-    log = op.Add(
-        log, op.stop_gradient(lost)
-    )  # its derivative by u = 1 + y is 0, but infinity less infinity at u = 0
+    # The derivative of the second term by u = 1 + y is 0, but at u = 0 it would be infinity less infinity.
+    log = op.Add(log, op.stop_gradient(lost))
     return op.Mul(x, _log_unless(low, op.Equal(x, 0.0), op.Add(y, 1.0), log))
 
 

@@ -77,6 +77,7 @@ def build(kind: type[T], values: Mapping[str, Any]) -> T:
         if is_dataclass(hint):
             assert isinstance(hint, type)
             arguments[name] = build(hint, values)
+        # The record of an older run lacks options that were added since: their fields' defaults hold.
         elif name in values:
             arguments[name] = values[name]
     return kind(**arguments)

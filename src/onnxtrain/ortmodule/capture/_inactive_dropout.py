@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from typing import Any
 
 import torch
+
+# A context variable: another thread may export a model meanwhile, which needs PyTorch's own dropout.
+_CAPTURING: ContextVar[bool] = ContextVar("onnxtrain_capturing", default=False)
 
 
 @contextlib.contextmanager
@@ -17,23 +21,30 @@ def inactive_dropout_returns_its_input() -> Iterator[None]:
     its input then. A write to the result would not be seen to reach the input: not its memory, whose elements may be
     one, not its version, and not the caller's other views of it.
     """
-    operator: Any = torch.ops.aten.dropout.default
-    kernels: dict[Any, Callable[..., Any]] = operator.py_kernels
-    before = dict(kernels)
-    for key, kernel in before.items():
-        kernels[key] = _without_copy(kernel)
-    operator._dispatch_cache.clear()
+    _wrap_kernels()
+    token = _CAPTURING.set(True)
     try:
         yield
     finally:
-        kernels.update(before)
-        operator._dispatch_cache.clear()
+        _CAPTURING.reset(token)
 
 
-def _without_copy(kernel: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """Returns dropout by `kernel` where it is on, and its input where it is off."""
+def _wrap_kernels() -> None:
+    """Puts :class:`_Dropout` in the place of the dispatcher's kernels of dropout, for good."""
+    operator: Any = torch.ops.aten.dropout.default
+    kernels: dict[Any, Callable[..., Any]] = operator.py_kernels
+    # Asked each time: modules of PyTorch that are imported later may register further kernels.
+    for key, kernel in list(kernels.items()):
+        if not isinstance(kernel, _Dropout):
+            kernels[key] = _Dropout(kernel)
+            operator._dispatch_cache.clear()
 
-    def dropout(x: torch.Tensor, p: float, train: bool) -> torch.Tensor:
-        return kernel(x, p, train) if train and p != 0 else x
 
-    return dropout
+class _Dropout:
+    """Dropout by a kernel of PyTorch's, and in a capture of ours its input itself where it is off."""
+
+    def __init__(self, kernel: Callable[..., torch.Tensor]) -> None:
+        self._kernel = kernel
+
+    def __call__(self, x: torch.Tensor, p: float, train: bool) -> torch.Tensor:
+        return x if _CAPTURING.get() and not (train and p != 0) else self._kernel(x, p, train)

@@ -1,15 +1,21 @@
-"""The kernel of dropout that ORTModule's captures see is theirs alone: others meet PyTorch's."""
+"""What captures of ORTModule change in PyTorch while they last: it is put back whatever thread ends first."""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 
 import pytest
 import torch
 from torch._dispatch.python import enable_python_dispatcher
 
+from onnxtrain.ortmodule._torch import fake_impls
+from onnxtrain.ortmodule.capture._data_dependent import data_dependent_results
 from onnxtrain.ortmodule.capture._inactive_dropout import inactive_dropout_returns_its_input
+
+Capturing = Callable[[], AbstractContextManager[None]]
 
 
 def copies() -> bool:
@@ -31,25 +37,45 @@ def test_a_capture_sees_the_input_and_what_follows_does_not(by_itself: bool) -> 
         assert copies() is by_itself
 
 
-def test_captures_of_two_threads_that_overlap_leave_nothing_behind(by_itself: bool) -> None:
-    """The first to begin is the first to end: putting back what was there when the second began would be wrong."""
+def overlap(capturing: Capturing, check: Callable[[], None]) -> None:
+    """Opens it in two threads: the first to begin is the first to end, and the other one checks behind this end."""
     begun, ended = threading.Event(), threading.Event()
 
     def first() -> None:
-        with inactive_dropout_returns_its_input():
+        with capturing():
             assert begun.wait(60)
         ended.set()
 
     def second() -> None:
-        with inactive_dropout_returns_its_input():
+        with capturing():
             begun.set()
             assert ended.wait(60)
-            assert not copies()
+            check()
 
     with ThreadPoolExecutor(2) as pool:
         for future in [pool.submit(first), pool.submit(second)]:
             future.result()
+
+
+def test_dropout_is_that_of_pytorch_behind_captures_that_overlap(by_itself: bool) -> None:
+    def check() -> None:
+        assert not copies()
+
+    overlap(inactive_dropout_returns_its_input, check)
     assert copies() is by_itself
+
+
+def test_fakes_of_data_dependent_operators_are_those_of_pytorch_behind_captures_that_overlap() -> None:
+    before = dict(fake_impls.op_implementations_dict)
+
+    def check() -> None:
+        assert torch.ops.aten.cummax.default in fake_impls.op_implementations_dict
+
+    overlap(data_dependent_results, check)
+    assert dict(fake_impls.op_implementations_dict) == before
+    with data_dependent_results(), data_dependent_results():
+        check()
+    assert dict(fake_impls.op_implementations_dict) == before
 
 
 def test_another_thread_meets_the_dropout_of_pytorch(by_itself: bool) -> None:

@@ -1,4 +1,4 @@
-"""What captures of ORTModule change in PyTorch while they last: it is put back whatever thread ends first."""
+"""Captures of ORTModule that change PyTorch while they last put it back, whichever of two threads ends first."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Capturing = Callable[[], AbstractContextManager[None]]
 
 
 def copies() -> bool:
-    """Whether dropout that is off copies its input under the Python dispatcher, as PyTorch 2.13 does by itself."""
+    """Tell if dropout that is off copies its input under the Python dispatcher, as PyTorch 2.13 does by itself."""
     x = torch.ones(3)
     with enable_python_dispatcher():
         return torch.ops.aten.dropout.default(x, 0.5, False) is not x

@@ -275,3 +275,88 @@ def test_an_expanded_argument_that_is_written_to_is_left_to_pytorch() -> None:
         return module(x), x
 
     compare(Of(first_row), program, warns="several elements are one in memory")
+
+
+def smallest_row(module: Of, x: torch.Tensor) -> Any:
+    """Returns a row that is no longer the smallest one when the write is done."""
+    row = x.narrow(0, x.sum(1).argmin().item(), 1)
+    row.zero_()
+    x.sub_(2 * x.sum(1, keepdim=True))
+    return row, row * 2
+
+
+def narrowed_rows(module: Of, x: torch.Tensor) -> Any:
+    start = int(x.sum(1).argmin())
+    few, many = x.narrow(0, start, 1), x[start:]
+    x.neg_()
+    return few, many, few + 1
+
+
+def drawn_row(module: Of, x: torch.Tensor) -> Any:
+    row = x[torch.randint(0, 3, ()).item()]
+    return row, row * 2, nn.functional.dropout(row, 0.5)
+
+
+def row_of_a_changed_number(module: Of, x: torch.Tensor) -> Any:
+    index = x.sum(1).argmin()
+    rows = x[index.item()], x[index]
+    index.neg_()
+    return *rows, index
+
+
+def shape_of_a_dropout(module: Of, x: torch.Tensor) -> Any:
+    view = x.view_as(nn.functional.dropout(x.reshape(-1), 0.5))
+    return view, nn.functional.dropout(x, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("forward", "differentiable"),
+    [
+        # With a gradient Dynamo captures no `narrow` by such a number in front of a write to the view.
+        (smallest_row, False),
+        *(
+            (forward, differentiable)
+            for forward in (narrowed_rows, drawn_row, row_of_a_changed_number, shape_of_a_dropout)
+            for differentiable in (False, True)
+        ),
+    ],
+)
+def test_a_view_lies_where_the_numbers_said_when_it_was_made(
+    forward: Callable[..., Any], differentiable: bool
+) -> None:
+    start = torch.tensor([[1.0, 2.0, 3.0], [-3.0, 1.0, -1.0], [2.0, 0.0, 1.0]])
+
+    def program(module: nn.Module) -> Any:
+        seen = []
+        for rows in (3, 3):
+            leaf = start[:rows].clone().requires_grad_(differentiable)
+            x = leaf * 1
+            results = module(x)
+            if differentiable:
+                sum(result.sum() for result in results if result.is_floating_point()).backward()
+            places = [result.data_ptr() - x.data_ptr() for result in results[:1]]
+            seen.append((x.detach(), [result.detach() for result in results], places, leaf.grad))
+        return seen
+
+    assert compare(Of(forward), program).report().runs_in_onnxruntime
+
+
+def test_a_view_of_the_row_that_a_number_said_after_a_graph_break() -> None:
+    def forward(module: Of, x: torch.Tensor) -> Any:
+        row = x.select(0, x.sum(1).argmin().item())
+        row.zero_()
+        torch._dynamo.graph_break()
+        return row * 2, x * 2
+
+    start = torch.tensor([[1.0, 2.0], [-3.0, 1.0]])
+    compare(Of(forward), lambda module: module(start.clone()))
+
+
+def test_addresses_behind_the_end_of_a_view() -> None:
+    """`as_strided` addresses the memory that a view lies in, further than the view itself goes."""
+
+    def forward(module: Of, x: torch.Tensor) -> Any:
+        first, second = (x * 1).chunk(2, 0)
+        return first.as_strided((1, 2), (1, 1), 1), second * 2, first.sigmoid()
+
+    compare_steps(Of(forward), (4,), (6,), (4,), warns="addresses behind the end of a view")

@@ -10,12 +10,18 @@ import torch
 from torch import fx
 
 from onnxtrain.ortmodule._torch import set_grad_enabled
-from onnxtrain.ortmodule.capture._fakes import changes, name_of, node_memory
+from onnxtrain.ortmodule.capture._fakes import changes, memory_of, name_of, node_memory, plain_tensors_in
 
 # Methods that change shape or strides of a tensor in place, which no view of another tensor can show.
 _RESHAPING = frozenset({
     "as_strided_", "resize_", "resize_as_", "set_", "squeeze_", "swapaxes_", "swapdims_", "t_", "transpose_",
     "unsqueeze_",
+})  # fmt: skip
+
+
+# Functions that look at the shape alone of an argument whose memory their result does not share.
+_OF_SHAPES = frozenset({
+    "dim", "expand_as", "getattr", "numel", "reshape_as", "size", "storage_offset", "stride", "sym_size", "view_as",
 })  # fmt: skip
 
 
@@ -29,7 +35,8 @@ class Views:
     Attributes:
         graph: takes the inputs of the captured graph and the outputs `bases`; returns the views.
         outputs: per view the index of its output, with whether it requires a gradient, e.g. {1: True}.
-        bases: indices of the outputs that views are taken of.
+        bases: indices of the outputs that views are taken of, and of those that say where a view lies, such as the
+            value of `i` in `x[i.item()]`.
     """
 
     graph: fx.GraphModule
@@ -77,6 +84,9 @@ def split_views(graph_module: fx.GraphModule) -> Views | None:
         return None
     nodes = [results[index] for index in taken]
     views = maker.finish(nodes)
+    for node in maker.values:
+        bases.append(len(results))
+        results.append(node)
     for index in taken:
         if index not in bases:
             results[index] = None
@@ -103,6 +113,7 @@ class _ViewsGraph:
 
     Attributes:
         made: per node of the captured graph, its copy in the graph of the views.
+        values: nodes of the captured graph that this graph takes the values of, after the bases.
     """
 
     def __init__(self, graph_module: fx.GraphModule) -> None:
@@ -111,6 +122,7 @@ class _ViewsGraph:
         self.made = {
             node: self._graph.node_copy(node) for node in graph_module.graph.find_nodes(op="placeholder")
         }
+        self.values: list[fx.Node] = []
         self._last = next(reversed(self.made.values()), None)
         self._ungraded = _without_gradient(graph_module) if torch.is_grad_enabled() else frozenset()
         self._reshaped = {
@@ -126,9 +138,7 @@ class _ViewsGraph:
         memory order first, as its views depend on it.
         """
         self._refuse_other_shape(node)
-        after = self._last
-        with self._graph.inserting_after(after) if after is not None else self._graph.inserting_before():
-            made = self._last = self._graph.placeholder(f"base_{node.name}")
+        made = self._placeholder(node)
         value = node.meta["example_value"]
         contiguous = value.is_contiguous()
         if not contiguous:
@@ -139,6 +149,13 @@ class _ViewsGraph:
             made = self._graph.call_method("permute", (made, inverse))
         self.made[node] = made
         return bool(contiguous)
+
+    def _placeholder(self, node: fx.Node) -> fx.Node:
+        """Returns a new input of this graph for an output of the captured graph."""
+        after = self._last
+        with self._graph.inserting_after(after) if after is not None else self._graph.inserting_before():
+            self._last = self._graph.placeholder(f"base_{node.name}")
+        return self._last
 
     def _refuse_other_shape(self, node: fx.Node) -> None:
         if id(node.meta.get("example_value")) in self._reshaped:
@@ -161,16 +178,48 @@ class _ViewsGraph:
                 base = _base(node)
                 assert base is not None
                 self.made[node] = self._copied(base)
+            # A computed tensor, whose shape a view has (`x.view_as(dropout)`): computed again it would draw again.
+            elif node_memory(node) is not None and _base(node) is None:
+                self.made[node] = self._value(node)
             else:
-                for source in node.all_input_nodes:
-                    self._copied(source)
+                sources = {
+                    source: self._value(_frozen(source, node))
+                    if _reads_data(node, source)
+                    else self._copied(source)
+                    for source in node.all_input_nodes
+                }
                 ungraded = node in self._ungraded
                 if ungraded:
                     self._graph.call_function(set_grad_enabled, (False,))
-                self.made[node] = self._graph.node_copy(node, self.made.__getitem__)
+                self.made[node] = self._graph.node_copy(node, sources.__getitem__)
                 if ungraded:
                     self._graph.call_function(set_grad_enabled, (True,))
         return self.made[node]
+
+    def _value(self, node: fx.Node) -> fx.Node:
+        """Makes a node of the captured graph one more output of it and an input of this graph, which is returned."""
+        self.values.append(node)
+        return self._placeholder(node)
+
+
+def _reads_data(node: fx.Node, source: fx.Node) -> bool:
+    """Returns whether a node depends on the numbers in a tensor, as `i.item()` does, without sharing its memory."""
+    memory = node_memory(source)
+    if memory is None or name_of(node) in _OF_SHAPES:
+        return False
+    return all(memory_of(tensor) != memory for tensor in plain_tensors_in(node.meta.get("example_value")))
+
+
+def _frozen(source: fx.Node, reader: fx.Node) -> fx.Node:
+    """Returns a copy of a tensor, made where `reader` reads it: the graph may write to the tensor later."""
+    fake = source.meta["example_value"]
+    with source.graph.inserting_before(reader):
+        # Detached: where a view lies has no gradient.
+        detached = source.graph.call_method("detach", (source,))
+        copied = source.graph.call_method("clone", (detached,))
+    detached.meta["example_value"] = fake.detach()
+    copied.meta["example_value"] = detached.meta["example_value"].clone()
+    return copied
 
 
 def _without_gradient(graph_module: fx.GraphModule) -> frozenset[fx.Node]:

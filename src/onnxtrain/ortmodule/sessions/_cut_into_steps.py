@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -65,14 +66,17 @@ def compile_in_steps(
 
 
 def _with_memory(refused: dict[fx.Node, str]) -> dict[fx.Node, str]:
-    """With the views that nodes address the memory of: what ONNX Runtime makes of a view has memory of its own."""
-    found = dict(refused)
+    """Adds the views whose memory a refused `as_strided` addresses: ONNX Runtime gives a view memory of its own."""
+    with_views = dict(refused)
     for node, reason in refused.items():
         source = node.args[0] if "as_strided" in str(node.target) else None
-        while isinstance(source, fx.Node) and getattr(source.target, "is_view", False):
-            found.setdefault(source, reason)
+        # The results of `chunk` are elements of a list of views.
+        while isinstance(source, fx.Node) and (
+            source.target is operator.getitem or getattr(source.target, "is_view", False)
+        ):
+            with_views.setdefault(source, reason)
             source = source.args[0]
-    return found
+    return with_views
 
 
 def _named(graph: fx.Graph, error: ORTModuleONNXModelException) -> dict[fx.Node, str]:

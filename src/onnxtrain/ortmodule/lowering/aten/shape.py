@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+import torch
 
 from onnxtrain.ortmodule.lowering._table import Lowering, lower, same_sizes
 
@@ -286,6 +287,8 @@ def as_strided(low: Lowering, x: ir.Value, size: Any, stride: Any, storage_offse
     source, result = low.fake(0), low.result
     if not source.is_contiguous() or source.storage_offset() != 0:
         raise low.unsupported("addresses in the memory of a view, since ONNX has no strides")
+    if not _within(source, size, stride, storage_offset or 0):
+        raise low.unsupported("addresses behind the end of a view, since ONNX has no strides")
     plain = not storage_offset and result.is_contiguous() and str(source.numel()) == str(result.numel())
     if not plain:
         places = low.int_scalar(storage_offset or 0)
@@ -295,6 +298,19 @@ def as_strided(low: Lowering, x: ir.Value, size: Any, stride: Any, storage_offse
             places = op.Add(places, op.Unsqueeze(steps, behind) if behind else steps)
         return op.Gather(op.Reshape(x, [-1]), places)
     return to_result_shape(low, x, size)
+
+
+def _within(source: torch.Tensor, size: Sequence[Any], stride: Sequence[Any], offset: Any) -> bool:
+    """Returns whether all addresses of `as_strided` are known to lie in a contiguous tensor or to be an error."""
+    memory = source.untyped_storage().nbytes()
+    # PyTorch itself refuses addresses behind the end of the memory.
+    if str(memory) == str(source.numel() * source.element_size()):
+        return True
+    numbers = [source.numel(), offset, *size, *stride]
+    if not all(isinstance(number, int) for number in numbers):
+        return False
+    last = offset + sum((count - 1) * step for count, step in zip(size, stride, strict=True))
+    return 0 in size or last < source.numel()
 
 
 def _pads(low: Lowering, pad: Sequence[Any]) -> tuple[ir.Value, list[int]]:

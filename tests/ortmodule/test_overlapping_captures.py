@@ -13,6 +13,7 @@ from torch._dispatch.python import enable_python_dispatcher
 
 from onnxtrain.ortmodule._torch import fake_impls
 from onnxtrain.ortmodule.capture._data_dependent import data_dependent_results
+from onnxtrain.ortmodule.capture._dynamo import without_fast_path
 from onnxtrain.ortmodule.capture._inactive_dropout import inactive_dropout_returns_its_input
 
 Capturing = Callable[[], AbstractContextManager[None]]
@@ -81,3 +82,18 @@ def test_fakes_of_data_dependent_operators_are_those_of_pytorch_behind_captures_
 def test_another_thread_meets_the_dropout_of_pytorch(by_itself: bool) -> None:
     with inactive_dropout_returns_its_input(), ThreadPoolExecutor(1) as pool:
         assert pool.submit(copies).result() is by_itself
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_the_fast_path_is_as_it_was_behind_calls_that_overlap(enabled: bool) -> None:
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(enabled)
+    try:
+
+        def check() -> None:
+            assert not torch.backends.mha.get_fastpath_enabled()
+
+        overlap(without_fast_path, check)
+        assert torch.backends.mha.get_fastpath_enabled() is enabled
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)

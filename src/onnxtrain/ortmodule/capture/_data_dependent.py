@@ -4,45 +4,37 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
 from onnxtrain.ortmodule._torch import constrain_range_for_size, fake_impls, isolates_recompiles
-
-# Captures of several threads may overlap: the first one to begin replaces functions of PyTorch, and the last one to end
-# puts them back. If each put back what it had found, the second of two would leave those of the first for good.
-_LOCK = threading.Lock()
-_open_captures = 0
-_replaced: dict[Any, Any] = {}
+from onnxtrain.ortmodule.capture._process_wide import ProcessWide
 
 
-@contextlib.contextmanager
-def data_dependent_results() -> Iterator[None]:
-    """Lets Dynamo capture `bincount`, CTC losses and `cummax` while it is open; else the graph would end there."""
-    # Not for the whole process: other backends may rely on the sizes that PyTorch gives results without a gradient,
-    # such as the forward variables of a CTC loss.
-    global _open_captures
+def _replace_fakes() -> Callable[[], None]:
+    """Gives Dynamo fakes of `bincount`, CTC losses and `cummax`; returns the function that takes them away."""
     known = fake_impls.op_implementations_dict
-    with _LOCK:
-        if _open_captures == 0:
-            _replaced.update({op: known.get(op) for op in _FAKES if op not in known or op in _WRONG})
-            known.update({op: _FAKES[op] for op in _replaced})
-        _open_captures += 1
-    try:
-        yield
-    finally:
-        with _LOCK:
-            _open_captures -= 1
-            if _open_captures == 0:
-                for op, before in _replaced.items():
-                    if before is None:
-                        del known[op]
-                    else:
-                        known[op] = before
-                _replaced.clear()
+    before = {op: known.get(op) for op in _FAKES if op not in known or op in _WRONG}
+    known.update({op: _FAKES[op] for op in before})
+
+    def put_back() -> None:
+        for op, fake in before.items():
+            if fake is None:
+                del known[op]
+            else:
+                known[op] = fake
+
+    return put_back
+
+
+data_dependent_results = ProcessWide(_replace_fakes)
+"""Lets Dynamo capture `bincount`, CTC losses and `cummax` while it is open; else the graph would end there.
+
+Not for ever: other backends may rely on the sizes that PyTorch gives results without a gradient, such as the forward
+variables of a CTC loss.
+"""
 
 
 def unnoted_sizes(fake_mode: Any) -> contextlib.AbstractContextManager[Any]:

@@ -28,6 +28,7 @@ from onnxtrain.ortmodule.capture._captures import Captures, without_tracebacks_i
 from onnxtrain.ortmodule.capture._data_dependent import data_dependent_results, without_advice
 from onnxtrain.ortmodule.capture._inactive_dropout import inactive_dropout_returns_its_input
 from onnxtrain.ortmodule.capture._mixed_dtypes import RefusedByPyTorch
+from onnxtrain.ortmodule.capture._process_wide import ProcessWide
 
 _RECOMPILE_LIMIT = 256
 """Graphs of one function: the layers after a graph break in a container share the forward of their class."""
@@ -140,13 +141,19 @@ class _WithoutFastPath:
 
     @skip
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        settings = torch.backends.mha
-        before = settings._is_fastpath_enabled
-        settings._is_fastpath_enabled = False
-        try:
+        with without_fast_path():
             return self._call(*args, **kwargs)
-        finally:
-            settings._is_fastpath_enabled = before
+
+
+def _disable_fast_path() -> Callable[[], None]:
+    """Switches the kernels off; returns the function that sets the switch as it was."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    return lambda: torch.backends.mha.set_fastpath_enabled(before)
+
+
+without_fast_path = ProcessWide(_disable_fast_path)
+"""Keeps PyTorch from running a whole layer as one kernel while it is open."""
 
 
 def _enter_layers() -> None:

@@ -62,6 +62,8 @@ def test_hostile_files_are_errors_or_harmless(tmp_path: Path) -> None:
     largest = max(found, key=lambda r: r["memory"])
     print(f"most memory: {largest['memory']} MB (case {largest['case']}, {largest['kind']})")
     wrong = [r for r in found if not r["outcome"].startswith(("noticed ", "used"))]
+    for report in wrong:
+        print(report)
     assert not wrong, wrong[:20]
     assert not [r for r in found if r["outside"]], [r for r in found if r["outside"]][:20]
     assert largest["memory"] <= MEMORY, [r for r in found if r["memory"] > MEMORY][:20]

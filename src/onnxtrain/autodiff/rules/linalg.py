@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.autodiff._broadcast import sum_to_shape_of
@@ -143,3 +144,65 @@ for _composite, _outputs, _rule in (
 ):
     for _name in _composite.function_names:
         vjp(_name, domain=DOMAIN, wrt=("a",), signature=Signature(_composite.inputs, _outputs))(_rule)
+
+
+@vjp("Det", wrt=("X",))
+def det(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
+    """ct_X = ct * cofactors of X.  X is float [..., n, n] with static n.
+
+    The cofactors are det(X) X^-T where that can be computed, and else determinants of X without row i and column j.
+    """
+    (size,) = n.static(n.X, [-1])
+    scale = op.Unsqueeze(ct, [-2, -1])
+    # The only minor of a 1x1 matrix is the determinant of an empty one, 1, which no runtime computes.
+    if size == 1:
+        return scale
+    # Four of the entries with signs, without rounding.
+    if size == 2:
+        return op.Mul(scale, _minors(op, n, n.X, size))
+    # The inverse keeps X^-T Y accurate where X is ill-conditioned and Y lies in its range: the gradient of W in
+    # det(W W^T + I) is 260 times as far off by determinants. These are exact for singular matrices in turn.
+    regular = op.stop_gradient(_is_regular(op, n))
+    # Each way gets a matrix that it can compute where the other one is taken: a second derivative multiplies 0 by it.
+    identity = op.const(np.eye(size), like=n.X)
+    y, _ = op.call(inverse, op.Where(regular, n.X, identity), _outputs=2)
+    y.shape = n.X.shape
+    by_inverse = op.Mul(op.Unsqueeze(n.outputs[0], [-2, -1]), _transposed(op, n, y))
+    by_minors = _minors(op, n, op.Where(regular, identity, n.X), size)
+    return op.Mul(scale, op.Where(regular, by_inverse, by_minors))
+
+
+def _is_regular(op: Emitter, n: NodeView) -> ir.Value:
+    """Returns per matrix X, as bool [..., 1, 1], whether det(X) X^-T can be computed with some correct digits."""
+    least_pivot, least_determinant = (
+        (2.0**-48, 2.0**-900) if n.X.dtype == ir.DataType.DOUBLE else (2.0**-20, 2.0**-100)
+    )
+    _, pivots = op.call(inverse, n.X, _outputs=2)
+    largest = op.ReduceMax(op.Abs(n.X), [-2, -1], keepdims=0)
+    # Pivots are [n, batch], NaN behind a pivot of 0: no comparison with NaN holds.
+    has_pivots = op.GreaterOrEqual(
+        op.Abs(pivots), op.Mul(op.Reshape(largest, [1, -1]), op.const(least_pivot, like=n.X))
+    )
+    all_pivots = op.Cast(
+        op.ReduceMin(op.Cast(has_pivots, to=ir.DataType.INT32), [0], keepdims=0), to=ir.DataType.BOOL
+    )
+    determinant = op.Abs(n.outputs[0])
+    # A smaller determinant has lost digits, as a number that is not normal; an infinite one says nothing.
+    is_normal = op.And(
+        op.GreaterOrEqual(determinant, op.const(least_determinant, like=n.X)),
+        op.Less(determinant, op.const(np.inf, like=n.X)),
+    )
+    return op.Unsqueeze(
+        op.And(op.Reshape(all_pivots, op.Shape(n.outputs[0]), allowzero=1), is_normal), [-2, -1]
+    )
+
+
+def _minors(op: Emitter, n: NodeView, x: ir.Value, size: int) -> ir.Value:
+    """Returns the cofactors of X: the signed determinants of X without row i and column j."""
+    others = np.array([[k for k in range(size) if k != i] for i in range(size)], dtype=np.int64)
+    batch = n.rank(n.X) - 2
+    minors = op.Gather(op.Gather(x, others, axis=batch), others, axis=batch + 2)
+    # After the two Gathers: [..., row i, rows but i, column j, columns but j].
+    minors = op.Transpose(minors, perm=[*range(batch), batch, batch + 2, batch + 1, batch + 3])
+    sign = op.const([[(-1.0) ** (i + j) for j in range(size)] for i in range(size)], like=x)
+    return op.Mul(op.Det(minors), sign)

@@ -213,26 +213,6 @@ vjp("Max", wrt=("data_0",), broadcasts=True)(_extremum)
 vjp("Min", wrt=("data_0",), broadcasts=True)(_extremum)
 
 
-@vjp("Det", wrt=("X",))
-def det(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """ct_X = ct * cofactors of X: the signed determinants of X without row i and column j.
-
-    X is float [..., n, n] with static n. Cofactors are exact for singular matrices, too, unlike det(X) X^-T.
-    """
-    (size,) = n.static(n.X, [-1])
-    scale = op.Unsqueeze(ct, [-2, -1])
-    # The only minor of a 1x1 matrix is the determinant of an empty one, 1, which no runtime computes.
-    if size == 1:
-        return scale
-    others = np.array([[k for k in range(size) if k != i] for i in range(size)], dtype=np.int64)
-    minors = op.Gather(op.Gather(n.X, others, axis=n.rank(n.X) - 2), others, axis=n.rank(n.X))
-    # After the two Gathers: [..., row i, rows but i, column j, columns but j].
-    batch = n.rank(n.X) - 2
-    minors = op.Transpose(minors, perm=[*range(batch), batch, batch + 2, batch + 1, batch + 3])
-    sign = op.const([[(-1.0) ** (i + j) for j in range(size)] for i in range(size)], like=ct)
-    return op.Mul(scale, op.Mul(op.Det(minors), sign))
-
-
 def cast_back(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
     """Returns the cotangent in the dtype of the node's input."""
     if n.input.dtype is None:

@@ -10,7 +10,7 @@ import onnx_ir as ir
 import pytest
 from onnx import helper
 
-from onnxtrain.errors import ModelLoadError, UnsupportedOpsetError
+from onnxtrain.errors import ModelError, ModelLoadError, UnsupportedOpsetError
 from onnxtrain.passes import CleanupPass, canonicalize, load_model, to_proto
 from passes._models import build, info, mlp, normal, run
 from runtimes import runs_opset
@@ -312,6 +312,42 @@ def test_undefined_value_in_an_ir_model():
     model = ir.Model(ir.Graph([], node.outputs, nodes=[node], opset_imports={"": 21}), ir_version=10)
     with pytest.raises(ModelLoadError, match="uses a value that is not defined before it"):
         load_model(model)
+
+
+def test_undefined_value_in_a_function():
+    proto = build(
+        [helper.make_node("Twice", ["x"], ["y"], domain="local")], [info("x", [1])], [info("y", [1])]
+    )
+    proto.opset_import.add(domain="local", version=1)
+    body = [helper.make_node("Add", ["a", "absent"], ["b"])]
+    function = helper.make_function("local", "Twice", ["a"], ["b"], body, [helper.make_opsetid("", 21)])
+    proto.functions.append(function)
+    with pytest.raises(ModelLoadError, match="nothing defines 'absent'"):
+        load_model(proto)
+
+
+def test_tensor_without_a_dtype():
+    proto = mlp()
+    tensor = proto.graph.initializer[0]
+    tensor.ClearField("data_type")
+    with pytest.raises(ModelLoadError, match=f"'{tensor.name}' has no dtype"):
+        load_model(proto)
+
+
+def test_strings_in_external_data(tmp_path):
+    path = save_external(tmp_path / "m.onnx")
+    proto = onnx.load(path, load_external_data=False)
+    proto.graph.initializer[0].data_type = onnx.TensorProto.STRING
+    path.write_bytes(proto.SerializeToString())
+    with pytest.raises(ModelLoadError, match="'big' holds strings, which external data cannot"):
+        load_model(path)
+
+
+def test_an_initializer_of_another_shape_than_declared():
+    inputs = [info("x", [1]), info("w", [0])]
+    proto = build([helper.make_node("Add", ["x", "w"], ["y"])], inputs, [info("y", [1])], {"w": normal(1)})
+    with pytest.raises(ModelError, match=r"Cannot infer the shapes of the model: .*differ in dimension 0"):
+        canonicalize(load_model(proto))
 
 
 def test_cyclic_graph():

@@ -259,7 +259,8 @@ def _check_graph(model: ir.Model, origin: str) -> None:
         raise ModelLoadError(f"Cannot load a model from {origin}: its graph has no nodes.")
     if not model.graph.outputs:
         raise ModelLoadError(f"Cannot load a model from {origin}: its graph has no outputs.")
-    for graph in model.graphs():
+    bodies = (function.graph for function in model.functions.values())
+    for graph in (*model.graphs(), *(graph for body in bodies for graph in (body, *body.subgraphs()))):
         known = {*graph.inputs, *graph.initializers.values()}
         users = [*graph.outputs, *(value for node in graph for value in node.inputs if value is not None)]
         for value in users:

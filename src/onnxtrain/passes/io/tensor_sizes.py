@@ -20,11 +20,16 @@ def check_tensors(model: onnx.ModelProto) -> None:
     Later code trusts shapes and allocates memory for them.
 
     Raises:
-        ValueError: A tensor has a negative size, or more or less data than its shape needs; the message names it.
+        ValueError: A tensor has a negative size, no dtype, or more or less data than its shape needs, or is a tensor of
+            strings in a file of its own; the message names it.
     """
     for tensor in _tensors(model):
         if any(size < 0 for size in tensor.dims):
             raise ValueError(f"'{tensor.name}' has the shape {list(tensor.dims)}")
+        if tensor.data_type == TensorProto.UNDEFINED:
+            raise ValueError(f"'{tensor.name}' has no dtype")
+        if tensor.data_type == TensorProto.STRING and tensor.data_location == TensorProto.EXTERNAL:
+            raise ValueError(f"'{tensor.name}' holds strings, which external data cannot")
         if tensor.data_location != TensorProto.EXTERNAL:
             _check_data(tensor)
 

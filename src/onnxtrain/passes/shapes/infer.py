@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 import onnx
 import onnx_ir as ir
 
+from onnxtrain.errors import ModelError
 from onnxtrain.op_facts import SHAPE_READERS
 from onnxtrain.passes.canonical.constant_branches import TakenBranchPass
 from onnxtrain.passes.canonical.known_sequences import KnownSequencesPass
@@ -75,6 +76,9 @@ def infer_shapes(model: ir.Model, *, propagate: bool = True) -> ir.Model:
         model: Any model.
         propagate: True follows shape computations through Shape, Gather, Concat and the like, except in models with
             vectors of millions of elements. onnx_ir's own pass does not: it hands initializers over as inputs.
+
+    Raises:
+        ModelError: the shapes that the model declares contradict one another.
     """
     for graph in model.graphs():
         for value in (*graph.inputs, *(out for node in graph for out in node.outputs)):
@@ -85,12 +89,23 @@ def infer_shapes(model: ir.Model, *, propagate: bool = True) -> ir.Model:
     add_twins(model, lean)
     _share_constants(lean.graph, {})
     # A first run without data tells the sizes of vectors, on which the cost of propagating data depends.
-    inferred = onnx.shape_inference.infer_shapes(lean, data_prop=False)
+    inferred = _inferred(lean, data_prop=False)
     if propagate and _computes_with_shapes(model) and _vector_elements(inferred.graph) <= _MAX_ELEMENTS:
         _forget_generated_names(inferred.graph)
-        inferred = onnx.shape_inference.infer_shapes(inferred, data_prop=True)
+        inferred = _inferred(inferred, data_prop=True)
     _annotate(model.graph, inferred.graph)
     return model
+
+
+def _inferred(proto: onnx.ModelProto, *, data_prop: bool) -> onnx.ModelProto:
+    try:
+        return onnx.shape_inference.infer_shapes(proto, data_prop=data_prop)
+    # Not in strict mode, and still onnx (1.23) raises for some contradictions, those of an initializer among them.
+    except onnx.shape_inference.InferenceError as error:
+        raise ModelError(
+            f"Cannot infer the shapes of the model: {error}. A value has another shape than the model declares; "
+            "correct or remove the declaration."
+        ) from error
 
 
 def _share_constants(graph: onnx.GraphProto, outer: Mapping[str, onnx.TensorProto]) -> None:

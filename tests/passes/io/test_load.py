@@ -365,12 +365,13 @@ def test_cyclic_graph():
         ("Flatten", "axis", 1.0, "FLOAT, and the standard has INT"),
     ],
 )
-def test_an_attribute_of_another_kind_is_an_error(op, name, value, kinds):
+@pytest.mark.parametrize("opset", [11, 21])  # 11 has a Constant without value_int, value_float and the like
+def test_an_attribute_of_another_kind_is_an_error(op, name, value, kinds, opset):
     inputs = [] if op == "Constant" else ["x"]
     node = helper.make_node(op, inputs, ["y"])
     node.attribute.append(helper.make_attribute(name, value))
     graph = helper.make_graph([node], "g", [info("x", ["N", 3])], [info("y", None)])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
     with pytest.raises(ModelLoadError, match=f"'{name}' of {op} .*{kinds}"):
         load_model(model)
 

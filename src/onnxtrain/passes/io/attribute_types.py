@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Iterable
 
@@ -24,9 +25,9 @@ def mistyped_attribute(model: ir.Model) -> str | None:
         )
     for nodes, opset in owners:
         for node in nodes:
-            if node.domain or opset is None:
+            if node.domain:
                 continue
-            kinds = _kinds(node.op_type, opset)
+            kinds = _kinds(node.op_type, opset or onnx.defs.onnx_opset_version())
             for attribute in node.attributes.values():
                 kind = kinds.get(attribute.name)
                 if kind is not None and attribute.type.value != kind:
@@ -40,11 +41,10 @@ def mistyped_attribute(model: ir.Model) -> str | None:
 @functools.cache
 def _kinds(op_type: str, opset: int) -> dict[str, int]:
     """Returns the AttributeProto.AttributeType of each attribute of an op, e.g. {"axis": 2}; {} for an unknown op."""
-    if not onnx.defs.has(op_type):
-        return {}
-    try:
-        schema = onnx.defs.get_schema(op_type, opset)
-    except onnx.defs.SchemaError:  # there was none at this opset
-        return {}
-    kinds = {name: attribute.type for name, attribute in schema.attributes.items()}
-    return {name: int(kind.value) for name, kind in kinds.items()}  # type: ignore[attr-defined]  # of nanobind
+    kinds: dict[str, int] = {}
+    # The newest opset, too: passes of onnx_ir read `value_int` of a Constant whatever opset a damaged model declares.
+    for version in (onnx.defs.onnx_opset_version(), opset):
+        with contextlib.suppress(onnx.defs.SchemaError):
+            attributes = onnx.defs.get_schema(op_type, version).attributes
+            kinds |= {name: int(attribute.type.value) for name, attribute in attributes.items()}  # type: ignore[attr-defined]  # of nanobind
+    return kinds

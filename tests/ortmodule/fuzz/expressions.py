@@ -208,7 +208,7 @@ STRUCTURED = (
     "F.interpolate({x4=}, scale_factor=2)",
     "F.interpolate({x4=}, size=(5, 4), mode='bilinear', align_corners={B})",
     "F.interpolate({x3=}, size=7, mode='linear')",
-    "F.pixel_unshuffle({x4=}[..., :4, :4], 2)",
+    "pixel_unshuffled({x4=}[..., :4, :4])",
     "F.unfold({x4=}, 2)",
     "F.instance_norm({x3=})",
     "F.instance_norm({x4=})",

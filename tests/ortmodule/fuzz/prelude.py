@@ -38,6 +38,7 @@ __all__ = [
     "nn",
     "note",
     "parametrizations",
+    "pixel_unshuffled",
     "randn",
     "state",
     "torch",
@@ -137,6 +138,14 @@ def add_one(x: torch.Tensor) -> torch.Tensor:
 def untied(x: torch.Tensor) -> torch.Tensor:
     """Returns `x` without equal numbers: `kthvalue` and `topk` may give the place of any of these."""
     return x + torch.linspace(0, 0.1, x.numel(), dtype=x.dtype).reshape(x.shape)
+
+
+def pixel_unshuffled(x: torch.Tensor) -> torch.Tensor:
+    """Returns blocks of 2x2 pixels as channels.
+
+    Eager PyTorch (2.13) leaves an empty tensor as it is, against its documentation and its kernel for shapes.
+    """
+    return F.pixel_unshuffle(x, 2) if x.numel() else x.new_empty(x.shape[0], 4 * x.shape[1], 2, 2)
 
 
 def attended(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:

@@ -1,13 +1,13 @@
-"""Files that are replaced whole or not at all, one or several together, whenever the process dies.
+"""Replaces files, one or several together, so that a killed process leaves the old files or the new ones.
 
-New content goes to temporary files in the same directory, which are flushed to the disk. One file is then renamed,
-which is atomic. Several take their places together: what is to be renamed is written to a journal in their
-directory, and the rename that puts the journal there is the moment at which the new files count. If the process
-is killed before it, the old files are there, untouched; if after it, the renames that were left are made by
-whoever reads or writes in the directory next (:func:`finish_interrupted`).
+New content goes to temporary files in the same directory, which are flushed to the disk. A single file is then renamed
+to its place, which is atomic. For several files, the list of renames is first written to a journal in their directory.
+The new files count from the moment at which the journal itself is renamed to its place. A process that is killed
+earlier leaves the old files. A process that is killed later leaves the journal, and the next reader or writer of the
+directory makes the remaining renames (:func:`finish_interrupted`).
 
-Data of a model that is too large for one file has a name that no file had before, so that a reader that knows
-nothing of journals never finds the data of one model beside another.
+External data of a large model gets a name that no file had before. So a reader that knows no journals, e.g. a plain
+ONNX Runtime, never combines the new model with the old data.
 """
 
 from __future__ import annotations
@@ -29,10 +29,14 @@ JOURNAL = ".onnxtrain-commit"
 """Name of the journal: JSON text `{"moves": [[temporary, final], ...], "remove": [name, ...]}`."""
 
 _SUFFIX = ".onnxtrain-tmp"
+# Glob pattern of the 12 random hexadecimal digits in the names of temporary files and of external data.
 _RANDOM = "[0-9a-f]" * 12
+# Bytes that are read of a journal, at most: a directory that somebody else has made may hold a file of any size.
 _MAX_JOURNAL = 2**20
-# What a journal may remove: what this package alone writes, should the directory come from somewhere else.
+# Names that a journal may remove: only files that this package writes. A journal in a directory that comes from
+# somebody else must not be able to delete other files.
 _REMOVABLE = re.compile(r"best|.+\.[0-9a-f]{12}\.data", re.DOTALL)
+# Errors by which file systems (network, FUSE) say that they cannot flush a directory.
 _NO_SYNC = {
     errno.EINVAL,
     errno.EBADF,
@@ -45,12 +49,16 @@ _NO_SYNC = {
 
 
 def _lock(descriptor: int, *, wait: bool = False) -> bool:
-    """Takes the lock of an open file or directory; the kernel drops it when the process dies.
+    """Locks an open file or directory until it is closed or the process dies.
 
-    Returns whether it is held: not without `wait` if somebody else has it, nor where there are no locks.
+    Args:
+        descriptor: descriptor of the open file or directory.
+        wait: wait while another process holds the lock, instead of giving up.
 
-    Windows needs none: a file that another process has open cannot be removed there.
+    Returns:
+        True if the lock is held. False if another process holds it or the file system has no locks.
     """
+    # Windows needs no lock: a file that another process has open cannot be removed there.
     if sys.platform == "win32":
         return True
     import fcntl
@@ -63,7 +71,8 @@ def _lock(descriptor: int, *, wait: bool = False) -> bool:
 
 
 def _unlock(descriptor: int) -> None:
-    """Drops the lock, also where a forked process has the file open still."""
+    """Unlocks an open file or directory."""
+    # Closing is not enough: a forked process may still have the file open, and the two share the lock.
     if sys.platform != "win32":
         import fcntl
 
@@ -73,10 +82,11 @@ def _unlock(descriptor: int) -> None:
 
 @contextlib.contextmanager
 def _exclusive(directory: str) -> Iterator[None]:
-    """Keeps others of this package from renaming in `directory`, where directories can be locked."""
+    """Locks `directory`, if the system can, so that no other process that uses this package renames files in it."""
     descriptor = None
     if sys.platform != "win32":
-        with contextlib.suppress(PermissionError):  # a directory that may be written but not listed
+        # A directory may be writable but not readable. Saving there works, without the lock.
+        with contextlib.suppress(PermissionError):
             descriptor = os.open(directory, os.O_RDONLY)
     if descriptor is None:
         yield
@@ -90,14 +100,15 @@ def _exclusive(directory: str) -> Iterator[None]:
 
 
 def _create_temporary(path: str) -> tuple[str, int]:
-    """Returns name and descriptor of a new, locked, empty file beside `path`."""
+    """Creates a locked, empty file beside `path`; returns its path and its descriptor."""
     directory, name = os.path.split(path)
     while True:
         temporary = os.path.join(directory, f".{name}.{os.urandom(6).hex()}{_SUFFIX}")
         flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | getattr(os, "O_BINARY", 0)
         descriptor = os.open(temporary, flags, 0o666)
-        # Another save may have taken the file for a leftover between its creation and its lock. That save holds
-        # the lock until it has removed the file, so whether the file is there is certain only after it.
+        # Another save may take the file for a leftover between its creation and its lock, and remove it. That save
+        # holds the lock until the file is removed, so the check has to wait for the lock. Without the wait, about one
+        # in eight runs of the test with four saving threads lost a file.
         _lock(descriptor, wait=True)
         if os.path.exists(temporary):
             return temporary, descriptor
@@ -105,34 +116,35 @@ def _create_temporary(path: str) -> tuple[str, int]:
 
 
 def _remove_leftovers(path: str, kept: Collection[str] = ()) -> None:
-    """Removes temporary files of killed saves of `path` and its external data, but not the `kept` ones.
+    """Removes the temporary files that killed saves of `path` and of its external data have left.
 
-    Those of running saves are locked and stay.
+    Args:
+        path: the file that was saved.
+        kept: temporary files of the caller, which stay.
     """
     directory, name = os.path.split(path)
     start = os.path.join(glob.escape(directory), f".{glob.escape(name)}")
-    found = {
+    temporaries = {
         *glob.glob(f"{start}.{_RANDOM}{_SUFFIX}"),
         *glob.glob(f"{start}.{_RANDOM}.data.{_RANDOM}{_SUFFIX}"),
     }
-    for leftover in found - set(kept):
+    for leftover in temporaries - set(kept):
         with contextlib.suppress(OSError):
             descriptor = os.open(leftover, os.O_WRONLY)
             try:
+                # A save that is still running holds the lock of its temporary file.
                 if _lock(descriptor) and sys.platform != "win32":
                     os.unlink(leftover)
             finally:
                 os.close(descriptor)
+            # Windows refuses to remove open files, and so also the files of running saves.
             if sys.platform == "win32":
                 os.unlink(leftover)
 
 
 def _sync_directory(directory: str) -> None:
-    """Makes renames in `directory` durable.
-
-    Windows, which cannot open directories, does that itself; so do file systems that refuse to flush them. The
-    files are complete and in their places in any case, so that nothing here makes a save a failed one.
-    """
+    """Flushes a directory to the disk, so that renames in it survive a power failure."""
+    # Windows cannot open directories, and flushes renames itself.
     if sys.platform == "win32":
         return
     try:
@@ -142,8 +154,10 @@ def _sync_directory(directory: str) -> None:
         finally:
             os.close(descriptor)
     except OSError as error:
+        # The files are complete and in their places, so the save has not failed: a warning is enough.
         if error.errno not in _NO_SYNC:
-            import logging  # kept out of the time that a device takes to start
+            # Imported here, as in several places of the runtime: a device does not need it to start.
+            import logging
 
             logging.getLogger("onnxtrain").warning(
                 "saved, but flushing '%s' failed: %s; a power failure may undo it", directory, error
@@ -151,17 +165,17 @@ def _sync_directory(directory: str) -> None:
 
 
 def rename_directory(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
-    """Renames a directory to a name that is free, durably.
+    """Renames a directory to a free name and flushes the rename to the disk.
 
     Raises:
-        OSError: It cannot be renamed.
+        OSError: the directory cannot be renamed.
     """
     os.rename(source, target)
     _sync_directory(os.path.dirname(os.path.abspath(os.fspath(target))))
 
 
 def external_data_name(model: str) -> str:
-    """Returns a new name for the external data of a model file named `model`, in the same directory.
+    """Makes a new name for the external data of a model file, e.g. "net.onnx.0123456789ab.data" for "net.onnx".
 
     >>> import re
     >>> bool(re.fullmatch(r"net[.]onnx[.][0-9a-f]{12}[.]data", external_data_name("net.onnx")))
@@ -171,7 +185,7 @@ def external_data_name(model: str) -> str:
 
 
 def _external_data_of(directory: str, model: str) -> list[str]:
-    """Returns the files that were given an :func:`external_data_name` for `model`."""
+    """Lists the files in `directory` that are named by :func:`external_data_name` for `model`."""
     pattern = f"{glob.escape(model)}.{_RANDOM}.data"
     return glob.glob(pattern, root_dir=directory)
 
@@ -181,7 +195,11 @@ def _is_name(name: object) -> bool:
 
 
 def _parse_journal(text: bytes) -> tuple[list[tuple[str, str]], list[str]]:
-    """Returns moves and removals of a journal, which never reach beyond its directory."""
+    """Reads a journal: pairs of temporary and final name, and names to remove.
+
+    Raises:
+        ValueError: the journal has a name outside its directory, or one that this package does not write.
+    """
     content = parse_json(text)
     moves = [(temporary, name) for temporary, name in content["moves"]]
     removals = list(content["remove"])
@@ -199,7 +217,14 @@ def _parse_journal(text: bytes) -> tuple[list[tuple[str, str]], list[str]]:
 def _carry_out(
     directory: str, moves: Sequence[tuple[str, str]], removals: Sequence[str], *, again: bool = False
 ) -> None:
-    """Does what a journal says, `again` as far as it has not been done, and removes the journal."""
+    """Makes the renames and removals of a journal, then removes the journal.
+
+    Args:
+        directory: the directory of all files.
+        moves: pairs of temporary and final name.
+        removals: names of the files to remove.
+        again: an interrupted process may have made some of the renames already.
+    """
     for temporary, name in moves:
         try:
             os.replace(os.path.join(directory, temporary), os.path.join(directory, name))
@@ -209,13 +234,14 @@ def _carry_out(
     for name in removals:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(os.path.join(directory, name))
+    # In this order: a journal that disappears before the renames are on the disk could not finish them.
     _sync_directory(directory)
     with contextlib.suppress(FileNotFoundError):
         os.unlink(os.path.join(directory, JOURNAL))
 
 
 def _finish(directory: str) -> None:
-    """Carries out the journal in `directory`, which the caller has locked, if there is one."""
+    """Carries out the journal in a directory, if there is one; the caller has locked the directory."""
     path = os.path.join(directory, JOURNAL)
     try:
         with open(path, "rb") as file:
@@ -239,32 +265,34 @@ def _finish(directory: str) -> None:
 
 
 def finish_interrupted(path: str | os.PathLike[str]) -> None:
-    """Makes the directory of the file `path` what a save that was killed in the middle wanted it to be.
+    """Finishes the save that was killed after it had put its journal into the directory of the file `path`.
 
-    To be called before a file that is saved together with others is read.
+    Call it before you read a file that is saved together with others.
 
     Raises:
-        OSError: There is something left to do, and it cannot be done.
+        OSError: renames are left, and they cannot be made, e.g. because the directory is not writable.
     """
     path = os.path.abspath(os.fspath(path))
+    # A link that stands for the file and the file itself may lie in different directories.
     for directory in {os.path.dirname(path), os.path.dirname(os.path.realpath(path))}:
+        # Looked for first: directories without a journal are read without a lock, and may be read-only.
         if os.path.lexists(os.path.join(directory, JOURNAL)):
             with _exclusive(directory):
                 _finish(directory)
 
 
 class FileSet:
-    """New contents of files of one directory, which take their places together or not at all.
+    """Writes several files of one directory that take their places together or not at all.
 
-    Used in a `with` statement: the new files are in place when it ends without an exception, else nothing has
-    changed. A symbolic link is replaced by the file. Generations of external data of a file that is written
-    (:func:`external_data_name`) which are not of the set are removed.
+    Use it in a `with` statement. The new files are in place when the statement ends without an exception; after an
+    exception nothing has changed. A symbolic link is replaced by the file. Older external data of a model that is
+    written (see :func:`external_data_name`) is removed.
 
     Args:
-        directory: Where the files are; it must exist.
+        directory: directory of the files; it must exist.
 
     Raises:
-        OSError: The directory is missing or not writable, or the disk is full. The old files are untouched.
+        OSError: the directory is missing or not writable, or the disk is full. The old files are untouched.
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
@@ -287,14 +315,15 @@ class FileSet:
 
     @contextlib.contextmanager
     def open(self, name: str) -> Iterator[BinaryIO]:
-        """Yields a binary file with the new content of the file `name`, to be written once."""
+        """Opens a binary file for the new content of the file `name`; each name can be opened once."""
         if not _is_name(name) or name in self._temporaries:
             raise ValueError(f"'{name}' is no name of a file, or was written already")
         path = os.path.join(self._directory, name)
         if os.path.isdir(path) and not os.path.islink(path):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
         with _exclusive(self._directory):
-            _finish(self._directory)  # its temporary files are no leftovers
+            # First, because the temporary files that a journal names are new content, not leftovers.
+            _finish(self._directory)
             _remove_leftovers(path, [temporary for temporary, _ in self._temporaries.values()])
         temporary, descriptor = _create_temporary(path)
         file = os.fdopen(descriptor, "wb")
@@ -302,17 +331,18 @@ class FileSet:
         yield file
         file.flush()
         os.fsync(file.fileno())
-        if sys.platform == "win32":  # cannot rename open files; elsewhere the lock is held until after it
+        # Windows cannot rename open files. Elsewhere the file stays open, and so locked, until it is renamed.
+        if sys.platform == "win32":
             file.close()
 
     def copy(self, source: str | os.PathLike[str], name: str) -> None:
-        """Makes the content of the file `source` that of the file `name`."""
+        """Copies the content of the file `source` to the file `name` of the set."""
         with open(source, "rb") as original, self.open(name) as file:
             while chunk := original.read(2**20):
                 file.write(chunk)
 
     def remove(self, name: str) -> None:
-        """Removes the file `name`, if it is there, when the new files take their places."""
+        """Removes the file `name`, if it exists, at the moment when the new files take their places."""
         if not _REMOVABLE.fullmatch(name):
             raise ValueError(f"'{name}' is not among the files that can be removed")
         self._removals.add(name)
@@ -321,6 +351,7 @@ class FileSet:
         moves = [(os.path.basename(temporary), name) for name, (temporary, _) in self._temporaries.items()]
         with _exclusive(self._directory):
             _finish(self._directory)
+            # External data of the model that is replaced: no reader needs it once the new model is in its place.
             for name in self._temporaries:
                 self._removals.update(_external_data_of(self._directory, name))
             exists = os.path.lexists
@@ -329,18 +360,21 @@ class FileSet:
                 for name in self._removals - self._temporaries.keys()
                 if exists(os.path.join(self._directory, name))
             )
+            # One rename alone is atomic and needs no journal.
             if len(moves) + len(removals) > 1:
                 self._write_journal(moves, removals)
             try:
                 _carry_out(self._directory, moves, removals)
             except OSError:
+                # Nothing has been renamed: without the journal the old files count again. After the first rename the
+                # journal has to stay, so that the next reader completes the set.
                 if all(os.path.exists(temporary) for temporary, _ in self._temporaries.values()):
-                    with contextlib.suppress(OSError):  # nothing has been renamed, and nothing will be
+                    with contextlib.suppress(OSError):
                         os.unlink(os.path.join(self._directory, JOURNAL))
                 raise
 
     def _write_journal(self, moves: list[tuple[str, str]], removals: list[str]) -> None:
-        """Puts the journal into the directory: from here on the new files count."""
+        """Writes the journal and renames it to its place; from then on the new files count."""
         path = os.path.join(self._directory, JOURNAL)
         _remove_leftovers(path)
         temporary, descriptor = _create_temporary(path)
@@ -349,7 +383,8 @@ class FileSet:
                 file.write(json.dumps({"moves": moves, "remove": removals}).encode())
                 file.flush()
                 os.fsync(file.fileno())
-            _sync_directory(self._directory)  # the temporary files are there before the journal names them
+            # After a power failure, a journal must not name temporary files that never reached the disk.
+            _sync_directory(self._directory)
             os.replace(temporary, path)
         except BaseException:
             with contextlib.suppress(OSError):
@@ -358,7 +393,7 @@ class FileSet:
         _sync_directory(self._directory)
 
     def _release(self) -> None:
-        """Removes the temporary files that are left, unless a journal names them, and drops their locks."""
+        """Closes the temporary files, and removes them unless a journal still has to rename them."""
         pending = os.path.lexists(os.path.join(self._directory, JOURNAL))
         for temporary, file in self._temporaries.values():
             with contextlib.suppress(OSError):
@@ -371,11 +406,10 @@ class FileSet:
 
 @contextlib.contextmanager
 def replace_file(uri: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    """Yields a binary file whose content replaces that of `uri` when the block ends without an exception.
+    """Opens a binary file whose content replaces the file `uri` when the block ends without an exception.
 
-    A process that is killed at any moment leaves the old content or the new one, complete; a temporary file
-    that it leaves behind is removed by the next save of the same `uri`. A symbolic link stays and its target
-    is replaced.
+    A process that is killed at any moment leaves the old content or the new one. The next save of the same `uri`
+    removes the temporary file that a killed process has left. A symbolic link stays, and its target is replaced.
 
     Raises:
         OSError: the directory is missing or not writable, or the disk is full. The old content is untouched.

@@ -1,4 +1,4 @@
-"""A session bound to the parameter store."""
+"""Binds a session to the buffers of the parameter store, so that a run copies no parameters."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from onnxtrain.runtime.store import Buffer
 
 
 class Binding:
-    """IO binding of one session: the store's buffers are bound once, arguments and results at each run.
+    """Runs one session by IO binding: buffers are bound once, arguments and results at each run.
 
     Args:
-        session: The session.
-        device: Where results are allocated.
-        arguments: Names of the inputs that :meth:`run` is given.
-        results: Names of the outputs that :meth:`run` returns.
-        inputs: Input name -> buffer that it reads.
-        outputs: Output name -> buffer that it is written to.
-        doing: What a run is, for messages.
+        session: the session.
+        device: device on which results are allocated.
+        arguments: names of the inputs whose values :meth:`run` receives, e.g. ["x", "labels"].
+        results: names of the outputs that :meth:`run` returns, e.g. ["loss"].
+        inputs: per other input, the buffer that the session reads, e.g. {"fc.weight": Buffer}.
+        outputs: per other output, the buffer that the session writes, e.g. {"fc.weight_grad": Buffer}.
+        doing: name of a run in messages, e.g. "The training step".
     """
 
     def __init__(
@@ -45,7 +45,8 @@ class Binding:
         self._doing = doing
         self._checked = False
         self._io = session.io_binding()
-        # Bound first: outputs come back in the order in which they were first bound.
+        # Results first: ONNX Runtime returns outputs in the order in which they were first bound, and `run` counts on
+        # the results being the first ones.
         self._bind_results()
         for name, buffer in inputs.items():
             self._io.bind_ortvalue_input(name, buffer.value)
@@ -53,12 +54,18 @@ class Binding:
             self._io.bind_ortvalue_output(name, buffer.value)
 
     def _bind_results(self) -> None:
-        # Anew for each run: a binding would reuse the memory of results that the caller still holds.
+        # At each run: otherwise ONNX Runtime writes into the memory of the last results, which the caller still holds.
         for name in self._results:
             self._io.bind_output(name, self._device.type, self._device.index)
 
     def run(self, values: Sequence[Array | ort.OrtValue] = ()) -> list[ort.OrtValue]:
-        """Runs the session on `values`, one C-contiguous array or OrtValue per argument; returns the results.
+        """Runs the session.
+
+        Args:
+            values: one C-contiguous array or OrtValue per argument.
+
+        Returns:
+            One OrtValue per result, which later runs do not change.
 
         Raises:
             InputError: onnxruntime reports an error.
@@ -71,17 +78,22 @@ class Binding:
         self._bind_results()
         try:
             self._session.run_with_iobinding(self._io)
-        except Exception as error:  # onnxruntime's own exceptions share no base class but Exception
+        # onnxruntime's own exceptions share no base class but Exception, and are exported nowhere.
+        except Exception as error:
             raise InputError(f"{self._doing} failed in onnxruntime {ort.__version__}: {error}") from error
+        # Kernels on a GPU may still be running; the CPU reads gradients and statistics next.
         if self._device.type != "cpu":
             self._io.synchronize_outputs()
         produced = self._io.get_outputs_as_ortvaluevector()
+        # Once is enough: ONNX Runtime decides per session where outputs are written.
         if not self._checked:
             self._check_addresses(produced)
         return [ort.OrtValue(produced[index]) for index in range(len(self._results))]
 
     def _check_addresses(self, produced: Sequence[ort.OrtValue]) -> None:
-        """Makes sure, on the first run, that onnxruntime wrote into the bound memory and not elsewhere."""
+        """Raises RuntimeError if onnxruntime wrote an output elsewhere than into the buffer bound to it."""
+        # The parameter store rests on aliased memory: a copy would leave weights or gradients as they were, silently,
+        # as onnxruntime-web does.
         for index, (name, buffer) in enumerate(self._outputs.items(), start=len(self._results)):
             if buffer.size and produced[index].data_ptr() != buffer.value.data_ptr():
                 raise RuntimeError(

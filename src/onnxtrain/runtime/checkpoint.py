@@ -1,6 +1,6 @@
-"""Checkpoint files: one safetensors file per checkpoint (`docs/contracts.md`, "The checkpoint").
+"""Reads and writes checkpoints: one safetensors file each (`docs/contracts.md`, "The checkpoint").
 
-Files of onnxruntime-training are recognised by their identifier and read as well.
+Checkpoints of onnxruntime-training are read, too.
 """
 
 from __future__ import annotations
@@ -27,18 +27,25 @@ _PARAMETER, _STATISTIC = "parameter", "statistic"
 
 
 def signatures(buffers: Mapping[str, Buffer]) -> list[Signature]:
-    """Returns name, dtype and shape of each buffer."""
+    """Lists name, dtype and shape of each buffer, e.g. [("w", "float32", (2, 3))]."""
     return [(name, b.dtype.name, b.shape) for name, b in buffers.items()]
 
 
 def store_fingerprint(store: Store) -> str:
-    """Returns the fingerprint of the model that `store` belongs to."""
+    """Computes the fingerprint of the model that `store` belongs to."""
     return fingerprint(signatures(store.parameters), signatures(store.statistics))
 
 
 def common_metadata(store: Store, file_format: str, with_optimizer: bool) -> dict[str, str]:
-    """Returns the metadata that checkpoints and deltas share."""
+    """Makes the metadata that checkpoints and deltas share.
+
+    Args:
+        store: the store to save.
+        file_format: :data:`FORMAT` or :data:`DELTA_FORMAT`.
+        with_optimizer: include step count and learning rates.
+    """
     progress = store.optimizer if with_optimizer else None
+    # safetensors allows texts only as values of its metadata: lists and objects are JSON texts.
     return {
         "format": file_format,
         "version": VERSION,
@@ -50,7 +57,13 @@ def common_metadata(store: Store, file_format: str, with_optimizer: bool) -> dic
 
 
 def tensors_by_key(parameters: Mapping[str, Buffer], store: Store, with_optimizer: bool) -> dict[str, Buffer]:
-    """Returns `parameters` and the statistics of `store`, on request its moments, by their keys in a file."""
+    """Collects the tensors to save by their keys, e.g. {"parameter/fc.weight": Buffer, "momentum0/fc.weight": Buffer}.
+
+    Args:
+        parameters: the parameters to save.
+        store: holds the statistics and moments.
+        with_optimizer: include the moments.
+    """
     groups = {_STATISTIC: store.statistics, _PARAMETER: parameters}
     if with_optimizer:
         groups |= store.moments
@@ -60,19 +73,18 @@ def tensors_by_key(parameters: Mapping[str, Buffer], store: Store, with_optimize
 def encode_checkpoint(
     store: Store, doing: str, *, include_optimizer_state: bool = False, nominal: bool = False
 ) -> Callable[[BinaryIO], None]:
-    """Returns what writes `store` to an open file.
+    """Checks that `store` can be saved, and makes the function that writes it to an open file.
 
     Args:
-        store: What to save.
-        doing: Begins the message of an error.
-        include_optimizer_state: Also save moments, step count and learning rate.
-        nominal: Save names, dtypes and shapes of the parameters instead of their data. A store whose
-            parameters are all still undefined is always saved so. Statistics keep their data: no buffer that
-            completes a nominal checkpoint contains them.
+        store: the store to save.
+        doing: begins the message of an error, e.g. "Saving the checkpoint 'run/checkpoint'".
+        include_optimizer_state: also save moments, step count and learning rate.
+        nominal: save names, dtypes and shapes of the parameters instead of their data. Statistics keep their data.
 
     Raises:
-        CheckpointError: Some parameters have no data.
+        CheckpointError: some parameters have no data.
     """
+    # A nominal checkpoint that was loaded and not yet completed has nothing else to save.
     nominal = nominal or (bool(store.parameters) and len(store.undefined()) == len(store.parameters))
     store.require_shapes(doing)
     metadata = common_metadata(store, FORMAT, include_optimizer_state and not nominal)
@@ -81,6 +93,7 @@ def encode_checkpoint(
         metadata["shapes"] = json.dumps(
             {n: [b.dtype.name, list(b.shape)] for n, b in store.parameters.items()}
         )
+        # Statistics are saved: `Module.copy_buffer_to_parameters`, which completes the checkpoint, does not have them.
         tensors = tensors_by_key({}, store, with_optimizer=False)
     else:
         store.require_defined(doing)
@@ -95,11 +108,10 @@ def write_checkpoint(
     include_optimizer_state: bool = False,
     nominal: bool = False,
 ) -> None:
-    """Writes `store` to the file `uri`, replacing it whole or not at all; see :func:`encode_checkpoint`.
+    """Writes `store` to the file `uri`, which a killed process leaves old or new; see :func:`encode_checkpoint`.
 
     Raises:
-        CheckpointError: The file cannot be written (a previous one is intact), or some parameters have no
-            data.
+        CheckpointError: the file cannot be written (a previous one is intact), or some parameters have no data.
     """
     doing = f"Saving the checkpoint '{os.fspath(uri)}'"
     write = encode_checkpoint(store, doing, include_optimizer_state=include_optimizer_state, nominal=nominal)
@@ -122,13 +134,23 @@ def _progress(text: str) -> OptimizerProgress | None:
         return None
     step = progress["step"]
     rates = [float(progress[key]) for key in ("learning_rate", "initial_learning_rate")]
+    # The number of the next step is an int64, and a NaN rate would make NaN of every parameter.
     if type(step) is not int or not 0 <= step < 2**62 or not all(0 <= rate < math.inf for rate in rates):
         raise ValueError(f"the optimizer cannot be at step {step} with the learning rate {rates[0]}")
     return OptimizerProgress(step, *rates)
 
 
 def parse_store(metadata: Mapping[str, str], tensors: Mapping[str, Buffer]) -> Store:
-    """Returns what a checkpoint or a delta holds; ValueError or KeyError if it does not hang together."""
+    """Makes the store that a checkpoint or a delta describes.
+
+    Args:
+        metadata: the safetensors metadata of the file.
+        tensors: tensor per key, e.g. {"parameter/fc.weight": Buffer}.
+
+    Raises:
+        ValueError: the parts of the file contradict each other, or the version is newer.
+        KeyError: an entry of the metadata is missing.
+    """
     if metadata["version"] != VERSION:
         raise ValueError(
             f"it has version {metadata['version']}, this onnxtrain reads {VERSION}; upgrade onnxtrain"
@@ -144,6 +166,7 @@ def parse_store(metadata: Mapping[str, str], tensors: Mapping[str, Buffer]) -> S
         for name, (dtype, shape) in parse_json(metadata["shapes"]).items():
             parameters[name] = Buffer.zeros(dtypes.BY_NAME[dtype], sizes(shape, f"'{name}'"), defined=False)
     trainable = list_of_texts(parse_json(metadata["trainable"]), "what is trainable")
+    # A delta has no `order`: it holds the trainable parameters only.
     order = trainable
     if "order" in metadata:
         order = list_of_texts(parse_json(metadata["order"]), "the order of the parameters")
@@ -152,9 +175,8 @@ def parse_store(metadata: Mapping[str, str], tensors: Mapping[str, Buffer]) -> S
     if not set(trainable) <= set(order):
         raise ValueError("a trainable parameter is missing")
     for group in groups.values():
-        if (
-            not group.keys() <= parameters.keys()
-        ):  # its shapes are those of the optimizer model, which compares them
+        # Shapes are compared by `Optimizer`: the moments of Adafactor have others than their parameters.
+        if not group.keys() <= parameters.keys():
             raise ValueError("optimizer state does not match the parameters")
     return Store(
         parameters={name: parameters[name] for name in order},
@@ -172,6 +194,7 @@ def _assemble(metadata: Mapping[str, str], tensors: Mapping[str, Buffer]) -> Sto
     if not {"order", "nominal"} <= metadata.keys():
         raise ValueError("its list of parameters is missing")
     store = parse_store(metadata, tensors)
+    # A missing fingerprint is accepted: `fit_store` compares all names, dtypes and shapes with the model anyway.
     expected = metadata.get("fingerprint")
     if expected and expected != store_fingerprint(store):
         raise ValueError("the fingerprint does not match the tensors")
@@ -179,16 +202,18 @@ def _assemble(metadata: Mapping[str, str], tensors: Mapping[str, Buffer]) -> Sto
 
 
 def read_checkpoint(uri: str | os.PathLike[str]) -> Store:
-    """Returns the content of a checkpoint file: ours or onnxruntime-training's, told apart by its start.
+    """Reads a checkpoint file of onnxtrain or of onnxruntime-training.
 
     Raises:
-        CheckpointError: Missing, truncated, corrupt, no checkpoint, or a delta without its base.
+        CheckpointError: the file is missing, truncated, corrupt, no checkpoint, or a delta without its base.
     """
     path = os.fspath(uri)
     source = f"'{path}'"
     with verification(source):
         finish_interrupted(path)
         with open(path, "rb") as file:
+            # A FlatBuffer of onnxruntime-training has its identifier in bytes 4 to 8. In a safetensors file these bytes
+            # are the upper half of the header's length, which is zero.
             head = file.read(8)
             if head[4:] == IDENTIFIER:
                 return read_legacy_checkpoint(head + file.read(), source)

@@ -1,7 +1,7 @@
-"""Deltas: checkpoint files with the trained parameters only (`docs/contracts.md`, "The checkpoint").
+"""Reads and writes deltas: checkpoints with the trained parameters only (`docs/contracts.md`, "The checkpoint").
 
-A model whose backbone is frozen differs from the one it was trained from in a few tensors. A delta holds these
-and a digest of the rest, so that it is never put on top of parameters that it was not trained with.
+A model that was trained with a frozen backbone differs from its base in a few tensors. A delta holds these tensors and
+a digest of the frozen ones, so that it cannot be loaded on top of other frozen values.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _SHOWN = 5
 
 
 def frozen_digest(parameters: dict[str, Buffer], trainable: set[str]) -> str:
-    """Returns the SHA-256 (hexadecimal) over the content of the parameters that are not trained.
+    """Computes the SHA-256 (hexadecimal) of the frozen parameters.
 
-    In the order of their names, each adds the UTF-8 text of `[name, dtype, shape]` (compact JSON without
-    ASCII escapes) and its bytes.
+    The digest is over all frozen parameters in the order of their names: of each the UTF-8 text of
+    `[name, dtype, shape]` (compact JSON without ASCII escapes), then its bytes.
     """
     digest = hashlib.sha256()
     for name, buffer in sorted(parameters.items()):
@@ -44,11 +44,10 @@ def frozen_digest(parameters: dict[str, Buffer], trainable: set[str]) -> str:
 
 
 def write_delta(store: Store, uri: str | os.PathLike[str], *, include_optimizer_state: bool = False) -> None:
-    """Writes trained parameters, statistics and properties of `store`, replacing `uri` whole or not at all.
+    """Writes the trained parameters, statistics and properties of `store` to the file `uri`.
 
     Raises:
-        CheckpointError: The file cannot be written (a previous one is intact), or some parameters have no
-            data.
+        CheckpointError: the file cannot be written (a previous one is intact), or some parameters have no data.
     """
     where = f"Saving the delta '{os.fspath(uri)}'"
     store.require_shapes(where)
@@ -61,14 +60,20 @@ def write_delta(store: Store, uri: str | os.PathLike[str], *, include_optimizer_
 
 
 def read_delta(uri: str | os.PathLike[str], base: Store, base_uri: str | os.PathLike[str]) -> Store:
-    """Returns `base` with what the delta `uri` holds in the place of its own.
+    """Puts a delta on top of the checkpoint that it was trained from.
 
-    That is the trained parameters, the statistics, the properties and the optimizer state, which is empty if
-    the delta was saved without it. What is trainable is what the delta was trained on.
+    Args:
+        uri: path of the delta.
+        base: content of the full checkpoint; it is not changed.
+        base_uri: path of the full checkpoint, for messages.
+
+    Returns:
+        The frozen parameters of `base` and everything that the delta holds: trained parameters, statistics, properties
+        and optimizer state (None if the delta was saved without it).
 
     Raises:
-        CheckpointError: Missing, truncated, corrupt, no delta, or trained on top of other parameters than
-            those in `base`.
+        CheckpointError: the delta is missing, truncated, corrupt, no delta, or was trained on top of other parameters
+            than those in `base`.
     """
     source = f"'{os.fspath(uri)}'"
     where = f"Loading the delta {source} on top of '{os.fspath(base_uri)}'"
@@ -77,16 +82,17 @@ def read_delta(uri: str | os.PathLike[str], base: Store, base_uri: str | os.Path
     with verification(source):
         metadata, tensors = read_tensors(os.fspath(uri))
         if metadata.get("format") != DELTA_FORMAT:
-            found = (
+            kind = (
                 "full checkpoint" if metadata.get("format") == FORMAT else "safetensors file of another kind"
             )
             raise CheckpointError(
-                f"{where}: it is a {found}. Save deltas by CheckpointState.save_checkpoint(..., "
+                f"{where}: it is a {kind}. Save deltas by CheckpointState.save_checkpoint(..., "
                 "trainable_only=True)."
             )
         delta = parse_store(metadata, tensors)
         model, frozen = metadata["fingerprint"], metadata["frozen"]
-    # Compared by themselves, so that the message can name them; the fingerprint covers the frozen ones too.
+    # Trained parameters are compared one by one, so that a message can name them. Of the frozen ones the delta knows
+    # only the fingerprint.
     differences = _differences(base, delta)
     if not differences and fingerprint(signatures(base.parameters), signatures(delta.statistics)) != model:
         differences = ["names, dtypes or shapes of parameters that it does not hold differ"]
@@ -112,15 +118,15 @@ def read_delta(uri: str | os.PathLike[str], base: Store, base_uri: str | os.Path
 
 
 def _differences(base: Store, delta: Store) -> list[str]:
-    """Says which trained parameters of a delta are no parameters of a checkpoint."""
-    found = []
+    """Describes the trained parameters of a delta that the checkpoint lacks, or has in another dtype or shape."""
+    differences = []
     for name, buffer in delta.parameters.items():
-        other = base.parameters.get(name)
-        if other is None:
-            found.append(f"parameter '{name}' is not in the checkpoint")
-        elif (other.dtype, other.shape) != (buffer.dtype, buffer.shape):
-            found.append(
+        base_buffer = base.parameters.get(name)
+        if base_buffer is None:
+            differences.append(f"parameter '{name}' is not in the checkpoint")
+        elif (base_buffer.dtype, base_buffer.shape) != (buffer.dtype, buffer.shape):
+            differences.append(
                 f"parameter '{name}' is {buffer.dtype.name}{list(buffer.shape)} in the delta and "
-                f"{other.dtype.name}{list(other.shape)} in the checkpoint"
+                f"{base_buffer.dtype.name}{list(base_buffer.shape)} in the checkpoint"
             )
-    return found
+    return differences

@@ -1,4 +1,4 @@
-"""Device names of the API (`"cpu"`, `"cuda"`, `"cuda:1"`) and the execution providers behind them."""
+"""Translates device names of the API (`"cpu"`, `"cuda"`, `"cuda:1"`) into execution providers of ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -13,7 +13,12 @@ _PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 
 @dataclass(frozen=True)
 class Device:
-    """Where tensors live: `type` is "cpu" or "cuda"."""
+    """A device that holds tensors and runs sessions.
+
+    Attributes:
+        type: "cpu" or "cuda".
+        index: number of the GPU, e.g. 1 for "cuda:1".
+    """
 
     type: str
     index: int = 0
@@ -26,6 +31,7 @@ class Device:
         """Execution providers for a session on this device, preferred first."""
         if self.type == "cpu":
             return ["CPUExecutionProvider"]
+        # The CPU second: it runs ops for which ONNX Runtime has no CUDA kernel.
         return [(_PROVIDERS[self.type], {"device_id": self.index}), "CPUExecutionProvider"]
 
 
@@ -33,10 +39,13 @@ CPU = Device("cpu")
 
 
 def parse_device(name: str) -> Device:
-    """Returns the device that `name` means, after checking that this onnxruntime can use it.
+    """Parses the name of a device and checks that the installed onnxruntime can use it.
+
+    Args:
+        name: "cpu", "cuda" or "cuda:<index>".
 
     Raises:
-        InputError: Unknown name, or the installed onnxruntime lacks the execution provider.
+        InputError: the name is unknown, or the installed onnxruntime lacks the execution provider.
     """
     kind, colon, index = name.partition(":")
     if (
@@ -45,6 +54,7 @@ def parse_device(name: str) -> Device:
         or (kind == "cpu" and index not in ("", "0"))
     ):
         raise InputError(f"Unknown device '{name}': expected 'cpu', 'cuda' or 'cuda:<index>'.")
+    # Asked beforehand: ONNX Runtime would warn and put the session on the CPU.
     available = ort.get_available_providers()
     if _PROVIDERS[kind] not in available:
         raise InputError(

@@ -1,7 +1,7 @@
-"""Element types as this package names them, and what numpy, ONNX, ONNX Runtime and safetensors call them.
+"""Translates element types between numpy, ONNX, ONNX Runtime and safetensors.
 
-An element type is a plain string (`"float32"`), as in the manifest. numpy has no bfloat16: such tensors are
-held as their raw bits in uint16 arrays, which ONNX Runtime binds as bfloat16 without a copy.
+The manifest names an element type by a string, e.g. `"float32"`. numpy has no bfloat16: a bfloat16 tensor is held as a
+uint16 array of its raw bits, which ONNX Runtime binds as bfloat16 without a copy.
 """
 
 from __future__ import annotations
@@ -17,7 +17,15 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class DType:
-    """One element type: how it is stored in numpy, and its name elsewhere."""
+    """An element type, with its name in each of the libraries.
+
+    Attributes:
+        name: name in the manifest, e.g. "bfloat16".
+        storage: little-endian numpy dtype of the arrays that hold such tensors, e.g. uint16 for bfloat16.
+        onnx: number in `TensorProto.DataType`, e.g. 16.
+        ort: type of a value in ONNX Runtime, e.g. "tensor(bfloat16)".
+        safetensors: name in the header of a safetensors file, e.g. "BF16".
+    """
 
     name: str
     storage: np.dtype[Any]
@@ -26,6 +34,8 @@ class DType:
     safetensors: str
 
 
+# Numbers instead of `onnx.TensorProto` constants: a device has no onnx. A test compares the table with onnx, ONNX
+# Runtime and safetensors.
 _TABLE = [
     DType(name, np.dtype(storage), onnx, f"tensor({ort})", safetensors)
     for name, storage, onnx, ort, safetensors in [
@@ -52,29 +62,32 @@ BY_SAFETENSORS = {d.safetensors: d for d in _TABLE}
 
 
 def of_array(array: Array) -> DType | None:
-    """Returns the element type of an array (bfloat16 if `ml_dtypes` made it), or None for any other."""
+    """Returns the element type of an array, or None if the runtime does not hold such tensors."""
+    # By name: ml_dtypes calls its numpy dtype "bfloat16", and it need not be imported here.
     return BY_NAME.get(array.dtype.name)
 
 
 def widen(array: Array, dtype: DType) -> Array:
-    """Returns an array of float16 or of bfloat16 bits as float32; others as they are."""
+    """Converts an array of float16 or of bfloat16 bits to float32; returns any other array as it is."""
     if dtype.name == "bfloat16":
+        # A bfloat16 is the upper half of a float32.
         return (array.astype(np.uint32) << np.uint32(16)).view(np.float32)
     return array.astype(np.float32) if dtype.name == "float16" else array
 
 
 def narrow(array: Array, dtype: DType) -> Array:
-    """Returns what :func:`widen` has widened in the storage of `dtype`, rounded to nearest even."""
+    """Converts an array that :func:`widen` returned back to the storage of `dtype`, rounding to nearest even."""
     if dtype.name != "bfloat16":
         return array.astype(dtype.storage, copy=False)
     bits = array.view(np.uint32)
+    # Adding just under half of the last kept bit rounds to nearest; adding that bit as well rounds halves to even.
     rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
     # Rounding must not carry a NaN payload into infinity.
     return np.where(np.isnan(array), 0x7FC0, rounded).astype(np.uint16)
 
 
 def add_inplace(total: Array, term: Array, dtype: DType) -> None:
-    """Adds `term` to `total` in place; bfloat16 bits are widened to float32 and rounded to nearest even."""
+    """Adds `term` to `total` in place; bfloat16 is added in float32 and rounded to nearest even."""
     if dtype.name != "bfloat16":
         np.add(total, term, out=total)
         return

@@ -1,4 +1,7 @@
-"""Cuts an inference model out of the eval model and puts the trained parameters inside."""
+"""Cuts an inference model out of the eval model and writes it with the trained parameters as initializers.
+
+The code edits the protobuf message of the eval model byte by byte, with `onnx_wire`, because a device has no onnx.
+"""
 
 from __future__ import annotations
 
@@ -28,15 +31,25 @@ _NODE, _INITIALIZER, _INPUT, _OUTPUT, _VALUE_INFO, _SPARSE_INITIALIZER = 1, 5, 1
 _TENSOR_DIMS, _TENSOR_TYPE, _TENSOR_NAME, _TENSOR_RAW, _TENSOR_EXTERNAL, _TENSOR_LOCATION = 1, 2, 8, 9, 13, 14
 
 MAX_FILE_SIZE = 2**31 - 2**20
-"""Protobuf messages end at 2 GiB; above this size (bytes, with some room) tensors go to a file beside."""
-_ALIGNMENT = 4096  # onnx recommends page-aligned offsets, so that readers can map the file
+"""Largest size of a model file in bytes, as protobuf ends at 2 GiB. A larger model has its data in a file of its own."""
+# Bytes; onnx recommends offsets at page borders, so that readers can map the file into memory.
+_ALIGNMENT = 4096
+# Number of names that an error message lists.
 _SHOWN = 20
-_ORT_FORMAT = b"ORTM"  # FlatBuffer identifier, bytes 4 to 8
+# FlatBuffer identifier of a model in ORT format, bytes 4 to 8.
+_ORT_FORMAT = b"ORTM"
 
 
 @dataclass
 class _Node:
-    """What pruning needs to know of a NodeProto."""
+    """A NodeProto, with what pruning needs to know of it.
+
+    Attributes:
+        raw: all bytes of the field in the GraphProto.
+        reads: names of the values that the node and its subgraphs read, e.g. {"x", "fc.weight"}.
+        writes: names of its outputs, e.g. ["logits"]; "" for one that is left out.
+        calls: (domain, op type) of the node and of the nodes in its subgraphs, e.g. {("", "Gemm")}.
+    """
 
     raw: memoryview
     reads: set[str]
@@ -46,7 +59,7 @@ class _Node:
 
 @dataclass
 class _Tensor:
-    """An initializer: its fields without the data, and the data."""
+    """An initializer: the bytes of its fields without the data, and the bytes of its data."""
 
     fields: bytes
     data: Bytes
@@ -54,7 +67,7 @@ class _Tensor:
 
 @dataclass
 class _Graph:
-    """A GraphProto, taken apart. `rest` are fields that are carried along."""
+    """A GraphProto, taken apart: its nodes, per name its tensors and values, and in `rest` all other fields."""
 
     nodes: list[_Node] = field(default_factory=list)
     initializers: dict[str, memoryview] = field(default_factory=dict)
@@ -66,11 +79,9 @@ class _Graph:
 
 
 def _reads_and_calls(node: Bytes) -> tuple[set[str], set[tuple[str, str]]]:
-    """Returns the names that a node reads, its subgraphs included, and the (domain, op) pairs that they call.
-
-    Names that a subgraph defines itself are in the result as well; ONNX forbids it to shadow an outer name,
-    so they only name nothing outside.
-    """
+    """Collects the names that a node and its subgraphs read, and the (domain, op type) pairs of their nodes."""
+    # Names that a subgraph defines itself are in the result, too. They do no harm: ONNX forbids a subgraph to shadow an
+    # outer name, so no outer value has such a name.
     reads, calls = set(wire.strings(node, 1)), {(wire.string(node, 7), wire.string(node, 4))}
     for attribute in wire.messages(node, 5):
         for subgraph in [*wire.messages(attribute, 6), *wire.messages(attribute, 11)]:
@@ -91,6 +102,7 @@ def _parse_graph(message: Bytes) -> _Graph:
         elif part.number == _INITIALIZER:
             graph.initializers[wire.string(part.payload, _TENSOR_NAME)] = part.payload
         elif part.number == _SPARSE_INITIALIZER:
+            # The name of a SparseTensorProto is the name of its values, a TensorProto.
             values = wire.messages(part.payload, 1)
             graph.sparse[wire.string(values[0], _TENSOR_NAME) if values else ""] = part.raw
         elif part.number in (_INPUT, _OUTPUT, _VALUE_INFO):
@@ -102,11 +114,13 @@ def _parse_graph(message: Bytes) -> _Graph:
 
 
 def _prune(graph: _Graph, outputs: Sequence[str]) -> set[str]:
-    """Keeps the nodes that `outputs` need, each behind those that it reads, and returns the names that are needed.
+    """Removes the nodes that `outputs` do not need, and sorts the others topologically.
 
-    ONNX Runtime loads nodes in any order, so the eval model may have been written by a tool that moved them; the
-    checker of onnx, and other readers of the exported model, take them in order only.
+    Returns:
+        The names of all values that `outputs` need, themselves included.
     """
+    # The walk follows producers and not the order of the nodes. ONNX Runtime loads nodes in any order, so a tool may
+    # have moved them; a walk that counted on the order left nodes out.
     producers = {name: index for index, node in enumerate(graph.nodes) for name in node.writes if name}
     needed: set[str] = set()
     pending = list(outputs)
@@ -119,6 +133,7 @@ def _prune(graph: _Graph, outputs: Sequence[str]) -> set[str]:
             kept.add(index)
             needed.update(graph.nodes[index].writes)
             pending += graph.nodes[index].reads - needed
+    # Sorted, because the checker of onnx and other readers of the exported model take no other order.
     before = {
         index: {producers[name] for name in graph.nodes[index].reads if name in producers} - {index}
         for index in kept
@@ -128,11 +143,12 @@ def _prune(graph: _Graph, outputs: Sequence[str]) -> set[str]:
 
 
 def _in_order(before: Mapping[int, set[int]]) -> list[int]:
-    """Returns the keys so that each comes behind those in its value, otherwise in ascending order.
+    """Sorts node indices topologically, and in ascending order where the topology leaves a choice.
 
-    In ascending order alone where there is a circle: of names that a subgraph defines it is not known whether they are
-    those of values outside.
+    Args:
+        before: per node index, the indices of the nodes that must come before it, e.g. {3: {0, 1}, 0: set(), 1: set()}.
     """
+    # Kahn's algorithm with a heap, so that nodes which are in a valid order already stay as they are.
     waiting = {index: len(earlier) for index, earlier in before.items()}
     behind: dict[int, list[int]] = {index: [] for index in before}
     for index, earlier in before.items():
@@ -148,20 +164,29 @@ def _in_order(before: Mapping[int, set[int]]) -> list[int]:
             waiting[other] -= 1
             if not waiting[other]:
                 heapq.heappush(ready, other)
+    # A cycle can only come from a name that a subgraph defines and that an outer node has, too. The order of the file
+    # is then the best one known.
     return order if len(order) == len(before) else sorted(before)
 
 
 def _parameter_tensor(name: str, buffer: Buffer) -> _Tensor:
-    """Returns an initializer with the content of `buffer`; bfloat16 is stored as its bits already."""
+    """Makes an initializer with the content of `buffer`."""
+    # Bytes for every dtype: the length of the data is counted in bytes. bfloat16 is stored as its raw bits already.
     dims = b"".join(wire.integer(_TENSOR_DIMS, d) for d in buffer.shape)
     fields = dims + wire.integer(_TENSOR_TYPE, buffer.dtype.onnx) + wire.text(_TENSOR_NAME, name)
     return _Tensor(fields, buffer.read().reshape(-1).view(np.uint8).data)
 
 
 def _embedded_tensor(tensor: Bytes, model: ModelSource) -> _Tensor:
-    """Returns an initializer of the eval model; data in an external file is mapped, to be written anew."""
+    """Reads an initializer of the eval model; data in an external file is mapped into memory.
+
+    Raises:
+        ModelLoadError: the external file is missing, too short, or outside the directory of the model.
+    """
     fields = list(wire.parse(tensor))
     if not any(f.number == _TENSOR_LOCATION and f.integer == 1 for f in fields):
+        # Data in typed fields (float_data, ...) stays among the others. Of a field that occurs twice the last one
+        # counts.
         raw = [f.payload for f in fields if f.number == _TENSOR_RAW]
         others = b"".join(f.raw for f in fields if f.number != _TENSOR_RAW)
         return _Tensor(others, raw[-1] if raw else b"")
@@ -179,13 +204,23 @@ def _embedded_tensor(tensor: Bytes, model: ModelSource) -> _Tensor:
             f"Exporting for inference: reading the {describe(model, 'eval model')}: {error}"
         ) from error
     length = path.stat().st_size - data.offset if data.length is None else data.length
+    # mmap refuses a length of 0.
     if length == 0:
         return _Tensor(others, b"")
     return _Tensor(others, np.memmap(path, np.uint8, "r", data.offset, (length,)).data)
 
 
 def _value_info(name: str, ort_type: str, shape: Iterable[int | str | None] | None) -> bytes:
-    """Returns a ValueInfoProto for a tensor type as onnxruntime reports it; None is an unknown rank."""
+    """Makes the ValueInfoProto of an output of the exported model.
+
+    Args:
+        name: name of the output.
+        ort_type: type as onnxruntime reports it, e.g. "tensor(float)".
+        shape: sizes, symbolic sizes and None for unknown sizes, e.g. ["batch", 10]; None if the rank is unknown.
+
+    Raises:
+        InputError: the output is no tensor.
+    """
     dtype = dtypes.BY_ORT.get(ort_type)
     if dtype is None:
         raise InputError(
@@ -201,11 +236,16 @@ def _value_info(name: str, ort_type: str, shape: Iterable[int | str | None] | No
 def _infer_outputs(
     model_parts: list[Bytes], graph: _Graph, constants: Sequence[_Tensor], names: Sequence[str]
 ) -> dict[str, bytes]:
-    """Returns ValueInfoProtos for `names` as onnxruntime infers them from the graph with untyped outputs.
+    """Infers the ValueInfoProtos of outputs that the eval model does not declare: onnxruntime infers dtype and shape.
 
-    The parameters are still inputs there, so it is small. onnxruntime reports a scalar and an unknown rank
-    alike; the length of the value's Shape, added as a further output, tells them apart.
+    Args:
+        model_parts: fields of the ModelProto without its graph.
+        graph: the pruned graph.
+        constants: the initializers of the eval model.
+        names: names of the outputs.
     """
+    # onnxruntime reports a scalar and an unknown rank alike, as []. The length of the value's Shape, a further output,
+    # tells them apart. Parameters are still graph inputs here, so the message is small.
     shapes = {name: f"{name}/shape" for name in names}
     untyped = {name: wire.text(1, name) for name in [*names, *shapes.values()]}
     parts = _graph_parts(graph, graph.inputs, untyped, set(graph.values) - set(names))
@@ -219,15 +259,22 @@ def _infer_outputs(
     reported = {o.name: o for o in session.get_outputs()}
     result = {}
     for name, shape in shapes.items():
-        known = isinstance(reported[shape].shape[0], int)
-        result[name] = _value_info(name, reported[name].type, reported[name].shape if known else None)
+        has_rank = isinstance(reported[shape].shape[0], int)
+        result[name] = _value_info(name, reported[name].type, reported[name].shape if has_rank else None)
     return result
 
 
 def _graph_parts(
     graph: _Graph, inputs: Mapping[str, Bytes], outputs: Mapping[str, Bytes], values: set[str]
 ) -> list[Bytes]:
-    """Returns the fields of a GraphProto without dense initializers; `values` selects the value infos."""
+    """Makes the fields of a GraphProto without its dense initializers.
+
+    Args:
+        graph: gives the nodes, sparse initializers, value infos and all other fields.
+        inputs: per name, the ValueInfoProto of a graph input.
+        outputs: per name, the ValueInfoProto of a graph output.
+        values: names whose value infos are kept.
+    """
     parts: list[Bytes] = [node.raw for node in graph.nodes]
     parts += graph.rest
     parts += graph.sparse.values()
@@ -238,16 +285,17 @@ def _graph_parts(
 
 
 def _model_parts(model: list[wire.Field], graph: _Graph) -> list[Bytes]:
-    """Returns the fields of the new ModelProto except its graph: the old ones without the manifest.
+    """Collects the fields of the new ModelProto except its graph.
 
-    Functions that no remaining node reaches are dropped, and so are imports of domains that nothing names any
-    more.
+    These are the fields of the eval model without the manifest, without functions that no remaining node calls, and
+    without imports of domains that no remaining node uses.
     """
     functions = {
         (wire.string(f.payload, 10), wire.string(f.payload, 1)): f
         for f in model
         if f.number == _MODEL_FUNCTION
     }
+    # Functions call functions: follow the calls from the nodes of the graph.
     pending = set().union(*(node.calls for node in graph.nodes)) if graph.nodes else set()
     called: set[tuple[str, str]] = set()
     while pending:
@@ -256,13 +304,16 @@ def _model_parts(model: list[wire.Field], graph: _Graph) -> list[Bytes]:
         if key in functions:
             for node in wire.messages(functions[key].payload, 7):
                 pending |= _reads_and_calls(node)[1] - called
+    # The standard domain stays even if no node is left: onnx asks every model for it. It has two spellings.
     domains = {domain for domain, _ in called} | {"", "ai.onnx"}
     parts: list[Bytes] = []
     for part in model:
         if part.number == _MODEL_GRAPH:
             continue
+        # The exported model is no model of a training run: `Module` must not take it for one.
         if part.number == _MODEL_METADATA and wire.string(part.payload, 1) == METADATA_KEY:
             continue
+        # A domain that nothing uses any more would only ask readers of the model for ops that they may not know.
         if part.number == _MODEL_OPSET and wire.string(part.payload, 1) not in domains:
             continue
         if part.number == _MODEL_FUNCTION:
@@ -274,8 +325,9 @@ def _model_parts(model: list[wire.Field], graph: _Graph) -> list[Bytes]:
 
 
 def _inline(tensors: Sequence[_Tensor]) -> list[Bytes]:
-    """Returns initializer fields with the data inside, as chunks that share the tensors' memory."""
+    """Makes the initializer fields with the data inside, as chunks that share the memory of the tensors."""
     chunks: list[Bytes] = []
+    # A chunk for the head and a chunk for the data: joined they would copy all weights.
     for tensor in tensors:
         raw = wire.header(_TENSOR_RAW, len(tensor.data)) if len(tensor.data) else b""
         length = len(tensor.fields) + len(raw) + len(tensor.data)
@@ -284,7 +336,7 @@ def _inline(tensors: Sequence[_Tensor]) -> list[Bytes]:
 
 
 def _external(tensors: Sequence[_Tensor], files: FileSet, name: str) -> list[Bytes]:
-    """Writes the tensors' data to the file `name`, and returns initializer fields that refer to it."""
+    """Writes the data of the tensors to the file `name`, and makes the initializer fields that refer to it."""
     chunks: list[Bytes] = []
     with files.open(name) as file:
         for tensor in tensors:
@@ -309,9 +361,11 @@ def _external(tensors: Sequence[_Tensor], files: FileSet, name: str) -> list[Byt
 
 
 def _check_names(graph: _Graph, names: Sequence[str]) -> None:
+    # Inputs and parameters are no candidates: a model that returns them computes nothing.
     computed = [name for node in graph.nodes for name in node.writes if name]
     unknown = [name for name in names if name not in computed]
     if not names or unknown or len(set(names)) != len(names):
+        # From the end of the graph: predictions are near the loss.
         candidates = [*graph.outputs, *(n for n in reversed(computed) if n not in graph.outputs)]
         problem = (
             f"unknown names {unknown}" if unknown else f"expected distinct names, received {list(names)}"
@@ -328,18 +382,18 @@ def export_inference_model(
     uri: str | os.PathLike[str],
     output_names: Sequence[str],
 ) -> None:
-    """Writes the part of `eval_model` that computes `output_names`, with `parameters` as initializers.
+    """Writes the part of the eval model that computes `output_names`, with the parameters as initializers.
 
     Args:
-        eval_model: Path or bytes of the eval model; its parameters and statistics are graph inputs.
-        parameters: Their values.
-        uri: Path of the model file to write; it is replaced whole or not at all.
-        output_names: The outputs, in order.
+        eval_model: path or bytes of the eval model; its parameters and statistics are graph inputs.
+        parameters: per name, the value of a parameter or statistic.
+        uri: path of the model file to write. A killed process leaves the old file or the new one.
+        output_names: names of the outputs, in order, e.g. ["logits"].
 
     Raises:
-        InputError: A name is not computed by the eval model.
-        ModelLoadError: The eval model cannot be read.
-        ModelError: The file cannot be written.
+        InputError: a name is not computed by the eval model.
+        ModelLoadError: the eval model cannot be read.
+        ModelError: the file cannot be written.
     """
     source = describe(eval_model, "eval model")
     try:
@@ -365,19 +419,21 @@ def export_inference_model(
             del group[name]
     try:
         model_parts = _model_parts(model, graph)
-    except ValueError as error:  # names of functions and domains are read here, and may be no UTF-8
+    # Names of functions and domains are read only here, and in a damaged file they may be no UTF-8.
+    except ValueError as error:
         raise ModelLoadError(f"Exporting for inference: reading the {source} failed: {error}.") from error
     tensors = [_embedded_tensor(t, eval_model) for t in graph.initializers.values()]
-    known: dict[str, Bytes] = {
+    output_infos: dict[str, Bytes] = {
         n: v for n, v in {**graph.values, **graph.outputs}.items() if n in output_names
     }
-    if len(known) < len(output_names):
-        known.update(_infer_outputs(model_parts, graph, tensors, output_names))
+    # A session costs time, so one is opened only if the eval model does not declare all outputs.
+    if len(output_infos) < len(output_names):
+        output_infos.update(_infer_outputs(model_parts, graph, tensors, output_names))
     tensors += [_parameter_tensor(n, b) for n, b in parameters.items() if n in needed]
     parts = _graph_parts(
         graph,
         {n: v for n, v in graph.inputs.items() if n not in parameters},
-        {n: known[n] for n in output_names},
+        {n: output_infos[n] for n in output_names},
         needed - set(output_names),
     )
     large = wire.total(parts) + sum(len(t.data) for t in tensors) > MAX_FILE_SIZE
@@ -393,7 +449,15 @@ def export_inference_model(
 def _write(
     model: Sequence[Bytes], graph: Sequence[Bytes], tensors: Sequence[_Tensor], path: str, large: bool
 ) -> None:
-    """Writes a model of the given fields to `path`, the data of its tensors to a file beside it if `large`."""
+    """Writes a model.
+
+    Args:
+        model: fields of the ModelProto without its graph.
+        graph: fields of the GraphProto without its dense initializers.
+        tensors: the dense initializers.
+        path: path of the model file.
+        large: write the data of the tensors to a file of its own, beside the model file.
+    """
 
     def write(file: BinaryIO, initializers: list[Bytes]) -> None:
         fields = [*graph, *initializers]
@@ -404,7 +468,8 @@ def _write(
         with replace_file(path) as file:
             write(file, _inline(tensors))
         return
-    # A link would be left pointing to a model whose data lies elsewhere, so the model takes its place.
+    # If `path` is a symbolic link, the model replaces the link: behind it the model would lie in another directory than
+    # its data.
     directory, name = os.path.split(os.path.abspath(path))
     with FileSet(directory) as files:
         initializers = _external(tensors, files, external_data_name(name))

@@ -1,5 +1,7 @@
-"""Training on the device: numpy, onnxruntime and safetensors only. Users import from `onnxtrain.api`."""
+"""Trains on the device, with numpy, onnxruntime and safetensors only. Users import from `onnxtrain.api`."""
 
+# onnxruntime is no requirement of the package, as its builds (CPU, CUDA, ...) exclude one another: the user chooses
+# one.
 try:
     import onnxruntime as _onnxruntime  # noqa: F401
 except ModuleNotFoundError as error:

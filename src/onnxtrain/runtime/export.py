@@ -31,7 +31,7 @@ _NODE, _INITIALIZER, _INPUT, _OUTPUT, _VALUE_INFO, _SPARSE_INITIALIZER = 1, 5, 1
 _TENSOR_DIMS, _TENSOR_TYPE, _TENSOR_NAME, _TENSOR_RAW, _TENSOR_EXTERNAL, _TENSOR_LOCATION = 1, 2, 8, 9, 13, 14
 
 MAX_FILE_SIZE = 2**31 - 2**20
-"""Largest size of a model file in bytes, as protobuf ends at 2 GiB. A larger model has its data in a file of its own."""
+"""Largest size of a model file in bytes: protobuf ends at 2 GiB. A larger model has its data in a file of its own."""
 # Bytes; onnx recommends offsets at page borders, so that readers can map the file into memory.
 _ALIGNMENT = 4096
 # Number of names that an error message lists.

@@ -1,8 +1,8 @@
-"""Where the external data of a model is: in the model's directory and nowhere else.
+"""Checks that the external data of a model lies in the model's directory and is complete.
 
-A model names files with its weights, and runtimes open what it names; some versions of ONNX Runtime also outside
-the model's directory, and some read beyond the end. So every tensor of a file is looked at before a runtime is
-given the file.
+A model names the files with its weights, and a runtime opens the files that the model names. Some versions of ONNX
+Runtime open files outside the model's directory (1.20), and some read beyond the end of a file. So every tensor of a
+model is checked before ONNX Runtime is given the model.
 """
 
 from __future__ import annotations
@@ -20,10 +20,14 @@ from onnxtrain.runtime.onnx_wire import Bytes
 
 _KEY = b"location"
 _CHUNK = 2**20
-_MAX_DEPTH = 100  # protobuf's own limit is 100 messages; a subgraph takes three
+# protobuf itself reads at most 100 messages inside one another; a subgraph takes three of them.
+_MAX_DEPTH = 100
+# TensorProto.DataLocation.EXTERNAL.
 _EXTERNAL = 1
-_IN_MEMORY = "_ORT_MEM_ADDR_"  # onnxruntime takes the offset for an address of the process then
-_ENUM = 0xFFFFFFFF  # protobuf cuts varints of enumerations to 32 bits
+# With this location onnxruntime takes the offset for an address in the memory of the process.
+_IN_MEMORY = "_ORT_MEM_ADDR_"
+# protobuf cuts the varint of an enumeration to 32 bits, so 2**32 + 1 is EXTERNAL, too.
+_ENUM = 0xFFFFFFFF
 
 # Field numbers of onnx.proto.
 _GRAPH, _TRAINING, _FUNCTION = 7, 20, 25
@@ -35,7 +39,15 @@ _BITS_OF_OTHERS = {code: bits for bits, codes in _CODES_BY_BITS.items() for code
 
 
 class ExternalData(NamedTuple):
-    """What a tensor says about its data: `needed` bytes from `offset` of a file, None where it does not say."""
+    """The place of a tensor's data in an external file.
+
+    Attributes:
+        name: name of the tensor, e.g. "fc.weight".
+        location: path of the file, relative to the model's directory, e.g. "net.onnx.data".
+        offset: first byte of the data in the file, e.g. 4096.
+        length: size of the data in bytes according to the model; None if it does not say.
+        needed: size in bytes that follows from dtype and shape; None for texts and unknown dtypes.
+    """
 
     name: str
     location: str
@@ -45,12 +57,13 @@ class ExternalData(NamedTuple):
 
 
 def bits_of(code: int) -> int | None:
-    """Returns the bits that an element of an ONNX type takes; None for texts and types that are not known."""
-    known = dtypes.BY_ONNX.get(code)
-    return known.storage.itemsize * 8 if known is not None else _BITS_OF_OTHERS.get(code)
+    """Returns the bits per element of an ONNX data type, e.g. 32 for 1 (float32); None for texts and unknown types."""
+    dtype = dtypes.BY_ONNX.get(code)
+    return dtype.storage.itemsize * 8 if dtype is not None else _BITS_OF_OTHERS.get(code)
 
 
 def _dims(tensor: Bytes) -> list[int]:
+    # A repeated number is written packed, or as one field per number; a reader of protobuf has to take both.
     dims: list[int] = []
     for field in wire.parse(tensor):
         if field.number == _TENSOR_DIMS:
@@ -59,10 +72,10 @@ def _dims(tensor: Bytes) -> list[int]:
 
 
 def parse_reference(tensor: Bytes) -> ExternalData | None:
-    """Returns where a TensorProto says that its data is, None if it holds the data itself.
+    """Reads the place of a tensor's data from a TensorProto; returns None if the message holds the data itself.
 
     Raises:
-        ValueError: It says so in a way that readers could understand differently.
+        ValueError: the entries are malformed, or two readers could understand them differently.
     """
     fields = list(wire.parse(tensor))
     if not any(f.number == _TENSOR_LOCATION and f.integer & _ENUM == _EXTERNAL for f in fields):
@@ -71,18 +84,21 @@ def parse_reference(tensor: Bytes) -> ExternalData | None:
     entries: dict[str, str] = {}
     for entry in (f.payload for f in fields if f.number == _TENSOR_ENTRY):
         keys, values = wire.strings(entry, 1), wire.strings(entry, 2)
+        # Of a key that occurs twice, one reader takes the first value and another the last.
         if len(keys) != 1 or len(values) > 1 or keys[0] in entries:
             raise ValueError(f"the entries that say where the data of '{name}' is are malformed")
         entries[keys[0]] = values[0] if values else ""
     numbers = {}
     for key in ("offset", "length"):
         if key in entries:
+            # 18 digits fit an int64. `int` alone would take "+1", " 1" and "1_000", too.
             if not re.fullmatch("[0-9]{1,18}", entries[key]):
                 raise ValueError(
                     f"the {key} of the data of '{name}' is {entries[key][:40]!r}, which is no size"
                 )
             numbers[key] = int(entries[key])
     dims = _dims(tensor)
+    # A varint of a negative number is its two's complement.
     if any(d >= 2**63 for d in dims):
         raise ValueError(f"'{name}' has a negative size")
     code = next((f.integer for f in reversed(fields) if f.number == _TENSOR_TYPE), 0)
@@ -94,13 +110,18 @@ def parse_reference(tensor: Bytes) -> ExternalData | None:
 
 
 def locate(data: ExternalData, directory: str | os.PathLike[str]) -> Path:
-    """Returns the file with the data of a tensor of a model in `directory`.
+    """Finds the file with the data of a tensor.
+
+    Args:
+        data: the place that the model names.
+        directory: directory of the model.
 
     Raises:
-        ValueError: It is missing, too short, or outside `directory`; the text says which, and what to do.
+        ValueError: the file is missing, too short, or outside `directory`; the text says which, and what to do.
     """
     base = Path(directory).resolve()
     what = f"the data of '{data.name}' should be in '{Path(directory) / data.location}'"
+    # Both kinds of paths: a model that is safe here may be copied to the other system.
     names = PurePosixPath(data.location), PureWindowsPath(data.location)
     if not data.location or "\0" in data.location or _IN_MEMORY in data.location:
         raise ValueError(
@@ -109,6 +130,7 @@ def locate(data: ExternalData, directory: str | os.PathLike[str]) -> Path:
     outside = f"{what}, which is outside the model's directory '{base}'. Copy the file there."
     if any(name.is_absolute() or name.drive or ".." in name.parts for name in names):
         raise ValueError(outside)
+    # A name without `..` can still lead outside, through a symbolic link.
     path = (base / data.location).resolve()
     if not path.is_relative_to(base):
         raise ValueError(outside)
@@ -116,6 +138,7 @@ def locate(data: ExternalData, directory: str | os.PathLike[str]) -> Path:
         raise ValueError(f"{what}, which does not exist. Put it beside the model; the two belong together.")
     if data.needed is not None and data.length is not None and data.length < data.needed:
         raise ValueError(f"{what}, but its entry gives {data.length} bytes where {data.needed} are needed.")
+    # Some runtimes read beyond the end of the file instead of refusing it.
     size = path.stat().st_size
     end = data.offset + max(data.length or 0, data.needed or 0)
     if end > size:
@@ -127,15 +150,17 @@ def locate(data: ExternalData, directory: str | os.PathLike[str]) -> Path:
 
 
 def _joined(message: Bytes, number: int) -> Bytes:
-    """Returns a message field that occurs once; protobuf merges several, which is to join their bytes."""
-    found = wire.messages(message, number)
-    return found[0] if len(found) == 1 else b"".join(found)
+    """Returns the payload of a message field that should occur once."""
+    # protobuf merges a field that occurs several times, which is the same as joining the bytes.
+    payloads = wire.messages(message, number)
+    return payloads[0] if len(payloads) == 1 else b"".join(payloads)
 
 
 def _graph_tensors(graph: Bytes, depth: int) -> Iterator[Bytes]:
     if depth > _MAX_DEPTH:
         raise ValueError(f"its graphs are nested more than {_MAX_DEPTH // 3} deep")
     for field in wire.parse(graph):
+        # node, initializer, sparse_initializer: a sparse one is two tensors, values and indices.
         if field.number == 1:
             yield from _node_tensors(field.payload, depth + 1)
         elif field.number == 5:
@@ -150,6 +175,7 @@ def _node_tensors(node: Bytes, depth: int) -> Iterator[Bytes]:
 
 
 def _attribute_tensors(attribute: Bytes, depth: int) -> Iterator[Bytes]:
+    # t and tensors, sparse_tensor and sparse_tensors, g and graphs.
     yield from (_joined(attribute, 5), *wire.messages(attribute, 10))
     for sparse in (_joined(attribute, 22), *wire.messages(attribute, 23)):
         yield from (_joined(sparse, 1), _joined(sparse, 2))
@@ -158,8 +184,9 @@ def _attribute_tensors(attribute: Bytes, depth: int) -> Iterator[Bytes]:
 
 
 def _tensors(model: Bytes) -> Iterator[Bytes]:
-    """Yields every TensorProto of a model: initializers and attributes, of subgraphs and functions too."""
+    """Yields every TensorProto of a model: initializers and attributes, also those of subgraphs and functions."""
     yield from _graph_tensors(_joined(model, _GRAPH), 0)
+    # training_info holds two graphs, initialization and algorithm, which a runtime may load.
     for training in wire.messages(model, _TRAINING):
         for number in (1, 2):
             yield from _graph_tensors(_joined(training, number), 0)
@@ -171,12 +198,14 @@ def _tensors(model: Bytes) -> Iterator[Bytes]:
 
 
 def _names_locations(path: str) -> bool:
-    """Returns whether a model file can refer to others at all, at the speed of reading it."""
+    """Returns True if a model file can refer to other files: if it has the word "location" somewhere."""
+    # Most models have no external data. Searching for the word is as fast as reading the file; parsing it is not.
     with open(path, "rb") as file:
         tail = b""
         while chunk := file.read(_CHUNK):
             if _KEY in tail + chunk:
                 return True
+            # The word may lie across the border of two chunks.
             tail = chunk[-len(_KEY) :]
     return False
 
@@ -188,11 +217,14 @@ def _references(model: Bytes) -> Iterator[ExternalData]:
 
 
 def check_external_data(model: str | bytes) -> None:
-    """Makes sure that the data of a model, a path or the bytes of the file, is there and in its directory.
+    """Checks that all external data of a model exists and lies in the model's directory.
+
+    Args:
+        model: path of the model file, or its bytes.
 
     Raises:
-        ValueError: It is not, or it cannot be told; the text says why, and what to do.
-        OSError: The file cannot be read.
+        ValueError: data is missing, incomplete or outside the directory; the text says which, and what to do.
+        OSError: the model file cannot be read.
     """
     if isinstance(model, bytes):
         if _KEY in model and not _is_ort_format(model):
@@ -206,16 +238,17 @@ def check_external_data(model: str | bytes) -> None:
 
 
 def external_files(path: str | os.PathLike[str]) -> list[Path]:
-    """Returns the files with external data of the model file `path`, each once.
+    """Lists the files with the external data of a model file, each once.
 
     Raises:
-        ValueError: One is missing, too short, or outside the model's directory.
-        OSError: The model file cannot be read.
+        ValueError: a file is missing, too short, or outside the model's directory.
+        OSError: the model file cannot be read.
     """
     path = os.fspath(path)
     if not _names_locations(path):
         return []
-    import mmap  # kept out of the time that a device takes to start
+    # Imported here: few devices have models with external data, and the others start without it.
+    import mmap
 
     with open(path, "rb") as file:
         content = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
@@ -226,4 +259,5 @@ def external_files(path: str | os.PathLike[str]) -> list[Path]:
 
 
 def _is_ort_format(content: Bytes) -> bool:
-    return bytes(content[4:8]) == b"ORTM"  # FlatBuffer identifier
+    # A FlatBuffer, whose identifier is in these bytes. It is no protobuf message, and has no external data.
+    return bytes(content[4:8]) == b"ORTM"

@@ -1,4 +1,4 @@
-"""Checks of what is passed to a training or evaluation step, before it reaches the graph."""
+"""Checks the arguments of a training or evaluation step before ONNX Runtime sees them."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from onnxtrain.runtime.store import alias
 
 
 def _dynamic_remedy() -> str:
+    # A model that was exported with one batch size is the usual reason of a wrong first axis.
     return (
         " If this is the batch: export the model with a dynamic batch axis, or "
         f"{words().dynamic_batch('generate_artifacts')}."
@@ -50,6 +51,7 @@ def _check_shape(spec: InputSpec, shape: tuple[int, ...], symbols: dict[str, tup
                 raise InputError(
                     f"{_mismatch(spec, shape)}; axis {axis} must be {expected}.{remedy}{_class_axis(spec)}"
                 )
+        # A size that occurs in several inputs, e.g. "batch", must be the same in all of them.
         elif expected:
             first, owner = symbols.setdefault(expected, (size, spec.name))
             if size != first:
@@ -60,7 +62,9 @@ def _check_shape(spec: InputSpec, shape: tuple[int, ...], symbols: dict[str, tup
 
 
 def _class_axis(spec: InputSpec) -> str:
-    """What to say of the axis of the classes, where labels have an unexpected shape and there was a choice of axis."""
+    """Returns advice about the axis of the classes for labels of a wrong shape; "" if there is no choice of axes."""
+    # Scores [batch, seq, 512] of a language model have their classes on the last axis, while ONNX and PyTorch take
+    # axis 1 by default. Labels that do not fit are the first sign of it.
     labels = spec.class_labels
     if labels is None or labels.scores is None:
         return ""
@@ -73,12 +77,21 @@ def _class_axis(spec: InputSpec) -> str:
 
 
 def check_labels(name: str, labels: Array, allowed: ClassLabels) -> None:
-    """Rejects labels that are no class: the graph would index out of range, or give a loss of garbage."""
+    """Raises InputError for labels that are no class: the graph would index out of range, or compute a wrong loss.
+
+    Args:
+        name: name of the input, for messages.
+        labels: integer array of class labels.
+        allowed: the classes, and the label that is ignored.
+    """
+    # numpy has no minimum of an empty array.
     if labels.size == 0:
         return
     count = allowed.count
+    # The usual case, all labels valid, takes two passes and no memory.
     if labels.min() >= 0 and (count is None or labels.max() < count):
         return
+    # The label to ignore may lie outside of the classes (-100) or among them.
     wrong = labels < 0
     if count is not None:
         wrong |= labels >= count
@@ -96,21 +109,26 @@ def check_labels(name: str, labels: Array, allowed: ClassLabels) -> None:
 
 
 def check_shapes(specs: Sequence[InputSpec], shapes: Sequence[tuple[int, ...]]) -> None:
-    """Raises InputError unless ranks and sizes fit; equal symbolic dimensions must have equal sizes."""
+    """Raises InputError unless all ranks and sizes fit.
+
+    Args:
+        specs: the inputs; equal symbolic sizes, e.g. "batch", must have equal values.
+        shapes: one shape per input.
+    """
     symbols: dict[str, tuple[int, str]] = {}
     for spec, shape in zip(specs, shapes, strict=True):
         _check_shape(spec, shape, symbols)
 
 
 def _from_array(spec: InputSpec, array: Array) -> Array:
-    """Returns `array` in C-contiguous storage memory, which is `array` itself if it can be."""
+    """Converts an array to a C-contiguous one of the input's storage dtype, without a copy if it is one already."""
     if array.dtype != spec.dtype.storage:
         if dtypes.of_array(array) is not spec.dtype:
             raise InputError(
                 f"Input '{spec.name}': expected {_show(spec)}, received dtype {array.dtype}. "
                 f"Convert with array.astype('{spec.dtype.name}')."
             )
-        # ml_dtypes' bfloat16, or the other byte order
+        # Of the same element type and another dtype are bfloat16 of ml_dtypes, and arrays of the other byte order.
         array = array.view(np.uint16) if spec.dtype.name == "bfloat16" else array.astype(spec.dtype.storage)
     return np.asarray(array, order="C")
 
@@ -124,13 +142,17 @@ def _from_ort_value(spec: InputSpec, value: ort.OrtValue) -> ort.OrtValue:
 
 
 def check_arguments(specs: Sequence[InputSpec], arguments: Sequence[object]) -> list[Array | ort.OrtValue]:
-    """Returns one value to bind per argument, after checking number, dtype, shape and class labels.
+    """Checks number, dtypes, shapes and class labels of the arguments of a step, and prepares them for binding.
 
-    Arrays are not copied unless they are not C-contiguous. Equal symbolic dimensions must have equal sizes.
+    Args:
+        specs: the inputs that the model expects.
+        arguments: one numpy array or OrtValue per input. Only arrays that are not C-contiguous are copied.
+
+    Returns:
+        One value per input, to be bound to the session.
 
     Raises:
-        InputError: Something does not fit; the message names the input, what was expected and what was
-            received.
+        InputError: an argument does not fit; the message gives the input, the expected and the received value.
     """
     if len(arguments) != len(specs):
         raise InputError(
@@ -156,7 +178,7 @@ def check_arguments(specs: Sequence[InputSpec], arguments: Sequence[object]) -> 
         if spec.class_labels is not None:
             labels = value if isinstance(value, np.ndarray) else value.numpy()
             check_labels(spec.name, labels, spec.class_labels)
-        # numpy cannot tell onnxruntime that its uint16 are bfloat16
+        # onnxruntime would take a uint16 array for a tensor of uint16; an OrtValue says that the bits are bfloat16.
         raw_bits = isinstance(value, np.ndarray) and spec.dtype.name == "bfloat16"
         values.append(alias(value, spec.dtype) if raw_bits else value)
     return values

@@ -1,7 +1,8 @@
-"""The native kernels of package `onnxtrain-kernels`, where it is installed.
+"""Registers the native kernels of package `onnxtrain-kernels` with sessions, if the package is installed.
 
-They take the place of the bodies of onnxtrain's functions in a session; without them ONNX Runtime runs the bodies.
-`ONNXTRAIN_KERNELS` is `off` (bodies only), `on` (an error where there are no kernels) or `auto`, the default.
+Models call functions of domain `onnxtrain`. ONNX Runtime runs a native kernel of the same name if one is registered,
+and else the function's body of standard ops. The environment variable `ONNXTRAIN_KERNELS` is `off` (bodies only), `on`
+(an error if there are no kernels) or `auto`, the default.
 """
 
 from __future__ import annotations
@@ -21,44 +22,49 @@ from onnxtrain.runtime import onnx_wire as wire
 from onnxtrain.runtime.lock import ProcessLock
 
 VARIABLE = "ONNXTRAIN_KERNELS"
+# Environment variable by which the kernels' package takes a level of instructions, e.g. "x86-64-v3".
 LEVEL = "ONNXTRAIN_KERNELS_LEVEL"
 FUNCTIONS = 1
-"""Version of the functions in domain `onnxtrain` that artifacts contain."""
+"""Version of the functions in domain `onnxtrain` in artifacts; kernels of another version compute something else."""
 
 _FUNCTION, _NAME = 25, 1
 """Field numbers of onnx.proto: functions of a ModelProto, name of a FunctionProto."""
+# Each different convolution of a model has functions of its own, told apart by a number: "ConvolutionGradient3_float".
 _NUMBERED_NAME = re.compile(r"(.+?)(\d+)_(float)")
-# Numbered names, and how many of each the library registers unless the session config entry says otherwise.
+# Per numbered name, the count that the library registers unless the session config entry says otherwise.
 _NUMBERED = {
     f"Convolution{dtype}{kind}#_float": count
     for dtype in ("", "Bfloat16")
     for kind, count in (("Gradient", 64), ("WeightGradient", 16), ("InputGradient", 16))
 }
-# Per options, how many numbered names of each kind they have after each registration of the library.
+# Per session options and registration of the library, the number of names of each kind from then on. ONNX Runtime does
+# not tell what has been registered with options. Weak, so that the options can be freed.
 _registered: weakref.WeakKeyDictionary[ort.SessionOptions, list[dict[str, int]]] = weakref.WeakKeyDictionary()
+# Two threads may open sessions with the same options: registering one name twice is an error of ONNX Runtime.
 _registering = ProcessLock()
 
 
 def kernel_library() -> str | None:
-    """Returns the path of the custom op library that sessions on the CPU register; None where bodies are to run.
+    """Returns the path of the custom op library for sessions on the CPU; None if they run the functions' bodies.
 
     Raises:
-        InputError: `ONNXTRAIN_KERNELS` is something else, or `on` where no kernels can be used.
+        InputError: `ONNXTRAIN_KERNELS` has another value than on, off and auto, or is `on` and no kernels can be used.
     """
-    asked = os.environ.get(VARIABLE, "").strip().lower() or "auto"
-    if asked not in ("auto", "on", "off"):
-        raise InputError(f"{VARIABLE}='{asked}': expected 'auto' (the default), 'on' or 'off'.")
-    if asked == "off":
+    setting = os.environ.get(VARIABLE, "").strip().lower() or "auto"
+    if setting not in ("auto", "on", "off"):
+        raise InputError(f"{VARIABLE}='{setting}': expected 'auto' (the default), 'on' or 'off'.")
+    if setting == "off":
         return None
     path, problem = _installed()
-    if path is None and asked == "on":
+    if path is None and setting == "on":
         raise InputError(f"{VARIABLE}=on, but {problem}. Install onnxtrain[kernels], or set {VARIABLE}=off.")
     return path
 
 
 @functools.cache
 def _installed() -> tuple[str | None, str]:
-    """Returns the path of the library, or None and why there is none."""
+    """Finds the library; returns its path and "", or None and the reason why there is none."""
+    # By name: the package is optional, and type checkers need not have it.
     try:
         kernels = importlib.import_module("onnxtrain_kernels")
     except ImportError:
@@ -77,13 +83,12 @@ def _installed() -> tuple[str | None, str]:
 
 
 def register_kernels(options: ort.SessionOptions, names: Iterable[str] | None = None) -> None:
-    """Lets the sessions made with these options use the native kernels; options may be used several times.
+    """Registers the native kernels with session options; the same options may be used for several sessions.
 
     Args:
-        options: the options; changed in place.
-        names: names of the functions in the model, which say how many numbered names are needed, e.g.
-            ["Convolution_float", "ConvolutionGradient0_float"]. ONNX Runtime makes a schema of each, which takes some
-            20 microseconds. None: not known; the library registers as many as it does by default.
+        options: the session options; changed in place.
+        names: names of the functions in the model, e.g. ["Convolution_float", "ConvolutionGradient0_float"]. They tell
+            how many numbered names the session needs. None registers the default number of names.
     """
     path = kernel_library()
     if path is None:
@@ -93,11 +98,14 @@ def register_kernels(options: ort.SessionOptions, names: Iterable[str] | None = 
 
 
 def _register(options: ort.SessionOptions, names: Iterable[str] | None, path: str) -> None:
+    # As few names as the model needs: ONNX Runtime makes a schema of each, which takes some 20 microseconds. Without
+    # the 192 default names, opening a small model took 2.7 ms instead of 10.6.
     kernels = importlib.import_module("onnxtrain_kernels")
     _warn_of_level(os.environ.get(LEVEL), path)
     entry = getattr(kernels, "NUMBERED", None)
     if entry is None:
         _warn_of_numbers(names or ())
+    # An older package has no entry for numbers.
     needed = None if names is None or entry is None else _numbers(names)
     numbers = _registered.get(options)
     if needed is None:
@@ -105,28 +113,32 @@ def _register(options: ort.SessionOptions, names: Iterable[str] | None, path: st
             options.register_custom_ops_library(path)
             _registered[options] = [_NUMBERED]
         return
+    # Options that have served a smaller model get the names that are missing, as no name may be registered twice.
     before = numbers[-1] if numbers else dict.fromkeys(_NUMBERED, 0)
     ranges = {stem: (before[stem], end) for stem, end in needed.items() if end > before[stem]}
     if numbers and not ranges:
         return
-    # ONNX Runtime warns where an entry is set anew: each registration has one of its own.
+    # ONNX Runtime warns if an entry is set again, so each registration has an entry of its own.
     options.add_session_config_entry(f"{entry}.{len(numbers)}" if numbers else entry, _text(ranges))
     options.register_custom_ops_library(path)
     _registered[options] = [*(numbers or []), before | {stem: end for stem, (_, end) in ranges.items()}]
 
 
 def function_names(model: str | bytes) -> list[str] | None:
-    """Returns the names of the functions in a model, a path or the bytes of an ONNX file.
+    """Lists the names of the functions in a model; returns None if the file is no ONNX model.
 
-    Returns None where the file is no ONNX model: loading it will say more.
+    Args:
+        model: path or bytes of the model.
     """
     if isinstance(model, bytes):
         return _function_names(model)
-    import mmap  # kept out of the time that a device takes to start
+    # Imported here, as a device may run models that are given as bytes. Mapped, so that weights are not read.
+    import mmap
 
     try:
         with open(model, "rb") as file:
             return _function_names(memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)))
+    # Not an error yet: ONNX Runtime, which opens the file next, says more about it.
     except (OSError, ValueError):
         return None
 
@@ -143,7 +155,7 @@ def _function_names(model: wire.Bytes) -> list[str] | None:
 
 
 def _numbers(names: Iterable[str]) -> dict[str, int]:
-    """Returns how many numbers each numbered name needs: {"ConvolutionGradient#_float": 3}."""
+    """Counts the numbers that each numbered name needs, e.g. {"ConvolutionGradient#_float": 3}."""
     needed: dict[str, int] = {}
     for name in names:
         match = _NUMBERED_NAME.fullmatch(name)
@@ -153,15 +165,16 @@ def _numbers(names: Iterable[str]) -> dict[str, int]:
 
 
 def _text(ranges: Mapping[str, tuple[int, int]]) -> str:
-    """Returns the session config entry: for each numbered name the first number and the one behind the last."""
+    """Writes the session config entry: per numbered name the first number and the last plus one, "Convolution=0:3"."""
     return ",".join(f"{stem.partition('#')[0]}={begin}:{end}" for stem, (begin, end) in ranges.items())
 
 
 @functools.cache
-def _warn_of_level(asked: str | None, path: str) -> None:
-    """Warns, once per level, where sessions get kernels of another level than the one that was asked for."""
+def _warn_of_level(wanted: str | None, path: str) -> None:
+    """Warns, once per level, if sessions get kernels of another level of instructions than the user wants."""
     level_of = getattr(importlib.import_module("onnxtrain_kernels"), "level", None)
-    if level_of is None:  # an older version of the package
+    # An older version of the package does not tell.
+    if level_of is None:
         return
     level = level_of()
     if not level:
@@ -171,9 +184,9 @@ def _warn_of_level(asked: str | None, path: str) -> None:
             RuntimeWarning,
             stacklevel=4,
         )
-    elif asked and asked != level:
+    elif wanted and wanted != level:
         warnings.warn(
-            f"{LEVEL}='{asked}', but there are no kernels of this level or the processor lacks some of its "
+            f"{LEVEL}='{wanted}', but there are no kernels of this level or the processor lacks some of its "
             f"instructions: the kernels of level '{level}' are used",
             RuntimeWarning,
             stacklevel=4,
@@ -181,7 +194,8 @@ def _warn_of_level(asked: str | None, path: str) -> None:
 
 
 def _warn_of_numbers(names: Iterable[str]) -> None:
-    """Warns of functions for which an older version of the kernels has no name."""
+    """Warns of functions for which an older version of the kernels has no names."""
+    # Without a warning, DenseNet-121 ran most of its convolutions without kernels, and nobody knew why it was slow.
     for stem, end in _numbers(names).items():
         if end > _NUMBERED[stem]:
             warnings.warn(

@@ -1,9 +1,12 @@
-"""Reader of onnxruntime-training's checkpoint files, so that their users can move on.
+"""Reads checkpoint files of onnxruntime-training, so that its users can go on training with their checkpoints.
 
-The file is a FlatBuffer with identifier `ODTC`, version 2 (schema `checkpoint.fbs` of onnxruntime 1.19). A
-FlatBuffer table starts with a signed offset back to its vtable; the vtable gives, for each field, its offset
-in the table or 0 when the field has its default. Offsets to strings, vectors and tables are relative to where
-they are stored.
+Such a file is a FlatBuffer with identifier `ODTC`, version 2 (schema `checkpoint.fbs` of onnxruntime 1.19). A
+FlatBuffer table starts with a signed offset back to its vtable. The vtable gives, per field, the field's offset in the
+table, or 0 if the field has its default. Offsets to strings, vectors and tables are relative to the place where they
+are stored.
+
+The reader needs no package `flatbuffers`, which devices do not have. Each offset is checked against the ends of the
+file.
 """
 
 from __future__ import annotations
@@ -23,7 +26,14 @@ _VERSION = 2
 
 
 class _Table:
-    """A FlatBuffer table at `position`; fields are numbered in schema order."""
+    """A FlatBuffer table.
+
+    Args:
+        data: the whole file.
+        position: first byte of the table in the file.
+
+    Methods take the index of a field: its place in the schema, from 0.
+    """
 
     def __init__(self, data: bytes, position: int) -> None:
         self._data = data
@@ -32,11 +42,14 @@ class _Table:
         self._vtable_size = self._unpack("<H", self._vtable)
 
     def _unpack(self, layout: str, position: int) -> int:
+        # struct counts a negative position from the end of the data, silently.
         if position < 0:
             raise ValueError("an offset points before the start of the file")
         return int(struct.unpack_from(layout, self._data, position)[0])
 
     def _field(self, index: int) -> int | None:
+        # The vtable begins with two sizes of two bytes. Files of an older schema have shorter vtables: a field that is
+        # not there has its default.
         slot = 4 + 2 * index
         offset = self._unpack("<H", self._vtable + slot) if slot < self._vtable_size else 0
         return self._position + offset if offset else None
@@ -45,12 +58,13 @@ class _Table:
         return position + self._unpack("<I", position)
 
     def _vector(self, index: int, itemsize: int) -> tuple[int, int]:
-        """Returns start and length of a vector field (0 when absent), checked against the end of the file."""
+        """Returns start and number of elements of a vector field; (0, 0) if the field is absent."""
         position = self._field(index)
         if position is None:
             return 0, 0
         start = self._target(position)
         length = self._unpack("<I", start)
+        # Checked before anything is allocated: a damaged length may be four billion.
         if start + 4 + length * itemsize > len(self._data):
             raise ValueError("a vector reaches beyond the end of the file")
         return start + 4, length
@@ -85,7 +99,12 @@ class _Table:
 
 
 def _tensor(table: _Table, nominal: bool) -> tuple[str, Buffer]:
-    """Reads `Tensor{name, doc_string, dims, data_type, raw_data, string_data}`."""
+    """Reads `Tensor{name, doc_string, dims, data_type, raw_data, string_data}`; returns its name and content.
+
+    Args:
+        table: the table.
+        nominal: the file holds names only, so the buffer has no data yet.
+    """
     name, dims, code, raw = table.text(0), table.int64s(2), table.integer(3, "<i"), table.blob(4)
     dtype = dtypes.BY_ONNX.get(code)
     if dtype is None:
@@ -96,12 +115,13 @@ def _tensor(table: _Table, nominal: bool) -> tuple[str, Buffer]:
         return name, Buffer.zeros(dtype, dims, defined=False)
     if len(raw) != prod(dims) * dtype.storage.itemsize:
         raise ValueError(f"tensor '{name}' of shape {dims}, {dtype.name}, has {len(raw)} bytes of data")
+    # A copy: frombuffer gives a read-only view, and sessions write into buffers.
     return name, Buffer(np.frombuffer(raw, dtype.storage).reshape(dims).copy(), dtype)
 
 
 def _read_optimizer(group: _Table, store: Store) -> None:
     """Reads `OptimizerGroup{group_name, step, initial_learning_rate, optimizer_states}` into `store`."""
-    # The current learning rate was not kept there; the initial one is the nearest.
+    # The format has no current learning rate; the initial one is the nearest.
     rate = group.real(2)
     store.optimizer = OptimizerProgress(group.integer(1, "<q"), rate, rate)
     for state in group.tables(3):
@@ -109,7 +129,8 @@ def _read_optimizer(group: _Table, store: Store) -> None:
         for momentum in state.tables(1):
             name, buffer = _tensor(momentum, nominal=False)
             store.moments.setdefault(name, {})[parameter] = buffer
-    # Its optimizers were AdamW, with two moments, and SGD, which kept one that it never used.
+    # onnxruntime-training had two optimizers: AdamW with two moments, and SGD with one that it never used. Our SGD has
+    # no moments, and refuses a checkpoint that has some.
     if set(store.moments) == {"momentum0"}:
         store.moments.clear()
 
@@ -134,6 +155,7 @@ def _read(data: bytes) -> Store:
         raise ValueError("it holds no parameters")
     if module.integer(3, "<?"):
         raise ValueError("its tensors are in an external data file, which is not supported")
+    # A nominal file has neither data nor shapes: `shapes_known` stays False until a Module supplies them.
     nominal = bool(module.integer(2, "<?"))
     trainable = dict(_tensor(t, nominal) for t in module.tables(0))
     frozen = dict(_tensor(t, nominal) for t in module.tables(1))
@@ -151,10 +173,14 @@ def _read(data: bytes) -> Store:
 
 
 def read_legacy_checkpoint(data: bytes, source: str) -> Store:
-    """Returns the content of an `ODTC` file; `source` names it in messages.
+    """Reads a checkpoint of onnxruntime-training.
+
+    Args:
+        data: content of the file.
+        source: name of the file in messages, e.g. "'run/checkpoint'".
 
     Raises:
-        CheckpointError: Corrupt, truncated, or of a kind that is not supported.
+        CheckpointError: the file is corrupt, truncated, or of a kind that is not supported.
     """
     try:
         return _read(data)

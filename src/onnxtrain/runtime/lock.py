@@ -1,4 +1,4 @@
-"""The lock of a checkpoint state, and the thread that its gradients belong to."""
+"""Keeps the threads of a process apart: the lock of a checkpoint state, and the owner of its gradients."""
 
 from __future__ import annotations
 
@@ -17,12 +17,16 @@ def _count_fork() -> None:
     _forks += 1
 
 
-if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
+# Windows has no fork.
+if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_count_fork)
 
 
 class ProcessLock:
-    """Lock of something that a process has one of. In a forked process it is free, whoever held it in the parent."""
+    """Locks something that each process has one of, e.g. a registry. In a forked process the lock is free.
+
+    A plain `threading.Lock` that another thread held during the fork would stay locked in the new process for ever.
+    """
 
     __slots__ = ("_forks", "_lock")
 
@@ -45,9 +49,9 @@ class ProcessLock:
 class StateLock:
     """Lets one thread at a time use a checkpoint state and everything that was made from it.
 
-    Use it in a `with` statement. The lock is reentrant: a thread that holds the lock may take it again. Threads that
-    wait get their turn: a thread that releases the lock and takes it again at once goes behind those that wait, which
-    `threading.RLock` does not promise.
+    Use it in a `with` statement. The lock is reentrant: a thread that holds it may take it again. It is fair, which
+    `threading.RLock` is not: a thread that releases the lock and takes it again at once comes after the waiting
+    threads.
 
     >>> lock = StateLock()
     >>> with lock, lock:
@@ -58,20 +62,20 @@ class StateLock:
     __slots__ = ("_depth", "_forks", "_held", "_next")
 
     def __init__(self) -> None:
-        self._next = (
-            threading.Lock()
-        )  # held by the thread that waits for `_held`; the others wait for `_next`
+        # Fairness takes two locks. The first thread that waits holds `_next` and waits for `_held`; all others wait for
+        # `_next`, and so does the thread that has just released `_held`.
+        self._next = threading.Lock()
         self._held = threading.RLock()
         self._depth = 0
         self._forks = _forks
 
     @property
     def depth(self) -> int:
-        """How many `with` statements of this thread hold the lock; 0 if this thread does not hold it."""
+        """Number of `with` statements by which this thread holds the lock; 0 if it does not hold the lock."""
         return self._depth if self._is_mine() else 0
 
     def _is_mine(self) -> bool:
-        # Not documented, but what threading.Condition asks of an RLock.
+        # Not documented, but threading.Condition relies on it.
         return bool(self._held._is_owned())  # type: ignore[attr-defined]
 
     def __enter__(self) -> StateLock:
@@ -84,7 +88,9 @@ class StateLock:
             with self._next:
                 self._held.acquire()
             self._depth = 1
-        except BaseException:  # Ctrl-C while this thread waits, or when it has just got the lock
+        # Ctrl-C may come while this thread waits, or when it has just got the lock: in both cases the lock is left
+        # free.
+        except BaseException:
             if self._is_mine():
                 self._held.release()
             raise
@@ -98,7 +104,7 @@ class StateLock:
             self._held.release()
 
     def _enter_fork(self) -> None:
-        """Takes the lock over in a forked process, in which only the thread that forked lives on.
+        """Adapts the lock to a forked process, in which only the thread that called fork exists.
 
         Raises:
             TrainingStateError: Another thread held the lock when the process was forked.
@@ -117,23 +123,26 @@ class StateLock:
 
 
 class GradientOwner:
-    """Tells which thread the gradients of a state belong to, and refuses steps of other threads that would mix them.
+    """Remembers the thread that computed the gradients of a state, and refuses steps of other threads on them.
 
-    A training step is several calls: the module's, which computes gradients, the optimizer's, and the one that resets
-    the gradients. What another thread does between these calls cannot be told from what it should have done before or
-    after them, so it is an error unless both threads hold the lock of the state from the first call to the last.
+    A training step is several calls: `module(...)`, `optimizer.step()` and `module.lazy_reset_grad()`. If another
+    thread calls one of them in between, nothing tells whether it meant its own gradients. So the call is an error,
+    unless both threads hold the lock of the state from their first call to their last.
 
     Args:
-        lock: The lock of the state; it is held whenever a method is called.
+        lock: lock of the state; callers of the methods hold it.
     """
 
     __slots__ = ("_lock", "_shared", "_thread", "_used")
 
     def __init__(self, lock: StateLock) -> None:
         self._lock = lock
-        self._thread: threading.Thread | None = None  # the one that computed the gradients
-        self._shared = False  # whether that thread held the lock around the call
-        self._used = True  # whether an optimizer step or a reset came after them
+        # The thread that computed the gradients.
+        self._thread: threading.Thread | None = None
+        # True if that thread held the lock around its call, and so shares the gradients with threads that do as well.
+        self._shared = False
+        # True after an optimizer step on the gradients or a reset: a new training step then loses nothing.
+        self._used = True
 
     def check_replace(self, doing: str) -> None:
         """Raises TrainingStateError if this thread must not replace the gradients."""
@@ -161,25 +170,28 @@ class GradientOwner:
         self._used = True
 
     def reset(self, doing: str) -> None:
-        """Lets this thread give the gradients up, or raises TrainingStateError."""
+        """Records that this thread gives the gradients up; raises TrainingStateError if it must not."""
         if not self._used:
             self._require(doing)
         self._used = True
 
     def _held_outside(self) -> bool:
-        """Whether the caller of a method of Module or Optimizer holds the lock, beside the method itself."""
+        """Tells if the caller of a method of Module or Optimizer holds the lock."""
+        # The method itself holds it once.
         return self._lock.depth > 1
 
     def _require(self, doing: str, *, even_if_ended: bool = False) -> None:
-        """Raises TrainingStateError if the gradients are another thread's.
+        """Raises TrainingStateError if the gradients belong to another thread.
 
         Args:
-            doing: What is about to be done, for the message.
-            even_if_ended: Also if that thread has ended, so that nothing can come between its calls any more.
+            doing: begins the message, e.g. "Optimizer.step()".
+            even_if_ended: raise also if that thread has ended.
         """
         owner = self._thread
         if owner is None or owner is threading.current_thread() or (self._shared and self._held_outside()):
             return
+        # No call of a thread that has ended can follow, so its gradients may be used. Adding to them would still mix
+        # two threads' gradients.
         if not owner.is_alive() and not even_if_ended:
             return
         raise TrainingStateError(

@@ -1,4 +1,4 @@
-"""The manifest: what a training run's models expect and return (`docs/contracts.md`, "The manifest")."""
+"""Reads manifests: the inputs and outputs of the models of a run (`docs/contracts.md`, "The manifest")."""
 
 from __future__ import annotations
 
@@ -18,23 +18,25 @@ METADATA_KEY = "onnxtrain.manifest"
 FORMAT = "onnxtrain"
 VERSION = 1
 SPARSE_VERSION = 2
-"""Of manifests with sparse gradients, which hosts that read version 1 would not understand."""
+"""Version of manifests with sparse gradients: hosts that know version 1 only would ignore the rows, and refuse it."""
 
 Dim = int | str | None
+"""Size of an axis: a number, a symbolic size such as "batch", or None if it is unknown."""
 Signature = tuple[str, str, Sequence[int]]
-"""Name, dtype name and shape of one tensor."""
+"""Name, dtype and shape of one tensor, e.g. ("fc.weight", "float32", (2, 3))."""
 
 
 def fingerprint(parameters: Iterable[Signature], statistics: Iterable[Signature] = ()) -> str:
-    """Returns the SHA-256 (hexadecimal) over names, dtypes and shapes of parameters and statistics.
+    """Computes the SHA-256 (hexadecimal) of names, dtypes and shapes of parameters and statistics, in any order.
 
-    It does not depend on their order: the digest is taken over the UTF-8 text of a JSON object with the keys
-    `parameters` and `statistics`, each a list of `[name, dtype, shape]` sorted by name, without spaces.
+    The digest is over the UTF-8 text of a JSON object without spaces. Its keys `parameters` and `statistics` hold
+    lists of `[name, dtype, shape]`, sorted by name.
 
     >>> fingerprint([("w", "float32", (2, 3))])[:8]
     'f6e700ff'
     """
-    import hashlib  # kept out of the time that a device takes to start
+    # Imported here: a device that loads a model and no checkpoint starts without it.
+    import hashlib
 
     groups = {"parameters": parameters, "statistics": statistics}
     listed = {
@@ -47,11 +49,14 @@ def fingerprint(parameters: Iterable[Signature], statistics: Iterable[Signature]
 
 @dataclass(frozen=True)
 class ClassLabels:
-    """Allowed values of an integer class target: `0 .. count-1` (any count if None) or `ignore_index`.
+    """Allowed values of an integer target that holds class labels.
 
     Attributes:
-        axis: of the scores, which holds the classes.
-        scores: dimensions of the scores where they have more than two.
+        count: number of classes, so that labels are 0 .. count - 1; None if it is unknown.
+        ignore_index: a further label, whose elements do not count, e.g. -100.
+        axis: axis of the scores along which the classes lie, e.g. -1 for [batch, sequence, vocabulary].
+        scores: sizes of the scores if they have more than two axes, e.g. ("batch", "seq", 512). Only such scores leave
+            a choice of axes.
     """
 
     count: int | None
@@ -62,14 +67,16 @@ class ClassLabels:
 
 @dataclass(frozen=True)
 class LossMean:
-    """What the loss of a batch is the mean over: its samples, or the labels that count in `labels`.
+    """The denominator of the loss, which is a mean over the samples of a batch or over the labels in them.
+
+    The losses of several batches are combined by it: each batch counts with its :meth:`count`.
 
     Attributes:
-        labels: name of the input or target with the labels; None for a mean over samples.
-        ignore_index: label that does not count.
-        weight: what a label of each class counts; None for 1.
-        sample_weight: name of the input with the weights of the samples, by which all of this is multiplied; None
-            for 1.
+        labels: name of the input or target with the labels, e.g. "labels"; None for a mean over samples.
+        ignore_index: label that does not count, e.g. -100; None if all labels count.
+        weight: weight per class, e.g. (1.0, 0.5); None if each label counts 1.
+        sample_weight: name of the input with a weight per sample, by which the counts are multiplied; None if each
+            sample counts 1.
     """
 
     labels: str | None = None
@@ -78,7 +85,15 @@ class LossMean:
     sample_weight: str | None = None
 
     def count(self, specs: Sequence[InputSpec], arrays: Sequence[Array]) -> float:
-        """Returns what the loss of a batch counts in a mean over batches; 0 where the batch has no loss."""
+        """Computes the weight of a batch's loss in a mean over batches.
+
+        Args:
+            specs: inputs and targets of the training model.
+            arrays: one array of the batch per input and target.
+
+        Returns:
+            The number of samples or labels, or the sum of their weights; 0 if no element of the batch counts.
+        """
         if self.labels is None and self.sample_weight is None:
             return float(len(arrays[0]))
         if self.sample_weight is not None:
@@ -89,16 +104,20 @@ class LossMean:
             return float(
                 labels.size if self.ignore_index is None else np.count_nonzero(labels != self.ignore_index)
             )
+        # First, because the label to ignore may be no index of the weights.
         if self.ignore_index is not None:
             labels = labels[labels != self.ignore_index]
         return float(np.asarray(self.weight)[labels].sum())
 
     def _weighted(self, named: Mapping[str, Array], weights: Array) -> float:
+        """Sums the weights of the samples, each times the number or weights of its labels that count."""
+        # In float64: a sum of many float32 weights would lose digits.
         if self.labels is None or (self.ignore_index is None and self.weight is None):
             return float(weights.sum(dtype=np.float64))
         labels = named[self.labels]
         counted = np.ones(labels.shape, bool) if self.ignore_index is None else labels != self.ignore_index
         of_class = np.ones(1) if self.weight is None else np.asarray(self.weight)
+        # An ignored label, e.g. -100, is no index: it reads the weight of class 0, and the line below sets it to 0.
         index = np.where(counted, labels, 0) if self.weight is not None else np.zeros(labels.shape, int)
         counts = np.where(counted, of_class[index], 0.0).reshape(len(labels), -1).sum(axis=1)
         return float(counts @ weights.astype(np.float64))
@@ -106,21 +125,35 @@ class LossMean:
 
 @dataclass(frozen=True)
 class InputSpec:
-    """A user input or a target of the training model; a str dimension is symbolic, None is unknown."""
+    """A user input or a target of the training model.
+
+    Attributes:
+        name: name of the graph input, e.g. "x".
+        dtype: element type.
+        shape: sizes, e.g. ("batch", 4); None if the rank is unknown.
+        class_labels: allowed labels if it is a target of class labels, else None.
+        sample_weight: True if it holds a weight for each sample.
+    """
 
     name: str
     dtype: DType
     shape: tuple[Dim, ...] | None
     class_labels: ClassLabels | None = None
     sample_weight: bool = False
-    """Whether it holds a weight for each sample."""
 
 
 @dataclass(frozen=True)
 class ParameterSpec:
-    """A parameter; `gradient` names the output with its gradient, None when it is frozen.
+    """A parameter of the training model.
 
-    Where `gradient_indices` names an output too, the gradient is sparse: the rows that were read, and their numbers.
+    Attributes:
+        name: name of the graph input, e.g. "fc.weight".
+        dtype: element type.
+        shape: sizes, e.g. (3, 4).
+        trainable: False if the parameter is frozen.
+        gradient: name of the output with the gradient, e.g. "fc.weight_grad"; None if the parameter is frozen.
+        gradient_indices: name of the output with the numbers of the rows that were read, if the gradient is sparse;
+            None if the gradient has the shape of the parameter.
     """
 
     name: str
@@ -133,7 +166,14 @@ class ParameterSpec:
 
 @dataclass(frozen=True)
 class StatisticSpec:
-    """A BatchNorm running statistic; `output` names the output with its updated value."""
+    """A running statistic of a BatchNorm layer.
+
+    Attributes:
+        name: name of the graph input, e.g. "bn.running_mean".
+        dtype: element type.
+        shape: sizes, e.g. (16,).
+        output: name of the output with the updated value, e.g. "bn.running_mean_updated".
+    """
 
     name: str
     dtype: DType
@@ -143,7 +183,15 @@ class StatisticSpec:
 
 @dataclass(frozen=True)
 class OptimizerSpec:
-    """The optimizer model: names of its moments, what they start from, and names of its scalar inputs."""
+    """The optimizer model of a run.
+
+    Attributes:
+        type: name of the optimizer, e.g. "AdamW".
+        moments: names of its states, e.g. ("momentum0", "momentum1").
+        initial_values: per moment, the value from which each element starts, e.g. (0.0, 0.0).
+        learning_rate: name of the input with the learning rate, e.g. "learning_rate".
+        step: name of the input with the number of the step, from 1, e.g. "step".
+    """
 
     type: str
     moments: tuple[str, ...]
@@ -154,9 +202,18 @@ class OptimizerSpec:
 
 @dataclass(frozen=True)
 class Manifest:
-    """A parsed manifest; `loss_mean` is None when the loss is a sum.
+    """A parsed manifest.
 
-    `inference_outputs` are those of the inference model, none where there is no such model.
+    Attributes:
+        fingerprint: digest of parameters and statistics, see :func:`fingerprint`.
+        inputs: user inputs, in order.
+        targets: targets, in order, e.g. those named "labels" and "sample_weight".
+        outputs: names of the outputs of the training and eval models, the loss first, e.g. ("loss", "logits").
+        parameters: all parameters, in graph order.
+        statistics: running statistics of BatchNorm layers.
+        optimizer: the optimizer, None if the run has no optimizer model.
+        loss_mean: the denominator of the loss; None if the loss is a sum.
+        inference_outputs: names of the outputs of the inference model; empty if the run has none.
     """
 
     fingerprint: str
@@ -171,12 +228,12 @@ class Manifest:
 
     @property
     def arguments(self) -> tuple[InputSpec, ...]:
-        """What `Module.__call__` takes: user inputs, then targets."""
+        """Arguments of `Module.__call__`: user inputs, then targets."""
         return self.inputs + self.targets
 
     @property
     def sample_weight(self) -> InputSpec | None:
-        """The target that holds a weight for each sample, if there is one."""
+        """The target that holds a weight for each sample, or None."""
         return next((spec for spec in self.targets if spec.sample_weight), None)
 
     @property
@@ -186,7 +243,7 @@ class Manifest:
 
     @property
     def sparse(self) -> tuple[ParameterSpec, ...]:
-        """Those of them whose gradient is sparse."""
+        """The trainable parameters whose gradient is sparse, in graph order."""
         return tuple(p for p in self.trainable if p.gradient_indices is not None)
 
 
@@ -203,7 +260,8 @@ def _text(entry: Mapping[str, Any], key: str) -> str:
 
 
 def _optional(kind: type, value: Any, what: str) -> Any:
-    """Returns `value` if it is None or of exactly this kind."""
+    """Checks that `value` is None or of exactly the type `kind`, and returns it; ValueError if it is not."""
+    # Exactly, because True is an integer for isinstance.
     if value is not None and type(value) is not kind:
         raise ValueError(f"{what} {value!r} is no {kind.__name__}")
     return value
@@ -218,6 +276,7 @@ def _dims(shape: object) -> tuple[Dim, ...] | None:
 
 
 def _input(entry: Mapping[str, Any]) -> InputSpec:
+    # Entries that older manifests lack are read by `get`, and have the value that the old format stood for.
     labels, weighs = entry.get("class_labels"), bool(entry.get("sample_weight"))
     if weighs and (entry["dtype"] not in ("float32", "float64") or len(entry["shape"]) != 1):
         raise ValueError(
@@ -242,6 +301,7 @@ def _input(entry: Mapping[str, Any]) -> InputSpec:
 def _loss_mean(entry: Mapping[str, Any] | None, arguments: Iterable[InputSpec]) -> LossMean | None:
     if entry is None:
         return None
+    # Names are checked here, as `LossMean.count` looks them up in the middle of a fit.
     labels, weight = _optional(str, entry.get("labels"), "labels"), entry.get("weight")
     if labels is not None and labels not in {spec.name for spec in arguments}:
         raise ValueError(f"the labels {labels!r} that a loss is the mean over are no input")
@@ -261,6 +321,7 @@ def _parameter(entry: Mapping[str, Any]) -> ParameterSpec:
     gradient = _text(entry, "gradient") if trainable else None
     indices = _text(entry, "gradient_indices") if trainable and "gradient_indices" in entry else None
     shape = sizes(entry["shape"], f"'{name}'")
+    # A sparse gradient is rows of a table.
     if indices is not None and not shape:
         raise ValueError(f"'{name}' has no rows")
     return ParameterSpec(name, _dtype(entry["dtype"]), shape, trainable, gradient, indices)
@@ -274,6 +335,7 @@ def _statistic(entry: Mapping[str, Any]) -> StatisticSpec:
 
 
 def _optimizer(entry: Mapping[str, Any]) -> OptimizerSpec:
+    # Older manifests have no initial values: their moments start from 0.
     moments = tuple(list_of_texts(entry["moments"], "the moments"))
     values = tuple(map(float, entry.get("initial_values", [0.0] * len(moments))))
     if len(values) != len(moments):
@@ -284,10 +346,14 @@ def _optimizer(entry: Mapping[str, Any]) -> OptimizerSpec:
 
 
 def parse_manifest(text: str | bytes, source: str) -> Manifest:
-    """Returns the manifest written in `text`, or its bytes in UTF-8; `source` names where it came from, for messages.
+    """Parses a manifest.
+
+    Args:
+        text: the manifest as a JSON text, or the bytes of the text in UTF-8.
+        source: name of the file in messages, e.g. "training model 'run/training_model.onnx'".
 
     Raises:
-        ModelLoadError: Not a manifest, incomplete, or of a newer version.
+        ModelLoadError: the text is no manifest, incomplete, or of a newer version.
     """
     try:
         raw = parse_json(text)
@@ -308,6 +374,7 @@ def parse_manifest(text: str | bytes, source: str) -> Manifest:
             parameters=tuple(parameters),
             statistics=tuple(statistics),
             optimizer=None if raw["optimizer"] is None else _optimizer(raw["optimizer"]),
+            # null is a sum; an older manifest without the entry has a mean over samples.
             loss_mean=_loss_mean(raw.get("loss_mean", {}), inputs + targets),
             inference_outputs=tuple(
                 list_of_texts(
@@ -317,10 +384,13 @@ def parse_manifest(text: str | bytes, source: str) -> Manifest:
         )
         names = [s.name for group in (inputs, targets) for s in group] + [p.name for p in manifest.parameters]
         list_of_texts(names + [spec.name for spec in manifest.statistics], "what the model takes")
-        if not manifest.outputs and (inputs or targets):  # an optimizer of onnxblock has none of all these
+        # The manifest in an optimizer model that onnxblock has built has no inputs, targets and outputs.
+        if not manifest.outputs and (inputs or targets):
             raise ValueError("there is no output")
         return manifest
+    # Of a JSON text with values of other types, each line above can raise one of these.
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        # A ModelLoadError is a ValueError, and says enough.
         if isinstance(error, ModelLoadError):
             raise
         raise ModelLoadError(

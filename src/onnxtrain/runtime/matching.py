@@ -1,4 +1,4 @@
-"""Does a checkpoint belong to a model? Fits the store of the one to the manifest of the other."""
+"""Checks that a checkpoint belongs to a model, and brings its store into the order of the model's manifest."""
 
 from __future__ import annotations
 
@@ -8,49 +8,57 @@ from onnxtrain.errors import CheckpointError
 from onnxtrain.runtime.manifest import Manifest, ParameterSpec, StatisticSpec
 from onnxtrain.runtime.store import Buffer, Store
 
+# Number of differences that an error message lists.
 _SHOWN = 5
 
 
 def _differences(
     kind: str, expected: Sequence[ParameterSpec | StatisticSpec], actual: Mapping[str, Buffer]
 ) -> list[str]:
-    found = []
+    """Describes the tensors that are missing, extra, or of a wrong dtype or shape; `kind` is e.g. "parameter"."""
+    differences = []
     for spec in expected:
         buffer = actual.get(spec.name)
         if buffer is None:
-            found.append(f"{kind} '{spec.name}' is missing from the checkpoint")
+            differences.append(f"{kind} '{spec.name}' is missing from the checkpoint")
         elif (buffer.dtype, buffer.shape) != (spec.dtype, spec.shape):
-            found.append(
+            differences.append(
                 f"{kind} '{spec.name}' is {spec.dtype.name}{list(spec.shape)} in the model and "
                 f"{buffer.dtype.name}{list(buffer.shape)} in the checkpoint"
             )
     names = {spec.name for spec in expected}
-    found += [f"{kind} '{name}' is not in the model" for name in actual if name not in names]
-    return found
+    differences += [f"{kind} '{name}' is not in the model" for name in actual if name not in names]
+    return differences
 
 
 def _arrange(group: dict[str, Buffer], expected: Sequence[ParameterSpec | StatisticSpec]) -> None:
-    """Puts the entries in the manifest's order, in place: views of the group stay valid."""
+    """Sorts the entries of a group into the manifest's order, in place."""
+    # In place, because `Parameters` of the state hold this dict.
     ordered = {spec.name: group[spec.name] for spec in expected}
     group.clear()
     group.update(ordered)
 
 
 def fit_store(store: Store, manifest: Manifest, source: str) -> None:
-    """Brings `store` into the order of `manifest` and takes from it which parameters are trainable.
+    """Checks `store` against `manifest`, sorts it into the manifest's order and marks its trainable parameters.
 
-    Names, dtypes and shapes are compared themselves, not only by fingerprint, so that the message can say
-    what differs; a checkpoint without a fingerprint, such as onnxruntime-training's, is checked just as well.
-    There, BatchNorm statistics are frozen parameters; they become statistics here.
+    Args:
+        store: content of a checkpoint; changed in place.
+        manifest: manifest of the training model.
+        source: the training model in messages, e.g. "training model 'run/training_model.onnx'".
 
     Raises:
-        CheckpointError: The checkpoint is another model's; the first differences are named. `store` is
+        CheckpointError: the checkpoint belongs to another model; the message names the first differences. `store` is
             unchanged.
     """
+    # Names, dtypes and shapes are compared, and not only fingerprints: the message can say what differs, and a
+    # checkpoint of onnxruntime-training has no fingerprint. Its BatchNorm statistics are frozen parameters, which
+    # become statistics.
     names = {spec.name for spec in manifest.statistics}
     moved = {name: b for name, b in store.parameters.items() if name in names}
     parameters = {name: b for name, b in store.parameters.items() if name not in moved}
     statistics = {**store.statistics, **moved}
+    # Nominal checkpoints of onnxruntime-training hold names only; dtypes and shapes come from the model.
     if not store.shapes_known:
         for spec in manifest.parameters:
             if spec.name in parameters:
@@ -64,6 +72,7 @@ def fit_store(store: Store, manifest: Manifest, source: str) -> None:
             f"The checkpoint does not belong to {source}: {shown}{more}. Use the checkpoint that was "
             "generated with this model."
         )
+    # Nothing has been changed up to here, so that a refused store is as it was.
     store.parameters.update(parameters)
     for name in moved:
         store.statistics[name] = store.parameters.pop(name)

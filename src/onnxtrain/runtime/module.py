@@ -1,4 +1,4 @@
-"""`Module`: training and evaluation steps over a checkpoint state."""
+"""Defines `Module`, which runs training and evaluation steps on the parameters of a checkpoint state."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ from onnxtrain.runtime.store import Buffer
 class Module:
     """Runs the training model and the eval model on the parameters of a checkpoint state.
 
-    Gradients **add up** over calls in training mode until :meth:`lazy_reset_grad`, which takes effect at the
-    next such call. The parameters exist once: in the state.
+    Gradients **add up** over calls in training mode until :meth:`lazy_reset_grad`, which takes effect at the next call
+    in training mode. The parameters exist once, in the state: modules and optimizers made from it work on them.
 
-    Threads may share a Module. Calls take turns, and a thread that wants several calls to be one, such as those of a
-    training step, holds :attr:`lock`; docs/threads.md says more.
+    Threads may share a Module: their calls take turns. A thread that needs several calls in one go, such as those of a
+    training step, holds :attr:`lock`; see docs/threads.md.
 
     Args:
-        train_model_uri: Training model: a path, or the bytes of the file.
-        state: Parameters; a state belongs to the model that it was generated with.
-        eval_model_uri: Eval model, needed for :meth:`eval` and :meth:`export_model_for_inferencing`.
+        train_model_uri: path of the training model, or the bytes of the file.
+        state: state with the parameters; it belongs to the model that it was generated with.
+        eval_model_uri: path or bytes of the eval model, for :meth:`eval` and :meth:`export_model_for_inferencing`.
         device: "cpu", "cuda" or "cuda:<index>". On a GPU `Parameter.data` is a copy, and adding up gradients
             goes through host memory.
-        session_options: Options for all sessions; by default only errors are logged.
+        session_options: options for all sessions. Default: log errors only.
 
     Raises:
-        InputError: The device is unknown or this onnxruntime cannot use it.
-        ModelLoadError: A model is missing, corrupt, no training model, or the two are not of the same run.
-        CheckpointError: The state belongs to another model.
+        InputError: the device is unknown, or the installed onnxruntime cannot use it.
+        ModelLoadError: a model is missing, corrupt, no training model, or the two models are of different runs.
+        CheckpointError: the state belongs to another model.
     """
 
     def __init__(
@@ -63,7 +63,8 @@ class Module:
             )
         self._training = True
         self._mode_set_by = threading.current_thread().name
-        self._modes = threading.local()  # `mode`: the value of `training` at this thread's last call
+        # Per thread, in `mode`: the value of `training` at its last call.
+        self._modes = threading.local()
         self._session_options = session_options
         self._reset = True
         self._session, self._manifest = open_training_session(
@@ -83,7 +84,8 @@ class Module:
         }
 
     def _suit_store(self, source: str) -> None:
-        """Gives the store what this module's models need; `source` is the training model, for messages."""
+        """Prepares the store for this module: order, device, gradients; `source` is the training model in messages."""
+        # Gradients that another Module of the same state has made are shared.
         fit_store(self._store, self._manifest, source)
         self._store.move_to(self._device)
         for spec in self._dense:
@@ -103,7 +105,7 @@ class Module:
 
     @property
     def training(self) -> bool:
-        """Whether calls are training steps (True) or evaluation steps."""
+        """True if calls are training steps, False if they are evaluation steps."""
         return self._training
 
     @training.setter
@@ -113,7 +115,8 @@ class Module:
             self._mode_set_by = threading.current_thread().name
 
     def _require_own_mode(self) -> None:
-        """Raises TrainingStateError if another thread has switched the mode since this thread looked last."""
+        """Raises TrainingStateError if another thread has switched the mode since this thread's last call."""
+        # The mode is the module's: without the error, a thread that evaluates would train because another one does.
         if getattr(self._modes, "mode", self._training) != self._training:
             mode = "training" if self._training else "evaluation"
             raise TrainingStateError(
@@ -136,6 +139,8 @@ class Module:
     def _open_eval(self, model: ModelSource) -> ort.InferenceSession:
         session, manifest = open_training_session(model, "eval model", self._device, self._session_options)
         source = describe(model, "eval model")
+        # The fingerprint alone is not enough: the training model has the same parameters, and would evaluate with
+        # Dropout and the statistics of the batch. `require_values` refuses it, as it has gradients for outputs.
         if (manifest.fingerprint, manifest.arguments) != (
             self._manifest.fingerprint,
             self._manifest.arguments,
@@ -154,8 +159,9 @@ class Module:
 
     def _bind_training(self, gradients: dict[str, Buffer]) -> Binding:
         outputs = {spec.gradient or "": gradients[spec.name] for spec in self._dense}
-        # Never onto the inputs: the graph may still read the old statistics after it wrote the new ones.
+        # Not bound onto the inputs: the graph may still read the old statistics after it has written the new ones.
         outputs |= {spec.output: self._new_statistics[spec.name] for spec in self._manifest.statistics}
+        # Rows are results, not buffers: their number changes from step to step.
         rows = [name or "" for spec in self._sparse for name in (spec.gradient, spec.gradient_indices)]
         return Binding(
             self._session,
@@ -169,17 +175,18 @@ class Module:
 
     @cached_property
     def _scratch(self) -> dict[str, Buffer]:
-        """Where a further call puts its gradients before they are added; allocated when first needed."""
+        """Buffers for the gradients of a further call, which are added to those in the store."""
+        # Made on first use: most users reset the gradients after each step, and need no second set.
         return {spec.name: self._gradient_buffer(spec) for spec in self._dense}
 
     @cached_property
     def _direct(self) -> Binding:
-        """Training step that writes its gradients straight into the store."""
+        """Binding of a training step that writes its gradients into the store."""
         return self._bind_training(self._store.gradients)
 
     @cached_property
     def _adding(self) -> Binding:
-        """Training step that writes its gradients into scratch memory."""
+        """Binding of a training step that writes its gradients into the scratch buffers."""
         return self._bind_training(self._scratch)
 
     @cached_property
@@ -205,21 +212,22 @@ class Module:
         """Runs a training or an evaluation step, depending on :attr:`training`.
 
         Args:
-            *user_inputs: User inputs, then targets, in the order of :meth:`input_names`: numpy arrays or
-            OrtValues.
+            *user_inputs: user inputs, then targets, in the order of :meth:`input_names`: numpy arrays or
+                OrtValues.
 
         Returns:
             The outputs, in the order of :meth:`output_names`; a tuple if there are several. OrtValues if all
             inputs are OrtValues, else numpy arrays.
 
         Raises:
-            InputError: Inputs do not fit the model in number, dtype, shape or range.
-            TrainingStateError: An evaluation step without an eval model, or a call that would mix steps of several
+            InputError: the inputs do not fit the model in number, dtype, shape or range.
+            TrainingStateError: an evaluation step without an eval model, or a call that would mix steps of several
                 threads.
-            CheckpointError: Parameters of a nominal checkpoint have no data yet.
+            CheckpointError: parameters of a nominal checkpoint have no data yet.
         """
         with self.lock:
             self._require_own_mode()
+            # Read before the inputs are checked: a missing eval model is the first thing to say.
             binding = None if self._training else self._evaluation
             values = check_arguments(self._manifest.arguments, user_inputs)
             self._store.require_defined("Running a step")
@@ -235,22 +243,25 @@ class Module:
         if first:
             if store.gradients_valid:
                 store.gradient_owner.check_replace("A training step")
-            store.gradients_valid = False  # should the run fail half way
+            # A run that fails half way leaves gradients that no optimizer may use.
+            store.gradients_valid = False
             results = self._direct.run(values)
         else:
             store.gradient_owner.check_add("A training step")
             results = self._adding.run(values)
             for name, term in self._scratch.items():
                 total = store.gradients[name]
+                # On the CPU this is the memory of the gradient, elsewhere a copy that has to be written back.
                 values_so_far = total.read()
                 add_inplace(values_so_far, term.read(), total.dtype)
                 if self._device.type != "cpu":
                     total.write(values_so_far)
         count = len(self._manifest.outputs)
-        found = iter(results[count:])
+        row_results = iter(results[count:])
         for spec in self._sparse:
             gradient = store.row_gradients[spec.name]
-            (gradient.replace if first else gradient.add)(next(found), next(found))
+            (gradient.replace if first else gradient.add)(next(row_results), next(row_results))
+        # Statistics count from the training call on, as in PyTorch, and not from the optimizer step.
         for name, statistic in self._new_statistics.items():
             store.statistics[name].write(statistic.read())
         self._reset = False
@@ -259,19 +270,19 @@ class Module:
         return results[:count]
 
     def train(self, mode: bool = True) -> Module:
-        """Makes calls training steps (or evaluation steps if `mode` is False); returns the module."""
+        """Switches to training steps, or to evaluation steps if `mode` is False; returns the module."""
         self.training = mode
         return self
 
     def eval(self) -> Module:
-        """Makes calls evaluation steps; returns the module."""
+        """Switches to evaluation steps; returns the module."""
         return self.train(False)
 
     def lazy_reset_grad(self) -> None:
         """Makes the next training step replace the gradients instead of adding to them.
 
         Raises:
-            TrainingStateError: They are those of another thread, which has not used them yet.
+            TrainingStateError: the gradients are those of another thread, which has not used them yet.
         """
         with self.lock:
             if self._store.gradients_valid:
@@ -279,11 +290,11 @@ class Module:
             self._reset = True
 
     def input_names(self) -> list[str]:
-        """Returns the names of what a call takes: user inputs, then targets."""
+        """Returns the names of the arguments of a call: user inputs, then targets, e.g. ["x", "labels"]."""
         return [spec.name for spec in self._manifest.arguments]
 
     def output_names(self) -> list[str]:
-        """Returns the names of what a call returns: the loss, then additional outputs."""
+        """Returns the names of the results of a call: the loss, then additional outputs, e.g. ["loss", "logits"]."""
         return list(self._manifest.outputs)
 
     @property
@@ -296,7 +307,7 @@ class Module:
         return [self._store.parameters[spec.name] for spec in specs]
 
     def get_parameters_size(self, trainable_only: bool = True) -> int:
-        """Returns the number of elements of all (or the trainable) parameters."""
+        """Returns the number of elements of the trainable parameters, or of all if `trainable_only` is False."""
         return sum(buffer.size for buffer in self._selected(trainable_only))
 
     def _common_dtype(self, buffers: Sequence[Buffer]) -> np.dtype[np.generic]:
@@ -310,15 +321,18 @@ class Module:
         return buffers[0].dtype.storage if buffers else np.dtype(np.float32)
 
     def get_contiguous_parameters(self, trainable_only: bool = False) -> ort.OrtValue:
-        """Returns a copy of the parameters as one flat buffer in graph order.
+        """Copies the parameters into one flat buffer, in graph order.
+
+        Args:
+            trainable_only: copy the trainable parameters only.
 
         Returns:
             One-dimensional `OrtValue` on the CPU, of the parameters' dtype (usually float32; bfloat16 as raw
             bits in uint16).
 
         Raises:
-            InputError: The parameters have different dtypes.
-            CheckpointError: Parameters of a nominal checkpoint have no data yet.
+            InputError: the parameters have different dtypes.
+            CheckpointError: parameters of a nominal checkpoint have no data yet.
         """
         with self.lock:
             self._store.require_defined("Copying the parameters to a buffer")
@@ -328,7 +342,7 @@ class Module:
             for buffer in buffers:
                 flat[start : start + buffer.size] = buffer.read().reshape(-1)
                 start += buffer.size
-        # ortvalue_from_numpy would leave the memory to `flat`, which dies before views of the value do.
+        # ortvalue_from_numpy would share the memory of `flat`, which is freed while views of the value still exist.
         value = ort.OrtValue.ortvalue_from_shape_and_type(flat.shape, flat.dtype)
         value.update_inplace(flat)
         return value
@@ -340,11 +354,11 @@ class Module:
         (`trainable_only=False`).
 
         Args:
-            buffer: One-dimensional, of the parameters' dtype, with exactly as many elements as they have.
-            trainable_only: Whether the buffer holds the trainable parameters only.
+            buffer: one-dimensional, of the parameters' dtype, with exactly as many elements as they have.
+            trainable_only: True if the buffer holds the trainable parameters only.
 
         Raises:
-            InputError: The buffer has another dtype, rank or size. No parameter is changed.
+            InputError: the buffer has another dtype, rank or size. No parameter is changed.
         """
         flat = buffer.numpy() if isinstance(buffer, ort.OrtValue) else buffer
         selected = self._selected(trainable_only)
@@ -367,29 +381,28 @@ class Module:
     def export_model_for_inferencing(
         self, inference_model_uri: str | os.PathLike[str], graph_output_names: Sequence[str]
     ) -> None:
-        """Writes an ordinary ONNX model with the current parameters inside.
+        """Writes an ordinary ONNX model that holds the current parameters.
 
-        It is cut from the eval model: whatever the requested outputs do not need (loss, targets) is gone.
-        Models over 2 GB keep their parameters in a file `<name>.<12 hexadecimal digits>.data` beside the model,
-        a new one at each export; that of a model which was replaced is removed.
+        The model is the eval model without the nodes and inputs that the outputs do not need (loss, targets). A model
+        over 2 GB has its parameters in a file `<name>.<12 hexadecimal digits>.data` beside it. Each export makes a new
+        data file, and removes that of the model that it replaces.
 
         Args:
-            inference_model_uri: Path of the file to write.
-            graph_output_names: Values of the eval model that become the outputs.
+            inference_model_uri: path of the file to write.
+            graph_output_names: values of the eval model that become the outputs, e.g. ["logits"].
 
         Raises:
-            TrainingStateError: The module has no eval model.
-            InputError: A name is not a value that the eval model computes; the message lists some that are.
-            ModelError: The file cannot be written.
+            TrainingStateError: the module has no eval model.
+            InputError: a name is not a value that the eval model computes; the message lists some that are.
+            ModelError: the file cannot be written.
         """
         if self._eval_model is None:
             raise TrainingStateError(
                 "Exporting for inference needs the eval model. Pass it: Module(train_model, state, "
                 "eval_model_uri='eval_model.onnx')."
             )
-        from onnxtrain.runtime.export import (
-            export_inference_model,
-        )  # kept out of the time that a device starts in
+        # Imported here: a device exports once, if at all, and starts without it.
+        from onnxtrain.runtime.export import export_inference_model
 
         with self.lock:
             self._store.require_defined("Exporting for inference")

@@ -1,8 +1,11 @@
-"""Protocol-buffer wire format, as far as cutting an ONNX model needs it, without the onnx package.
+"""Reads and writes protobuf messages, as far as cutting an ONNX model needs it, without the onnx package.
 
-A message is a sequence of fields; a field is a key `(number << 3) | wire type` followed by a value: a varint
-(wire type 0), 8 bytes (1), a length and that many bytes (2), or 4 bytes (5). Fields that are not understood
-are carried along byte for byte. Field numbers are those of `onnx.proto`.
+A message is a sequence of fields. A field is a key `(number << 3) | wire type` and a value: a varint (wire type 0),
+8 bytes (1), a length and that many bytes (2), or 4 bytes (5). Field numbers are those of `onnx.proto`. Fields that the
+caller does not know are copied byte for byte.
+
+>>> [(field.number, bytes(field.payload)) for field in parse(text(4, "Gemm"))]
+[(4, b'Gemm')]
 """
 
 from __future__ import annotations
@@ -16,7 +19,14 @@ _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 
 @dataclass(frozen=True)
 class Field:
-    """One field: number, payload (of wire type 2, else empty), value (of a varint, else 0), all its bytes."""
+    """A field of a message.
+
+    Attributes:
+        number: number of the field in `onnx.proto`, e.g. 7 for the graph of a ModelProto.
+        payload: the bytes behind the length if the wire type is 2: a text, bytes or a message; else empty.
+        integer: the number if the field is a varint, else 0.
+        raw: all bytes of the field, key included.
+    """
 
     number: int
     payload: memoryview
@@ -25,6 +35,8 @@ class Field:
 
 
 def _read_varint(data: memoryview, position: int) -> tuple[int, int]:
+    """Reads a varint; returns its value and the position behind it."""
+    # Seven bits per byte, the lowest first; the eighth bit says that another byte follows.
     result = shift = 0
     while True:
         byte = data[position]
@@ -38,11 +50,12 @@ def _read_varint(data: memoryview, position: int) -> tuple[int, int]:
 
 
 def parse(message: Bytes) -> Iterator[Field]:
-    """Yields the fields of a message in order.
+    """Yields the fields of a message in order, as views of its memory.
 
     Raises:
-        ValueError: Not a message, or truncated.
+        ValueError: the bytes are no message, or truncated.
     """
+    # Views, so that the weights of a model are not copied.
     data = memoryview(message)
     position, end = 0, len(data)
     try:
@@ -61,6 +74,7 @@ def parse(message: Bytes) -> Iterator[Field]:
                 position += 8 if kind == _FIXED64 else 4
             else:
                 raise ValueError(f"unknown wire type {kind}")
+            # Slices of a memoryview end silently at its end, so the lengths have to be checked.
             if position > end:
                 raise ValueError("a field reaches beyond the end of its message")
             yield Field(number, payload, integer, data[start:position])
@@ -69,10 +83,10 @@ def parse(message: Bytes) -> Iterator[Field]:
 
 
 def varints(packed: Bytes) -> list[int]:
-    """Returns the numbers of a packed field of varints.
+    """Reads a packed field of varints, such as the dims of a tensor.
 
     Raises:
-        ValueError: Truncated.
+        ValueError: the field is truncated.
     """
     data, position, numbers = memoryview(packed), 0, []
     try:
@@ -85,7 +99,7 @@ def varints(packed: Bytes) -> list[int]:
 
 
 def varint(value: int) -> bytes:
-    """Returns the varint of a non-negative integer."""
+    """Encodes a non-negative integer as a varint."""
     out = bytearray()
     while value > 0x7F:
         out.append((value & 0x7F) | 0x80)
@@ -95,22 +109,22 @@ def varint(value: int) -> bytes:
 
 
 def integer(number: int, value: int) -> bytes:
-    """Returns a varint field."""
+    """Encodes a field that holds an integer."""
     return varint(number << 3 | _VARINT) + varint(value)
 
 
 def header(number: int, length: int) -> bytes:
-    """Returns the key and length with which a field of `length` bytes begins."""
+    """Encodes the key and length that precede a payload of `length` bytes."""
     return varint(number << 3 | _LENGTH) + varint(length)
 
 
 def embed(number: int, *chunks: Bytes) -> bytes:
-    """Returns a field whose payload is the concatenation of `chunks`."""
+    """Encodes a field whose payload is the concatenation of `chunks`."""
     return header(number, sum(map(len, chunks))) + b"".join(chunks)
 
 
 def text(number: int, value: str) -> bytes:
-    """Returns a string field."""
+    """Encodes a field that holds a string."""
     return embed(number, value.encode())
 
 
@@ -120,7 +134,8 @@ def strings(message: Bytes, number: int) -> list[str]:
 
 
 def string(message: Bytes, number: int) -> str:
-    """Returns the value of a string field, "" if it is absent."""
+    """Returns the value of a string field, "" if the field is absent."""
+    # protobuf takes the last one if a field occurs several times.
     return (strings(message, number) or [""])[-1]
 
 

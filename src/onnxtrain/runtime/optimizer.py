@@ -1,4 +1,4 @@
-"""`Optimizer`: parameter updates by the optimizer model."""
+"""Defines `Optimizer`, which updates the parameters of a module by running the optimizer model."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _Moment = tuple[DType, tuple[int, ...]]
 
 
 def check_learning_rate(value: float) -> float:
-    """Returns `value` as a float.
+    """Checks a learning rate and returns it as a float.
 
     Raises:
-        InputError: Not a number, NaN, infinite or negative.
+        InputError: the value is no number, NaN, infinite or negative.
     """
     if not isinstance(value, numbers.Real) or not math.isfinite(value) or value < 0:
         raise InputError(f"The learning rate must be a finite number >= 0, received {value!r}.")
@@ -39,17 +39,17 @@ def check_learning_rate(value: float) -> float:
 class Optimizer:
     """Updates the parameters of a module from their gradients, with the formula of the optimizer model.
 
-    Moments, step count and learning rate live in the module's checkpoint state. If it was loaded with
-    optimizer state, training goes on exactly where it stopped; otherwise the moments start at their initial
-    values (zero for most) and the learning rate at 1e-3.
+    Moments, step count and learning rate are part of the module's checkpoint state. If the checkpoint holds them,
+    training continues exactly where it stopped. Else the moments start at their initial values (0 for most optimizers)
+    and the learning rate at 1e-3.
 
     Args:
-        optimizer_uri: Optimizer model: a path, or the bytes of the file.
-        module: The module whose parameters are updated.
+        optimizer_uri: path of the optimizer model, or the bytes of the file.
+        module: the module whose parameters are updated.
 
     Raises:
-        ModelLoadError: The model is missing, corrupt, no optimizer model, or of another training run.
-        CheckpointError: The state's optimizer state is of another optimizer.
+        ModelLoadError: the model is missing, corrupt, no optimizer model, or of another training run.
+        CheckpointError: the checkpoint has the optimizer state of another optimizer.
     """
 
     def __init__(self, optimizer_uri: ModelSource, module: Module) -> None:
@@ -61,10 +61,10 @@ class Optimizer:
         source = describe(optimizer_uri, "optimizer model")
         spec = _require_same_run(manifest, module.manifest, source)
         names = [p.name for p in manifest.trainable]
-        given = {i.name: i for i in session.get_inputs()}
-        # Not every parameter has every moment: groups of parameters have optimizers of their own. A moment that none
-        # has is a defect, which `require_values` tells.
-        having = {m: [p for p in names if f"{p}_{m}" in given] for m in spec.moments}
+        session_inputs = {i.name: i for i in session.get_inputs()}
+        # Not every parameter has every moment: groups of parameters may have optimizers of their own. A moment that no
+        # parameter has is expected of all, so that `require_values` reports it.
+        having = {m: [p for p in names if f"{p}_{m}" in session_inputs] for m in spec.moments}
         moments = [(m, p) for m, some in having.items() for p in some or names]
         sparse = [p.name for p in manifest.sparse]
         gradients = [f"{p}_grad" for p in names] + [f"{p}_grad_indices" for p in sparse]
@@ -75,14 +75,15 @@ class Optimizer:
             inputs | {f"{p}_{m}" for m, p in moments},
             {f"{p}_updated" for p in names} | {f"{p}_{m}_updated" for m, p in moments},
         )
-        unknown = sorted({i.type for i in given.values()} - dtypes.BY_ORT.keys())
+        # Also of moments: `dtypes.BY_ORT` is asked for their types below.
+        unknown = sorted({i.type for i in session_inputs.values()} - dtypes.BY_ORT.keys())
         if unknown:
             raise ModelLoadError(
                 f"Loading {source}: it takes {', '.join(unknown)}, which no optimizer has. The file is corrupt; "
                 "generate the artifacts again."
             )
         with self._store.lock:
-            _prepare_moments(self._store, spec, _wanted(given, moments, self._store, source), source)
+            _prepare_moments(self._store, spec, _wanted(session_inputs, moments, self._store, source), source)
             if self._store.optimizer is None:
                 self._store.optimizer = OptimizerProgress(0, _DEFAULT_LEARNING_RATE, _DEFAULT_LEARNING_RATE)
             self._progress = self._store.optimizer
@@ -91,8 +92,8 @@ class Optimizer:
         state = {p: self._store.parameters[p] for p in names}
         state |= {f"{p}_{m}": self._store.moments[m][p] for m, p in moments}
         self._row_gradients = [self._store.row_gradients[p] for p in sparse]
-        # Outputs go onto their inputs' memory: exact in this graph, in which nothing reads an old value after
-        # the new one is complete.
+        # Outputs are bound onto the memory of their inputs, so no second copy of weights and moments exists. In this
+        # graph nothing reads an old value after the new one is complete.
         self._binding = Binding(
             session,
             device,
@@ -109,20 +110,20 @@ class Optimizer:
 
     @property
     def lock(self) -> StateLock:
-        """The lock of the state that is trained: see `Module.lock`."""
+        """The lock of the module's state; see `Module.lock`."""
         return self._store.lock
 
     @property
     def step_count(self) -> int:
-        """Number of steps taken, including those before the checkpoint that training resumed from."""
+        """Number of steps taken, including those before the checkpoint from which training resumed."""
         return self._progress.step
 
     def step(self) -> None:
-        """Updates the parameters from the gradients that are there now; they stay as they are.
+        """Updates the parameters from the current gradients, which it does not change.
 
         Raises:
-            TrainingStateError: No training step has produced gradients yet, or they are those of another thread.
-            CheckpointError: Parameters of a nominal checkpoint have no data yet.
+            TrainingStateError: no training step has computed gradients yet, or they belong to another thread.
+            CheckpointError: parameters of a nominal checkpoint have no data yet.
         """
         with self._store.lock:
             self._step_once()
@@ -138,6 +139,7 @@ class Optimizer:
         self._rate.write(np.array(self._progress.learning_rate, np.float32))
         self._step.write(np.array(self._progress.step + 1, np.int64))
         self._binding.run([value for g in self._row_gradients for value in (g.rows, g.indices)])
+        # After the run: a step that failed has not been taken.
         self._progress.step += 1
         self._store.gradient_owner.used()
 
@@ -145,7 +147,7 @@ class Optimizer:
         """Sets the learning rate of the following steps.
 
         Raises:
-            InputError: Not a number, NaN, infinite or negative.
+            InputError: the rate is no number, NaN, infinite or negative.
         """
         self._progress.learning_rate = check_learning_rate(learning_rate)
 
@@ -154,12 +156,22 @@ class Optimizer:
         return self._progress.learning_rate
 
     def set_initial_learning_rate(self, learning_rate: float) -> None:
-        """Records the rate that a schedule starts from; it is kept in the checkpoint."""
+        """Records the rate from which a schedule starts; checkpoints keep it."""
         self._progress.initial_learning_rate = check_learning_rate(learning_rate)
 
 
 def _require_same_run(manifest: Manifest, expected: Manifest, source: str) -> OptimizerSpec:
-    """Returns the optimizer's part of `manifest`; ModelLoadError unless it belongs to the training model."""
+    """Checks that an optimizer model belongs to the training model, and returns the optimizer in its manifest.
+
+    Args:
+        manifest: manifest of the optimizer model.
+        expected: manifest of the training model.
+        source: the optimizer model in messages.
+
+    Raises:
+        ModelLoadError: the models are of different runs, or the manifest describes no optimizer.
+    """
+    # Whole manifests differ: an optimizer model of onnxblock knows the parameters only.
     ours, theirs = (
         {p.name: (p.dtype, p.shape, p.gradient_indices is None) for p in m.trainable}
         for m in (expected, manifest)
@@ -179,16 +191,27 @@ def _require_same_run(manifest: Manifest, expected: Manifest, source: str) -> Op
 
 
 def _wanted(
-    given: Mapping[str, Any], moments: Iterable[tuple[str, str]], store: Store, source: str
+    inputs: Mapping[str, Any], moments: Iterable[tuple[str, str]], store: Store, source: str
 ) -> dict[str, dict[str, _Moment]]:
-    """Returns what the moments must be, by moment and parameter.
+    """Reads the dtypes and shapes of the moments from the inputs of the optimizer model.
+
+    Args:
+        inputs: per name, an input of the session.
+        moments: pairs of moment and parameter, e.g. [("momentum0", "fc.weight")].
+        store: holds the parameters.
+        source: the optimizer model in messages.
+
+    Returns:
+        Per moment and parameter, dtype and shape, e.g. {"momentum0": {"fc.weight": (float32, (3, 4))}}.
 
     Raises:
-        ModelLoadError: One has sizes that are not known, or more elements than its parameter.
+        ModelLoadError: a moment has an unknown size, or more elements than its parameter.
     """
+    # Moments may be smaller than their parameters: Adafactor has one number per row and per column. None is larger, so
+    # a damaged model cannot ask for more memory than the parameters have.
     wanted: dict[str, dict[str, _Moment]] = {}
     for moment, name in moments:
-        value, room = given[f"{name}_{moment}"], math.prod(store.parameters[name].shape)
+        value, room = inputs[f"{name}_{moment}"], math.prod(store.parameters[name].shape)
         shape = tuple(value.shape)
         if any(type(size) is not int or size < 0 for size in shape) or math.prod(shape) > max(1, room):
             raise ModelLoadError(
@@ -202,17 +225,18 @@ def _wanted(
 def _prepare_moments(
     store: Store, spec: OptimizerSpec, wanted: dict[str, dict[str, _Moment]], source: str
 ) -> None:
-    """Makes sure that `store` has every moment: those of its checkpoint, or their initial values.
+    """Fills the moments of `store` with their initial values, or checks those of its checkpoint.
 
     Args:
-        store: Where the moments live.
-        spec: The optimizer.
-        wanted: Moment -> parameter -> element type and shape.
-        source: The optimizer model, for messages.
+        store: the store; changed in place.
+        spec: the optimizer.
+        wanted: dtype and shape per moment and parameter, as :func:`_wanted` returns them.
+        source: the optimizer model in messages.
 
     Raises:
-        CheckpointError: The checkpoint has optimizer state, and it is of another optimizer.
+        CheckpointError: the checkpoint has the optimizer state of another optimizer.
     """
+    # A checkpoint that was saved without optimizer state has no progress.
     if store.optimizer is None:
         initial = dict(zip(spec.moments, spec.initial_values, strict=True))
         store.moments = {
@@ -225,9 +249,9 @@ def _prepare_moments(
         return
     held = {m: {n: (b.dtype, b.shape) for n, b in group.items()} for m, group in store.moments.items()}
     if held != wanted:
-        found = {moment: len(group) for moment, group in held.items()} or "no moments"
+        counts = {moment: len(group) for moment, group in held.items()} or "no moments"
         raise CheckpointError(
-            f"The checkpoint's optimizer state does not fit {source}: it has {found}, the optimizer "
+            f"The checkpoint's optimizer state does not fit {source}: it has {counts}, the optimizer "
             f"({spec.type}) needs { {m: len(group) for m, group in wanted.items()} } (tensors per moment). "
             "To start the optimizer afresh, save the checkpoint without optimizer state and load that."
         )

@@ -1,4 +1,4 @@
-"""Gradients of tables in the rows that were read."""
+"""Holds sparse gradients: the gradients of the rows of an embedding that a batch has read."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from onnxtrain.runtime.dtypes import Array, DType, narrow, widen
 
 
 class RowGradient:
-    """The gradient of a table `[n, *rest]`: a row for each read, of a size that changes from step to step.
+    """The sparse gradient of a table `[n, *rest]`: one row per read, so its size changes from step to step.
 
     Attributes:
-        dtype: Element type.
-        shape: Sizes of the table.
-        device: Where it is.
-        rows: What the reads add to the gradient, `[reads, *rest]`.
-        indices: The rows of the table that they have read, int64 `[reads]`.
+        dtype: element type.
+        shape: sizes of the table, e.g. (30000, 128).
+        device: device that holds the gradient.
+        rows: gradients of the reads, `[reads, *rest]`. A row that was read twice has two entries, which add up.
+        indices: per read, the number of the row, int64 `[reads]`.
     """
 
     rows: ort.OrtValue
@@ -29,34 +29,38 @@ class RowGradient:
         self.indices = self._value(np.zeros(0, np.int64))
 
     def replace(self, rows: ort.OrtValue, indices: ort.OrtValue) -> None:
-        """Holds the reads of one step."""
+        """Replaces the gradient by that of a new step."""
         self.rows, self.indices = rows, indices
 
     def add(self, rows: ort.OrtValue, indices: ort.OrtValue) -> None:
-        """Adds the reads of a further step."""
+        """Adds the gradient of a further step."""
+        # Appended, not summed: rows of equal indices add up in the optimizer, as those within one step do.
         self.rows = self._value(np.concatenate([self.read(), rows.numpy()]))
         self.indices = self._value(np.concatenate([self.indices.numpy(), indices.numpy()]))
 
     def scale(self, factor: float) -> None:
-        """Multiplies the gradient."""
+        """Multiplies the gradient by a number."""
+        # Of the rows' dtype, so that a float64 factor does not widen float32 rows.
         rows = self.read()
         self.rows = self._value(np.asarray(rows * rows.dtype.type(factor)))
 
     def read(self) -> Array:
-        """Returns the rows: memory of :attr:`rows`, to be used before these are replaced."""
+        """Returns :attr:`rows` as an array over the same memory; use it before the gradient is replaced."""
         return np.asarray(self.rows.numpy())
 
     def dense(self) -> Array:
-        """Returns the gradient of the whole table, a new array that cannot be written to."""
+        """Returns the gradient of the whole table as a new, read-only array of the table's shape."""
+        # bfloat16 bits cannot be added as they are.
         rows = widen(self.read(), self.dtype)
         total = np.zeros(self.shape, rows.dtype)
         np.add.at(total, self.indices.numpy(), rows)
         total = narrow(total, self.dtype)
+        # Writing into it would not change the gradient, as it does for dense gradients.
         total.flags.writeable = False
         return total
 
     def move_to(self, device: Device) -> None:
-        """Moves the content to `device`."""
+        """Moves the gradient to `device`."""
         if device != self.device:
             self.device = device
             self.rows, self.indices = (
@@ -65,5 +69,6 @@ class RowGradient:
             )
 
     def _value(self, array: Array) -> ort.OrtValue:
-        """Returns a value of an array that nobody else writes to: on the CPU it is its memory."""
+        """Makes an OrtValue on the gradient's device from an array that nobody else writes to."""
+        # On the CPU the value is the memory of the array.
         return ort.OrtValue.ortvalue_from_numpy(array, self.device.type, self.device.index)

@@ -1,4 +1,4 @@
-"""`LinearLRScheduler`: warm-up, then linear decay of the learning rate."""
+"""Defines `LinearLRScheduler`, source compatible with onnxruntime-training: warm-up, then linear decay."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ class LinearLRScheduler:
         t < total_step_count:    initial_lr * (total_step_count - t) / (total_step_count - warmup_step_count)
         later:                   0
 
-    The rate for the current t is set at once, so the first optimizer step runs with the rate for t = 0, and
-    :meth:`step` after each `optimizer.step()` sets the next one. As t is the optimizer's own count, which is
-    part of the optimizer state in a checkpoint, a scheduler made with the same arguments after resuming goes
-    on where the run stopped.
+    The constructor sets the rate for the current t at once, so the first optimizer step of a new run has the rate for
+    t = 0. Call :meth:`step` after each `optimizer.step()` to set the next rate. The optimizer counts t and saves it
+    with its state, so a scheduler with the same arguments continues where a resumed run stopped.
 
     Args:
-        optimizer: Whose learning rate is set.
-        warmup_step_count: Steps of the warm-up, 0 for none.
-        total_step_count: Steps of warm-up and decay together.
-        initial_lr: The highest rate.
+        optimizer: the optimizer whose learning rate is set.
+        warmup_step_count: steps of the warm-up, e.g. 100; 0 for none.
+        total_step_count: steps of warm-up and decay together, e.g. 1000.
+        initial_lr: the highest rate, e.g. 1e-3.
 
     Raises:
-        InputError: Negative or non-integer counts, fewer total than warm-up steps, or a bad rate.
+        InputError: a count is negative or no integer, the warm-up is longer than the total, or the rate is not valid.
     """
 
     def __init__(
         self, optimizer: Optimizer, warmup_step_count: int, total_step_count: int, initial_lr: float
     ) -> None:
+        # Integral, to take numpy's integers as well; True is one, too, and meant as a count by nobody.
         counts = (warmup_step_count, total_step_count)
         whole = all(isinstance(c, numbers.Integral) and not isinstance(c, bool) for c in counts)
         if not whole or not 0 <= warmup_step_count <= total_step_count or total_step_count == 0:
@@ -47,6 +47,7 @@ class LinearLRScheduler:
         self._warmup = warmup_step_count
         self._total = total_step_count
         self._initial = check_learning_rate(initial_lr)
+        # Kept in the checkpoint, as in those of onnxruntime-training.
         optimizer.set_initial_learning_rate(self._initial)
         self.step()
 
@@ -56,6 +57,7 @@ class LinearLRScheduler:
             self._optimizer.set_learning_rate(self._rate(self._optimizer.step_count))
 
     def _rate(self, step: int) -> float:
+        # As the documentation of onnxruntime-training says; its code swaps the two counts.
         if step < self._warmup:
             return self._initial * step / self._warmup
         if step < self._total:

@@ -1,4 +1,4 @@
-"""Inference sessions of the three models, with their manifest."""
+"""Opens ONNX Runtime sessions of the models of a run, and reads the manifests in them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from onnxtrain.runtime.manifest import METADATA_KEY, Manifest, parse_manifest
 from onnxtrain.runtime.session_settings import SessionSettings, suit_training
 
 ModelSource = str | os.PathLike[str] | bytes
-# What onnxruntime says of a model that is newer than itself.
+# Messages of onnxruntime about a model that is newer than itself: what is new, and the pattern of the message.
 _NEWER_MODEL = (
     (
         "opset",
@@ -28,11 +28,11 @@ _NEWER_MODEL = (
     ),
     ("IR version", re.compile(r"Unsupported model IR version: (\d+), max supported IR version: (\d+)")),
 )
-# What onnxruntime says where an optimizer of its own breaks a model, and which one that is.
+# Texts in messages of onnxruntime by which a graph optimizer of its own has broken a model, and the optimizer.
 #
-# 1.20 to 1.24 merge a Transpose into a product of float64, and have no kernel for that. 1.20 cannot fold what
-# computes with values without elements. 1.32 lets a QuantizeLinear that it adds itself say int8, and makes uint8 of
-# it.
+# 1.20 to 1.24 merge a Transpose into a product of float64, for which they have no kernel. 1.20 cannot fold constants
+# that are computed from tensors without elements. 1.32 adds a QuantizeLinear that gives int8, and then makes its zero
+# point uint8.
 _FAILING_OPTIMIZERS = {
     "MatmulTransposeFusion": "MatmulTransposeFusion",
     "CanRemoveNodeAndMergeEdges": "ConstantFolding",
@@ -41,21 +41,28 @@ _FAILING_OPTIMIZERS = {
 
 
 def describe(model: ModelSource, role: str) -> str:
-    """Returns how messages call `model`: its role and path."""
+    """Names a model in messages by its role and path, e.g. "eval model 'run/eval_model.onnx'"."""
     return f"{role} ({len(model)} bytes)" if isinstance(model, bytes) else f"{role} '{os.fspath(model)}'"
 
 
 def open_session(
     model: ModelSource, role: str, device: Device, options: ort.SessionOptions | None
 ) -> ort.InferenceSession:
-    """Returns a session of `model`, a path or the bytes of an ONNX file; `role` is for messages.
+    """Opens a session.
+
+    Args:
+        model: path of an ONNX file, or its bytes.
+        role: role of the model in messages, e.g. "eval model".
+        device: device that runs the session.
+        options: session options; None for those that suit training.
 
     Raises:
-        ModelLoadError: Missing, truncated, not ONNX, or not accepted by this onnxruntime.
+        ModelLoadError: the model is missing, truncated, no ONNX model, or not accepted by the installed onnxruntime.
     """
     source = describe(model, role)
     if not isinstance(model, bytes):
         path = Path(os.fspath(model))
+        # A save that was killed may have left the model beside its place.
         try:
             finish_interrupted(path)
         except OSError as error:
@@ -65,23 +72,25 @@ def open_session(
                 f"Loading {source}: there is no such file (working directory '{Path.cwd()}')."
             )
         model = str(path)
+    # Before ONNX Runtime opens the model: some versions read files outside its directory.
     try:
         check_external_data(model)
     except (OSError, ValueError) as error:
         raise ModelLoadError(f"Loading {source}: {error}") from error
     try:
         return _session(model, device, options or SessionSettings().options())
-    except Exception as error:  # onnxruntime's own exceptions share no base class but Exception
+    # onnxruntime's own exceptions share no base class but Exception.
+    except Exception as error:
         raise ModelLoadError(
             f"Loading {source} in onnxruntime {ort.__version__} failed: {_reason(error, device)}"
         ) from error
 
 
 class _StrictSession(ort.InferenceSession):  # type: ignore[misc]  # onnxruntime has no types
-    """A session that fails where others print that they do, and try again with other execution providers.
+    """A session that raises when it cannot be created, instead of trying other execution providers."""
 
-    onnxruntime can be asked not to by an argument since 1.23 only.
-    """
+    # onnxruntime before 1.23 has no argument for it. It printed a banner on stdout, and could put a module on the CPU
+    # that the user wanted on CUDA.
 
     @property
     def _enable_fallback(self) -> bool:
@@ -93,11 +102,13 @@ class _StrictSession(ort.InferenceSession):  # type: ignore[misc]  # onnxruntime
 
 
 def _session(model: str | bytes, device: Device, options: ort.SessionOptions) -> ort.InferenceSession:
-    """Returns a session, without an optimizer for which this onnxruntime turns out to be broken."""
+    """Creates a session; if a graph optimizer of onnxruntime breaks the model, creates it without that optimizer."""
+    # The kernels are for the CPU.
     if device.type == "cpu":
         register_kernels(options, function_names(model))
     suit_training(options)
     make = functools.partial(_StrictSession, model, options, providers=device.providers)
+    # Tried first with all optimizers: whether one of them breaks a model is known only afterwards.
     try:
         session = make()
     except Exception as error:
@@ -110,27 +121,28 @@ def _session(model: str | bytes, device: Device, options: ort.SessionOptions) ->
 
 
 def rest_threads(session: ort.InferenceSession) -> None:
-    """Has the threads of a new session rest until its first run.
-
-    They start by looking for work, which takes a core for some 35 ms each: from those that open the next session, or
-    compute the first step. Where they stop at the end of a run, they do so at that of one that fails as well.
-    """
+    """Puts the threads of a new session to sleep until its first run."""
+    # New threads look for work for some 35 ms, which takes the cores from whoever opens the next session or computes
+    # the first step. With `session.force_spinning_stop` they sleep after each run, also after one that fails.
     if session.get_session_options().intra_op_num_threads == 1:
         return
-    with contextlib.suppress(RuntimeError):  # no output is asked for
+    # A run without outputs fails at once, which is enough.
+    with contextlib.suppress(RuntimeError):
         session.run_with_iobinding(session.io_binding())
 
 
 def _is_missing_kernel(error: Exception) -> bool:
-    return type(error).__name__ == "NotImplemented"  # onnxruntime exports its exceptions nowhere
+    # By name, as onnxruntime exports its exceptions nowhere.
+    return type(error).__name__ == "NotImplemented"
 
 
 def _reason(error: Exception, device: Device) -> str:
-    """Returns why onnxruntime has refused a model, and what to do."""
+    """Explains why onnxruntime refuses a model, and says what to do."""
+    # A model that is too new was reported as a corrupt file.
     for kind, pattern in _NEWER_MODEL:
-        if found := pattern.search(str(error)):
+        if match := pattern.search(str(error)):
             return (
-                f"the model is of {kind} {found[1]}, and this onnxruntime runs up to {found[2]}. Install a newer "
+                f"the model is of {kind} {match[1]}, and this onnxruntime runs up to {match[2]}. Install a newer "
                 "onnxruntime, or export the model with opset 21, which every supported onnxruntime runs, and "
                 "generate the artifacts from that."
             )
@@ -144,10 +156,16 @@ def _reason(error: Exception, device: Device) -> str:
 def open_training_session(
     model: ModelSource, role: str, device: Device, options: ort.SessionOptions | None
 ) -> tuple[ort.InferenceSession, Manifest]:
-    """Returns a session of one of the three models of a training run, and its manifest.
+    """Opens a session of the training, eval or optimizer model of a run, and reads its manifest.
+
+    Args:
+        model: path of the model, or the bytes of the file.
+        role: role of the model in messages, e.g. "training model".
+        device: device that runs the session.
+        options: session options; None for those that suit training.
 
     Raises:
-        ModelLoadError: See :func:`open_session`; also when the model has no manifest.
+        ModelLoadError: as by :func:`open_session`, or the model has no manifest.
     """
     session = open_session(model, role, device, options)
     source = describe(model, role)
@@ -163,7 +181,8 @@ def open_training_session(
 
 @contextlib.contextmanager
 def _texts_of(source: str) -> Iterator[None]:
-    """Turns a name that is no text, which onnxruntime lets pass, into a ModelLoadError."""
+    """Converts the UnicodeDecodeError of a name that is no UTF-8 into a ModelLoadError."""
+    # onnxruntime loads models with such names, and its Python binding fails when it returns them.
     try:
         yield
     except UnicodeDecodeError as error:
@@ -174,7 +193,14 @@ def _texts_of(source: str) -> Iterator[None]:
 
 
 def require_values(session: ort.InferenceSession, source: str, inputs: set[str], outputs: set[str]) -> None:
-    """Raises ModelLoadError unless the graph has exactly these inputs and outputs."""
+    """Raises ModelLoadError unless the graph has exactly these names of inputs and outputs.
+
+    Args:
+        session: session of the model.
+        source: the model in messages.
+        inputs: names of the inputs that its manifest gives to this role.
+        outputs: names of the outputs.
+    """
     with _texts_of(source):
         actual_inputs = {i.name for i in session.get_inputs()}
         actual_outputs = {o.name for o in session.get_outputs()}

@@ -1,4 +1,4 @@
-"""`CheckpointState` and its views of parameters and properties."""
+"""Defines `CheckpointState`, and the views by which users read and change its parameters and properties."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from onnxtrain.runtime.store import Buffer, Store, to_storage
 
 
 class Parameter:
-    """One parameter of the model: a view, obtained from `CheckpointState.parameters`.
+    """A view of one parameter of the model; get it from `CheckpointState.parameters`.
 
-    On the CPU `data` and `grad` are live: writing into the arrays changes what the next step computes with.
-    Arrays of bfloat16 tensors hold the raw bits as uint16.
+    On the CPU `data` and `grad` are live: the next step computes with what you write into the arrays. The arrays of
+    bfloat16 tensors hold the raw bits as uint16.
     """
 
     def __init__(self, name: str, store: Store, group: Mapping[str, Buffer]) -> None:
-        """Made by :class:`Parameters`, not by users."""
+        """Makes the view; :class:`Parameters` calls this, not users."""
+        # Not the buffer itself: a Module of a nominal checkpoint replaces it.
         self._name = name
         self._store = store
         self._group = group
@@ -34,13 +35,13 @@ class Parameter:
 
     @property
     def data(self) -> Array:
-        """The value: a live view of the parameter's memory on the CPU, a copy when it is on another device.
+        """The value: on the CPU a live view of the parameter's memory, on another device a copy.
 
-        Assigning copies the array in; dtype and shape must be the parameter's.
+        Assigning an array copies it into the parameter; the array must have the parameter's dtype and shape.
 
         Raises:
-            CheckpointError: The parameter comes from a nominal checkpoint and has no data yet.
-            InputError: An assigned array has another dtype or shape.
+            CheckpointError: the parameter comes from a nominal checkpoint and has no data yet.
+            InputError: an assigned array has another dtype or shape.
         """
         buffer = self._group[self._name]
         if not buffer.defined:
@@ -53,13 +54,14 @@ class Parameter:
     @data.setter
     def data(self, value: Array) -> None:
         buffer = self._group[self._name]
-        what = f"Setting parameter '{self._name}'"
-        self._store.require_shapes(what)
-        array, dtype = to_storage(value, what)
-        raw_bits = dtype.storage == buffer.dtype.storage  # uint16 bits are accepted for bfloat16
-        if not raw_bits or tuple(array.shape) != buffer.shape:
+        doing = f"Setting parameter '{self._name}'"
+        self._store.require_shapes(doing)
+        array, dtype = to_storage(value, doing)
+        # Storage dtypes are compared, so that uint16 bits are accepted for bfloat16: `data` returns such arrays.
+        same_storage = dtype.storage == buffer.dtype.storage
+        if not same_storage or tuple(array.shape) != buffer.shape:
             raise InputError(
-                f"{what}: expected {buffer.dtype.name} of shape {list(buffer.shape)}, received {dtype.name} "
+                f"{doing}: expected {buffer.dtype.name} of shape {list(buffer.shape)}, received {dtype.name} "
                 f"of shape {list(array.shape)}. Convert with array.astype(...) or reshape it."
             )
         with self._store.lock:
@@ -67,9 +69,9 @@ class Parameter:
 
     @property
     def grad(self) -> Array | None:
-        """The gradient (live as `data`), or None when the parameter is frozen or there is no `Module` yet.
+        """The gradient, live as `data` is; None if the parameter is frozen or no `Module` exists yet.
 
-        A sparse gradient is written out anew for each use, as an array of the parameter's shape that is read-only.
+        A sparse gradient is converted, at each use, to a new read-only array of the parameter's shape.
         """
         if not self.requires_grad:
             return None
@@ -81,7 +83,8 @@ class Parameter:
 
     @property
     def requires_grad(self) -> bool:
-        """Whether the parameter is trained."""
+        """True if the parameter is trained, False if it is frozen."""
+        # Statistics have views as well, and may have the name of a parameter nowhere.
         return self._group is self._store.parameters and self._name in self._store.trainable
 
     def __repr__(self) -> str:
@@ -91,8 +94,8 @@ class Parameter:
 class Parameters:
     """The parameters of a checkpoint by name; iterating yields `(name, Parameter)`.
 
-    BatchNorm running statistics are found by name too (onnxruntime-training held them as frozen parameters),
-    but neither counted nor iterated over: `CheckpointState.statistics` lists them.
+    BatchNorm running statistics can be looked up by name, too, as onnxruntime-training held them as frozen parameters.
+    They are neither counted nor iterated over: `CheckpointState.statistics` lists them.
     """
 
     def __init__(
@@ -102,11 +105,18 @@ class Parameters:
         kind: str = "Parameter",
         found_by_name: Mapping[str, Buffer] | None = None,
     ) -> None:
-        """Made by :class:`CheckpointState`, not by users; `kind` is the word for an element in messages."""
+        """Makes the view; :class:`CheckpointState` calls this, not users.
+
+        Args:
+            store: the store of the state.
+            group: the tensors by name.
+            kind: word for an element in messages, "Parameter" or "Statistic".
+            found_by_name: further tensors that can be looked up by name, but are not iterated over.
+        """
         self._store = store
         self._group = group
         self._kind = kind
-        # An empty mapping is not replaced: a Module fills it later.
+        # Compared with None, as an empty mapping may be filled by a Module later.
         self._groups = (group,) if found_by_name is None else (group, found_by_name)
 
     def __getitem__(self, name: str) -> Parameter:
@@ -134,10 +144,10 @@ class Parameters:
 
 
 class Properties:
-    """The user's own values in a checkpoint: int, float or str by name; iterating yields `(name, value)`."""
+    """The user's own values in a checkpoint by name: int, float or str. Iterating yields `(name, value)`."""
 
     def __init__(self, store: Store) -> None:
-        """Made by :class:`CheckpointState`, not by users."""
+        """Makes the view; :class:`CheckpointState` calls this, not users."""
         self._store = store
 
     def __getitem__(self, name: str) -> int | float | str:
@@ -148,6 +158,8 @@ class Properties:
     def __setitem__(self, name: str, value: int | float | str) -> None:
         if not isinstance(name, str):
             raise TypeError(f"Setting a property: its name must be a str, received {type(name).__name__}.")
+        # Plain Python values, so that a value is the same before and after it was saved as JSON. As in
+        # onnxruntime-training, bool becomes int.
         kept: int | float | str
         if isinstance(value, str):
             kept = str(value)
@@ -160,7 +172,8 @@ class Properties:
                 f"Setting property '{name}': expected int, float or str, received {type(value).__name__}. "
                 "Store other values as JSON text."
             )
-        with self._store.lock:  # a save in another thread may be writing them
+        # A save in another thread may be writing them.
+        with self._store.lock:
             self._store.properties[name] = kept
 
     def __contains__(self, name: object) -> bool:
@@ -179,7 +192,7 @@ class Properties:
 class CheckpointState:
     """The state of a training run: parameters, statistics, optimizer state, properties.
 
-    Made by :meth:`load_checkpoint` from a file, or by :meth:`from_arrays`.
+    Make it by :meth:`load_checkpoint` from a file, or by :meth:`from_arrays`.
 
     >>> state = CheckpointState.from_arrays({"w": np.zeros((2, 3), np.float32)}, trainable=["w"])
     >>> state.parameters["w"].data[0] = 1.0
@@ -189,7 +202,7 @@ class CheckpointState:
     """
 
     def __init__(self, store: Store) -> None:
-        """Wraps a store; users call :meth:`load_checkpoint`."""
+        """Wraps a store; users call :meth:`load_checkpoint` instead."""
         if not isinstance(store, Store):
             raise TypeError(
                 f"CheckpointState received {type(store).__name__}; use CheckpointState.load_checkpoint(path)."
@@ -203,23 +216,23 @@ class CheckpointState:
     def load_checkpoint(
         cls, checkpoint_uri: str | os.PathLike[str], *, delta: str | os.PathLike[str] | None = None
     ) -> CheckpointState:
-        """Returns the state in a checkpoint file, of onnxtrain or of onnxruntime-training.
+        """Loads the state from a checkpoint file of onnxtrain or of onnxruntime-training.
 
         Args:
-            checkpoint_uri: Path of a full checkpoint.
-            delta: Path of a file that `save_checkpoint(..., trainable_only=True)` has written: its trained
-                parameters, statistics, properties and optimizer state (none, if it was saved without) take
-                the place of those in the checkpoint. Its other parameters must have the values that they
-                had when the delta was trained.
+            checkpoint_uri: path of a full checkpoint.
+            delta: path of a file that `save_checkpoint(..., trainable_only=True)` has written. Its trained parameters,
+                statistics, properties and optimizer state replace those of the checkpoint. The frozen parameters of
+                the checkpoint must have the values that they had when the delta was trained.
 
         Raises:
-            CheckpointError: Missing, truncated, corrupt, or no checkpoint; a delta of another model, or
-                trained on top of other values.
+            CheckpointError: a file is missing, truncated, corrupt, or no checkpoint, or the delta belongs to another
+                model or to other frozen values.
         """
         store = read_checkpoint(checkpoint_uri)
         if delta is None:
             return cls(store)
-        from onnxtrain.runtime.delta import read_delta  # kept out of the time that a device takes to start
+        # Imported here: a device without deltas starts without it.
+        from onnxtrain.runtime.delta import read_delta
 
         return cls(read_delta(delta, store, checkpoint_uri))
 
@@ -233,20 +246,20 @@ class CheckpointState:
         nominal: bool = False,
         trainable_only: bool = False,
     ) -> None:
-        """Saves `state` to a file, which is replaced whole or not at all, even if the process is killed.
+        """Saves `state` to a file. A process that is killed leaves the old file or the new one.
 
         Args:
-            state: What to save.
-            checkpoint_uri: Path of the file.
-            include_optimizer_state: Also save moments, step count and learning rate; loading then resumes
+            state: the state to save.
+            checkpoint_uri: path of the file.
+            include_optimizer_state: also save moments, step count and learning rate, so that training can resume
                 exactly.
-            nominal: Save only names, dtypes and shapes of the parameters.
-            trainable_only: Save a delta: trained parameters, statistics and properties, and a digest of the
+            nominal: save only names, dtypes and shapes of the parameters.
+            trainable_only: save a delta: trained parameters, statistics and properties, and a digest of the
                 frozen parameters. `load_checkpoint(full_checkpoint, delta=...)` loads it.
 
         Raises:
-            CheckpointError: The file cannot be written, or some parameters have no data yet.
-            ValueError: Both `nominal` and `trainable_only`.
+            CheckpointError: the file cannot be written, or some parameters have no data yet.
+            ValueError: both `nominal` and `trainable_only` are True.
         """
         if nominal and trainable_only:
             raise ValueError(
@@ -275,18 +288,17 @@ class CheckpointState:
         *,
         copy: bool = True,
     ) -> CheckpointState:
-        """Returns a new state that holds these arrays.
+        """Makes a new state from arrays.
 
         Args:
-            parameters: All parameters, in graph order. Arrays of dtype bfloat16 (of `ml_dtypes`) are
-                accepted.
-            trainable: Names of the trainable ones.
-            statistics: BatchNorm running statistics.
-            copy: With False, C-contiguous arrays become the state's own memory.
+            parameters: all parameters by name, in graph order. bfloat16 arrays of `ml_dtypes` are accepted.
+            trainable: names of the trainable parameters, e.g. ["fc.weight"].
+            statistics: BatchNorm running statistics by name.
+            copy: False to use C-contiguous arrays as the state's own memory.
 
         Raises:
-            InputError: Unsupported dtype, a name that is both parameter and statistic, or an unknown
-                trainable name.
+            InputError: a dtype is not supported, a name is both parameter and statistic, or a trainable name is
+                unknown.
         """
         statistics = statistics or {}
         unknown = sorted(set(trainable) - set(parameters))
@@ -312,7 +324,7 @@ class CheckpointState:
 
     @property
     def lock(self) -> StateLock:
-        """Lock of everything in the state, and of the modules and optimizers made from it: see `Module.lock`.
+        """The lock of the state and of all modules and optimizers made from it; see `Module.lock`.
 
         Hold it to read or write several arrays, or a live view, while other threads train.
         """
@@ -325,7 +337,7 @@ class CheckpointState:
 
     @property
     def statistics(self) -> Parameters:
-        """BatchNorm running statistics by name; they behave like frozen parameters."""
+        """BatchNorm running statistics by name; their views are those of frozen parameters."""
         return self._statistics
 
     @property

@@ -1,4 +1,4 @@
-"""The parameter store: every tensor of a training run, once, in memory that sessions are bound to."""
+"""Holds every tensor of a training run exactly once, in memory that sessions are bound to."""
 
 from __future__ import annotations
 
@@ -17,44 +17,45 @@ from onnxtrain.runtime.rows import RowGradient
 
 
 class Buffer:
-    """One tensor with a fixed dtype, shape and address.
+    """A tensor with a fixed dtype, shape and address.
 
-    On the CPU it is a C-contiguous numpy array, and :attr:`value` is an `OrtValue` over the same memory: what
-    a session writes is seen through the array and the other way round. On another device only the `OrtValue`
-    exists and :meth:`read` copies.
+    On the CPU it is a C-contiguous numpy array, and :attr:`value` is an `OrtValue` over the same memory, so the array
+    shows what a session writes and the session reads what is written into the array. On another device only the
+    `OrtValue` exists, and :meth:`read` copies.
 
     Attributes:
-        dtype: Element type.
-        shape: Sizes.
-        defined: False for a tensor of a nominal checkpoint that has not been given its data yet.
+        dtype: element type.
+        shape: sizes, e.g. (3, 4).
+        defined: False for a tensor of a nominal checkpoint that has no data yet.
     """
 
     __slots__ = ("_array", "_value", "defined", "device", "dtype", "shape")
 
     def __init__(self, array: Array, dtype: DType, *, defined: bool = True) -> None:
-        """Wraps `array` (C-contiguous, of `dtype`'s storage type) without copying it."""
+        """Wraps an array without copying it; the array is C-contiguous and of the storage dtype of `dtype`."""
         self.dtype = dtype
         self.shape: tuple[int, ...] = tuple(array.shape)
         self.defined = defined
         self.device = CPU
         self._array: Array | None = array
+        # Made when a session is bound first: reading or saving a checkpoint needs no OrtValues.
         self._value: ort.OrtValue | None = None
 
     @classmethod
     def zeros(
         cls, dtype: DType, shape: Iterable[int], device: Device = CPU, *, defined: bool = True
     ) -> Buffer:
-        """Returns a zero-filled buffer on `device`."""
+        """Makes a buffer of zeros on `device`."""
         return cls.filled(0.0, dtype, shape, device, defined=defined)
 
     @classmethod
     def filled(
         cls, value: float, dtype: DType, shape: Iterable[int], device: Device = CPU, *, defined: bool = True
     ) -> Buffer:
-        """Returns a buffer on `device` with `value` everywhere; bfloat16 can only be filled with zeros."""
+        """Makes a buffer on `device` with all elements equal to `value`; bfloat16 can only be filled with zeros."""
         if value and dtype.name == "bfloat16":
             raise InputError(f"Filling a bfloat16 tensor with {value} is not supported; use float32 moments.")
-        # np.zeros leaves the memory untouched until it is written
+        # np.zeros leaves the memory untouched until it is written, np.full does not.
         array = (
             np.full(tuple(shape), value, dtype.storage) if value else np.zeros(tuple(shape), dtype.storage)
         )
@@ -69,18 +70,19 @@ class Buffer:
 
     @property
     def value(self) -> ort.OrtValue:
-        """The `OrtValue` to bind: it aliases the numpy memory on the CPU and owns device memory elsewhere."""
+        """The `OrtValue` to bind: on the CPU it aliases the numpy array, elsewhere it owns device memory."""
         if self._value is None:
             assert self._array is not None
             self._value = alias(self._array, self.dtype)
         return self._value
 
     def read(self) -> Array:
-        """Returns the content: the live array itself on the CPU, a copy from any other device."""
+        """Returns the content: on the CPU the live array itself, from another device a copy."""
         return self._array if self._array is not None else np.asarray(self.value.numpy())
 
     def write(self, array: Array) -> None:
-        """Copies `array` (same shape and storage type) into the buffer."""
+        """Copies an array of the same shape and storage dtype into the buffer."""
+        # Into the same memory, as sessions are bound to it.
         if self._array is not None:
             np.copyto(self._array, array, casting="no")
         else:
@@ -88,13 +90,14 @@ class Buffer:
         self.defined = True
 
     def move_to(self, device: Device) -> None:
-        """Moves the content to `device`; views obtained before stay behind."""
+        """Moves the content to `device`. Arrays that :meth:`read` has returned before are no longer live."""
         if device == self.device:
             return
         content = self.read()
         if device == CPU:
             self._array, self._value = content.copy(), None
         else:
+            # ONNX Runtime makes an OrtValue of bfloat16 over CPU memory only.
             if self.dtype.name == "bfloat16":
                 raise InputError(
                     f"Moving a bfloat16 tensor to device '{device}' is not supported; use device='cpu'."
@@ -107,14 +110,13 @@ class Buffer:
 
 
 def alias(array: Array, dtype: DType) -> ort.OrtValue:
-    """Returns an `OrtValue` over the memory of `array`, which stays alive as long as the value.
-
-    Everything the runtime does rests on the two sharing memory, so it is checked, once per buffer.
-    """
+    """Makes an `OrtValue` over the memory of an array; the value keeps the memory alive."""
+    # numpy has no bfloat16: the dtype of the array, uint16, would be the dtype of the value.
     if dtype.name == "bfloat16":
         value = ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array, dtype.onnx)
     else:
         value = ort.OrtValue.ortvalue_from_numpy(array)
+    # Steps read and write parameters through these values only, so a copy would train nothing. Checked once per buffer.
     if array.size and value.data_ptr() != array.ctypes.data:
         raise RuntimeError(
             f"onnxruntime {ort.__version__} copied a {dtype.name} array instead of aliasing it; "
@@ -124,7 +126,11 @@ def alias(array: Array, dtype: DType) -> ort.OrtValue:
 
 
 def to_storage(array: object, what: str) -> tuple[Array, DType]:
-    """Returns `array` as C-contiguous storage memory and its element type.
+    """Converts an array to a C-contiguous one of its storage dtype, and returns it with its element type.
+
+    Args:
+        array: a numpy array; others are an error.
+        what: begins the message of an error, e.g. "Tensor 'w'".
 
     Raises:
         InputError: `array` is no numpy array, or has a dtype that the runtime does not hold.
@@ -136,6 +142,7 @@ def to_storage(array: object, what: str) -> tuple[Array, DType]:
         raise InputError(
             f"{what}: dtype {array.dtype} is not supported. Supported: {', '.join(dtypes.BY_NAME)}."
         )
+    # Only bfloat16 of ml_dtypes has another storage dtype: its bits are kept.
     if dtype.storage.name != array.dtype.name:
         array = array.view(dtype.storage)
     # ascontiguousarray would make a scalar one-dimensional.
@@ -144,7 +151,13 @@ def to_storage(array: object, what: str) -> tuple[Array, DType]:
 
 @dataclass
 class OptimizerProgress:
-    """How far an optimizer has come: number of steps taken, learning rates."""
+    """The scalar state of an optimizer.
+
+    Attributes:
+        step: number of steps taken, e.g. 12.
+        learning_rate: learning rate of the next step, e.g. 0.001.
+        initial_learning_rate: rate from which a schedule starts.
+    """
 
     step: int
     learning_rate: float
@@ -156,21 +169,22 @@ class Store:
     """All tensors and scalars of a training run.
 
     Attributes:
-        parameters: Trainable and frozen parameters, in graph order once a `Module` exists.
-        trainable: Names of the trainable ones.
-        statistics: BatchNorm running statistics.
-        gradients: Of the trainable parameters; empty until a `Module` exists.
-        row_gradients: Those that are sparse.
-        moments: Moment name -> parameter name -> tensor; empty until an `Optimizer` exists.
-        optimizer: Progress of the optimizer, None before there is one.
-        properties: The user's own values.
-        gradients_valid: Whether a training step has filled `gradients` and `row_gradients`.
-        device: Where the tensors are.
-        complete: Whether every parameter is known to have data.
+        parameters: trainable and frozen parameters by name, in graph order once a `Module` exists.
+        trainable: names of the trainable parameters, e.g. {"fc.weight"}.
+        statistics: BatchNorm running statistics by name.
+        gradients: dense gradients by name of the parameter; empty until a `Module` exists.
+        row_gradients: sparse gradients by name of the parameter.
+        moments: per moment and parameter, a tensor: {"momentum0": {"fc.weight": Buffer}}; empty until an `Optimizer`
+            exists.
+        optimizer: step count and learning rates; None until an `Optimizer` exists.
+        properties: the user's own values, e.g. {"epoch": 3}.
+        gradients_valid: True after a training step has filled `gradients` and `row_gradients`.
+        device: device that holds the tensors.
+        complete: True once every parameter is known to have data.
         shapes_known: False for a nominal checkpoint of onnxruntime-training, which keeps names only, until a
             `Module` supplies the shapes.
-        lock: Held by whoever reads or changes any of this.
-        gradient_owner: The thread that `gradients` belong to.
+        lock: held by whoever reads or changes the store.
+        gradient_owner: the thread to which the gradients belong.
     """
 
     parameters: dict[str, Buffer]
@@ -202,15 +216,15 @@ class Store:
         self.device = device
 
     def all_gradients(self) -> list[Buffer | RowGradient]:
-        """Returns the gradients, those of rows last."""
+        """Lists all gradients, first the dense ones, then the sparse ones."""
         return [*self.gradients.values(), *self.row_gradients.values()]
 
     def undefined(self) -> list[str]:
-        """Returns the names of parameters that a nominal checkpoint left without data."""
+        """Lists the names of parameters that have no data yet, as the checkpoint is nominal."""
         return [name for name, buffer in self.parameters.items() if not buffer.defined]
 
     def require_shapes(self, doing: str) -> None:
-        """Raises CheckpointError if the shapes are not known; `doing` says what needs them."""
+        """Raises CheckpointError if the shapes are not known; `doing` begins the message."""
         if not self.shapes_known:
             raise CheckpointError(
                 f"{doing}: this nominal checkpoint of onnxruntime-training has no shapes. Make a Module "
@@ -218,8 +232,9 @@ class Store:
             )
 
     def require_defined(self, doing: str) -> None:
-        """Raises CheckpointError if a parameter has no data yet; `doing` says what needs it."""
-        if self.complete:  # once every parameter has data, that stays so
+        """Raises CheckpointError if a parameter has no data yet; `doing` begins the message."""
+        # Asked at every step, and never False again.
+        if self.complete:
             return
         missing = self.undefined()
         if missing:

@@ -1,6 +1,7 @@
-"""safetensors files: written with plain file operations, so that tensors go to the disk without a copy.
+"""Reads and writes safetensors files.
 
-What is read is verified by the safetensors package first.
+They are written by plain file operations, so that tensors go to the disk without a copy, and verified by the
+safetensors package before they are read.
 """
 
 from __future__ import annotations
@@ -22,7 +23,13 @@ from onnxtrain.runtime.store import Buffer
 
 
 def write_tensors(file: BinaryIO, tensors: Mapping[str, Buffer], metadata: Mapping[str, str]) -> None:
-    """Writes a safetensors file: header length (uint64), JSON header padded to 8 bytes, then the tensors."""
+    """Writes a safetensors file: header length (uint64), JSON header padded to 8 bytes, then the tensors.
+
+    Args:
+        file: an open binary file.
+        tensors: tensor by key, e.g. {"parameter/fc.weight": Buffer}.
+        metadata: texts by name for the header's `__metadata__`.
+    """
     # Widest elements first keeps every tensor aligned to its element size.
     ordered = sorted(tensors.items(), key=lambda item: -item[1].dtype.storage.itemsize)
     header: dict[str, Any] = {"__metadata__": metadata}
@@ -37,16 +44,17 @@ def write_tensors(file: BinaryIO, tensors: Mapping[str, Buffer], metadata: Mappi
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     file.write(len(text).to_bytes(8, "little") + text)
+    # `safetensors.numpy.save` would hold the whole file in memory first.
     for _, buffer in ordered:
         file.write(buffer.read().reshape(-1).view(np.uint8).data)
 
 
 @contextlib.contextmanager
 def writing(uri: str | os.PathLike[str], doing: str) -> Iterator[BinaryIO]:
-    """Yields a file that replaces `uri` whole or not at all.
+    """Opens a binary file that replaces the file `uri` when the block ends without an exception.
 
     Raises:
-        CheckpointError: The file cannot be written; a previous one is intact. `doing` begins the message.
+        CheckpointError: the file cannot be written; a previous one is intact. `doing` begins the message.
     """
     try:
         with replace_file(uri) as file:
@@ -69,9 +77,11 @@ def _read_tensor(file: BinaryIO, start: int, entry: Mapping[str, Any]) -> Buffer
 
 
 def read_tensors(path: str) -> tuple[dict[str, str], dict[str, Buffer]]:
-    """Returns metadata and tensors of a file; to be called inside :func:`verification`."""
-    with safe_open(path, framework="numpy"):  # verifies header, offsets and file size
+    """Reads the metadata and the tensors by key of a safetensors file; call it inside :func:`verification`."""
+    # Opening verifies header, offsets and file size.
+    with safe_open(path, framework="numpy"):
         pass
+    # Read without the package, which has bfloat16 arrays with ml_dtypes only; devices do not have that.
     with open(path, "rb") as file:
         length = int.from_bytes(file.read(8), "little")
         header = parse_json(file.read(length))
@@ -81,7 +91,11 @@ def read_tensors(path: str) -> tuple[dict[str, str], dict[str, Buffer]]:
 
 @contextlib.contextmanager
 def verification(source: str) -> Iterator[None]:
-    """Turns whatever a damaged file leads to into a CheckpointError."""
+    """Converts the exceptions that a damaged file leads to into a CheckpointError.
+
+    Args:
+        source: the file in messages, e.g. "'run/checkpoint'".
+    """
     try:
         yield
     except FileNotFoundError as error:
@@ -96,6 +110,7 @@ def verification(source: str) -> Iterator[None]:
         OverflowError,
         MemoryError,
     ) as error:
+        # The text of a KeyError is the key alone.
         detail = f"{type(error).__name__}: {error}" if isinstance(error, KeyError) else str(error)
         raise CheckpointError(
             f"Checkpoint verification failed. Reading {source}: {detail}. The file is truncated, corrupt or "

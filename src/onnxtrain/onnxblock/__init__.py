@@ -1,4 +1,4 @@
-"""Composing training graphs from blocks; source compatible with `onnxruntime.training.onnxblock`.
+"""Composes training graphs from blocks; source compatible with `onnxruntime.training.onnxblock`.
 
 ::
 
@@ -24,6 +24,7 @@
 
 from __future__ import annotations
 
+# First, so that a device without onnx is told what to install instead of getting an import error of onnx.
 import onnxtrain._desk  # noqa: F401  # isort: skip
 
 from onnxtrain.onnxblock import blocks, loss, optim

@@ -1,4 +1,4 @@
-"""The base class of all blocks."""
+"""Defines `Block`, the base class of all blocks."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ __all__ = ["Block"]
 
 
 class Block(ABC):
-    """A piece of a graph: calling a block appends it to the base model.
+    """A piece of a graph: calling a block appends the piece to the base model.
 
-    Subclasses implement :meth:`build`, which receives the arguments of the call (by custom names of values of
-    the base model) and returns the name, or a tuple of names, of what the block has computed. A build method
-    calls other blocks, or appends nodes, initializers and inputs to `self.base`, the `ModelProto` itself.
+    Subclasses implement :meth:`build`. It receives the arguments of the call, by custom the names of values of the base
+    model, and returns the name of its result or a tuple of names. A build method calls other blocks, or appends nodes,
+    initializers and inputs to `self.base`, an `onnx.ModelProto`.
 
     Args:
-        temp_file_name: ignored; onnxruntime-training wrote temporary files under this name.
+        temp_file_name: ignored. onnxruntime-training wrote temporary files under this name.
 
     Example:
         >>> from onnxtrain import onnxblock
@@ -58,14 +58,14 @@ class Block(ABC):
             result = self.build(*args, **kwargs)
         finally:
             accessor.building -= 1
+        # Only after the outermost block: the time of a check is proportional to the size of the whole model.
         if not accessor.building:
-            # Once, after the outermost block: a check takes time in proportion to the whole model.
             self._check(accessor.model)
         return result
 
     @property
     def base(self) -> onnx.ModelProto:
-        """The base model, which :meth:`build` may change as it sees fit.
+        """The base model, which :meth:`build` may change in place.
 
         Raises:
             TrainingStateError: there is no base model.
@@ -73,7 +73,7 @@ class Block(ABC):
         return self._accessor.model
 
     def infer_shapes_on_base(self) -> onnx.ModelProto:
-        """Returns a copy of the base model that declares all dtypes and shapes that onnx can infer."""
+        """Infers dtypes and shapes of the base model, and returns a copy of it that declares them."""
         accessor = self._accessor
         _graft.infer(accessor)
         model = onnx.ModelProto()
@@ -89,31 +89,44 @@ class Block(ABC):
         return f"building the block {type(self).__name__}"
 
     def _append(self, write: _graft.Writer, *names: str, wish: str | None = None) -> str:
-        """Appends what `write` emits from the values `names`; returns the name of its first result."""
+        """Appends nodes to the base model.
+
+        Args:
+            write: called with an emitter and one value per name; emits the nodes and returns the result.
+            names: names of values of the base model.
+            wish: name of the result, if it is free, e.g. "loss".
+
+        Returns:
+            The name of the first result.
+        """
         return _graft.append(self._accessor, self._doing, names, write, wish=wish)[0]
 
     def _describe(self, name: str) -> ir.Value:
         return _graft.describe(self._accessor, name, self._doing)
 
     def _check(self, base: onnx.ModelProto) -> None:
+        """Raises GraphBuildError if the base model is no valid ONNX model."""
+        # On the proto, as a graph that a block has broken (wrong order, unknown input) cannot be read as onnx_ir.
         skeleton = _skeleton(base)
         try:
             onnx.checker.check_model(skeleton)
             onnx.shape_inference.infer_shapes(skeleton, check_type=True)
         except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
-            if "No Op registered for" in str(error):  # onnx cannot judge ONNX Runtime's own ops
+            # onnx has no schema of ONNX Runtime's own ops (domain com.microsoft), and so no opinion on such models.
+            if "No Op registered for" in str(error):
                 return
             raise GraphBuildError(
                 f"{self._doing}: the base model is no valid ONNX model afterwards: {error}"
             ) from error
 
 
-# Values of bigger tensors are weights; nobody infers a shape from them.
+# Number of elements from which a tensor is a weight: no shape follows from its values.
 _BIG_ELEMENTS = 4096
 
 
 def _skeleton(base: onnx.ModelProto) -> onnx.ModelProto:
-    """Returns the base model with its weights as inputs, for what serialises it: protobuf stops at 2 GB."""
+    """Copies the base model without its weights, which become inputs."""
+    # The checker and shape inference serialise the model, and protobuf ends at 2 GB.
     graph = base.graph
     skeleton = onnx.ModelProto(
         ir_version=base.ir_version, opset_import=base.opset_import, functions=base.functions
@@ -122,7 +135,8 @@ def _skeleton(base: onnx.ModelProto) -> onnx.ModelProto:
     skeleton.graph.node.extend(graph.node)
     for kind in ("input", "output"):
         for info in getattr(graph, kind):
-            if info.type.HasField("tensor_type"):  # the checker insists on shapes, which runtimes infer
+            # The checker insists on shapes. Models without them are valid for runtimes, which infer the shapes.
+            if info.type.HasField("tensor_type"):
                 info = onnx.ValueInfoProto.FromString(info.SerializeToString())
                 info.type.tensor_type.shape.SetInParent()
             getattr(skeleton.graph, kind).append(info)
@@ -130,6 +144,7 @@ def _skeleton(base: onnx.ModelProto) -> onnx.ModelProto:
     for tensor in graph.initializer:
         if math.prod(tensor.dims) <= _BIG_ELEMENTS and tensor.data_location != onnx.TensorProto.EXTERNAL:
             skeleton.graph.initializer.append(tensor)
+        # Up to IR version 3, initializers are declared among the inputs as well.
         elif tensor.name not in declared:
             skeleton.graph.input.append(
                 onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)

@@ -1,9 +1,9 @@
-"""Grafts: nodes written with an emitter on a small graph of their own, then appended to the base model.
+"""Appends grafts to the base model: nodes that an emitter writes on a small graph of its own.
 
-The base model is a `ModelProto`, because the blocks of users append nodes to it directly. Losses and other
-graph code of this package write with an emitter. A graft is the bridge: its inputs carry the dtypes and
-shapes that the base model gives them, its values get names that the base model does not have yet, and the
-base model's weights are never touched.
+The base model is a `ModelProto`, because the blocks of users append nodes to it directly. The losses and other graph
+code of this package write with an emitter on onnx_ir. A graft connects the two. Its inputs have the dtypes and shapes
+of values of the base model, and its values get names that are free in the base model. The base model itself is not
+converted: its weights are not touched, and its external data stays on disk.
 """
 
 from __future__ import annotations
@@ -31,14 +31,16 @@ __all__ = [
     "unique_name",
 ]
 
-# The first IR version with model-local functions.
+# The first IR version with model-local functions, which losses and optimizers call.
 _FUNCTIONS_IR_VERSION = 8
 
+# Emits nodes: called with an emitter and one value per input, returns the resulting value or values.
 Writer = Callable[..., "ir.Value | Sequence[ir.Value]"]
 
 
 def names_of(graph: onnx.GraphProto) -> Iterator[str]:
-    """Yields every name of a value or node in a graph and its subgraphs."""
+    """Yields the names of all values and nodes in a graph and its subgraphs."""
+    # Of subgraphs, too: ONNX forbids a subgraph to shadow a name of the graph around it.
     for info in (*graph.input, *graph.output, *graph.value_info):
         yield info.name
     for tensor in graph.initializer:
@@ -53,7 +55,7 @@ def names_of(graph: onnx.GraphProto) -> Iterator[str]:
 
 
 def unique_name(base: onnx.ModelProto, wish: str) -> str:
-    """Returns `wish`, or `wish_1`, `wish_2`, ... whichever the base model does not have yet."""
+    """Finds a name that is free in the base model: `wish`, else `wish_1`, `wish_2`, ..."""
     return _unused(wish, set(names_of(base.graph)))
 
 
@@ -66,7 +68,7 @@ def _unused(wish: str, taken: set[str]) -> str:
 
 
 def has_value(base: onnx.ModelProto, name: str) -> bool:
-    """Returns whether the main graph has an input, initializer or node output of this name."""
+    """Tells if the main graph has an input, initializer or node output of this name."""
     graph = base.graph
     return (
         any(info.name == name for info in graph.input)
@@ -76,7 +78,7 @@ def has_value(base: onnx.ModelProto, name: str) -> bool:
 
 
 def find(base: onnx.ModelProto, name: str, doing: str) -> None:
-    """Raises GraphBuildError if the base model has no value `name`; `doing` says what needs it."""
+    """Raises GraphBuildError if the base model has no value `name`; `doing` begins the message."""
     if not isinstance(name, str):
         raise GraphBuildError(
             f"{doing}: received {name!r}; pass the name of a value of the base model, a str"
@@ -90,19 +92,19 @@ def find(base: onnx.ModelProto, name: str, doing: str) -> None:
 
 
 def describe(accessor: ModelAccessor, name: str, doing: str) -> ir.Value:
-    """Returns a new value of the name, dtype and shape that a value of the base model has.
-
-    What the base model does not declare is inferred, once, and declared in it.
+    """Makes an onnx_ir value with the name, dtype and shape of a value of the base model.
 
     Raises:
         GraphBuildError: the base model has no such value.
     """
+    # Inference runs over the whole model, so its results are declared in the base model and not inferred again.
     find(accessor.model, name, doing)
     info = _declared(accessor.model, name)
     if info is None:
         infer(accessor)
         info = _declared(accessor.model, name)
-    if info is None:  # the output of an op that onnx does not know
+    # The output of an op that onnx does not know: dtype and shape stay unknown.
+    if info is None:
         return ir.Value(name=name)
     return ir.serde.deserialize_value_info_proto(info, None)
 
@@ -113,14 +115,16 @@ def _declared(base: onnx.ModelProto, name: str) -> onnx.ValueInfoProto | None:
         if tensor.name == name:
             return onnx.helper.make_tensor_value_info(name, tensor.data_type, list(tensor.dims))
     for info in (*graph.input, *graph.value_info, *graph.output):
+        # An info without a type declares the name only.
         if info.name == name and info.type.WhichOneof("value"):
-            found: onnx.ValueInfoProto = info
-            return found
+            declared: onnx.ValueInfoProto = info
+            return declared
     return None
 
 
 def infer(accessor: ModelAccessor) -> None:
-    """Declares in the base model the dtypes and shapes that it does not declare yet, as far as inferred."""
+    """Infers dtypes and shapes of the base model, and adds those that it does not declare yet to its value infos."""
+    # Declarations of the user stay as they are, also where inference knows more.
     graph = accessor.model.graph
     declared = {info.name for info in (*graph.input, *graph.output, *graph.value_info)}
     for node in infer_shapes(accessor.to_ir()).graph:
@@ -132,22 +136,22 @@ def infer(accessor: ModelAccessor) -> None:
 def append(
     accessor: ModelAccessor, doing: str, inputs: Sequence[str], write: Writer, *, wish: str | None = None
 ) -> tuple[str, ...]:
-    """Appends what `write` emits to the base model.
+    """Appends the nodes that `write` emits to the base model.
 
     Args:
         accessor: holds the base model.
-        doing: what is being built, as errors say it.
+        doing: begins the message of an error, e.g. "building the block Add".
         inputs: names of values of the base model.
-        write: called with an emitter and a value per input; returns the resulting value or values.
+        write: called with an emitter and one value per input; returns the resulting value or values.
             Initializers that it makes are constants, not parameters. Inputs that it adds to the emitter's graph
             become inputs of the base model.
-        wish: name that the first result should get if it is free.
+        wish: name of the first result, if it is free, e.g. "loss".
 
     Returns:
-        The names that the results have in the base model.
+        The names of the results in the base model.
 
     Raises:
-        GraphBuildError: the base model has no value of one of the names, or `write` raises it.
+        GraphBuildError: the base model has no value of one of the names, or `write` raises the error.
     """
     base = accessor.model
     values = {name: describe(accessor, name, doing) for name in inputs}
@@ -155,10 +159,13 @@ def append(
     graph = ir.Graph(list(values.values()), [], nodes=[], opset_imports={"": opset}, name="graft")
     model = ir.Model(graph, ir_version=max(base.ir_version, _FUNCTIONS_IR_VERSION))
     op = Emitter(graph, functions=model.functions)
+    # `inputs` may have one name twice, which is one value.
     result = write(op, *(values[name] for name in inputs))
     results = [result] if isinstance(result, ir.Value) else list(result)
+    # A result may also be one of the inputs: it has no producer here, and its name in the base model already.
     new = [value for value in results if value.producer() is not None]
     graph.outputs.extend(dict.fromkeys(new))
+    # So that the base model declares the new values, and the next graft on them needs no inference.
     infer_shapes(model)
     _rename(model, new[0] if new else None, wish, set(names_of(base.graph)))
     _merge(base, ir.to_proto(model))
@@ -166,13 +173,21 @@ def append(
 
 
 def _rename(model: ir.Model, first: ir.Value | None, wish: str | None, taken: set[str]) -> None:
-    """Gives what has a name in `taken` another one: initializers, nodes, outputs; `first` gets `wish`."""
+    """Renames the initializers, node outputs and nodes of a graft whose names the base model has.
+
+    Args:
+        model: the graft; changed in place.
+        first: the first result, which gets the name `wish` if it is free; None if no result is new.
+        wish: name of the first result, e.g. "loss".
+        taken: names in the base model.
+    """
     values = [
         *model.graph.initializers.values(),
         *(value for node in model.graph for value in node.outputs if value.name),
     ]
     named: list[ir.Value | ir.Node] = [*values, *model.graph]
-    # The graft's own names are not free either: two initializers must not have one name even briefly.
+    # The names of the graft itself are not free either: onnx_ir refuses two initializers of one name, even for a
+    # moment.
     unavailable = taken | {str(item.name) for item in named}
     for item in named:
         if item is first and wish is not None:
@@ -183,24 +198,33 @@ def _rename(model: ir.Model, first: ir.Value | None, wish: str | None, taken: se
 
 
 def _merge(base: onnx.ModelProto, graft: onnx.ModelProto) -> None:
+    """Copies nodes, initializers, value infos, functions and new inputs of a graft into the base model."""
+    # Inputs of the graft that the base model has are values of the base model; the others are new inputs, e.g. targets.
     inputs = {info.name for info in graft.graph.input}
     base.graph.input.extend(info for info in graft.graph.input if not has_value(base, info.name))
     base.graph.node.extend(graft.graph.node)
     base.graph.initializer.extend(graft.graph.initializer)
     base.graph.value_info.extend(info for info in graft.graph.value_info if info.name not in inputs)
     base.graph.value_info.extend(info for info in graft.graph.output if info.name not in inputs)
-    known = {(function.domain, function.name, function.overload) for function in base.functions}
+    # An earlier graft may have brought the same function: equal names stand for equal functions.
+    present = {(function.domain, function.name, function.overload) for function in base.functions}
     for function in graft.functions:
-        if (function.domain, function.name, function.overload) not in known:
+        if (function.domain, function.name, function.overload) not in present:
             base.functions.append(function)
     if graft.functions:
         base.ir_version = max(base.ir_version, _FUNCTIONS_IR_VERSION)
+    # Functions bring their domain; the version of the standard domain is that of the base model.
     for imported in graft.opset_import:
         opset_of(base, imported.domain, imported.version)
 
 
 def opset_of(base: onnx.ModelProto, domain: str, default: int | None = None) -> int:
-    """Returns the version of `domain` that the base model imports; adds `default` where it imports none."""
+    """Returns the version of `domain` that the base model imports; imports version `default` if there is none.
+
+    Raises:
+        GraphBuildError: the base model does not import the domain, and there is no default.
+    """
+    # The standard domain has two spellings.
     spellings = ("", "ai.onnx") if domain == "" else (domain,)
     for imported in base.opset_import:
         if imported.domain in spellings:
@@ -220,7 +244,7 @@ def add_node(
     version: int,
     **attributes: Any,
 ) -> str:
-    """Appends one node of a domain that emitters do not write; returns the name of its output."""
+    """Appends a node of a domain that emitters do not know, e.g. "ai.onnx.ml"; returns the name of its output."""
     base = accessor.model
     for name in inputs:
         find(base, name, doing)
@@ -235,15 +259,16 @@ def add_node(
 
 
 def declare(base: onnx.ModelProto, tensor: onnx.TensorProto, *, constant: bool = False) -> str:
-    """Adds an initializer to the base model under a free name; returns that name.
+    """Adds an initializer to the base model and returns its name, which was free before.
 
     Args:
         base: the base model.
-        tensor: the initializer; it gets the free name.
-        constant: whether it is a constant rather than a parameter.
+        tensor: the initializer; its name is the wish for the new name.
+        constant: True for a constant, False for a parameter.
     """
     tensor.name = unique_name(base, tensor.name)
     base.graph.initializer.append(tensor)
+    # All initializers of floating point are parameters unless they are marked.
     if constant:
         value = ir.Value(
             name=tensor.name, type=ir.TensorType(ir.DataType(tensor.data_type)), shape=ir.Shape(tensor.dims)
@@ -254,10 +279,10 @@ def declare(base: onnx.ModelProto, tensor: onnx.TensorProto, *, constant: bool =
 
 
 def add_input(base: onnx.ModelProto, value: ir.Value, doing: str) -> str:
-    """Adds a graph input of the name, dtype, shape and metadata of `value`; returns its name.
+    """Adds a graph input with the name, dtype, shape and metadata of `value`; returns its name.
 
     Raises:
-        GraphBuildError: the base model has a value of this name.
+        GraphBuildError: the base model has a value of this name already.
     """
     name = str(value.name)
     if has_value(base, name):

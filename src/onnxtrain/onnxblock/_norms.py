@@ -1,4 +1,4 @@
-"""The normalisation layers of `onnxtrain.nn` as blocks: the same formulas, parameters and initial values."""
+"""Defines the normalisation layers of `onnxtrain.nn` as blocks: the same formulas, parameters and initial values."""
 
 from __future__ import annotations
 
@@ -14,16 +14,27 @@ from onnxtrain.onnxblock._block import Block
 
 __all__ = ["LayerNorm", "LayerNormNoBias", "RINorm", "RMSNorm"]
 
+# The first opset with LayerNormalization.
 _LAYER_NORMALIZATION_OPSET = 17
+# The first opset in which reductions take their axes as an input instead of an attribute.
 _AXES_AS_INPUT_OPSET = 18
 _NARROW = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
 class _Norm(Block):
-    """What the layers share: checks of the input, and parameters that start as ones or zeros."""
+    """Base class of the layers: checks the input, and makes parameters of ones or zeros."""
 
     def _checked(self, name: str, sizes: Sequence[int], params: int = 0) -> ir.Value:
-        """Returns the value `name`, whose axes before the last `params` must have these sizes."""
+        """Checks dtype and shape of the input of a layer, and returns it.
+
+        Args:
+            name: name of the value.
+            sizes: sizes that its last axes must have, e.g. [16].
+            params: number of axes behind these, e.g. 1 for a forecast [batch, length, input_dim, params].
+
+        Raises:
+            GraphBuildError: the value is not floating point, or of another or unknown shape.
+        """
         value = self._describe(name)
         if value.dtype is None or not value.dtype.is_floating_point():
             raise GraphBuildError(f"{self._doing}: its input is {value.dtype}; pass a floating-point value")
@@ -31,8 +42,9 @@ class _Norm(Block):
         if dims is None:
             raise GraphBuildError(f"{self._doing}: the rank of {name!r} is unknown; declare its shape")
         end = len(dims) - params
-        found = dims[max(end - len(sizes), 0) : end]
-        if len(found) < len(sizes) or any(d not in (None, s) for d, s in zip(found, sizes, strict=True)):
+        # A symbolic size may turn out to be right.
+        actual = dims[max(end - len(sizes), 0) : end]
+        if len(actual) < len(sizes) or any(d not in (None, s) for d, s in zip(actual, sizes, strict=True)):
             place = "last axes" if not params else f"axes before the last {params}"
             raise GraphBuildError(
                 f"{self._doing}: the {place} of {name!r} must have the sizes {list(sizes)}; its shape is "
@@ -50,10 +62,10 @@ class LayerNorm(_Norm):
     """(x - mean) / sqrt(variance + eps) · weight + bias over the last axes, with new parameters weight and bias.
 
     Args:
-        input_size: size of the last axis, or the sizes of the last axes.
+        input_size: size of the last axis, e.g. 16, or the sizes of the last axes, e.g. [8, 16].
         eps: added to the variance.
-        elementwise_affine: whether there are parameters.
-        bias: whether there is a bias among them.
+        elementwise_affine: False to leave out weight and bias.
+        bias: False to leave out the bias.
     """
 
     def __init__(
@@ -85,6 +97,7 @@ class LayerNorm(_Norm):
             names.append(self._parameter("layer_norm.bias", self._sizes, 0, dtype))
 
         def write(op: Emitter, x: ir.Value, *parameters: ir.Value) -> ir.Value:
+            # The op has no form without a scale.
             inputs = parameters or (op.const(np.ones(self._sizes), dtype),)
             result: ir.Value = op.LayerNormalization(x, *inputs, axis=-len(self._sizes), epsilon=self._eps)
             return result
@@ -107,11 +120,11 @@ class LayerNormNoBias(LayerNorm):
 class RMSNorm(_Norm):
     """x / max(rms, eps) · g with rms = ||x|| / sqrt(dim) over the last axis, with a new parameter g.
 
-    In the training model this is one op, and so is its gradient.
+    The training model computes the layer by one op, and its gradient by another.
 
     Args:
-        dim: size of the last axis.
-        eps: what a root mean square at least counts as.
+        dim: size of the last axis, e.g. 16.
+        eps: lower bound of the root mean square.
     """
 
     def __init__(self, dim: int, eps: float = 1e-8) -> None:
@@ -124,6 +137,7 @@ class RMSNorm(_Norm):
         x = self._checked(input_name, [self._dim])
 
         def write(op: Emitter, x: ir.Value, g: ir.Value) -> ir.Value:
+            # This chain is a pattern of `onnxtrain.fusion`, as is that of RINorm: written otherwise, it stays many ops.
             norm = _reduce(op, "ReduceL2", x, [_rank(x) - 1])
             floored = op.Clip(op.Mul(norm, self._dim**-0.5), op.const(self._eps, like=x))
             result: ir.Value = op.Mul(op.Div(x, floored), g)
@@ -133,19 +147,19 @@ class RMSNorm(_Norm):
 
 
 class RINorm(_Norm):
-    """(x - mean) / stdev · affine_weight + affine_bias, undone by `inverse`, with these two as new parameters.
+    """(x - mean) / stdev · affine_weight + affine_bias, with new parameters affine_weight and affine_bias.
 
-    Mean and stdev = sqrt(variance + eps) are those of each series: over all axes but the first and the last, or over
-    both axes of a value that has two. They are constants to the gradient. `transform` and `inverse` are blocks that use
-    those of the last call: `norm.transform(name)` does to another value what the layer did, `norm.inverse(name)` takes
-    a value [batch, length, input_dim, params] back to the units of the layer's input.
+    Mean and stdev = sqrt(variance + eps) are taken per series: over all axes but the first and the last, or over both
+    axes of a value with two axes. Gradients do not flow through them. Two blocks use the statistics of the last call:
+    `norm.transform(name)` normalises another value by them, and `norm.inverse(name)` converts a value
+    [batch, length, input_dim, params] back to the units of the layer's input.
 
-    In the training model the layer is one op, and so is its gradient.
+    The training model computes the layer by one op, and its gradient by another.
 
     Args:
-        input_dim: size of the last axis.
+        input_dim: size of the last axis, e.g. 16.
         eps: added to the variance.
-        affine: whether there are parameters.
+        affine: False to leave out the parameters.
     """
 
     def __init__(self, input_dim: int, eps: float = 1e-5, affine: bool = True) -> None:
@@ -153,6 +167,7 @@ class RINorm(_Norm):
         self._dim = input_dim
         self._eps = float(eps)
         self._affine = affine
+        # Values of the base model that `transform` and `inverse` read: mean, stdev and the parameters.
         self._names: list[str] = []
         self.transform = _Transform(self)
         self.inverse = _Inverse(self)
@@ -169,8 +184,10 @@ class RINorm(_Norm):
 
         def write(op: Emitter, x: ir.Value, *parameters: ir.Value) -> tuple[ir.Value, ...]:
             rank = _rank(x)
-            axes = list(range(1, rank - 1)) or list(range(rank))  # as torch.mean has it
-            narrow = x.dtype in _NARROW  # whose range the squares leave
+            # torch.mean, too, reduces over all axes if it is given none.
+            axes = list(range(1, rank - 1)) or list(range(rank))
+            # Squares of a deviation leave the range of float16 from 256 on: the statistics are computed in float32.
+            narrow = x.dtype in _NARROW
             wide = op.Cast(x, to=ir.DataType.FLOAT) if narrow else x
             mean = _stopped(op, _reduce(op, "ReduceMean", wide, axes))
             centered = op.Sub(wide, mean)
@@ -178,6 +195,7 @@ class RINorm(_Norm):
             stdev = _stopped(op, op.Sqrt(op.Add(variance, self._eps)))
             if narrow:
                 mean, stdev = op.Cast(mean, to=x.dtype), op.Cast(stdev, to=x.dtype)
+                # With the rounded mean, by which `inverse` undoes it.
                 centered = op.Sub(x, mean)
             return _scaled(op, centered, stdev, *parameters), mean, stdev
 
@@ -187,7 +205,7 @@ class RINorm(_Norm):
 
 
 class _Reusing(_Norm):
-    """A block that reads the statistics and parameters of an RINorm."""
+    """Base class of blocks that read the statistics and parameters of an RINorm."""
 
     def __init__(self, norm: RINorm) -> None:
         super().__init__()
@@ -198,6 +216,8 @@ class _Reusing(_Norm):
         return f"building RINorm.{type(self).__name__.removeprefix('_').lower()}"
 
     def _kept(self) -> list[str]:
+        """Returns the names of mean, stdev and the parameters of the layer."""
+        # The layer may have been called on another base model.
         names = self._norm._names
         if not names or not all(_graft.has_value(self.base, name) for name in names):
             raise GraphBuildError(
@@ -209,7 +229,7 @@ class _Reusing(_Norm):
 
 class _Transform(_Reusing):
     def build(self, input_name: str) -> str:
-        """Appends the layer with the statistics of its last call; returns the name of the result."""
+        """Appends the layer with the statistics of its last call to a value; returns the name of the result."""
         self._checked(input_name, [self._norm._dim])
         return self._append(
             lambda op, x, mean, stdev, *parameters: _scaled(op, op.Sub(x, mean), stdev, *parameters),
@@ -220,12 +240,14 @@ class _Transform(_Reusing):
 
 class _Inverse(_Reusing):
     def build(self, input_name: str) -> str:
-        """Appends the inverse of the layer to a value [batch, length, input_dim, params]; returns its name."""
+        """Appends the inverse to a value [batch, length, input_dim, params]; returns the name of the result."""
         self._checked(input_name, [self._norm._dim], params=1)
 
         def write(
             op: Emitter, x: ir.Value, mean: ir.Value, stdev: ir.Value, *parameters: ir.Value
         ) -> ir.Value:
+            # As in darts: eps² keeps a weight of 0 from dividing by zero. With such a weight x is the bias, so the
+            # bias is subtracted before the product, and the mean is left.
             factor = stdev
             if parameters:
                 weight, bias = parameters
@@ -240,12 +262,14 @@ class _Inverse(_Reusing):
 def _scaled(op: Emitter, centered: ir.Value, stdev: ir.Value, *parameters: ir.Value) -> ir.Value:
     if not parameters:
         return op.Div(centered, stdev)
+    # The quotient has one number per series, so that the series themselves are multiplied once.
     weight, bias = parameters
     return op.Add(op.Mul(centered, op.Div(weight, stdev)), bias)
 
 
 def _stopped(op: Emitter, value: ir.Value) -> ir.Value:
-    """Returns the value behind what `onnxtrain.passes.mark_stopped_gradients` knows."""
+    """Emits a node that returns the value and stops its gradient."""
+    # ONNX has no op for it: `onnxtrain.passes.mark_stopped_gradients` knows this Where.
     return op.Where(op.const(True), value, value)
 
 

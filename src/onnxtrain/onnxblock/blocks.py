@@ -1,7 +1,7 @@
-"""Blocks of one ONNX op each, to compose others from, and layers.
+"""Defines blocks of one ONNX op each, from which others are composed, and layers.
 
-Number arguments (exponents, bounds, constants) take the dtype of the input they are used with; they are
-constants of the model, not parameters. The weights of :class:`Linear` and of the normalisations are parameters.
+Numbers that a block is made with (exponents, bounds) are constants of the model, not parameters, and take the dtype of
+the block's input. The weights of :class:`Linear` and of the normalisations are parameters.
 """
 
 from __future__ import annotations
@@ -50,12 +50,13 @@ __all__ = [
     "Sub",
 ]
 
-# Version of the domain ai.onnx.ml that is imported for LabelEncoder where the base model imports none.
+# Version of the domain ai.onnx.ml that is imported for LabelEncoder if the base model imports none. Its LabelEncoder is
+# that of version 2, the first with lists of keys and values.
 _ML_OPSET = 3
 
 
 class _BinaryOp(Block):
-    """An op of two inputs."""
+    """Base class of the ops of two inputs; the name of the class is the op type."""
 
     def build(self, input_name1: str, input_name2: str) -> str:
         """Appends the op to two values, which broadcast; returns the name of the result."""
@@ -79,7 +80,7 @@ class Div(_BinaryOp):
 
 
 class _UnaryOp(Block):
-    """An op of one input."""
+    """Base class of the ops of one input; the name of the class is the op type."""
 
     def build(self, input_name: str) -> str:
         """Appends the op to a value; returns the name of the result."""
@@ -104,10 +105,10 @@ class Sigmoid(_UnaryOp):
 
 @dataclass(eq=False, repr=False)
 class _Reduction(Block):
-    """An op over all axes.
+    """Base class of the reductions over all axes; the name of the class is the op type.
 
     Args:
-        keepdims: whether the result keeps the rank of the input, with every dimension 1, or is a scalar.
+        keepdims: True for a result of the input's rank with all sizes 1, False for a scalar.
     """
 
     keepdims: bool = True
@@ -132,7 +133,7 @@ class Pow(Block):
     """x to the power of a number.
 
     Args:
-        exponent: the power, as 2.0.
+        exponent: the power, e.g. 2.0.
     """
 
     exponent: float
@@ -147,17 +148,18 @@ class Clip(Block):
     """x limited to [clip_min, clip_max].
 
     Args:
-        clip_min: lower bound; None for none.
-        clip_max: upper bound; None for none.
+        clip_min: lower bound, e.g. 0.0; None for no bound.
+        clip_max: upper bound, e.g. 1.0; None for no bound.
     """
 
     clip_min: float | None = None
     clip_max: float | None = None
 
     def build(self, clip_input_name: str) -> str:
-        """Appends the limited value; returns the name of the result."""
+        """Appends the op to a value; returns the name of the result."""
 
         def write(op: Emitter, x: ir.Value) -> ir.Value:
+            # A bound of the input's dtype, as Clip takes no other.
             bounds = [None if b is None else op.const(b, like=x) for b in (self.clip_min, self.clip_max)]
             return op.Clip(x, *bounds)
 
@@ -169,19 +171,20 @@ class Constant(Block):
     """A float32 constant of shape [1].
 
     Args:
-        value_float: its value.
+        value_float: its value, e.g. 0.4.
     """
 
     value_float: float
 
     def build(self) -> str:
         """Adds the constant; returns its name."""
+        # Marked as a constant: it would be trained otherwise.
         tensor = onnx.numpy_helper.from_array(np.array([self.value_float], np.float32), "constant")
         return _graft.declare(self.base, tensor, constant=True)
 
 
 class SequenceConstruct(Block):
-    """A sequence of the inputs."""
+    """An ONNX sequence of the inputs."""
 
     def build(self, *sequence_input_names: str) -> str:
         """Appends the sequence of one or more values of one dtype; returns its name."""
@@ -197,6 +200,7 @@ class ReduceAllL2(Block):
         def write(op: Emitter, *xs: ir.Value) -> ir.Value:
             if not xs:
                 raise GraphBuildError(f"{self._doing}: received no inputs; name at least one tensor")
+            # ReduceL2 takes one tensor only.
             squares = [op.ReduceSumSquare(x, keepdims=0) for x in xs]
             return op.Sqrt(op.Sum(*squares))
 
@@ -204,7 +208,7 @@ class ReduceAllL2(Block):
 
 
 class PassThrough(Block):
-    """Returns the names it receives, and adds nothing."""
+    """Returns the names it receives and adds no nodes: a place holder, as in onnxruntime-training."""
 
     def build(self, *input_names: str) -> tuple[str, ...]:
         """Returns `input_names`."""
@@ -216,13 +220,13 @@ class InputLike(Block):
     """A new graph input with the dtype and shape of another value; the training model takes it as a target.
 
     Args:
-        like: name of that value.
+        like: name of the other value, e.g. "y".
     """
 
     like: str
 
     def build(self, input_name: str | None = None) -> str:
-        """Adds the input, under the name `input_name` if given; returns its name."""
+        """Adds the input and returns its name: `input_name` if given, else a free name."""
         value = self._describe(self.like)
         if value.type is None:
             raise GraphBuildError(
@@ -230,6 +234,7 @@ class InputLike(Block):
                 "declare it in the value_info of the model"
             )
         name = input_name or _graft.unique_name(self.base, "input")
+        # The mark makes it a target, as those that losses add; without settings, as nothing is known of its values.
         value = ir.Value(
             name=name, type=value.type, shape=value.shape, metadata_props={TARGET_KEY: json.dumps({})}
         )
@@ -237,10 +242,21 @@ class InputLike(Block):
 
 
 class LabelEncoder(Block):
-    """Maps keys to values, as the op LabelEncoder of domain ai.onnx.ml does.
+    """Maps keys to values by the op LabelEncoder of domain ai.onnx.ml.
 
-    Exactly one of the `keys_` and one of the `values_` lists must be given, of equal length; the `default_`
-    of the values' type is for keys that are not in the list.
+    Pass exactly one list of keys and one list of values, of equal length. An element that is not among the keys gets
+    the default of the values' type.
+
+    Args:
+        default_float: default for `values_floats`.
+        default_int64: default for `values_int64s`.
+        default_string: default for `values_strings`.
+        keys_floats: keys of an input of floats.
+        keys_int64s: keys of an input of integers, e.g. [3, 5].
+        keys_strings: keys of an input of texts, e.g. ["cat", "dog"].
+        values_floats: results of dtype float.
+        values_int64s: results of dtype int64, e.g. [0, 1].
+        values_strings: results that are texts.
     """
 
     def __init__(
@@ -262,9 +278,10 @@ class LabelEncoder(Block):
             "values_int64s": values_int64s,
             "values_strings": values_strings,
         }
-        given = {name: list(entries) for name, entries in (keys | values).items() if entries is not None}
-        lengths = {name: len(entries) for name, entries in given.items()}
-        kinds = [name in keys for name in given]
+        lists = {name: list(entries) for name, entries in (keys | values).items() if entries is not None}
+        lengths = {name: len(entries) for name, entries in lists.items()}
+        # Of the names, True for keys and False for values: one of each.
+        kinds = [name in keys for name in lists]
         if sorted(kinds) != [False, True] or len(set(lengths.values())) != 1:
             raise GraphBuildError(
                 f"making LabelEncoder: received lists of lengths {lengths}; give one list of keys and one of "
@@ -274,11 +291,12 @@ class LabelEncoder(Block):
             "default_float": default_float,
             "default_int64": default_int64,
             "default_string": default_string,
-            **given,
+            **lists,
         }
 
     def build(self, label_encoder_input_name: str) -> str:
-        """Appends the encoded value; returns its name."""
+        """Appends the op to a value; returns the name of the result."""
+        # Emitters write the standard domain and that of onnxtrain only.
         return _graft.add_node(
             self._accessor,
             self._doing,
@@ -295,26 +313,26 @@ class Cast(Block):
     """x converted to another dtype.
 
     Args:
-        to: an `onnx.TensorProto` data type, as `onnx.TensorProto.FLOAT`.
+        to: a data type of `onnx.TensorProto`, e.g. `onnx.TensorProto.FLOAT`.
     """
 
     to: int
 
     def build(self, cast_input_name: str) -> str:
-        """Appends the converted value; returns its name."""
+        """Appends the op to a value; returns the name of the result."""
         return self._append(lambda op, x: op.Cast(x, to=ir.DataType(self.to)), cast_input_name)
 
 
 class Linear(Block):
     """alpha · x·W + beta · b, with new parameters W [in_features, out_features] and b [out_features].
 
-    They are drawn from the standard normal distribution by numpy's global generator (`np.random.seed` makes
-    them reproducible), W first.
+    numpy's global generator draws them from the standard normal distribution, W first; `np.random.seed` makes them
+    reproducible.
 
     Args:
-        in_features: size of the last dimension of x [n, in_features].
-        out_features: size of the last dimension of the result.
-        bias: whether there is a b.
+        in_features: size of the last axis of x [n, in_features], e.g. 16.
+        out_features: size of the last axis of the result, e.g. 3.
+        bias: False to leave out b.
         alpha: factor of the product.
         beta: factor of b.
     """
@@ -329,6 +347,7 @@ class Linear(Block):
 
     def build(self, linear_input_name: str) -> str:
         """Appends the layer; returns the name of its result."""
+        # Float32 if the dtype is unknown, e.g. behind an op of ONNX Runtime.
         dtype = self._describe(linear_input_name).dtype or ir.DataType.FLOAT
         names = [self._parameter("linear.weight", self._shape, dtype)]
         if self._bias:
@@ -340,5 +359,6 @@ class Linear(Block):
     def _parameter(self, name: str, shape: tuple[int, ...], dtype: ir.DataType) -> str:
         if not dtype.is_floating_point():
             raise GraphBuildError(f"{self._doing}: its input is {dtype}; pass a floating-point value")
+        # The global generator, as scripts for onnxruntime-training seed it.
         array = np.random.standard_normal(shape).astype(dtype.numpy())
         return _graft.declare(self.base, ir.serde.serialize_tensor(ir.Tensor(array, dtype=dtype, name=name)))

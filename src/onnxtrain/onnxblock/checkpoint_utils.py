@@ -1,4 +1,4 @@
-"""Checkpoints from, and into, the protos that blocks work with."""
+"""Saves the parameters of a block to a checkpoint, and loads a checkpoint into the initializers of a model."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def save_checkpoint(
     path_to_checkpoint: str | os.PathLike[str],
     nominal_checkpoint: bool = False,
 ) -> None:
-    """Writes the parameters of a model to a checkpoint file, as training starts from it.
+    """Writes the parameters of a model to a checkpoint file, from which training starts.
 
-    Tensors in external data are copied from file to file without being read into memory as a whole.
+    Tensors in external data are copied from file to file and not read into memory as a whole.
 
     Args:
-        parameters: the trainable and the frozen ones, as :meth:`TrainingBlock.parameters` returns them.
-            Relative external data locations are resolved against the working directory.
-        path_to_checkpoint: the file to write.
+        parameters: the trainable and the frozen parameters, as :meth:`TrainingBlock.parameters` returns them.
+            Relative locations of external data are relative to the working directory.
+        path_to_checkpoint: path of the file to write.
         nominal_checkpoint: write names, dtypes and shapes only.
 
     Raises:
@@ -49,10 +49,12 @@ def save_checkpoint(
             f"{doing}: received {type(parameters).__name__}; pass (trainable, frozen), as "
             "TrainingBlock.parameters() returns them"
         ) from error
+    # Counting takes quadratic time, so it is done for the message only.
     names = [tensor.name for tensor in (*trainable, *frozen)]
     twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
     if twice:
         raise GraphBuildError(f"{doing}: {', '.join(twice)} given twice; a parameter is trainable or frozen")
+    # Statistics of BatchNorm are among the frozen parameters, and have a place of their own in a checkpoint.
     statistics = [tensor for tensor in frozen if is_statistic(tensor)]
     store = Store(
         parameters=_buffers([*trainable, *(t for t in frozen if not is_statistic(t))], doing),
@@ -63,29 +65,31 @@ def save_checkpoint(
 
 
 def load_checkpoint_to_model(path_to_checkpoint: str | os.PathLike[str], model: onnx.ModelProto) -> None:
-    """Gives the initializers of a model the values of the parameters of the same name in a checkpoint.
+    """Copies the values in a checkpoint into the initializers of the same names in a model.
 
-    Parameters that the model does not have, such as those of a head that only training needs, are left out
-    with a warning; initializers that the checkpoint does not have stay as they are.
+    Parameters that the model does not have, such as those of a head for training only, are left out with a warning.
+    Initializers that the checkpoint does not have stay as they are.
 
     Args:
-        path_to_checkpoint: file written by :func:`save_checkpoint` or `CheckpointState.save_checkpoint`.
-        model: changed in place.
+        path_to_checkpoint: path of a file that :func:`save_checkpoint` or `CheckpointState.save_checkpoint` has
+            written.
+        model: the model; changed in place.
 
     Raises:
-        CheckpointError: the checkpoint is missing, corrupt or nominal; no name, or not every dtype and shape,
-            fits.
+        CheckpointError: the checkpoint is missing, corrupt or nominal; no name fits, or some dtype or shape does not.
     """
     doing = f"loading the checkpoint '{os.fspath(path_to_checkpoint)}' into the model"
     store = read_checkpoint(path_to_checkpoint)
     store.require_defined(doing)
     values = {**store.parameters, **store.statistics}
     targets = {tensor.name: tensor for tensor in model.graph.initializer if tensor.name in values}
+    # Without a common name it is surely another model's checkpoint, not a part of this one's.
     if not targets:
         raise CheckpointError(
             f"{doing}: none of the checkpoint's {len(values)} tensors ({_some(values)}) is an initializer "
             f"of the model ({_some(t.name for t in model.graph.initializer)}); use this model's checkpoint"
         )
+    # All are compared before any is changed.
     misfits = [
         f"{name} is {values[name].dtype.name}{list(values[name].shape)} in the checkpoint and "
         f"{ir.DataType(tensor.data_type)}{list(tensor.dims)} in the model"
@@ -97,6 +101,7 @@ def load_checkpoint_to_model(path_to_checkpoint: str | os.PathLike[str], model: 
     if len(targets) < len(values):
         absent = [name for name in values if name not in targets]
         _log.warning("%s: %d tensors are not in the model: %s", doing, len(absent), _some(absent))
+    # A new proto, as the old one may have its data in typed fields or in an external file.
     for name, tensor in targets.items():
         tensor.CopyFrom(
             onnx.TensorProto(
@@ -109,7 +114,7 @@ def load_checkpoint_to_model(path_to_checkpoint: str | os.PathLike[str], model: 
 
 
 def is_statistic(tensor: onnx.TensorProto) -> bool:
-    """Returns whether a tensor from :meth:`TrainingBlock.parameters` is a BatchNorm running statistic."""
+    """Tells if a tensor of :meth:`TrainingBlock.parameters` is a BatchNorm running statistic."""
     return any(entry.key == STATISTIC_KEY for entry in tensor.metadata_props)
 
 
@@ -127,11 +132,13 @@ def _buffer(proto: onnx.TensorProto, doing: str) -> Buffer:
         array = ir.serde.deserialize_tensor(proto, base_path=_directory(proto)).numpy()
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{doing}: cannot read the data of {proto.name!r}: {error}") from error
+    # bfloat16 of ml_dtypes as its raw bits.
     return Buffer(array.view(dtype.storage), dtype)
 
 
 def _directory(proto: onnx.TensorProto) -> str:
-    """The directory of external data, outside of which onnx_ir reads nothing."""
+    """Returns the directory of a tensor's external data."""
+    # onnx_ir reads nothing outside of the directory that it is given, so an absolute location needs its own.
     locations = [entry.value for entry in proto.external_data if entry.key == "location"]
     return os.path.dirname(locations[0]) if locations and os.path.isabs(locations[0]) else os.getcwd()
 

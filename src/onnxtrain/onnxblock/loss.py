@@ -1,8 +1,7 @@
-"""Losses as blocks: the losses of `onnxtrain.losses`, appended to the base model.
+"""Defines losses as blocks: they append the losses of `onnxtrain.losses` to the base model.
 
-Each is called with the name of the scores and optionally the name of the target. A target that the base model
-does not have becomes a new graph input of the dtype and shape that the loss needs; a value that it has is
-used.
+A loss is called with the name of the scores and, optionally, the name of the target. If the base model has no value of
+the target's name, it gets a new graph input of the dtype and shape that the loss needs.
 """
 
 from __future__ import annotations
@@ -30,6 +29,7 @@ __all__ = [
 ]
 
 
+# Label that onnxruntime-training ignores by default, as PyTorch does.
 _IGNORED_BY_DEFAULT = -100
 
 
@@ -37,7 +37,7 @@ class LossBlock(Block):
     """A block that appends a loss of `onnxtrain.losses`.
 
     Attributes:
-        loss: the loss and its settings.
+        loss: the loss with its settings, e.g. `losses.MSELoss(reduction="sum")`.
     """
 
     def __init__(self, loss: losses.Loss) -> None:
@@ -45,6 +45,8 @@ class LossBlock(Block):
         self.loss = loss
 
     def _build_loss(self, scores_name: str, target_name: str) -> str:
+        # `attach_loss` looks at the whole model for what the scores and labels come from; a graft is only the new
+        # nodes.
         exists = _graft.has_value(self.base, target_name)
         origin = self._accessor.to_ir().graph
 
@@ -59,7 +61,8 @@ class LossBlock(Block):
         return result
 
     def _keep_marks(self, origin: ir.Graph) -> None:
-        """Writes what a loss has recorded on inputs of an IR graph to those of the base model."""
+        """Copies the metadata that a loss has recorded on inputs of the onnx_ir graph to those of the base model."""
+        # `to_ir` made a copy, in which `attach_loss` has marked an existing input as target.
         marks = {value.name: value.metadata_props for value in origin.inputs}
         for info in self.base.graph.input:
             if info.name in marks:
@@ -70,10 +73,9 @@ class LossBlock(Block):
 
 @dataclass(eq=False, repr=False)
 class _NamedLoss(LossBlock):
-    """A block that makes its loss from its arguments.
+    """Base class of loss blocks that are dataclasses: their fields are the settings of the loss in `makes`.
 
-    Subclasses are dataclasses: their fields, in the order of onnxruntime-training's arguments, are the arguments
-    of `__init__` and settings of the loss in `makes`.
+    The fields are in the order of the arguments in onnxruntime-training.
     """
 
     makes: ClassVar[type[losses.Loss]]
@@ -86,6 +88,8 @@ class _NamedLoss(LossBlock):
         super().__init__(self.makes(**settings))
 
 
+# The names of the arguments are part of the API: scripts for onnxruntime-training pass `target_name=` or
+# `labels_name=`.
 class _FloatTargetLoss(_NamedLoss):
     def build(self, loss_input_name: str, target_name: str = "target") -> str:
         """Appends the loss.
@@ -130,7 +134,7 @@ class HuberLoss(_FloatTargetLoss):
 
     Args:
         reduction: "mean", "sum" or "none".
-        delta: threshold, positive, in units of the scores.
+        delta: positive threshold in units of the scores.
     """
 
     makes = losses.HuberLoss
@@ -144,7 +148,7 @@ class SmoothL1Loss(_FloatTargetLoss):
 
     Args:
         reduction: "mean", "sum" or "none".
-        beta: threshold, not negative, in units of the scores.
+        beta: threshold of at least 0 in units of the scores.
     """
 
     makes = losses.SmoothL1Loss
@@ -191,8 +195,8 @@ class CrossEntropyLoss(_LabelLoss):
         reduction: "mean" (weighted), "sum" or "none".
         ignore_index: label of positions that do not count, e.g. 0 for padding. None stands for -100, which is never
             the number of a class.
-        label_smoothing: in [0, 1]: the part of the target's mass that is spread evenly over all classes.
-        axis: of the scores, along which the classes lie: -1 for scores [batch, sequence, vocabulary]. None is 1.
+        label_smoothing: fraction, from 0 to 1, of the target's mass that is spread evenly over all classes.
+        axis: axis of the scores along which the classes lie, e.g. -1 for [batch, sequence, vocabulary]. None is 1.
     """
 
     makes = losses.CrossEntropyLoss
@@ -211,7 +215,7 @@ class NLLLoss(_LabelLoss):
         weight: one weight per class, float [C].
         reduction: "mean" (weighted), "sum" or "none".
         ignore_index: label of positions that do not count; None stands for -100.
-        axis: of the scores, along which the classes lie; None is 1.
+        axis: axis of the scores along which the classes lie, e.g. -1. None is 1.
     """
 
     makes = losses.NLLLoss

@@ -1,4 +1,4 @@
-"""The model that blocks work on, and the custom op library it needs: both are set by context managers."""
+"""Defines the context managers that set the base model of blocks, and the custom op library that it needs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ModelAccessor:
     """Holds the base model, which blocks change in place.
 
     Attributes:
-        building: how many blocks are being built at the moment, one inside the other.
+        building: number of blocks that are being built, one inside the other, e.g. 2 while a block calls a loss.
     """
 
     def __init__(self, model: onnx.ModelProto, model_path: str | os.PathLike[str] | None = None) -> None:
@@ -57,26 +57,28 @@ class ModelAccessor:
 
     @property
     def has_path(self) -> bool:
-        """Whether the path of the base model is known."""
+        """True if the path of the base model is known."""
         return self._path is not None
 
     def to_ir(self) -> ir.Model:
-        """Returns the base model as IR; it shares the tensors, and external data stays on disk."""
+        """Converts the base model to onnx_ir; tensors are shared, and external data stays on disk."""
         model = ir.from_proto(self._model)
+        # Locations of external data are relative to the model's file, which the proto does not know.
         directory = Path(self._path).absolute().parent if self._path is not None else Path.cwd()
         ir.external_data.set_base_dir(model.graph, directory)
         return model
 
 
+# Context variables, so that each thread has a base model of its own.
 _ACTIVE: ContextVar[ModelAccessor | None] = ContextVar("onnxtrain base model", default=None)
 _LIBRARY: ContextVar[str | None] = ContextVar("onnxtrain custom op library", default=None)
 
 
 def active_accessor(doing: str) -> ModelAccessor:
-    """Returns the accessor of the `with` block around the caller.
+    """Returns the accessor that :func:`base` or :func:`empty_base` has set.
 
     Raises:
-        TrainingStateError: there is none; `doing` says what needs it.
+        TrainingStateError: there is no base model; `doing` begins the message.
     """
     accessor = _ACTIVE.get()
     if accessor is None:
@@ -89,18 +91,18 @@ def active_accessor(doing: str) -> ModelAccessor:
 
 @contextmanager
 def base(model: onnx.ModelProto, model_path: str | os.PathLike[str] | None = None) -> Iterator[ModelAccessor]:
-    """Makes a copy of `model` the base model of the blocks called inside the `with` block.
+    """Sets a copy of `model` as the base model of the blocks that are called inside the `with` block.
 
     Args:
-        model: the model to build on; it is not changed. External data need not be loaded
-            (`onnx.load(path, load_external_data=False)`), and then stays on disk.
-        model_path: the file `model` came from: external data is looked for beside it.
+        model: the model to build on; it is not changed. External data that is not loaded
+            (`onnx.load(path, load_external_data=False)`) stays on disk.
+        model_path: path of the file of `model`; external data is looked for in its directory.
 
     Returns:
         The accessor; its `model` is the model that the blocks have built.
 
     Raises:
-        GraphBuildError: `model` is not a `ModelProto`.
+        GraphBuildError: `model` is no `ModelProto`.
         TrainingStateError: there is a base model already.
 
     Example:
@@ -119,6 +121,7 @@ def base(model: onnx.ModelProto, model_path: str | os.PathLike[str] | None = Non
             f"setting the base model: received {type(model).__name__}; pass an onnx.ModelProto, "
             "or use onnxblock.empty_base() to build a model from nothing"
         )
+    # Blocks change the base model in place, and the user's model must stay as it is.
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     with _activated(ModelAccessor(copy, model_path)) as accessor:
@@ -127,16 +130,17 @@ def base(model: onnx.ModelProto, model_path: str | os.PathLike[str] | None = Non
 
 @contextmanager
 def empty_base(opset_version: int | None = None) -> Iterator[ModelAccessor]:
-    """Makes a model without nodes the base model of the blocks called inside the `with` block.
+    """Sets a model without nodes as the base model of the blocks that are called inside the `with` block.
 
     Args:
-        opset_version: version of the standard domain; by default the canonical one of this package (21).
+        opset_version: version of the standard domain, e.g. 17. Default: 21, the canonical opset of this package.
 
     Raises:
         TrainingStateError: there is a base model already.
     """
     opset = opset_version or CANONICAL_OPSET
     imports = [onnx.helper.make_opsetid("", opset)]
+    # The oldest IR version of the opset, so that old runtimes load the model, and at least 8, the first with functions.
     model = onnx.ModelProto(
         ir_version=max(8, onnx.helper.find_min_ir_version_for(imports, ignore_unknown=True)),
         producer_name="onnxtrain",
@@ -149,6 +153,7 @@ def empty_base(opset_version: int | None = None) -> Iterator[ModelAccessor]:
 
 @contextmanager
 def _activated(accessor: ModelAccessor) -> Iterator[ModelAccessor]:
+    # In a nested base, blocks of the outer one would append to the wrong model.
     if _ACTIVE.get() is not None:
         raise TrainingStateError(
             "setting the base model: there is one already, and blocks work on one at a time; "
@@ -163,10 +168,10 @@ def _activated(accessor: ModelAccessor) -> Iterator[ModelAccessor]:
 
 @contextmanager
 def custom_op_library(custom_op_library_path: str | os.PathLike[str]) -> Iterator[str]:
-    """Names the shared library with the custom ops of the base model.
+    """Sets the shared library with the custom ops of the base model.
 
-    The library is loaded once to see that ONNX Runtime takes it, and recorded: :func:`custom_op_library_path`
-    gives it to whatever creates sessions inside the `with` block.
+    The library is registered once, to see that ONNX Runtime takes it. :func:`custom_op_library_path` returns it to code
+    that creates sessions inside the `with` block.
 
     Raises:
         GraphBuildError: there is no such file, or ONNX Runtime cannot register it.
@@ -180,9 +185,10 @@ def custom_op_library(custom_op_library_path: str | os.PathLike[str]) -> Iterato
         )
     if not os.path.isfile(path):
         raise GraphBuildError(f"setting the custom op library: there is no file '{path}'; check the path")
+    # Here, where the path is known: the session that fails later would not name the library.
     try:
         ort.SessionOptions().register_custom_ops_library(path)
-    # ONNX Runtime raises Fail, or a RuntimeError of its own, as its build has it.
+    # Depending on the build, ONNX Runtime raises its own Fail or a RuntimeError.
     except Exception as error:
         raise GraphBuildError(
             f"setting the custom op library '{path}': ONNX Runtime {ort.__version__} cannot register it: "
@@ -196,5 +202,5 @@ def custom_op_library(custom_op_library_path: str | os.PathLike[str]) -> Iterato
 
 
 def custom_op_library_path() -> str | None:
-    """Returns the library set by :func:`custom_op_library`, None outside of it."""
+    """Returns the path that :func:`custom_op_library` has set, None outside of its `with` block."""
     return _LIBRARY.get()

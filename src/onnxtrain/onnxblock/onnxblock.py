@@ -1,4 +1,4 @@
-"""Outermost blocks: one that gives a model, and one that gives the models of a training run."""
+"""Defines the outermost blocks: `ForwardBlock` gives a model, `TrainingBlock` the models of a training run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _T = TypeVar("_T")
 
 
 class ForwardBlock(Block):
-    """A block whose results become the outputs of the base model.
+    """A block whose results become the outputs of a model.
 
     Example:
         >>> from onnxtrain import onnxblock
@@ -44,12 +44,13 @@ class ForwardBlock(Block):
         """Builds the block, makes its results the outputs of the base model, and returns their names."""
         result = super().__call__(*args, **kwargs)
         _set_outputs(self._accessor, output_names(result, self._doing), self._doing)
+        # A copy, as blocks that are called later go on changing the base model.
         self._model = onnx.ModelProto()
         self._model.CopyFrom(self.base)
         return result
 
     def to_model_proto(self) -> onnx.ModelProto:
-        """Returns the base model as it was when this block had been built.
+        """Returns the base model as it was right after this block had been built.
 
         Raises:
             TrainingStateError: the block has not been built yet.
@@ -58,10 +59,10 @@ class ForwardBlock(Block):
 
 
 class TrainingBlock(Block):
-    """A block whose result is the loss: building it gives the training model and the eval model.
+    """A block whose result is the loss; from it the training model and the eval model are built.
 
-    `build` returns the name of the loss, a tensor of one element, or a tuple of the loss and further values
-    that the models shall return.
+    `build` returns the name of the loss, a tensor of one element, or a tuple of the loss and of further values that the
+    models return.
 
     Example:
         >>> from onnxtrain import onnxblock
@@ -75,29 +76,29 @@ class TrainingBlock(Block):
 
     def __init__(self) -> None:
         super().__init__()
+        # Per name that `requires_grad` has been called with, True to train and False to freeze.
         self._wanted: dict[str, bool] = {}
         self._graphs: TrainingGraphs | None = None
         self._models: tuple[onnx.ModelProto, onnx.ModelProto] | None = None
 
     def requires_grad(self, argument_name: str, value: bool = True) -> None:
-        """Says whether a parameter is trained, or frozen (part of the checkpoint, but not trained).
+        """Marks a parameter as trained or as frozen: in the checkpoint, but not trained.
 
-        An input of the base model may be named too: the training model then has its gradient among its last
-        outputs, named `<input>_grad` where that is free. The on-device API does not return it, sessions do.
+        If no parameter is marked as trained, all floating-point parameters are trained that are neither frozen nor
+        BatchNorm running statistics. If some are, the parameters that no call names stay embedded in the models.
 
-        Where no parameter was named for training, every floating-point one that is neither frozen nor a
-        BatchNorm running statistic is trained. Where some were, the ones not named stay embedded in the
-        models.
+        The name may also be that of an input of the base model. The training model then has the gradient of the input
+        among its last outputs, named `<input>_grad` if that is free. Sessions return it, the on-device API does not.
 
         Args:
-            argument_name: name of an initializer or input of the base model.
-            value: True to train it, False to freeze it; the last call for a name counts.
+            argument_name: name of an initializer or input of the base model, e.g. "fc.weight".
+            value: True to train it, False to freeze it. The last call for a name counts.
         """
         self._wanted[argument_name] = bool(value)
 
     @without_collection()
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Builds the block and from it both models; returns what `build` returned.
+        """Builds the block and both models; returns the result of `build`.
 
         The base model is the training model afterwards.
 
@@ -112,7 +113,9 @@ class TrainingBlock(Block):
         accessor = self._accessor
         loss, *additional = output_names(result, self._doing)
         _set_outputs(accessor, [loss, *additional], self._doing)
+        # Frozen names, too, are withheld from folding: a device may set frozen parameters.
         model = canonicalize(load_model(accessor.to_ir()), self._wanted)
+        # Names of inputs ask for gradients of inputs, all others are parameters.
         inputs = {str(value.name) for value in model.graph.inputs}
         wanted = {name: value for name, value in self._wanted.items() if name not in inputs}
         graphs = build_training_graphs(
@@ -125,15 +128,15 @@ class TrainingBlock(Block):
         )
         self._graphs = graphs
         self._models = to_proto(graphs.training), to_proto(graphs.eval)
+        # As in onnxruntime-training, whose users read the training model from the accessor.
         accessor.model.CopyFrom(self._models[0])
         return result
 
     def parameters(self) -> tuple[list[onnx.TensorProto], list[onnx.TensorProto]]:
-        """Returns the parameters to train and the frozen ones, in the order of the model.
+        """Returns the trainable and the frozen parameters, each in the order of the model.
 
-        Tensors in external data stay there: their protos refer to the file by its absolute path. BatchNorm
-        running statistics come last among the frozen ones, with metadata that :func:`save_checkpoint` knows
-        them by.
+        The protos of tensors in external data refer to the file by its absolute path. BatchNorm running statistics are
+        the last of the frozen ones; :func:`save_checkpoint` recognises them by their metadata.
 
         Raises:
             TrainingStateError: the block has not been built yet.
@@ -157,20 +160,23 @@ def build_forward(
     model_path: str | os.PathLike[str] | None = None,
     additional_outputs: Sequence[str] = (),
 ) -> tuple[ir.Model, list[str]]:
-    """Returns the model with a block on top, and the names of its outputs: the block's results, then others.
-
-    The block sees the model as it is, in its own opset: its author wrote the nodes for that one.
+    """Calls a block on a model.
 
     Args:
-        block: for example a loss.
+        block: the block, e.g. a loss.
         model: the model to build on; not changed.
-        names: what the block is called with.
-        model_path: the file of `model`, beside which its external data is.
-        additional_outputs: further values to return.
+        names: arguments of the call, e.g. ["logits"].
+        model_path: path of the file of `model`; its external data is in the same directory.
+        additional_outputs: names of further outputs of the result.
+
+    Returns:
+        The model with the block, and the names of its outputs: the block's results, then the additional outputs.
 
     Raises:
         GraphBuildError: as when a block is called.
     """
+    # In the model's own opset, and converted together with it afterwards: the block's author wrote nodes for that
+    # opset.
     with base(model, model_path) as accessor:
         doing = f"building the block {type(block).__name__}"
         outputs = [*output_names(block(*names), doing), *additional_outputs]
@@ -179,21 +185,22 @@ def build_forward(
 
 
 def parameter_protos(graphs: TrainingGraphs) -> tuple[list[onnx.TensorProto], list[onnx.TensorProto]]:
-    """Returns the parameters to train and the frozen ones, as :meth:`TrainingBlock.parameters` does."""
+    """Returns the trainable and the frozen parameters, as :meth:`TrainingBlock.parameters` does."""
     names = set(graphs.trainable)
     trainable = [_tensor_proto(n, t) for n, t in graphs.parameters.items() if n in names]
     frozen = [_tensor_proto(n, t) for n, t in graphs.parameters.items() if n not in names]
     statistics = [_tensor_proto(n, t) for n, t in graphs.statistics.items()]
+    # The API of onnxruntime-training has two lists only, in which statistics are frozen parameters.
     for tensor in statistics:
         tensor.metadata_props.append(onnx.StringStringEntryProto(key=STATISTIC_KEY, value="true"))
     return trainable, frozen + statistics
 
 
 def output_names(result: str | Iterable[str], doing: str) -> list[str]:
-    """Returns what a `build` method returned as a list of names.
+    """Converts the result of a `build` method to a list of names.
 
     Raises:
-        GraphBuildError: it is neither a name nor a non-empty tuple or list of names.
+        GraphBuildError: the result is neither a name nor a non-empty tuple or list of names.
     """
     names = [result] if isinstance(result, str) else list(result) if isinstance(result, tuple | list) else []
     if not names or not all(isinstance(name, str) for name in names):
@@ -205,10 +212,11 @@ def output_names(result: str | Iterable[str], doing: str) -> list[str]:
 
 
 def _set_outputs(accessor: ModelAccessor, names: Sequence[str], doing: str) -> None:
-    """Makes the values the outputs of the base model, instead of those it has."""
+    """Replaces the outputs of the base model by the values `names`."""
     infos = []
     for name in names:
         value = _graft.describe(accessor, name, doing)
+        # ONNX demands a type of every output, while onnx cannot infer those of ops that it does not know.
         if value.type is None:
             raise GraphBuildError(
                 f"{doing}: the dtype of {name!r} is unknown, so it cannot be an output of the model; "
@@ -218,12 +226,14 @@ def _set_outputs(accessor: ModelAccessor, names: Sequence[str], doing: str) -> N
     graph = accessor.model.graph
     del graph.output[:]
     graph.output.extend(infos)
+    # The outputs declare these values now.
     kept = [info for info in graph.value_info if info.name not in names]
     del graph.value_info[:]
     graph.value_info.extend(kept)
 
 
 def _built(thing: _T | None, block: Block) -> _T:
+    """Returns `thing`, or raises TrainingStateError if the block has not been built."""
     if thing is None:
         raise TrainingStateError(
             f"reading the result of the block {type(block).__name__}: it has not been built yet; "
@@ -233,6 +243,8 @@ def _built(thing: _T | None, block: Block) -> _T:
 
 
 def _tensor_proto(name: str, tensor: ir.TensorProtocol) -> onnx.TensorProto:
+    """Converts a tensor to a proto; data in an external file stays there."""
+    # An absolute path, as the proto knows no directory of a model.
     if isinstance(tensor, ir.ExternalTensor):
         proto = onnx.TensorProto(
             dims=tensor.shape.numpy(), data_type=int(tensor.dtype), data_location=onnx.TensorProto.EXTERNAL

@@ -1,4 +1,4 @@
-"""Optimizers as blocks: the optimizers of `onnxtrain.optimizers`, each called with the parameters of a model.
+"""Defines optimizers as blocks: called with parameters, they build the models of `onnxtrain.optimizers`.
 
 ::
 
@@ -44,10 +44,10 @@ __all__ = [
 
 
 class ClippingBlock(Block):
-    """A block that limits gradients; given to an optimizer as `clip_grad`, or called with names of gradients.
+    """A block that clips gradients; pass it to an optimizer as `clip_grad`, or call it with names of gradients.
 
     Attributes:
-        clipping: how.
+        clipping: kind and limit of the clipping, e.g. `optimizers.ClipGradNorm(1.0)`.
     """
 
     def __init__(self, clipping: optimizers.GradientClipping) -> None:
@@ -55,7 +55,8 @@ class ClippingBlock(Block):
         self.clipping = clipping
 
     def build(self, *gradients_names: str) -> tuple[str, ...]:
-        """Appends the clipping of one or more gradients, tensors; returns the names of the results."""
+        """Appends the clipping of one or more gradients; returns the names of the results."""
+        # Not a sequence of gradients, as SequenceConstruct makes it: its length is unknown here.
         for name in gradients_names:
             if not isinstance(self._describe(name).type, ir.TensorType):
                 raise GraphBuildError(
@@ -67,10 +68,10 @@ class ClippingBlock(Block):
 
 
 class ClipGradNorm(ClippingBlock):
-    """Scales all gradients by max_norm/norm when the Euclidean norm of all of them together is larger.
+    """Scales all gradients by max_norm / norm if the Euclidean norm of all of them together exceeds max_norm.
 
     Args:
-        max_norm: positive.
+        max_norm: positive limit, e.g. 1.0.
     """
 
     def __init__(self, max_norm: float) -> None:
@@ -78,16 +79,17 @@ class ClipGradNorm(ClippingBlock):
 
 
 class ClipGradValue(ClippingBlock):
-    """Limits each entry of each gradient to [-value, value].
+    """Limits each element of each gradient to [-value, value].
 
     Args:
-        value: positive.
+        value: positive limit, e.g. 0.5.
     """
 
     def __init__(self, value: float) -> None:
         super().__init__(optimizers.ClipGradValue(value))
 
 
+# onnxruntime-training passed a block; the settings of `onnxtrain.optimizers` are taken as well.
 Clipping = ClippingBlock | optimizers.GradientClipping | None
 
 
@@ -95,7 +97,7 @@ class OptimizerBlock(ForwardBlock):
     """A block that builds the optimizer model of `onnxtrain.optimizers`, alone in an empty base model.
 
     Attributes:
-        optimizer: the optimizer and its hyperparameters.
+        optimizer: the optimizer with its settings, e.g. `optimizers.SGD(momentum=0.9)`.
     """
 
     def __init__(self, optimizer: optimizers.Optimizer) -> None:
@@ -108,16 +110,17 @@ class OptimizerBlock(ForwardBlock):
         """Builds the optimizer model.
 
         Args:
-            parameters: the trainable and the frozen ones, as :meth:`TrainingBlock.parameters` returns them.
+            parameters: the trainable and the frozen parameters, as :meth:`TrainingBlock.parameters` returns them.
 
         Returns:
-            The names of the outputs: `<p>_updated` and the moments of each trainable parameter.
+            The names of the outputs: per trainable parameter `<p>_updated` and its updated moments.
 
         Raises:
             GraphBuildError: the base model is not empty, or a parameter cannot be trained.
             NothingToTrain: there is no trainable parameter.
         """
         base = self.base
+        # The optimizer model replaces the base model below: nothing of it would be left.
         if base.graph.node or base.graph.input:
             raise GraphBuildError(
                 f"{self._doing}: the base model is not empty; an optimizer is a model of its own, "
@@ -125,11 +128,14 @@ class OptimizerBlock(ForwardBlock):
             )
         trainable, frozen = parameters
         specs = [ParameterSpec(t.name, ir.DataType(t.data_type), tuple(t.dims)) for t in trainable]
+        # A newer opset is the user's choice; formulas of an older one are not written.
         opset = max(CANONICAL_OPSET, _graft.opset_of(base, "", CANONICAL_OPSET))
         model = build_optimizer_model(self.optimizer, specs, opset)
         manifest = _manifest(trainable, frozen, opset) | {
             "optimizer": optimizers.manifest_entry(self.optimizer, specs)
         }
+        # With a manifest, so that the on-device API can load an optimizer model that no `generate_artifacts` has
+        # written.
         model.metadata_props[METADATA_KEY] = json.dumps(manifest)
         base.CopyFrom(to_proto(model))
         return tuple(output.name for output in base.graph.output)
@@ -138,15 +144,19 @@ class OptimizerBlock(ForwardBlock):
 def build_optimizer(
     block: Block, parameters: tuple[Sequence[onnx.TensorProto], Sequence[onnx.TensorProto]]
 ) -> tuple[ir.Model, dict[str, Any]]:
-    """Returns the optimizer model that a block builds, and what the manifest says of its optimizer.
+    """Calls a block to build an optimizer model.
 
     Args:
         block: an :class:`OptimizerBlock`, or a block that calls one.
-        parameters: the trainable and the frozen ones, which the block is called with.
+        parameters: the trainable and the frozen parameters with which the block is called.
+
+    Returns:
+        The model, and the entry of the optimizer in the manifest.
 
     Raises:
         GraphBuildError: the block has built no optimizer model.
     """
+    # The block is called, whatever its class: a subclass may have a build method of its own.
     with empty_base() as accessor:
         block(parameters)
         texts = [entry.value for entry in accessor.model.metadata_props if entry.key == METADATA_KEY]
@@ -161,7 +171,8 @@ def build_optimizer(
 def _manifest(
     trainable: Sequence[onnx.TensorProto], frozen: Sequence[onnx.TensorProto], opset: int
 ) -> dict[str, Any]:
-    """The manifest as far as the parameters tell: without the inputs and outputs of the training model."""
+    """Makes the manifest of an optimizer model, without the inputs and outputs of the training model."""
+    # The fingerprint and the trainable parameters are enough for the runtime to compare it with the training model.
     kinds: dict[str, list[dict[str, Any]]] = {"parameters": [], "statistics": []}
     for tensor in (*trainable, *frozen):
         dtype = ir.DataType(tensor.data_type).numpy().name
@@ -178,6 +189,7 @@ def _manifest(
                 for kind in ("parameters", "statistics")
             )
         ),
+        # Required entries of the format, which the parameters say nothing about.
         "files": {},
         "inputs": [],
         "targets": [],
@@ -196,16 +208,16 @@ def _manifest(
 
 @dataclass(eq=False, repr=False)
 class _NamedOptimizer(OptimizerBlock):
-    """A block that makes its optimizer from its arguments.
+    """Base class of optimizer blocks that are dataclasses: their fields are the settings of the optimizer in `makes`.
 
-    Subclasses are dataclasses: their fields, in the order of onnxruntime-training's arguments, are the arguments
-    of `__init__` and settings of the optimizer in `makes`.
+    The fields are in the order of the arguments in onnxruntime-training.
     """
 
     makes: ClassVar[type[optimizers.Optimizer]]
 
     def __post_init__(self) -> None:
         settings = {field.name: getattr(self, field.name) for field in fields(self)}
+        # The optimizer takes the settings of the block.
         if isinstance(settings["clip_grad"], ClippingBlock):
             settings["clip_grad"] = settings["clip_grad"].clipping
         super().__init__(self.makes(**settings))
@@ -224,6 +236,7 @@ class AdamW(_NamedOptimizer):
         adam_mode: 1 for Hugging Face's form, 0 for PyTorch's.
     """
 
+    # The defaults are those of onnxruntime-training, not PyTorch's.
     makes = optimizers.AdamW
     bias_correction: bool = True
     betas: tuple[float, float] = (0.9, 0.999)
@@ -258,13 +271,14 @@ class SGD(_NamedOptimizer):
     Args:
         clip_grad: clipping of the gradients before the step, e.g. ClipGradNorm(1.0).
         momentum: factor of the momentum; with 0 the optimizer has no state.
-        dampening: the gradient enters the momentum times 1 - dampening.
+        dampening: the momentum takes the gradient times 1 - dampening.
         weight_decay: factor of the L2 penalty.
-        nesterov: look ahead; needs momentum, and no dampening.
+        nesterov: use Nesterov's momentum, which needs momentum > 0 and dampening 0.
     """
 
     makes = optimizers.SGD
     clip_grad: Clipping = None
+    # onnxruntime-training had no further arguments.
     _: KW_ONLY
     momentum: float = 0.0
     dampening: float = 0.0
@@ -279,7 +293,7 @@ class Adagrad(_NamedOptimizer):
     Args:
         lr_decay: the learning rate of step t, from 0, is divided by 1 + t·lr_decay.
         weight_decay: factor of the L2 penalty.
-        initial_accumulator_value: sum of squares before the first step.
+        initial_accumulator_value: sum of squared gradients before the first step, e.g. 0.1.
         eps: added to the denominator, to keep it from zero.
         clip_grad: clipping of the gradients before the step, e.g. ClipGradNorm(1.0).
     """
@@ -297,10 +311,10 @@ class RMSprop(_NamedOptimizer):
     """RMSprop; see :class:`onnxtrain.optimizers.RMSprop`.
 
     Args:
-        alpha: decay rate of the running means.
+        alpha: decay rate of the running mean of squared gradients.
         eps: added to the denominator, to keep it from zero.
         weight_decay: factor of the L2 penalty.
-        momentum: factor of the momentum of the changes; with 0 there is none.
+        momentum: factor of the momentum; with 0 there is none.
         centered: divide by the standard deviation instead of the root mean square.
         clip_grad: clipping of the gradients before the step, e.g. ClipGradNorm(1.0).
     """

@@ -1,7 +1,7 @@
 """Trains on the device, with numpy, onnxruntime and safetensors only. Users import from `onnxtrain.api`."""
 
-# onnxruntime is no requirement of the package, as its builds (CPU, CUDA, ...) exclude one another: the user chooses
-# one.
+# The package can be installed without onnxruntime (ONNXTRAIN_ONNXRUNTIME="" in hatch_build.py), for builds of it that
+# no index has.
 try:
     import onnxruntime as _onnxruntime  # noqa: F401
 except ModuleNotFoundError as error:

@@ -1,7 +1,7 @@
-"""Training on stock ONNX Runtime: a training step is itself an ordinary ONNX model.
+"""Trains ONNX models on stock ONNX Runtime: a training step is itself an ordinary ONNX model.
 
-Importing this package imports nothing heavy: what it offers at the top is loaded when first used. A device
-that only trains needs `onnxtrain.api`, which imports numpy, onnxruntime and safetensors.
+Importing this package imports nothing heavy: the names in `__all__` are loaded when they are first used. A device that
+only trains needs `onnxtrain.api`, which imports numpy, onnxruntime and safetensors.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+# For type checkers and editors, which do not follow `__getattr__`.
 if TYPE_CHECKING:
     from onnxtrain.api import CheckpointState, LinearLRScheduler, Module, Optimizer
     from onnxtrain.artifacts import LossType, OptimType, generate_artifacts
@@ -61,6 +62,7 @@ __all__ = [
     "vjp",
 ]
 
+# Per public name, the module that it is imported from.
 _HOME = {
     "CSVLogger": "trainer",
     "Callback": "trainer",
@@ -96,6 +98,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+    # Python calls `__getattr__` only for names that are missing: the next use is as fast as for any other name.
     globals()[name] = value
     return value
 

@@ -1,4 +1,4 @@
-"""`python -m onnxtrain`: the command line."""
+"""Runs the command line: `python -m onnxtrain`."""
 
 from onnxtrain.cli import main
 

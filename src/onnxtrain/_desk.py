@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+# Devices install the package without the extra `build`.
 try:
     import onnx as _onnx  # noqa: F401
     import onnx_ir as _onnx_ir  # noqa: F401
 except ModuleNotFoundError as error:
+    # A package that onnx itself lacks is another problem, which its own message names.
     if error.name not in ("onnx", "onnx_ir"):
         raise
     raise ModuleNotFoundError(

@@ -50,7 +50,7 @@ def argument(name: str, *value: object) -> str:
 
 @contextmanager
 def speaking(own: Words) -> Iterator[None]:
-    """Writes the messages of the block in the caller's own words."""
+    """Writes the messages inside the `with` block in the words of a caller, e.g. of the command line."""
     token = _words.set(own)
     try:
         yield

@@ -1,4 +1,4 @@
-"""The on-device training API, source compatible with `onnxruntime.training.api`.
+"""Trains on a device; source compatible with `onnxruntime.training.api`.
 
 ::
 

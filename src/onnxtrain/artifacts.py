@@ -1,7 +1,8 @@
-"""The files of a training run: `generate_artifacts`, source compatible with onnxruntime-training 1.19.2."""
+"""Writes the files of a training run: `generate_artifacts`, source compatible with onnxruntime-training 1.19.2."""
 
 from __future__ import annotations
 
+# First, so that a device without onnx is told what to install instead of getting an import error of onnx.
 import onnxtrain._desk  # noqa: F401  # isort: skip
 
 import json
@@ -41,7 +42,9 @@ _log = logging.getLogger("onnxtrain")
 
 
 class LossType(Enum):
-    """Losses to choose from by name; `onnxtrain.losses` has them with their options, and more."""
+    """Losses that onnxruntime-training had; `onnxtrain.losses` has them with their options, and more."""
+
+    # The numbers are those of onnxruntime-training.
 
     MSELoss = 1
     CrossEntropyLoss = 2
@@ -50,7 +53,9 @@ class LossType(Enum):
 
 
 class OptimType(Enum):
-    """Optimizers to choose from by name; `onnxtrain.optimizers` has them with their options, and more."""
+    """Optimizers that onnxruntime-training had; `onnxtrain.optimizers` has them with their options, and more."""
+
+    # The numbers are those of onnxruntime-training.
 
     AdamW = 1
     SGD = 2
@@ -65,7 +70,8 @@ _LOSSES: dict[LossType, type[losses.Loss]] = {
     LossType.BCEWithLogitsLoss: losses.BCEWithLogitsLoss,
     LossType.L1Loss: losses.L1Loss,
 }
-# Names of the old package, with its defaults; those of `onnxtrain.optimizers` are PyTorch's.
+# Names of onnxruntime-training have its defaults, e.g. no weight decay; the classes of `onnxtrain.optimizers` have
+# PyTorch's.
 _OPTIMIZERS: dict[OptimType | str, Callable[[], optimizers.Optimizer]] = {
     OptimType.AdamW: optimizers.AdamW.of_onnxruntime_training,
     OptimType.SGD: optimizers.SGD,
@@ -75,6 +81,8 @@ _OPTIMIZERS: dict[OptimType | str, Callable[[], optimizers.Optimizer]] = {
 
 @dataclass(frozen=True)
 class _Files:
+    """Names the files of a run, e.g. run/net_training_model.onnx for the stem "training_model"."""
+
     directory: Path
     prefix: str
 
@@ -105,64 +113,63 @@ def generate_artifacts(
     precision: Precision = "fp32",
     sparse_gradients: list[str] | None = None,
 ) -> None:
-    """Writes the files that the on-device API trains from.
+    """Writes the files from which the on-device API trains.
 
     They are `{prefix}training_model.onnx`, `{prefix}eval_model.onnx`, `{prefix}inference_model.onnx` (the outputs of
     `model`, without labels), `{prefix}checkpoint`, `{prefix}manifest.json`, and on request
-    `{prefix}optimizer_model.onnx`, `{prefix}nominal_checkpoint` and `.ort` files of the models.
-    `docs/contracts.md` describes each.
+    `{prefix}optimizer_model.onnx`, `{prefix}nominal_checkpoint` and `.ort` files of the models. `docs/contracts.md`
+    describes each file.
 
     Args:
         model: path of an `.onnx` file (any size), `ModelProto` or `onnx_ir.Model`; not changed.
-        requires_grad: names of the parameters to train, or patterns such as "fc.*". None trains every
-            floating-point parameter that is not in `frozen_params`, no BatchNorm running statistic, and not only a
-            setting of ops (the bounds of Clip, the scales of Resize). In files of PyTorch's Dynamo exporter, which
-            tell them, buffers and constants are no parameters.
-        frozen_params: names or patterns of parameters that the checkpoint holds, but that are not trained. Where
-            patterns of both match, the parameter is frozen; a name counts more than a pattern.
+        requires_grad: names of the parameters to train, or patterns such as "fc.*". None trains all floating-point
+            parameters that are not in `frozen_params`. BatchNorm running statistics and settings of ops (bounds of
+            Clip, scales of Resize) are no parameters, nor are buffers and constants, if the file tells them apart as
+            those of PyTorch's Dynamo exporter do.
+        frozen_params: names or patterns of parameters that are in the checkpoint, but not trained. If a parameter
+            matches both `requires_grad` and `frozen_params`, it is frozen. An exact name wins over a pattern.
         loss: a :class:`LossType`, a loss of `onnxtrain.losses` or its name ("cross_entropy", "mse", ...), or
             an onnxblock block. None: the model's first output is the loss, a scalar.
         optimizer: an :class:`OptimType`, an optimizer of `onnxtrain.optimizers` or its name, a block of
-            `onnxblock.optim`, or a block that calls one with what it is called with. None writes no
+            `onnxblock.optim`, or a block that calls such a block with its own arguments. None writes no
             optimizer model. `OptimType.AdamW` and "adamw" have the defaults of onnxruntime-training (eps 1e-6, no
             weight decay, decay after the step); `onnxtrain.optimizers.AdamW()` has PyTorch's.
-        artifact_directory: where to write; made if missing. Default: the current directory.
-        prefix: put before every file name.
+        artifact_directory: directory of the files; made if missing. Default: the current directory.
+        prefix: text before every file name, e.g. "net_".
         ort_format: also write the models in ORT format.
-        custom_op_library: shared library with custom ops that the model needs when converted to ORT format.
-        additional_output_names: values that the training and eval models return after the loss.
-        nominal_checkpoint: also write a checkpoint with names and shapes only.
-        loss_input_names: the values that go into the loss. For the losses named above, the first is the
-            prediction, and a second one is used as the target instead of a new input; default: the output of
-            a model that has one only. A block is called with all outputs by default. Without a loss: the name
-            of the loss; default: the first output.
-        batch_norm: what BatchNormalization and Dropout do in the training model: what the model says
-            ("as_exported"), or what they do in "training" or "inference". For each layer by patterns of the names of
-            its module, its node or its scale, of which the first that matches decides:
-            `{"backbone.*": "inference", "*": "training"}`.
-        straight_through: whether gradients pass through rounding and quantisation as if these did nothing, as in
+        custom_op_library: path of a shared library with custom ops, which the conversion to ORT format needs.
+        additional_output_names: values that the training and eval models return after the loss, e.g. ["logits"].
+        nominal_checkpoint: also write a checkpoint with names, dtypes and shapes only.
+        loss_input_names: inputs of the loss, e.g. ["logits"]. For a loss of `onnxtrain.losses`, the first is the
+            prediction, and a second one is used as the target instead of a new input; default: the only output of the
+            model. For a block, the arguments of the call; default: all outputs. Without a loss, the name of the
+            loss; default: the first output.
+        batch_norm: mode of BatchNormalization and Dropout in the training model: that of the given model
+            ("as_exported"), "training" or "inference". Per layer, a mapping from patterns to modes, of which the first
+            that matches the layer's module, node or scale decides: `{"backbone.*": "inference", "*": "training"}`.
+        straight_through: True to let gradients pass through rounding and quantisation unchanged, as in
             quantisation-aware training.
-        sample_weight: whether the models take a weight for each sample, as a last target `sample_weight` of shape
-            [N]: the loss is then the weighted mean, sum(w·l) / sum(w).
-        recompute: whether results of elementwise ops and normalisations, and of some products, are computed again for
-            the gradients instead of being kept: less memory for some more time, and the same gradients.
-        precision: "bf16" for a training model whose products and convolutions of float32, forward and backward, round
-            their factors to bfloat16 and add up in float32. Parameters, gradients, optimizer, all other ops, and the
-            eval and inference models stay float32. It is fast with native kernels on processors with AVX512_BF16;
-            elsewhere it computes the same, and no faster than "fp32".
-        sparse_gradients: names or patterns of embeddings `[n, *rest]` of which only the rows that a batch reads get a
-            gradient and are updated: `<parameter>_grad` is `[reads, *rest]`, beside the rows' numbers. They are read by
-            Gather on axis 0 alone, and updated by SparseAdam, or by SGD or Adagrad without momentum and weight decay.
+        sample_weight: True for models that take a weight for each sample, as a last target `sample_weight` of shape
+            [N]. The loss is then the weighted mean sum(w·l) / sum(w).
+        recompute: True to compute results of elementwise ops and normalisations, and of some products, again for the
+            gradients instead of keeping them. It takes less memory and more time, and gives the same gradients.
+        precision: "fp32", or "bf16" for a training model whose products and convolutions of float32, forward and
+            backward, round their factors to bfloat16 and add up in float32. Parameters, gradients, optimizer, all
+            other ops, and the eval and inference models stay float32. It is fast with native kernels on processors
+            with AVX512_BF16; elsewhere it computes the same, and no faster than "fp32".
+        sparse_gradients: names or patterns of embeddings `[n, *rest]` that get a sparse gradient: only the rows that
+            a batch reads have one and are updated. `<parameter>_grad` is `[reads, *rest]`, and a further output has the
+            numbers of the rows. Such an embedding may be read only by Gather on axis 0, and updated by SparseAdam, or
+            by SGD or Adagrad without momentum and weight decay.
 
     Raises:
         ModelError: the model cannot be loaded or converted, also to ORT format; a file cannot be written.
-        GraphBuildError: a name is unknown, a parameter is both frozen and trainable, a value would be
-            returned twice, the loss does not fit, a parameter cannot have the sparse gradient that is asked for, or
-            its optimizer cannot use it.
-        NothingToTrain: no parameter is left to train, or the loss depends on none of those that are.
+        GraphBuildError: a name is unknown, a parameter is both frozen and trainable, a value would be returned twice,
+            the loss does not fit, a parameter cannot have a sparse gradient, or its optimizer cannot use one.
+        NothingToTrain: no parameter is left to train, or the loss depends on no trainable parameter.
         NoGradientRule: an op between the loss and a trainable parameter has no gradient rule.
-        TypeError: `loss`, `optimizer` or a list of names is of no known kind.
-        ValueError: `batch_norm` is, or maps to, none of its three values; `precision` is none of its two.
+        TypeError: `loss`, `optimizer` or a list of names is of an unknown type.
+        ValueError: `batch_norm` or `precision` has an unknown value.
     """
     for option, names in (
         ("requires_grad", requires_grad),
@@ -172,11 +179,13 @@ def generate_artifacts(
         ("sparse_gradients", sparse_gradients),
     ):
         _check_names(option, names)
+    # Arguments are checked before the graph is built, which takes time.
     optimizer_ = optimizer_for(optimizer)
     library = _library(custom_op_library)
     parameters = [*(requires_grad or ()), *(frozen_params or ())]
     loaded = load_model(model)
-    own = [str(value.name) for value in loaded.graph.outputs]
+    # Before the loss changes the outputs.
+    model_outputs = [str(value.name) for value in loaded.graph.outputs]
     forward, loss_name, extra = _with_loss(model, loaded, loss, loss_input_names, parameters, sample_weight)
     with straight_through_rules(straight_through):
         graphs = build_training_graphs(
@@ -186,7 +195,7 @@ def generate_artifacts(
             requires_grad=requires_grad,
             frozen=frozen_params,
             batch_norm=batch_norm,
-            inference_outputs=[name for name in own if name != loss_name],
+            inference_outputs=[name for name in model_outputs if name != loss_name],
             recompute=recompute,
             precision=precision,
             sparse_gradients=sparse_gradients or (),
@@ -202,7 +211,7 @@ def generate_artifacts(
 
 
 def _check_names(option: str, names: object) -> None:
-    # A str is a sequence of names too, of one letter each.
+    # A str is a collection of names, too: one per letter.
     if names is None or (isinstance(names, Collection) and not isinstance(names, str | bytes | Mapping)):
         wrong = [name for name in names or () if not isinstance(name, str)]
         received = f"holds {wrong[0]!r}" if wrong else ""
@@ -213,11 +222,11 @@ def _check_names(option: str, names: object) -> None:
 
 
 def optimizer_for(spec: OptimizerSpec) -> optimizers.Optimizer | onnxblock.Block | None:
-    """Returns what :func:`generate_artifacts` takes a name for; objects stay as they are.
+    """Makes the optimizer of an :class:`OptimType` or a name; returns optimizers and blocks as they are.
 
     Raises:
         GraphBuildError: there is no optimizer of that name.
-        TypeError: it is nothing that names an optimizer.
+        TypeError: the argument is of an unknown type.
     """
     if isinstance(spec, OptimType | str) and spec in _OPTIMIZERS:
         return _OPTIMIZERS[spec]()
@@ -246,10 +255,18 @@ def _with_loss(
     parameters: Sequence[str],
     sample_weight: bool,
 ) -> tuple[ir.Model, str, list[str]]:
-    """Appends the loss to the model that was loaded from a source.
+    """Appends the loss to a model.
+
+    Args:
+        source: the model as the user has passed it.
+        loaded: the same model, loaded.
+        spec: the loss.
+        loss_input_names: inputs of the loss, or None for the default.
+        parameters: names and patterns in `requires_grad` and `frozen_params`.
+        sample_weight: True for a loss that takes a weight for each sample.
 
     Returns:
-        The canonical model, the name of the loss, and further outputs that a block asked for.
+        The canonical model, the name of the loss, and names of further outputs that a block has returned.
     """
     outputs = [str(value.name) for value in loaded.graph.outputs]
     names = list(loss_input_names or (outputs[:1] if spec is None else outputs))
@@ -277,6 +294,7 @@ def _with_loss(
             f"generate_artifacts: loss is a {type(spec).__name__}; pass a LossType, a loss of "
             "onnxtrain.losses, its name, or an onnxblock block"
         )
+    # Two outputs of the model are no prediction and target unless the user says that they are.
     if len(names) > 2 or (len(names) == 2 and not loss_input_names):
         raise GraphBuildError(
             f"generate_artifacts: {type(loss).__name__} takes one prediction (and optionally the name of "
@@ -294,7 +312,8 @@ def _with_block_loss(
     names: Sequence[str],
     parameters: Sequence[str],
 ) -> tuple[ir.Model, str, list[str]]:
-    """The block sees the model in its own opset, and its weights stay in their files."""
+    """Appends an onnxblock block as the loss; returns as :func:`_with_loss` does."""
+    # The block gets the proto in the model's own opset, for which its author wrote the nodes, without external data.
     path = source if isinstance(source, str | os.PathLike) else None
     if path is not None:
         proto = onnx.load(path, load_external_data=False)
@@ -305,9 +324,10 @@ def _with_block_loss(
 
 
 def _canonical(model: ir.Model, parameters: Sequence[str]) -> ir.Model:
-    """Returns the canonical form; nothing is computed from parameters that are named or match a pattern."""
-    known = {str(value.name) for node in model.graph for value in node.outputs} | {*model.graph.initializers}
-    if known.issuperset(parameters):
+    """Returns the canonical form of a model, in which no constant is computed from the named parameters."""
+    # Patterns match names of the canonical form, so with patterns it is made twice: once to expand them.
+    names = {str(value.name) for node in model.graph for value in node.outputs} | {*model.graph.initializers}
+    if names.issuperset(parameters):
         return canonicalize(model, parameters)
     return canonicalize(model, [*parameters, *expand_names(canonicalize(model), parameters)])
 
@@ -320,6 +340,7 @@ def _write(
     ort_format: bool,
     custom_op_library: Path | None,
 ) -> None:
+    # All models first: nothing is written, not even the directory, if the optimizer model cannot be built.
     models = {"training_model": graphs.training, "eval_model": graphs.eval}
     manifest = graphs.manifest | {"optimizer": None}
     if optimizer is not None:
@@ -336,8 +357,10 @@ def _write(
         copy=False,
     )
     files.directory.mkdir(parents=True, exist_ok=True)
-    with FileSet(files.directory) as written:  # all of them, or those that were there before
+    # A process that is killed leaves all new files or all old ones.
+    with FileSet(files.directory) as written:
         for name, model in models.items():
+            # Also in each model, so that a model file is enough for a device.
             model.metadata_props[METADATA_KEY] = text
             write_model(model, written, files.path(name).name)
             if ort_format:
@@ -356,7 +379,7 @@ def _write(
 def _optimizer_model(
     graphs: TrainingGraphs, optimizer: optimizers.Optimizer | onnxblock.Block
 ) -> tuple[ir.Model, dict[str, Any]]:
-    """The optimizer model and what the manifest says of it."""
+    """Builds the optimizer model; returns it with the entry of the optimizer in the manifest."""
     if isinstance(optimizer, onnxblock.Block):
         if any("gradient_indices" in entry for entry in graphs.manifest["parameters"]):
             raise GraphBuildError(
@@ -376,7 +399,9 @@ def _optimizer_model(
 
 
 def _write_ort_format(model: ir.Model, files: FileSet, path: Path, custom_op_library: Path | None) -> None:
-    """Writes `model` in ORT format to a set of files; `path` is that of its ONNX file."""
+    """Adds a model in ORT format to a set of files; `path` is the path of its ONNX file."""
+    # onnxruntime's converter reads and writes files only, so it works in a folder of its own. It writes further files
+    # beside the model, such as the list of the operators that the model needs: all new files are copied.
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         source = Path(folder) / path.name
         save_model(model, source)
@@ -402,7 +427,8 @@ def _convert_to_ort(source: Path, path: Path, custom_op_library: Path | None) ->
                 custom_op_library_path=custom_op_library,
                 optimization_styles=[OptimizationStyle.Fixed],
             )
-    except Exception as error:  # onnxruntime's own exceptions share no base class but Exception
+    # onnxruntime's own exceptions share no base class but Exception.
+    except Exception as error:
         raise ModelError(
             f"Converting '{path}' to ORT format failed: {error}. Nothing has been written; check "
             "custom_op_library, or leave out ort_format."

@@ -33,8 +33,8 @@ __all__ = ["install", "uninstall"]
 
 _OLD, _NEW = "onnxruntime.training", "onnxtrain"
 _TORCH_ORT = "torch_ort"
+# Modules of the old package that have a counterpart of the same name here.
 _MODULES = ("api", "artifacts", "onnxblock", "optim", "ortmodule", "utils")
-# Modules of the old package that are elsewhere here; some of its classes could be imported from them only.
 _INNER_MODULES = {
     "api": {
         "checkpoint_state": "runtime.state",
@@ -100,6 +100,7 @@ def _real_package() -> str | None:
         if _REAL_DISTRIBUTION.fullmatch(name):
             return f"{distribution.name} {distribution.version}"
     # A training build has no such distribution. Its folder alone proves nothing: uninstalling may leave it.
+    # Only a training build has these classes in its native module.
     spec = importlib.util.find_spec(_OLD)
     if spec is not None and spec.origin is not None:
         native = importlib.import_module("onnxruntime.capi._pybind_state")
@@ -109,7 +110,7 @@ def _real_package() -> str | None:
 
 
 def _is_old(name: str) -> bool:
-    """Says if a module name is `onnxruntime.training` or below it."""
+    """Tells if a module name is `onnxruntime.training` or below it."""
     return name == _OLD or name.startswith(_OLD + ".")
 
 
@@ -127,6 +128,7 @@ class _Finder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
+        # An installed torch-ort stays: it imports `onnxruntime.training.ortmodule`, and so ours.
         if fullname == _TORCH_ORT:
             if PathFinder.find_spec(fullname, path, target) is not None:
                 return None
@@ -146,6 +148,7 @@ class _AliasLoader(Loader):
         if name == _OLD:
             return
         # The import system takes the module from sys.modules after this call.
+        # The same object as in onnxtrain, so that classes of the two names are the same classes.
         sys.modules[name] = _import_new(name, _new_name(name))
         for inner, home in _INNER_MODULES.get(name.removeprefix(f"{_OLD}."), {}).items():
             sys.modules[f"{name}.{inner}"] = importlib.import_module(f"{_NEW}.{home}")

@@ -47,8 +47,10 @@ __all__ = [
 ]
 
 
+# Each class is also a built-in exception, which code that does not know this package can catch: a RuntimeError through
+# the base class, and the one that fits the kind of fault.
 class OnnxTrainError(RuntimeError):
-    """Base class of all deliberate errors of this package."""
+    """Base class of all exceptions that this package raises on purpose."""
 
 
 class ModelError(OnnxTrainError, ValueError):
@@ -68,11 +70,11 @@ class DifferentiationError(OnnxTrainError, ValueError):
 
 
 class NoGradientRule(DifferentiationError):
-    """An op between the loss and something to differentiate with respect to has no VJP rule."""
+    """An op on the path from the loss to a parameter or input has no VJP rule."""
 
 
 class ShapeRequired(DifferentiationError):
-    """A rule needs a static dimension, and the model leaves it symbolic."""
+    """A rule needs a static size that the model leaves symbolic."""
 
 
 class GraphBuildError(OnnxTrainError, ValueError):
@@ -84,7 +86,7 @@ class NothingToTrain(GraphBuildError):
 
 
 class RuleDefinitionError(OnnxTrainError, ValueError):
-    """A gradient rule names an op, input or output that the ONNX schema does not have, or exists already."""
+    """A gradient rule exists already, or names an op, input or output that the ONNX schema does not have."""
 
 
 class CheckpointError(OnnxTrainError):
@@ -96,7 +98,7 @@ class InputError(OnnxTrainError):
 
 
 class TrainingStateError(OnnxTrainError):
-    """A call came in a state in which it has no meaning."""
+    """A call came too early or from the wrong thread, e.g. an optimizer step before any gradient."""
 
 
 class DivergenceError(OnnxTrainError, ArithmeticError):

@@ -37,7 +37,7 @@ Unit = Literal["epoch", "step"]
 
 @dataclass(frozen=True)
 class Schedule:
-    """Base class of schedules: subclass it, as a frozen dataclass, for one of your own with parameters.
+    """Base class of schedules. For a schedule of your own with parameters, subclass it as a frozen dataclass.
 
     Attributes:
         after_warmup: True if the curve begins after the warm-up. Other curves are counted from the
@@ -91,6 +91,7 @@ class Linear(Schedule):
 
     def __call__(self, step: int, total: int, epoch: int = 0) -> float:
         """Returns the factor."""
+        # A fit may go on beyond the end of the schedule (`total_steps` too small): the factor stays.
         return self.end_factor + (1.0 - self.end_factor) * max(0.0, 1.0 - step / total)
 
 
@@ -125,6 +126,7 @@ class CosineWithRestarts(Schedule):
     cycles: int = 2
 
     def __post_init__(self) -> None:
+        # A fraction of a cycle would end in the middle of a fall.
         self._require(isinstance(self.cycles, int) and self.cycles >= 1, "cycles >= 1")
 
     def __call__(self, step: int, total: int, epoch: int = 0) -> float:
@@ -276,6 +278,7 @@ class OneCycle(Schedule):
         return self._between(1.0, last, (min(step, end) - peak) / (end - peak) if end > peak else 1.0)
 
     def _between(self, start: float, end: float, part: float) -> float:
+        """Moves from `start` to `end` while `part` rises from 0 to 1."""
         left = _half_cosine(part) if self.anneal == "cos" else 1.0 - part
         return end + (start - end) * left
 
@@ -285,6 +288,7 @@ def _half_cosine(part: float) -> float:
     return 0.5 * (1.0 + math.cos(math.pi * part))
 
 
+# The names are stored in runs and are choices of the command line, so they must not change.
 SCHEDULES: dict[str, type[Schedule]] = {
     "constant": Constant,
     "linear": Linear,
@@ -296,4 +300,4 @@ SCHEDULES: dict[str, type[Schedule]] = {
     "exponential": Exponential,
     "one_cycle": OneCycle,
 }
-"""Schedules by the names that the trainer takes."""
+"""Schedule per name that `Trainer(scheduler=...)` takes."""

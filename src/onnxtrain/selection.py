@@ -28,7 +28,7 @@ _CONVERTERS = frozenset({"tf2onnx", "skl2onnx", "OnnxMLTools"})
 # The least absolute value that marks a mask of float16 (other dtypes: 1e30), and the largest tensor that is searched.
 _ENDLESS = {ir.DataType.FLOAT16: 6e4}
 _MOST_OF_A_MASK = 1 << 20
-# Part of the name that TensorFlow gives to variables without a name of their own.
+# Part of the name that TensorFlow gives to variables without a name of their own: these are trained.
 _VARIABLE = "ReadVariableOp"
 # Names of values that PyTorch's exporters computed from parameters, and the option that keeps them from doing so.
 _COMPUTED_NAMES = (
@@ -65,6 +65,7 @@ def match_names(patterns: Iterable[str], names: Collection[str]) -> dict[str, li
     >>> match_names(["conv.*", "fc[0].w"], ["conv.w", "conv.b", "fc[0].w", "fc0.w"])
     {'conv.*': ['conv.w', 'conv.b'], 'fc[0].w': ['fc[0].w']}
     """
+    # Names such as "fc[0].w" look like patterns: a name that exists is meant as a name.
     return {
         pattern: [pattern]
         if pattern in names
@@ -96,23 +97,25 @@ def some_names(names: Collection[str], limit: int = 20) -> str:
     return f"{shown}, ... ({len(names)} in all)" if len(names) > limit else shown or "none"
 
 
-def expand_names(model: ir.Model, given: Iterable[str]) -> list[str]:
+def expand_names(model: ir.Model, names_or_patterns: Iterable[str]) -> list[str]:
     """Expands names and patterns to the names of initializers of a canonical model; exact names come first.
 
     A pattern matches parameters only: not running statistics, settings of ops (bounds of Clip, scales of Resize), nor,
     if the file tells, buffers and constants. A pattern that matches no parameter matches quantisation scales and rotary
     caches. It may match nothing.
     """
-    given = list(given)
-    known = [name for name in given if name in model.graph.initializers]
-    patterns = [name for name in given if name not in model.graph.initializers]
+    names_or_patterns = list(names_or_patterns)
+    exact = [name for name in names_or_patterns if name in model.graph.initializers]
+    patterns = [name for name in names_or_patterns if name not in model.graph.initializers]
     # Matching looks through all initializers, so it is left out where all names are exact.
     matched = _match_patterns(model, patterns) if patterns else {}
-    return list(dict.fromkeys([*known, *(name for names in matched.values() for name in names)]))
+    return list(dict.fromkeys([*exact, *(name for names in matched.values() for name in names)]))
 
 
 def _match_patterns(model: ir.Model, patterns: Iterable[str]) -> dict[str, list[str]]:
     """Returns the parameters that each pattern matches; if it matches none, the scales and rotary caches."""
+    # Of a language model in int4, 13 of 19 floating-point initializers were scales and rotary caches: "*" means the
+    # others.
     patterns = list(patterns)
     fixed = [name for name, value in float_initializers(model) if is_quantisation_or_rotary(value)]
     parameters, others = match_names(patterns, _parameter_names(model)), match_names(patterns, fixed)
@@ -136,15 +139,23 @@ def select_parameters(
     # Every training step replaces them: they are state of the model, but no parameters.
     running = _statistics_in_training(model)
     statistics = [name for name in floats if name in running]
-    given = list(requires_grad) if requires_grad is not None else None, list(frozen or ())
-    named = [{name for name in group or () if name in model.graph.initializers} for group in given]
-    requested = None if given[0] is None else expand_names(model, given[0])
-    frozen_names = {name for name in expand_names(model, given[1]) if name not in named[0] - named[1]}
-    _check_names(model, given[0] or [], given[1], set(statistics))
+    trainable_requests = list(requires_grad) if requires_grad is not None else None
+    frozen_requests = list(frozen or ())
+    exact_trainable, exact_frozen = (
+        {name for name in requests or () if name in model.graph.initializers}
+        for requests in (trainable_requests, frozen_requests)
+    )
+    requested = None if trainable_requests is None else expand_names(model, trainable_requests)
+    # An exact name in `requires_grad` wins over a pattern in `frozen`, so that one layer of a frozen backbone can
+    # train.
+    frozen_names = {
+        name for name in expand_names(model, frozen_requests) if name not in exact_trainable - exact_frozen
+    }
+    _check_names(model, trainable_requests or [], frozen_requests, set(statistics))
     if requested is None:
         trainable = [name for name in _parameter_names(model) if name not in frozen_names]
     else:
-        wanted = {name for name in requested if name in named[0] or name not in frozen_names}
+        wanted = {name for name in requested if name in exact_trainable or name not in frozen_names}
         trainable = [name for name in model.graph.initializers if name in wanted]
     if not trainable:
         others = (
@@ -194,13 +205,14 @@ def _check_pattern(model: ir.Model, role: str, pattern: str) -> None:
     if set(pattern) & set("*?["):
         problem = f"no parameter matches {pattern!r} of {argument(role)}; the parameters are {some_names(parameters)}"
     else:
-        known = some_names([name for name, _ in float_initializers(model)])
-        problem = f"{argument(role)} names {pattern!r}; the parameters are {known}"
+        candidates = some_names([name for name, _ in float_initializers(model)])
+        problem = f"{argument(role)} names {pattern!r}; the parameters are {candidates}"
     raise GraphBuildError(f"selecting parameters: {problem}{_hint(model)}")
 
 
 def _parameter_names(model: ir.Model) -> list[str]:
     """Returns the names of the initializers that are trained by default."""
+    # Buffers of the module, in either mode, which PyTorch does not train.
     fixed = _statistics_in_training(model) | _statistics_in_inference(model)
     signature = TorchSignature(model)
     converted = bool(_CONVERTERS & {model.producer_name, model.graph.name})
@@ -224,17 +236,18 @@ def _hint(model: ir.Model) -> str:
 
 
 def is_float(value: ir.Value) -> bool:
-    """Says if a value is known to be floating point."""
+    """Tells if a value is known to be floating point."""
     return value.dtype is not None and value.dtype.is_floating_point()
 
 
 def is_generated_name(name: str) -> bool:
-    """Says if a name is one that PyTorch's exporters make up, e.g. "val_12" or "onnx::MatMul_7"."""
+    """Tells if a name is one that PyTorch's exporters make up, e.g. "val_12" or "onnx::MatMul_7"."""
     return _GENERATED_NAME.fullmatch(name) is not None
 
 
 def _is_parameter(value: ir.Value, signature: TorchSignature, converted: bool) -> bool:
-    """Says if a value is a parameter: by the file's list of parameters, else unless it looks like a constant."""
+    """Tells if a value is a parameter, not a constant of the model."""
+    # Files of PyTorch's Dynamo exporter list the module's parameters; of others only the looks of a value tell.
     listed = signature.is_parameter(value)
     if listed is not None:
         return listed
@@ -249,7 +262,9 @@ def _is_parameter(value: ir.Value, signature: TorchSignature, converted: bool) -
 
 
 def _is_mask(value: ir.Value) -> bool:
-    """Says if some element is so large that the tensor is a mask, which attention adds to hide positions."""
+    """Tells if a tensor is a mask, which attention adds to hide positions: if some element is as large as 1e30."""
+    # Files that onnxruntime's optimizer has written have lost PyTorch's list of parameters, and their masks were
+    # trained.
     tensor = value.const_value
     if tensor is None or tensor.size > _MOST_OF_A_MASK:
         return False
@@ -257,7 +272,7 @@ def _is_mask(value: ir.Value) -> bool:
 
 
 def _is_power(value: ir.Value) -> bool:
-    """Says if a value is nothing but a constant integer exponent, such as the 2 of a square."""
+    """Tells if a value is only a constant integer exponent, such as the 2 of a square."""
     # Trained, it would leave the integers, and powers of negative bases would become NaN.
     tensor = value.const_value
     if tensor is None or tensor.shape.rank() != 0 or not float(tensor.numpy()).is_integer():
@@ -267,7 +282,7 @@ def _is_power(value: ir.Value) -> bool:
 
 
 def _sets_up(value: ir.Value) -> bool:
-    """Says if the ops that read a value use it as a setting, and not as a weight."""
+    """Tells if the ops that read a value use it as a setting, and not as a weight."""
     return is_setting(value) or is_quantisation_or_rotary(value)
 
 

@@ -14,12 +14,12 @@ Results = dict[str, dict[str, Any]]
 VERDICTS = {
     "trained": "trains three steps, and its gradient is that of finite differences",
     "no parameter": "holds no tensor of floating point: layers without weights, trees, tables",
-    "constant": "piecewise constant: no small change of the numbers that it holds changes what comes out",
-    "no output": "nothing of floating point comes out",
-    "not finite": "computes numbers that are infinite or none with these inputs, before anything is trained",
+    "constant": "computes a piecewise constant function: small changes of its numbers change no output",
+    "no output": "has no output of floating point",
+    "not finite": "computes infinities or NaN with these inputs, before anything is trained",
     "not run": "ONNX Runtime cannot load or run it, or it declares another shape than it computes",
-    "refused": "an error of onnxtrain says why, and what to do",
-    "unsettled": "trains; differences do not settle in the precision that ONNX Runtime has",
+    "refused": "is refused by an error of onnxtrain that says why, and what to do",
+    "unsettled": "trains, but the differences are too inexact to tell, in the precision that ONNX Runtime has",
     "timeout": "is too large for the limits of the sweep",
     "memory": "is too large for the limits of the sweep",
     "crashed": "fails otherwise",
@@ -56,17 +56,26 @@ SOURCES = {
 LIBRARIES = ("onnx", "onnxruntime", "torch")
 _BEFORE = """# Which files train
 
-Files of many kinds, as exporters write them and as onnxruntime's tools leave them, each trained the way a user does
-it: `generate_artifacts(file, loss="mse", optimizer="sgd")`, three steps with the on-device API, and the gradient of
-every parameter along random directions beside finite differences of the file itself, run in float64 by ONNX Runtime or
-by ONNX's reference evaluator, or in float32 by ONNX Runtime with steps of several sizes. Where exporters have merged or
-transposed parameters, which training takes apart again, and the file holds no copy of them, the differences are those
-of `inference_model.onnx`. Losses must be those of the file. Files of float16 are compared
-with the same numbers in wider floats. Where the slopes to both sides differ, as where a quantised value is the 0 of a
-Relu or the largest of a pool twice, the gradient's must lie between them. Of files that quantise, which are built with
-`straight_through=True`, the differences are those of the file without the jumps: what rounding added for the given
-inputs is added still (`benchmarks/files/surrogate.py`). Weights are random or fitted to random data.
-`benchmarks/files/make.py` and `variants.py` make the files, `sweep.py` trains those of any folder and writes this page:
+This page tells for files of many exporters, and for what onnxruntime's optimizers and quantizers make of them,
+whether onnxtrain trains them, and why not. Each file is trained as a user does it: `generate_artifacts(file, loss="mse",
+optimizer="sgd")`, then three steps with the on-device API. A file counts as trained if
+
+- the loss is that of the file itself, and
+- the gradient of every parameter, along random directions, is that of finite differences of the file.
+
+ONNX Runtime or ONNX's reference evaluator computes the differences in float64, or ONNX Runtime in float32 with steps of
+several sizes. Some files need a comparison of their own:
+
+- Exporters have merged or transposed parameters, training takes them apart again, and the file has no copy of them: the
+  differences are those of `inference_model.onnx`.
+- float16: the same numbers in wider floats are compared.
+- Kinks, where the slopes to the two sides differ (a quantised value is the 0 of a Relu, or twice the largest of a pool):
+  the gradient must lie between the two slopes.
+- Quantised files, which are built with `straight_through=True`: the differences are those of the file without its jumps.
+  The amount that rounding has added for the given inputs stays added (`benchmarks/files/surrogate.py`).
+
+Weights are random, or fitted to random data. `benchmarks/files/make.py` and `variants.py` make the files; `sweep.py` trains
+the files of any folder and writes this page:
 
 ```sh
 python benchmarks/files/make.py build/files          # scikit-learn's and Keras's sources where those are installed

@@ -56,8 +56,8 @@ SOURCES = {
 LIBRARIES = ("onnx", "onnxruntime", "torch")
 _BEFORE = """# Which files train
 
-This page tells for files of many exporters, and for what onnxruntime's optimizers and quantizers make of them,
-whether onnxtrain trains them, and why not. Each file is trained as a user does it: `generate_artifacts(file, loss="mse",
+This page tells for files of many exporters, and for what onnxruntime's optimizers and quantizers make of them, whether
+onnxtrain trains them, and why not. Each file is trained as a user does it: `generate_artifacts(file, loss="mse",
 optimizer="sgd")`, then three steps with the on-device API. A file counts as trained if
 
 - the loss is that of the file itself, and
@@ -69,13 +69,13 @@ several sizes. Some files need a comparison of their own:
 - Exporters have merged or transposed parameters, training takes them apart again, and the file has no copy of them: the
   differences are those of `inference_model.onnx`.
 - float16: the same numbers in wider floats are compared.
-- Kinks, where the slopes to the two sides differ (a quantised value is the 0 of a Relu, or twice the largest of a pool):
-  the gradient must lie between the two slopes.
-- Quantised files, which are built with `straight_through=True`: the differences are those of the file without its jumps.
-  The amount that rounding has added for the given inputs stays added (`benchmarks/files/surrogate.py`).
+- Kinks, where the slopes to the two sides differ (a quantised value is the 0 of a Relu, or two values are the largest of
+  a pool): the gradient must lie between the two slopes.
+- Quantised files, which are built with `straight_through=True`: the differences are those of the file without its
+  jumps. The amount that rounding has added for the given inputs stays added (`benchmarks/files/surrogate.py`).
 
-Weights are random, or fitted to random data. `benchmarks/files/make.py` and `variants.py` make the files; `sweep.py` trains
-the files of any folder and writes this page:
+Weights are random, or fitted to random data. `benchmarks/files/make.py` and `variants.py` make the files; `sweep.py`
+trains the files of any folder and writes this page:
 
 ```sh
 python benchmarks/files/make.py build/files          # scikit-learn's and Keras's sources where those are installed

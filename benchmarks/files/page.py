@@ -69,8 +69,8 @@ several sizes. Some files need a comparison of their own:
 - Exporters have merged or transposed parameters, training takes them apart again, and the file has no copy of them: the
   differences are those of `inference_model.onnx`.
 - float16: the same numbers in wider floats are compared.
-- Kinks, where the slopes to the two sides differ (a quantised value is the 0 of a Relu, or two values are the largest of
-  a pool): the gradient must lie between the two slopes.
+- Kinks, where the slopes to the two sides differ (a quantised value is the 0 of a Relu, or two values are the largest
+  of a pool): the gradient must lie between the two slopes.
 - Quantised files, which are built with `straight_through=True`: the differences are those of the file without its
   jumps. The amount that rounding has added for the given inputs stays added (`benchmarks/files/surrogate.py`).
 

@@ -184,12 +184,6 @@ def external_data_name(model: str) -> str:
     return f"{model}.{os.urandom(6).hex()}.data"
 
 
-def _external_data_of(directory: str, model: str) -> list[str]:
-    """Lists the files in `directory` that are named by :func:`external_data_name` for `model`."""
-    pattern = f"{glob.escape(model)}.{_RANDOM}.data"
-    return glob.glob(pattern, root_dir=directory)
-
-
 def _is_name(name: object) -> bool:
     return isinstance(name, str) and name not in ("", ".", "..") and not re.search(r"[/\\\0]", name)
 
@@ -353,7 +347,8 @@ class FileSet:
             _finish(self._directory)
             # External data of the model that is replaced: no reader needs it once the new model is in its place.
             for name in self._temporaries:
-                self._removals.update(_external_data_of(self._directory, name))
+                pattern = f"{glob.escape(name)}.{_RANDOM}.data"
+                self._removals.update(glob.glob(pattern, root_dir=self._directory))
             exists = os.path.lexists
             removals = sorted(
                 name

@@ -22,10 +22,9 @@ from onnxtrain.runtime.checkpoint import (
     tensors_by_key,
 )
 from onnxtrain.runtime.manifest import fingerprint
+from onnxtrain.runtime.matching import describe_mismatch, some
 from onnxtrain.runtime.store import Buffer, Store
 from onnxtrain.runtime.tensor_file import read_tensors, verification, write_tensors, writing
-
-_SHOWN = 5
 
 
 def frozen_digest(parameters: dict[str, Buffer], trainable: set[str]) -> str:
@@ -97,9 +96,8 @@ def read_delta(uri: str | os.PathLike[str], base: Store, base_uri: str | os.Path
     if not differences and fingerprint(signatures(base.parameters), signatures(delta.statistics)) != model:
         differences = ["names, dtypes or shapes of parameters that it does not hold differ"]
     if differences:
-        more = f"; and {len(differences) - _SHOWN} more" if len(differences) > _SHOWN else ""
         raise CheckpointError(
-            f"{where}: the delta was trained in another model: {'; '.join(differences[:_SHOWN])}{more}. "
+            f"{where}: the delta was trained in another model: {some(differences)}. "
             "Load the checkpoint it was trained from."
         )
     if frozen_digest(base.parameters, delta.trainable) != frozen:
@@ -124,9 +122,6 @@ def _differences(base: Store, delta: Store) -> list[str]:
         base_buffer = base.parameters.get(name)
         if base_buffer is None:
             differences.append(f"parameter '{name}' is not in the checkpoint")
-        elif (base_buffer.dtype, base_buffer.shape) != (buffer.dtype, buffer.shape):
-            differences.append(
-                f"parameter '{name}' is {buffer.dtype.name}{list(buffer.shape)} in the delta and "
-                f"{base_buffer.dtype.name}{list(base_buffer.shape)} in the checkpoint"
-            )
+        elif mismatch := describe_mismatch(buffer, "the delta", base_buffer):
+            differences.append(f"parameter '{name}' {mismatch}")
     return differences

@@ -19,7 +19,7 @@ from onnxtrain.runtime import dtypes
 from onnxtrain.runtime import onnx_wire as wire
 from onnxtrain.runtime.atomic import FileSet, external_data_name, finish_interrupted, replace_file
 from onnxtrain.runtime.device import CPU
-from onnxtrain.runtime.external_data import locate, parse_reference
+from onnxtrain.runtime.external_data import is_ort_format, locate, parse_reference
 from onnxtrain.runtime.manifest import METADATA_KEY
 from onnxtrain.runtime.onnx_wire import Bytes
 from onnxtrain.runtime.session import ModelSource, describe, open_session
@@ -36,8 +36,6 @@ MAX_FILE_SIZE = 2**31 - 2**20
 _ALIGNMENT = 4096
 # Number of names that an error message lists.
 _SHOWN = 20
-# FlatBuffer identifier of a model in ORT format, bytes 4 to 8.
-_ORT_FORMAT = b"ORTM"
 
 
 @dataclass
@@ -183,17 +181,15 @@ def _embedded_tensor(tensor: Bytes, model: ModelSource) -> _Tensor:
     Raises:
         ModelLoadError: the external file is missing, too short, or outside the directory of the model.
     """
-    fields = list(wire.parse(tensor))
-    if not any(f.number == _TENSOR_LOCATION and f.integer == 1 for f in fields):
-        # Data in typed fields (float_data, ...) stays among the others. Of a field that occurs twice the last one
-        # counts.
-        raw = [f.payload for f in fields if f.number == _TENSOR_RAW]
-        others = b"".join(f.raw for f in fields if f.number != _TENSOR_RAW)
-        return _Tensor(others, raw[-1] if raw else b"")
-    others = b"".join(f.raw for f in fields if f.number not in (_TENSOR_EXTERNAL, _TENSOR_LOCATION))
     try:
+        fields = list(wire.parse(tensor))
         data = parse_reference(tensor)
-        assert data is not None
+        if data is None:
+            # Data in typed fields (float_data, ...) stays among the others. Of a field that occurs twice the last one
+            # counts.
+            raw = [f.payload for f in fields if f.number == _TENSOR_RAW]
+            others = b"".join(f.raw for f in fields if f.number != _TENSOR_RAW)
+            return _Tensor(others, raw[-1] if raw else b"")
         if isinstance(model, bytes):
             raise ValueError(
                 f"it was given as bytes and refers to the external file '{data.location}'. Pass its path instead."
@@ -203,6 +199,7 @@ def _embedded_tensor(tensor: Bytes, model: ModelSource) -> _Tensor:
         raise ModelLoadError(
             f"Exporting for inference: reading the {describe(model, 'eval model')}: {error}"
         ) from error
+    others = b"".join(f.raw for f in fields if f.number not in (_TENSOR_EXTERNAL, _TENSOR_LOCATION))
     length = path.stat().st_size - data.offset if data.length is None else data.length
     # mmap refuses a length of 0.
     if length == 0:
@@ -402,7 +399,7 @@ def export_inference_model(
         else:
             finish_interrupted(eval_model)
             content = Path(os.fspath(eval_model)).read_bytes()
-        if content[4:8] == _ORT_FORMAT:
+        if is_ort_format(content):
             raise ValueError("it is in ORT format; make the Module with the .onnx file of the eval model")
         model = list(wire.parse(content))
         graph = _parse_graph(next(f.payload for f in model if f.number == _MODEL_GRAPH))

@@ -227,7 +227,7 @@ def check_external_data(model: str | bytes) -> None:
         OSError: the model file cannot be read.
     """
     if isinstance(model, bytes):
-        if _KEY in model and not _is_ort_format(model):
+        if _KEY in model and not is_ort_format(model):
             for data in _references(model):
                 raise ValueError(
                     f"it was given as bytes, and the data of '{data.name}' is in the external file "
@@ -252,12 +252,13 @@ def external_files(path: str | os.PathLike[str]) -> list[Path]:
 
     with open(path, "rb") as file:
         content = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-    if _is_ort_format(content):
+    if is_ort_format(content):
         return []
     directory = os.path.dirname(path) or "."
     return list(dict.fromkeys(locate(data, directory) for data in _references(content)))
 
 
-def _is_ort_format(content: Bytes) -> bool:
+def is_ort_format(content: Bytes) -> bool:
+    """Tells if a model is in ORT format."""
     # A FlatBuffer, whose identifier is in these bytes. It is no protobuf message, and has no external data.
     return bytes(content[4:8]) == b"ORTM"

@@ -133,14 +133,6 @@ def _from_array(spec: InputSpec, array: Array) -> Array:
     return np.asarray(array, order="C")
 
 
-def _from_ort_value(spec: InputSpec, value: ort.OrtValue) -> ort.OrtValue:
-    if not value.is_tensor() or value.data_type() != spec.dtype.ort:
-        raise InputError(
-            f"Input '{spec.name}': expected {_show(spec)}, received an OrtValue of {value.data_type()}."
-        )
-    return value
-
-
 def check_arguments(specs: Sequence[InputSpec], arguments: Sequence[object]) -> list[Array | ort.OrtValue]:
     """Checks number, dtypes, shapes and class labels of the arguments of a step, and prepares them for binding.
 
@@ -167,7 +159,11 @@ def check_arguments(specs: Sequence[InputSpec], arguments: Sequence[object]) -> 
             value = _from_array(spec, argument)
             shape = value.shape
         elif isinstance(argument, ort.OrtValue):
-            value = _from_ort_value(spec, argument)
+            if not argument.is_tensor() or argument.data_type() != spec.dtype.ort:
+                raise InputError(
+                    f"Input '{spec.name}': expected {_show(spec)}, received an OrtValue of {argument.data_type()}."
+                )
+            value = argument
             shape = tuple(value.shape())
         else:
             raise InputError(

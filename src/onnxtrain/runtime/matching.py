@@ -12,6 +12,22 @@ from onnxtrain.runtime.store import Buffer, Store
 _SHOWN = 5
 
 
+def describe_mismatch(tensor: ParameterSpec | StatisticSpec | Buffer, place: str, buffer: Buffer) -> str:
+    """Describes how the dtype or shape of a tensor, e.g. in "the model", differs from a checkpoint's; "" if not."""
+    if (tensor.dtype, tensor.shape) == (buffer.dtype, buffer.shape):
+        return ""
+    return (
+        f"is {tensor.dtype.name}{list(tensor.shape)} in {place} and {buffer.dtype.name}{list(buffer.shape)} in "
+        "the checkpoint"
+    )
+
+
+def some(differences: Sequence[str]) -> str:
+    """Joins differences for a message: the first five, and the number of the others."""
+    more = f"; and {len(differences) - _SHOWN} more" if len(differences) > _SHOWN else ""
+    return "; ".join(differences[:_SHOWN]) + more
+
+
 def _differences(
     kind: str, expected: Sequence[ParameterSpec | StatisticSpec], actual: Mapping[str, Buffer]
 ) -> list[str]:
@@ -21,11 +37,8 @@ def _differences(
         buffer = actual.get(spec.name)
         if buffer is None:
             differences.append(f"{kind} '{spec.name}' is missing from the checkpoint")
-        elif (buffer.dtype, buffer.shape) != (spec.dtype, spec.shape):
-            differences.append(
-                f"{kind} '{spec.name}' is {spec.dtype.name}{list(spec.shape)} in the model and "
-                f"{buffer.dtype.name}{list(buffer.shape)} in the checkpoint"
-            )
+        elif mismatch := describe_mismatch(spec, "the model", buffer):
+            differences.append(f"{kind} '{spec.name}' {mismatch}")
     names = {spec.name for spec in expected}
     differences += [f"{kind} '{name}' is not in the model" for name in actual if name not in names]
     return differences
@@ -66,10 +79,8 @@ def fit_store(store: Store, manifest: Manifest, source: str) -> None:
     differences = _differences("parameter", manifest.parameters, parameters)
     differences += _differences("statistic", manifest.statistics, statistics)
     if differences:
-        shown = "; ".join(differences[:_SHOWN])
-        more = f"; and {len(differences) - _SHOWN} more" if len(differences) > _SHOWN else ""
         raise CheckpointError(
-            f"The checkpoint does not belong to {source}: {shown}{more}. Use the checkpoint that was "
+            f"The checkpoint does not belong to {source}: {some(differences)}. Use the checkpoint that was "
             "generated with this model."
         )
     # Nothing has been changed up to here, so that a refused store is as it was.

@@ -16,7 +16,7 @@ from onnxtrain.runtime.device import parse_device
 from onnxtrain.runtime.dtypes import Array, add_inplace
 from onnxtrain.runtime.inputs import check_arguments
 from onnxtrain.runtime.lock import StateLock
-from onnxtrain.runtime.manifest import Manifest, ParameterSpec
+from onnxtrain.runtime.manifest import Manifest
 from onnxtrain.runtime.matching import fit_store
 from onnxtrain.runtime.rows import RowGradient
 from onnxtrain.runtime.session import ModelSource, describe, open_training_session, require_values
@@ -90,7 +90,7 @@ class Module:
         self._store.move_to(self._device)
         for spec in self._dense:
             if spec.name not in self._store.gradients:
-                self._store.gradients[spec.name] = self._gradient_buffer(spec)
+                self._store.gradients[spec.name] = Buffer.zeros(spec.dtype, spec.shape, self._device)
         for spec in self._sparse:
             if spec.name not in self._store.row_gradients:
                 self._store.row_gradients[spec.name] = RowGradient(spec.dtype, spec.shape, self._device)
@@ -151,9 +151,6 @@ class Module:
         require_values(session, source, self._input_set(), set(self._manifest.outputs))
         return session
 
-    def _gradient_buffer(self, spec: ParameterSpec) -> Buffer:
-        return Buffer.zeros(spec.dtype, spec.shape, self._device)
-
     def _bound_inputs(self) -> dict[str, Buffer]:
         return {**self._store.parameters, **self._store.statistics}
 
@@ -177,7 +174,7 @@ class Module:
     def _scratch(self) -> dict[str, Buffer]:
         """Buffers for the gradients of a further call, which are added to those in the store."""
         # Made on first use: most users reset the gradients after each step, and need no second set.
-        return {spec.name: self._gradient_buffer(spec) for spec in self._dense}
+        return {s.name: Buffer.zeros(s.dtype, s.shape, self._device) for s in self._dense}
 
     @cached_property
     def _direct(self) -> Binding:
@@ -337,11 +334,10 @@ class Module:
         with self.lock:
             self._store.require_defined("Copying the parameters to a buffer")
             buffers = self._selected(trainable_only)
-            flat = np.empty(sum(b.size for b in buffers), self._common_dtype(buffers))
-            start = 0
-            for buffer in buffers:
-                flat[start : start + buffer.size] = buffer.read().reshape(-1)
-                start += buffer.size
+            # The empty array gives the dtype if no parameter is selected.
+            flat = np.concatenate(
+                [np.empty(0, self._common_dtype(buffers)), *(b.read().reshape(-1) for b in buffers)]
+            )
         # ortvalue_from_numpy would share the memory of `flat`, which is freed while views of the value still exist.
         value = ort.OrtValue.ortvalue_from_shape_and_type(flat.shape, flat.dtype)
         value.update_inplace(flat)

@@ -125,23 +125,21 @@ class Optimizer:
             TrainingStateError: no training step has computed gradients yet, or they belong to another thread.
             CheckpointError: parameters of a nominal checkpoint have no data yet.
         """
-        with self._store.lock:
-            self._step_once()
-
-    def _step_once(self) -> None:
-        if not self._store.gradients_valid:
-            raise TrainingStateError(
-                "Optimizer.step(): there are no gradients yet. Call the module in training mode first: "
-                "module.train(); module(*inputs, *targets)."
-            )
-        self._store.require_defined("Optimizer.step()")
-        self._store.gradient_owner.check_use("Optimizer.step()")
-        self._rate.write(np.array(self._progress.learning_rate, np.float32))
-        self._step.write(np.array(self._progress.step + 1, np.int64))
-        self._binding.run([value for g in self._row_gradients for value in (g.rows, g.indices)])
-        # After the run: a step that failed has not been taken.
-        self._progress.step += 1
-        self._store.gradient_owner.used()
+        store, progress = self._store, self._progress
+        with store.lock:
+            if not store.gradients_valid:
+                raise TrainingStateError(
+                    "Optimizer.step(): there are no gradients yet. Call the module in training mode first: "
+                    "module.train(); module(*inputs, *targets)."
+                )
+            store.require_defined("Optimizer.step()")
+            store.gradient_owner.check_use("Optimizer.step()")
+            self._rate.write(np.array(progress.learning_rate, np.float32))
+            self._step.write(np.array(progress.step + 1, np.int64))
+            self._binding.run([value for g in self._row_gradients for value in (g.rows, g.indices)])
+            # After the run: a step that failed has not been taken.
+            progress.step += 1
+            store.gradient_owner.used()
 
     def set_learning_rate(self, learning_rate: float) -> None:
         """Sets the learning rate of the following steps.

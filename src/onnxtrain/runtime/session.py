@@ -131,11 +131,6 @@ def rest_threads(session: ort.InferenceSession) -> None:
         session.run_with_iobinding(session.io_binding())
 
 
-def _is_missing_kernel(error: Exception) -> bool:
-    # By name, as onnxruntime exports its exceptions nowhere.
-    return type(error).__name__ == "NotImplemented"
-
-
 def _reason(error: Exception, device: Device) -> str:
     """Explains why onnxruntime refuses a model, and says what to do."""
     # A model that is too new was reported as a corrupt file.
@@ -146,7 +141,8 @@ def _reason(error: Exception, device: Device) -> str:
                 "onnxruntime, or export the model with opset 21, which every supported onnxruntime runs, and "
                 "generate the artifacts from that."
             )
-    if _is_missing_kernel(error):
+    # By name, as onnxruntime exports its exceptions nowhere.
+    if type(error).__name__ == "NotImplemented":
         return (
             f"{error}. This build lacks a kernel for these dtypes on device '{device}'; use a float32 model."
         )

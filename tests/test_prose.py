@@ -39,7 +39,7 @@ NOT_YET: dict[str, str] = {
         passes/runtime_faults passes/shapes passes/tidy surgery trainer training utils
     """,
     "fields": """
-        . cli demo losses optimizers trainer
+        cli demo losses optimizers trainer
     """,
 }
 

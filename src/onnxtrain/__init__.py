@@ -62,35 +62,20 @@ __all__ = [
     "vjp",
 ]
 
-# Per public name, the module that it is imported from.
+# Per public name, the module that it is imported from, e.g. "api" for "Module".
 _HOME = {
-    "CSVLogger": "trainer",
-    "Callback": "trainer",
-    "CheckpointState": "api",
-    "EarlyStopping": "trainer",
-    "History": "trainer",
-    "LinearLRScheduler": "api",
-    "LossType": "artifacts",
-    "ModelCheckpoint": "trainer",
-    "Module": "api",
-    "OnnxTrainError": "errors",
-    "OptimType": "artifacts",
-    "Optimizer": "api",
-    "ReduceLROnPlateau": "trainer",
-    "TensorBoardLogger": "trainer",
-    "Trainer": "trainer",
-    "WandbLogger": "trainer",
-    "check_gradients": "functional",
-    "differentiate": "autodiff",
-    "generate_artifacts": "artifacts",
-    "hessian_vector_product": "functional",
-    "jvp": "functional",
-    "lower_training_ops": "surgery",
-    "make_batch_dynamic": "surgery",
-    "per_sample_gradients": "functional",
-    "replace_head": "surgery",
-    "restore_dropout": "surgery",
-    "vjp": "functional",
+    name: module
+    for module, names in {
+        "api": "CheckpointState LinearLRScheduler Module Optimizer",
+        "artifacts": "LossType OptimType generate_artifacts",
+        "autodiff": "differentiate",
+        "errors": "OnnxTrainError",
+        "functional": "check_gradients hessian_vector_product jvp per_sample_gradients vjp",
+        "surgery": "lower_training_ops make_batch_dynamic replace_head restore_dropout",
+        "trainer": "CSVLogger Callback EarlyStopping History ModelCheckpoint ReduceLROnPlateau TensorBoardLogger "
+        "Trainer WandbLogger",
+    }.items()
+    for name in names.split()
 }
 
 

@@ -64,12 +64,6 @@ class OptimType(Enum):
 LossSpec = LossType | losses.Loss | str | onnxblock.Block | None
 OptimizerSpec = OptimType | optimizers.Optimizer | str | onnxblock.Block | None
 
-_LOSSES: dict[LossType, type[losses.Loss]] = {
-    LossType.MSELoss: losses.MSELoss,
-    LossType.CrossEntropyLoss: losses.CrossEntropyLoss,
-    LossType.BCEWithLogitsLoss: losses.BCEWithLogitsLoss,
-    LossType.L1Loss: losses.L1Loss,
-}
 # Names of onnxruntime-training have its defaults, e.g. no weight decay; the classes of `onnxtrain.optimizers` have
 # PyTorch's.
 _OPTIMIZERS: dict[OptimType | str, Callable[[], optimizers.Optimizer]] = {
@@ -285,8 +279,10 @@ def _with_loss(
                 f"gives {len(names)} ({', '.join(names)}); name one"
             )
         return model, names[0], []
+    loss: losses.Loss
     if isinstance(spec, LossType):
-        loss = _LOSSES[spec]()
+        # The members are named as the classes.
+        loss = getattr(losses, spec.name)()
     elif isinstance(spec, str | losses.Loss):
         loss = losses.make_loss(spec)
     else:

@@ -179,19 +179,14 @@ def _import_new(old: str, new: str) -> ModuleType:
             # A package that the module imports is missing: its own message names it.
             if error.name != new:
                 raise
-            raise ModuleNotFoundError(_missing(old, new), name=old) from error
+            message = f"importing {old}: it comes with {new}, which this version of onnxtrain does not have"
+            if new == f"{_NEW}.ortmodule":
+                message += "; install a version that has it: pip install --upgrade 'onnxtrain[torch]'"
+            raise ModuleNotFoundError(message, name=old) from error
     # Without a name: `from onnxruntime.training import ...` swallows an error that has that of the module.
     raise ModuleNotFoundError(
         f"importing {old}: onnxtrain has no counterpart; of {_OLD} it provides {', '.join(_MODULES)}"
     )
-
-
-def _missing(old: str, new: str) -> str:
-    """Returns the message for a module of onnxtrain that is not installed."""
-    message = f"importing {old}: it comes with {new}, which this version of onnxtrain does not have"
-    if new == f"{_NEW}.ortmodule":
-        return message + "; install a version that has it: pip install --upgrade 'onnxtrain[torch]'"
-    return message
 
 
 _FINDER = _Finder()

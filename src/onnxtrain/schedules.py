@@ -69,7 +69,7 @@ class Schedule:
 class Constant(Schedule):
     """Keeps the learning rate constant; with a warm-up, after it."""
 
-    needs_total: ClassVar[bool] = False
+    needs_total = False
 
     def __call__(self, step: int, total: int, epoch: int = 0) -> float:
         """Returns 1."""
@@ -170,8 +170,8 @@ class Step(Schedule):
     step_size: int = 10
     gamma: float = 0.1
     unit: Unit = "epoch"
-    after_warmup: ClassVar[bool] = False
-    needs_total: ClassVar[bool] = False
+    after_warmup = False
+    needs_total = False
 
     def __post_init__(self) -> None:
         # True is an integer in Python.
@@ -199,8 +199,8 @@ class MultiStep(Schedule):
     milestones: list[int] = field(default_factory=list)
     gamma: float = 0.1
     unit: Unit = "epoch"
-    after_warmup: ClassVar[bool] = False
-    needs_total: ClassVar[bool] = False
+    after_warmup = False
+    needs_total = False
 
     def __post_init__(self) -> None:
         # A run saves lists: a tuple would not be equal after it is resumed.
@@ -230,8 +230,8 @@ class Exponential(Schedule):
 
     gamma: float = 0.9
     unit: Unit = "epoch"
-    after_warmup: ClassVar[bool] = False
-    needs_total: ClassVar[bool] = False
+    after_warmup = False
+    needs_total = False
 
     def __post_init__(self) -> None:
         self._require(self.gamma > 0 and self.unit in get_args(Unit), "gamma > 0 and unit 'epoch' or 'step'")

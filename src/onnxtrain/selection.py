@@ -137,7 +137,7 @@ def select_parameters(
     """
     floats = dict(float_initializers(model))
     # Every training step replaces them: they are state of the model, but no parameters.
-    running = _statistics_in_training(model)
+    running = _statistics(model, in_training=True)
     statistics = [name for name in floats if name in running]
     trainable_requests = list(requires_grad) if requires_grad is not None else None
     frozen_requests = list(frozen or ())
@@ -213,7 +213,7 @@ def _check_pattern(model: ir.Model, role: str, pattern: str) -> None:
 def _parameter_names(model: ir.Model) -> list[str]:
     """Returns the names of the initializers that are trained by default."""
     # Buffers of the module, in either mode, which PyTorch does not train.
-    fixed = _statistics_in_training(model) | _statistics_in_inference(model)
+    fixed = _statistics(model, in_training=True) | _statistics(model, in_training=False)
     signature = TorchSignature(model)
     converted = bool(_CONVERTERS & {model.producer_name, model.graph.name})
     return [
@@ -297,13 +297,7 @@ def batch_norms(model: ir.Model) -> list[tuple[ir.Node, bool]]:
     return [(node, is_training_batch_norm(node)) for node in nodes]
 
 
-def _statistics_in_training(model: ir.Model) -> set[str]:
-    """Returns the names of running statistics that training steps update."""
-    return {str(v.name) for node, training in batch_norms(model) if training for v in node.inputs[3:5] if v}
-
-
-def _statistics_in_inference(model: ir.Model) -> set[str]:
-    """Returns the names of running statistics that stay as they are."""
-    return {
-        str(v.name) for node, training in batch_norms(model) if not training for v in node.inputs[3:5] if v
-    }
+def _statistics(model: ir.Model, *, in_training: bool) -> set[str]:
+    """Collects the names of running statistics that training steps update, or of those that stay as they are."""
+    nodes = [node for node, training in batch_norms(model) if training == in_training]
+    return {str(value.name) for node in nodes for value in node.inputs[3:5] if value}

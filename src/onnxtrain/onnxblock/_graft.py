@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 
@@ -276,6 +277,12 @@ def declare(base: onnx.ModelProto, tensor: onnx.TensorProto, *, constant: bool =
         mark_constant(value)
         base.graph.value_info.append(ir.serde.serialize_value(value))
     return tensor.name
+
+
+def add_parameter(base: onnx.ModelProto, name: str, array: np.ndarray[Any, Any], dtype: ir.DataType) -> str:
+    """Adds a parameter with the values of an array to the base model, as :func:`declare` does; returns its name."""
+    tensor = ir.Tensor(array.astype(dtype.numpy()), dtype=dtype, name=name)
+    return declare(base, ir.serde.serialize_tensor(tensor))
 
 
 def add_input(base: onnx.ModelProto, value: ir.Value, doing: str) -> str:

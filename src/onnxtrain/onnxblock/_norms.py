@@ -54,8 +54,7 @@ class _Norm(Block):
 
     def _parameter(self, name: str, sizes: Sequence[int], number: float, dtype: ir.DataType | None) -> str:
         assert dtype is not None
-        array = np.full(tuple(sizes), number, dtype.numpy())
-        return _graft.declare(self.base, ir.serde.serialize_tensor(ir.Tensor(array, dtype=dtype, name=name)))
+        return _graft.add_parameter(self.base, name, np.full(sizes, number), dtype)
 
 
 class LayerNorm(_Norm):

@@ -341,7 +341,7 @@ class Linear(Block):
         self, in_features: int, out_features: int, bias: bool = True, alpha: float = 1.0, beta: float = 1.0
     ) -> None:
         super().__init__()
-        self._shape = (in_features, out_features)
+        self._shape: tuple[int, ...] = (in_features, out_features)
         self._bias = bias
         self._factors = {"alpha": float(alpha), "beta": float(beta)}
 
@@ -349,16 +349,14 @@ class Linear(Block):
         """Appends the layer; returns the name of its result."""
         # Float32 if the dtype is unknown, e.g. behind an op of ONNX Runtime.
         dtype = self._describe(linear_input_name).dtype or ir.DataType.FLOAT
-        names = [self._parameter("linear.weight", self._shape, dtype)]
-        if self._bias:
-            names.append(self._parameter("linear.bias", self._shape[1:], dtype))
+        if not dtype.is_floating_point():
+            raise GraphBuildError(f"{self._doing}: its input is {dtype}; pass a floating-point value")
+        shapes = {"linear.weight": self._shape} | ({"linear.bias": self._shape[1:]} if self._bias else {})
+        # The global generator, as scripts for onnxruntime-training seed it.
+        normal = np.random.standard_normal
+        names = [
+            _graft.add_parameter(self.base, name, normal(shape), dtype) for name, shape in shapes.items()
+        ]
         return self._append(
             lambda op, x, *parameters: op.Gemm(x, *parameters, **self._factors), linear_input_name, *names
         )
-
-    def _parameter(self, name: str, shape: tuple[int, ...], dtype: ir.DataType) -> str:
-        if not dtype.is_floating_point():
-            raise GraphBuildError(f"{self._doing}: its input is {dtype}; pass a floating-point value")
-        # The global generator, as scripts for onnxruntime-training seed it.
-        array = np.random.standard_normal(shape).astype(dtype.numpy())
-        return _graft.declare(self.base, ir.serde.serialize_tensor(ir.Tensor(array, dtype=dtype, name=name)))

@@ -249,15 +249,7 @@ def _with_loss(
     parameters: Sequence[str],
     sample_weight: bool,
 ) -> tuple[ir.Model, str, list[str]]:
-    """Appends the loss to a model.
-
-    Args:
-        source: the model as the user has passed it.
-        loaded: the same model, loaded.
-        spec: the loss.
-        loss_input_names: inputs of the loss, or None for the default.
-        parameters: names and patterns in `requires_grad` and `frozen_params`.
-        sample_weight: True for a loss that takes a weight for each sample.
+    """Appends the loss to a model that was loaded from `source`.
 
     Returns:
         The canonical model, the name of the loss, and names of further outputs that a block has returned.

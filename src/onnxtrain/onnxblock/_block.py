@@ -89,15 +89,9 @@ class Block(ABC):
         return f"building the block {type(self).__name__}"
 
     def _append(self, write: _graft.Writer, *names: str, wish: str | None = None) -> str:
-        """Appends nodes to the base model.
+        """Appends the nodes that `write` emits from the values `names`; returns the name of the first result.
 
-        Args:
-            write: called with an emitter and one value per name; emits the nodes and returns the result.
-            names: names of values of the base model.
-            wish: name of the result, if it is free, e.g. "loss".
-
-        Returns:
-            The name of the first result.
+        `write` is called with an emitter and one value per name. The result gets the name `wish`, if it is free.
         """
         return _graft.append(self._accessor, self._doing, names, write, wish=wish)[0]
 

@@ -174,14 +174,7 @@ def append(
 
 
 def _rename(model: ir.Model, first: ir.Value | None, wish: str | None, taken: set[str]) -> None:
-    """Renames the initializers, node outputs and nodes of a graft whose names the base model has.
-
-    Args:
-        model: the graft; changed in place.
-        first: the first result, which gets the name `wish` if it is free; None if no result is new.
-        wish: name of the first result, e.g. "loss".
-        taken: names in the base model.
-    """
+    """Renames initializers, node outputs and nodes of a graft whose names are `taken`; `first` gets the name `wish`."""
     values = [
         *model.graph.initializers.values(),
         *(value for node in model.graph for value in node.outputs if value.name),

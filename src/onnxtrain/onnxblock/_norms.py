@@ -25,15 +25,10 @@ class _Norm(Block):
     """Base class of the layers: checks the input, and makes parameters of ones or zeros."""
 
     def _checked(self, name: str, sizes: Sequence[int], params: int = 0) -> ir.Value:
-        """Checks dtype and shape of the input of a layer, and returns it.
+        """Checks dtype and shape of the input of a layer, and returns the input.
 
-        Args:
-            name: name of the value.
-            sizes: sizes that its last axes must have, e.g. [16].
-            params: number of axes behind these, e.g. 1 for a forecast [batch, length, input_dim, params].
-
-        Raises:
-            GraphBuildError: the value is not floating point, or of another or unknown shape.
+        The axes before the last `params` must have the sizes `sizes`; `params` is 1 for [batch, length, input_dim,
+        params].
         """
         value = self._describe(name)
         if value.dtype is None or not value.dtype.is_floating_point():

@@ -49,14 +49,9 @@ _NO_SYNC = {
 
 
 def _lock(descriptor: int, *, wait: bool = False) -> bool:
-    """Locks an open file or directory until it is closed or the process dies.
+    """Locks an open file or directory until it is closed or the process dies, and tells if it succeeded.
 
-    Args:
-        descriptor: descriptor of the open file or directory.
-        wait: wait while another process holds the lock, instead of giving up.
-
-    Returns:
-        True if the lock is held. False if another process holds it or the file system has no locks.
+    It does not if the file system has no locks, or, unless it may wait, if another process holds the lock.
     """
     # Windows needs no lock: a file that another process has open cannot be removed there.
     if sys.platform == "win32":
@@ -116,12 +111,7 @@ def _create_temporary(path: str) -> tuple[str, int]:
 
 
 def _remove_leftovers(path: str, kept: Collection[str] = ()) -> None:
-    """Removes the temporary files that killed saves of `path` and of its external data have left.
-
-    Args:
-        path: the file that was saved.
-        kept: temporary files of the caller, which stay.
-    """
+    """Removes temporary files that killed saves of `path` and its external data have left, but not the `kept` ones."""
     directory, name = os.path.split(path)
     start = os.path.join(glob.escape(directory), f".{glob.escape(name)}")
     temporaries = {
@@ -211,15 +201,9 @@ def _parse_journal(text: bytes) -> tuple[list[tuple[str, str]], list[str]]:
 def _carry_out(
     directory: str, moves: Sequence[tuple[str, str]], removals: Sequence[str], *, again: bool = False
 ) -> None:
-    """Makes the renames and removals of a journal, then removes the journal.
-
-    Args:
-        directory: the directory of all files.
-        moves: pairs of temporary and final name.
-        removals: names of the files to remove.
-        again: an interrupted process may have made some of the renames already.
-    """
+    """Makes the renames and removals of a journal, then removes the journal."""
     for temporary, name in moves:
+        # `again`: an interrupted process may have made some of the renames already.
         try:
             os.replace(os.path.join(directory, temporary), os.path.join(directory, name))
         except FileNotFoundError:

@@ -59,13 +59,7 @@ class Binding:
             self._io.bind_output(name, self._device.type, self._device.index)
 
     def run(self, values: Sequence[Array | ort.OrtValue] = ()) -> list[ort.OrtValue]:
-        """Runs the session.
-
-        Args:
-            values: one C-contiguous array or OrtValue per argument.
-
-        Returns:
-            One OrtValue per result, which later runs do not change.
+        """Runs the session on one C-contiguous array or OrtValue per argument, and returns the results.
 
         Raises:
             InputError: onnxruntime reports an error.

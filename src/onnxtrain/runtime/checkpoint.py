@@ -37,13 +37,7 @@ def store_fingerprint(store: Store) -> str:
 
 
 def common_metadata(store: Store, file_format: str, with_optimizer: bool) -> dict[str, str]:
-    """Makes the metadata that checkpoints and deltas share.
-
-    Args:
-        store: the store to save.
-        file_format: :data:`FORMAT` or :data:`DELTA_FORMAT`.
-        with_optimizer: include step count and learning rates.
-    """
+    """Makes the metadata that checkpoints and deltas share; `file_format` is `FORMAT` or `DELTA_FORMAT`."""
     progress = store.optimizer if with_optimizer else None
     # safetensors allows texts only as values of its metadata: lists and objects are JSON texts.
     return {
@@ -57,13 +51,7 @@ def common_metadata(store: Store, file_format: str, with_optimizer: bool) -> dic
 
 
 def tensors_by_key(parameters: Mapping[str, Buffer], store: Store, with_optimizer: bool) -> dict[str, Buffer]:
-    """Collects the tensors to save by their keys, e.g. {"parameter/fc.weight": Buffer, "momentum0/fc.weight": Buffer}.
-
-    Args:
-        parameters: the parameters to save.
-        store: holds the statistics and moments.
-        with_optimizer: include the moments.
-    """
+    """Collects `parameters` and the statistics and moments of `store` by their keys, e.g. "parameter/fc.weight"."""
     groups = {_STATISTIC: store.statistics, _PARAMETER: parameters}
     if with_optimizer:
         groups |= store.moments

@@ -208,15 +208,9 @@ def _embedded_tensor(tensor: Bytes, model: ModelSource) -> _Tensor:
 
 
 def _value_info(name: str, ort_type: str, shape: Iterable[int | str | None] | None) -> bytes:
-    """Makes the ValueInfoProto of an output of the exported model.
+    """Makes the ValueInfoProto of an output from type and shape as onnxruntime reports them, e.g. "tensor(float)".
 
-    Args:
-        name: name of the output.
-        ort_type: type as onnxruntime reports it, e.g. "tensor(float)".
-        shape: sizes, symbolic sizes and None for unknown sizes, e.g. ["batch", 10]; None if the rank is unknown.
-
-    Raises:
-        InputError: the output is no tensor.
+    `shape` is None if the rank is unknown. Raises InputError if the output is no tensor.
     """
     dtype = dtypes.BY_ORT.get(ort_type)
     if dtype is None:
@@ -233,14 +227,7 @@ def _value_info(name: str, ort_type: str, shape: Iterable[int | str | None] | No
 def _infer_outputs(
     model_parts: list[Bytes], graph: _Graph, constants: Sequence[_Tensor], names: Sequence[str]
 ) -> dict[str, bytes]:
-    """Infers the ValueInfoProtos of outputs that the eval model does not declare: onnxruntime infers dtype and shape.
-
-    Args:
-        model_parts: fields of the ModelProto without its graph.
-        graph: the pruned graph.
-        constants: the initializers of the eval model.
-        names: names of the outputs.
-    """
+    """Infers the ValueInfoProtos of the outputs `names` of a pruned graph by opening a session of it."""
     # onnxruntime reports a scalar and an unknown rank alike, as []. The length of the value's Shape, a further output,
     # tells them apart. Parameters are still graph inputs here, so the message is small.
     shapes = {name: f"{name}/shape" for name in names}
@@ -264,14 +251,7 @@ def _infer_outputs(
 def _graph_parts(
     graph: _Graph, inputs: Mapping[str, Bytes], outputs: Mapping[str, Bytes], values: set[str]
 ) -> list[Bytes]:
-    """Makes the fields of a GraphProto without its dense initializers.
-
-    Args:
-        graph: gives the nodes, sparse initializers, value infos and all other fields.
-        inputs: per name, the ValueInfoProto of a graph input.
-        outputs: per name, the ValueInfoProto of a graph output.
-        values: names whose value infos are kept.
-    """
+    """Makes the fields of a GraphProto without dense initializers; value infos are kept of the names in `values`."""
     parts: list[Bytes] = [node.raw for node in graph.nodes]
     parts += graph.rest
     parts += graph.sparse.values()
@@ -446,15 +426,7 @@ def export_inference_model(
 def _write(
     model: Sequence[Bytes], graph: Sequence[Bytes], tensors: Sequence[_Tensor], path: str, large: bool
 ) -> None:
-    """Writes a model.
-
-    Args:
-        model: fields of the ModelProto without its graph.
-        graph: fields of the GraphProto without its dense initializers.
-        tensors: the dense initializers.
-        path: path of the model file.
-        large: write the data of the tensors to a file of its own, beside the model file.
-    """
+    """Writes a model with the given fields to `path`; if it is large, the tensors' data goes to a file of its own."""
 
     def write(file: BinaryIO, initializers: list[Bytes]) -> None:
         fields = [*graph, *initializers]

@@ -77,13 +77,7 @@ def _class_axis(spec: InputSpec) -> str:
 
 
 def check_labels(name: str, labels: Array, allowed: ClassLabels) -> None:
-    """Raises InputError for labels that are no class: the graph would index out of range, or compute a wrong loss.
-
-    Args:
-        name: name of the input, for messages.
-        labels: integer array of class labels.
-        allowed: the classes, and the label that is ignored.
-    """
+    """Raises InputError for labels that are no class: the graph would index out of range, or compute a wrong loss."""
     # numpy has no minimum of an empty array.
     if labels.size == 0:
         return
@@ -109,12 +103,7 @@ def check_labels(name: str, labels: Array, allowed: ClassLabels) -> None:
 
 
 def check_shapes(specs: Sequence[InputSpec], shapes: Sequence[tuple[int, ...]]) -> None:
-    """Raises InputError unless all ranks and sizes fit.
-
-    Args:
-        specs: the inputs; equal symbolic sizes, e.g. "batch", must have equal values.
-        shapes: one shape per input.
-    """
+    """Raises InputError unless all ranks and sizes fit; equal symbolic sizes, e.g. "batch", must have equal values."""
     symbols: dict[str, tuple[int, str]] = {}
     for spec, shape in zip(specs, shapes, strict=True):
         _check_shape(spec, shape, symbols)

@@ -125,11 +125,7 @@ def _register(options: ort.SessionOptions, names: Iterable[str] | None, path: st
 
 
 def function_names(model: str | bytes) -> list[str] | None:
-    """Lists the names of the functions in a model; returns None if the file is no ONNX model.
-
-    Args:
-        model: path or bytes of the model.
-    """
+    """Lists the names of the functions in a model, a path or bytes; returns None if the file is no ONNX model."""
     if isinstance(model, bytes):
         return _function_names(model)
     # Imported here, as a device may run models that are given as bytes. Mapped, so that weights are not read.

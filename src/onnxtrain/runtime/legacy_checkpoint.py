@@ -99,12 +99,7 @@ class _Table:
 
 
 def _tensor(table: _Table, nominal: bool) -> tuple[str, Buffer]:
-    """Reads `Tensor{name, doc_string, dims, data_type, raw_data, string_data}`; returns its name and content.
-
-    Args:
-        table: the table.
-        nominal: the file holds names only, so the buffer has no data yet.
-    """
+    """Reads `Tensor{name, doc_string, dims, data_type, raw_data, string_data}`; returns its name and content."""
     name, dims, code, raw = table.text(0), table.int64s(2), table.integer(3, "<i"), table.blob(4)
     dtype = dtypes.BY_ONNX.get(code)
     if dtype is None:
@@ -173,11 +168,7 @@ def _read(data: bytes) -> Store:
 
 
 def read_legacy_checkpoint(data: bytes, source: str) -> Store:
-    """Reads a checkpoint of onnxruntime-training.
-
-    Args:
-        data: content of the file.
-        source: name of the file in messages, e.g. "'run/checkpoint'".
+    """Reads a checkpoint of onnxruntime-training from the content of the file; `source` names the file in messages.
 
     Raises:
         CheckpointError: the file is corrupt, truncated, or of a kind that is not supported.

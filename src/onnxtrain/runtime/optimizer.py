@@ -159,12 +159,7 @@ class Optimizer:
 
 
 def _require_same_run(manifest: Manifest, expected: Manifest, source: str) -> OptimizerSpec:
-    """Checks that an optimizer model belongs to the training model, and returns the optimizer in its manifest.
-
-    Args:
-        manifest: manifest of the optimizer model.
-        expected: manifest of the training model.
-        source: the optimizer model in messages.
+    """Compares the manifests of an optimizer model and of the training model, and returns the optimizer of the first.
 
     Raises:
         ModelLoadError: the models are of different runs, or the manifest describes no optimizer.
@@ -191,13 +186,7 @@ def _require_same_run(manifest: Manifest, expected: Manifest, source: str) -> Op
 def _wanted(
     inputs: Mapping[str, Any], moments: Iterable[tuple[str, str]], store: Store, source: str
 ) -> dict[str, dict[str, _Moment]]:
-    """Reads the dtypes and shapes of the moments from the inputs of the optimizer model.
-
-    Args:
-        inputs: per name, an input of the session.
-        moments: pairs of moment and parameter, e.g. [("momentum0", "fc.weight")].
-        store: holds the parameters.
-        source: the optimizer model in messages.
+    """Reads dtypes and shapes of the moments from the inputs of the optimizer model.
 
     Returns:
         Per moment and parameter, dtype and shape, e.g. {"momentum0": {"fc.weight": (float32, (3, 4))}}.
@@ -223,13 +212,7 @@ def _wanted(
 def _prepare_moments(
     store: Store, spec: OptimizerSpec, wanted: dict[str, dict[str, _Moment]], source: str
 ) -> None:
-    """Fills the moments of `store` with their initial values, or checks those of its checkpoint.
-
-    Args:
-        store: the store; changed in place.
-        spec: the optimizer.
-        wanted: dtype and shape per moment and parameter, as :func:`_wanted` returns them.
-        source: the optimizer model in messages.
+    """Fills the moments of `store` with their initial values, or compares those of its checkpoint with `wanted`.
 
     Raises:
         CheckpointError: the checkpoint has the optimizer state of another optimizer.

@@ -152,13 +152,7 @@ def _reason(error: Exception, device: Device) -> str:
 def open_training_session(
     model: ModelSource, role: str, device: Device, options: ort.SessionOptions | None
 ) -> tuple[ort.InferenceSession, Manifest]:
-    """Opens a session of the training, eval or optimizer model of a run, and reads its manifest.
-
-    Args:
-        model: path of the model, or the bytes of the file.
-        role: role of the model in messages, e.g. "training model".
-        device: device that runs the session.
-        options: session options; None for those that suit training.
+    """Opens a session of the training, eval or optimizer model of a run, as :func:`open_session`; reads its manifest.
 
     Raises:
         ModelLoadError: as by :func:`open_session`, or the model has no manifest.
@@ -189,14 +183,7 @@ def _texts_of(source: str) -> Iterator[None]:
 
 
 def require_values(session: ort.InferenceSession, source: str, inputs: set[str], outputs: set[str]) -> None:
-    """Raises ModelLoadError unless the graph has exactly these names of inputs and outputs.
-
-    Args:
-        session: session of the model.
-        source: the model in messages.
-        inputs: names of the inputs that its manifest gives to this role.
-        outputs: names of the outputs.
-    """
+    """Raises ModelLoadError unless the graph has exactly these names of inputs and outputs."""
     with _texts_of(source):
         actual_inputs = {i.name for i in session.get_inputs()}
         actual_outputs = {o.name for o in session.get_outputs()}

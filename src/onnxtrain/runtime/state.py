@@ -105,13 +105,9 @@ class Parameters:
         kind: str = "Parameter",
         found_by_name: Mapping[str, Buffer] | None = None,
     ) -> None:
-        """Makes the view; :class:`CheckpointState` calls this, not users.
+        """Makes the view of `group`; :class:`CheckpointState` calls this, not users.
 
-        Args:
-            store: the store of the state.
-            group: the tensors by name.
-            kind: word for an element in messages, "Parameter" or "Statistic".
-            found_by_name: further tensors that can be looked up by name, but are not iterated over.
+        Tensors in `found_by_name` can be looked up as well. `kind` is the word for an element in messages.
         """
         self._store = store
         self._group = group

@@ -128,10 +128,6 @@ def alias(array: Array, dtype: DType) -> ort.OrtValue:
 def to_storage(array: object, what: str) -> tuple[Array, DType]:
     """Converts an array to a C-contiguous one of its storage dtype, and returns it with its element type.
 
-    Args:
-        array: a numpy array; others are an error.
-        what: begins the message of an error, e.g. "Tensor 'w'".
-
     Raises:
         InputError: `array` is no numpy array, or has a dtype that the runtime does not hold.
     """

@@ -23,13 +23,7 @@ from onnxtrain.runtime.store import Buffer
 
 
 def write_tensors(file: BinaryIO, tensors: Mapping[str, Buffer], metadata: Mapping[str, str]) -> None:
-    """Writes a safetensors file: header length (uint64), JSON header padded to 8 bytes, then the tensors.
-
-    Args:
-        file: an open binary file.
-        tensors: tensor by key, e.g. {"parameter/fc.weight": Buffer}.
-        metadata: texts by name for the header's `__metadata__`.
-    """
+    """Writes a safetensors file: header length (uint64), JSON header padded to 8 bytes, then the tensors."""
     # Widest elements first keeps every tensor aligned to its element size.
     ordered = sorted(tensors.items(), key=lambda item: -item[1].dtype.storage.itemsize)
     header: dict[str, Any] = {"__metadata__": metadata}
@@ -91,11 +85,7 @@ def read_tensors(path: str) -> tuple[dict[str, str], dict[str, Buffer]]:
 
 @contextlib.contextmanager
 def verification(source: str) -> Iterator[None]:
-    """Converts the exceptions that a damaged file leads to into a CheckpointError.
-
-    Args:
-        source: the file in messages, e.g. "'run/checkpoint'".
-    """
+    """Converts the exceptions that a damaged file leads to into a CheckpointError; `source` names the file in it."""
     try:
         yield
     except FileNotFoundError as error:

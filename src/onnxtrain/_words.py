@@ -49,9 +49,9 @@ def argument(name: str, *value: object) -> str:
 
 
 @contextmanager
-def speaking(own: Words) -> Iterator[None]:
+def speaking(caller_words: Words) -> Iterator[None]:
     """Writes the messages inside the `with` block in the words of a caller, e.g. of the command line."""
-    token = _words.set(own)
+    token = _words.set(caller_words)
     try:
         yield
     finally:

@@ -70,10 +70,10 @@ def install() -> None:
     """
     if _FINDER in sys.meta_path:
         return
-    found = _real_package()
-    if found is not None:
+    real_package = _real_package()
+    if real_package is not None:
         raise CompatError(
-            f"installing the compatibility layer: {found} provides `{_OLD}` itself. Uninstall it "
+            f"installing the compatibility layer: {real_package} provides `{_OLD}` itself. Uninstall it "
             "and reinstall onnxruntime, or leave out onnxtrain.compat.install() and import from onnxtrain"
         )
     # First, because the path based finder would load modules of onnxtrain a second time under the old names.

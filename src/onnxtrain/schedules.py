@@ -175,9 +175,9 @@ class Step(Schedule):
 
     def __post_init__(self) -> None:
         # True is an integer in Python.
-        whole = isinstance(self.step_size, int) and not isinstance(self.step_size, bool)
+        is_integer = isinstance(self.step_size, int) and not isinstance(self.step_size, bool)
         self._require(
-            whole and self.step_size >= 1 and self.gamma > 0 and self.unit in get_args(Unit),
+            is_integer and self.step_size >= 1 and self.gamma > 0 and self.unit in get_args(Unit),
             "an integer step_size >= 1, gamma > 0 and unit 'epoch' or 'step'",
         )
 

@@ -232,14 +232,14 @@ def _set_outputs(accessor: ModelAccessor, names: Sequence[str], doing: str) -> N
     graph.value_info.extend(kept)
 
 
-def _built(thing: _T | None, block: Block) -> _T:
-    """Returns `thing`, or raises TrainingStateError if the block has not been built."""
-    if thing is None:
+def _built(result: _T | None, block: Block) -> _T:
+    """Returns `result`, or raises TrainingStateError if the block has not been built."""
+    if result is None:
         raise TrainingStateError(
             f"reading the result of the block {type(block).__name__}: it has not been built yet; "
             "call it inside `with onnxblock.base(model):` first"
         )
-    return thing
+    return result
 
 
 def _tensor_proto(name: str, tensor: ir.TensorProtocol) -> onnx.TensorProto:

@@ -22,7 +22,7 @@ from onnxtrain.runtime.checkpoint import (
     tensors_by_key,
 )
 from onnxtrain.runtime.manifest import fingerprint
-from onnxtrain.runtime.matching import describe_mismatch, some
+from onnxtrain.runtime.matching import describe_mismatch, join_differences
 from onnxtrain.runtime.store import Buffer, Store
 from onnxtrain.runtime.tensor_file import read_tensors, verification, write_tensors, writing
 
@@ -97,7 +97,7 @@ def read_delta(uri: str | os.PathLike[str], base: Store, base_uri: str | os.Path
         differences = ["names, dtypes or shapes of parameters that it does not hold differ"]
     if differences:
         raise CheckpointError(
-            f"{where}: the delta was trained in another model: {some(differences)}. "
+            f"{where}: the delta was trained in another model: {join_differences(differences)}. "
             "Load the checkpoint it was trained from."
         )
     if frozen_digest(base.parameters, delta.trainable) != frozen:

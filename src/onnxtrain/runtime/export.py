@@ -162,8 +162,8 @@ def _in_order(before: Mapping[int, set[int]]) -> list[int]:
             waiting[other] -= 1
             if not waiting[other]:
                 heapq.heappush(ready, other)
-    # A cycle can only come from a name that a subgraph defines and that an outer node has, too. The order of the file
-    # is then the best one known.
+    # In a valid model there is no cycle. If a subgraph shadows an outer name, the reads may form one; the order of the
+    # file is then the best one known.
     return order if len(order) == len(before) else sorted(before)
 
 
@@ -274,15 +274,15 @@ def _model_parts(model: list[wire.Field], graph: _Graph) -> list[Bytes]:
     }
     # Functions call functions: follow the calls from the nodes of the graph.
     pending = set().union(*(node.calls for node in graph.nodes)) if graph.nodes else set()
-    called: set[tuple[str, str]] = set()
+    called_functions: set[tuple[str, str]] = set()
     while pending:
         key = pending.pop()
-        called.add(key)
+        called_functions.add(key)
         if key in functions:
             for node in wire.messages(functions[key].payload, 7):
-                pending |= _reads_and_calls(node)[1] - called
+                pending |= _reads_and_calls(node)[1] - called_functions
     # The standard domain stays even if no node is left: onnx asks every model for it. It has two spellings.
-    domains = {domain for domain, _ in called} | {"", "ai.onnx"}
+    domains = {domain for domain, _ in called_functions} | {"", "ai.onnx"}
     parts: list[Bytes] = []
     for part in model:
         if part.number == _MODEL_GRAPH:
@@ -295,7 +295,7 @@ def _model_parts(model: list[wire.Field], graph: _Graph) -> list[Bytes]:
             continue
         if part.number == _MODEL_FUNCTION:
             key = wire.string(part.payload, 10), wire.string(part.payload, 1)
-            if key not in called:
+            if key not in called_functions:
                 continue
         parts.append(part.raw)
     return parts

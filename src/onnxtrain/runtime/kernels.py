@@ -88,7 +88,8 @@ def register_kernels(options: ort.SessionOptions, names: Iterable[str] | None = 
     Args:
         options: the session options; changed in place.
         names: names of the functions in the model, e.g. ["Convolution_float", "ConvolutionGradient0_float"]. They tell
-            how many numbered names the session needs. None registers the default number of names.
+            how many numbers the session needs, as each different convolution has a function with a number of its own.
+            None registers as many numbers as the library does by default.
     """
     path = kernel_library()
     if path is None:
@@ -106,7 +107,7 @@ def _register(options: ort.SessionOptions, names: Iterable[str] | None, path: st
     if entry is None:
         _warn_of_numbers(names or ())
     # An older package has no entry for numbers.
-    needed = None if names is None or entry is None else _numbers(names)
+    needed = None if names is None or entry is None else _needed_numbers(names)
     numbers = _registered.get(options)
     if needed is None:
         if numbers is None:
@@ -119,7 +120,7 @@ def _register(options: ort.SessionOptions, names: Iterable[str] | None, path: st
     if numbers and not ranges:
         return
     # ONNX Runtime warns if an entry is set again, so each registration has an entry of its own.
-    options.add_session_config_entry(f"{entry}.{len(numbers)}" if numbers else entry, _text(ranges))
+    options.add_session_config_entry(f"{entry}.{len(numbers)}" if numbers else entry, _config_entry(ranges))
     options.register_custom_ops_library(path)
     _registered[options] = [*(numbers or []), before | {stem: end for stem, (_, end) in ranges.items()}]
 
@@ -150,7 +151,7 @@ def _function_names(model: wire.Bytes) -> list[str] | None:
         return None
 
 
-def _numbers(names: Iterable[str]) -> dict[str, int]:
+def _needed_numbers(names: Iterable[str]) -> dict[str, int]:
     """Counts the numbers that each numbered name needs, e.g. {"ConvolutionGradient#_float": 3}."""
     needed: dict[str, int] = {}
     for name in names:
@@ -160,7 +161,7 @@ def _numbers(names: Iterable[str]) -> dict[str, int]:
     return needed
 
 
-def _text(ranges: Mapping[str, tuple[int, int]]) -> str:
+def _config_entry(ranges: Mapping[str, tuple[int, int]]) -> str:
     """Writes the session config entry: per numbered name the first number and the last plus one, "Convolution=0:3"."""
     return ",".join(f"{stem.partition('#')[0]}={begin}:{end}" for stem, (begin, end) in ranges.items())
 
@@ -192,7 +193,7 @@ def _warn_of_level(wanted: str | None, path: str) -> None:
 def _warn_of_numbers(names: Iterable[str]) -> None:
     """Warns of functions for which an older version of the kernels has no names."""
     # Without a warning, DenseNet-121 ran most of its convolutions without kernels, and nobody knew why it was slow.
-    for stem, end in _numbers(names).items():
+    for stem, end in _needed_numbers(names).items():
         if end > _NUMBERED[stem]:
             warnings.warn(
                 f"The model has {end} different ops {stem.replace('#', '')}, and the installed onnxtrain-kernels has "

@@ -107,7 +107,7 @@ class StateLock:
         """Adapts the lock to a forked process, in which only the thread that called fork exists.
 
         Raises:
-            TrainingStateError: Another thread held the lock when the process was forked.
+            TrainingStateError: another thread held the lock when the process was forked.
         """
         mine = self._is_mine()
         if self._depth and not mine:
@@ -185,7 +185,7 @@ class GradientOwner:
 
         Args:
             doing: begins the message, e.g. "Optimizer.step()".
-            even_if_ended: raise also if that thread has ended.
+            even_if_ended: raise also if the owning thread has ended.
         """
         owner = self._thread
         if owner is None or owner is threading.current_thread() or (self._shared and self._held_outside()):

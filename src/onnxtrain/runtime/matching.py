@@ -22,7 +22,7 @@ def describe_mismatch(tensor: ParameterSpec | StatisticSpec | Buffer, place: str
     )
 
 
-def some(differences: Sequence[str]) -> str:
+def join_differences(differences: Sequence[str]) -> str:
     """Joins differences for a message: the first five, and the number of the others."""
     more = f"; and {len(differences) - _SHOWN} more" if len(differences) > _SHOWN else ""
     return "; ".join(differences[:_SHOWN]) + more
@@ -80,7 +80,7 @@ def fit_store(store: Store, manifest: Manifest, source: str) -> None:
     differences += _differences("statistic", manifest.statistics, statistics)
     if differences:
         raise CheckpointError(
-            f"The checkpoint does not belong to {source}: {some(differences)}. Use the checkpoint that was "
+            f"The checkpoint does not belong to {source}: {join_differences(differences)}. Use the checkpoint that was "
             "generated with this model."
         )
     # Nothing has been changed up to here, so that a refused store is as it was.

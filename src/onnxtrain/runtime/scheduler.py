@@ -36,8 +36,8 @@ class LinearLRScheduler:
     ) -> None:
         # Integral, to take numpy's integers as well; True is one, too, and meant as a count by nobody.
         counts = (warmup_step_count, total_step_count)
-        whole = all(isinstance(c, numbers.Integral) and not isinstance(c, bool) for c in counts)
-        if not whole or not 0 <= warmup_step_count <= total_step_count or total_step_count == 0:
+        are_integers = all(isinstance(c, numbers.Integral) and not isinstance(c, bool) for c in counts)
+        if not are_integers or not 0 <= warmup_step_count <= total_step_count or total_step_count == 0:
             raise InputError(
                 "LinearLRScheduler: expected integers with 0 <= warmup_step_count <= total_step_count and "
                 f"total_step_count > 0, received warmup_step_count={warmup_step_count!r}, "

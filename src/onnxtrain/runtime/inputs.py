@@ -127,7 +127,8 @@ def check_arguments(specs: Sequence[InputSpec], arguments: Sequence[object]) -> 
 
     Args:
         specs: the inputs that the model expects.
-        arguments: one numpy array or OrtValue per input. Only arrays that are not C-contiguous are copied.
+        arguments: one numpy array or OrtValue per input. Arrays are copied only if they are not C-contiguous, or of the
+            other byte order.
 
     Returns:
         One value per input, to be bound to the session.

@@ -53,7 +53,7 @@ class ClassLabels:
 
     Attributes:
         count: number of classes, so that labels are 0 .. count - 1; None if it is unknown.
-        ignore_index: a further label, whose elements do not count, e.g. -100.
+        ignore_index: label whose elements do not count, e.g. -100; None if all count.
         axis: axis of the scores along which the classes lie, e.g. -1 for [batch, sequence, vocabulary].
         scores: sizes of the scores if they have more than two axes, e.g. ("batch", "seq", 512). Only such scores leave
             a choice of axes.
@@ -113,6 +113,7 @@ class LossMean:
         """Sums the weights of the samples, each times the number or weights of its labels that count."""
         # In float64: a sum of many float32 weights would lose digits.
         if self.labels is None or (self.ignore_index is None and self.weight is None):
+            # The loss is then the weighted mean of the losses of the samples.
             return float(weights.sum(dtype=np.float64))
         labels = named[self.labels]
         counted = np.ones(labels.shape, bool) if self.ignore_index is None else labels != self.ignore_index

@@ -152,7 +152,7 @@ def _reason(error: Exception, device: Device) -> str:
 def open_training_session(
     model: ModelSource, role: str, device: Device, options: ort.SessionOptions | None
 ) -> tuple[ort.InferenceSession, Manifest]:
-    """Opens a session of the training, eval or optimizer model of a run, as :func:`open_session`; reads its manifest.
+    """Opens a session of the training, eval or optimizer model of a run, and reads its manifest.
 
     Raises:
         ModelLoadError: as by :func:`open_session`, or the model has no manifest.

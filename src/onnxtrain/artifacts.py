@@ -11,7 +11,6 @@ import os
 import tempfile
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import redirect_stdout
-from dataclasses import dataclass
 from enum import Enum
 from io import StringIO
 from pathlib import Path
@@ -71,18 +70,6 @@ _OPTIMIZERS: dict[OptimType | str, Callable[[], optimizers.Optimizer]] = {
     OptimType.SGD: optimizers.SGD,
     "adamw": optimizers.AdamW.of_onnxruntime_training,
 }
-
-
-@dataclass(frozen=True)
-class _Files:
-    """Names the files of a run, e.g. run/net_training_model.onnx for the stem "training_model"."""
-
-    directory: Path
-    prefix: str
-
-    def path(self, stem: str) -> Path:
-        suffix = ".onnx" if stem.endswith("_model") else ".json" if stem == "manifest" else ""
-        return self.directory / f"{self.prefix}{stem}{suffix}"
 
 
 @without_collection()
@@ -196,7 +183,7 @@ def generate_artifacts(
         )
     directory = Path(os.fsdecode(artifact_directory)) if artifact_directory is not None else Path.cwd()
     try:
-        _write(graphs, optimizer_, _Files(directory, prefix), nominal_checkpoint, ort_format, library)
+        _write(graphs, optimizer_, directory, prefix, nominal_checkpoint, ort_format, library)
     except OSError as error:
         raise ModelError(
             f"generate_artifacts: writing to the directory '{directory}' failed: {error}. Check that it is a "
@@ -323,7 +310,8 @@ def _canonical(model: ir.Model, parameters: Sequence[str]) -> ir.Model:
 def _write(
     graphs: TrainingGraphs,
     optimizer: optimizers.Optimizer | onnxblock.Block | None,
-    files: _Files,
+    directory: Path,
+    prefix: str,
     nominal_checkpoint: bool,
     ort_format: bool,
     custom_op_library: Path | None,
@@ -336,7 +324,9 @@ def _write(
     if graphs.inference is not None:
         models["inference_model"] = graphs.inference
     names = [*models, "checkpoint", *(["nominal_checkpoint"] if nominal_checkpoint else [])]
-    manifest["files"] = {name: files.path(name).name for name in names}
+    manifest["files"] = file_names = {
+        name: f"{prefix}{name}" + (".onnx" if name in models else "") for name in names
+    }
     text = json.dumps(manifest, indent=2)
     state = CheckpointState.from_arrays(
         {name: tensor.numpy() for name, tensor in graphs.parameters.items()},
@@ -344,24 +334,24 @@ def _write(
         statistics={name: tensor.numpy() for name, tensor in graphs.statistics.items()},
         copy=False,
     )
-    files.directory.mkdir(parents=True, exist_ok=True)
+    directory.mkdir(parents=True, exist_ok=True)
     # A process that is killed leaves all new files or all old ones.
-    with FileSet(files.directory) as written:
+    with FileSet(directory) as files:
         for name, model in models.items():
             # Also in each model, so that a model file is enough for a device.
             model.metadata_props[METADATA_KEY] = text
-            write_model(model, written, files.path(name).name)
+            write_model(model, files, file_names[name])
             if ort_format:
-                _write_ort_format(model, written, files.path(name), custom_op_library)
+                _write_ort_format(model, files, directory / file_names[name], custom_op_library)
         for name in names[len(models) :]:
             encode = encode_checkpoint(
                 state._store, f"Writing '{name}'", nominal=name == "nominal_checkpoint"
             )
-            with written.open(files.path(name).name) as file:
+            with files.open(file_names[name]) as file:
                 encode(file)
-        with written.open(files.path("manifest").name) as file:
+        with files.open(f"{prefix}manifest.json") as file:
             file.write(text.encode())
-    _log.info("wrote %s to %s", ", ".join(names), files.directory)
+    _log.info("wrote %s to %s", ", ".join(names), directory)
 
 
 def _optimizer_model(

@@ -13,6 +13,7 @@ from onnxtrain.errors import CheckpointError, GraphBuildError
 from onnxtrain.runtime import dtypes
 from onnxtrain.runtime.checkpoint import read_checkpoint, write_checkpoint
 from onnxtrain.runtime.store import Buffer, Store
+from onnxtrain.selection import some_names
 
 __all__ = ["STATISTIC_KEY", "is_statistic", "load_checkpoint_to_model", "save_checkpoint"]
 
@@ -85,9 +86,10 @@ def load_checkpoint_to_model(path_to_checkpoint: str | os.PathLike[str], model: 
     targets = {tensor.name: tensor for tensor in model.graph.initializer if tensor.name in values}
     # Without a common name it is surely another model's checkpoint, not a part of this one's.
     if not targets:
+        initializers = some_names([tensor.name for tensor in model.graph.initializer], 5)
         raise CheckpointError(
-            f"{doing}: none of the checkpoint's {len(values)} tensors ({_some(values)}) is an initializer "
-            f"of the model ({_some(t.name for t in model.graph.initializer)}); use this model's checkpoint"
+            f"{doing}: none of the checkpoint's {len(values)} tensors ({some_names(values, 5)}) is an initializer of "
+            f"the model ({initializers}); use this model's checkpoint"
         )
     # All are compared before any is changed.
     misfits = [
@@ -100,7 +102,7 @@ def load_checkpoint_to_model(path_to_checkpoint: str | os.PathLike[str], model: 
         raise CheckpointError(f"{doing}: {'; '.join(misfits[:5])}; use the checkpoint of this model")
     if len(targets) < len(values):
         absent = [name for name in values if name not in targets]
-        _log.warning("%s: %d tensors are not in the model: %s", doing, len(absent), _some(absent))
+        _log.warning("%s: %d tensors are not in the model: %s", doing, len(absent), some_names(absent, 5))
     # A new proto, as the old one may have its data in typed fields or in an external file.
     for name, tensor in targets.items():
         tensor.CopyFrom(
@@ -141,8 +143,3 @@ def _directory(proto: onnx.TensorProto) -> str:
     # onnx_ir reads nothing outside of the directory that it is given, so an absolute location needs its own.
     locations = [entry.value for entry in proto.external_data if entry.key == "location"]
     return os.path.dirname(locations[0]) if locations and os.path.isabs(locations[0]) else os.getcwd()
-
-
-def _some(names: Iterable[str]) -> str:
-    listed = list(names)
-    return ", ".join(listed[:5]) + (", ..." if len(listed) > 5 else "") if listed else "none"

@@ -13,8 +13,6 @@ from onnxtrain.errors import GraphBuildError
 from onnxtrain.onnxblock import _graft
 from onnxtrain.onnxblock.model_accessor import ModelAccessor, active_accessor
 
-__all__ = ["Block"]
-
 
 class Block(ABC):
     """A piece of a graph: calling a block appends the piece to the base model.

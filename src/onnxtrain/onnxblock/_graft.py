@@ -20,18 +20,6 @@ from onnxtrain.errors import GraphBuildError
 from onnxtrain.onnxblock.model_accessor import ModelAccessor
 from onnxtrain.passes import infer_shapes, mark_constant
 
-__all__ = [
-    "add_input",
-    "add_node",
-    "append",
-    "declare",
-    "describe",
-    "find",
-    "has_value",
-    "infer",
-    "unique_name",
-]
-
 # The first IR version with model-local functions, which losses and optimizers call.
 _FUNCTIONS_IR_VERSION = 8
 

@@ -12,8 +12,6 @@ from onnxtrain.errors import GraphBuildError
 from onnxtrain.onnxblock import _graft
 from onnxtrain.onnxblock._block import Block
 
-__all__ = ["LayerNorm", "LayerNormNoBias", "RINorm", "RMSNorm"]
-
 # The first opset with LayerNormalization.
 _LAYER_NORMALIZATION_OPSET = 17
 # The first opset in which reductions take their axes as an input instead of an attribute.

@@ -47,8 +47,8 @@ __all__ = [
 ]
 
 
-# Each class is also a built-in exception, which code that does not know this package can catch: a RuntimeError through
-# the base class, and the one that fits the kind of fault.
+# All are RuntimeErrors, as the errors of onnxruntime-training were. Many are also the built-in exception of their kind
+# of fault, which code that does not know this package can catch.
 class OnnxTrainError(RuntimeError):
     """Base class of all exceptions that this package raises on purpose."""
 

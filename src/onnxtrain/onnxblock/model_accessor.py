@@ -185,7 +185,7 @@ def custom_op_library(custom_op_library_path: str | os.PathLike[str]) -> Iterato
         )
     if not os.path.isfile(path):
         raise GraphBuildError(f"setting the custom op library: there is no file '{path}'; check the path")
-    # Here, where the path is known: the session that fails later would not name the library.
+    # Here, where the path is given, and not when a session is created somewhere later.
     try:
         ort.SessionOptions().register_custom_ops_library(path)
     # Depending on the build, ONNX Runtime raises its own Fail or a RuntimeError.

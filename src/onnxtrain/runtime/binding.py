@@ -79,7 +79,7 @@ class Binding:
         if self._device.type != "cpu":
             self._io.synchronize_outputs()
         produced = self._io.get_outputs_as_ortvaluevector()
-        # Once is enough: ONNX Runtime decides per session where outputs are written.
+        # On the first run only: it would take time in each step.
         if not self._checked:
             self._check_addresses(produced)
         return [ort.OrtValue(produced[index]) for index in range(len(self._results))]

@@ -40,7 +40,8 @@ _NUMBERED = {
 # Per session options and registration of the library, the number of names of each kind from then on. ONNX Runtime does
 # not tell what has been registered with options. Weak, so that the options can be freed.
 _registered: weakref.WeakKeyDictionary[ort.SessionOptions, list[dict[str, int]]] = weakref.WeakKeyDictionary()
-# Two threads may open sessions with the same options: registering one name twice is an error of ONNX Runtime.
+# Two threads may open sessions with the same options, and a session fails whose options have one name registered twice
+# ("Domain already set in registry").
 _registering = ProcessLock()
 
 
@@ -192,7 +193,7 @@ def _warn_of_level(wanted: str | None, path: str) -> None:
 
 def _warn_of_numbers(names: Iterable[str]) -> None:
     """Warns of functions for which an older version of the kernels has no names."""
-    # Without a warning, DenseNet-121 ran most of its convolutions without kernels, and nobody knew why it was slow.
+    # Without a warning, DenseNet-121 ran many of its convolutions without kernels, and nobody knew why it was slow.
     for stem, end in _needed_numbers(names).items():
         if end > _NUMBERED[stem]:
             warnings.warn(

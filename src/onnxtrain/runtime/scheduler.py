@@ -34,7 +34,7 @@ class LinearLRScheduler:
     def __init__(
         self, optimizer: Optimizer, warmup_step_count: int, total_step_count: int, initial_lr: float
     ) -> None:
-        # Integral, to take numpy's integers as well; True is one, too, and meant as a count by nobody.
+        # numpy's integers are Integral, too. So is True, which nobody means as a count.
         counts = (warmup_step_count, total_step_count)
         are_integers = all(isinstance(c, numbers.Integral) and not isinstance(c, bool) for c in counts)
         if not are_integers or not 0 <= warmup_step_count <= total_step_count or total_step_count == 0:

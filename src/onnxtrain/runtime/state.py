@@ -84,7 +84,7 @@ class Parameter:
     @property
     def requires_grad(self) -> bool:
         """True if the parameter is trained, False if it is frozen."""
-        # Statistics have views as well, and may have the name of a parameter nowhere.
+        # Views of statistics, which are never trained, have another group.
         return self._group is self._store.parameters and self._name in self._store.trainable
 
     def __repr__(self) -> str:

@@ -52,6 +52,14 @@ def test_expands_to_no_elements(declared: str, size: tuple[int, ...], shape: lis
     assert y.shape == np.broadcast_to(x, np.broadcast_shapes(size, shape)).shape
 
 
+@pytest.mark.parametrize(("size", "shape"), [((3, 1), [3, 0]), ((1, 3), [0, 3])])
+def test_onnxruntime_drops_expands_to_no_elements(size: tuple[int, ...], shape: list[int]) -> None:
+    """If this fails, a new ONNX Runtime keeps them: EmptyExpandPass may go."""
+    model = onnx.parser.parse_model(expand(", ".join(map(str, size)), shape))
+    (y,) = run(model, {"x": np.ones(size, np.float32)}, "y")
+    assert y.shape == size
+
+
 def test_expands_to_elements_stay_as_they_are() -> None:
     for declared, shape in [("3, 1", [3, 2]), ("1, 1", [1, 1]), ("0, 3", [0, 3])]:
         model = ir.from_proto(onnx.parser.parse_model(expand(declared, shape)))
@@ -79,6 +87,13 @@ def test_a_slice_by_steps_of_run_time_and_its_gradient(step: int) -> None:
     expected = np.zeros(4, np.float32)
     expected[picked] = 2 * x[picked]
     np.testing.assert_allclose(ct_x, expected)
+
+
+def test_onnxruntime_drops_slices_by_steps_of_run_time() -> None:
+    """If this fails, a new ONNX Runtime keeps them: SliceAxesPass may go."""
+    x = np.array([1, 2, -3, 4], np.float32)
+    (y,) = run(onnx.parser.parse_model(SLICE), {"x": x, "steps": np.array([2])}, "y")
+    np.testing.assert_array_equal(y, x**2)
 
 
 def test_slices_with_axes_or_constant_steps_stay_as_they_are() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import onnx.parser
+import onnxruntime as ort
+import pytest
 
 from onnxtrain.passes import canonicalize, load_model, to_proto
 from passes._models import normal, reference, run
@@ -36,3 +38,10 @@ def test_layers_in_branches_and_omitted_outputs() -> None:
         given = {**feeds, "upper": np.array(upper)}
         for got, want in zip(run(rewritten, given), reference(model, given), strict=True):
             np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+
+
+def test_onnxruntime_has_no_batch_first_kernel() -> None:
+    """If this fails, a new ONNX Runtime has one: the pass may go."""
+    model = onnx.parser.parse_model(LAYERS).SerializeToString()
+    with pytest.raises(Exception, match="Batchwise recurrent operations"):
+        ort.InferenceSession(model, providers=["CPUExecutionProvider"])

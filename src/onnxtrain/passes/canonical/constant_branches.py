@@ -7,6 +7,7 @@ from collections import Counter
 import onnx_ir as ir
 
 from onnxtrain.passes.tidy.replace_value import stand_in
+from onnxtrain.passes.tidy.unique_names import numbered, values_of
 from onnxtrain.passes.tidy.unused import read_nothing
 
 
@@ -64,22 +65,9 @@ def _replace(model: ir.Model, node: ir.Node, taken: bool) -> None:
 
 def _rename_shared(model: ir.Model, branch: ir.Graph) -> None:
     """Rename values of a branch whose names occur elsewhere: ONNX allows one name in two branches, not in one graph."""
-    names = Counter(
-        value.name
-        for graph in model.graphs()
-        for value in (
-            *graph.inputs,
-            *graph.initializers.values(),
-            *(out for node in graph for out in node.outputs),
-        )
-    )
-    values = [*branch.initializers.values(), *(out for node in branch for out in node.outputs)]
-    for value in values:
-        if not value.name or names[value.name] < 2:
-            continue
-        count = 1
-        while f"{value.name}_{count}" in names:
-            count += 1
-        names[value.name] -= 1
-        value.name = f"{value.name}_{count}"
-        names[value.name] += 1
+    counts = Counter(value.name for graph in model.graphs() for value in values_of(graph))
+    taken = set(counts)
+    for value in tuple(values_of(branch)):
+        if value.name and counts[value.name] > 1:
+            counts[value.name] -= 1
+            value.name = numbered(value.name, taken)

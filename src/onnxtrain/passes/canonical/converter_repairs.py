@@ -9,6 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.errors import UnsupportedOpsetError
+from onnxtrain.passes.tidy.replace_value import successor
 
 # From this opset on the attribute training_mode says that a BatchNormalization trains. Before, it trains if it has more
 # than one output.
@@ -106,13 +107,6 @@ def _restore_hardmax(node: ir.Node) -> None:
     node.prepend([shape, matrix])
     node.replace_input_with(0, matrix.outputs[0])
     node.attributes.add(ir.AttrInt64("axis", -1))
-    name, result.name = result.name, None
-    back = ir.node(
-        "Reshape",
-        [result, shape.outputs[0]],
-        outputs=[ir.Value(name=name, type=result.type, shape=result.shape)],
-    )
-    result.replace_all_uses_with(back.outputs[0], replace_graph_outputs=True)
-    back.replace_input_with(0, result)
+    back = successor(result)
     result.shape = None
-    node.append(back)
+    node.append(ir.node("Reshape", [result, shape.outputs[0]], outputs=[back]))

@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.passes.tidy.constants import lift_constants, mark_constant
-from onnxtrain.passes.tidy.replace_value import stand_in
+from onnxtrain.passes.tidy.replace_value import replace_node
 from onnxtrain.passes.tidy.unused import is_read
 
 _Elements = list[ir.Value]
@@ -37,9 +37,7 @@ class KnownSequencesPass(ir.passes.InPlacePass):
                 elements = _elements(node, known)
                 result = None if elements is None else _READERS[node.op_type](node, elements)
                 if result is not None:
-                    stand_in(node.outputs[0], result, node)
-                    assert node.graph is not None
-                    node.graph.remove(node, safe=True)
+                    replace_node(node, result)
                     modified = True
         if modified:
             # Last ones first: a SequenceInsert reads the sequence before it.
@@ -114,7 +112,8 @@ def _split(node: ir.Node, known: dict[ir.Value, _Elements | None]) -> _Elements 
     )
     node.prepend([split])
     for part, length in zip(split.outputs, parts, strict=True):
-        part.type, part.shape = source.type, _with_size(source.shape, axis, length)
+        sizes = [length if place == axis else size for place, size in enumerate(source.shape)]
+        part.type, part.shape = source.type, ir.Shape(sizes)
     # keepdims counts without `split` only, says the specification.
     if given is None and node.attributes.get_int("keepdims", 1) == 0:
         return [_without_axis(node, part, axis) for part in split.outputs]
@@ -179,10 +178,6 @@ def _constant(node: ir.Node, number: int | list[int] | bool) -> ir.Value:
     mark_constant(constant.outputs[0])
     node.prepend([constant])
     return constant.outputs[0]
-
-
-def _with_size(shape: ir.Shape, axis: int, size: int) -> ir.Shape:
-    return ir.Shape([size if place == axis else dim for place, dim in enumerate(shape)])
 
 
 def _without_axis(node: ir.Node, part: ir.Value, axis: int) -> ir.Value:

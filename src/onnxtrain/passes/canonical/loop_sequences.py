@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.passes.tidy.constants import lift_constants
-from onnxtrain.passes.tidy.replace_value import stand_in, write_before
+from onnxtrain.passes.tidy.replace_value import replace_node, write_before
 from onnxtrain.passes.tidy.unused import is_read, remove_unread_chains
 
 _READERS = frozenset({"ConcatFromSequence", "SequenceAt", "SequenceLength"})
@@ -100,9 +100,7 @@ def _rewrite(node: ir.Node, state: int) -> None:
     scanned.name, scanned.type = f"{sequence.name}/scanned", element.type
     scanned.shape = ir.Shape([None, *element.shape])
     for reader in [use.node for use in sequence.uses()]:
-        stand_in(reader.outputs[0], _read(reader, scanned), reader)
-        assert reader.graph is not None
-        reader.graph.remove(reader, safe=True)
+        replace_node(reader, _read(reader, scanned))
     assert node.graph is not None
     node.graph.remove(node, safe=True)
     maker = start.producer() if start is not None and not is_read(start) else None

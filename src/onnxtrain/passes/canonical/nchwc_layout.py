@@ -16,7 +16,8 @@ import onnxruntime as ort
 
 from onnxtrain.errors import ModelError
 from onnxtrain.passes.io.load import CANONICAL_OPSET
-from onnxtrain.passes.tidy.replace_value import stand_in, write_before
+from onnxtrain.passes.tidy.constants import add_initializer
+from onnxtrain.passes.tidy.replace_value import replace_node, write_before
 from onnxtrain.passes.tidy.unique_names import fresh_name
 from onnxtrain.passes.tidy.unused import remove_unread_initializers
 
@@ -231,10 +232,8 @@ def _unpacked(weight: Array, node: ir.Node) -> Array:
 def _put(model: ir.Model, packed: ir.Value, array: Array, role: str) -> ir.Value:
     """Adds an initializer under a new name: under the packed one's, readers of the file would expect packed numbers."""
     name = fresh_name(model, f"{packed.name}.{role}")
-    tensor = ir.Tensor(np.ascontiguousarray(array), name=name)
-    value = ir.Value(name=name, type=packed.type, shape=ir.Shape(array.shape), const_value=tensor)
+    value = add_initializer(model.graph, ir.Tensor(np.ascontiguousarray(array), name=name))
     value.metadata_props.update(packed.metadata_props)
-    model.graph.register_initializer(value)
     return value
 
 
@@ -246,9 +245,7 @@ def _rewrite_reorder(node: ir.Node) -> None:
             node, "Transpose", [x], perm=_CHANNELS_FIRST if node.op_type == "ReorderInput" else _CHANNELS_LAST
         )
     else:
-        stand_in(node.outputs[0], x, node)
-        assert node.graph is not None
-        node.graph.remove(node, safe=True)
+        replace_node(node, x)
 
 
 def _rewrite_upsample(node: ir.Node) -> None:

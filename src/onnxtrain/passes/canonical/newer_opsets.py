@@ -9,7 +9,7 @@ from onnxtrain.errors import UnsupportedOpsetError
 from onnxtrain.passes.canonical.inline_op_bodies import inline_schema_functions
 from onnxtrain.passes.io.load import MAX_OPSET
 from onnxtrain.passes.shapes.infer import infer_shapes
-from onnxtrain.passes.tidy.replace_value import stand_in, write_before
+from onnxtrain.passes.tidy.replace_value import replace_node, write_before
 
 # Ops that are new after opset 26; they become their function bodies.
 _NEW_OPS = frozenset({"CausalConvWithState", "LinearAttention", "SwiGLU"})
@@ -97,7 +97,7 @@ def _wide_range(node: ir.Node) -> None:
         for index, value in enumerate(node.inputs)
     ]
     wide = write_before(node, "wide", "Range", *limits)
-    _replace(node, write_before(node, "narrow", "Cast", wide, to=dtype))
+    replace_node(node, write_before(node, "narrow", "Cast", wide, to=dtype))
 
 
 def _floor_mod(node: ir.Node) -> None:
@@ -117,12 +117,4 @@ def _floor_mod(node: ir.Node) -> None:
     is_rest = write_before(node, "is_rest", "Not", is_zero)
     moves = write_before(node, "moves", "And", differ, is_rest)
     moved = write_before(node, "moved", "Add", rest, b)
-    _replace(node, write_before(node, "floor_mod", "Where", moves, moved, rest))
-
-
-def _replace(node: ir.Node, result: ir.Value) -> None:
-    output = node.outputs[0]
-    result.type, result.shape = output.type, output.shape
-    stand_in(output, result, node)
-    assert node.graph is not None
-    node.graph.remove(node, safe=True)
+    replace_node(node, write_before(node, "floor_mod", "Where", moves, moved, rest))

@@ -15,6 +15,7 @@ from onnxtrain.errors import ModelLoadError, UnsupportedOpsetError
 from onnxtrain.passes.io.attribute_types import mistyped_attribute
 from onnxtrain.passes.io.dictionary_outputs import tensors_for_maps
 from onnxtrain.passes.io.tensor_sizes import check_tensors
+from onnxtrain.passes.tidy.unique_names import values_of
 from onnxtrain.runtime.external_data import ExternalData, check_external_data, locate
 
 ModelSource = str | os.PathLike[str] | onnx.ModelProto | ir.Model
@@ -148,12 +149,7 @@ def _detached(model: ir.Model) -> ir.Model:
     onnx_ir shares both between clones: renaming a value would rename the caller's tensor.
     """
     for graph in model.graphs():
-        values = [
-            *graph.inputs,
-            *graph.initializers.values(),
-            *(out for node in graph for out in node.outputs),
-        ]
-        for value in values:
+        for value in values_of(graph):
             value.type = copy.deepcopy(value.type)
         for value in graph.initializers.values():
             if value.const_value is not None:

@@ -20,23 +20,12 @@ BIG_ELEMENTS = 4096
 
 # The version converter's C++ IR cannot hold other dtypes (4-bit integers, 8-bit floats); only weights have them.
 _CONVERTIBLE = frozenset(
-    {
-        ir.DataType.FLOAT,
-        ir.DataType.DOUBLE,
-        ir.DataType.FLOAT16,
-        ir.DataType.BFLOAT16,
-        ir.DataType.INT8,
-        ir.DataType.INT16,
-        ir.DataType.INT32,
-        ir.DataType.INT64,
-        ir.DataType.UINT8,
-        ir.DataType.UINT16,
-        ir.DataType.UINT32,
-        ir.DataType.UINT64,
-        ir.DataType.BOOL,
-        ir.DataType.STRING,
-    }
-)
+    ir.DataType[name]
+    for name in (
+        "FLOAT", "DOUBLE", "FLOAT16", "BFLOAT16", "INT8", "INT16", "INT32", "INT64",
+        "UINT8", "UINT16", "UINT32", "UINT64", "BOOL", "STRING",
+    )
+)  # fmt: skip
 
 
 def _is_big(tensor: ir.TensorProtocol | None) -> bool:

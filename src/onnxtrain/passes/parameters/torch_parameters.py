@@ -14,7 +14,7 @@ from onnxtrain.op_facts import PRODUCTS
 from onnxtrain.passes.io.load import share_tensor
 from onnxtrain.passes.parameters.stop_gradient import is_stop_gradient
 from onnxtrain.passes.parameters.training_mode import STATISTICS
-from onnxtrain.passes.tidy.constants import is_float_parameter
+from onnxtrain.passes.tidy.constants import add_initializer, is_float_parameter
 from onnxtrain.passes.tidy.unique_names import fresh_name
 from onnxtrain.passes.tidy.unused import remove_unread_initializers
 
@@ -265,7 +265,4 @@ def _register(
         assert like.const_value is not None
         tensor = share_tensor(like.const_value)
     tensor.name = name
-    shape = ir.Shape(tensor.shape.numpy())
-    value = ir.Value(name=name, type=like.type, shape=shape, const_value=tensor)
-    model.graph.register_initializer(value)
-    return value
+    return add_initializer(model.graph, tensor)

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import onnx_ir as ir
 
-from onnxtrain.passes.tidy.constants import mark_constant
+from onnxtrain.passes.tidy.constants import add_constant
+from onnxtrain.passes.tidy.replace_value import stand_in
 from onnxtrain.passes.tidy.unique_names import fresh_name
 
 Mode = Literal["as_exported", "training", "inference"]
 """Mode for an op that behaves differently in training; "as_exported" leaves the op alone."""
 
-_MODES = ("as_exported", "training", "inference")
+_MODES = get_args(Mode)
 # Input and output index of each running statistic. BatchNormalization-14 has inputs X, scale, B, input_mean, input_var
 # and outputs Y, running_mean, running_var.
 STATISTICS = ((3, 1), (4, 2))
@@ -114,17 +115,7 @@ def _batch_norm_to_inference(model: ir.Model, node: ir.Node) -> bool:
         before = node.inputs[source]
         if before is None or len(node.outputs) <= target:
             continue
-        after = node.outputs[target]
-        if after.is_graph_output():
-            # A graph output keeps its name, and an input cannot take it: an Identity does.
-            name, after.name = after.name, None
-            copy = ir.node(
-                "Identity", [before], outputs=[ir.Value(name=name, type=after.type, shape=after.shape)]
-            )
-            node.append(copy)
-            after.replace_all_uses_with(copy.outputs[0], replace_graph_outputs=True)
-        else:
-            after.replace_all_uses_with(before)
+        stand_in(node.outputs[target], before, node)
     node.resize_outputs(1)
     return True
 
@@ -149,9 +140,4 @@ def _true(model: ir.Model) -> ir.Value:
     """Return the constant `true` that all Dropout nodes share; adds it if there is none."""
     name = "onnxtrain.training_mode"
     value = model.graph.initializers.get(name)
-    if value is None:
-        tensor = ir.tensor(np.array(True), name=name)
-        value = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape([]), const_value=tensor)
-        mark_constant(value)
-        model.graph.register_initializer(value)
-    return value
+    return add_constant(model.graph, ir.tensor(np.array(True), name=name)) if value is None else value

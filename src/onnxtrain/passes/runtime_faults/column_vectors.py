@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnxtrain.passes.tidy.constants import mark_constant
+from onnxtrain.passes.tidy.replace_value import successor, write_before
 
 
 class ColumnVectorPass(ir.passes.InPlacePass):
@@ -41,16 +41,12 @@ def _make_column(node: ir.Node) -> None:
     vector, result = node.inputs[1], node.outputs[0]
     assert vector is not None
     assert vector.shape is not None
-    axis = ir.node("Constant", [], attributes={"value_ints": [-1]})
-    mark_constant(axis.outputs[0])
-    column = ir.node("Unsqueeze", [vector, axis.outputs[0]])
-    column.outputs[0].type, column.outputs[0].shape = vector.type, ir.Shape([*vector.shape, 1])
-    node.prepend([axis, column])
-    node.replace_input_with(1, column.outputs[0])
+    axis = write_before(node, "last_axis", "Constant", value_ints=[-1])
+    column = write_before(node, "column", "Unsqueeze", vector, axis)
+    column.type, column.shape = vector.type, ir.Shape([*vector.shape, 1])
+    node.replace_input_with(1, column)
     # The vector that readers and graph outputs know keeps its name; the product gets the axis of size 1.
-    squeezed = ir.Value(name=result.name, type=result.type, shape=result.shape)
-    result.name = None
-    result.replace_all_uses_with(squeezed, replace_graph_outputs=True)
+    squeezed = successor(result)
     if result.shape is not None:
         result.shape = ir.Shape([*result.shape, 1])
-    node.append(ir.node("Squeeze", [result, axis.outputs[0]], outputs=[squeezed]))
+    node.append(ir.node("Squeeze", [result, axis], outputs=[squeezed]))

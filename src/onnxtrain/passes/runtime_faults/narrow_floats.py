@@ -9,6 +9,7 @@ import onnx_ir as ir
 from onnxtrain.op_facts import EXACT_OPS
 from onnxtrain.passes.canonical.inline_functions import inline_functions
 from onnxtrain.passes.shapes.infer import infer_shapes
+from onnxtrain.passes.tidy.replace_value import successor
 from onnxtrain.passes.tidy.unused import remove_unread_chains
 
 _NARROW, _WIDE = (ir.DataType.BFLOAT16, ir.DataType.FLOAT16), ir.DataType.FLOAT
@@ -118,10 +119,8 @@ def _round_after(node: ir.Node, value: ir.Value, exact: bool) -> tuple[ir.Value,
     """
     dtype = value.dtype
     assert dtype is not None
-    rounded = ir.Value(name=value.name, type=ir.TensorType(dtype), shape=value.shape)
-    value.name = f"{value.name}_float"
-    value.type = ir.TensorType(_WIDE)
-    value.replace_all_uses_with(rounded, replace_graph_outputs=True)
+    rounded = successor(value)
+    value.name, value.type = f"{rounded.name}_float", ir.TensorType(_WIDE)
     narrow = ir.node("Cast", [value], {"to": int(dtype)}, outputs=[rounded])
     node.append(narrow)
     # The float32 result of an exact op is rounded already, as its inputs are.

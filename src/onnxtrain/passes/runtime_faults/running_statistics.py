@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.passes.parameters.training_mode import STATISTICS, is_training_batch_norm
-from onnxtrain.passes.tidy.constants import mark_constant
+from onnxtrain.passes.tidy.constants import add_constant
 
 
 class IsolateStatisticsPass(ir.passes.InPlacePass):
@@ -55,8 +55,4 @@ def _unlike_any(model: ir.Model, statistic: ir.Value) -> ir.Value:
     name = next(
         n for i in itertools.count() if (n := f"{statistic.name}_unread{i or ''}") not in initializers
     )
-    content = ir.tensor(np.full(shape, number, dtype.numpy()), name=name)
-    value = ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(shape), const_value=content)
-    mark_constant(value)
-    model.graph.register_initializer(value)
-    return value
+    return add_constant(model.graph, ir.tensor(np.full(shape, number, dtype.numpy()), name=name))

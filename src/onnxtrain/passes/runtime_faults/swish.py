@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnxtrain.passes.tidy.replace_value import stand_in, write_before
+from onnxtrain.passes.tidy.replace_value import replace_node, write_before
 
 # The opset that has introduced Swish, and whose function body ONNX Runtime knows.
 _FUNCTION_SINCE = 24
@@ -32,7 +32,7 @@ class SwishPass(ir.passes.InPlacePass):
 
 
 def _write(node: ir.Node) -> None:
-    x, output = node.inputs[0], node.outputs[0]
+    x = node.inputs[0]
     alpha, scaled = node.attributes.get_float("alpha", 1.0), x
     if alpha != 1.0:
         factor = write_before(node, "alpha", "Constant", value_float=alpha)
@@ -40,9 +40,5 @@ def _write(node: ir.Node) -> None:
         factor = write_before(node, "alpha_like", "CastLike", factor, x)
         scaled = write_before(node, "scaled", "Mul", x, factor)
     gate = write_before(node, "gate", "Sigmoid", scaled)
-    result = write_before(node, "swish", "Mul", x, gate)
-    for value in (gate, result):
-        value.type, value.shape = output.type, output.shape
-    stand_in(output, result, node)
-    assert node.graph is not None
-    node.graph.remove(node, safe=True)
+    gate.type, gate.shape = node.outputs[0].type, node.outputs[0].shape
+    replace_node(node, write_before(node, "swish", "Mul", x, gate))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from onnxtrain.op_facts import RECURRENT
+from onnxtrain.passes.tidy.replace_value import successor
 
 _SEQUENCES_FIRST = (1, 0, 2)
 # Permutation of Y [time, directions, batch, hidden] to [batch, time, directions, hidden].
@@ -52,10 +53,7 @@ def _rewrite(node: ir.Node) -> None:
             new.name = ""
             continue
         new.name, new.type = f"{old.name}_time_first", old.type
-        kept = ir.Value(name=old.name, type=old.type, shape=old.shape)
-        old.name = None
-        node.prepend([_transpose(new, _SEQUENCES_FIRST if index else _BATCH_FIRST, kept)])
-        old.replace_all_uses_with(kept, replace_graph_outputs=True)
+        node.prepend([_transpose(new, _SEQUENCES_FIRST if index else _BATCH_FIRST, successor(old))])
     assert node.graph is not None
     node.graph.remove(node, safe=True)
 

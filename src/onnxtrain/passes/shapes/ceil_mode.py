@@ -11,6 +11,7 @@ import onnx_ir as ir
 from onnxtrain.op_facts import POOLINGS
 from onnxtrain.passes.shapes.outdated_sizes import forget_sizes_after
 from onnxtrain.passes.tidy.constants import lift_constants
+from onnxtrain.passes.tidy.replace_value import successor, write_before
 
 _SLICED = "onnxtrain.ceil_mode"
 
@@ -148,10 +149,10 @@ def _pad_before(node: ir.Node, axes: Sequence[_Axis]) -> None:
     """Insert a Pad with the padding of `axes` before a pooling."""
     value = node.inputs[0]
     assert value is not None
-    amounts = _constant([0, 0, *(axis.begin for axis in axes), 0, 0, *(axis.end for axis in axes)])
-    pad = ir.node("Pad", [value, amounts.outputs[0]])
-    node.prepend([amounts, pad])
-    padded = pad.outputs[0]
+    pads = [0, 0, *(axis.begin for axis in axes), 0, 0, *(axis.end for axis in axes)]
+    padded = write_before(
+        node, "padded", "Pad", value, write_before(node, "pads", "Constant", value_ints=pads)
+    )
     padded.type = value.type
     if value.shape is not None:
         sizes = [None if a.size is None else a.begin + a.size + a.end for a in axes]
@@ -177,10 +178,8 @@ def _cut_after(node: ir.Node, source: ir.Value | None, axes: Sequence[_Axis]) ->
     for value in node.outputs:
         if not value.name:
             continue
-        cut = ir.Value(name=value.name, type=value.type, shape=value.shape)
-        # Readers and graph outputs know the cut result under the old name.
-        value.name, value.shape = f"{value.name}_with_empty_windows", None
-        value.replace_all_uses_with(cut, replace_graph_outputs=True)
+        cut = successor(value)
+        value.name, value.shape = f"{cut.name}_with_empty_windows", None
         inputs = [value, *(n.outputs[0] for n in (starts, counts, places))]
         made.append(ir.node("Slice", inputs, outputs=[cut]))
     node.append(made)

@@ -16,7 +16,7 @@ from onnxtrain.errors import ModelError
 from onnxtrain.op_facts import RECURRENT
 from onnxtrain.passes.shapes.infer import infer_shapes
 from onnxtrain.passes.shapes.two_batches import TRIAL, Dims, axis_of_batch, concrete_dims, static_dims_at
-from onnxtrain.passes.tidy.constants import mark_constant
+from onnxtrain.passes.tidy.constants import add_constant
 from onnxtrain.passes.tidy.unique_names import fresh_name
 
 _MAX_VALUES = 64  # elements of integers that are followed as values: shapes, not data
@@ -255,11 +255,8 @@ class _Walk:
         return self._initializer(ir.tensor(np.asarray(numbers, np.int64), name=name))
 
     def _initializer(self, tensor: ir.TensorProtocol) -> ir.Value:
-        name, shape = fresh_name(self._model, str(tensor.name)), ir.Shape(tensor.shape.numpy())
-        value = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=shape, const_value=tensor)
-        mark_constant(value)
-        self._model.graph.register_initializer(value)
-        return value
+        tensor.name = fresh_name(self._model, str(tensor.name))
+        return add_constant(self._model.graph, tensor)
 
     # Queries about values.
 

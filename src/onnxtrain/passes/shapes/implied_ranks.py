@@ -44,13 +44,17 @@ def _ends(node: ir.Node) -> Iterator[ir.Value | None]:
 
 def _ranks(node: ir.Node) -> _Ranks:
     if node.op_type in SAME_RANK:
-        pair = [node.inputs[0], node.outputs[0]]
-        known = next(
-            (value.shape.rank() for value in pair if value is not None and value.shape is not None), None
-        )
-        return dict.fromkeys(pair, known)
+        return _of_one_rank(node.inputs[0], node.outputs[0])
     find = _reduction if node.op_type in REDUCTIONS else _RULES.get(node.op_type)
     return {} if find is None else find(node)
+
+
+def _of_one_rank(*values: ir.Value | None) -> _Ranks:
+    """Return the rank of the first value that has a shape, for all values; None if none has."""
+    rank = next(
+        (value.shape.rank() for value in values if value is not None and value.shape is not None), None
+    )
+    return dict.fromkeys(values, rank)
 
 
 def reduces_to_scalar(node: ir.Node) -> bool:
@@ -70,9 +74,7 @@ def _reduction(node: ir.Node) -> _Ranks:
         return {node.outputs[0]: 0}
     if not node.attributes.get_int("keepdims", 1):
         return {}
-    pair = [node.inputs[0], node.outputs[0]]
-    known = next((v.shape.rank() for v in pair if v is not None and v.shape is not None), None)
-    return dict.fromkeys(pair, known)
+    return _of_one_rank(node.inputs[0], node.outputs[0])
 
 
 def _images(count: int) -> Callable[[ir.Node], _Ranks]:
@@ -148,14 +150,6 @@ def _rotary_embedding(node: ir.Node) -> _Ranks:
     return dict.fromkeys([node.inputs[0], node.outputs[0]], 3 if "num_heads" in node.attributes else 4)
 
 
-def _concat(node: ir.Node) -> _Ranks:
-    values = [*node.inputs, node.outputs[0]]
-    known = next(
-        (value.shape.rank() for value in values if value is not None and value.shape is not None), None
-    )
-    return dict.fromkeys(values, known)
-
-
 # X, W, R, B, sequence_lens, initial_h, initial_c, P; Y, Y_h, Y_c. With layout=1 the ranks are the same.
 _RECURRENT = _fixed((3, 3, 3, 2, 1, 3, 3, 2), (4, 3, 3))
 _RULES: Mapping[str, Callable[[ir.Node], _Ranks]] = {
@@ -163,7 +157,7 @@ _RULES: Mapping[str, Callable[[ir.Node], _Ranks]] = {
     "Attention": _attention,
     "AveragePool": _images(1),
     "Col2Im": _fixed((3, 1, 1), ()),
-    "Concat": _concat,
+    "Concat": lambda node: _of_one_rank(*node.inputs, node.outputs[0]),
     "Conv": _images(2),
     "ConvTranspose": _images(2),
     "DeformConv": _images(3),

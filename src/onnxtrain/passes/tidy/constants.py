@@ -26,6 +26,25 @@ def mark_constant(value: ir.Value) -> None:
     value.metadata_props[_KEY] = "true"
 
 
+def add_initializer(graph: ir.Graph, tensor: ir.TensorProtocol) -> ir.Value:
+    """Add a tensor to the initializers of a graph under its own name, which must be free."""
+    value = ir.Value(
+        name=tensor.name,
+        type=ir.TensorType(tensor.dtype),
+        shape=ir.Shape(tensor.shape.numpy()),
+        const_value=tensor,
+    )
+    graph.register_initializer(value)
+    return value
+
+
+def add_constant(graph: ir.Graph, tensor: ir.TensorProtocol) -> ir.Value:
+    """Add a tensor as :func:`add_initializer` does, marked as no parameter."""
+    value = add_initializer(graph, tensor)
+    mark_constant(value)
+    return value
+
+
 def unmark_constant(value: ir.Value) -> None:
     """Make an initializer that was a Constant node a parameter."""
     value.metadata_props.pop(_KEY, None)

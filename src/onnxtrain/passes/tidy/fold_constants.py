@@ -10,7 +10,7 @@ import onnx_ir as ir
 from onnx import helper
 
 from onnxtrain.op_facts import MOVES, SHAPE_READERS
-from onnxtrain.passes.tidy.constants import is_constant, mark_constant
+from onnxtrain.passes.tidy.constants import add_constant, is_constant
 from onnxtrain.passes.tidy.unused import remove_unread_initializers, remove_unread_nodes
 
 Array = np.ndarray
@@ -19,46 +19,12 @@ _LIMIT = 4096  # elements; a larger constant would cost more room than its compu
 _DTYPES = frozenset({ir.DataType.BOOL, ir.DataType.FLOAT, ir.DataType.INT32, ir.DataType.INT64})
 _FOLDABLE = frozenset(
     {
-        "Abs",
-        "Add",
-        "And",
-        "Cast",
-        "Ceil",
-        "Concat",
-        "ConstantOfShape",
-        "Div",
-        "Equal",
-        "Expand",
-        "Floor",
-        "Gather",
-        "Greater",
-        "GreaterOrEqual",
-        "Identity",
-        "Less",
-        "LessOrEqual",
-        "Max",
-        "Min",
-        "Mod",
-        "Mul",
-        "Neg",
-        "Not",
-        "Or",
-        "Range",
-        "ReduceMax",
-        "ReduceMin",
-        "ReduceProd",
-        "ReduceSum",
-        "Reshape",
-        "Slice",
-        "Sqrt",
-        "Squeeze",
-        "Sub",
-        "Tile",
-        "Transpose",
-        "Unsqueeze",
-        "Where",
+        "Abs", "Add", "And", "Cast", "Ceil", "Concat", "ConstantOfShape", "Div", "Equal", "Expand", "Floor",
+        "Gather", "Greater", "GreaterOrEqual", "Identity", "Less", "LessOrEqual", "Max", "Min", "Mod", "Mul",
+        "Neg", "Not", "Or", "Range", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceSum", "Reshape", "Slice",
+        "Sqrt", "Squeeze", "Sub", "Tile", "Transpose", "Unsqueeze", "Where",
     }
-)
+)  # fmt: skip
 _UNKNOWN = np.iinfo(np.int64).min + 4801
 
 
@@ -215,13 +181,7 @@ def _run(node: ir.Node, inputs: list[Array | None], opset: int) -> Array | None:
 def _replace(model: ir.Model, output: ir.Value, array: Array) -> None:
     """Let an initializer of the same name take the place of `output`."""
     name, output.name = output.name, None
-    tensor = ir.tensor(array, name=name)
-    constant = ir.Value(
-        name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(array.shape), const_value=tensor
-    )
-    mark_constant(constant)
-    model.graph.register_initializer(constant)
-    output.replace_all_uses_with(constant)
+    output.replace_all_uses_with(add_constant(model.graph, ir.tensor(array, name=name)))
 
 
 def _remove_unused(model: ir.Model, folded: list[ir.Node], known: dict[ir.Value, Array]) -> bool:

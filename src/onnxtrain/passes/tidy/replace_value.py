@@ -18,10 +18,30 @@ def stand_in(output: ir.Value, result: ir.Value, before: ir.Node) -> None:
     if not output.is_graph_output():
         output.replace_all_uses_with(result)
         return
-    name, output.name = output.name, None
-    copy = ir.node("Identity", [result], outputs=[ir.Value(name=name, type=result.type, shape=result.shape)])
-    before.prepend([copy])
-    output.replace_all_uses_with(copy.outputs[0], replace_graph_outputs=True)
+    kept = successor(output)
+    kept.type, kept.shape = result.type, result.shape
+    before.prepend(ir.node("Identity", [result], outputs=[kept]))
+
+
+def successor(output: ir.Value) -> ir.Value:
+    """Give the name of a node's output to a new value that its readers, and graph outputs, read from now on.
+
+    The caller makes the new value the output of a node that reads `output`. `output` is left without a name.
+    """
+    value = ir.Value(name=output.name, type=output.type, shape=output.shape)
+    output.name = None
+    output.replace_all_uses_with(value, replace_graph_outputs=True)
+    return value
+
+
+def replace_node(node: ir.Node, result: ir.Value) -> None:
+    """Remove a node of one output; `result` stands in for the output, and takes its dtype and shape if it has none."""
+    output = node.outputs[0]
+    result.type = output.type if result.type is None else result.type
+    result.shape = output.shape if result.shape is None else result.shape
+    stand_in(output, result, node)
+    assert node.graph is not None
+    node.graph.remove(node, safe=True)
 
 
 def write_before(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from onnxtrain.op_facts import PRODUCTS
+from onnxtrain.passes.tidy.replace_value import write_before
 
 _SWAP = (1, 0)
 
@@ -84,15 +85,6 @@ def _transposed(made: dict[ir.Value, ir.Value], before: ir.Node, factor: ir.Valu
         source = producer.inputs[0]
         assert source is not None
         return source
-    output = ir.Value(name=f"{before.outputs[0].name}_factor", type=factor.type)
-    transpose = ir.Node(
-        "",
-        "Transpose",
-        [factor],
-        [ir.AttrInt64s("perm", _SWAP)],
-        outputs=[output],
-        name=f"{before.name}_factor",
-    )
-    before.prepend(transpose)
-    made[factor] = output
-    return output
+    made[factor] = write_before(before, "factor", "Transpose", factor, perm=_SWAP)
+    made[factor].type = factor.type
+    return made[factor]

@@ -18,15 +18,15 @@ def name_apart(model: ir.Model) -> None:
     bodies = list(model.graph.subgraphs())
     if not bodies:
         return
-    seen = {value.name for value in _values(model.graph)}
-    taken = seen.union(value.name for body in bodies for value in _values(body))
-    for value in (value for body in bodies for value in _values(body)):
+    seen = {value.name for value in values_of(model.graph)}
+    taken = seen.union(value.name for body in bodies for value in values_of(body))
+    for value in (value for body in bodies for value in values_of(body)):
         if value.name is None or (value.name and value.name in seen):
-            value.name = _fresh(value.name or "value", taken)
+            value.name = numbered(value.name or "value", taken)
         seen.add(value.name)
 
 
-def _fresh(base: str, taken: set[str | None]) -> str:
+def numbered(base: str, taken: set[str | None]) -> str:
     """Return `base_2`, ... whichever is not taken yet, and take it."""
     names = (f"{base}_{count}" for count in itertools.count(2))
     name = next(name for name in names if name not in taken)
@@ -34,24 +34,13 @@ def _fresh(base: str, taken: set[str | None]) -> str:
     return name
 
 
-def _values(graph: ir.Graph) -> Iterator[ir.Value]:
+def values_of(graph: ir.Graph) -> Iterator[ir.Value]:
+    """Yield the inputs, initializers and results of nodes of a graph, without those of its subgraphs."""
     yield from (*graph.inputs, *graph.initializers.values())
     yield from (value for node in graph for value in node.outputs)
 
 
 def fresh_name(model: ir.Model, base: str) -> str:
     """Return `base`, or `base_2`, ... where a value of the model has that name already."""
-    taken = {
-        value.name
-        for graph in model.graphs()
-        for value in (
-            *graph.inputs,
-            *graph.initializers.values(),
-            *(out for node in graph for out in node.outputs),
-        )
-    }
-    name, count = base, 1
-    while name in taken:
-        count += 1
-        name = f"{base}_{count}"
-    return name
+    taken = {value.name for graph in model.graphs() for value in values_of(graph)}
+    return numbered(base, taken) if base in taken else base

@@ -27,8 +27,7 @@ COMMENTS_PER_1000_LINES = 40
 
 NOT_YET: dict[str, str] = {
     "question words": """
-        ortmodule ortmodule/capture ortmodule/sessions passes/canonical passes/io
-        passes/parameters passes/shapes passes/tidy training
+        ortmodule ortmodule/capture ortmodule/sessions passes/canonical passes/io passes/parameters passes/shapes training
     """,
     "articles": """
         autodiff ortmodule ortmodule/sessions
@@ -36,7 +35,7 @@ NOT_YET: dict[str, str] = {
     "comments": """
         autodiff emitter functional fusion losses nn optim optimizers ortmodule
         ortmodule/lowering ortmodule/sessions passes passes/canonical passes/io passes/parameters
-        passes/runtime_faults passes/shapes passes/tidy surgery trainer training utils
+        passes/runtime_faults passes/shapes surgery trainer training utils
     """,
     "fields": """
         cli demo losses optimizers trainer

@@ -1,4 +1,4 @@
-"""What every pipeline does to a graph that has just been differentiated."""
+"""Simplify a graph that has just been differentiated."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from onnxtrain.passes.tidy.unused import is_read, remove_unread_initializers, re
 
 
 def simplify_gradients(model: ir.Model) -> None:
-    """Rewrite what rules of single ops write and one would not write by hand: no transposed product, no repetition.
+    """Remove transposes of products and needless Expands from gradients, in place.
 
-    For a graph of known shapes. Nodes and initializers that are no longer read are removed; what nothing read before is
-    not this function's to remove.
+    A gradient rule sees one op and writes such nodes; written by hand for the whole graph, a gradient would have none.
+    Expects inferred shapes. Nodes and initializers that lose their last reader are removed.
     """
     graph = model.graph
+    # Nodes that were unused before this call are kept: the caller may still add readers.
     unread = {node for node in graph if not any(map(is_read, node.outputs))}
     initializers = [value for value in graph.initializers.values() if is_read(value)]
     if TransposedProductPass()(model).modified | ImplicitExpandPass()(model).modified:

@@ -1,4 +1,4 @@
-"""Remove what a graph does not need, and nothing that training does."""
+"""Remove redundant nodes and initializers, but no parameter and no name that the caller knows."""
 
 from __future__ import annotations
 
@@ -14,23 +14,25 @@ from onnxtrain.passes.runtime_faults.absent_inputs import restore_places
 from onnxtrain.passes.tidy.constants import is_float_parameter
 from onnxtrain.passes.tidy.unused import remove_unread_nodes
 
-_RemoveUnusedFunctions: Callable[[], ir.passes.PassBase] = common.RemoveUnusedFunctionsPass  # untyped there
-_SMALL = 1024  # elements; larger constants are not worth comparing
+# onnx_ir (1.1) leaves the class's __init__ without types, which mypy refuses to call.
+_RemoveUnusedFunctions: Callable[[], ir.passes.PassBase] = common.RemoveUnusedFunctionsPass
+# Larger constants are left as they are: comparing them costs more time than a second copy costs memory.
+_SMALL = 1024
 
 
 class CleanupPass(ir.passes.InPlacePass):
     """Eliminate identities, duplicate constants, common subexpressions, dead nodes and unused initializers.
 
-    Composed of onnx_ir's passes, with these guarantees on top, which the pass checks: the names of graph
-    outputs and inputs stay, and so do the initializers in `keep`, even unused ones or equal ones.
-    Random ops are never merged, and an Identity that stops gradients stays.
+    The pass runs passes of onnx_ir, and checks that the names of graph inputs and outputs and the initializers in
+    `keep` are still there, be they unused or equal to others. Random ops are never merged. An Identity that stops
+    gradients stays.
     """
 
     def __init__(self, keep: Collection[str] | None = None) -> None:
         """Choose the initializers to leave alone.
 
         Args:
-            keep: Names of initializers; None means all floating-point ones that were no Constant node.
+            keep: Names of initializers, e.g. {"fc.weight"}; None keeps all parameters (`is_float_parameter`).
         """
         super().__init__()
         self._keep = None if keep is None else frozenset(keep)
@@ -43,15 +45,16 @@ class CleanupPass(ir.passes.InPlacePass):
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Clean up in place."""
         kept = self._kept(model)
+        # Identities go first: behind one, equal subexpressions do not look equal.
         with _nodes_hidden(_needed_identities(model)):
             modified = common.IdentityEliminationPass()(model).modified
+        # Two layers' fresh scales of ones are equal but are trained apart, so parameters are not deduplicated.
         with _initializers_set_aside(model, kept):
             modified |= common.DeduplicateInitializersPass(size_limit=_SMALL)(model).modified
         with _nodes_hidden(_unmergeable(model)):
             modified |= common.CommonSubexpressionEliminationPass(size_limit=_SMALL)(model).modified
-        modified |= remove_unread_nodes(
-            model.graph
-        )  # onnx_ir's leaves what the bodies of those gone have read
+        # onnx_ir's pass, which follows, counts subgraphs of removed nodes as readers and keeps what only they read.
+        modified |= remove_unread_nodes(model.graph)
         with _initializers_set_aside(model, kept):
             modified |= common.RemoveUnusedNodesPass()(model).modified
         restore_places(model)
@@ -83,34 +86,39 @@ def _interface(model: ir.Model) -> tuple[list[str | None], list[str | None]]:
 
 
 def _all_nodes(model: ir.Model) -> Iterator[ir.Node]:
-    """Yield the nodes of a model, those in subgraphs and in functions included."""
+    """Yield all nodes of a model, also of subgraphs and functions."""
     for graph in (model.graph, *(function.graph for function in model.functions.values())):
         yield from ir.traversal.RecursiveGraphIterator(graph)
 
 
 def _needed_identities(model: ir.Model) -> list[ir.Node]:
-    """Return identities whose elimination would rename another graph output, or lose a stop of gradients."""
+    """Return identities that must stay: those that stop gradients or give a value a second output name."""
     needed = []
-    taken: set[ir.Value] = set()
+    # Values that take over the name of a graph output, one each.
+    renamed: set[ir.Value] = set()
     for node in _all_nodes(model):
         if node.op_type != "Identity" or node.domain != "":
             continue
         source, result = _origin(node.inputs[0]), node.outputs[0]
-        renames = result.is_graph_output() and (
+        # In bodies of functions, too. The LSTM's function returns its cell state twice, and ONNX Runtime wrote two
+        # outputs of one name to one place: gradients changed from run to run.
+        names_output = result.is_graph_output() and (
             source is None
             or source.is_graph_output()
-            or source.graph is not node.graph  # the output of a subgraph must be produced in it
-            or source in taken
+            # The output of a subgraph must be computed inside of the subgraph.
+            or source.graph is not node.graph
+            or source in renamed
         )
-        if renames or is_stop_gradient(node):
+        if names_output or is_stop_gradient(node):
             needed.append(node)
         elif result.is_graph_output() and source is not None:
-            taken.add(source)
+            renamed.add(source)
     return needed
 
 
 def _origin(value: ir.Value | None) -> ir.Value | None:
-    """Return what a value is once the identities before it are gone."""
+    """Follow identities that will be eliminated back to the value that they copy."""
+    # All at once: of two identities in a row in a branch, the source of the second may be a value around the branch.
     node = value.producer() if value is not None else None
     while (
         node is not None and node.op_type == "Identity" and node.domain == "" and not is_stop_gradient(node)
@@ -123,10 +131,13 @@ def _origin(value: ir.Value | None) -> ir.Value | None:
 
 
 def _unmergeable(model: ir.Model) -> list[ir.Node]:
+    """Return the nodes that common subexpression elimination must not touch."""
     return [
         node
         for node in ir.traversal.RecursiveGraphIterator(model.graph)
+        # Two Dropouts of one input draw two masks.
         if _is_random(model, node)
+        # Merged with the plain Identity of a forward path, the stop would be lost or the path cut.
         or is_stop_gradient(node)
         # Merging onto a node that lacks an output would connect its consumers to nothing.
         or not all(output.name for output in node.outputs)
@@ -134,17 +145,22 @@ def _unmergeable(model: ir.Model) -> list[ir.Node]:
 
 
 def _is_random(model: ir.Model, node: ir.Node) -> bool:
+    """Tell if a node may draw random numbers; a call does if its function has such a node."""
     if node.domain == "":
         return node.op_type in RANDOM_OPS
     function = model.functions.get(node.op_identifier())
+    # A custom op may do anything.
     if function is None:
-        return True  # unknown, so it may be
+        return True
     return any(_is_random(model, inner) for inner in function.all_nodes())
 
 
 @contextmanager
 def _nodes_hidden(nodes: list[ir.Node]) -> Iterator[None]:
-    """Give each node a domain of its own, which makes the standard passes leave it alone."""
+    """Give each node a domain of its own for the length of a `with` block.
+
+    Passes of onnx_ir then take it for an unknown op and leave it alone.
+    """
     domains = [node.domain for node in nodes]
     for index, node in enumerate(nodes):
         node.domain = f"onnxtrain.hidden.{index}"
@@ -157,7 +173,13 @@ def _nodes_hidden(nodes: list[ir.Node]) -> Iterator[None]:
 
 @contextmanager
 def _initializers_set_aside(model: ir.Model, kept: dict[str, ir.Value]) -> Iterator[None]:
-    """Take initializers out of the graph's table, though not out of the graph, and put them back in order."""
+    """Take initializers out of the graph's table for the length of a `with` block, but keep their readers.
+
+    Args:
+        model: The model.
+        kept: The initializers by name.
+    """
+    # The order is part of the interface: training inputs and checkpoints list parameters in the order of the file.
     order = list(model.graph.initializers)
     for name in kept:
         model.graph.initializers.pop(name)

@@ -1,23 +1,21 @@
-"""Turn Constant nodes into initializers that are still known to be constants."""
+"""Add initializers, turn Constant nodes into initializers, and tell constants from parameters."""
 
 from __future__ import annotations
 
 import onnx_ir as ir
 from onnx_ir.passes import common
 
+# Metadata of a value, which survives cloning and saving.
 _KEY = "onnxtrain.constant"
 
 
 def is_constant(value: ir.Value) -> bool:
-    """Return whether an initializer was a Constant node of the model, hence is no parameter.
-
-    The mark is metadata of the value, so that it survives cloning and saving.
-    """
+    """Return whether an initializer is marked as a constant, e.g. because it was a Constant node: no parameter."""
     return _KEY in value.metadata_props
 
 
 def is_float_parameter(value: ir.Value) -> bool:
-    """Return whether an initializer is of floating point and was no Constant node."""
+    """Return whether an initializer may be trained: it is floating point and not marked as a constant."""
     return value.dtype is not None and value.dtype.is_floating_point() and not is_constant(value)
 
 
@@ -51,10 +49,15 @@ def unmark_constant(value: ir.Value) -> None:
 
 
 def lift_constants(model: ir.Model, min_elements: int = 0) -> ir.Model:
-    """Turn Constant nodes of at least `min_elements` into initializers of the main graph, in place.
+    """Turn Constant nodes into initializers marked as constants, in place; return `model`.
 
-    Initializers of subgraphs move to the main graph too, so that a value with a tensor is found in one place.
+    Initializers of subgraphs move to the main graph, so that all tensors are found in one place.
+
+    Args:
+        model: Any model.
+        min_elements: Least number of elements of a Constant to turn, e.g. 4097 for big ones only.
     """
+    # Marked before the pass of onnx_ir, which copies the metadata of a Constant's output to the initializer.
     for node in ir.traversal.RecursiveGraphIterator(model.graph):
         if node.op_type == "Constant" and node.domain == "":
             mark_constant(node.outputs[0])

@@ -1,4 +1,4 @@
-"""The cross entropy of a matrix of scores, without a third axis."""
+"""Split the cross entropy of a matrix of scores into log-softmax and negative log-likelihood."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import onnx_ir as ir
 class CrossEntropyPass(ir.passes.InPlacePass):
     """Rewrite SoftmaxCrossEntropyLoss of a matrix as LogSoftmax and NegativeLogLikelihoodLoss.
 
-    The op's function, which ONNX Runtime runs, adds an axis behind that of the classes, so that its LogSoftmax reads
-    each row with a stride, and copies the result.
+    ONNX Runtime runs the op by its function body. The body reshapes scores `[n, classes]` to `[n, classes, 1]`: its
+    LogSoftmax then reads each row with a stride and copies the result.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
@@ -23,6 +23,7 @@ class CrossEntropyPass(ir.passes.InPlacePass):
 
 
 def _is_of_matrix(node: ir.Node) -> bool:
+    """Tell if a node is a SoftmaxCrossEntropyLoss of scores `[n, classes]`."""
     if (node.op_type, node.domain) != ("SoftmaxCrossEntropyLoss", ""):
         return False
     scores = node.inputs[0]
@@ -30,8 +31,10 @@ def _is_of_matrix(node: ir.Node) -> bool:
 
 
 def _split(graph: ir.Graph, node: ir.Node) -> None:
+    """Write a LogSoftmax before a SoftmaxCrossEntropyLoss and make the node a NegativeLogLikelihoodLoss."""
     scores, old = node.inputs[0], node.outputs[1] if len(node.outputs) > 1 else None
     assert scores is not None
+    # The op's optional second output is the log-softmax; readers and graph outputs know it by its name.
     name = (old.name if old is not None else None) or f"{node.outputs[0].name}_log_probabilities"
     log_prob = ir.Value(name=name, type=scores.type, shape=scores.shape)
     graph.insert_before(node, ir.node("LogSoftmax", [scores], attributes={"axis": 1}, outputs=[log_prob]))
@@ -39,5 +42,6 @@ def _split(graph: ir.Graph, node: ir.Node) -> None:
         old.name = None
         old.replace_all_uses_with(log_prob, replace_graph_outputs=True)
         node.resize_outputs(1)
+    # Both ops share their other inputs and attributes: labels, weights, reduction and ignore_index.
     node.op_type = "NegativeLogLikelihoodLoss"
     node.replace_input_with(0, log_prob)

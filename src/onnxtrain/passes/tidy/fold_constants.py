@@ -1,4 +1,7 @@
-"""Compute at build time what does not depend on inputs or parameters: above all, shape arithmetic."""
+"""Compute nodes at build time whose inputs are constants, above all shape arithmetic.
+
+TorchScript's exporter computes even static sizes with Shape, Gather and Div.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,9 @@ from onnxtrain.passes.tidy.unused import remove_unread_initializers, remove_unre
 
 Array = np.ndarray
 
-_LIMIT = 4096  # elements; a larger constant would cost more room than its computation costs time
+# Elements of a result. A larger constant would cost more room in the file than its computation costs time.
+_LIMIT = 4096
+# Dtypes that shape arithmetic computes in.
 _DTYPES = frozenset({ir.DataType.BOOL, ir.DataType.FLOAT, ir.DataType.INT32, ir.DataType.INT64})
 _FOLDABLE = frozenset(
     {
@@ -25,20 +30,23 @@ _FOLDABLE = frozenset(
         "Sqrt", "Squeeze", "Sub", "Tile", "Transpose", "Unsqueeze", "Where",
     }
 )  # fmt: skip
+# Stands for a symbolic dimension in a shape that is static in part. Not the least integer itself, which exporters write
+# as the start of a Slice.
 _UNKNOWN = np.iinfo(np.int64).min + 4801
 
 
 class FoldConstantsPass(ir.passes.InPlacePass):
     """Replace small computations on constants by their results, in the main graph.
 
-    Constants are what `is_constant` says, integer and boolean initializers, and the static dimensions of a
-    shape, also where others are symbolic. Parameters are not touched. It needs inferred
-    shapes, and lets more of them be inferred. A CastLike becomes a Cast.
+    Constants are initializers marked as constants, integer and boolean initializers, and static dimensions, also of a
+    shape with symbolic ones: of `x: [n, 8]`, Gather(Shape(x), 1) is 8. Parameters are not folded. A CastLike becomes a
+    Cast. Expects inferred shapes; the sizes found here let onnx infer more.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Fold in place."""
         modified = _settle_casts(model)
+        # Contents by value, with `_UNKNOWN` in place of symbolic dimensions.
         known = _constants(model)
         folded: list[ir.Node] = []
         for node in model.graph:
@@ -48,6 +56,7 @@ class FoldConstantsPass(ir.passes.InPlacePass):
             known[node.outputs[0]] = value
             if not np.any(_is_unknown(value)) and not node.outputs[0].is_graph_output():
                 folded.append(node)
+        # Only results that a remaining node reads become initializers; steps in between just go.
         removable = set(folded)
         for node in folded:
             output = node.outputs[0]
@@ -58,7 +67,7 @@ class FoldConstantsPass(ir.passes.InPlacePass):
 
 
 def _settle_casts(model: ir.Model) -> bool:
-    """Turn CastLike into Cast where the dtype is known: the result no longer depends on a computed value."""
+    """Turn a CastLike to a known dtype into a Cast, which needs no second input and so may be folded."""
     modified = False
     for node in model.graph:
         like = node.inputs[1] if node.op_type == "CastLike" and node.domain == "" else None
@@ -72,12 +81,14 @@ def _settle_casts(model: ir.Model) -> bool:
 
 
 def _constants(model: ir.Model) -> dict[ir.Value, Array]:
+    """Return the contents of the initializers that may be folded."""
     return {
         value: value.const_value.numpy()
         for value in model.graph.initializers.values()
         if value.const_value is not None
         and value.const_value.dtype in _DTYPES
         and value.const_value.size <= _LIMIT
+        # An initializer that is an input, too, is only a default, which the caller may replace.
         and not value.is_graph_input()
         and (is_constant(value) or value.const_value.dtype != ir.DataType.FLOAT)
     }
@@ -88,7 +99,7 @@ def _is_unknown(value: Array) -> Array:
 
 
 def _evaluate(node: ir.Node, known: dict[ir.Value, Array], opset: int) -> Array | None:
-    """Return the value of the node's only output, symbolic dimensions marked, or None if unknown."""
+    """Return the content of a node's only output, with `_UNKNOWN` for symbolic dimensions; None if not known."""
     if node.domain != "" or len(node.outputs) != 1:
         return None
     if node.op_type in SHAPE_READERS:
@@ -99,12 +110,14 @@ def _evaluate(node: ir.Node, known: dict[ir.Value, Array], opset: int) -> Array 
     ):
         return None
     partial = [array is not None and bool(np.any(_is_unknown(array))) for array in inputs]
-    # Only moving elements around is right for unknown ones.
+    # An op that moves elements moves the mark with them. Arithmetic would turn the mark into some number. Inputs behind
+    # the first are indices or sizes and must be known, but for Concat.
     if any(partial) and (node.op_type not in MOVES or (node.op_type != "Concat" and any(partial[1:]))):
         return None
     if _elements(node, inputs) > _LIMIT:
         return None
-    # numpy's integer division rounds down, that of runtimes towards zero; zero divisors are theirs to report.
+    # numpy's integer division rounds down, that of runtimes towards zero: negative operands stay, and so do divisors
+    # of zero, for which the runtime reports an error.
     if node.op_type in ("Div", "Mod") and any(
         array is not None and np.any(array < index) for index, array in enumerate(inputs)
     ):
@@ -113,7 +126,10 @@ def _evaluate(node: ir.Node, known: dict[ir.Value, Array], opset: int) -> Array 
 
 
 def _elements(node: ir.Node, inputs: list[Array | None]) -> int:
-    """Returns how many elements the result has at most, before anything is allocated for it."""
+    """Return the greatest number of elements that the result can have.
+
+    Computed before the result is, as a hostile file may ask for terabytes, e.g. with a ConstantOfShape.
+    """
     shapes = [array.shape for array in inputs if array is not None]
     first = inputs[0] if inputs else None
     if first is None:
@@ -138,6 +154,7 @@ def _elements(node: ir.Node, inputs: list[Array | None]) -> int:
 
 
 def _shape_of(node: ir.Node) -> Array | None:
+    """Return the result of a Shape or Size; None for a Size with a symbolic dimension."""
     shape = None if node.inputs[0] is None else node.inputs[0].shape
     if shape is None:
         return None
@@ -149,9 +166,11 @@ def _shape_of(node: ir.Node) -> Array | None:
 
 
 def _run(node: ir.Node, inputs: list[Array | None], opset: int) -> Array | None:
+    """Run one node in ONNX's reference evaluator; None if that fails or gives another dtype than inferred."""
     # Imported here: it takes longer than the rest of this package together, and many models need no folding.
     from onnx.reference import ReferenceEvaluator
 
+    # Inputs get made-up names: two inputs of the node may be one value, and a Slice may omit one.
     names = ["" if array is None else f"x{index}" for index, array in enumerate(inputs)]
     proto = ir.serde.serialize_node(node)
     del proto.input[:], proto.output[:]
@@ -168,7 +187,7 @@ def _run(node: ir.Node, inputs: list[Array | None], opset: int) -> Array | None:
     try:
         with np.errstate(all="ignore"):
             outputs: Any = ReferenceEvaluator(model).run(None, feed)
-    # What the reference cannot compute the runtime may; the node simply stays.
+    # The reference evaluator lacks some ops and dtypes that runtimes have. The node stays.
     except Exception:
         return None
     result = np.asarray(outputs[0])
@@ -179,13 +198,13 @@ def _run(node: ir.Node, inputs: list[Array | None], opset: int) -> Array | None:
 
 
 def _replace(model: ir.Model, output: ir.Value, array: Array) -> None:
-    """Let an initializer of the same name take the place of `output`."""
+    """Let an initializer of the same name, marked as a constant, take the place of `output`."""
     name, output.name = output.name, None
     output.replace_all_uses_with(add_constant(model.graph, ir.tensor(array, name=name)))
 
 
 def _remove_unused(model: ir.Model, folded: list[ir.Node], known: dict[ir.Value, Array]) -> bool:
-    """Remove folded nodes, partly known shapes and constants that nothing uses any more."""
+    """Remove folded nodes, partly known shapes and constants that nothing reads any more; return if there are any."""
     candidates = set(folded) | {node for value in known if (node := value.producer()) is not None}
     sources = {value for node in candidates for value in node.inputs if value is not None and value in known}
     removed = remove_unread_nodes(model.graph, candidates)

@@ -1,4 +1,4 @@
-"""Leave broadcasting to the ops that do it themselves."""
+"""Remove Expands before elementwise ops, which broadcast by themselves."""
 
 from __future__ import annotations
 
@@ -8,17 +8,15 @@ from onnxtrain.op_facts import ARITHMETIC
 
 
 class ImplicitExpandPass(ir.passes.InPlacePass):
-    """Let elementwise ops read what an Expand would repeat, where their other operand has its whole shape.
+    """Let an elementwise op read the input of an Expand if the op's other operand has the expanded shape already.
 
-    The gradient of a mean is its cotangent, repeated; most often that is multiplied by something of the same shape
-    next. What is expanded and then multiplied by one number is multiplied first.
+    The gradient of a mean expands its cotangent, and the next op most often multiplies that by a tensor of the same
+    shape: Mul(Expand(ct, shape), x) becomes Mul(ct, x). An op whose other operand is a scalar moves before the Expand.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Rewrite in place, outside of subgraphs, which may be run without what lies around them.
-
-        An Expand that nothing reads any more is left.
-        """
+        """Rewrite the main graph in place; Expands that lose their readers are left for the caller to remove."""
+        # Subgraphs and readers in them stay as they are: a subgraph may be copied and run without the graph around it.
         modified = False
         for node in tuple(model.graph):
             if (node.op_type, node.domain) == ("Expand", ""):
@@ -27,7 +25,7 @@ class ImplicitExpandPass(ir.passes.InPlacePass):
 
 
 def _leave_to_readers(expand: ir.Node) -> bool:
-    """Makes the readers of an Expand that can do without it read its input; returns whether there were any."""
+    """Let those readers of an Expand that broadcast read its input; return whether there were any."""
     small, large = expand.inputs[0], expand.outputs[0]
     if small is None or small.shape is None or large.shape is None:
         return False
@@ -36,6 +34,7 @@ def _leave_to_readers(expand: ir.Node) -> bool:
         reader, other = use.node, None
         if reader.op_type in ARITHMETIC and reader.domain == "" and reader.graph is expand.graph:
             other = reader.inputs[1 - use.idx]
+        # An op that reads the Expand twice, e.g. to square it, has no other operand of the large shape.
         if other is None or other is large or other.shape is None:
             continue
         if _same(other.shape, large.shape):
@@ -48,7 +47,8 @@ def _leave_to_readers(expand: ir.Node) -> bool:
 
 
 def _same(first: ir.Shape, second: ir.Shape) -> bool:
-    """Whether two shapes are known to be the same."""
+    """Tell if two shapes are certainly equal: static sizes, or symbols of one name."""
+    # A symbol without a name is equal to any other such symbol, but may stand for another size.
     return first == second and all(isinstance(dim, int) or dim.value is not None for dim in first)
 
 
@@ -57,7 +57,7 @@ def _is_one_number(value: ir.Value) -> bool:
 
 
 def _expand_afterwards(expand: ir.Node, reader: ir.Node, index: int) -> None:
-    """Makes a reader, whose other operand is one number, compute before the Expand."""
+    """Swap an Expand and its reader, whose other operand is a scalar: Mul(Expand(x), 2) to Expand(Mul(x, 2))."""
     small, result = expand.inputs[0], reader.outputs[0]
     assert small is not None
     assert small.shape is not None
@@ -68,4 +68,5 @@ def _expand_afterwards(expand: ir.Node, reader: ir.Node, index: int) -> None:
     reader.replace_input_with(index, small)
     result.shape = ir.Shape(small.shape)
     reader.append(again)
+    # The readers of the swapped op may broadcast in turn.
     _leave_to_readers(again)

@@ -1,4 +1,4 @@
-"""Take the rectifier of what a max-pooling keeps instead of what it reads."""
+"""Move a Relu behind the max-pooling that reads it."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import onnx_ir as ir
 
 
 class ReluAfterMaxPoolPass(ir.passes.InPlacePass):
-    """Rewrite MaxPool(Relu(x)) as Relu(MaxPool(x)), where nothing else reads either the Relu or the indices.
+    """Rewrite MaxPool(Relu(x)) as Relu(MaxPool(x)) if nothing else reads the Relu, and nothing the indices.
 
-    Relu is monotone, so the values are the same. So are the gradients: in a window with a positive element both
-    choose its first maximum, in one without both have none. The Relu and the mask of its gradient then cover a
-    fraction of the elements, a quarter for windows of 2 x 2.
+    Relu is monotone, so the values are the same. So are the gradients: in a window with a positive element both orders
+    choose its first maximum; in a window without one both gradients are zero. The Relu and the mask of its gradient
+    then cover fewer elements, a quarter for windows of 2 x 2.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
@@ -32,9 +32,10 @@ class ReluAfterMaxPoolPass(ir.passes.InPlacePass):
 
 
 def _relu_before(node: ir.Node) -> ir.Node | None:
-    """Return the Relu whose place is after `node`, if `node` is a MaxPool behind one."""
+    """Return the Relu that a MaxPool reads if it may move behind the MaxPool; else None."""
     if node.op_type != "MaxPool" or node.domain != "" or node.outputs[0].is_graph_output():
         return None
+    # In a window without positive elements the Relu makes all equal, and the index of the maximum is another one.
     if any(output.uses() or output.is_graph_output() for output in node.outputs[1:]):
         return None
     value = node.inputs[0]

@@ -1,4 +1,4 @@
-"""Put values in the place of others, with what onnx_ir's own methods leave out."""
+"""Replace values and nodes, and write nodes, with the names of graph outputs kept."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ import onnx_ir as ir
 
 
 def stand_in(output: ir.Value, result: ir.Value, before: ir.Node) -> None:
-    """Let all that read the output of a node read another value; a graph output keeps its name.
+    """Let all readers of a node's output read another value; a graph output keeps its name.
 
     Args:
-        output: The output, which nothing reads afterwards.
-        result: What stands in for it.
-        before: The node before which a copy of `result` is written, if the output is one of the graph.
+        output: Output of a node; nothing reads it afterwards.
+        result: The value to read instead.
+        before: If `output` is a graph output, an Identity of `result` with its name is written before this node.
     """
     if not output.is_graph_output():
         output.replace_all_uses_with(result)
         return
+    # `result` itself cannot take the name: it may be an input or another output of the graph.
     kept = successor(output)
     kept.type, kept.shape = result.type, result.shape
     before.prepend(ir.node("Identity", [result], outputs=[kept]))
@@ -47,17 +48,14 @@ def replace_node(node: ir.Node, result: ir.Value) -> None:
 def write_before(
     node: ir.Node, role: str, op_type: str, *inputs: ir.Value | None, **attributes: Any
 ) -> ir.Value:
-    """Write a node of a standard op before another one.
+    """Write a node of a standard op before another node; return its result, without dtype and shape.
 
     Args:
-        node: The other one.
-        role: What the result is for; its name is that of the other node's first output, and this.
-        op_type: The op.
-        inputs: Its inputs.
-        attributes: Its attributes.
-
-    Returns:
-        Its result, of which nothing is annotated.
+        node: The node to write before.
+        role: Purpose of the result, e.g. "axes"; the result is named `<first output of node>/<role>`.
+        op_type: Op of the new node, e.g. "Slice".
+        inputs: Inputs of the new node.
+        attributes: Attributes of the new node.
     """
     new = ir.node(op_type, inputs, attributes)
     new.outputs[0].name = f"{node.outputs[0].name}/{role}"

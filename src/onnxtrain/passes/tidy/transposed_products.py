@@ -11,16 +11,17 @@ _SWAP = (1, 0)
 
 
 class TransposedProductPass(ir.passes.InPlacePass):
-    """Rewrite (A B)^T as B^T A^T where one of the factors is a transposed matrix already.
+    """Rewrite (A B)^T as B^T A^T if one of the factors is a transposed matrix already.
 
-    `x @ W.T`, as exporters write linear layers, has the gradient (x^T ct)^T of W. Transposing the product costs a
-    pass over a matrix of W's size in every step, while transposed factors are read as they are: runtimes merge them
-    into the product. A Gemm says itself which of its factors are transposed.
+    Exporters write a linear layer as `x @ W.T`, and the gradient of W is then (x^T ct)^T. Transposing the product costs
+    a pass over a matrix of W's size in every step. Transposed factors cost nothing: runtimes merge a Transpose into the
+    product that reads it. A Gemm has attributes for it.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Rewrite in place; transposes that nothing reads any more are left."""
         modified = False
+        # Transposes that this pass has written, by their input: several products may read one factor.
         made: dict[ir.Value, ir.Value] = {}
         for node in tuple(model.graph):
             product = _product(node)
@@ -40,10 +41,11 @@ class TransposedProductPass(ir.passes.InPlacePass):
 
 
 def _exchange_factors(node: ir.Node, gemm: ir.Node) -> None:
-    """Makes a node that transposes the product of a Gemm this product."""
+    """Turn a Transpose of a Gemm into a Gemm of the exchanged factors."""
     node.op_type = "Gemm"
     node.attributes.clear()
     node.attributes.add(ir.AttrFloat32("alpha", gemm.attributes.get_float("alpha", 1.0)))
+    # (op(A) op(B))^T = op(B)^T op(A)^T: each factor changes its side and its transposition.
     for name, other in (("transA", "transB"), ("transB", "transA")):
         node.attributes.add(ir.AttrInt64(name, int(not gemm.attributes.get_int(other, 0))))
     node.resize_inputs(2)
@@ -52,7 +54,7 @@ def _exchange_factors(node: ir.Node, gemm: ir.Node) -> None:
 
 
 def _product(node: ir.Node) -> ir.Node | None:
-    """Returns the product that `node` transposes, if nothing else reads it and a factor of it is transposed."""
+    """Return the product that `node` transposes if nothing else reads it and one of its factors is transposed."""
     if not _is_transpose(node):
         return None
     value = node.inputs[0]
@@ -61,14 +63,15 @@ def _product(node: ir.Node) -> ir.Node | None:
         return None
     if len(product.outputs[0].uses()) != 1 or product.outputs[0].is_graph_output():
         return None
+    # The bias of a Gemm would have to be transposed, too.
     if product.op_type == "Gemm":
         return product if all(summand is None for summand in product.inputs[2:]) else None
-    # The product is a matrix and so is this factor: the other one must be a matrix too.
+    # Product and transposed factor are matrices, so the other factor is no batch and no vector.
     return product if any(_is_transpose(factor.producer()) for factor in product.inputs if factor) else None
 
 
 def _is_transpose(node: ir.Node | None) -> bool:
-    """Whether `node` transposes a matrix."""
+    """Tell if `node` transposes a matrix."""
     if node is None or node.op_type != "Transpose" or node.domain != "":
         return False
     permutation = node.attributes.get("perm")
@@ -76,7 +79,13 @@ def _is_transpose(node: ir.Node | None) -> bool:
 
 
 def _transposed(made: dict[ir.Value, ir.Value], before: ir.Node, factor: ir.Value | None) -> ir.Value:
-    """Returns the transpose of a matrix: what it is the transpose of, or else of a new node, one for each matrix."""
+    """Return the transpose of a factor: the input of the Transpose that computes it, or the result of a new one.
+
+    Args:
+        made: Transposes written so far, by their input; a new one is added.
+        before: The node to write a new Transpose before.
+        factor: The factor, a matrix.
+    """
     assert factor is not None
     if factor in made:
         return made[factor]

@@ -1,4 +1,4 @@
-"""Give values of subgraphs names of their own."""
+"""Find names that no value of a model has."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import onnx_ir as ir
 
 
 def name_apart(model: ir.Model) -> None:
-    """Name values of subgraphs that have no name, or that of another value, in place.
+    """Rename values of subgraphs whose name another value has, and name those without a name, in place.
 
-    What passes write is named by the graph that it is written to, which knows its own names only, and constants are
-    lifted out of it afterwards. ONNX allows one name in two branches or bodies side by side, but onnx (1.23) keeps
-    by name what it propagates of shape computations, and takes that of one for the other's.
+    ONNX allows one name in two branches side by side. But onnx's shape inference (1.23) stores propagated shape data by
+    name, and would take the data of one value for the other's. New nodes in a subgraph get names that are unique in
+    that subgraph alone, and their constants are lifted to the main graph afterwards.
     """
     bodies = list(model.graph.subgraphs())
     if not bodies:
@@ -21,13 +21,14 @@ def name_apart(model: ir.Model) -> None:
     seen = {value.name for value in values_of(model.graph)}
     taken = seen.union(value.name for body in bodies for value in values_of(body))
     for value in (value for body in bodies for value in values_of(body)):
+        # An empty name is that of an omitted output; None is no name yet.
         if value.name is None or (value.name and value.name in seen):
             value.name = numbered(value.name or "value", taken)
         seen.add(value.name)
 
 
 def numbered(base: str, taken: set[str | None]) -> str:
-    """Return `base_2`, ... whichever is not taken yet, and take it."""
+    """Return the first of `base_2`, `base_3`, ... that is not in `taken`, and add it there."""
     names = (f"{base}_{count}" for count in itertools.count(2))
     name = next(name for name in names if name not in taken)
     taken.add(name)
@@ -41,6 +42,6 @@ def values_of(graph: ir.Graph) -> Iterator[ir.Value]:
 
 
 def fresh_name(model: ir.Model, base: str) -> str:
-    """Return `base`, or `base_2`, ... where a value of the model has that name already."""
+    """Return `base` if no value of the model has that name, else `base_2` or the next free number."""
     taken = {value.name for graph in model.graphs() for value in values_of(graph)}
     return numbered(base, taken) if base in taken else base

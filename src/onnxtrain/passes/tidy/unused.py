@@ -1,4 +1,4 @@
-"""Removing what nothing reads any more."""
+"""Remove nodes and initializers that nothing reads."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ def is_read(value: ir.Value) -> bool:
 
 
 def remove_unread_nodes(graph: ir.Graph, among: Collection[ir.Node] | None = None) -> bool:
-    """Remove the nodes whose results nothing reads, and what only they read; return whether there are any.
+    """Remove the nodes whose results nothing reads, and those that only they read; return whether there are any.
 
     Args:
-        graph: The graph, sorted.
-        among: The nodes that may go; None if any may.
+        graph: A graph, topologically sorted.
+        among: Nodes that may be removed; None allows all.
     """
     modified = False
+    # Backwards, so that one walk also finds the nodes that only removed ones read.
     for node in reversed(graph):
         if (among is None or node in among) and not any(map(is_read, node.outputs)):
             _remove(graph, node)
@@ -28,10 +29,13 @@ def remove_unread_nodes(graph: ir.Graph, among: Collection[ir.Node] | None = Non
 
 
 def remove_unread_chains(graph: ir.Graph, ends: Iterable[ir.Node | None]) -> None:
-    """Remove those of a few nodes, and of the nodes that these read, whose results nothing reads.
+    """Remove nodes whose results nothing reads, and then the unread ones among the nodes before them.
 
-    Unlike `remove_unread_nodes` it does not walk through the graph.
+    Args:
+        graph: The graph; nodes of other graphs stay.
+        ends: Nodes to start from. None stands for the missing producer of an input.
     """
+    # No walk through the whole graph: callers do this for each of many nodes.
     nodes = list(ends)
     while nodes:
         node = nodes.pop()
@@ -41,7 +45,8 @@ def remove_unread_chains(graph: ir.Graph, ends: Iterable[ir.Node | None]) -> Non
 
 
 def remove_unread_initializers(graph: ir.Graph, values: Iterable[ir.Value | None]) -> None:
-    """Remove those of the initializers of a graph that nothing reads, of which ONNX Runtime warns; inputs stay."""
+    """Remove those of `values` that are initializers which nothing reads; graph inputs stay."""
+    # ONNX Runtime warns of every initializer that nothing reads.
     for value in values:
         if value is None or is_read(value) or value.is_graph_input():
             continue
@@ -50,13 +55,17 @@ def remove_unread_initializers(graph: ir.Graph, values: Iterable[ir.Value | None
 
 
 def read_nothing(subgraph: ir.Graph) -> None:
-    """Take its inputs from every node of a subgraph that nobody runs, so that what it read has a reader less."""
+    """Disconnect the nodes of a dropped subgraph from their inputs.
+
+    onnx_ir counts them as readers otherwise, and values around the subgraph that only they read would never be removed.
+    """
     for node in subgraph.all_nodes():
         for index in range(len(node.inputs)):
             node.replace_input_with(index, None)
 
 
 def _remove(graph: ir.Graph, node: ir.Node) -> None:
+    """Remove a node, and its subgraphs as readers of other values."""
     for attribute in node.attributes.values():
         if attribute.type == ir.AttributeType.GRAPH:
             read_nothing(attribute.as_graph())

@@ -33,9 +33,7 @@ NOT_YET: dict[str, str] = {
         autodiff ortmodule ortmodule/sessions
     """,
     "comments": """
-        autodiff emitter functional fusion losses nn optim optimizers ortmodule
-        ortmodule/lowering ortmodule/sessions passes passes/canonical passes/io passes/parameters
-        passes/runtime_faults passes/shapes surgery trainer training utils
+        autodiff emitter functional fusion losses nn optim optimizers ortmodule ortmodule/lowering ortmodule/sessions passes/canonical passes/io passes/parameters passes/shapes surgery trainer training utils
     """,
     "fields": """
         cli demo losses optimizers trainer

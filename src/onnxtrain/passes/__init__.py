@@ -1,12 +1,20 @@
-"""One transformation of a model per file: from what a user holds to the canonical form, and on."""
+"""Transform models, one transformation per file: load, make canonical, infer shapes, simplify, suit ONNX Runtime, save.
+
+Each folder holds the passes of one place on a model's way; docs/architecture.md lists their order.
+"""
 
 from __future__ import annotations
 
+# Before the first import of onnx: if it is missing, the message says what to install.
 import onnxtrain._desk  # noqa: F401  # isort: skip
 
+# Names that other rooms and tests use. Passes import each other from their modules, as this package is only half
+# initialised while they do.
 from onnxtrain.passes.canonical.inline_functions import inline_functions
 from onnxtrain.passes.canonical.inline_op_bodies import has_schema_function, inline_schema_functions
 from onnxtrain.passes.canonical.pipeline import canonicalize
+
+# Tables that `autodiff` fills and shape inference reads: `passes` lies below `autodiff` and must not import it.
 from onnxtrain.passes.canonical.unknown_ops import BODIES, TWINS
 from onnxtrain.passes.io.load import (
     CANONICAL_OPSET,
@@ -17,6 +25,8 @@ from onnxtrain.passes.io.load import (
     load_model,
 )
 from onnxtrain.passes.io.save import as_given, save_model, to_proto, write_model
+
+# `selection` asks these which initializers are never trained.
 from onnxtrain.passes.parameters.op_settings import is_quantisation_or_rotary, is_setting
 from onnxtrain.passes.parameters.promotion import embed_parameters, promote_initializers
 from onnxtrain.passes.parameters.stop_gradient import (

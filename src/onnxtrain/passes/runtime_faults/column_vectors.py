@@ -10,8 +10,8 @@ from onnxtrain.passes.tidy.replace_value import successor, write_before
 class ColumnVectorPass(ir.passes.InPlacePass):
     """Rewrite the product A^T v of a transposed tensor and a vector as a product with a matrix of one column.
 
-    ONNX Runtime (1.31.1, at optimization level extended or higher) merges the Transpose into the product and computes
-    A v instead, without an error if A is square. Expects ranks.
+    ONNX Runtime (1.20 to 1.32, at optimization level extended or higher) merges the Transpose into the product and then
+    computes A v, without an error if A is square. Expects inferred ranks.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
@@ -25,6 +25,7 @@ class ColumnVectorPass(ir.passes.InPlacePass):
 
 
 def _is_transposed_by_vector(node: ir.Node) -> bool:
+    """Tell if a node is a MatMul of a Transpose's result and a vector."""
     if node.op_type != "MatMul" or node.domain != "":
         return False
     left, right = node.inputs
@@ -32,12 +33,13 @@ def _is_transposed_by_vector(node: ir.Node) -> bool:
         return False
     producer = left.producer()
     while producer is not None and producer.op_type == "Cast" and producer.inputs[0] is not None:
-        # ONNX Runtime merges across a Cast, too.
+        # ONNX Runtime also merges a Transpose that lies before a Cast.
         producer = producer.inputs[0].producer()
     return producer is not None and producer.op_type == "Transpose" and producer.domain == ""
 
 
 def _make_column(node: ir.Node) -> None:
+    """Unsqueeze the vector that a MatMul reads, and squeeze the product."""
     vector, result = node.inputs[1], node.outputs[0]
     assert vector is not None
     assert vector.shape is not None

@@ -1,4 +1,4 @@
-"""Write broadcasts to no elements so that ONNX Runtime does not drop them."""
+"""Rewrite Expands to tensors without elements so that ONNX Runtime does not drop them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from onnxtrain.passes.tidy.replace_value import write_before
 class EmptyExpandPass(ir.passes.InPlacePass):
     """Cut the input of an Expand to size 0 along the axes that a constant shape gives size 0.
 
-    A graph optimizer of ONNX Runtime (1.32, level basic) drops an Expand whose constant shape asks for no size above 1
-    that the input lacks. It forgets 0: an Expand of `[3, 1]` to `[3, 0]` is dropped, and its result is `[3, 1]`.
+    A graph optimizer of ONNX Runtime (1.20 to 1.32, level basic) drops an Expand if no size in its constant shape is
+    greater than the input's. It forgets size 0: an Expand of `[3, 1]` to `[3, 0]` is dropped, and the result is
+    `[3, 1]`.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
@@ -24,6 +25,7 @@ class EmptyExpandPass(ir.passes.InPlacePass):
         for node, axes in to_cut.items():
             empty = write_before(node, "empty_axes", "Constant", value_ints=axes)
             zeros = write_before(node, "zeros", "Constant", value_ints=[0] * len(axes))
+            # The optimizer may then drop the Expand: its input has the size 0 already.
             node.replace_input_with(
                 0, write_before(node, "cut", "Slice", node.inputs[0], zeros, zeros, empty)
             )
@@ -37,7 +39,9 @@ def _axes_to_cut(node: ir.Node) -> list[int]:
     if target is None or x is None or x.shape is None:
         return []
     sizes = target.numpy().tolist()
-    before = len(sizes) - len(x.shape)  # axes that the Expand puts in front of those of its input
+    # Axes that the Expand adds in front of those of its input.
+    before = len(sizes) - len(x.shape)
+    # A symbolic size may turn out to be 1, and a cut from 0 to 0 is right for every size.
     return [
         axis for axis, size in enumerate(x.shape) if axis + before >= 0 and sizes[axis + before] == 0 != size
     ]

@@ -12,6 +12,7 @@ from onnxtrain.passes.shapes.infer import infer_shapes
 from onnxtrain.passes.tidy.replace_value import successor
 from onnxtrain.passes.tidy.unused import remove_unread_chains
 
+# Dtypes that are computed in `_WIDE`, and the dtype that both fit into.
 _NARROW, _WIDE = (ir.DataType.BFLOAT16, ir.DataType.FLOAT16), ir.DataType.FLOAT
 
 _GRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
@@ -66,7 +67,8 @@ def widen_narrow_floats(model: ir.Model, dtypes: Collection[ir.DataType] = _NARR
 
 
 def _inlined(model: ir.Model, dtypes: Collection[ir.DataType]) -> ir.Model:
-    """Inlines functions that take or return these dtypes or values of unknown dtype; may change `model`."""
+    """Inline functions that take or return these dtypes or values of unknown dtype; may change `model`."""
+    # A function has no dtypes of its own: its nodes can be widened only where it is called with known ones.
     if not model.functions:
         return model
     narrow = {
@@ -92,7 +94,7 @@ def _inlined(model: ir.Model, dtypes: Collection[ir.DataType]) -> ir.Model:
 
 
 def _reuse(cast: ir.Node, wide: dict[ir.Value, ir.Value], dtypes: Collection[ir.DataType]) -> None:
-    """Reuses an existing cast to float32 of a narrow value, or removes it if there is another one already."""
+    """Reuse an existing Cast of a narrow value to float32, or remove it if there is another one already."""
     (source,), (result,) = cast.inputs, cast.outputs
     if source is None or source.dtype not in dtypes or result.dtype != _WIDE or result.is_graph_output():
         return
@@ -105,6 +107,7 @@ def _reuse(cast: ir.Node, wide: dict[ir.Value, ir.Value], dtypes: Collection[ir.
 
 
 def _cast_before(node: ir.Node, value: ir.Value, dtype: ir.DataType) -> ir.Value:
+    """Write a Cast before `node`; return its result."""
     cast = ir.node("Cast", [value], {"to": int(dtype)})
     node.prepend(cast)
     cast.outputs[0].type, cast.outputs[0].shape = ir.TensorType(dtype), value.shape
@@ -112,7 +115,12 @@ def _cast_before(node: ir.Node, value: ir.Value, dtype: ir.DataType) -> ir.Value
 
 
 def _round_after(node: ir.Node, value: ir.Value, exact: bool) -> tuple[ir.Value, ir.Value]:
-    """Makes `node` return float32 and appends rounding.
+    """Let `node` return float32, and append the rounding to its old dtype.
+
+    Args:
+        node: The node.
+        value: Its output of a narrow dtype.
+        exact: True for an op that computes no new numbers, such as Reshape.
 
     Returns:
         The rounded result in the dtype and under the name of `value`, and the rounded result in float32.
@@ -133,6 +141,7 @@ def _round_after(node: ir.Node, value: ir.Value, exact: bool) -> tuple[ir.Value,
 
 
 def _widen_constant(node: ir.Node, dtypes: Collection[ir.DataType]) -> None:
+    """Let a ConstantOfShape of a narrow dtype give float32: its attribute decides the dtype."""
     attribute = node.attributes.get("value")
     if attribute is not None and attribute.as_tensor().dtype in dtypes:
         tensor = attribute.as_tensor().numpy().astype(_WIDE.numpy())

@@ -14,9 +14,9 @@ _REFUSED = (_BIAS, *_CACHE)
 def unpack_attention(model: ir.Model) -> ir.Model:
     """Return `model`, or a copy with standard ops if it has packed MultiHeadAttention of `com.microsoft`.
 
-    ONNX Runtime's CPU provider (1.32) has no kernel for queries, keys and values in one tensor
+    ONNX Runtime's CPU provider (1.20 to 1.32) has no kernel for queries, keys and values in one tensor
     `[batch, sequence, heads, 3, size]`, nor for keys and values in one. Differentiation expands such nodes on the path
-    of a gradient; others, and those of the eval model, are still there.
+    of a gradient. This function expands those off the path, and those of the eval model.
     """
     if not any(map(_is_packed, ir.traversal.RecursiveGraphIterator(model.graph))):
         return model
@@ -24,6 +24,7 @@ def unpack_attention(model: ir.Model) -> ir.Model:
 
 
 def _is_packed(node: ir.Node) -> bool:
+    """Tell if a node is a MultiHeadAttention of a packed tensor that its body supports."""
     if node.op_type != "MultiHeadAttention" or node.domain != "com.microsoft":
         return False
     inputs = dict(enumerate(node.inputs))

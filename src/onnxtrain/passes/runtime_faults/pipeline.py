@@ -22,7 +22,8 @@ from onnxtrain.passes.tidy.unique_names import name_apart
 def suit_runtime(model: ir.Model) -> ir.Model:
     """Return a model with inferred shapes that computes in ONNX Runtime what the standard says; may change `model`.
 
-    Expects a canonical model, with gradients or without. Each pass tells in its docstring the fault that it avoids.
+    Expects a canonical model, with gradients or without. The docstring of each pass names the fault that it avoids, and
+    a test in tests/passes/runtime_faults tells when an ONNX Runtime no longer has it.
     """
     model = unpack_attention(model)
     IsolateStatisticsPass()(model)
@@ -42,5 +43,6 @@ def suit_runtime(model: ir.Model) -> ir.Model:
         lift_constants(model)
     AbsentInputsPass()(model)
     ScanOutputsPass()(model)
+    # Constants that were lifted out of subgraphs may have the name of a value elsewhere.
     name_apart(model)
     return model

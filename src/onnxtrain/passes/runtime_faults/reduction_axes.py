@@ -22,8 +22,9 @@ _OF_ONE_ELEMENT = {
 class NoAxesPass(ir.passes.InPlacePass):
     """Rewrite reductions over no axes (`noop_with_empty_axes=1`) as elementwise ops, Squeezes of no axes as Identity.
 
-    ONNX Runtime 1.20 returns the unchanged input of ReduceL2 and ReduceLogSum, and fails if the axes are omitted. For
-    a Squeeze with empty axes ONNX Runtime (1.32) removes all axes of size 1; onnx's reference removes none.
+    ONNX Runtime 1.20 returns the unchanged input of such a reduction, also of ReduceL2 and ReduceLogSum, and fails if
+    the axes are omitted; 1.32 does neither. For a Squeeze of empty axes ONNX Runtime (1.20 to 1.32) removes all axes of
+    size 1; onnx's reference removes none.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
@@ -37,6 +38,7 @@ class NoAxesPass(ir.passes.InPlacePass):
             node.op_type = elementwise
             node.attributes.clear()
             node.resize_inputs(1)
+            # ONNX Runtime warns of initializers that nothing reads.
             remove_unread_initializers(model.graph, [axes])
             if elementwise == "Mul":
                 node.resize_inputs(2)
@@ -46,6 +48,8 @@ class NoAxesPass(ir.passes.InPlacePass):
 
 
 def _has_no_axes(node: ir.Node) -> bool:
+    """Tell if a reduction or Squeeze works on no axes."""
+    # A Squeeze without axes removes all axes of size 1; a reduction without axes reduces all unless told otherwise.
     axes = node.inputs[1] if len(node.inputs) > 1 else None
     if node.op_type == "Squeeze":
         return axes is not None and _is_empty(axes)
@@ -57,9 +61,10 @@ def _is_empty(axes: ir.Value) -> bool:
 
 
 class PositiveAxesPass(ir.passes.InPlacePass):
-    """Make constant axes of reductions nonnegative. Expects ranks; nodes of unknown rank stay.
+    """Make constant axes of reductions nonnegative. Expects inferred ranks; nodes of unknown rank stay.
 
-    ONNX Runtime (1.31) does not reduce a tensor without elements over negative axes: the result has the input's shape.
+    Up to ONNX Runtime 1.31, a tensor without elements is not reduced over negative axes: the result has the input's
+    shape. 1.32 reduces it.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
@@ -78,7 +83,7 @@ class PositiveAxesPass(ir.passes.InPlacePass):
 
 
 def _negative_axes(node: ir.Node) -> list[int] | None:
-    """Return the axes of a reduction, counted from the front, if one of them is not yet."""
+    """Return the axes of a reduction, counted from the front, if one of them is counted from the back; else None."""
     if node.op_type not in REDUCTIONS or node.domain != "" or len(node.inputs) < 2:
         return None
     data, axes = node.inputs

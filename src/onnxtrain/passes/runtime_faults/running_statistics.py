@@ -14,10 +14,10 @@ from onnxtrain.passes.tidy.constants import add_constant
 class IsolateStatisticsPass(ir.passes.InPlacePass):
     """Give separate statistics to a BatchNormalization in training mode whose updated statistics nothing reads.
 
-    ONNX Runtime merges initializers of equal content, and its BatchNormalization kernel overwrites old statistics with
-    updated ones that are no graph output. In a fresh network the running mean equals the bias (zeros) and the running
-    variance the scale (ones), so each run would silently change the weights (seen with 1.31.1). Output Y does not
-    depend on the statistics in training mode, so the new ones may have any content that no other initializer has.
+    ONNX Runtime (1.20 to 1.32) merges initializers of equal content, and its BatchNormalization kernel overwrites old
+    statistics with updated ones that are no graph output. In a fresh network the running mean equals the bias (zeros)
+    and the running variance the scale (ones), so each run would silently change the weights. In training mode output Y
+    does not depend on the statistics, so the new ones may have any content that no other initializer has.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
@@ -38,7 +38,7 @@ class IsolateStatisticsPass(ir.passes.InPlacePass):
 
 
 def _unlike_any(model: ir.Model, statistic: ir.Value) -> ir.Value:
-    """Adds an initializer of the dtype and shape of `statistic` with content that no other initializer has."""
+    """Add an initializer of the dtype and shape of `statistic` with content that no other initializer has."""
     initializers = model.graph.initializers
     tensor = statistic.const_value
     assert tensor is not None

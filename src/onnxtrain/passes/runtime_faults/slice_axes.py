@@ -1,4 +1,4 @@
-"""Write the axes of a Slice whose steps are a run-time input."""
+"""Write out the axes of a Slice whose steps are computed at run time."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from onnxtrain.passes.tidy.replace_value import write_before
 
 
 class SliceAxesPass(ir.passes.InPlacePass):
-    """Write out the default axes, 0 to n - 1, of a Slice with n constant starts and steps that are no constants.
+    """Write out the default axes, 0 to n - 1, of a Slice with n constant starts and steps that are not constant.
 
-    A graph optimizer of ONNX Runtime (1.32, level basic) drops a Slice from 0 to the end of each axis if its axes are
-    left out, and looks at the steps only if they are constants: `x[0::2]` with the step as an input is then `x`.
+    A graph optimizer of ONNX Runtime (1.20 to 1.32, level basic) drops a Slice without axes that goes from 0 to the end
+    of every axis. It does not look at steps that are not constant: `x[0::step]` becomes `x`.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
@@ -27,7 +27,8 @@ class SliceAxesPass(ir.passes.InPlacePass):
 
 
 def _default_axes(node: ir.Node) -> list[int]:
-    """Return the axes that a Slice leaves out beside constant starts and steps of run time; none for other Slices."""
+    """Return the default axes of a Slice that needs them written out, e.g. [0, 1]; [] for any other Slice."""
+    # The optimizer keeps a Slice whose starts are not constant, as it cannot tell that they are 0.
     if len(node.inputs) < 5:
         return []
     starts, axes, steps = node.inputs[1], node.inputs[3], node.inputs[4]

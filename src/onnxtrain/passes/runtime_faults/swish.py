@@ -13,8 +13,8 @@ _FUNCTION_SINCE = 24
 class SwishPass(ir.passes.InPlacePass):
     """Rewrite Swish as x·Sigmoid(alpha·x) in models of opset 25 and later.
 
-    ONNX Runtime (1.32) has no kernel for Swish, only its function body, and that only at opset 24: a model of opset 25
-    with a Swish does not load.
+    ONNX Runtime (1.31 and 1.32) has no kernel for Swish. It runs the op's function body, but finds that at opset 24
+    only: a model of opset 25 with a Swish does not load.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
@@ -32,6 +32,7 @@ class SwishPass(ir.passes.InPlacePass):
 
 
 def _write(node: ir.Node) -> None:
+    """Write x·Sigmoid(alpha·x) in the place of a Swish."""
     x = node.inputs[0]
     alpha, scaled = node.attributes.get_float("alpha", 1.0), x
     if alpha != 1.0:

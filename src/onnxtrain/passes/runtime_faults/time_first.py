@@ -7,6 +7,7 @@ import onnx_ir as ir
 from onnxtrain.op_facts import RECURRENT
 from onnxtrain.passes.tidy.replace_value import successor
 
+# Permutation that swaps batch and time, or batch and directions, the first two axes of X and of the states.
 _SEQUENCES_FIRST = (1, 0, 2)
 # Permutation of Y [time, directions, batch, hidden] to [batch, time, directions, hidden].
 _BATCH_FIRST = (2, 0, 1, 3)
@@ -17,7 +18,7 @@ _BATCHED_INPUTS = (0, 5, 6)
 class TimeFirstPass(ir.passes.InPlacePass):
     """Rewrite GRU, LSTM and RNN with layout=1 as the layer with layout=0 between transposes.
 
-    ONNX Runtime (1.32) has no kernels for layout=1.
+    ONNX Runtime (1.20 to 1.32) has no kernels for layout=1.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
@@ -33,6 +34,7 @@ def _is_batch_first(node: ir.Node) -> bool:
 
 
 def _rewrite(node: ir.Node) -> None:
+    """Replace a layer by one with layout=0, with a Transpose before and after it for each batch axis."""
     name = node.outputs[0].name or node.name
     for index in _BATCHED_INPUTS:
         value = node.inputs[index] if index < len(node.inputs) else None
@@ -49,6 +51,7 @@ def _rewrite(node: ir.Node) -> None:
     )
     node.prepend([layer])
     for index, (old, new) in enumerate(zip(node.outputs, layer.outputs, strict=True)):
+        # An omitted output has an empty name.
         if not old.name:
             new.name = ""
             continue

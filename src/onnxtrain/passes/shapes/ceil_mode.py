@@ -13,6 +13,7 @@ from onnxtrain.passes.shapes.outdated_sizes import forget_sizes_after
 from onnxtrain.passes.tidy.constants import lift_constants
 from onnxtrain.passes.tidy.replace_value import successor, write_before
 
+# Metadata of a pooling whose empty windows a Slice cuts off; it keeps ceil_mode and must not be rewritten again.
 _SLICED = "onnxtrain.ceil_mode"
 
 
@@ -21,12 +22,12 @@ class _Axis:
     """Windows of a pooling with ceil_mode along one spatial axis.
 
     Attributes:
-        size: size of the input; None if symbolic.
-        begin: padding in front of the input.
-        end: padding behind the input.
+        size: size of the input, e.g. 7; None if symbolic.
+        begin: padding in front of the input, e.g. 1.
+        end: padding behind the input, e.g. 1.
         kernel: number of taps of a window, e.g. 3.
         extent: elements from the first tap to the last, (kernel - 1)·dilation + 1, e.g. 5 with dilation 2.
-        stride: elements from one window to the next.
+        stride: elements from one window to the next, e.g. 2.
     """
 
     size: int | None
@@ -87,6 +88,7 @@ class CeilModePass(ir.passes.InPlacePass):
 
 
 def _counts_up(node: ir.Node) -> bool:
+    """Tell if a node is a pooling with ceil_mode=1 that has not been rewritten yet."""
     return (
         node.domain == ""
         and node.op_type in POOLINGS
@@ -97,6 +99,7 @@ def _counts_up(node: ir.Node) -> bool:
 
 
 def _rewrite(node: ir.Node) -> None:
+    """Rewrite a pooling with ceil_mode=1 in floor mode, or cut off its empty windows."""
     # auto_pad SAME prescribes the number of windows, ceil(size / stride), in either mode.
     if node.attributes.get_string("auto_pad", "NOTSET").startswith("SAME"):
         _set(node, ceil_mode=0)
@@ -114,6 +117,8 @@ def _rewrite(node: ir.Node) -> None:
         begins, ends = [0] * len(axes), [max(0, axis.needed - axis.end) for axis in axes]
         _set(node, count_include_pad=0)
     node.attributes.pop("auto_pad", None)
+    # ONNX Runtime refuses padding of a whole kernel or more. Only dilated windows, whose extent is larger than the
+    # kernel, need as much.
     if all(end < axis.kernel for end, axis in zip(ends, axes, strict=True)):
         _set(node, ceil_mode=0, pads=begins + ends)
     else:

@@ -19,14 +19,15 @@ from onnxtrain.passes.shapes.two_batches import TRIAL, Dims, axis_of_batch, conc
 from onnxtrain.passes.tidy.constants import add_constant
 from onnxtrain.passes.tidy.unique_names import fresh_name
 
-_MAX_VALUES = 64  # elements of integers that are followed as values: shapes, not data
+# Elements of an integer tensor whose content is followed: shapes are small, and larger tensors are data.
+_MAX_VALUES = 64
 
 
 def fixed_batch(model: ir.Model) -> int | None:
-    """Returns the size of axis 0 of the inputs, e.g. 32; None if it is symbolic in all of them.
+    """Return the size of axis 0 of the inputs, e.g. 32; None if it is symbolic in all of them.
 
     Raises:
-        ModelError: inputs have different static sizes along axis 0.
+        ModelError: Inputs have different static sizes along axis 0.
     """
     sizes = {
         value.shape[0]
@@ -42,7 +43,7 @@ def fixed_batch(model: ir.Model) -> int | None:
 
 
 def free_batch(model: ir.Model, batch: int, name: str) -> None:
-    """Makes axis 0 of the inputs symbolic, in place, and removes all inferred shapes.
+    """Make axis 0 of the inputs symbolic, in place, and remove all inferred shapes.
 
     Args:
         model: the model.
@@ -80,9 +81,9 @@ class DynamicBatchPass(ir.passes.InPlacePass):
 
 
 class _Walk:
-    """Infers the shapes of a graph at two batch sizes, node by node, and rewrites nodes on the way.
+    """Walk through a graph, infer its shapes at two batch sizes, and rewrite nodes that hold the exported one.
 
-    Whatever differs between the exported batch size and the trial one depends on the batch.
+    A size that differs between the exported batch size and the trial one depends on the batch.
     """
 
     def __init__(self, model: ir.Model, batch: int) -> None:
@@ -104,7 +105,7 @@ class _Walk:
             self._after[str(value.name)] = concrete_dims(value, TRIAL)
 
     def visit(self, node: ir.Node) -> None:
-        """Rewrites `node` if a constant batch size is in it, and notes the shapes of its outputs at the trial size."""
+        """Rewrite `node` if it holds a constant batch size, and infer its outputs' shapes at the trial size."""
         if node.domain == "":
             rewrite = getattr(self, f"_rewrite_{node.op_type.lower()}", None)
             if node.op_type in RECURRENT:
@@ -114,7 +115,7 @@ class _Walk:
         self._note(node)
 
     def forget_shapes(self) -> None:
-        """Removes annotated shapes that depend on the batch."""
+        """Remove annotated shapes that depend on the batch."""
         for node in self._model.graph:
             for output in node.outputs:
                 if self._carries(output):
@@ -152,13 +153,14 @@ class _Walk:
         before = self._dims(data)
         if data is None or target is None or before is None:
             return
-        wanted, known = self._constant(target), self._values.get(str(target.name))
+        wanted, computed = self._constant(target), self._values.get(str(target.name))
+        # Expand broadcasts in both directions: a 1 in the target leaves the input's size, that of the batch, as it is.
         if wanted is not None and len(wanted) == len(before) and wanted[0] == self._batch:
             self._replace_constant(node, 1, [1, *wanted[1:].tolist()])
-        if known is None or len(known) != len(before) or self._carries(data):
+        if computed is None or len(computed) != len(before) or self._carries(data):
             return
         # The target shape follows the batch, and a constant of one row per sample would not expand to it.
-        for axis in np.flatnonzero(known == TRIAL).tolist():
+        for axis in np.flatnonzero(computed == TRIAL).tolist():
             if before[axis] == self._batch:
                 node.replace_input_with(0, self._one_row(node, data, before, axis))
                 self.modified = True
@@ -178,7 +180,7 @@ class _Walk:
                 self._repeat(node, index, value, dims, 0)
 
     def _rewrite_recurrent(self, node: ir.Node) -> None:
-        """Expands constant initial states [directions, batch, hidden] to the batch size; drops zero ones."""
+        """Expand constant initial states [directions, batch, hidden] to the batch size, and drop zero states."""
         axis = 0 if node.attributes.get_int("layout", 0) else 1
         if not self._carries(node.inputs[0]):
             return
@@ -196,7 +198,7 @@ class _Walk:
                 self._repeat(node, index, value, dims, axis)
 
     def _repeat(self, node: ir.Node, index: int, value: ir.Value, dims: Dims, axis: int) -> None:
-        """Replaces input `index`, which has equal rows along `axis`, by one row expanded to the batch size."""
+        """Replace input `index`, which has equal rows along `axis`, by one row expanded to the batch size."""
         row = self._one_row(node, value, dims, axis)
         shape = self._shape(node, self._symbol, dims[axis + 1 :], dims[:axis])
         expanded = ir.node("Expand", [row, shape])
@@ -208,10 +210,10 @@ class _Walk:
         self.modified = True
 
     def _one_row(self, node: ir.Node, value: ir.Value, dims: Dims, axis: int) -> ir.Value:
-        """Returns the first row along `axis` of a constant whose rows are all equal.
+        """Return the first row along `axis` of a constant whose rows are all equal.
 
         Raises:
-            ModelError: the rows differ.
+            ModelError: The rows differ.
         """
         if dims[axis] == 1:
             return value
@@ -230,7 +232,7 @@ class _Walk:
     def _shape(
         self, node: ir.Node, samples: ir.Value | None, tail: Sequence[int], head: Sequence[int] = ()
     ) -> ir.Value:
-        """Writes the int64 shape [*head, axis 0 of `samples`, *tail] before `node`."""
+        """Write the int64 shape [*head, axis 0 of `samples`, *tail] before `node`."""
         prefix = f"{node.outputs[0].name}/samples"
         count = ir.node("Shape", [samples], {"start": 0, "end": 1})
         parts = [
@@ -261,7 +263,7 @@ class _Walk:
     # Queries about values.
 
     def _dims(self, value: ir.Value | None) -> Dims | None:
-        """Returns the dimensions of a value at the exported batch size; None if not known."""
+        """Return the dimensions of a value at the exported batch size; None if not known."""
         if value is None:
             return None
         if value.const_value is not None:
@@ -269,14 +271,15 @@ class _Walk:
         return self._before.get(str(value.name))
 
     def _carries(self, value: ir.Value | None) -> bool:
-        """Whether the shape of a value depends on the batch."""
+        """Tell if the shape of a value depends on the batch."""
+        # Values that do not follow from an input, such as constants, are in no table.
         if value is None or str(value.name) not in self._after:
             return False
         after = self._after[str(value.name)]
         return after is None or after != self._dims(value)
 
     def _follows(self, value: ir.Value | None) -> bool:
-        """Whether the shape of a value, or its elements as a computed shape, depend on the batch."""
+        """Tell if the shape of a value depends on the batch, or its content, e.g. that of a computed shape."""
         return self._carries(value) or (value is not None and str(value.name) in self._values)
 
     def _constant(self, value: ir.Value | None) -> np.ndarray | None:
@@ -284,7 +287,7 @@ class _Walk:
         return None if tensor is None else tensor.numpy()
 
     def _note(self, node: ir.Node) -> None:
-        """Infers the shapes of the outputs at the trial batch size."""
+        """Infer the shapes of a node's outputs at the trial batch size, and note them."""
         inputs = [value for value in node.inputs if value is not None]
         if not any(str(value.name) in self._after or str(value.name) in self._values for value in inputs):
             return
@@ -293,9 +296,9 @@ class _Walk:
             after = self._after.get(str(value.name), self._dims(value))
             element = int(value.dtype) if value.dtype is not None else 0
             types[str(value.name)] = onnx.helper.make_tensor_type_proto(element, after)
-            known = self._value(value)
-            if known is not None:
-                data[str(value.name)] = onnx.numpy_helper.from_array(known)
+            content = self._value(value)
+            if content is not None:
+                data[str(value.name)] = onnx.numpy_helper.from_array(content)
         inferred = self._infer(node, types, data)
         for output in node.outputs:
             tensor = inferred.get(str(output.name))
@@ -303,7 +306,8 @@ class _Walk:
             static = dims is not None and all(dim.HasField("dim_value") for dim in dims)
             after = tuple(dim.dim_value for dim in dims) if dims is not None and static else None
             self._after[str(output.name)] = after
-            # `_rewrite_reshape` has noted it for its result; other ops keep their axes in order.
+            # `_rewrite_reshape` has noted the elements outside of the samples for its result. Other ops keep the order
+            # of their axes, and so these elements.
             if node.op_type != "Reshape":
                 inside = [
                     self._inside[str(value.name)] for value in inputs if str(value.name) in self._inside
@@ -335,22 +339,24 @@ class _Walk:
         return {name: type_.tensor_type for name, type_ in result.items()}
 
     def _value(self, value: ir.Value) -> np.ndarray | None:
+        """Return the content of a small constant, or of a small integer tensor at the trial size; else None."""
         tensor = value.const_value
         if tensor is not None:
             return tensor.numpy() if tensor.size <= _MAX_VALUES else None
         return self._values.get(str(value.name))
 
     def _follow_values(self, node: ir.Node) -> None:
-        """Computes small integer tensors that depend on the batch, e.g. the target shape of a Reshape."""
+        """Compute small integer tensors that depend on the batch, e.g. the target shape of a Reshape."""
+        # onnx's data propagation does not do it: `infer_node_outputs` gives shapes of one node alone.
         if node.op_type == "Shape" and node.inputs[0] is not None:
             dims = self._after.get(str(node.inputs[0].name))
             if dims is not None:
                 start, end = node.attributes.get_int("start", 0), node.attributes.get_int("end", len(dims))
                 self._values[str(node.outputs[0].name)] = np.array(dims[start:end], np.int64)
             return
-        known = [None if value is None else self._value(value) for value in node.inputs]
-        small = any(value is not None and str(value.name) in self._values for value in node.inputs)
-        if not small or any(k is None for k, v in zip(known, node.inputs, strict=True) if v is not None):
+        contents = [None if value is None else self._value(value) for value in node.inputs]
+        follows = any(value is not None and str(value.name) in self._values for value in node.inputs)
+        if not follows or any(c is None for c, v in zip(contents, node.inputs, strict=True) if v is not None):
             return
         proto = onnx.helper.make_model(
             onnx.helper.make_graph(
@@ -365,7 +371,7 @@ class _Walk:
             ),
             opset_imports=self._opsets,
         )
-        feeds = {str(v.name): k for v, k in zip(node.inputs, known, strict=True) if v is not None}
+        feeds = {str(v.name): c for v, c in zip(node.inputs, contents, strict=True) if v is not None}
         results = onnx.reference.ReferenceEvaluator(proto).run(None, feeds)
         for output, result in zip(node.outputs, results, strict=True):
             if isinstance(result, np.ndarray) and result.size <= _MAX_VALUES:

@@ -9,9 +9,9 @@ import onnx_ir as ir
 
 
 def why_untyped(value: ir.Value) -> str:
-    """Return a sentence that names the op because of which dtype or rank of `value` are unknown.
+    """Return a sentence that names the op whose result shape inference does not know; "" if there is none.
 
-    It is the nearest op before `value` whose inputs are known and whose result is not. "" if there is none.
+    The op is the nearest one before `value` whose inputs have dtypes and ranks and whose result has not.
     """
     # Breadth first, so that the nearest such op is found first.
     waiting, seen = deque([value]), {value}
@@ -29,14 +29,17 @@ def why_untyped(value: ir.Value) -> str:
 
 
 def _is_open(value: ir.Value) -> bool:
+    """Tell if the dtype or the rank of a value is unknown."""
     return value.dtype is None or value.shape is None
 
 
 def _sentence(node: ir.Node) -> str:
+    """Return the sentence about a node, with a blank in front of it to follow another sentence."""
     op = f"{node.domain}::{node.op_type}" if node.domain else node.op_type
     result = next((str(v.name) for v in node.outputs if v.name), "")
     known = onnx.defs.has(node.op_type, node.domain)
     what = f"{op!r}" if known else f"{op!r}, an op that onnx does not know"
+    # A rule with `shapes=` tells shape inference the shapes of an op that onnx does not know.
     remedy = "" if known else f', or register a rule with domain="{node.domain}" and shapes='
     return (
         f" The file does not declare the result {result!r} of {what}, whose inputs are known: add its dtype and shape "

@@ -8,6 +8,7 @@ import onnx_ir as ir
 
 from onnxtrain.op_facts import REDUCTIONS, SAME_DTYPE, SAME_RANK
 
+# Ranks by value; None for a value that is omitted, or whose rank a node does not tell.
 _Ranks = Mapping[ir.Value | None, int | None]
 
 
@@ -22,6 +23,7 @@ class ImpliedRanksPass(ir.passes.InPlacePass):
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Annotate in place."""
         modified = False
+        # Dtypes first, as a shape without a dtype cannot be written to a proto. They only go forward.
         for node in model.graph:
             if node.domain == "" and node.op_type in SAME_DTYPE and node.outputs[0].type is None:
                 node.outputs[0].type = None if node.inputs[0] is None else node.inputs[0].type
@@ -38,11 +40,13 @@ class ImpliedRanksPass(ir.passes.InPlacePass):
 
 
 def _ends(node: ir.Node) -> Iterator[ir.Value | None]:
+    """Yield inputs and outputs of a node."""
     yield from node.inputs
     yield from node.outputs
 
 
 def _ranks(node: ir.Node) -> _Ranks:
+    """Return the ranks that a node implies for its inputs and outputs."""
     if node.op_type in SAME_RANK:
         return _of_one_rank(node.inputs[0], node.outputs[0])
     find = _reduction if node.op_type in REDUCTIONS else _RULES.get(node.op_type)
@@ -70,8 +74,10 @@ def reduces_to_scalar(node: ir.Node) -> bool:
 
 
 def _reduction(node: ir.Node) -> _Ranks:
+    """Return rank 0 for the result of a reduction to a scalar, and one rank for input and result with keepdims."""
     if reduces_to_scalar(node):
         return {node.outputs[0]: 0}
+    # Without keepdims the ranks differ by the number of axes, which may be computed.
     if not node.attributes.get_int("keepdims", 1):
         return {}
     return _of_one_rank(node.inputs[0], node.outputs[0])
@@ -88,6 +94,7 @@ def _images(count: int) -> Callable[[ir.Node], _Ranks]:
 
 
 def _rank_of_kernel(node: ir.Node) -> int | None:
+    """Return two, for batch and channels, plus the number of axes of a node's kernel; None if that is not known."""
     kernel = node.attributes.get("kernel_shape")
     if kernel is not None:
         return 2 + len(kernel.as_ints())
@@ -106,11 +113,14 @@ def _fixed(inputs: tuple[int, ...], outputs: tuple[int, ...]) -> Callable[[ir.No
 
 
 def _transpose(node: ir.Node) -> _Ranks:
+    """Return the length of `perm` as rank of input and result; the default permutation tells no rank."""
     perm = node.attributes.get("perm")
     return dict.fromkeys([node.inputs[0], node.outputs[0]], None if perm is None else len(perm.as_ints()))
 
 
 def _einsum(node: ir.Node) -> _Ranks:
+    """Return the number of labels of each operand and of the result as their ranks, e.g. 2 for "ij"."""
+    # An ellipsis stands for any number of axes.
     left, _, output = node.attributes["equation"].as_string().replace(" ", "").partition("->")
     ranks = {
         value: None if "..." in term else len(term)
@@ -142,11 +152,13 @@ def _counted(*places: int, per_axis: int = 1, axes: int | None = None) -> Callab
 
 
 def _attention(node: ir.Node) -> _Ranks:
+    """Return 3 as rank of queries, keys, values and result if attributes give the numbers of heads, else 4."""
     rank = 3 if "q_num_heads" in node.attributes else 4
     return dict.fromkeys([*node.inputs[:3], node.outputs[0]], rank)
 
 
 def _rotary_embedding(node: ir.Node) -> _Ranks:
+    """Return 3 as rank of input and result if an attribute gives the number of heads, else 4."""
     return dict.fromkeys([node.inputs[0], node.outputs[0]], 3 if "num_heads" in node.attributes else 4)
 
 

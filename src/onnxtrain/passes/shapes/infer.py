@@ -80,6 +80,7 @@ def infer_shapes(model: ir.Model, *, propagate: bool = True) -> ir.Model:
     Raises:
         ModelError: the shapes that the model declares contradict one another.
     """
+    # Names of an earlier run would meet names of this one, which counts from zero.
     for graph in model.graphs():
         for value in (*graph.inputs, *(out for node in graph for out in node.outputs)):
             value.shape = _without_generated_names(value.shape)
@@ -128,13 +129,13 @@ def _share_constants(graph: onnx.GraphProto, outer: Mapping[str, onnx.TensorProt
 
 
 def _computes_with_shapes(model: ir.Model) -> bool:
-    """Whether the model has a Shape or Size: without one, data propagation finds nothing more."""
+    """Tell if the model has a Shape or Size; without one, data propagation finds nothing more."""
     nodes = (*model.graph.all_nodes(), *(node for f in model.functions.values() for node in f.all_nodes()))
     return any(node.op_type in SHAPE_READERS and node.domain == "" for node in nodes)
 
 
 def _vector_elements(graph: onnx.GraphProto) -> int:
-    """Returns the number of elements of all vectors of static size, in subgraphs, too."""
+    """Return the number of elements of all vectors of static size, in subgraphs, too."""
     total = 0
     for info in (*graph.input, *graph.value_info, *graph.output):
         dims = info.type.tensor_type.shape.dim
@@ -143,6 +144,7 @@ def _vector_elements(graph: onnx.GraphProto) -> int:
 
 
 def _forget_generated_names(graph: onnx.GraphProto) -> None:
+    """Remove the names that onnx has given to unknown dimensions, in place."""
     # The second run counts from zero again.
     for info in (*graph.input, *graph.value_info, *graph.output):
         for dim in info.type.tensor_type.shape.dim:
@@ -153,6 +155,7 @@ def _forget_generated_names(graph: onnx.GraphProto) -> None:
 
 
 def _bodies(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    """Yield the subgraphs of the nodes of a graph, without those inside of these."""
     for node in graph.node:
         for attribute in node.attribute:
             if attribute.type == onnx.AttributeProto.GRAPH:
@@ -180,6 +183,7 @@ def _annotate(graph: ir.Graph, inferred: onnx.GraphProto) -> None:
 
 
 def _describe(value: ir.Value, described: onnx.TypeProto) -> None:
+    """Give a value the type and shape that a proto has; what the proto lacks stays."""
     type_ = ir.serde.deserialize_type_proto_for_type(described)
     shape = ir.serde.deserialize_type_proto_for_shape(described)
     if type_ is not None:
@@ -189,6 +193,7 @@ def _describe(value: ir.Value, described: onnx.TypeProto) -> None:
 
 
 def _without_generated_names(shape: ir.Shape | None) -> ir.Shape | None:
+    """Return a shape with None for dimensions that an earlier run has named."""
     if shape is None:
         return None
     dims = [dim if isinstance(dim, int) else dim.value for dim in shape]

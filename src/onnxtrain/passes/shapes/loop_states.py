@@ -46,6 +46,7 @@ class LoopStatePass(ir.passes.InPlacePass):
 
 
 def _loops(model: ir.Model) -> Iterator[ir.Node]:
+    """Yield all Loops of a model, in the same order for a model and its copy."""
     for node in ir.traversal.RecursiveGraphIterator(model.graph):
         if node.op_type == "Loop" and node.domain == "":
             yield node
@@ -53,17 +54,19 @@ def _loops(model: ir.Model) -> Iterator[ir.Node]:
 
 def _states(node: ir.Node) -> tuple[list[ir.Value], list[ir.Value]]:
     """Return the state values of a Loop: as inputs of the body, and as outputs of the node."""
+    # Inputs 0 and 1 are trip count and condition; inputs 0 and 1 of the body are iteration number and condition.
     count = len(node.inputs) - 2
     return list(node.attributes["body"].as_graph().inputs[2:]), list(node.outputs[:count])
 
 
 def _first_guess(node: ir.Node) -> list[_Dims | None]:
+    """Return the dimensions that the body declares for each state, or else those of the initial value."""
     declared = node.attributes["body"].as_graph().inputs[2:]
-    return [_dims(own) or _dims(first) for own, first in zip(declared, node.inputs[2:], strict=True)]
+    return [_dims(state) or _dims(first) for state, first in zip(declared, node.inputs[2:], strict=True)]
 
 
 def _tells(node: ir.Node, guess: list[_Dims | None]) -> bool:
-    """Whether `guess` has a shape for a state that is not annotated yet."""
+    """Tell if `guess` has a shape for a state that is not annotated yet."""
     return any(
         dims is not None and (state.shape is None or result.shape is None)
         for state, result, dims in zip(*_states(node), guess, strict=True)
@@ -71,6 +74,7 @@ def _tells(node: ir.Node, guess: list[_Dims | None]) -> bool:
 
 
 def _dims(value: ir.Value | None) -> _Dims | None:
+    """Return the dimensions of a value as numbers, names and None; None if its rank is unknown."""
     if value is None or value.shape is None:
         return None
     return tuple(dim if isinstance(dim, int) else dim.value for dim in value.shape)
@@ -93,7 +97,9 @@ def _kept(node: ir.Node, guess: list[_Dims | None]) -> list[_Dims | None]:
     return [_common(dims, _dims(value)) for dims, value in zip(guess, after, strict=False)]
 
 
-def _common(guess: _Dims | None, found: _Dims | None) -> _Dims | None:
-    if guess is None or found is None or len(guess) != len(found):
+def _common(guess: _Dims | None, inferred: _Dims | None) -> _Dims | None:
+    """Return the dimensions of a guess with None in place of those that differ from the inferred ones."""
+    # A state that changes its rank has no shape at all.
+    if guess is None or inferred is None or len(guess) != len(inferred):
         return None
-    return tuple(own if own == other else None for own, other in zip(guess, found, strict=True))
+    return tuple(ours if ours == theirs else None for ours, theirs in zip(guess, inferred, strict=True))

@@ -14,7 +14,7 @@ from onnxtrain.op_facts import SHAPE_READERS, SHAPING_INPUTS
 from onnxtrain.passes.shapes.implied_ranks import reduces_to_scalar
 
 _CHOOSING = frozenset({"If", "Loop"})
-# What they give does not depend on the elements of what they take.
+# Ops behind which elements of the input do not matter: a Shape gives sizes alone, a ConstantOfShape one number.
 _SHAPE_ONLY = SHAPE_READERS | {"ConstantOfShape"}
 
 
@@ -54,6 +54,7 @@ def forget_sizes_behind(graph: ir.Graph, values: Iterable[ir.Value]) -> None:
 
 
 def _shaping_inputs(node: ir.Node) -> Iterator[ir.Value | None]:
+    """Yield the inputs whose elements decide the shape of a result, e.g. the target shape of a Reshape."""
     positions = SHAPING_INPUTS.get(node.op_type, ()) if node.domain == "" else ()
     yield from (node.inputs[index] for index in positions if index < len(node.inputs))
 
@@ -64,34 +65,37 @@ def _forget(
     changed: dict[ir.Value, bool],
     declared: frozenset[ir.Value],
 ) -> bool:
-    """Remove the sizes of outputs of nodes for which `starts`, and of values computed from them.
+    """Remove the sizes of the outputs of some nodes, and of all values that are computed from them.
 
     Args:
-        graph: the graph, sorted.
-        starts: True for nodes to start at.
+        graph: the graph, topologically sorted.
+        starts: tells if a node is one of these nodes.
         changed: values whose sizes have been removed; True if their rank has been, too. Filled on the way.
-        declared: outputs of the model.
+        declared: outputs of the model, whose ranks stay.
 
     Returns:
-        True if a node of `graph` was concerned.
+        True if a node of `graph` has lost sizes.
     """
-    found = False
+    lost_sizes = False
     for node in graph:
         inside = [_forget(body, starts, changed, declared) for body in _bodies(node)]
         if starts(node) or any(inside) or any(value in changed for value in node.inputs):
-            found = True
+            lost_sizes = True
+            # A scalar has no sizes to lose.
             if reduces_to_scalar(node):
                 continue
-            loses = node.op_type in _CHOOSING or node.domain != ""
-            unranked = loses or any(value is not None and changed.get(value) for value in node.inputs)
+            # The chosen graph, or an op that onnx does not know, may give another rank.
+            may_choose = node.op_type in _CHOOSING or node.domain != ""
+            unranked = may_choose or any(value is not None and changed.get(value) for value in node.inputs)
             for value in node.outputs:
                 lost = unranked and value not in declared
                 value.shape = None if lost or value.shape is None else ir.Shape([None] * len(value.shape))
                 changed[value] = unranked
-    return found
+    return lost_sizes
 
 
 def _bodies(node: ir.Node) -> list[ir.Graph]:
+    """Return the subgraphs of a node."""
     graphs = [attr.as_graph() for attr in node.attributes.values() if attr.type == ir.AttributeType.GRAPH]
     return graphs + [
         g for a in node.attributes.values() if a.type == ir.AttributeType.GRAPHS for g in a.as_graphs()

@@ -30,32 +30,33 @@ class OutputShapePass(ir.passes.InPlacePass):
 
 
 def _pads(node: ir.Node) -> list[int] | None:
-    """Returns `pads`, all beginnings and then all ends; None if the node need not or cannot be rewritten."""
-    (x, weight), given = node.inputs[:2], node.attributes
+    """Return `pads`, all beginnings and then all ends; None if the node need not or cannot be rewritten."""
+    (x, weight), attributes = node.inputs[:2], node.attributes
     if x is None or weight is None or x.shape is None or weight.shape is None:
         return None
     # Some models write batch and channels into output_shape, too; the standard has spatial sizes only.
     rank = len(x.shape) - 2
-    wanted = list(given["output_shape"].as_ints())[-rank:]
+    wanted = list(attributes["output_shape"].as_ints())[-rank:]
     ones, zeros = [1] * rank, [0] * rank
-    known = (
+    per_axis = (
         list(x.shape)[2:],
         wanted,
-        given.get_ints("kernel_shape", list(weight.shape)[2:]),
-        given.get_ints("strides", ones),
-        given.get_ints("dilations", ones),
-        given.get_ints("output_padding", zeros),
+        attributes.get_ints("kernel_shape", list(weight.shape)[2:]),
+        attributes.get_ints("strides", ones),
+        attributes.get_ints("dilations", ones),
+        attributes.get_ints("output_padding", zeros),
     )
     begins, ends, shrinks = [], [], False
-    for size, out, kernel, stride, dilation, extra in zip(*known, strict=True):
+    for size, out, kernel, stride, dilation, extra in zip(*per_axis, strict=True):
         if not isinstance(size, int) or not isinstance(kernel, int):
             return None
         total = stride * (size - 1) + extra + (kernel - 1) * dilation + 1 - out
+        # A negative total means that the output is larger than the windows reach, for which pads are no help.
         if total < 0:
             return None
         shrinks |= out < size
         # Of an odd total, SAME_UPPER has the larger half at the end, everything else at the beginning.
-        upper = given.get_string("auto_pad", "NOTSET") == "SAME_UPPER"
+        upper = attributes.get_string("auto_pad", "NOTSET") == "SAME_UPPER"
         begins.append(total // 2 if upper else total - total // 2)
         ends.append(total - begins[-1])
     return [*begins, *ends] if shrinks else None

@@ -27,23 +27,23 @@ class ResizeSizesPass(ir.passes.InPlacePass):
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Rewrite in place, in subgraphs too."""
-        found = [
+        ambiguous = [
             (node, axes, sizes)
             for node in ir.traversal.RecursiveGraphIterator(model.graph)
             if node.op_type == "Resize" and node.domain == ""
             for axes, sizes in [_meant(node)]
             if axes
         ]
-        for node, axes, sizes in found:
+        for node, axes, sizes in ambiguous:
             _rewrite(node, axes, sizes)
             forget_sizes_after(model.graph, node)
-        if found:
+        if ambiguous:
             lift_constants(model)
-        return ir.passes.PassResult(model, bool(found))
+        return ir.passes.PassResult(model, bool(ambiguous))
 
 
 def _meant(node: ir.Node) -> tuple[list[int], list[int]]:
-    """Returns the resized axes and their intended sizes; two empty lists if onnx and ONNX Runtime agree."""
+    """Return the resized axes and their intended sizes; two empty lists if onnx and ONNX Runtime agree."""
     source, *rest = node.inputs
     scales = rest[1].const_value if len(rest) > 1 and rest[1] is not None else None
     if (
@@ -53,9 +53,9 @@ def _meant(node: ir.Node) -> tuple[list[int], list[int]]:
         or node.attributes.get_string("coordinate_transformation_mode", "half_pixel") == "tf_crop_and_resize"
     ):
         return [], []
-    given = node.attributes.get_ints("axes", list(range(len(source.shape))))
+    scaled_axes = node.attributes.get_ints("axes", list(range(len(source.shape))))
     axes, sizes, disagree = [], [], False
-    for axis, scale in zip(given, scales.numpy().astype(np.float32), strict=False):
+    for axis, scale in zip(scaled_axes, scales.numpy().astype(np.float32), strict=False):
         if scale == 1:
             continue
         size = source.shape[axis]
@@ -72,6 +72,7 @@ def _meant(node: ir.Node) -> tuple[list[int], list[int]]:
 
 
 def _rewrite(node: ir.Node, axes: list[int], sizes: list[int]) -> None:
+    """Give a Resize enlarged scales, or in mode `nearest` these sizes of these axes."""
     scales = node.inputs[2]
     assert scales is not None
     assert scales.const_value is not None
@@ -89,14 +90,15 @@ def _rewrite(node: ir.Node, axes: list[int], sizes: list[int]) -> None:
     node.replace_input_with(3, _all_sizes(node, dict(zip(axes, sizes, strict=True))))
 
 
-def _all_sizes(node: ir.Node, known: dict[int, int]) -> ir.Value:
-    """Writes an int64 vector of the sizes of all axes: `known` by axis, and the input's sizes for other axes."""
+def _all_sizes(node: ir.Node, resized: dict[int, int]) -> ir.Value:
+    """Write an int64 vector of the sizes of all axes: `resized` by axis, and the input's sizes for other axes."""
     source = node.inputs[0]
     assert source is not None
     assert source.shape is not None
     parts = []
-    for axis, own in enumerate(source.shape):
-        size = known.get(axis, own)
+    for axis, source_size in enumerate(source.shape):
+        size = resized.get(axis, source_size)
+        # A symbolic size, such as the batch, is read at run time.
         if isinstance(size, int):
             parts.append(_constant(node, f"size_{axis}", np.array([size], np.int64)))
         else:
@@ -105,10 +107,10 @@ def _all_sizes(node: ir.Node, known: dict[int, int]) -> ir.Value:
 
 
 def _enlarged(node: ir.Node, scales: np.ndarray, axes: list[int]) -> np.ndarray:
-    """Returns `scales` with the next larger float32 for the axes in `axes`."""
-    given = list(node.attributes.get_ints("axes", range(len(scales))))
+    """Return `scales` with the next larger float32 for the axes in `axes`."""
+    scaled_axes = list(node.attributes.get_ints("axes", range(len(scales))))
     larger = np.nextafter(scales.astype(np.float32), np.float32(np.inf))
-    return np.where([axis in axes for axis in given], larger, scales)
+    return np.where([axis in axes for axis in scaled_axes], larger, scales)
 
 
 def _constant(node: ir.Node, role: str, array: np.ndarray) -> ir.Value:

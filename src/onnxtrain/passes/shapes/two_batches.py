@@ -12,14 +12,15 @@ Dims = tuple[int, ...]
 
 TRIAL = 7919
 """Trial batch size, a prime that no other dimension has: dimensions in which it turns up depend on the batch."""
+
 # Number that stands in for other symbolic dimensions; they are the same at both batch sizes.
 _OTHER = 6
 
 
 def axis_of_batch(before: Dims, after: Dims, result: Dims, batch: int, inside: int) -> tuple[int, int] | None:
-    """Finds the axis of a Reshape's result that holds the batch; None if there is none.
+    """Find the axis of a Reshape's result that holds the batch; None if there is none.
 
-    A Reshape keeps the order of elements. So the batch is in the axis with the right number of elements outside of it.
+    A Reshape keeps the order of elements, so the batch is in the axis with the right number of elements outside of it.
 
     Args:
         before: dimensions of the input at the exported batch size.
@@ -32,10 +33,10 @@ def axis_of_batch(before: Dims, after: Dims, result: Dims, batch: int, inside: i
         The axis of the output, and `inside` for it.
     """
     # Exactly one axis must have grown, by the factor of the batch.
-    moved = [axis for axis, (a, b) in enumerate(zip(before, after, strict=True)) if a != b]
-    if len(before) != len(after) or len(moved) != 1 or after[moved[0]] * batch != before[moved[0]] * TRIAL:
+    grown = [axis for axis, (a, b) in enumerate(zip(before, after, strict=True)) if a != b]
+    if len(before) != len(after) or len(grown) != 1 or after[grown[0]] * batch != before[grown[0]] * TRIAL:
         return None
-    outer = math.prod(before[: moved[0]]) * inside
+    outer = math.prod(before[: grown[0]]) * inside
     inner = math.prod(before) // (outer * batch)
     fitting = []
     for axis, size in enumerate(result):
@@ -57,7 +58,7 @@ def axis_of_batch(before: Dims, after: Dims, result: Dims, batch: int, inside: i
 
 
 def concrete_dims(value: ir.Value, batch: int) -> Dims | None:
-    """Returns the dimensions of a graph input at batch size `batch`; None if its rank is unknown."""
+    """Return the dimensions of a graph input at batch size `batch`; None if its rank is unknown."""
     if value.shape is None:
         return None
     first = [batch if axis == 0 and not isinstance(dim, int) else dim for axis, dim in enumerate(value.shape)]
@@ -65,15 +66,15 @@ def concrete_dims(value: ir.Value, batch: int) -> Dims | None:
 
 
 def static_dims_at(model: ir.Model, batch: int) -> dict[str, Dims]:
-    """Returns the dimensions of all values at batch size `batch`, by name; without those that onnx cannot infer."""
+    """Return the dimensions of all values at batch size `batch` by name, without those that onnx cannot infer."""
     clone = model.clone()
     for value in clone.graph.inputs:
         dims = concrete_dims(value, batch)
         value.shape = None if dims is None else ir.Shape(dims)
     infer_shapes(clone)
-    known = {}
+    static_dims = {}
     for value in (*clone.graph.inputs, *(output for node in clone.graph for output in node.outputs)):
         sizes = [dim for dim in value.shape or () if isinstance(dim, int)]
         if value.shape is not None and len(sizes) == len(value.shape):
-            known[str(value.name)] = tuple(sizes)
-    return known
+            static_dims[str(value.name)] = tuple(sizes)
+    return static_dims

@@ -25,11 +25,11 @@ class VectorsPass(ir.passes.InPlacePass):
                         value.shape, value.type, modified = ir.Shape([None]), kind, True
             elif node.domain == "" and node.op_type == "Resize":
                 length = _numbers(node)
-                # Of scales and of sizes.
+                # Dtypes of input 2, the scales, and input 3, the sizes.
                 dtypes = (ir.DataType.FLOAT, ir.DataType.INT64)
-                for given, dtype in zip(node.inputs[2:], dtypes, strict=False) if length is not None else ():
-                    if given is not None and (given.shape is None or list(given.shape) == [None]):
-                        given.shape, given.type, modified = ir.Shape([length]), ir.TensorType(dtype), True
+                for vector, dtype in zip(node.inputs[2:], dtypes, strict=False) if length is not None else ():
+                    if vector is not None and (vector.shape is None or list(vector.shape) == [None]):
+                        vector.shape, vector.type, modified = ir.Shape([length]), ir.TensorType(dtype), True
         return ir.passes.PassResult(model, modified)
 
 

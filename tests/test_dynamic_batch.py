@@ -152,6 +152,11 @@ def parse(text: str) -> onnx.ModelProto:
             "g (float[2, 3] x) => (float[1] y) { y = ReduceSum<keepdims = 0>(x) }",
             "has the samples along axis 0",
         ),
+        # A Squeeze without axes removes the batch of 1 and keeps any other.
+        (
+            "g (float[1, 4] x) => (float[2, 2] y) <int64[2] s = {2, 2}> { a = Squeeze(x)  y = Reshape(a, s) }",
+            "no axis is the batch alone",
+        ),
     ],
 )
 def test_models_that_are_no_function_of_single_samples(text: str, message: str) -> None:

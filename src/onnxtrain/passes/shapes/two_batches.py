@@ -32,9 +32,12 @@ def axis_of_batch(before: Dims, after: Dims, result: Dims, batch: int, inside: i
     Returns:
         The axis of the output, and `inside` for it.
     """
+    # A Squeeze without axes removes a batch of 1, but no other.
+    if len(before) != len(after):
+        return None
     # Exactly one axis must have grown, by the factor of the batch.
     grown = [axis for axis, (a, b) in enumerate(zip(before, after, strict=True)) if a != b]
-    if len(before) != len(after) or len(grown) != 1 or after[grown[0]] * batch != before[grown[0]] * TRIAL:
+    if len(grown) != 1 or after[grown[0]] * batch != before[grown[0]] * TRIAL:
         return None
     outer = math.prod(before[: grown[0]]) * inside
     inner = math.prod(before) // (outer * batch)

@@ -27,13 +27,13 @@ COMMENTS_PER_1000_LINES = 40
 
 NOT_YET: dict[str, str] = {
     "question words": """
-        ortmodule ortmodule/capture ortmodule/sessions passes/canonical passes/io passes/parameters training
+        ortmodule ortmodule/capture ortmodule/sessions training
     """,
     "articles": """
         autodiff ortmodule ortmodule/sessions
     """,
     "comments": """
-        autodiff emitter functional fusion losses nn optim optimizers ortmodule ortmodule/lowering ortmodule/sessions passes/canonical passes/io passes/parameters surgery trainer training utils
+        autodiff emitter functional fusion losses nn optim optimizers ortmodule ortmodule/lowering ortmodule/sessions surgery trainer training utils
     """,
     "fields": """
         cli demo losses optimizers trainer

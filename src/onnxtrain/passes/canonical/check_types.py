@@ -1,4 +1,4 @@
-"""Refuse nodes whose inputs must share one dtype and do not: no runtime loads such a model."""
+"""Check that inputs of a node which must share one dtype do: no runtime loads another model."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def check_types(model: ir.Model) -> None:
 
 @functools.cache
 def _variables(op_type: str, opset: int, count: int) -> tuple[str, ...]:
-    """Returns the type variable of each input, e.g. ("T", "T", "tensor(int64)"); "" for inputs of any dtype."""
+    """Return the type variable of each input, e.g. ("T", "T", "tensor(int64)"); "" for inputs of any dtype."""
     try:
         schema = onnx.defs.get_schema(op_type, opset, "")
     # ONNX Runtime has ops of its own in the standard domain, such as SimplifiedLayerNormalization.

@@ -1,4 +1,4 @@
-"""Replace If nodes of constant condition by the branch that is taken."""
+"""Replace an If whose condition is constant by the branch that is taken."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from onnxtrain.passes.tidy.unused import read_nothing
 
 
 class TakenBranchPass(ir.passes.InPlacePass):
-    """Inline the branch that is taken where the condition of an If is a constant, in subgraphs too.
+    """Inline the branch that is taken if the condition of an If is a constant, also in subgraphs.
 
     TorchScript's exporter writes an If for every `squeeze` of a dimension that it cannot prove to be 1; shape inference
     and folding make its condition constant. Expects folded conditions; leaves the names of graph outputs.
@@ -30,7 +30,7 @@ class TakenBranchPass(ir.passes.InPlacePass):
 
 
 def _taken(node: ir.Node) -> bool | None:
-    """Return the condition of an If; None where the condition is not constant or the node is no If."""
+    """Return the condition of an If; None if the condition is not constant or the node is no If."""
     if node.op_type != "If" or node.domain != "" or node.graph is None or not node.inputs:
         return None
     condition = node.inputs[0]
@@ -41,6 +41,7 @@ def _taken(node: ir.Node) -> bool | None:
 
 
 def _replace(model: ir.Model, node: ir.Node, taken: bool) -> None:
+    """Move the nodes of one branch of an If to the graph around it, and remove the If."""
     graph = node.graph
     assert graph is not None
     branches = [node.attributes[name].as_graph() for name in ("else_branch", "then_branch")]
@@ -65,6 +66,7 @@ def _replace(model: ir.Model, node: ir.Node, taken: bool) -> None:
 
 def _rename_shared(model: ir.Model, branch: ir.Graph) -> None:
     """Rename values of a branch whose names occur elsewhere: ONNX allows one name in two branches, not in one graph."""
+    # Of two values of one name in two branches, the one that is moved first gets a new name and the other keeps it.
     counts = Counter(value.name for graph in model.graphs() for value in values_of(graph))
     taken = set(counts)
     for value in tuple(values_of(branch)):

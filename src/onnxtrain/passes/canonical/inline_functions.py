@@ -40,6 +40,7 @@ def inline_functions(model: ir.Model, criteria: Callable[[ir.Function], bool] | 
 
 
 def _other_opset(model: ir.Model, function: ir.Function) -> bool:
+    """Tell if a function imports a domain in another version than the model."""
     # onnx_ir's InlinePass (1.1) copies bodies as they are, whatever opset they were written for.
     imports = model.graph.opset_imports
     return any(imports.get(domain, version) != version for domain, version in function.opset_imports.items())
@@ -60,10 +61,11 @@ def _inline_other_opsets(model: ir.Model) -> ir.Model:
 
 
 def _prepare(model: ir.Model) -> None:
-    """Prepare functions and calls for InlinePass, which gives each output of a body the name at the call site.
+    """Prepare functions and calls for InlinePass, which gives each output of a body its name at the call.
 
-    The renaming must not hit a value of the caller: outputs that are an input of the function, or an output twice, get
-    an Identity. Nor may a value that the body reads get the empty name of an omitted output: those get no name.
+    The renaming must not hit a value of the caller, so an output that is an input of the function, or is returned
+    twice, becomes an Identity. A value that the body itself reads must not get the empty name of an omitted output, so
+    omitted outputs get the name None.
     """
     for function in model.functions.values():
         taken = set(function.inputs)

@@ -1,4 +1,4 @@
-"""Replace ops by function bodies: the ones of their ONNX schemas, or those registered in `BODIES`."""
+"""Replace ops by function bodies: those of their ONNX schemas, or those registered in `BODIES`."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from onnxtrain.passes.canonical.unknown_ops import BODIES
 from onnxtrain.passes.shapes.infer import infer_shapes, settle_shapes
 from onnxtrain.passes.tidy.constants import lift_constants
 
+# Domain of the functions that nodes call between getting a body and being inlined.
 _DOMAIN = "onnxtrain.schema"
 
 
@@ -68,6 +69,7 @@ def inline_schema_functions(model: ir.Model, keep: Callable[[ir.Node], bool]) ->
 
 
 def _expandable(model: ir.Model, keep: Callable[[ir.Node], bool]) -> Iterator[ir.Node]:
+    """Yield the nodes that have a function body and are not to be kept."""
     opset = model.graph.opset_imports[""]
     for node in ir.traversal.RecursiveGraphIterator(model.graph):
         if (node.domain, node.op_type) not in BODIES and (
@@ -94,6 +96,7 @@ def _call_body(model: ir.Model, node: ir.Node, function: ir.Function, index: int
 
 
 def _prefix_names(function: ir.Function, node: ir.Node) -> None:
+    """Put the name of a node in front of the names in its function body."""
     # Errors and profiles name inner nodes; the prefix leads back to the node of the file.
     prefix = node.name or node.outputs[0].name or node.op_type
     for inner in function.all_nodes():
@@ -124,10 +127,12 @@ def _function_body(node: ir.Node, model: ir.Model) -> onnx.FunctionProto | None:
     function = onnx.FunctionProto()
     function.ParseFromString(body)
     del function.output[len(node.outputs) :]
+    # onnx returns an empty body if it cannot build one for these types and attributes.
     return function if function.node else None
 
 
 def _type_proto(value: ir.Value) -> bytes:
+    """Return the type of a value as a serialised TypeProto; empty if it is unknown."""
     if value.type is None:
         return b""
     return bytes(ir.serde.serialize_value(value).type.SerializeToString())

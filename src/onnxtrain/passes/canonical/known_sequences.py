@@ -15,12 +15,12 @@ _Elements = list[ir.Value]
 
 
 class KnownSequencesPass(ir.passes.InPlacePass):
-    """Let readers of a sequence of known tensors read the tensors; write SplitToSequence as Split. In subgraphs, too.
+    """Let readers of a sequence of known tensors read the tensors, also in subgraphs.
 
     PyTorch's Dynamo exporter writes `chunk`, `split` and `unbind` as SplitToSequence and SequenceAt, at every opset.
-    Elements are known after SequenceConstruct, SequenceEmpty, SequenceInsert and
-    SequenceErase at constant positions, and of SplitToSequence into static sizes. An Optional is a sequence of one
-    element or none. Expects inferred shapes; leaves sequences whose elements are not known.
+    Elements are known after SequenceConstruct and SequenceEmpty, after SequenceInsert and SequenceErase at constant
+    positions, and after a SplitToSequence into static sizes, which becomes a Split. An Optional counts as a sequence of
+    one element or none. Expects inferred shapes; leaves sequences whose elements are not known.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
@@ -62,10 +62,12 @@ def _elements(node: ir.Node, known: dict[ir.Value, _Elements | None]) -> _Elemen
 
 
 def _inserted(node: ir.Node, known: dict[ir.Value, _Elements | None]) -> _Elements | None:
+    """Return the elements after a SequenceInsert; None if sequence or position are not known."""
     sequence, element, *position = node.inputs
     before = known.get(sequence) if sequence is not None else None
     if before is None or element is None:
         return None
+    # The default position is the end.
     place = len(before) if not position or position[0] is None else _number(position[0])
     if place is None:
         return None
@@ -75,6 +77,7 @@ def _inserted(node: ir.Node, known: dict[ir.Value, _Elements | None]) -> _Elemen
 
 
 def _erased(node: ir.Node, known: dict[ir.Value, _Elements | None]) -> _Elements | None:
+    """Return the elements after a SequenceErase; None if sequence or position are not known."""
     sequence, *position = node.inputs
     before = known.get(sequence) if sequence is not None else None
     if not before:
@@ -95,12 +98,12 @@ def _split(node: ir.Node, known: dict[ir.Value, _Elements | None]) -> _Elements 
         return None
     axis = node.attributes.get_int("axis", 0) % source.shape.rank()
     size = source.shape[axis]
-    given = node.inputs[1] if len(node.inputs) > 1 else None
-    lengths = ir.convenience.get_const_tensor(given) if given is not None else None
+    sizes = node.inputs[1] if len(node.inputs) > 1 else None
+    lengths = ir.convenience.get_const_tensor(sizes) if sizes is not None else None
     # A vector lists the size of each part, so the axis need not be static.
-    if given is not None and lengths is not None and len(lengths.shape) == 1:
+    if sizes is not None and lengths is not None and len(lengths.shape) == 1:
         parts = [int(length) for length in lengths.numpy()]
-    elif not isinstance(size, int) or (given is not None and lengths is None):
+    elif not isinstance(size, int) or (sizes is not None and lengths is None):
         return None
     else:
         step = 1 if lengths is None else int(lengths.numpy().item())
@@ -112,14 +115,15 @@ def _split(node: ir.Node, known: dict[ir.Value, _Elements | None]) -> _Elements 
     )
     node.prepend([split])
     for part, length in zip(split.outputs, parts, strict=True):
-        sizes = [length if place == axis else size for place, size in enumerate(source.shape)]
-        part.type, part.shape = source.type, ir.Shape(sizes)
+        dims = [length if place == axis else dim for place, dim in enumerate(source.shape)]
+        part.type, part.shape = source.type, ir.Shape(dims)
     # keepdims counts without `split` only, says the specification.
-    if given is None and node.attributes.get_int("keepdims", 1) == 0:
+    if sizes is None and node.attributes.get_int("keepdims", 1) == 0:
         return [_without_axis(node, part, axis) for part in split.outputs]
     return list(split.outputs)
 
 
+# Ops that return a sequence or optional, each with a function that returns the elements, or None if they are not known.
 _MAKERS: dict[str, Callable[[ir.Node, dict[ir.Value, _Elements | None]], _Elements | None]] = {
     "Optional": lambda node, known: [value for value in node.inputs if value is not None],
     "Identity": lambda node, known: known.get(node.inputs[0]) if node.inputs[0] is not None else None,
@@ -132,6 +136,7 @@ _MAKERS: dict[str, Callable[[ir.Node, dict[ir.Value, _Elements | None]], _Elemen
 
 
 def _element(node: ir.Node, elements: _Elements) -> ir.Value | None:
+    """Return the element that a SequenceAt reads; None if its position is not known or out of range."""
     place = _number(node.inputs[1])
     if place is None or not -len(elements) <= place < len(elements):
         return None
@@ -139,6 +144,7 @@ def _element(node: ir.Node, elements: _Elements) -> ir.Value | None:
 
 
 def _joined(node: ir.Node, elements: _Elements) -> ir.Value | None:
+    """Write the Concat of a ConcatFromSequence; return its result, or None for an empty sequence."""
     if not elements or "axis" not in node.attributes:
         return None
     axis = node.attributes.get_int("axis")
@@ -156,6 +162,7 @@ def _joined(node: ir.Node, elements: _Elements) -> ir.Value | None:
     return joined.outputs[0]
 
 
+# Ops that read a sequence or optional, each with a function that returns the value to read instead, or None.
 _READERS: dict[str, Callable[[ir.Node, _Elements], ir.Value | None]] = {
     "SequenceAt": _element,
     "SequenceLength": lambda node, elements: _constant(node, len(elements)),
@@ -167,6 +174,7 @@ _OPTIONAL = frozenset({"OptionalGetElement", "OptionalHasElement"})
 
 
 def _number(value: ir.Value | None) -> int | None:
+    """Return the number that a value holds if it is a constant of one element; else None."""
     tensor = ir.convenience.get_const_tensor(value) if value is not None else None
     return None if tensor is None or tensor.size != 1 else int(tensor.numpy().item())
 
@@ -181,6 +189,7 @@ def _constant(node: ir.Node, number: int | list[int] | bool) -> ir.Value:
 
 
 def _without_axis(node: ir.Node, part: ir.Value, axis: int) -> ir.Value:
+    """Write a Squeeze of one axis before `node`; return its result."""
     squeezed = ir.node("Squeeze", [part, _constant(node, [axis])])
     node.prepend([squeezed])
     result = squeezed.outputs[0]
@@ -191,6 +200,7 @@ def _without_axis(node: ir.Node, part: ir.Value, axis: int) -> ir.Value:
 
 
 def _with_axis(node: ir.Node, part: ir.Value, axis: int) -> ir.Value:
+    """Write an Unsqueeze of one axis before `node`; return its result."""
     unsqueezed = ir.node("Unsqueeze", [part, _constant(node, [axis])])
     node.prepend([unsqueezed])
     unsqueezed.outputs[0].type = part.type
@@ -198,9 +208,9 @@ def _with_axis(node: ir.Node, part: ir.Value, axis: int) -> ir.Value:
 
 
 def _is_wanted(sequence: ir.Value) -> bool:
-    """Whether a reader of the sequence, or of one made from it, can read the elements instead.
+    """Tell if a reader of a sequence, or of a sequence made from it, can read the elements instead.
 
-    If there is none, a Split would be written for nothing, in every round of inference anew.
+    Without such a reader a Split would be written for nothing, again in every round of shape inference.
     """
     for use in sequence.uses():
         if use.node.op_type in _MAKERS or use.node.op_type == "OptionalGetElement":

@@ -18,9 +18,10 @@ _READERS = frozenset({"ConcatFromSequence", "SequenceAt", "SequenceLength"})
 class AppendedSequencesPass(ir.passes.InPlacePass):
     """Replace a sequence that is empty before a Loop, and gets one tensor per iteration, by a scan output.
 
-    PyTorch's exporters write `outputs.append(y)` in a scripted loop with `torch.stack(outputs)` after it so; the Dynamo
-    exporter also `EmbeddingBag`. A scan output needs tensors of one shape: stacked tensors have that, tensors joined
-    along an axis must have a static size there, tensors read one by one a known shape. Expects inferred shapes.
+    PyTorch's exporters write such a sequence for `outputs.append(y)` in a scripted loop with `torch.stack(outputs)`
+    after it, the Dynamo exporter also for `EmbeddingBag`. A scan output needs tensors of one shape. Tensors that are
+    stacked have one. Tensors that are joined along an axis must have a static size there, and tensors that are read one
+    by one must have a known shape. Expects inferred shapes.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
@@ -38,7 +39,7 @@ class AppendedSequencesPass(ir.passes.InPlacePass):
 
 
 def _is_appended_to(node: ir.Node, state: int) -> bool:
-    """Whether state number `state` of a Loop is a sequence that starts empty and only gets one tensor per iteration."""
+    """Tell if state number `state` of a Loop is a sequence that starts empty and gets one tensor per iteration."""
     start, result = node.inputs[2 + state], node.outputs[state]
     maker = start.producer() if start is not None else None
     if maker is None or maker.op_type != "SequenceEmpty" or result.is_graph_output():
@@ -58,7 +59,7 @@ def _is_appended_to(node: ir.Node, state: int) -> bool:
 
 
 def _is_rewritten(reader: ir.Node, element: ir.Value | None) -> bool:
-    """Whether `reader` of the sequence can read a scan output of tensors like `element` instead."""
+    """Tell if `reader` of the sequence can read a scan output of tensors like `element` instead."""
     if reader.op_type not in _READERS or reader.domain != "" or element is None or element.shape is None:
         return False
     if reader.op_type == "ConcatFromSequence" and reader.attributes.get_int("new_axis", 0) == 1:
@@ -69,6 +70,7 @@ def _is_rewritten(reader: ir.Node, element: ir.Value | None) -> bool:
 
 
 def _rewrite(node: ir.Node, state: int) -> None:
+    """Replace state number `state` of a Loop, a sequence, by a scan output, and rewrite the readers of the sequence."""
     body, sequence = node.attributes["body"].as_graph(), node.outputs[state]
     insert = body.outputs[1 + state].producer()
     assert insert is not None
@@ -109,7 +111,7 @@ def _rewrite(node: ir.Node, state: int) -> None:
 
 
 def _read(reader: ir.Node, scanned: ir.Value) -> ir.Value:
-    """Writes the value that `reader` reads in terms of the scan output `[iterations, *shape of an element]`."""
+    """Write the value that `reader` reads in terms of the scan output `[iterations, *shape of an element]`."""
     numbers = itertools.count()
 
     def write(op_type: str, *inputs: ir.Value | None, **attributes: Any) -> ir.Value:

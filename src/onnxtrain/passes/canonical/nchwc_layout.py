@@ -87,7 +87,7 @@ class _Conv:
 
     @property
     def channels_out(self) -> int:
-        """Number of output channels, up to the last one whose weights or bias are not all zero."""
+        """Number of output channels, up to the last one whose weights and bias are not all zero."""
         rows = np.any(self.weight, axis=(1, 2, 3))
         return _last(rows if self.bias is None else rows | (self.bias != 0))
 
@@ -99,7 +99,7 @@ class _Conv:
     def rewrite(
         self, model: ir.Model, channels: _Channels, written: dict[tuple[ir.Value, tuple[int, ...]], ir.Value]
     ) -> None:
-        """Turns the node into a Conv or FusedConv with plain weights.
+        """Turn the node into a Conv or FusedConv with plain weights.
 
         Args:
             model: the model, which gets the weights.
@@ -151,7 +151,7 @@ class _Channels:
                 self._join(*inputs, node.outputs[0])
 
     def of(self, value: ir.Value | None) -> int | None:
-        """Returns the number of channels; None if all stored channels count or `value` is not blocked."""
+        """Return the number of channels; None if all stored channels count or `value` is not blocked."""
         if value is None or value not in self._set:
             return None
         root = self._root(value)
@@ -159,7 +159,7 @@ class _Channels:
         return None if None in needs else max(need for need in needs if need is not None)
 
     def forget_shapes(self) -> None:
-        """Removes annotated shapes of blocked tensors, which count the padding channels."""
+        """Remove annotated shapes of blocked tensors, which count the padding channels."""
         for value in self._set:
             value.shape = None
 
@@ -190,6 +190,7 @@ class _Channels:
 
 
 def _channels_of(entrance: ir.Node) -> int:
+    """Return the number of channels that a ReorderInput reads; 1, the least there can be, if it is not known."""
     x = entrance.inputs[0]
     axis = -1 if entrance.attributes.get_int("channels_last", 0) else 1
     size = x.shape[axis] if x is not None and x.shape is not None else None
@@ -198,10 +199,12 @@ def _channels_of(entrance: ir.Node) -> int:
 
 
 def _last(used: npt.NDArray[np.bool_]) -> int:
+    """Return how many channels there are up to the last used one, at least 1."""
     return max([1, *(int(index) + 1 for index in np.flatnonzero(used)[-1:])])
 
 
 def _stored(node: ir.Node, index: int) -> Array:
+    """Return the content of an input; raise ModelError if it is not stored in the model."""
     value = node.inputs[index]
     if value is None or value.const_value is None:
         raise ModelError(
@@ -212,7 +215,7 @@ def _stored(node: ir.Node, index: int) -> Array:
 
 
 def _unpacked(weight: Array, node: ir.Node) -> Array:
-    """Returns a weight `[out, in / group, height, width]` from one in the order in which a blocked kernel reads it."""
+    """Return a weight `[out, in / group, height, width]` from one in the order in which a blocked kernel reads it."""
     block = _block()
     out, channels, *window = weight.shape
     if block == 1 or out % block:
@@ -230,7 +233,7 @@ def _unpacked(weight: Array, node: ir.Node) -> Array:
 
 
 def _put(model: ir.Model, packed: ir.Value, array: Array, role: str) -> ir.Value:
-    """Adds an initializer under a new name: under the packed one's, readers of the file would expect packed numbers."""
+    """Add an initializer under a new name: under the packed one's, readers of the file would expect packed numbers."""
     name = fresh_name(model, f"{packed.name}.{role}")
     value = add_initializer(model.graph, ir.Tensor(np.ascontiguousarray(array), name=name))
     value.metadata_props.update(packed.metadata_props)
@@ -238,6 +241,7 @@ def _put(model: ir.Model, packed: ir.Value, array: Array, role: str) -> ir.Value
 
 
 def _rewrite_reorder(node: ir.Node) -> None:
+    """Remove a ReorderInput or ReorderOutput, or leave the transposition that it does besides."""
     (x,), last = node.inputs, node.attributes.get_int("channels_last", 0)
     assert x is not None
     if last:
@@ -249,6 +253,7 @@ def _rewrite_reorder(node: ir.Node) -> None:
 
 
 def _rewrite_upsample(node: ir.Node) -> None:
+    """Turn a blocked Upsample into a Resize."""
     given = node.attributes
     factors = [float(scale) for scale in given["scales"].as_ints()]
     _become(
@@ -262,7 +267,7 @@ def _rewrite_upsample(node: ir.Node) -> None:
 
 
 def _become(node: ir.Node, op_type: str, inputs: Sequence[ir.Value | None], **attributes: Any) -> None:
-    """Turns `node` into a node of the standard op `op_type`, with these inputs and attributes."""
+    """Turn `node` into a node of the standard op `op_type`, with these inputs and attributes."""
     node.domain, node.op_type = "", op_type
     node.attributes.clear()
     for name, given in attributes.items():
@@ -274,7 +279,7 @@ def _become(node: ir.Node, op_type: str, inputs: Sequence[ir.Value | None], **at
 
 @functools.cache
 def _block() -> int:
-    """Returns the block size of onnxruntime on this machine, e.g. 16 with AVX-512; 1 if it does not block channels.
+    """Return the block size of onnxruntime on this machine, e.g. 16 with AVX-512; 1 if it does not block channels.
 
     onnxruntime does not export the number, so it optimizes a Conv of one channel, whose weight it fills up to a block.
     """

@@ -49,7 +49,7 @@ def lower_opset(model: ir.Model) -> ir.Model:
 
 
 def _is_body(node: ir.Node) -> bool:
-    """Whether a node must be replaced by its function body, as opset 26 has no such op or not for these inputs."""
+    """Tell if a node must be replaced by its function body: opset 26 lacks the op, or the op for these inputs."""
     if node.op_type in _NEW_OPS:
         return True
     dtype = node.inputs[0].dtype if node.inputs and node.inputs[0] is not None else None
@@ -63,6 +63,11 @@ def _is_body(node: ir.Node) -> bool:
 
 
 def _rewrite(node: ir.Node, opset: int) -> None:
+    """Write a node of `opset` in ops of opset 26.
+
+    Raises:
+        UnsupportedOpsetError: The op has no equal in opset 26.
+    """
     op = node.op_type
     if op == "SpaceToDepth":
         # Opset 26 knows no mode and does what DCR says; CRD has become its body.
@@ -83,6 +88,7 @@ def _rewrite(node: ir.Node, opset: int) -> None:
 
 
 def _is_float(value: ir.Value | None) -> bool:
+    """Tell if the dtype of a value is known and floating point."""
     return value is not None and value.dtype is not None and value.dtype.is_floating_point()
 
 

@@ -44,11 +44,13 @@ def fit_ir_version(model: ir.Model) -> None:
 
 
 def _oldest_ir_version(model: ir.Model) -> int:
+    """Return the IR version of the ONNX release that introduced the model's opset, at least 4."""
     # Opsets 2 to 4 were never released with an IR version of their own.
     return max(4, helper.OP_SET_ID_VERSION_MAP.get(("ai.onnx", model.graph.opset_imports[""]), 3))
 
 
 def _convert(model: ir.Model, opset: int) -> ir.Model:
+    """Return a model of an older opset at opset 21, with what the version converter loses or changes restored."""
     drop_saved_statistics(model, opset)
     proto = lean_proto(model)
     proto.ir_version = helper.OP_SET_ID_VERSION_MAP["ai.onnx", CANONICAL_OPSET]
@@ -68,6 +70,7 @@ def _convert(model: ir.Model, opset: int) -> ir.Model:
 
 
 def _check_interface(model: ir.Model, converted: ir.Model, opset: int) -> None:
+    """Raise UnsupportedOpsetError if names or ranks of inputs or outputs have changed."""
     # Callers find inputs and outputs by name, and the converter renames some where an op is replaced.
     for kind in ("inputs", "outputs"):
         before = [value.name for value in getattr(model.graph, kind)]

@@ -87,7 +87,7 @@ def canonicalize(model: ir.Model, variable: Collection[str] = ()) -> ir.Model:
         lift_constants(model)
     RestoreParametersPass()(model)
     TimeFirstPass()(model)
-    # Again, as folding and inference come now. Parameters that were restored above are withheld, too.
+    # Withheld again for folding and inference. Parameters that RestoreParametersPass has added are withheld, too.
     withheld = withhold(model, variable)
     model = settle_shapes(model)
     check_types(model)
@@ -140,6 +140,7 @@ def _checkable_proto(model: ir.Model) -> onnx.ModelProto:
 
 
 def _check_input(model: ir.Model) -> None:
+    """Raise ModelError if onnx's checker refuses the model of the user."""
     try:
         onnx.checker.check_model(_checkable_proto(model))
     except onnx.checker.ValidationError as error:
@@ -147,6 +148,7 @@ def _check_input(model: ir.Model) -> None:
 
 
 def _check_converted(model: ir.Model, opset: int) -> None:
+    """Raise UnsupportedOpsetError if onnx's checker refuses what the version converter made."""
     try:
         onnx.checker.check_model(_checkable_proto(model))
     except onnx.checker.ValidationError as error:

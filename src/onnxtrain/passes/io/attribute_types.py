@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 
 def mistyped_attribute(model: ir.Model) -> str | None:
-    """Describes the first attribute whose type is not the schema's, for an error message; None if all are right.
+    """Return a description of the first attribute whose type is not the schema's; None if all are right.
 
     onnx's checker finds them, too, but it runs after passes of onnx_ir, which raise TypeError for such a Constant.
     """
@@ -40,7 +40,7 @@ def mistyped_attribute(model: ir.Model) -> str | None:
 
 @functools.cache
 def _kinds(op_type: str, opset: int) -> dict[str, int]:
-    """Returns the AttributeProto.AttributeType of each attribute of an op, e.g. {"axis": 2}; {} for an unknown op."""
+    """Return the AttributeProto.AttributeType of each attribute of an op, e.g. {"axis": 2}; {} for an unknown op."""
     kinds: dict[str, int] = {}
     # The newest opset, too: passes of onnx_ir read `value_int` of a Constant whatever opset a damaged model declares.
     for version in (onnx.defs.onnx_opset_version(), opset):

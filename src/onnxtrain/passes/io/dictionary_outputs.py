@@ -12,12 +12,11 @@ def tensors_for_maps(proto: onnx.ModelProto) -> onnx.ModelProto:
     float32 [N, C]. In the copy the output of the same name is the tensor of probabilities.
     """
     zipped = {node.output[0]: node for node in proto.graph.node if _is_zip_map(node)}
-    given = [value.name for value in proto.graph.output if value.name in zipped]
-    if not given:
+    if not any(value.name in zipped for value in proto.graph.output):
         return proto
     copy = onnx.ModelProto()
     copy.CopyFrom(proto)
-    # A ZipMap lists its classes as numbers or as strings.
+    # A ZipMap lists its classes as numbers or as strings, in one of two attributes.
     classes = {
         name: max(len(a.ints) + len(a.strings) for a in node.attribute) for name, node in zipped.items()
     }
@@ -37,4 +36,5 @@ def tensors_for_maps(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _is_zip_map(node: onnx.NodeProto) -> bool:
+    """Tell if a node is a ZipMap of ai.onnx.ml."""
     return node.op_type == "ZipMap" and node.domain == "ai.onnx.ml"

@@ -39,14 +39,14 @@ _EAGER_BYTES = 16 * 1024
 
 
 def load_model(source: ModelSource) -> ir.Model:
-    """Load, check and copy a model; later passes over the result do not change `source`.
+    """Load and check a model; later passes over the result do not change `source`.
 
     External data stays on disk and is memory-mapped when it is first read, so that models beyond protobuf's limit of
-    2 GB load. The result is any valid ONNX model; :func:`onnxtrain.passes.canonicalize` takes it further.
+    2 GB load. :func:`onnxtrain.passes.canonicalize` brings the result to canonical form.
 
     Args:
         source: Path of an ONNX file, a proto, or an IR model. Relative external data paths of a proto are
-            resolved against the working directory; pass the path of the file instead where that is wrong.
+            resolved against the working directory; if they are relative to the file, pass its path instead.
 
     Raises:
         ModelLoadError: The file or its external data is missing, truncated or not ONNX; the graph is empty or invalid.
@@ -72,6 +72,7 @@ def load_model(source: ModelSource) -> ir.Model:
             f"Cannot load a model from {type(source).__name__}; "
             "pass a path, an onnx.ModelProto or an onnx_ir.Model."
         )
+    # Versions first: the checks that follow look ops up at the model's opset.
     _check_versions(model, origin)
     _check_text(model, origin)
     _check_graph(model, origin)
@@ -87,6 +88,7 @@ def load_model(source: ModelSource) -> ir.Model:
 
 
 def _read(path: Path) -> onnx.ModelProto:
+    """Read a file without its external data; raise ModelLoadError if that fails."""
     if path.is_dir():
         raise ModelLoadError(
             f"Cannot load a model from '{path}': it is a directory. Pass the .onnx file inside it."
@@ -106,6 +108,7 @@ def _read(path: Path) -> onnx.ModelProto:
 
 
 def _from_proto(proto: onnx.ModelProto, origin: str) -> ir.Model:
+    """Make an IR model of a proto; raise ModelLoadError if the proto is malformed."""
     if not proto.HasField("graph"):
         raise ModelLoadError(
             f"Cannot load a model from {origin}: it holds no graph, so it is empty or not an ONNX model."
@@ -116,7 +119,7 @@ def _from_proto(proto: onnx.ModelProto, origin: str) -> ir.Model:
             f"Cannot load a model from {origin}: sparse initializers ({names}) are not supported. "
             "Store them dense."
         )
-    # Before the IR reads the tensors: what claims a huge shape must fail here, not when memory is allocated for it.
+    # Before the IR reads the tensors: a tensor that claims a huge shape must fail here, not when memory is allocated.
     try:
         check_tensors(proto)
     except ValueError as error:
@@ -133,6 +136,7 @@ def _from_proto(proto: onnx.ModelProto, origin: str) -> ir.Model:
 
 
 def _clone(source: ir.Model, origin: str) -> ir.Model:
+    """Clone the model of the caller; raise ModelLoadError if its nodes are not sorted."""
     try:
         return source.clone(deep_copy=True)
     # onnx_ir (1.1) clones in order and raises RuntimeError for a value that no node before its use defines.
@@ -178,6 +182,7 @@ def share_tensor(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
 
 
 def _check_versions(model: ir.Model, origin: str) -> None:
+    """Normalise the import of the standard domain, in place; raise an error for an opset that is not supported."""
     imports = model.graph.opset_imports
     # The standard domain has two spellings; onnx_ir normalises them in nodes but not in imports.
     if "ai.onnx" in imports:
@@ -197,8 +202,8 @@ def _check_versions(model: ir.Model, origin: str) -> None:
             "again."
         )
     if opset > MAX_OPSET and _is_older(model, opset):
-        for known in (imports, *(function.opset_imports for function in model.functions.values())):
-            known[""] = min(known.get("", MAX_OPSET), MAX_OPSET)
+        for imported in (imports, *(function.opset_imports for function in model.functions.values())):
+            imported[""] = min(imported.get("", MAX_OPSET), MAX_OPSET)
     elif opset > NEWEST_OPSET:
         raise UnsupportedOpsetError(
             f"Cannot use the model of {origin}: it has opset {opset}, and stock ONNX Runtime accepts at most "
@@ -207,11 +212,12 @@ def _check_versions(model: ir.Model, origin: str) -> None:
 
 
 def _is_older(model: ir.Model, opset: int) -> bool:
-    """Whether all standard ops of a model have the same version at its opset as at `MAX_OPSET`.
+    """Tell if all standard ops of a model have the same version at its opset as at `MAX_OPSET`.
 
-    onnxruntime's optimizer writes the newest opset that it knows into models that import none; such models load as ones
-    of `MAX_OPSET`.
+    onnxruntime's optimizer writes the newest opset that it knows into models that import none. Such a model is loaded
+    as one of `MAX_OPSET`.
     """
+    # onnx knows no schemas of newer opsets than its own.
     if opset > onnx.defs.onnx_opset_version():
         return False
     graphs = (model.graph, *(function.graph for function in model.functions.values()))
@@ -220,7 +226,7 @@ def _is_older(model: ir.Model, opset: int) -> bool:
 
 
 def _check_text(model: ir.Model, origin: str) -> None:
-    """Refuses strings that are not UTF-8: protobuf returns them as bytes and cannot write them again."""
+    """Refuse strings that are not UTF-8: protobuf returns them as bytes and cannot write them again."""
     for text in _texts(model):
         if isinstance(text, bytes):
             raise ModelLoadError(
@@ -230,7 +236,7 @@ def _check_text(model: ir.Model, origin: str) -> None:
 
 
 def _texts(model: ir.Model) -> Iterator[object]:
-    """Yields names, doc strings and metadata of a model, its graphs, values, nodes and attributes."""
+    """Yield names, doc strings and metadata of a model, its graphs, values, nodes and attributes."""
     yield from (model.producer_name, model.producer_version, model.domain, *_descriptions(model))
     for graph in (*model.graphs(), *(function.graph for function in model.functions.values())):
         yield from (graph.name, *_descriptions(graph), *graph.opset_imports)
@@ -245,23 +251,25 @@ def _texts(model: ir.Model) -> Iterator[object]:
 
 
 def _descriptions(owner: ir.Model | ir.Graph | ir.Node | ir.Value) -> Iterator[object]:
+    """Yield the doc string and the metadata of an object."""
     yield owner.doc_string
     for pair in owner.metadata_props.items():
         yield from pair
 
 
 def _check_graph(model: ir.Model, origin: str) -> None:
+    """Check that the graph computes something and defines all values, and sort its nodes in place."""
     if not len(model.graph):
         raise ModelLoadError(f"Cannot load a model from {origin}: its graph has no nodes.")
     if not model.graph.outputs:
         raise ModelLoadError(f"Cannot load a model from {origin}: its graph has no outputs.")
     bodies = (function.graph for function in model.functions.values())
     for graph in (*model.graphs(), *(graph for body in bodies for graph in (body, *body.subgraphs()))):
-        known = {*graph.inputs, *graph.initializers.values()}
+        sources = {*graph.inputs, *graph.initializers.values()}
         users = [*graph.outputs, *(value for node in graph for value in node.inputs if value is not None)]
         for value in users:
             # `value.graph` is no proof: an output belongs to its graph whether or not anything computes it.
-            if value.producer() is None and value.graph in (None, graph) and value not in known:
+            if value.producer() is None and value.graph in (None, graph) and value not in sources:
                 raise ModelLoadError(
                     f"Cannot load a model from {origin}: nothing defines '{value.name}', which its graph "
                     "uses. The file may have been cut or edited; export it again."

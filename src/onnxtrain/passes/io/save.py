@@ -69,9 +69,9 @@ def save_model(
     Args:
         model: Any model; tensors on disk are copied without being read into memory as a whole.
         path: The file to write. Its directory must exist.
-        external_data_threshold: If the initializers have more bytes than this in all, those over 1 kB go to
-            a file beside it, `<path>.<12 hexadecimal digits>.data`: a new one each time, so that there is
-            always a model whose data is there. That of a model that was replaced is removed.
+        external_data_threshold: If the initializers have more bytes than this together, those over 1 kB go to a second
+            file, `<path>.<12 hexadecimal digits>.data`. Each call writes a new one, so that the model at `path` has its
+            data at any time. The data file of the model that was replaced is removed.
     """
     path = Path(path)
     with FileSet(path.absolute().parent) as files:
@@ -85,7 +85,7 @@ def write_model(
     external_data_threshold: int = DEFAULT_EXTERNAL_DATA_THRESHOLD,
 ) -> None:
     """Write `model` to the file `name` of a set of files that appear together; see :func:`save_model`."""
-    # The model may be one that was loaded from the file it now replaces, and whose data file the set removes.
+    # The model may have been loaded from the file that it now replaces, whose data file will be removed.
     _map_tensors_beside(model, name)
     if _initializer_bytes(model) > external_data_threshold:
         data = external_data_name(name)
@@ -98,6 +98,7 @@ def write_model(
 
 
 def _initializer_bytes(model: ir.Model) -> int:
+    """Return the size of all initializers in bytes."""
     return sum(
         value.const_value.nbytes
         for graph in model.graphs()
@@ -123,12 +124,14 @@ def _with_tensors_in(model: ir.Model, file: BinaryIO, name: str) -> ir.Model:
     for graph in clone.graphs():
         for value in graph.initializers.values():
             tensor = value.const_value
+            # ONNX has no external form of strings.
             if (
                 tensor is None
                 or tensor.dtype == ir.DataType.STRING
                 or tensor.nbytes <= _EXTERNAL_TENSOR_BYTES
             ):
                 continue
+            # Zeros up to the next page.
             file.write(bytes(-file.tell() % _ALIGNMENT))
             offset = file.tell()
             _write_data(tensor, file)
@@ -144,6 +147,7 @@ def _with_tensors_in(model: ir.Model, file: BinaryIO, name: str) -> ir.Model:
 
 
 def _write_data(tensor: ir.TensorProtocol, file: BinaryIO) -> None:
+    """Write the bytes of a tensor to a file."""
     # Most tensors of onnx_ir can write themselves without a copy in memory, though the protocol does not ask for it.
     write = getattr(tensor, "tofile", None)
     if write is None:

@@ -10,14 +10,15 @@ from onnx import TensorProto
 
 from onnxtrain.runtime.external_data import bits_of
 
+# Fields of a TensorProto that hold elements if `raw_data` does not; each dtype uses one of them.
 _LISTS = ("float_data", "int32_data", "string_data", "int64_data", "double_data", "uint64_data")
 _COMPLEX = (TensorProto.COMPLEX64, TensorProto.COMPLEX128)
 
 
 def check_tensors(model: onnx.ModelProto) -> None:
-    """Check the size of every tensor of a model, in attributes and functions, too.
+    """Check that every tensor of a model holds its elements, in attributes and functions, too.
 
-    Later code trusts shapes and allocates memory for them.
+    Later code trusts shapes and allocates memory for them, so a corrupt file could ask for terabytes.
 
     Raises:
         ValueError: A tensor has a negative size, no dtype, or more or less data than its shape needs, or is a tensor of
@@ -35,6 +36,7 @@ def check_tensors(model: onnx.ModelProto) -> None:
 
 
 def _check_data(tensor: TensorProto) -> None:
+    """Raise ValueError if a tensor in the proto holds more or less data than its shape needs."""
     elements = prod(tensor.dims)
     bits = bits_of(tensor.data_type)
     if tensor.HasField("raw_data"):
@@ -54,6 +56,7 @@ def _check_data(tensor: TensorProto) -> None:
 
 
 def _tensors(model: onnx.ModelProto) -> Iterator[TensorProto]:
+    """Yield all tensors of a model."""
     yield from _graph_tensors(model.graph)
     for function in model.functions:
         yield from _node_tensors(function.node)
@@ -66,7 +69,8 @@ def _graph_tensors(graph: onnx.GraphProto) -> Iterator[TensorProto]:
 
 
 def _node_tensors(nodes: object) -> Iterator[TensorProto]:
-    for node in nodes:  # type: ignore[attr-defined]  # protobuf's lists have no type of their own
+    # protobuf's lists have no type of their own that mypy knows.
+    for node in nodes:  # type: ignore[attr-defined]
         yield from _attribute_tensors(node.attribute)
 
 

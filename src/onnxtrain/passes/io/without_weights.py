@@ -18,7 +18,7 @@ _UNREGISTERED = "onnxtrain.unregistered"
 BIG_ELEMENTS = 4096
 """Initializers with more elements than this become inputs of a lean proto."""
 
-# The version converter's C++ IR cannot hold other dtypes (4-bit integers, 8-bit floats); only weights have them.
+# Dtypes that the version converter's C++ IR can hold. Weights may have others: 4-bit integers, 8-bit floats.
 _CONVERTIBLE = frozenset(
     ir.DataType[name]
     for name in (
@@ -29,6 +29,7 @@ _CONVERTIBLE = frozenset(
 
 
 def _is_big(tensor: ir.TensorProtocol | None) -> bool:
+    """Tell if an initializer must become an input: it is large, has no data, or has a dtype onnx's C++ cannot hold."""
     return tensor is None or tensor.size > BIG_ELEMENTS or tensor.dtype not in _CONVERTIBLE
 
 
@@ -53,14 +54,17 @@ def lean_proto(model: ir.Model) -> onnx.ModelProto:
             graph.initializers.clear()
             for value in order.values():
                 graph.initializers.add(value)
-    known = {info.name for info in lean.graph.input}
-    lean.graph.input.extend(_described(value) for name, value in big.items() if name not in known)
+    # An initializer may be an input of the model already, which makes it a default.
+    inputs = {info.name for info in lean.graph.input}
+    lean.graph.input.extend(_described(value) for name, value in big.items() if name not in inputs)
     if _hide_unregistered(lean.graph.node, graph.opset_imports[""]):
         lean.opset_import.add(domain=_UNREGISTERED, version=1)
     return lean
 
 
 def _described(value: ir.Value) -> onnx.ValueInfoProto:
+    """Return a graph input of the name, dtype and shape of an initializer."""
+    # The tensor tells dtype and shape surely; an initializer need not be annotated.
     tensor = value.const_value
     if tensor is None:
         return ir.serde.serialize_value(value)
@@ -73,19 +77,20 @@ def _hide_unregistered(nodes: Iterable[onnx.NodeProto], opset: int) -> bool:
     ONNX Runtime has ops of its own in the standard domain, such as SimplifiedLayerNormalization. onnx's C++ code fails
     on them, but accepts unknown ops of other domains.
     """
-    found = False
+    any_hidden = False
     for node in nodes:
         if node.domain in ("", "ai.onnx") and not _is_registered(node.op_type, opset):
             node.domain = _UNREGISTERED
-            found = True
+            any_hidden = True
         for attribute in node.attribute:
             for body in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
-                found |= _hide_unregistered(body.node, opset)
-    return found
+                any_hidden |= _hide_unregistered(body.node, opset)
+    return any_hidden
 
 
 @functools.cache
 def _is_registered(op_type: str, opset: int) -> bool:
+    """Tell if onnx knows a standard op at this opset."""
     try:
         onnx.defs.get_schema(op_type, opset, "")
     except onnx.defs.SchemaError:

@@ -9,6 +9,7 @@ import onnx_ir as ir
 from onnxtrain.op_facts import CASTS, MOVES
 
 _MS = "com.microsoft"
+# Domain of ops that ONNX Runtime's optimizer writes for images with channels last.
 _INTERNAL = "com.ms.internal.nhwc"
 
 # Input indices, by domain and op, that configure the op. Nobody means to train the bounds of a ReLU6, the scale factors
@@ -113,6 +114,7 @@ def is_quantisation_or_rotary(value: ir.Value) -> bool:
 
 
 def _is_fixed(node: ir.Node, index: int) -> bool:
+    """Tell if input `index` of a node is a quantisation scale, zero point or rotary cache, directly or further on."""
     op = (node.domain, node.op_type)
     if index in _QUANTISATION.get(op, ()) or index in _ROTARY.get(op, ()):
         return True
@@ -127,7 +129,7 @@ def _is_fixed(node: ir.Node, index: int) -> bool:
 
 
 def _is_dynamic_scale(value: ir.Value | None) -> bool:
-    """Whether `value` is the scale that DynamicQuantizeLinear computes.
+    """Tell if `value` is the scale that DynamicQuantizeLinear computes.
 
     onnxruntime's `quantize_dynamic` multiplies the scale of the weights by it, so the other factor of such a Mul is
     fixed.

@@ -36,6 +36,7 @@ def promote_initializers(model: ir.Model, names: Iterable[str]) -> dict[str, ir.
     if len(set(names)) != len(names):
         twice = sorted({name for name in names if names.count(name) > 1})
         raise ModelError(f"Cannot make {', '.join(map(repr, twice))} inputs of the training graph twice.")
+    # All checks come before the first change.
     tensors = {name: _tensor_of(initializers[name]) for name in names}
     for name, tensor in tensors.items():
         value = initializers[name]
@@ -53,8 +54,8 @@ class Withheld:
     """Values that :func:`withhold` has taken from initializers.
 
     Attributes:
-        tensors: former value of each withheld initializer, by name.
-        order: names of all initializers of the model, in their order before.
+        tensors: former value of each withheld initializer, by name, e.g. {"fc.weight": ...}.
+        order: names of all initializers of the model, in their order before, e.g. ["fc.weight", "axes"].
     """
 
     tensors: dict[str, ir.TensorProtocol]
@@ -116,6 +117,7 @@ def embed_parameters(model: ir.Model, values: Mapping[str, np.ndarray | ir.Tenso
 
 
 def _tensor_of(value: ir.Value) -> ir.TensorProtocol:
+    """Return the content of an initializer; raise ModelError if it has none."""
     if value.const_value is None:
         raise ModelError(f"The initializer '{value.name}' has no tensor; load the model with its data.")
     return value.const_value
@@ -140,6 +142,7 @@ def _tensor_for(target: ir.Value, value: np.ndarray | ir.TensorProtocol) -> ir.T
 
 
 def _some(names: Iterable[str | None], limit: int = 8) -> str:
+    """List the first names for a message, e.g. "a, b, ... (12 in all)"."""
     shown = [str(name) for name in names]
     if not shown:
         return "there are none"

@@ -12,6 +12,7 @@ from onnxtrain.passes.tidy.unused import remove_unread_initializers
 # Metadata of a node by the Dynamo exporter: the operation in PyTorch, e.g.
 # "%detach : [num_users=1] = call_function[target=torch.ops.aten.detach.default](args = (%x,), kwargs = {})".
 _KEY, _ORIGIN = "pkg.torch.onnx.fx_node", "aten.detach"
+# The lines of source code that led to the operation, innermost last.
 _SOURCE = "pkg.torch.onnx.stack_trace"
 _DETACHED, _OPERAND = re.compile(r"%detach\w*"), re.compile(r"%\w+")
 
@@ -48,6 +49,7 @@ def mark_stopped_gradients(model: ir.Model) -> ir.Model:
 
 
 def _chooses_nothing(node: ir.Node) -> bool:
+    """Tell if a Where is `Where(true, x, x)` with a scalar constant `true`."""
     condition, first, second = node.inputs
     if first is not second or condition is None or condition.is_graph_input():
         return False
@@ -75,6 +77,7 @@ def lost_detaches(graph: ir.Graph, active: Collection[ir.Value]) -> Iterator[ir.
         lost = {name for name in operands if _DETACHED.fullmatch(name)} - kept
         carrying = {value for value in node.inputs if value is not None and value in active}
         line = node.metadata_props.get(_SOURCE, "").rpartition("\n")[2]
-        # A reader may have further operands that carry gradients of right; it is suspicious if more carry than these.
+        # The reader's other operands may carry gradients. If more of its inputs do than it has other operands, one of
+        # these inputs was detached.
         if (lost and len(carrying) > len(operands - lost)) or (not kept and ".detach()" in line):
             yield node

@@ -20,6 +20,7 @@ from onnxtrain.passes.tidy.unused import remove_unread_initializers
 
 # Metadata of a model that has gradients; see `mark_gradients`.
 _GRADIENTS = "onnxtrain.gradients"
+# `producer_name` of files by PyTorch's exporters. In other files an Identity of a parameter is no sign of a merge.
 _PRODUCER = "pytorch"
 # Metadata that the Dynamo exporter and its optimizer write: at the graph the signature of the module with one line per
 # parameter, at a value the names that it was folded from, at a node the operation in PyTorch.
@@ -142,6 +143,7 @@ class RestoreParametersPass(ir.passes.InPlacePass):
 
 
 def _restore_identities(model: ir.Model) -> None:
+    """Turn each `norm2.weight = Identity(norm1.weight)` of a parameter into an initializer `norm2.weight`."""
     for node in tuple(model.graph) if model.producer_name == _PRODUCER else ():
         source, result = node.inputs[0] if node.inputs else None, node.outputs[0]
         if (
@@ -158,8 +160,10 @@ def _restore_identities(model: ir.Model) -> None:
 
 
 def _restore_operands(model: ir.Model, signature: TorchSignature) -> None:
+    """Add the parameters that operations of the module read, but that the file lacks, from those in their place."""
     for nodes, missing in tuple(signature.merged()):
         own = set(signature.read(nodes[0]))
+        # Inputs that hold a parameter which the operation in PyTorch does not read: node, index, name.
         foreign = [
             (node, index, origins[0])
             for node, index, value in _operands(nodes)
@@ -168,6 +172,7 @@ def _restore_operands(model: ir.Model, signature: TorchSignature) -> None:
         for node, index, name in _paired(foreign, missing):
             value = node.inputs[index]
             assert value is not None
+            # A folded value, e.g. a transposed weight, is no parameter itself; its name must not look like one.
             folded = _FOLDED in value.metadata_props
             restored = model.graph.initializers.get(name) or _register(
                 model, value, f"{name}.{value.name}" if folded else name
@@ -191,6 +196,7 @@ def _paired(
 
 
 def _restore_linear_weights(model: ir.Model) -> None:
+    """Give weights of linear layers, which the Dynamo exporter stores transposed, their shape and name again."""
     for node in tuple(model.graph):
         value = node.inputs[1] if node.op_type in PRODUCTS and node.domain == "" else None
         if (
@@ -224,6 +230,7 @@ def _restore_linear_weights(model: ir.Model) -> None:
 
 
 def _restore_statistics(model: ir.Model) -> None:
+    """Give running statistics that share an initializer with other inputs initializers of their own."""
     for node in tuple(model.graph):
         if node.op_type != "BatchNormalization" or node.domain != "":
             continue
@@ -231,7 +238,7 @@ def _restore_statistics(model: ir.Model) -> None:
             value, scale = node.inputs[index], node.inputs[1]
             if value is None or scale is None or not _is_parameter(value):
                 continue
-            # A layer that is applied twice reads the statistic at the same index, beside the same scale: that is no
+            # A layer that is applied twice reads its statistic twice, at one index and beside one scale. That is no
             # merge.
             if len({(use.node.op_type, use.idx, use.node.inputs[1:2]) for use in value.uses()}) > 1:
                 name = f"{str(scale.name).removesuffix('.weight')}.{leaf}"
@@ -247,6 +254,7 @@ def _operands(nodes: Sequence[ir.Node]) -> Iterator[tuple[ir.Node, int, ir.Value
 
 
 def _is_parameter(value: ir.Value) -> bool:
+    """Tell if a value is an initializer that may be trained."""
     return value.is_initializer() and is_float_parameter(value)
 
 

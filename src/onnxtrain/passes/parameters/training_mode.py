@@ -41,15 +41,16 @@ class TrainingModePass(ir.passes.InPlacePass):
         """Choose the modes.
 
         Args:
-            batch_norm: mode of all BatchNormalization nodes, or modes of some nodes; others stay as they are.
-            dropout: the same for Dropout.
+            batch_norm: Mode of all BatchNormalization nodes, e.g. "training", or modes of some nodes; others stay as
+                they are.
+            dropout: The same for Dropout.
 
         Raises:
             ValueError: A mode is none of "as_exported", "training", "inference".
         """
         super().__init__()
-        for name, given in (("batch_norm", batch_norm), ("dropout", dropout)):
-            for mode in given.values() if isinstance(given, Mapping) else (given,):
+        for name, modes in (("batch_norm", batch_norm), ("dropout", dropout)):
+            for mode in modes.values() if isinstance(modes, Mapping) else (modes,):
                 if mode in _MODES:
                     continue
                 raise ValueError(f"{name}={mode!r}: choose one of {', '.join(map(repr, _MODES))}.")
@@ -93,6 +94,7 @@ def is_training_batch_norm(node: ir.Node) -> bool:
 
 
 def _batch_norm_to_training(model: ir.Model, node: ir.Node) -> bool:
+    """Let a BatchNormalization train and return updated statistics; return whether it has changed."""
     # Nothing to do: the pass must not report a modification.
     if is_training_batch_norm(node) and len(node.outputs) == 3 and all(out.name for out in node.outputs):
         return False
@@ -108,6 +110,7 @@ def _batch_norm_to_training(model: ir.Model, node: ir.Node) -> bool:
 
 
 def _batch_norm_to_inference(model: ir.Model, node: ir.Node) -> bool:
+    """Let a BatchNormalization normalise by its running statistics; return whether it has changed."""
     if not is_training_batch_norm(node) and len(node.outputs) == 1:
         return False
     node.attributes.pop("training_mode", None)
@@ -121,6 +124,7 @@ def _batch_norm_to_inference(model: ir.Model, node: ir.Node) -> bool:
 
 
 def _dropout_to_training(model: ir.Model, node: ir.Node) -> bool:
+    """Let a Dropout draw masks; return whether it has changed."""
     mode = node.inputs[2] if len(node.inputs) > 2 else None
     if mode is not None and mode.const_value is not None and bool(mode.const_value.numpy()):
         return False
@@ -130,6 +134,7 @@ def _dropout_to_training(model: ir.Model, node: ir.Node) -> bool:
 
 
 def _dropout_to_inference(model: ir.Model, node: ir.Node) -> bool:
+    """Let a Dropout return its input; return whether it has changed."""
     if len(node.inputs) <= 2:
         return False
     node.resize_inputs(2)
@@ -137,7 +142,7 @@ def _dropout_to_inference(model: ir.Model, node: ir.Node) -> bool:
 
 
 def _true(model: ir.Model) -> ir.Value:
-    """Return the constant `true` that all Dropout nodes share; adds it if there is none."""
+    """Return the constant `true` that all Dropout nodes share; add it if there is none."""
     name = "onnxtrain.training_mode"
     value = model.graph.initializers.get(name)
     return add_constant(model.graph, ir.tensor(np.array(True), name=name)) if value is None else value

@@ -7,9 +7,7 @@ from typing import Literal
 
 import onnx
 
-from onnxtrain.autodiff._registry import NON_DIFFERENTIABLE, NOT_YET, OPSETS, RULES
-from onnxtrain.emitter import schema_of
-from onnxtrain.errors import GraphBuildError
+from onnxtrain.autodiff._registry import NON_DIFFERENTIABLE, NOT_YET, OPSETS, RULES, schemas_by_opset
 from onnxtrain.passes import BODIES, NEWEST_OPSET, has_schema_function
 
 READ_OPSETS = range(OPSETS[0], NEWEST_OPSET + 1)
@@ -49,30 +47,12 @@ def coverage() -> list[OpCoverage]:
         ('rule', ('inputs',), 'function', 'nondifferentiable')
     """
     names = sorted({schema.name for schema in onnx.defs.get_all_schemas() if schema.domain == ""})
-    return [_row(name, opsets) for name in names if (opsets := _opsets_with(name))]
-
-
-def _opsets_with(op_type: str) -> list[int]:
-    """Returns the supported opsets in which an op exists and is not deprecated."""
-    opsets = []
-    for opset in READ_OPSETS:
-        try:
-            schema = schema_of(op_type, opset)
-        except GraphBuildError:
-            continue
-        if not schema.deprecated:
-            opsets.append(opset)
-    return opsets
+    return [row for name in names if (row := coverage_of("", name)).since]
 
 
 def coverage_of(domain: str, op_type: str) -> OpCoverage:
     """Returns the row of an op of any domain; `since` is 0 for an op outside the standard."""
-    opsets = _opsets_with(op_type) if domain == "" else []
-    return _row(op_type, opsets, domain)
-
-
-def _row(op_type: str, opsets: list[int], domain: str = "") -> OpCoverage:
-    """Makes the row of an op from the tables of rules and declarations."""
+    opsets = [] if domain else list(schemas_by_opset(op_type, opsets=READ_OPSETS))
     # A rule wins over a function body, which is then never inlined on the path of a gradient.
     key, since = (domain, op_type), opsets[0] if opsets else 0
     if key in RULES:

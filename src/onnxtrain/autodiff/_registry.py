@@ -251,9 +251,7 @@ def defvjp(
 def nondifferentiable(*op_types: str, reason: str, domain: str = "") -> None:
     """Declares ops through which no gradient flows: their results are piecewise constant, integers or shapes."""
     for op_type in op_types:
-        _refuse_duplicate(op_type, domain)
-        if not domain:
-            _schema_signature(op_type, domain)
+        _refuse_duplicate_or_misspelt(op_type, domain)
         NOT_YET.pop((domain, op_type), None)
         NON_DIFFERENTIABLE[domain, op_type] = NonDifferentiable(op_type, reason)
 
@@ -261,10 +259,7 @@ def nondifferentiable(*op_types: str, reason: str, domain: str = "") -> None:
 def not_yet(*op_types: str, reason: str, domain: str = "") -> None:
     """Declares ops that have a derivative but no rule yet; `reason` goes into error messages."""
     for op_type in op_types:
-        _refuse_duplicate(op_type, domain)
-        # Raises for a misspelt op; other domains have no schemas to look it up in.
-        if not domain:
-            _schema_signature(op_type, domain)
+        _refuse_duplicate_or_misspelt(op_type, domain)
         NOT_YET[domain, op_type] = reason
 
 
@@ -307,23 +302,25 @@ def _key(node: ir.Node) -> tuple[str, str]:
     return (node.domain if node.domain != "ai.onnx" else "", node.op_type)
 
 
-def _schema_signature(op_type: str, domain: str) -> Signature:
-    """Returns the input and output names of the op's schema at the newest supported opset that has the op."""
-    signatures = []
-    for opset in OPSETS:
+def schemas_by_opset(op_type: str, domain: str = "", opsets: range = OPSETS) -> dict[int, onnx.defs.OpSchema]:
+    """Returns the schema of an op at each of the opsets that has the op and does not deprecate it."""
+    schemas = {}
+    for opset in opsets:
         try:
             schema = schema_of(op_type, opset, domain)
         except GraphBuildError:
             continue
         if not schema.deprecated:
-            signatures.append(_signature_of(schema))
-    if not signatures:
+            schemas[opset] = schema
+    return schemas
+
+
+def _schema_signature(op_type: str, domain: str) -> Signature:
+    """Returns the input and output names of the op's schema at the newest supported opset that has the op."""
+    schemas = schemas_by_opset(op_type, domain)
+    if not schemas:
         raise RuleDefinitionError(f"registering {domain or 'ai.onnx'}::{op_type}: no such op in opsets 21-26")
-    return signatures[-1]
-
-
-def _signature_of(schema: onnx.defs.OpSchema) -> Signature:
-    """Reads a signature off an ONNX schema."""
+    schema = schemas[max(schemas)]
     variadic = onnx.defs.OpSchema.FormalParameterOption.Variadic
     return Signature(
         tuple(formal.name for formal in schema.inputs),
@@ -331,6 +328,14 @@ def _signature_of(schema: onnx.defs.OpSchema) -> Signature:
         bool(schema.inputs) and schema.inputs[-1].option == variadic,
         bool(schema.outputs) and schema.outputs[-1].option == variadic,
     )
+
+
+def _refuse_duplicate_or_misspelt(op_type: str, domain: str) -> None:
+    """Raises RuleDefinitionError if an op is declared already, or is no op of the standard domain."""
+    _refuse_duplicate(op_type, domain)
+    # Other domains have no schemas to look a name up in.
+    if not domain:
+        _schema_signature(op_type, domain)
 
 
 def _refuse_duplicate(op_type: str, domain: str) -> None:

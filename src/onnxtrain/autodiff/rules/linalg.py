@@ -118,12 +118,12 @@ def gemm(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 
 def inverse_rule(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
     """Y = A⁻¹, so dY = -Y dA Y:  ct_A = -Yᵀ ct Yᵀ."""
-    y = _transposed(op, n, n.out.y)
+    y = _transposed(op, n, n.outputs[0])
     return op.Neg(op.MatMul(op.MatMul(y, ct), y))
 
 
 def cholesky_rule(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
-    """A = L Lᵀ:  ct_A = (S + Sᵀ) / 2, S = L⁻ᵀ Φ(Lᵀ ct) L⁻¹; Φ keeps the lower triangle and half of the diagonal.
+    """For A = L Lᵀ:  ct_A = (S + Sᵀ) / 2, S = L⁻ᵀ Φ(Lᵀ ct) L⁻¹; Φ keeps the lower triangle and half of the diagonal.
 
     Murray, Differentiation of the Cholesky decomposition (2016), arXiv:1602.07527.
     """

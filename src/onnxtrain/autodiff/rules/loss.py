@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from onnxtrain.autodiff._node import NodeView
 from onnxtrain.autodiff._registry import Cotangents, vjp
+from onnxtrain.autodiff.rules._count import counting_dtype
 from onnxtrain.emitter import Emitter, static_dims
 from onnxtrain.functions import log_softmax_gradient, softmax_cross_entropy_gradient
 
@@ -56,7 +57,7 @@ def _labels_and_scale(
         labels = op.Where(valid, labels, 0)
     weight = op.Gather(weights, labels) if weights is not None else None
     if n.attr("reduction") == "mean":
-        ct = op.Mul(ct, _inverse_total(op, ct.dtype, labels, valid, weight))
+        ct = op.Mul(ct, _inverse_total(op, ct, labels, valid, weight))
     scale = op.Mul(ct, weight) if weight is not None else ct
     if valid is not None:
         scale = op.Where(valid, scale, 0.0)
@@ -67,11 +68,11 @@ def _labels_and_scale(
 
 
 def _inverse_total(
-    op: Emitter, dtype: ir.DataType | None, labels: ir.Value, valid: ir.Value | None, weight: ir.Value | None
+    op: Emitter, ct: ir.Value, labels: ir.Value, valid: ir.Value | None, weight: ir.Value | None
 ) -> ir.Value | float:
-    """Returns one over the sum of the weights of all labels."""
-    # Summed in float32 at least: float16 cannot count beyond 2048.
-    wide = ir.DataType.DOUBLE if dtype == ir.DataType.DOUBLE else ir.DataType.FLOAT
+    """Returns one over the sum of the weights of all labels, in the dtype of `ct`."""
+    # float16 cannot count beyond 2048.
+    wide = counting_dtype(ct)
     if valid is None and weight is None:
         dims = static_dims(labels)
         if dims is not None and None not in dims:
@@ -82,4 +83,4 @@ def _inverse_total(
         if valid is not None and weight is not None:
             counted = op.Where(valid, counted, 0.0)
         total = op.ReduceSum(counted, keepdims=0)
-    return op.Cast(op.Reciprocal(total), to=dtype)
+    return op.Cast(op.Reciprocal(total), to=ct.dtype)

@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from onnxtrain.autodiff._node import NodeView
 from onnxtrain.autodiff._registry import defvjp, vjp
+from onnxtrain.autodiff.rules._count import counting_dtype
 from onnxtrain.autodiff.rules._windows import Windows, pad, tap_slices
 from onnxtrain.emitter import Emitter, static_dims
 from onnxtrain.errors import ShapeRequired
@@ -138,7 +139,7 @@ def _matrix(op: Emitter, n: NodeView, axes: Sequence[int], position: int, like: 
         position: index of the axis among `axes`.
         like: the cotangent, whose dtype the matrix gets.
     """
-    dtype = ir.DataType.DOUBLE if like.dtype == ir.DataType.DOUBLE else ir.DataType.FLOAT
+    dtype = counting_dtype(like)
     size = op.dim(n.X, axes[position])
     square = op.Concat(size, size, axis=0)
     eye = op.EyeLike(op.Expand(op.const(0, dtype), square))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterable
 
 import onnx
 import onnx_ir as ir
@@ -15,16 +14,11 @@ def mistyped_attribute(model: ir.Model) -> str | None:
 
     onnx's checker finds them, too, but it runs after passes of onnx_ir, which raise TypeError for such a Constant.
     """
-    owners: list[tuple[Iterable[ir.Node], int | None]] = [
-        (model.graph.all_nodes(), model.graph.opset_imports.get(""))
-    ]
-    # A function may import another opset than the model, or none, where the model's holds.
-    for function in model.functions.values():
-        owners.append(
-            (function.all_nodes(), function.opset_imports.get("", model.graph.opset_imports.get("")))
-        )
-    for nodes, opset in owners:
-        for node in nodes:
+    owners: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
+    for owner in owners:
+        # A function may import another opset than the model. If it imports none, the model's holds.
+        opset = owner.opset_imports.get("", model.graph.opset_imports.get(""))
+        for node in owner.all_nodes():
             if node.domain:
                 continue
             kinds = _kinds(node.op_type, opset or onnx.defs.onnx_opset_version())

@@ -171,27 +171,23 @@ def _cut_after(node: ir.Node, source: ir.Value | None, axes: Sequence[_Axis]) ->
     Floor mode with padding `longest` has (size + begin + longest - extent) // stride + 1 windows.
     """
     node.metadata_props[_SLICED] = "cut"
-    rank = len(axes)
-    sizes = ir.node("Shape", [source], {"start": 2})
-    reach = _constant([axis.begin + axis.longest - axis.extent for axis in axes])
-    strides, one = _constant([axis.stride for axis in axes]), _constant([1])
-    room = ir.node("Add", [sizes.outputs[0], reach.outputs[0]])
-    behind_first = ir.node("Div", [room.outputs[0], strides.outputs[0]])
-    counts = ir.node("Add", [behind_first.outputs[0], one.outputs[0]])
-    starts, places = _constant([0] * rank), _constant(list(range(2, 2 + rank)))
-    made = [sizes, reach, strides, one, room, behind_first, counts, starts, places]
+
+    def constant(role: str, numbers: Sequence[int]) -> ir.Value:
+        return write_before(node, role, "Constant", value_ints=numbers)
+
+    sizes = write_before(node, "sizes", "Shape", source, start=2)
+    reach = constant("reach", [axis.begin + axis.longest - axis.extent for axis in axes])
+    room = write_before(node, "room", "Add", sizes, reach)
+    behind_first = write_before(
+        node, "behind_first", "Div", room, constant("strides", [a.stride for a in axes])
+    )
+    counts = write_before(node, "counts", "Add", behind_first, constant("one", [1]))
+    starts, places = constant("starts", [0] * len(axes)), constant("places", range(2, 2 + len(axes)))
     for value in node.outputs:
-        if not value.name:
-            continue
-        cut = successor(value)
-        value.name, value.shape = f"{cut.name}_with_empty_windows", None
-        inputs = [value, *(n.outputs[0] for n in (starts, counts, places))]
-        made.append(ir.node("Slice", inputs, outputs=[cut]))
-    node.append(made)
-
-
-def _constant(numbers: Sequence[int]) -> ir.Node:
-    return ir.node("Constant", [], {"value": ir.tensor(numbers, dtype=ir.DataType.INT64)})
+        if value.name:
+            cut = successor(value)
+            value.name, value.shape = f"{cut.name}_with_empty_windows", None
+            node.append(ir.node("Slice", [value, starts, counts, places], outputs=[cut]))
 
 
 def _set(node: ir.Node, **attributes: Any) -> None:

@@ -17,6 +17,7 @@ from onnxtrain.op_facts import RECURRENT
 from onnxtrain.passes.shapes.infer import infer_shapes
 from onnxtrain.passes.shapes.two_batches import TRIAL, Dims, axis_of_batch, concrete_dims, static_dims_at
 from onnxtrain.passes.tidy.constants import add_constant
+from onnxtrain.passes.tidy.fold_constants import run_node
 from onnxtrain.passes.tidy.unique_names import fresh_name
 
 # Elements of an integer tensor whose content is followed: shapes are small, and larger tensors are data.
@@ -358,23 +359,9 @@ class _Walk:
         follows = any(value is not None and str(value.name) in self._values for value in node.inputs)
         if not follows or any(c is None for c, v in zip(contents, node.inputs, strict=True) if v is not None):
             return
-        proto = onnx.helper.make_model(
-            onnx.helper.make_graph(
-                [ir.to_proto(node)],
-                "shape",
-                [
-                    onnx.helper.make_value_info(str(v.name), onnx.TypeProto())
-                    for v in node.inputs
-                    if v is not None
-                ],
-                [onnx.helper.make_value_info(str(v.name), onnx.TypeProto()) for v in node.outputs],
-            ),
-            opset_imports=self._opsets,
-        )
-        feeds = {str(v.name): c for v, c in zip(node.inputs, contents, strict=True) if v is not None}
-        results = onnx.reference.ReferenceEvaluator(proto).run(None, feeds)
-        for output, result in zip(node.outputs, results, strict=True):
-            if isinstance(result, np.ndarray) and result.size <= _MAX_VALUES:
+        results = run_node(node, contents, self._model.graph.opset_imports[""]) or []
+        for output, result in zip(node.outputs, results, strict=False):
+            if result.size <= _MAX_VALUES:
                 self._values[str(output.name)] = result
 
     def _error(self, node: ir.Node, problem: str) -> ModelError:

@@ -19,18 +19,13 @@ def why_untyped(value: ir.Value) -> str:
         producer = waiting.popleft().producer()
         if producer is None:
             continue
-        unknown = [v for v in producer.inputs if v is not None and _is_open(v)]
+        unknown = [v for v in producer.inputs if v is not None and (v.dtype is None or v.shape is None)]
         if not unknown:
             return _sentence(producer)
         fresh = [v for v in unknown if v not in seen]
         seen.update(fresh)
         waiting.extend(fresh)
     return ""
-
-
-def _is_open(value: ir.Value) -> bool:
-    """Tell if the dtype or the rank of a value is unknown."""
-    return value.dtype is None or value.shape is None
 
 
 def _sentence(node: ir.Node) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 
 import onnx_ir as ir
 
@@ -30,19 +30,14 @@ class ImpliedRanksPass(ir.passes.InPlacePass):
                 modified |= node.outputs[0].type is not None
         # Backwards, so that a rank goes through a chain of elementwise ops to the input of the graph.
         for node in reversed(model.graph):
-            if node.domain != "" or all(value is None or value.shape is not None for value in _ends(node)):
+            ends = (*node.inputs, *node.outputs)
+            if node.domain != "" or all(value is None or value.shape is not None for value in ends):
                 continue
             for value, rank in _ranks(node).items():
                 if value is not None and rank is not None and value.shape is None and value.type is not None:
                     value.shape = ir.Shape([None] * rank)
                     modified = True
         return ir.passes.PassResult(model, modified)
-
-
-def _ends(node: ir.Node) -> Iterator[ir.Value | None]:
-    """Yield inputs and outputs of a node."""
-    yield from node.inputs
-    yield from node.outputs
 
 
 def _ranks(node: ir.Node) -> _Ranks:
@@ -151,22 +146,22 @@ def _counted(*places: int, per_axis: int = 1, axes: int | None = None) -> Callab
     return find
 
 
-def _attention(node: ir.Node) -> _Ranks:
-    """Return 3 as rank of queries, keys, values and result if attributes give the numbers of heads, else 4."""
-    rank = 3 if "q_num_heads" in node.attributes else 4
-    return dict.fromkeys([*node.inputs[:3], node.outputs[0]], rank)
+def _heads(count: int, attribute: str) -> Callable[[ir.Node], _Ranks]:
+    """Make a rule for ops on heads: the first `count` inputs and the result have rank 3 with `attribute`, 4 without."""
 
+    def find(node: ir.Node) -> _Ranks:
+        return dict.fromkeys(
+            [*node.inputs[:count], node.outputs[0]], 3 if attribute in node.attributes else 4
+        )
 
-def _rotary_embedding(node: ir.Node) -> _Ranks:
-    """Return 3 as rank of input and result if an attribute gives the number of heads, else 4."""
-    return dict.fromkeys([node.inputs[0], node.outputs[0]], 3 if "num_heads" in node.attributes else 4)
+    return find
 
 
 # X, W, R, B, sequence_lens, initial_h, initial_c, P; Y, Y_h, Y_c. With layout=1 the ranks are the same.
 _RECURRENT = _fixed((3, 3, 3, 2, 1, 3, 3, 2), (4, 3, 3))
 _RULES: Mapping[str, Callable[[ir.Node], _Ranks]] = {
     "AffineGrid": _fixed((3,), ()),
-    "Attention": _attention,
+    "Attention": _heads(3, "q_num_heads"),
     "AveragePool": _images(1),
     "Col2Im": _fixed((3, 1, 1), ()),
     "Concat": lambda node: _of_one_rank(*node.inputs, node.outputs[0]),
@@ -186,7 +181,7 @@ _RULES: Mapping[str, Callable[[ir.Node], _Ranks]] = {
     "RNN": _RECURRENT,
     "Resize": _counted(2, 3),
     "RoiAlign": _fixed((4, 2, 1), (4,)),
-    "RotaryEmbedding": _rotary_embedding,
+    "RotaryEmbedding": _heads(1, "num_heads"),
     "STFT": _fixed((3,), (4,)),
     "SpaceToDepth": _fixed((4,), (4,)),
     "Tile": _counted(1),

@@ -6,7 +6,7 @@ TorchScript's exporter computes even static sizes with Shape, Gather and Div.
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -122,7 +122,11 @@ def _evaluate(node: ir.Node, known: dict[ir.Value, Array], opset: int) -> Array 
         array is not None and np.any(array < index) for index, array in enumerate(inputs)
     ):
         return None
-    return _run(node, inputs, opset)
+    outputs = run_node(node, inputs, opset)
+    dtype = node.outputs[0].dtype
+    if outputs is None or dtype not in _DTYPES or outputs[0].dtype != dtype.numpy():
+        return None
+    return outputs[0] if outputs[0].size <= _LIMIT else None
 
 
 def _elements(node: ir.Node, inputs: list[Array | None]) -> int:
@@ -165,36 +169,32 @@ def _shape_of(node: ir.Node) -> Array | None:
     return np.array(dims[start:end], np.int64)
 
 
-def _run(node: ir.Node, inputs: list[Array | None], opset: int) -> Array | None:
-    """Run one node in ONNX's reference evaluator; None if that fails or gives another dtype than inferred."""
+def run_node(node: ir.Node, inputs: Sequence[Array | None], opset: int) -> list[Array] | None:
+    """Run one node in ONNX's reference evaluator, None for omitted inputs; return its outputs, or None if it fails."""
     # Imported here: it takes longer than the rest of this package together, and many models need no folding.
     from onnx.reference import ReferenceEvaluator
 
-    # Inputs get made-up names: two inputs of the node may be one value, and a Slice may omit one.
+    # Made-up names: two inputs of the node may be one value, and values that passes have written may have none yet.
     names = ["" if array is None else f"x{index}" for index, array in enumerate(inputs)]
     proto = ir.serde.serialize_node(node)
     del proto.input[:], proto.output[:]
     proto.input.extend(names)
-    proto.output.append("y")
+    proto.output.extend(f"y{index}" for index in range(len(node.outputs)))
     infos = [
         helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
         for name, array in zip(names, inputs, strict=True)
         if array is not None
     ]
-    graph = helper.make_graph([proto], "fold", infos, [helper.make_empty_tensor_value_info("y")])
+    results = [helper.make_empty_tensor_value_info(name) for name in proto.output]
+    graph = helper.make_graph([proto], "fold", infos, results)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)])
     feed = {name: array for name, array in zip(names, inputs, strict=True) if array is not None}
     try:
         with np.errstate(all="ignore"):
-            outputs: Any = ReferenceEvaluator(model).run(None, feed)
+            return [np.asarray(result) for result in ReferenceEvaluator(model).run(None, feed)]
     # The reference evaluator lacks some ops and dtypes that runtimes have. The node stays.
     except Exception:
         return None
-    result = np.asarray(outputs[0])
-    dtype = node.outputs[0].dtype
-    if result.size > _LIMIT or dtype not in _DTYPES or result.dtype != dtype.numpy():
-        return None
-    return result
 
 
 def _replace(model: ir.Model, output: ir.Value, array: Array) -> None:

@@ -11,6 +11,7 @@ from onnxtrain.autodiff._node import NodeView, Signature
 from onnxtrain.autodiff._registry import Cotangents, defbody, vjp
 from onnxtrain.autodiff.rules.contrib._shared import MS, refused
 from onnxtrain.autodiff.rules.contrib.activation import activated
+from onnxtrain.autodiff.rules.linalg import inverse_rule
 from onnxtrain.emitter import Emitter
 
 
@@ -97,15 +98,10 @@ def _unpacked(op: Emitter, packed: ir.Value, bits: int, shape: Sequence[int], li
     return op.CastLike(op.Reshape(parts, list(shape)), like)
 
 
-@vjp(
+vjp(
     "Inverse", wrt=("X",), domain=MS, signature=Signature(("X",), ("Y",), attributes={}),
     shapes=lambda op, n: op.Identity(n.X),
-)  # fmt: skip
-def inverse(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
-    """Y = X⁻¹, so dY = -Y dX Y: ct_X = -Yᵀ ct Yᵀ."""
-    rank = n.rank(n.X)
-    turned = op.Transpose(n.out.Y, perm=[*range(rank - 2), rank - 1, rank - 2])
-    return op.Neg(op.MatMul(op.MatMul(turned, ct), turned))
+)(inverse_rule)  # fmt: skip
 
 
 @vjp(

@@ -33,10 +33,7 @@ NOT_YET: dict[str, str] = {
         autodiff ortmodule ortmodule/sessions
     """,
     "comments": """
-        autodiff emitter functional fusion losses nn optim optimizers ortmodule ortmodule/lowering ortmodule/sessions surgery trainer training utils
-    """,
-    "fields": """
-        cli demo losses optimizers trainer
+        autodiff emitter functional fusion nn optim optimizers ortmodule ortmodule/lowering ortmodule/sessions surgery trainer training utils """, "fields": """ cli demo optimizers trainer
     """,
 }
 

@@ -14,6 +14,7 @@ lose digits; the result has the dtype of the scores again, as in PyTorch.
 
 from __future__ import annotations
 
+# First of all imports: where onnx is missing, the error then says what to install.
 import onnxtrain._desk  # noqa: F401  # isort: skip
 
 import json
@@ -75,9 +76,11 @@ def loss_class(name: str) -> type[Loss]:
     return next((kind for kind in LOSSES.values() if kind.__name__ == name), Loss)
 
 
-# Behind these ops labels keep their range.
+# Reshapes and casts give labels another shape or dtype, but not another range.
 _SAME_ELEMENTS = VIEWS | CASTS
 
+# The ops whose second input is class labels. A negative label counts classes from the end in their kernels, so that a
+# wrong one trains without an error if nobody checks it before.
 _LABEL_OPS = frozenset({"NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss"})
 
 
@@ -114,15 +117,16 @@ def attach_loss(
 
     Args:
         op: writes into the model's graph.
-        loss: what to append.
-        scores: name of the model's output that the loss compares with the target.
+        loss: the loss to append, e.g. MSELoss().
+        scores: name of the value that the loss compares with the target, e.g. "logits".
         target: name of an existing value to use as the target (see :func:`mark_target`); None adds an input.
-        new_target: name for the added input; default: `target` or `labels`. If it is taken, a number is appended.
-        origin: the model's graph, if `op` writes into another graph that will become part of it.
+        new_target: name for the added input. Default: "target" or, for class labels, "labels". If the name is taken, a
+            number is appended.
+        origin: the model's graph, if `op` writes into another graph that will become part of the model.
         sample_weight: True adds an input with one weight per sample (see :meth:`Loss.build_weighted`).
 
     Returns:
-        The loss, named `loss` unless that name is taken. Its metadata holds :meth:`Loss.mean_over`.
+        The loss, named `loss`, or `loss` and a number if that name is taken. Its metadata holds :meth:`Loss.mean_over`.
 
     Raises:
         GraphBuildError: a name is no value of the graph, or the loss does not fit the values.
@@ -132,6 +136,7 @@ def attach_loss(
     source: ir.Value | None
     if target is not None:
         value = _find(op.graph, target, loss)
+        # In another graph the target is an input even if the model computes it: its source is found in the model's.
         source = mark_target(_find(origin or op.graph, target, loss), spec)
     else:
         value = source = spec.as_input()
@@ -141,16 +146,18 @@ def attach_loss(
     if sample_weight:
         weight = _add_weight(op, scored, loss)
         result = loss.build_weighted(op, scored, value, weight)
+        # None is a sum, and the sums of several batches are added up whatever the samples weigh.
         mean = mean if mean is None else mean | {"sample_weight": weight.name}
     else:
         result = loss.build(op, scored, value)
     result.name = op.unique_name("loss")
+    # A model may multiply this loss or add others before it is trained; `loss_mean` then starts from this note.
     result.metadata_props[MEAN_KEY] = json.dumps(mean)
     return result
 
 
 def _add_weight(op: Emitter, scores: ir.Value, loss: Loss) -> ir.Value:
-    """Adds a graph input with one weight per sample, behind the targets."""
+    """Adds the graph input `sample_weight`, float [N], after the targets."""
     if not static_dims(scores):
         raise GraphBuildError(
             f"attaching {type(loss).__name__}: the scores {scores.name!r} of shape {scores.shape} have no axis for the "
@@ -159,7 +166,7 @@ def _add_weight(op: Emitter, scores: ir.Value, loss: Loss) -> ir.Value:
     assert scores.shape is not None
     first = scores.shape[0]
     size = first if isinstance(first, int) else first.value
-    # float32 for half precision, as the loss itself is computed in float32 then.
+    # A float16 or bfloat16 loss is computed in float32, and the weights multiply its terms there.
     dtype = ir.DataType.DOUBLE if scores.dtype == ir.DataType.DOUBLE else ir.DataType.FLOAT
     weight = TargetSpec(WEIGHT_NAME, dtype, (size,)).as_input()
     weight.name = op.unique_name(WEIGHT_NAME)
@@ -169,14 +176,17 @@ def _add_weight(op: Emitter, scores: ir.Value, loss: Loss) -> ir.Value:
 
 
 def mark_target(target: ir.Value, spec: TargetSpec) -> ir.Value | None:
-    """Marks the graph input that holds a target, so that the runtime can check its labels; returns that input or None.
+    """Marks the graph input that holds a target, so that the runtime can check its labels before a run.
 
-    The target may be the input itself, or a value with its elements (by Cast, Reshape, ...). An input that the model
-    also reads stays a user input. Marks of another loss are not overwritten.
+    The target may be the input itself, or a Cast, Reshape, ... of the input. An input that the model also reads for
+    another purpose stays a user input. Marks of another loss are not overwritten.
 
     Args:
         target: the value that a loss uses as its target.
-        spec: specification of the target.
+        spec: specification of the target, as the loss's `targets` returns it.
+
+    Returns:
+        The marked input, or None if the model computes the target.
     """
     source, readers = _source(target)
     # A target that the model computes has no labels that could be checked before the run.
@@ -187,9 +197,9 @@ def mark_target(target: ir.Value, spec: TargetSpec) -> ir.Value | None:
 
 
 def mark_labels(graph: ir.Graph) -> None:
-    """Marks the inputs with the labels of losses that the model already contains, as :func:`mark_target` does.
+    """Marks the labels of losses that the model already contains, for the same check as :func:`mark_target`.
 
-    They stay user inputs.
+    The inputs stay user inputs: the model was exported with them.
     """
     for node in graph:
         if node.domain != "" or node.op_type not in _LABEL_OPS:
@@ -198,15 +208,16 @@ def mark_labels(graph: ir.Graph) -> None:
         assert scores is not None
         assert target is not None
         source, _ = _source(target)
-        # Behind a Cast the labels may come from a floating-point input, which the runtime does not check.
+        # If a Cast makes the labels from a floating-point input, the runtime has no integers to check.
         if source.is_graph_input() and source.dtype is not None and source.dtype.is_integer():
+            # ONNX's two losses have the classes along axis 1, whatever the rank.
             count = (static_dims(scores) or (None, None))[1]
             labels = ClassLabels(count, node.attributes.get_int("ignore_index", None))
             _record(source, TargetSpec(str(source.name), source.dtype, (), labels), LABELS_KEY)
 
 
 def _source(value: ir.Value) -> tuple[ir.Value, int]:
-    """Follows a value back to the one that holds its elements; returns that, and the number of other readers."""
+    """Follows casts and reshapes of a value back; returns their source and the number of its other readers."""
     readers = len(value.uses())
     producer = value.producer()
     while producer is not None and producer.op_type in _SAME_ELEMENTS and producer.inputs[0] is not None:
@@ -221,11 +232,13 @@ def _record(source: ir.Value, spec: TargetSpec, key: str) -> None:
     marks = source.metadata_props
     # An input stays a target if one loss uses it as such, even if the model reads it for another loss.
     key = TARGET_KEY if TARGET_KEY in marks else key
+    # "{}" marks a target without class labels; the labels of a second loss on the same input add what to check.
     if marks.get(key, "{}") == "{}":
         marks[key] = spec.described
 
 
 def _find(graph: ir.Graph, name: str, loss: Loss) -> ir.Value:
+    """Returns the value of a name; raises GraphBuildError if there is none."""
     value = find_value(graph, name)
     if value is not None:
         return value

@@ -16,22 +16,24 @@ from onnxtrain.emitter import Emitter, static_dims
 from onnxtrain.errors import GraphBuildError
 from onnxtrain.passes import why_untyped
 
+# The notes of a loss are metadata of values, as metadata survives serialisation, cloning and the conversion of opsets.
 TARGET_KEY = "onnxtrain.target"
-"""Metadata of a graph input that is a target: JSON, `{}` or
+"""Metadata key of a graph input that is a target: JSON, `{}` or
 `{"class_labels": {"count": 10, "ignore_index": -100}}`."""
 
 LABELS_KEY = "onnxtrain.class_labels"
-"""Metadata of a graph input that the model reads and a loss uses as labels as well: JSON as above."""
+"""Metadata key of a graph input that both the model and a loss read, the loss as labels: JSON as above."""
 
 MEAN_KEY = "onnxtrain.loss_mean"
-"""Metadata of a loss: the result of :meth:`Loss.mean_over` as JSON."""
+"""Metadata key of a loss: the result of :meth:`Loss.mean_over` as JSON."""
 
 WEIGHT_NAME = "sample_weight"
-"""Suggested name of the graph input with a weight for each sample."""
+"""Suggested name of the graph input with one weight per sample."""
 
 Reduction = Literal["mean", "sum", "none"]
 Activation = Literal["softmax", "exp", "sigmoid"]
 
+# A sum of these overflows (float16 ends at 65,504) or stops growing (bfloat16 has 8 bits of precision).
 _HALF = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 _LABEL_DTYPES = (ir.DataType.INT64, ir.DataType.INT32)
 
@@ -42,9 +44,9 @@ class ClassLabels:
 
     Attributes:
         count: number of classes, e.g. 10; None if it is symbolic.
-        ignore_index: label of positions that do not count, e.g. -100; None if there is none.
-        axis: axis of the scores along which the classes lie.
-        scores: dimensions of scores with more than two axes, e.g. ("batch", 7, 512), for messages about shapes.
+        ignore_index: label of positions that do not count, e.g. -100; None if every label counts.
+        axis: axis of the scores along which the classes lie, e.g. 1.
+        scores: dimensions of scores with more than two axes, e.g. ("batch", 7, 512), for error messages; else None.
     """
 
     count: int | None
@@ -53,7 +55,7 @@ class ClassLabels:
     scores: tuple[int | str | None, ...] | None = None
 
     def described(self) -> dict[str, Any]:
-        """Returns the fields for JSON; `axis` and `scores` only if there is a choice of axis."""
+        """Returns the fields for JSON; `axis` and `scores` only for scores with more than two axes."""
         several = {} if self.scores is None else {"axis": self.axis, "scores": list(self.scores)}
         return {"count": self.count, "ignore_index": self.ignore_index, **several}
 
@@ -63,10 +65,10 @@ class TargetSpec:
     """The target that a loss needs besides the scores.
 
     Attributes:
-        name: suggested name of the graph input.
-        dtype: its element type.
-        shape: its dimensions: numbers, or names of symbolic dimensions that it shares with the scores.
-        class_labels: allowed labels, if the target holds class labels.
+        name: suggested name of the graph input, e.g. "labels".
+        dtype: element type of the input, e.g. INT64.
+        shape: dimensions of the input, e.g. ("batch", 10); symbolic ones are named as in the scores.
+        class_labels: allowed labels; None for a target that holds no class labels.
     """
 
     name: str
@@ -92,8 +94,8 @@ class Loss(ABC):
 
     Attributes:
         reduction: "mean" or "sum" for a scalar of shape [], "none" for one number per position.
-        activation: function that makes probabilities of the scores, e.g. "softmax" along the axis of the classes; None
-            for scores that stand for no probabilities.
+        activation: function that turns the scores into probabilities, e.g. "softmax" along the axis of the classes;
+            None if they stand for no probabilities, as in regression.
         default_metrics: names of the metrics that `Trainer` records for targets without class labels, e.g. ("mae",).
     """
 
@@ -102,7 +104,7 @@ class Loss(ABC):
     default_metrics: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
-        # Before the checks of subclasses, whose messages then show what will be used.
+        # Subclasses call this method before their own checks, whose messages then show the converted number.
         integers_to_floats(self)
         require(self, "reduction", lambda value: value in ("mean", "sum", "none"), "'mean', 'sum' or 'none'")
 
@@ -140,10 +142,10 @@ class Loss(ABC):
         sum(w[i]·l[i]).
 
         Args:
-            op: writes into the graph of the others.
+            op: writes into the graph of the three values.
             scores: as for :meth:`build`.
             target: as for :meth:`build`.
-            weight: not negative, of the scores' dtype (float32 for half precision), of shape [N].
+            weight: not negative, shape [N], in the scores' dtype (float32 for float16 and bfloat16 scores).
 
         Returns:
             The loss, in the dtype of the scores, of shape [].
@@ -155,7 +157,7 @@ class Loss(ABC):
             raise self._error("sample weights need the reduction 'mean' or 'sum'")
         wide = widen(op, scores)
         target = widen(op, target)
-        # Widened before, because the terms are weighted and summed in float32.
+        # From widened scores `build` returns terms in float32, which are weighted and summed before they are rounded.
         terms = replace(self, reduction="none").build(op, wide, target)
         counts = self._counts(op, wide, target) if self.reduction == "mean" else None
         # Every sample has the same number of terms, so that a mean per sample saves counting them.
@@ -179,11 +181,11 @@ class Loss(ABC):
         """Describes the mean for the manifest, so that a host can average the losses of several batches.
 
         Args:
-            labels: name of the graph input that holds the target, None if there is none.
+            labels: name of the graph input that holds the target; None if the model computes the target.
 
         Returns:
-            None for a sum, {} for a mean over samples. Else a mean over the labels that are not ignored, weighted by
-            class: {"labels": "labels", "ignore_index": -100, "weight": None}, where None is a weight of 1 for all.
+            None for a sum, {} for a mean over samples. For a mean over the labels that are not ignored, weighted by
+            class: {"labels": "labels", "ignore_index": -100, "weight": None}, where the weight None is 1 for all.
         """
         return {} if self.reduction == "mean" else None
 
@@ -192,7 +194,7 @@ class Loss(ABC):
         return GraphBuildError(f"building {type(self).__name__}: {problem}")
 
     def _scores_dims(self, scores: ir.Value) -> tuple[int | str | None, ...]:
-        """Returns the dimensions of the scores after checks: known rank, floating point."""
+        """Returns the dimensions of the scores; raises GraphBuildError if dtype or rank is unknown, or no float."""
         if scores.dtype is None:
             raise self._error(f"the dtype of scores {scores.name!r} is unknown.{why_untyped(scores)}")
         if not scores.dtype.is_floating_point():
@@ -220,7 +222,7 @@ class Loss(ABC):
             )
 
     def _fitting(self, spec: TargetSpec) -> str:
-        """Says how to repair a target of another shape than `spec`, for the error."""
+        """Says, for the error, how to repair a target whose shape differs from that of `spec`."""
         return "reshape the target or the scores"
 
 
@@ -228,10 +230,11 @@ def reduce(op: Emitter, terms: ir.Value, reduction: Reduction) -> ir.Value:
     """Reduces the terms by "mean" or "sum" to shape []; returns them unchanged for "none"."""
     if reduction == "none":
         return terms
-    # Over all axes: without `axes` a reduction leaves a scalar.
+    # ONNX's reductions without `axes` reduce all axes.
     loss: ir.Value = (
         op.ReduceMean(terms, keepdims=0) if reduction == "mean" else op.ReduceSum(terms, keepdims=0)
     )
+    # The emitter infers dtypes, but no shapes: else it would take shape inference of the whole model to see a scalar.
     loss.shape = ir.Shape(())
     return loss
 
@@ -262,7 +265,7 @@ def widen(op: Emitter, value: ir.Value) -> ir.Value:
 
 
 def narrow(op: Emitter, loss: ir.Value, scores: ir.Value) -> ir.Value:
-    """Casts the loss back to the dtype of the scores."""
+    """Casts a loss to the dtype of the scores, from the float32 of :func:`widen`."""
     if loss.dtype == scores.dtype:
         return loss
     narrow: ir.Value = op.Cast(loss, to=scores.dtype)
@@ -272,6 +275,7 @@ def narrow(op: Emitter, loss: ir.Value, scores: ir.Value) -> ir.Value:
 
 def _may_be_equal(first: tuple[int | None, ...], second: tuple[int | None, ...]) -> bool:
     """Says if two shapes may be equal; None stands for an unknown size."""
+    # A symbolic size that differs at run time is an error of ONNX Runtime's kernels.
     return len(first) == len(second) and all(
         a is None or b is None or a == b for a, b in zip(first, second, strict=True)
     )

@@ -16,6 +16,7 @@ from onnxtrain.errors import GraphBuildError
 from ._base import Activation, ClassLabels, Loss, TargetSpec, narrow, numbers, reduce, widen
 
 
+# Without `eq`: a weight may be an array, whose comparison gives an array of bools in place of one.
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _ClassLoss(Loss):
     """A loss with one class label per position.
@@ -25,10 +26,10 @@ class _ClassLoss(Loss):
     in PyTorch, the mean of a batch of ignored labels is 0/0 = NaN, with zero gradients.
 
     Attributes:
-        weight: one weight per class, float [C].
-        ignore_index: positions with this label do not count; None if every label is a class.
+        weight: one weight per class, float [C], e.g. [1.0, 5.0]; None for a weight of 1 each.
+        ignore_index: label of positions that do not count, e.g. -100; None if every label counts.
         axis: axis of the scores along which the classes lie, e.g. -1 for [batch, sequence, vocabulary] of a language
-            model. None means 1, as in ONNX and PyTorch, and is an error if the shape does not tell that it is 1.
+            model. None means 1, as in ONNX and PyTorch, and is an error if the shape leaves that in doubt.
     """
 
     weight: npt.ArrayLike | None = None
@@ -45,7 +46,7 @@ class _ClassLoss(Loss):
                     "give one weight per class, shape [C]"
                 )
         if self.axis is not None:
-            # Not isinstance: True is an int.
+            # By type and not by isinstance, for which True is an int: axis=True would silently be axis 1.
             require(
                 self, "axis", lambda axis: type(axis) is int and axis != 0, "an axis, and not 0, the batch"
             )
@@ -66,10 +67,10 @@ class _ClassLoss(Loss):
         return [TargetSpec("labels", ir.DataType.INT64, (*dims[:axis], *dims[axis + 1 :]), labels)]
 
     def _class_axis(self, scores: ir.Value, dims: tuple[int | str | None, ...]) -> int:
-        """Returns the axis of the classes, not negative.
+        """Returns the axis of the classes, counted from the front.
 
         Raises:
-            GraphBuildError: the scores lack `axis`, or it is None and the shape does not tell.
+            GraphBuildError: the scores have no such axis, or `axis` is None and the shape leaves it in doubt.
         """
         rank = len(dims)
         if self.axis is not None:
@@ -80,9 +81,9 @@ class _ClassLoss(Loss):
                 )
             return self.axis % rank
         known, last_known = isinstance(dims[1], int), isinstance(dims[-1], int)
-        # [batch, sequence, classes] in place of [batch, classes, sequence] would train without an error if sequence and
-        # classes are of one size, so axis 1 is taken only if that is ruled out. Images [N, C, H, W] of unknown sizes
-        # have their classes there in PyTorch, always, and a mistake is an error at the first batch.
+        # Scores [batch, sequence, classes] that are taken for [batch, classes, sequence] train without an error if
+        # sequence and classes have the same size, so axis 1 is taken only if that is ruled out. Images [N, C, H, W] of
+        # unknown sizes always have their classes there in PyTorch, and a mistake is an error at the first batch.
         if rank == 2 or (
             dims[1] != dims[2] if known and rank == 3 else known or not (rank == 3 or last_known)
         ):
@@ -108,7 +109,7 @@ class _ClassLoss(Loss):
         )
 
     def _classes_second(self, op: Emitter, value: ir.Value, axis: int) -> ir.Value:
-        """Moves the axis of the classes to position 1, behind the batch."""
+        """Moves the axis of the classes to position 1, after the batch."""
         assert value.shape is not None
         order = [0, axis, *(k for k in range(1, value.shape.rank()) if k != axis)]
         moved: ir.Value = op.Transpose(value, perm=order)
@@ -124,10 +125,12 @@ class _ClassLoss(Loss):
             This loss with `axis=1`, the scores and the target; None if the classes lie along axis 1 already.
         """
         spec = self.targets(scores)[0]
+        # Before anything is moved: the message names the axis that the user chose.
         self._check_target(spec, target)
         axis = self._class_axis(scores, self._scores_dims(scores))
         if axis == 1:
             return None
+        # Labels have no axis of classes to move.
         moved = target if spec.class_labels else self._classes_second(op, target, axis)
         return replace(self, axis=1), self._classes_second(op, scores, axis), moved
 
@@ -170,7 +173,7 @@ class _ClassLoss(Loss):
         elif ignored is None:
             counts = op.Gather(weight, target)
         else:
-            # Gather must not see an ignored label such as -100.
+            # An ignored label such as -100 is out of range for Gather, and its kernel ends the run with an error.
             safe = op.Where(ignored, op.const(0, target.dtype), target)
             counts = op.Where(ignored, 0.0, op.Gather(weight, safe))
         if counts is not None:
@@ -183,6 +186,7 @@ class _ClassLoss(Loss):
             return None
         array = numbers(self, "weight", self.weight)
         classes = (static_dims(scores) or (None, None))[1]
+        # A symbolic number of classes is compared by the kernels, at the first batch.
         if classes is not None and classes != array.size:
             raise self._error(
                 f"weight has {array.size} entries, and scores {scores.name!r} of shape {scores.shape} have "
@@ -193,7 +197,11 @@ class _ClassLoss(Loss):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class NLLLoss(_ClassLoss):
-    """Negative log-likelihood: -weight[label]·scores[label], with scores that are log-probabilities."""
+    """Negative log-likelihood: -weight[label]·scores[label], with scores that are log-probabilities.
+
+    Attributes:
+        activation: "exp", the inverse of the logarithm that the model has taken.
+    """
 
     activation: ClassVar[Activation | None] = "exp"
 
@@ -216,9 +224,11 @@ class CrossEntropyLoss(_ClassLoss):
     and weights scale the classes' terms only.
 
     Attributes:
-        label_smoothing: fraction of the target's mass, 0 to 1, that is spread evenly over all classes (Szegedy et al.,
-            2016, section 7).
-        probabilities: targets are class probabilities instead of labels.
+        activation: "softmax", along the axis of the classes.
+        default_metrics: "probability_accuracy", as targets without class labels are probabilities.
+        label_smoothing: fraction of the target's mass that is spread evenly over all classes, e.g. 0.1 (Szegedy et
+            al., 2016, section 7).
+        probabilities: True for targets that are class probabilities instead of labels.
     """
 
     activation: ClassVar[Activation | None] = "softmax"
@@ -230,6 +240,7 @@ class CrossEntropyLoss(_ClassLoss):
         super().__post_init__()
         require(self, "label_smoothing", lambda value: 0 <= value <= 1, "between 0 and 1")
         if self.probabilities:
+            # The default -100 passes: nobody can tell it from one that was left out.
             require(
                 self,
                 "ignore_index",
@@ -259,6 +270,7 @@ class CrossEntropyLoss(_ClassLoss):
             # ONNX's SoftmaxCrossEntropyLoss has no label smoothing.
             loss = self._smoothed(op, wide, target, weight, positions)
         else:
+            # One op in place of LogSoftmax and a sum, as its gradient, softmax minus one-hot labels, is one kernel.
             loss = op.SoftmaxCrossEntropyLoss(
                 wide, target, weight, ignore_index=self.ignore_index, reduction=self.reduction
             )
@@ -276,7 +288,7 @@ class CrossEntropyLoss(_ClassLoss):
     def _smoothed(
         self, op: Emitter, scores: ir.Value, labels: ir.Value, weight: ir.Value | None, positions: ir.Shape
     ) -> ir.Value:
-        """-(1 - s)·w[label]·log p[label] - (s/C)·sum_c w[c]·log p[c] with s = label_smoothing."""
+        """Writes -(1 - s)·w[label]·log p[label] - (s/C)·sum_c w[c]·log p[c] with s = label_smoothing, reduced."""
         log_p: ir.Value = op.LogSoftmax(scores, axis=1)
         of_label = op.NegativeLogLikelihoodLoss(
             log_p, labels, weight, ignore_index=self.ignore_index, reduction="none"
@@ -284,11 +296,11 @@ class CrossEntropyLoss(_ClassLoss):
         spread = op.Mul(_class_sum(op, log_p, weight, like=scores), self._share(op, scores))
         terms: ir.Value = op.Add(op.Mul(of_label, 1 - self.label_smoothing), spread)
         ignored = self._ignored(op, labels)
-        # The smoothed part of an ignored position is not zero by itself.
+        # NegativeLogLikelihoodLoss is 0 at an ignored position; the part that is spread over all classes is not.
         if ignored is not None:
             terms = op.Where(ignored, 0.0, terms)
         terms.shape = positions
-        # PyTorch divides the smoothed part, too, by the sum of the weights of the labels.
+        # PyTorch divides both parts by the sum of the labels' weights, though the second has those of all classes.
         if self.reduction != "mean" or (ignored is None and weight is None):
             return reduce(op, terms, self.reduction)
         total = op.ReduceSum(terms, keepdims=0)
@@ -298,18 +310,20 @@ class CrossEntropyLoss(_ClassLoss):
         return loss
 
     def _counts(self, op: Emitter, scores: ir.Value, target: ir.Value) -> ir.Value | None:
+        # PyTorch's mean over probabilities divides by the number of positions, class weights or not.
         return None if self.probabilities else super()._counts(op, scores, target)
 
     def _share(self, op: Emitter, scores: ir.Value) -> ir.Value:
         """Returns label_smoothing / C as a tensor of one element."""
         classes = (static_dims(scores) or (None, None))[1]
         if classes is not None:
+            # No classes, no terms: any finite share will do, and 1/0 would be an error of the build.
             return op.const(self.label_smoothing / max(classes, 1), like=scores)
         return op.Div(self.label_smoothing, op.Cast(op.dim(scores, 1), to=scores.dtype))
 
 
 def _choice(loss: str, scores: tuple[int | str | None, ...], axis: int) -> str:
-    """Says, for errors, which `axis` and labels belong to scores whose classes lie along another axis than `axis`."""
+    """Says, for errors, how to pass the loss if the classes do not lie along `axis`: the other axis and its labels."""
     last = axis != len(scores) - 1
     labels = ir.Shape(scores[:-1] if last else (scores[0], *scores[2:]))
     where = "the last axis, as the vocabulary of a language model" if last else "axis 1"
@@ -319,6 +333,7 @@ def _choice(loss: str, scores: tuple[int | str | None, ...], axis: int) -> str:
 def _class_sum(op: Emitter, terms: ir.Value, weight: ir.Value | None, *, like: ir.Value) -> ir.Value:
     """Returns -sum_c weight[c]·terms[:, c, ...], for terms of the shape of `like`."""
     if weight is not None:
+        # [C] would broadcast along the last axis; [1, C, 1, ...] goes along the axis of the classes.
         rank = len(static_dims(like) or ())
         terms = op.Mul(terms, op.Reshape(weight, [1, -1] + [1] * (rank - 2)))
     return op.Neg(op.ReduceSum(terms, [1], keepdims=0))

@@ -1,4 +1,4 @@
-"""Defines the losses with one term per score."""
+"""Defines the losses with one term per score: squared, absolute and Huber's error, binary cross-entropy."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from ._base import Activation, Loss, TargetSpec, narrow, numbers, reduce, widen
 class ElementwiseLoss(Loss):
     """A loss with one term per score, and a target of the scores' shape and dtype; subclasses write `_terms`."""
 
+    # Of a regression; subclasses for probabilities replace them.
     default_metrics: ClassVar[tuple[str, ...]] = ("mae", "rmse")
 
     def targets(self, scores: ir.Value) -> list[TargetSpec]:
@@ -29,6 +30,7 @@ class ElementwiseLoss(Loss):
     def build(self, op: Emitter, scores: ir.Value, target: ir.Value) -> ir.Value:
         self._check_target(self.targets(scores)[0], target)
         terms = self._terms(op, widen(op, scores), widen(op, target))
+        # The emitter infers dtypes, but no shapes, and sample weights need the rank of the terms.
         terms.shape = scores.shape
         return narrow(op, reduce(op, terms, self.reduction), scores)
 
@@ -43,7 +45,7 @@ class MSELoss(ElementwiseLoss):
 
     def _terms(self, op: Emitter, scores: ir.Value, target: ir.Value) -> ir.Value:
         difference = op.Sub(scores, target)
-        # Not Pow, which costs far more than a product.
+        # Not Pow, whose kernel calls the power function for each element.
         return op.Mul(difference, difference)
 
 
@@ -60,7 +62,7 @@ class HuberLoss(ElementwiseLoss):
     """With d = scores - target: d²/2 where |d| <= delta, delta·(|d| - delta/2) elsewhere.
 
     Attributes:
-        delta: positive, in units of the scores.
+        delta: error at which the square turns into a line; positive, in units of the scores, e.g. 1.0.
     """
 
     delta: float = 1.0
@@ -78,7 +80,7 @@ class SmoothL1Loss(ElementwiseLoss):
     """Huber's loss divided by its threshold: d²/(2·beta) where |d| < beta, else |d| - beta/2; beta = 0 gives |d|.
 
     Attributes:
-        beta: threshold, not negative, in units of the scores.
+        beta: error at which the square turns into a line; not negative, in units of the scores, e.g. 1.0.
     """
 
     beta: float = 1.0
@@ -89,12 +91,13 @@ class SmoothL1Loss(ElementwiseLoss):
 
     def _terms(self, op: Emitter, scores: ir.Value, target: ir.Value) -> ir.Value:
         difference: ir.Value = op.Sub(scores, target)
-        # Huber's loss divided by 0: its limit, as in PyTorch.
+        # Division by 0 has no result, but the loss has a limit, the absolute error; PyTorch returns that, too.
         if self.beta == 0:
             return op.Abs(difference)
         return op.Mul(_huber(op, difference, self.beta), 1 / self.beta)
 
 
+# Without `eq`: weights may be arrays, whose comparison gives an array of bools in place of one.
 @dataclass(frozen=True, kw_only=True, eq=False)
 class BCEWithLogitsLoss(ElementwiseLoss):
     """Binary cross-entropy of sigmoid(scores); targets are probabilities in [0, 1].
@@ -102,8 +105,10 @@ class BCEWithLogitsLoss(ElementwiseLoss):
     (1 - t)·x + (1 + (p - 1)·t)·softplus(-x) with p = pos_weight, which does not overflow for large |x|.
 
     Attributes:
-        weight: multiplies each term; array that broadcasts to the scores.
-        pos_weight: multiplies the terms of positive targets; array that broadcasts to the scores.
+        activation: "sigmoid".
+        default_metrics: "binary_accuracy", as the targets are probabilities of one class.
+        weight: factor of each term, an array that broadcasts to the scores, e.g. one weight per label; None for 1.
+        pos_weight: factor of the terms of positive targets, e.g. 5.0 if they are rare; broadcasts likewise; None for 1.
     """
 
     activation: ClassVar[Activation | None] = "sigmoid"
@@ -125,6 +130,7 @@ class BCEWithLogitsLoss(ElementwiseLoss):
     def _weight_for(self, field: str, value: npt.ArrayLike, scores: ir.Value) -> np.ndarray:
         """Returns a weight as an array after a check that it broadcasts to the scores."""
         array = numbers(self, field, value)
+        # NumPy's and ONNX's broadcasting aligns shapes at their ends; a symbolic size (None) fits any weight.
         dims = static_dims(scores) or ()
         tail = dims[len(dims) - array.ndim :] if array.ndim <= len(dims) else ()
         if array.ndim > len(dims) or any(

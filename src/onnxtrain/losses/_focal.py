@@ -1,4 +1,4 @@
-"""Defines the focal loss."""
+"""Defines the focal loss for binary labels of which one is rare."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ class FocalLoss(ElementwiseLoss):
     A target t between 0 and 1 gives t times the first plus 1 - t times the second, as in binary cross-entropy.
 
     Attributes:
-        alpha: weight of target 1, from 0 to 1; target 0 has 1 - alpha. None gives both the weight 1.
-        gamma: how fast the weight of an example falls as it is classified better; 0 is binary cross-entropy.
+        activation: "sigmoid".
+        default_metrics: "binary_accuracy".
+        alpha: weight of target 1, from 0 to 1, e.g. 0.25; target 0 has 1 - alpha. None gives both the weight 1.
+        gamma: exponent, e.g. 2.0. The larger it is, the less well-classified examples count; 0 is binary cross-entropy.
     """
 
     activation: ClassVar[Activation | None] = "sigmoid"
@@ -41,8 +43,8 @@ class FocalLoss(ElementwiseLoss):
         # where p is rounded to 0 or 1, which Pow of a sigmoid has not for gamma below 1.
         minus_log_p, minus_log_q = softplus(op, op.Neg(scores)), softplus(op, scores)
 
-        def term(own: ir.Value, other: ir.Value) -> ir.Value:
-            return op.Mul(op.Exp(op.Mul(other, -self.gamma)), own)
+        def term(minus_log_target: ir.Value, minus_log_other: ir.Value) -> ir.Value:
+            return op.Mul(op.Exp(op.Mul(minus_log_other, -self.gamma)), minus_log_target)
 
         positive, negative = term(minus_log_p, minus_log_q), term(minus_log_q, minus_log_p)
         if self.alpha is not None:

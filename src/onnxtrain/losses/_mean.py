@@ -1,4 +1,4 @@
-"""Finds what the loss of a model is a mean over, from the losses of onnxtrain that it is computed from."""
+"""Finds the set that a model's loss is a mean over, if the model combines losses of onnxtrain: 0.5·loss_a + loss_b."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import onnx_ir as ir
 from onnxtrain.losses._base import MEAN_KEY
 from onnxtrain.op_facts import CASTS, VIEWS
 
-# The JSON of `Loss.mean_over` for a mean over samples, which an unknown loss is taken for, and for a sum.
+# JSON of `Loss.mean_over`. An unknown loss is taken for a mean over samples, by far the most common.
 _UNKNOWN = "{}"
 _SUM = "null"
+# The sign of a loss does not matter for the average of several batches.
 _SAME = VIEWS | CASTS | {"Neg"}
 _SCALED = frozenset({"Div", "Mul"})
 _ADDED = frozenset({"Add", "Sub", "Sum"})
@@ -21,9 +22,9 @@ _ADDED = frozenset({"Add", "Sub", "Sum"})
 def loss_mean(loss: ir.Value) -> dict[str, Any] | None:
     """Returns :meth:`Loss.mean_over` of the losses that a value is computed from.
 
-    A multiple of a loss is a mean over the same as the loss. So is a sum of losses that all have one mean, and a loss
-    plus a value that depends on no input, such as a penalty on the weights. Any other value counts as a mean over
-    samples, {}.
+    Three kinds of values are a mean over the same set as the losses in them: a multiple of a loss, a sum of losses over
+    one and the same set, and a loss plus a value that depends on no input, such as a penalty on the weights. Any other
+    value counts as a mean over samples, {}.
     """
     result: dict[str, Any] | None = json.loads(_described(loss) or _UNKNOWN)
     return result

@@ -118,33 +118,31 @@ class _ClassLoss(Loss):
 
     def _with_classes_second(
         self, op: Emitter, scores: ir.Value, target: ir.Value
-    ) -> tuple[Self, ir.Value, ir.Value] | None:
+    ) -> tuple[Self, ir.Value, ir.Value]:
         """Transposes scores (and probabilities) so that classes lie along axis 1, where ONNX's losses want them.
 
         Returns:
-            This loss with `axis=1`, the scores and the target; None if the classes lie along axis 1 already.
+            This loss with `axis=1`, the scores and the target: all unchanged if the classes lie along axis 1 already.
         """
         spec = self.targets(scores)[0]
         # Before anything is moved: the message names the axis that the user chose.
         self._check_target(spec, target)
         axis = self._class_axis(scores, self._scores_dims(scores))
         if axis == 1:
-            return None
+            return self, scores, target
         # Labels have no axis of classes to move.
         moved = target if spec.class_labels else self._classes_second(op, target, axis)
+        # The axis is not None any more, as the sizes need not tell where the classes lie after the transposition.
         return replace(self, axis=1), self._classes_second(op, scores, axis), moved
 
     def build(self, op: Emitter, scores: ir.Value, target: ir.Value) -> ir.Value:
-        moved = self._with_classes_second(op, scores, target)
-        if moved is None:
-            return self._build(op, scores, target)
-        return moved[0]._build(op, *moved[1:])
+        loss, scores, target = self._with_classes_second(op, scores, target)
+        return loss._build(op, scores, target)
 
     def build_weighted(self, op: Emitter, scores: ir.Value, target: ir.Value, weight: ir.Value) -> ir.Value:
-        moved = self._with_classes_second(op, scores, target)
-        if moved is None:
-            return super().build_weighted(op, scores, target, weight)
-        return moved[0].build_weighted(op, *moved[1:], weight)
+        # Moved here as well as in `build`: the counts of the mean are gathered along axis 1, too.
+        loss, scores, target = self._with_classes_second(op, scores, target)
+        return super(_ClassLoss, loss).build_weighted(op, scores, target, weight)
 
     @abstractmethod
     def _build(self, op: Emitter, scores: ir.Value, target: ir.Value) -> ir.Value:

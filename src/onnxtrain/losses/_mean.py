@@ -35,38 +35,38 @@ def _described(value: ir.Value) -> str | None:
     if MEAN_KEY in value.metadata_props:
         return value.metadata_props[MEAN_KEY]
     node = value.producer()
-    known = node is not None and node.domain == ""
-    if node is not None and known and node.op_type in _SAME:
-        return _described(_operands(node)[0])
-    if node is not None and known and node.op_type in _SCALED:
-        parts = [_described(operand) for operand in _operands(node)]
-        # One factor is the loss, the other is the same for every batch. A quotient by a loss is no mean at all.
-        if parts.count(None) == 1:
-            return _UNKNOWN if node.op_type == "Div" and parts[0] is None else parts[0] or parts[1]
-    elif node is not None and known and node.op_type in _ADDED:
-        parts = [_described(operand) for operand in _operands(node)]
+    kind = "" if node is None or node.domain else node.op_type
+    if kind in _SAME:
+        # The other operands of such an op are shapes or axes.
+        return _described(_operands(value)[0])
+    if kind in _SCALED or kind in _ADDED:
+        parts = [_described(operand) for operand in _operands(value)]
         varying = {part for part in parts if part is not None}
+        # One factor is the loss, the other is the same for every batch. A quotient by a loss is no mean at all.
+        if kind in _SCALED and parts.count(None) == 1:
+            return _UNKNOWN if kind == "Div" and parts[0] is None else varying.pop()
         # A sum over samples plus a penalty is not a sum over samples: the penalty does not grow with the batch.
-        if len(varying) == 1 and not (None in parts and _SUM in varying):
+        if kind in _ADDED and len(varying) == 1 and not (None in parts and _SUM in varying):
             return varying.pop()
     return _UNKNOWN if _varies(value) else None
 
 
-def _operands(node: ir.Node) -> list[ir.Value]:
-    """Returns the inputs of a node without omitted ones."""
-    return [value for value in node.inputs if value is not None]
+def _operands(value: ir.Value) -> list[ir.Value]:
+    """Returns the values that a value is computed from; none for an input or initializer."""
+    node = value.producer()
+    return [] if node is None else [operand for operand in node.inputs if operand is not None]
 
 
 def _varies(value: ir.Value) -> bool:
     """Says if a value depends on an input of the graph."""
+    # Without recursion: a chain of nodes may be longer than Python's stack.
     seen = {value}
     todo = [value]
     while todo:
         current = todo.pop()
         if current.is_graph_input():
             return True
-        node = current.producer()
-        sources = [] if node is None else [v for v in _operands(node) if v not in seen]
-        seen.update(sources)
+        sources = set(_operands(current)) - seen
+        seen |= sources
         todo += sources
     return False

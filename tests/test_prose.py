@@ -33,7 +33,7 @@ NOT_YET: dict[str, str] = {
         autodiff ortmodule ortmodule/sessions
     """,
     "comments": """
-        autodiff emitter functional fusion nn optim optimizers ortmodule ortmodule/lowering ortmodule/sessions surgery trainer training utils """, "fields": """ cli demo optimizers trainer
+        autodiff emitter functional fusion nn optim ortmodule ortmodule/lowering ortmodule/sessions surgery trainer training utils """, "fields": """ cli demo trainer
     """,
 }
 

@@ -1,6 +1,6 @@
-"""Writes optimizer steps as ONNX models: `optimizer_model.onnx` of a training run.
+"""Writes one step of an optimizer as an ONNX model: `optimizer_model.onnx` of a training run.
 
-Not to be confused with `optim`, which holds a PyTorch optimizer of onnxruntime-training.
+The room `optim` is another one: it holds the PyTorch optimizer of onnxruntime-training.
 
 >>> from onnxtrain.optimizers import AdamW, ClipGradNorm, ParameterSpec, build_optimizer_model
 >>> optimizer = AdamW(weight_decay=0.01, clip_grad=ClipGradNorm(1.0))
@@ -11,6 +11,7 @@ Not to be confused with `optim`, which holds a PyTorch optimizer of onnxruntime-
 
 from __future__ import annotations
 
+# First of all imports: where onnx is missing, the error then says what to install.
 import onnxtrain._desk  # noqa: F401  # isort: skip
 
 from onnxtrain.errors import GraphBuildError
@@ -65,7 +66,7 @@ OPTIMIZERS: dict[str, type[Optimizer]] = {
     "prodigy": Prodigy,
     "sparse_adam": SparseAdam,
 }
-"""The optimizers by the names that :func:`make_optimizer`, `Trainer` and `--optimizer` take."""
+"""Optimizers by the names that :func:`make_optimizer`, `Trainer` and `--optimizer` take."""
 
 
 def make_optimizer(spec: str | Optimizer) -> Optimizer:

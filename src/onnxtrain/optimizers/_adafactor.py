@@ -1,4 +1,4 @@
-"""Defines Adafactor."""
+"""Defines Adafactor, whose state is one number per row and per column instead of one per element."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class Adafactor(Optimizer):
     rms(u)/d)·u. Steps are relative to the size of the parameter: learning rates are around 1e-2.
 
     Attributes:
-        beta2_decay: exponent of b, negative; closer to 0 forgets faster.
-        eps: (eps1, eps2): eps1 keeps the estimate from zero, None is the resolution of the dtype; eps2 is the least
-            size that a parameter counts as.
-        d: root mean square of u above which u is scaled down.
-        weight_decay: factor of the decay, decoupled from the gradient.
+        elementwise: False, as root mean squares and moments need the parameter's own shape.
+        beta2_decay: exponent of b, negative, e.g. -0.8; closer to 0 forgets faster.
+        eps: (eps1, eps2), e.g. (None, 1e-3). eps1 keeps the estimate from zero; None stands for the resolution of the
+            dtype. A parameter whose root mean square is below eps2 takes steps as if it were eps2.
+        d: root mean square of u above which u is scaled down, e.g. 1.0.
+        weight_decay: factor of the decay, decoupled from the gradient, e.g. 0.01.
     """
 
-    # Root mean squares and moments need the parameter's own shape.
     elementwise: ClassVar[bool] = False
 
     beta2_decay: float = -0.8
@@ -55,6 +55,7 @@ class Adafactor(Optimizer):
         require_not_negative(self, "weight_decay")
 
     def moments(self, shape: tuple[int, ...]) -> Sequence[Moment]:
+        # A vector is its own row: keeping row and column would save nothing.
         if len(shape) < 2:
             return [Moment("running mean of the gradient's square")]
         return [
@@ -77,6 +78,7 @@ class Adafactor(Optimizer):
     ) -> tuple[ir.Value, ...]:
         assert w.dtype is not None
         assert w.shape is not None
+        # Of the dtype of the computation: float32 for a parameter of float16.
         eps1 = float(np.finfo(w.dtype.numpy()).eps) if self.eps[0] is None else self.eps[0]
         # An empty parameter has no root mean square; PyTorch divides by its 0 elements.
         count = float(max(1, math.prod(w.shape.numpy())))

@@ -1,4 +1,4 @@
-"""Defines Adam, AdamW and SparseAdam."""
+"""Defines Adam, AdamW and SparseAdam, which share moments, bias correction and the composite ops of their steps."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MOMENTS = (Moment("running mean of the gradient"), Moment("running mean of its 
 
 @dataclass(frozen=True, kw_only=True)
 class _AdamFamily(Optimizer):
-    """The settings, moments and coefficients that Adam, AdamW and SparseAdam have in common."""
+    """The settings, moments and coefficients that Adam, AdamW and SparseAdam share."""
 
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
@@ -39,18 +39,20 @@ class _AdamFamily(Optimizer):
 
     def _coefficients(self) -> tuple[float, float, float, float]:
         """Returns beta1, 1 - beta1, beta2, 1 - beta2, in float64."""
+        # Computed in Python: 1 - float32(0.999) would be wrong in the fifth digit.
         beta1, beta2 = self.betas
         return beta1, 1 - beta1, beta2, 1 - beta2
 
     def _corrected(
         self, op: Emitter, learning_rate: ir.Value, step: ir.Value, *, scale_eps: bool
     ) -> tuple[ir.Value, Operand]:
-        """Returns the step size lr·sqrt(c2)/c1, with c = 1 - beta**step, and eps, times sqrt(c2) if `scale_eps` is set.
+        """Folds Adam's bias correction into two scalars, so that it needs no operation per element.
 
-        With scaled eps, step_size·m/(sqrt(v) + eps·sqrt(c2)) is lr·(m/c1)/(sqrt(v/c2) + eps), so that the bias
-        correction needs no operation per element.
+        With c = 1 - beta**step: step_size·m/(sqrt(v) + eps·sqrt(c2)) equals lr·(m/c1)/(sqrt(v/c2) + eps).
+
+        Returns:
+            The step size lr·sqrt(c2)/c1, and eps·sqrt(c2), or the plain eps unless `scale_eps` is set.
         """
-        # Per step and not per element, as both corrections are scalars.
         root = op.Sqrt(bias_correction(op, self.betas[1], step, learning_rate))
         first = bias_correction(op, self.betas[0], step, learning_rate)
         step_size: ir.Value = op.Div(op.Mul(learning_rate, root), first)
@@ -71,11 +73,11 @@ class AdamW(_AdamFamily):
     The names of `generate_artifacts`, "adamw" and `OptimType.AdamW`, are :meth:`of_onnxruntime_training`.
 
     Attributes:
-        betas: decay rates of the running means, e.g. (0.9, 0.999).
-        eps: keeps the denominator from zero.
-        weight_decay: factor of the decay, decoupled from the gradient.
+        betas: decay rates of the running means m and v, e.g. (0.9, 0.999).
+        eps: added to the denominator, which it keeps from zero, e.g. 1e-8.
+        weight_decay: factor of the decay, decoupled from the gradient, e.g. 0.01.
         bias_correction: False takes c1 = c2 = 1.
-        adam_mode: 0 or 1, the form of the step.
+        adam_mode: form of the step: 0, PyTorch's, or 1, Hugging Face's.
     """
 
     weight_decay: float = 0.01
@@ -99,7 +101,7 @@ class AdamW(_AdamFamily):
         if not self.weight_decay:
             return *self._coefficients(), step_size, eps
         decay = op.Sub(1.0, op.Mul(learning_rate, self.weight_decay))
-        # In this form the decay follows the step, and shrinks the step, too.
+        # Hugging Face's form decays the parameter after the step, so that the decay shrinks the step, too.
         if self.adam_mode == 1:
             step_size = op.Mul(step_size, decay)
         return *self._coefficients(), step_size, eps, decay
@@ -107,7 +109,7 @@ class AdamW(_AdamFamily):
     def update(
         self, op: Emitter, w: ir.Value, g: ir.Value, moments: Sequence[ir.Value], scalars: Sequence[Operand]
     ) -> tuple[ir.Value, ...]:
-        # Without decay one multiplication per element less.
+        # The step without decay has one multiplication per element less.
         step = adamw_step if self.weight_decay else adam_step
         return op.call(step, w, g, *moments, *scalars, _outputs=3)
 
@@ -120,9 +122,9 @@ class Adam(_AdamFamily):
     square, c1 = 1 - beta1**step, c2 = 1 - beta2**step.
 
     Attributes:
-        betas: decay rates of the running means, e.g. (0.9, 0.999).
-        eps: keeps the denominator from zero.
-        weight_decay: factor of the L2 penalty.
+        betas: decay rates of the running means m and v, e.g. (0.9, 0.999).
+        eps: added to the denominator, which it keeps from zero, e.g. 1e-8.
+        weight_decay: factor of the L2 penalty, e.g. 1e-4.
     """
 
     weight_decay: float = 0.0
@@ -135,7 +137,7 @@ class Adam(_AdamFamily):
         return *self._coefficients(), *self._corrected(op, learning_rate, step, scale_eps=True)
 
     def scaled(self, op: Emitter, scalars: Sequence[Operand], factor: ir.Value) -> Sequence[Operand] | None:
-        # The penalty is added to the gradient after clipping, so that a factor of the gradient alone must stay apart.
+        # The penalty is added to the clipped gradient and not clipped itself: a factor in the scalars would scale both.
         return None if self.weight_decay else super().scaled(op, scalars, factor)
 
     def update(
@@ -147,24 +149,26 @@ class Adam(_AdamFamily):
 
 @dataclass(frozen=True, kw_only=True)
 class SparseAdam(_AdamFamily):
-    """Adam for the rows of embeddings that a batch reads, as torch.optim.SparseAdam; other rows and moments stay.
+    """Adam for the rows of embeddings that a batch reads, as torch.optim.SparseAdam; other rows keep their values.
 
     w' = w - lr·sqrt(c2)/c1·m'/(sqrt(v') + eps), with m' and v' the running means of g and g², c1 = 1 - beta1**step,
-    c2 = 1 - beta2**step. A step that does not read a row counts in `step`, but its moments do not decay.
+    c2 = 1 - beta2**step. `step` counts all steps; the moments of a row decay only in steps that read the row.
 
     For parameters in `sparse_gradients` of :func:`onnxtrain.artifacts.generate_artifacts`, usually as a group::
 
         AdamW(groups=[ParameterGroup("embedding.weight", optimizer=SparseAdam())])
 
     Attributes:
-        betas: decay rates of the running means.
-        eps: keeps the denominator from zero.
+        betas: decay rates of the running means m and v, e.g. (0.9, 0.999).
+        eps: added to the denominator, which it keeps from zero, e.g. 1e-8.
     """
 
     def gradient_refusal(self, *, sparse: bool) -> str | None:
+        # As torch.optim.SparseAdam, which refuses dense gradients and names Adam.
         return None if sparse else "its gradient is not sparse. Name it in sparse_gradients, or use Adam"
 
     def scalars(self, op: Emitter, learning_rate: ir.Value, step: ir.Value) -> Sequence[Operand]:
+        # torch.optim.SparseAdam adds eps to the root before the bias correction, unlike Adam.
         return *self._coefficients(), *self._corrected(op, learning_rate, step, scale_eps=False)
 
     def update(

@@ -1,4 +1,4 @@
-"""Defines the base class of optimizers: moments, the step of one parameter, clipping, groups of parameters."""
+"""Defines the base class of optimizers, their moments, and groups of parameters with settings of their own."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from ._clipping import GradientClipping
 
 @dataclass(frozen=True)
 class MomentSpec:
-    """One tensor of optimizer state of a parameter.
+    """One tensor of optimizer state of a parameter, with the name that it has in models and checkpoints.
 
     Attributes:
-        name: `momentum0`, `momentum1`, ...: suffix of its graph input, and its key in checkpoints.
-        initial_value: every element before the first step, e.g. 0.0.
+        name: suffix of the graph input and key in checkpoints, e.g. "momentum0".
+        initial_value: value of every element before the first step, e.g. 0.0.
         meaning: a description, e.g. "running mean of the gradient".
-        shape: its dimensions, for most optimizers those of the parameter.
+        shape: dimensions, for most optimizers those of the parameter, e.g. (784, 10).
     """
 
     name: str
@@ -38,8 +38,8 @@ class Moment(NamedTuple):
 
     Attributes:
         meaning: a description, e.g. "running mean of the gradient".
-        initial_value: every element before the first step.
-        shape: its dimensions, e.g. () or (3, 1); None for those of the parameter.
+        initial_value: value of every element before the first step, e.g. 0.0.
+        shape: dimensions, e.g. () or (3, 1); None for those of the parameter.
     """
 
     meaning: str
@@ -48,11 +48,11 @@ class Moment(NamedTuple):
 
 
 class StepInputs(NamedTuple):
-    """Values that the step of one parameter reads, in the dtype of the computation.
+    """Values that the step of one parameter reads, in the dtype of the computation, e.g. float32 for float16.
 
     Attributes:
         w: the parameter.
-        g: its gradient, clipped, of the same shape.
+        g: the clipped gradient, of the same shape.
         moments: one per entry of :meth:`Optimizer.moments`.
     """
 
@@ -68,10 +68,10 @@ class ParameterGroup:
     If a parameter is in several groups, the last group that gives a setting wins.
 
     Attributes:
-        parameters: names, or patterns of names such as `*.bias`; each must match at least one parameter.
+        parameters: names, or patterns of names such as "*.bias"; each must match at least one parameter.
         learning_rate_scale: factor of the learning rate, e.g. 0.1; None for 1.
-        weight_decay: replaces the optimizer's; None keeps it.
-        optimizer: replaces the optimizer; it has neither clipping nor groups of its own. None keeps it.
+        weight_decay: the group's weight decay, e.g. 0.0; None keeps the optimizer's.
+        optimizer: the group's optimizer, e.g. Muon(), without clipping and groups; None keeps the optimizer.
 
     Example:
         >>> from onnxtrain.optimizers import AdamW
@@ -84,13 +84,14 @@ class ParameterGroup:
     optimizer: Optimizer | None = None
 
     def __post_init__(self) -> None:
-        # A str is a sequence of names, too, of one letter each.
+        # A str is a sequence, too: it would be taken for names of one letter each.
         names = [self.parameters] if isinstance(self.parameters, str) else list(self.parameters)
         object.__setattr__(self, "parameters", tuple(names))
         require(self, "parameters", lambda names: names and all(isinstance(n, str) for n in names), "names")
         for field in ("learning_rate_scale", "weight_decay"):
             if getattr(self, field) is not None:
                 require_not_negative(self, field)
+        # The gradients of all groups are clipped together, so only the outermost optimizer has a say.
         require(
             self,
             "optimizer",
@@ -106,21 +107,21 @@ class ParameterGroup:
 class Optimizer(ABC):
     """An optimizer: its settings, and the methods that write its step as ONNX nodes.
 
-    The learning rate is an input of the optimizer model, not a field.
+    The learning rate is an input of the optimizer model, not a field: a schedule changes it at every step.
 
     Attributes:
         clip_grad: clipping of the gradients, e.g. ClipGradNorm(1.0), applied before any weight decay is added.
-        groups: parameters with other settings.
+        groups: parameters with other settings, e.g. (ParameterGroup("*.bias", weight_decay=0.0),).
     """
 
     elementwise: ClassVar[bool] = True
-    """True if each element is updated by itself: then :meth:`update` may get a parameter as a vector."""
+    """True if each element is updated independently of the others: :meth:`update` may then get a vector of them."""
 
     clip_grad: GradientClipping | None = None
     groups: Sequence[ParameterGroup] = ()
 
     def __post_init__(self) -> None:
-        # Before the checks of subclasses, which call this method first.
+        # Subclasses call this method before their own checks, whose messages then show the converted number.
         integers_to_floats(self)
         require(
             self,
@@ -139,10 +140,11 @@ class Optimizer(ABC):
         )
 
     def state_spec(self, shape: tuple[int, ...] = ()) -> tuple[MomentSpec, ...]:
-        """Returns the moments of a parameter of this shape, in the order of the optimizer model's inputs."""
+        """Names the moments of a parameter of this shape, in the order of the optimizer model's inputs."""
+        # By number, as in onnxruntime-training, so that a host needs to know no optimizer to carry its state.
         return tuple(
-            MomentSpec(f"momentum{index}", value, meaning, shape if own is None else own)
-            for index, (meaning, value, own) in enumerate(self.moments(shape))
+            MomentSpec(f"momentum{index}", value, meaning, shape if moment_shape is None else moment_shape)
+            for index, (meaning, value, moment_shape) in enumerate(self.moments(shape))
         )
 
     @abstractmethod
@@ -156,14 +158,14 @@ class Optimizer(ABC):
     def gradient_refusal(self, *, sparse: bool) -> str | None:
         """Returns the reason why a sparse (or a dense) gradient cannot be used, for the error; None if it can.
 
-        With a sparse gradient only the rows that were read are updated, as if they were the parameter. That equals the
-        dense step for an optimizer that is elementwise and does not move elements whose gradient is zero.
+        With a sparse gradient the step runs on the rows that the batch read, as if they were the parameter. This gives
+        the dense step's result if the optimizer is elementwise and does not move elements whose gradient is zero.
         """
         return "moments and weight decay move rows without a gradient too" if sparse else None
 
     @abstractmethod
     def scalars(self, op: Emitter, learning_rate: ir.Value, step: ir.Value) -> Sequence[Operand]:
-        """Returns the scalars that :meth:`update` needs and that do not depend on the parameter.
+        """Returns the scalars for :meth:`update` that are the same for all parameters, e.g. the corrected step size.
 
         Args:
             op: writes into the optimizer model.
@@ -174,10 +176,10 @@ class Optimizer(ABC):
     def shared_scalars(
         self, op: Emitter, scalars: Sequence[Operand], inputs: Sequence[StepInputs]
     ) -> Sequence[Operand]:
-        """Returns the scalars for :meth:`update` if they depend on the parameters; by default those of `scalars`.
+        """Returns the scalars for :meth:`update` if they depend on the parameters; by default `scalars` unchanged.
 
-        Called once for all parameters that have the same settings, learning rate and dtype, as an estimate of the step
-        size from all of them (:class:`Prodigy`) needs it.
+        Called once for all parameters that have the same settings, learning rate and dtype. :class:`Prodigy` estimates
+        its step size from all of them here.
 
         Args:
             op: writes into the optimizer model.
@@ -187,9 +189,9 @@ class Optimizer(ABC):
         return scalars
 
     def scaled(self, op: Emitter, scalars: Sequence[Operand], factor: ir.Value) -> Sequence[Operand] | None:
-        """Returns scalars with which :meth:`update` treats `g` as `factor`·`g`; None if no scalars do that.
+        """Returns scalars with which :meth:`update` treats `g` as `factor`·`g`; None if no scalars can.
 
-        Clipping by the norm then costs no operation per element of the gradients.
+        With such scalars, clipping by the norm costs no operation per element of the gradients.
 
         Args:
             op: writes into the optimizer model.
@@ -206,8 +208,8 @@ class Optimizer(ABC):
 
         Args:
             op: writes into the optimizer model.
-            w: the parameter.
-            g: its gradient, clipped, of the same shape and dtype.
+            w: the parameter, or the rows of it that a sparse gradient names.
+            g: the clipped gradient, of the same shape and dtype.
             moments: one per entry of :meth:`state_spec`, of the same dtype.
             scalars: the result of :meth:`shared_scalars`.
         """
@@ -230,7 +232,7 @@ def require_betas(owner: object) -> None:
 
 
 def moved_by(owner: object, *fields: str) -> str | None:
-    """Returns the reason against sparse gradients if one of these fields is not zero, else None.
+    """Returns the reason why sparse gradients cannot be used if one of these fields is not zero, else None.
 
     >>> from onnxtrain.optimizers import SGD
     >>> moved_by(SGD(weight_decay=0.1), "momentum", "weight_decay")
@@ -242,6 +244,7 @@ def moved_by(owner: object, *fields: str) -> str | None:
 
 def add_l2(op: Emitter, w: ir.Value, g: ir.Value, weight_decay: float) -> ir.Value:
     """Returns g + weight_decay·w, the gradient of the loss with an L2 penalty."""
+    # Without decay no node is written: ONNX Runtime would compute a product with 0 and a sum for every element.
     return op.Add(g, op.Mul(w, weight_decay)) if weight_decay else g
 
 

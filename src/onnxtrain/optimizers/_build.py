@@ -94,14 +94,14 @@ def manifest_entry(optimizer: Optimizer, parameters: Sequence[ParameterSpec]) ->
 
 @dataclass(frozen=True)
 class _Slot:
-    """The graph inputs of one parameter, and how it is updated.
+    """The graph inputs of one parameter, and its update from the plan.
 
     Attributes:
-        w: the parameter.
-        g: its gradient.
-        indices: rows of a sparse gradient; None for a dense one.
-        moments: its optimizer state.
-        update: optimizer, rate and moments from the plan.
+        w: the parameter, e.g. the input `fc.weight`.
+        g: the gradient, e.g. the input `fc.weight_grad`.
+        indices: row numbers of a sparse gradient, int64 [reads]; None for a dense gradient.
+        moments: the optimizer state, e.g. [`fc.weight_momentum0`].
+        update: optimizer, factor of the learning rate and specification of the moments.
     """
 
     w: ir.Value
@@ -129,7 +129,7 @@ class _Slot:
 
     @property
     def state(self) -> list[ir.Value]:
-        """The parameter and its moments: the graph inputs that a step updates."""
+        """The graph inputs that a step updates: the parameter and its moments."""
         return [self.w, *self.moments]
 
     @property
@@ -140,14 +140,14 @@ class _Slot:
 
     @property
     def settings(self) -> _Settings:
-        """Parameters with equal settings share their scalars."""
+        """The key by which parameters share scalars: those with equal settings have the same."""
         return self.update.optimizer, self.update.learning_rate_scale, self.dtype
 
     @property
     def is_flat(self) -> bool:
-        """True if the step is computed on the parameter as a vector."""
+        """True if the step is computed on the flattened parameter."""
         # If the last of several axes has size one, as in the weight of a 1x1 convolution, ONNX Runtime (1.31.1)
-        # combines the tensor with a scalar element by element, 60 times as slow as a vector.
+        # combines the tensor with a scalar element by element, and takes 60 times as long as for a vector.
         shape = self.w.shape
         return self.update.optimizer.elementwise and shape is not None and shape.rank() > 1 and shape[-1] == 1
 
@@ -163,7 +163,8 @@ class _Slot:
 
 
 def _check_names(names: Sequence[str]) -> None:
-    """Raises GraphBuildError if two inputs or outputs would have one name."""
+    """Raises GraphBuildError if two inputs or outputs would have the same name."""
+    # Names of parameters come from the file, and `a_grad` beside `a` is as good a name as any there.
     taken: set[str] = set()
     for name in names:
         if name in taken:
@@ -178,14 +179,14 @@ def _check_names(names: Sequence[str]) -> None:
 def _write(
     op: Emitter, optimizer: Optimizer, slots: Sequence[_Slot], learning_rate: ir.Value, step: ir.Value
 ) -> None:
-    """Writes the nodes: gradients, scalars per settings, then the update of each parameter."""
+    """Writes the nodes in three stages: clipped gradients, scalars per settings, the update of each parameter."""
     gradients = [_as(op, slot.g, slot.dtype) for slot in slots]
     # Sparse gradients are summed per row before clipping, whose norm is that of the whole gradient.
     rows_of = [None if slot.indices is None else Rows(op, slot.indices) for slot in slots]
     gradients = [g if rows is None else rows.add_up(g) for g, rows in zip(gradients, rows_of, strict=True)]
-    # All gradients together, whatever the groups: the norm that they are clipped by is that of the whole model.
+    # Clipping is by the norm of the whole model's gradient, whatever the groups.
     factor = optimizer.clip_grad.factor(op, gradients) if optimizer.clip_grad is not None else None
-    # Clipping by value changes each element, and no factor stands for it.
+    # Clipping by value limits each element: there is no common factor.
     if optimizer.clip_grad is not None and factor is None:
         gradients = optimizer.clip_grad.apply(op, gradients)
     own_scalars: dict[_Settings, tuple[Sequence[Operand], ir.Value | None]] = {}
@@ -207,7 +208,7 @@ def _write(
         w, g, *moments = (op.Reshape(value, [-1]) for value in values) if slot.is_flat else values
         states.append(state)
         inputs.append(StepInputs(w, g, moments))
-    # Only now are all gradients clipped, which scalars of all parameters together may depend on.
+    # A second loop, as scalars shared by several parameters may depend on the clipped gradients of all of them.
     shared = {}
     for settings, (scalars, _) in own_scalars.items():
         members = [entry for slot, entry in zip(slots, inputs, strict=True) if slot.settings == settings]

@@ -14,23 +14,23 @@ from onnxtrain.emitter import Emitter
 
 
 class GradientClipping(ABC):
-    """Base class of clippings: limits gradients before an optimizer uses them."""
+    """Base class of clippings, which limit gradients before an optimizer uses them."""
 
     @abstractmethod
     def apply(self, op: Emitter, gradients: Sequence[ir.Value]) -> list[ir.Value]:
         """Returns the clipped gradients, of their shapes and dtypes (float or double)."""
 
     def factor(self, op: Emitter, gradients: Sequence[ir.Value]) -> ir.Value | None:
-        """Returns the scalar, float or double, that clipping multiplies all gradients by; None for other clippings."""
+        """Returns the scalar, float or double, by which clipping multiplies all gradients; None if there is none."""
         return None
 
 
 @dataclass(frozen=True)
 class ClipGradNorm(GradientClipping):
-    """Scales all gradients by max_norm/norm when the Euclidean norm of all of them together is larger.
+    """Scales all gradients by max_norm/norm if their common Euclidean norm is larger than max_norm.
 
     The formula is that of onnxruntime-training. `torch.nn.utils.clip_grad_norm_` divides by norm + 1e-6, a relative
-    difference of 1e-6/norm. As there, NaN or infinity in any gradient makes all of them NaN.
+    difference of 1e-6/norm. As in PyTorch, one NaN makes all gradients NaN; infinity becomes NaN, and all others 0.
 
     Attributes:
         max_norm: largest norm of all gradients together, positive, e.g. 1.0.
@@ -48,12 +48,12 @@ class ClipGradNorm(GradientClipping):
         return [op.Mul(gradient, factors[gradient.dtype]) for gradient in gradients if gradient.dtype]
 
     def factor(self, op: Emitter, gradients: Sequence[ir.Value]) -> ir.Value:
-        # Parameters of several dtypes share one norm, summed in the widest of them.
+        # Gradients of several dtypes share one norm, summed in the widest of them.
         dtypes = {gradient.dtype for gradient in gradients}
         wide = ir.DataType.DOUBLE if ir.DataType.DOUBLE in dtypes else ir.DataType.FLOAT
         squares = [_cast(op, op.ReduceSumSquare(gradient, keepdims=0), wide) for gradient in gradients]
         norm = op.Sqrt(op.Sum(*squares))
-        # 1 for norms up to max_norm; and no division by a norm of zero.
+        # The maximum makes the factor 1 for norms up to max_norm, and never divides by a norm of zero.
         return op.Div(self.max_norm, op.Max(norm, self.max_norm))
 
 

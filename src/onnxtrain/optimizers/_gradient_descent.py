@@ -1,4 +1,4 @@
-"""Defines SGD, Adagrad and RMSprop."""
+"""Defines the optimizers without bias correction: SGD, Adagrad and RMSprop."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class SGD(Optimizer):
 
     Attributes:
         momentum: decay rate of the momentum b, e.g. 0.9; 0 keeps no state.
-        dampening: reduces the gradient's part in the momentum, (1 - dampening)·g.
-        weight_decay: factor of the L2 penalty.
+        dampening: fraction of the gradient that does not enter the momentum, e.g. 0.1.
+        weight_decay: factor of the L2 penalty, e.g. 1e-4.
         nesterov: True uses Nesterov's momentum, which needs momentum > 0 and dampening 0.
     """
 
@@ -45,6 +45,7 @@ class SGD(Optimizer):
         super().__post_init__()
         require_not_negative(self, "momentum", "weight_decay")
         require(self, "dampening", lambda value: abs(value) < float("inf"), "a number")
+        # torch.optim.SGD refuses the same two.
         if self.nesterov and (self.momentum <= 0 or self.dampening != 0):
             raise GraphBuildError(
                 f"making SGD: nesterov with momentum {self.momentum} and dampening {self.dampening}; "
@@ -68,7 +69,7 @@ class SGD(Optimizer):
         return (learning_rate, self.momentum, gain)
 
     def scaled(self, op: Emitter, scalars: Sequence[Operand], factor: ir.Value) -> Sequence[Operand] | None:
-        # With momentum the gradient and the old momentum have different factors; the L2 penalty is not clipped.
+        # Without momentum and penalty, the learning rate multiplies nothing but the gradient, and takes the factor.
         return None if self.momentum or self.weight_decay else [op.Mul(factor, scalar) for scalar in scalars]
 
     def update(
@@ -78,7 +79,7 @@ class SGD(Optimizer):
         if not moments:
             return (op.call(sgd_step, w, g, *scalars),)
         learning_rate, momentum, *gain = scalars
-        # Only with dampening, so that the usual SGD multiplies no gradient.
+        # Only with dampening, which is rare: it costs a multiplication per element of the gradient.
         if gain:
             g = op.Mul(g, *gain)
         step = nesterov_step if self.nesterov else momentum_step
@@ -92,10 +93,10 @@ class Adagrad(Optimizer):
     With g + weight_decay·w for g: s' = s + g²; w' = w - lr/(1 + (step - 1)·lr_decay)·g/(sqrt(s') + eps).
 
     Attributes:
-        lr_decay: decay of the learning rate per step, as in the formula.
-        weight_decay: factor of the L2 penalty.
-        initial_accumulator_value: s before the first step.
-        eps: keeps the denominator from zero.
+        lr_decay: decay of the learning rate per step, e.g. 0.01: the rate is halved after 100 steps.
+        weight_decay: factor of the L2 penalty, e.g. 1e-4.
+        initial_accumulator_value: every element of s before the first step, e.g. 0.1.
+        eps: added to the denominator, which it keeps from zero, e.g. 1e-10.
     """
 
     lr_decay: float = 0.0
@@ -115,6 +116,7 @@ class Adagrad(Optimizer):
 
     def scalars(self, op: Emitter, learning_rate: ir.Value, step: ir.Value) -> Sequence[Operand]:
         if self.lr_decay:
+            # The first step has number 1 and, as in PyTorch, the whole learning rate.
             done = op.Cast(op.Sub(step, 1), to=learning_rate.dtype)
             learning_rate = op.Div(learning_rate, op.Add(op.Mul(done, self.lr_decay), 1.0))
         return (learning_rate, self.eps)
@@ -135,11 +137,11 @@ class RMSprop(Optimizer):
     (1 - alpha)·g; where rounding makes it negative (NaN in PyTorch) it counts as zero.
 
     Attributes:
-        alpha: decay rate of the running means.
-        eps: keeps the denominator from zero.
-        momentum: decay rate of the momentum b of the changes; 0 keeps no state.
+        alpha: decay rate of the running means v and m, e.g. 0.99.
+        eps: added to the denominator, which it keeps from zero, e.g. 1e-8.
+        momentum: decay rate of the momentum b of the changes, e.g. 0.9; 0 keeps no state for it.
         centered: True divides by the standard deviation of the gradient instead of its root mean square.
-        weight_decay: factor of the L2 penalty.
+        weight_decay: factor of the L2 penalty, e.g. 1e-4.
     """
 
     alpha: float = 0.99
@@ -154,6 +156,7 @@ class RMSprop(Optimizer):
         require_not_negative(self, "eps", "momentum", "weight_decay")
 
     def moments(self, shape: tuple[int, ...]) -> Sequence[Moment]:
+        # In the order of the inputs of `rmsprop_step`.
         return [
             Moment("running mean of the gradient's square"),
             *([Moment("running mean of the gradient")] if self.centered else []),

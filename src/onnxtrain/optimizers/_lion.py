@@ -1,4 +1,4 @@
-"""Defines Lion."""
+"""Defines Lion, which moves every element by the sign of an averaged gradient."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ class Lion(Optimizer):
     """Lion (Chen et al., 2023, "Symbolic Discovery of Optimization Algorithms", algorithm 2): one moment.
 
     w' = (1 - lr·weight_decay)·w - lr·sign(beta1·m + (1 - beta1)·g); m' = beta2·m + (1 - beta2)·g. Every element moves
-    by the learning rate, so that it should be three to ten times smaller than that of AdamW, and the decay larger.
+    by the whole learning rate. Choose a rate three to ten times smaller than for AdamW, and a larger weight decay.
 
     Attributes:
-        betas: weights of the moment in the average whose sign is the step, and in the new moment.
-        weight_decay: factor of the decay, decoupled from the gradient.
+        betas: (beta1, beta2), e.g. (0.9, 0.99): the moment's weight in the average whose sign is the step, and its
+            weight in the new moment.
+        weight_decay: factor of the decay, decoupled from the gradient, e.g. 0.1.
     """
 
     betas: tuple[float, float] = (0.9, 0.99)

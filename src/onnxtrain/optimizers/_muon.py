@@ -1,4 +1,4 @@
-"""Defines Muon."""
+"""Defines Muon, which makes the momentum of a matrix orthogonal before the step."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ class Muon(Optimizer):
         AdamW(groups=[ParameterGroup("layers.*.weight", optimizer=Muon(), learning_rate_scale=20)])
 
     Attributes:
-        momentum: decay rate of the momentum m.
+        elementwise: False, as the step is a product of matrices.
+        momentum: decay rate of the momentum m, e.g. 0.95.
         nesterov: True uses Nesterov's momentum.
-        weight_decay: factor of the decay, decoupled from the gradient.
-        ns_coefficients: a, b and c.
-        ns_steps: number of Newton-Schulz steps.
-        eps: keeps the norm from zero.
-        adjust_lr_fn: "original" or "match_rms_adamw", the two forms of r.
+        weight_decay: factor of the decay, decoupled from the gradient, e.g. 0.1.
+        ns_coefficients: a, b and c, e.g. (3.4445, -4.775, 2.0315).
+        ns_steps: number of Newton-Schulz steps, e.g. 5.
+        eps: least norm that u is divided by, e.g. 1e-7.
+        adjust_lr_fn: form of r, "original" or "match_rms_adamw".
     """
 
-    # The step is a product of matrices: no element is updated by itself.
     elementwise: ClassVar[bool] = False
 
     momentum: float = 0.95
@@ -59,6 +59,7 @@ class Muon(Optimizer):
             lambda numbers: len(numbers) == 3 and all(abs(number) < math.inf for number in numbers),
             "three numbers",
         )
+        # The upper bound is that of torch.optim.Muon; each step is nodes of their own in the model.
         require(
             self, "ns_steps", lambda steps: isinstance(steps, int) and 1 <= steps < 100, "an int from 1 to 99"
         )
@@ -73,7 +74,7 @@ class Muon(Optimizer):
         return [Moment("running mean of the gradient")]
 
     def refusal(self, shape: tuple[int, ...]) -> str | None:
-        """Returns why a parameter of this shape cannot be updated; None for a matrix."""
+        # As torch.optim.Muon, which takes 2D parameters only.
         if len(shape) == 2:
             return None
         return (
@@ -95,7 +96,7 @@ class Muon(Optimizer):
         renewed = op.Mul(g, 1 - self.momentum)
         momentum = op.Add(op.Mul(moments[0], self.momentum), renewed)
         direction = op.Add(op.Mul(momentum, self.momentum), renewed) if self.nesterov else momentum
-        # The products x·xᵀ are then of the smaller of the two sizes.
+        # The products x·xᵀ are square, of the number of x's rows: transposed, of the smaller number.
         if rows > columns:
             orthogonal = op.Transpose(self._orthogonal(op, op.Transpose(direction, perm=[1, 0])), perm=[1, 0])
         else:
@@ -109,11 +110,12 @@ class Muon(Optimizer):
 
     def _orthogonal(self, op: Emitter, x: ir.Value) -> ir.Value:
         """Scales a matrix `[n, m]`, n <= m, to norm one and takes the Newton-Schulz steps."""
+        # The iteration needs singular values of at most 1, and the Euclidean norm is at least the largest of them.
         a, b, c = self.ns_coefficients
         x = op.Div(x, op.Max(op.Sqrt(op.ReduceSumSquare(x, keepdims=0)), self.eps))
         for _ in range(self.ns_steps):
             gram = op.MatMul(x, op.Transpose(x, perm=[1, 0]))
             polynomial = op.Add(op.Mul(gram, b), op.Mul(op.MatMul(gram, gram), c))
-            # Not by Gemm, whose alpha and beta are float32 in a float64 model, too.
+            # Not by Gemm, whose attributes alpha and beta are float32 even in a float64 model.
             x = op.Add(op.Mul(x, a), op.MatMul(polynomial, x))
         return x

@@ -13,6 +13,7 @@ from onnxtrain.selection import matched_names, some_names
 
 from ._base import MomentSpec, Optimizer, ParameterGroup
 
+# By the names that manifests have for them.
 _DTYPES = {
     "float32": ir.DataType.FLOAT,
     "float64": ir.DataType.DOUBLE,
@@ -26,10 +27,10 @@ class ParameterSpec:
     """A parameter to train.
 
     Attributes:
-        name: its name in the training model.
-        dtype: its element type, or the name that manifests have for it, such as "float32".
-        shape: its dimensions.
-        sparse: True if its gradient holds the rows that were read, and their indices.
+        name: name in the training model, e.g. "fc.weight".
+        dtype: element type, or the name that manifests have for it, e.g. "float32".
+        shape: dimensions, e.g. (784, 10).
+        sparse: True if the gradient holds only the rows that a batch reads, and their indices.
     """
 
     name: str
@@ -42,7 +43,7 @@ class ParameterSpec:
         """The element type.
 
         Raises:
-            GraphBuildError: it cannot be trained.
+            GraphBuildError: parameters of this type cannot be trained.
         """
         dtype = _DTYPES.get(self.dtype) if isinstance(self.dtype, str) else self.dtype
         if dtype not in _DTYPES.values() or dtype is None:
@@ -55,6 +56,8 @@ class ParameterSpec:
 
 def moment_dtype(dtype: ir.DataType) -> ir.DataType:
     """Returns the dtype of the moments and of the computation for parameters of `dtype`: at least float32."""
+    # In bfloat16 a running mean stands still, as 0.001·(g² - v) is lost by rounding, and in float16 squares below 3e-8
+    # are 0.
     return ir.DataType.DOUBLE if dtype == ir.DataType.DOUBLE else ir.DataType.FLOAT
 
 
@@ -63,10 +66,10 @@ class Update:
     """The update of one parameter.
 
     Attributes:
-        parameter: the parameter.
+        parameter: name, dtype and shape.
         optimizer: the optimizer with the settings of the parameter's groups, without groups and clipping.
-        learning_rate_scale: factor of the learning rate.
-        moments: its state. A name such as `momentum1` has the same initial value for all parameters of the model.
+        learning_rate_scale: factor of the learning rate, e.g. 0.1.
+        moments: the optimizer state. Moments of one name, e.g. "momentum1", have one initial value in the whole model.
     """
 
     parameter: ParameterSpec
@@ -94,7 +97,7 @@ def plan_updates(optimizer: Optimizer, parameters: Sequence[ParameterSpec]) -> l
             )
         _check_gradient(own_optimizer, parameter)
         moments = own_optimizer.state_spec(parameter.shape)
-        # The manifest has one initial value per name, so moments with another one get higher numbers.
+        # The manifest has one initial value per name, so that moments with another initial value get higher numbers.
         start = next(n for n in range(len(names_of_values) + 1) if _fits(moments, n, names_of_values))
         moments = tuple(
             dataclasses.replace(moment, name=f"momentum{start + index}")
@@ -121,7 +124,7 @@ def _check_gradient(optimizer: Optimizer, parameter: ParameterSpec) -> None:
 
 
 def _fits(moments: Sequence[MomentSpec], start: int, names_of_values: dict[str, float]) -> bool:
-    """Says if moments numbered from `start` on have the initial values that these names have already."""
+    """Says if moments, numbered from `start` on, have the initial values that the names already stand for."""
     return all(
         names_of_values.get(f"momentum{start + index}", moment.initial_value) == moment.initial_value
         for index, moment in enumerate(moments)
@@ -131,6 +134,7 @@ def _fits(moments: Sequence[MomentSpec], start: int, names_of_values: dict[str, 
 def _settings(optimizer: Optimizer, name: str, members: Sequence[set[str]]) -> tuple[Optimizer, float]:
     """Returns the optimizer of a parameter, without groups and clipping, and the factor of its learning rate."""
     own, decay, scale = optimizer, None, 1.0
+    # In order, so that the last group that gives a setting wins.
     for group, names in zip(optimizer.groups, members, strict=True):
         if name in names:
             own = group.optimizer or own
@@ -147,7 +151,7 @@ def _settings(optimizer: Optimizer, name: str, members: Sequence[set[str]]) -> t
 
 
 def _members(groups: Sequence[ParameterGroup], names: Sequence[str]) -> list[set[str]]:
-    """Returns the names of the parameters of each group."""
+    """Returns, for each group, the names of its parameters."""
 
     def refusal(pattern: str) -> GraphBuildError:
         return GraphBuildError(

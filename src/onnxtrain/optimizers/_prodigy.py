@@ -29,14 +29,14 @@ class Prodigy(Optimizer):
     decay have an estimate of their own.
 
     Attributes:
-        betas: decay rates of the running means, e.g. (0.9, 0.999).
-        eps: keeps the denominator from zero.
-        weight_decay: decoupled from the gradient.
+        elementwise: False, as r and d are scalars, which must not be flattened together with the parameter.
+        betas: decay rates of the running means m and v, e.g. (0.9, 0.999).
+        eps: keeps the denominator from zero, e.g. 1e-8.
+        weight_decay: factor of the decay, decoupled from the gradient, e.g. 0.01.
         d0: step size before the first estimate. The estimate only grows, so it must be small, e.g. 1e-6.
         d_coef: factor of the estimate, e.g. 0.5 for smaller steps.
     """
 
-    # r and d are scalars: a parameter of shape [n, 1] must not be flattened together with its moments.
     elementwise: ClassVar[bool] = False
 
     betas: tuple[float, float] = (0.9, 0.999)
@@ -70,16 +70,16 @@ class Prodigy(Optimizer):
     ) -> Sequence[Operand]:
         learning_rate, is_first = scalars
         _, _, s, _, r, d = zip(*(entry.moments for entry in inputs), strict=True)
-        # The paper computes the estimate at the end of a step, for the next one. Here it is computed at the beginning,
-        # from the r and s that the step before has left, so that it needs no gradient.
+        # The paper computes the estimate at the end of a step, for the next step. Here it is computed at the beginning,
+        # from the r and s that the previous step has left, so that it needs no gradient.
         norm = op.Sum(*(op.ReduceL1(value, keepdims=0) for value in s))
         # Before the first step r and s are zero, and the estimate is 0/tiny = 0, not 0/0.
         estimate = op.Div(op.Sum(*r), op.Max(norm, 1e-37))
         # Every parameter has a copy of d, as state belongs to parameters; all copies are equal.
         new_d = op.Max(*d, op.Mul(estimate, self.d_coef))
         step_size = op.Mul(learning_rate, new_d)
-        # r and s only meet in r/||s||, so both are kept without the factor d0², with which they would come near the
-        # smallest number of float32.
+        # r and s are only used as r/||s||, so both are kept without the factor d0² = 1e-12, with which they would come
+        # near the smallest number of float32.
         ratio = op.Mul(new_d, 1 / self.d0)
         gain = op.Mul(op.Mul(learning_rate, op.Mul(ratio, ratio)), 1 - math.sqrt(self.betas[1]))
         return new_d, step_size, gain, is_first
@@ -91,7 +91,8 @@ class Prodigy(Optimizer):
         m, v, s, x0, r, _ = moments
         (beta1, beta2), decay = self.betas, math.sqrt(self.betas[1])
         start = op.Where(is_first, w, x0)
-        # A host may write w' over w: every reader of w must come before w'. r' reads w by `moved`, and so does w'.
+        # A host may write w' over w, so w must have been read by then. r' and w' both read it through `moved`, which is
+        # therefore computed before w'.
         moved = op.Sub(w, start)
         new_s = op.Add(op.Mul(s, decay), op.Mul(g, gain))
         new_r = op.Sub(op.Mul(r, decay), op.Mul(op.ReduceSum(op.Mul(g, moved), keepdims=0), gain))

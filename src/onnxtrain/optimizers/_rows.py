@@ -1,4 +1,4 @@
-"""Updates the rows of a table that have a gradient, and no others."""
+"""Gathers and writes back the rows of a table that a sparse gradient names, so that a step touches no others."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Rows:
 
     def __init__(self, op: Emitter, reads: ir.Value) -> None:
         self._op = op
-        # Sorted by TopK, neighbours compared: Unique takes eight times as long (ONNX Runtime 1.32) and runs on CPUs
-        # only.
+        # Distinct rows by TopK, which sorts, and a comparison of neighbours: Unique takes eight times as long (ONNX
+        # Runtime 1.32) and runs on CPUs only.
         ordered, order = op.TopK(reads, op.Shape(reads), largest=0, _outputs=2)
         # Row numbers are not negative, so -1 in front makes the first one differ from its neighbour.
         before = op.Slice(op.Concat([-1], ordered, axis=0), [0], [-1])
@@ -41,5 +41,6 @@ class Rows:
         return self._op.Gather(table, self._rows)
 
     def write(self, table: ir.Value, values: ir.Value) -> ir.Value:
-        """Replaces these rows of a table; if the result is bound onto the table, nothing else is written."""
+        """Replaces the rows of a table by `values` [rows, *rest]; returns the table."""
+        # If a host binds the result onto the table, ONNX Runtime's ScatterND writes these rows only.
         return self._op.ScatterND(table, self._op.Unsqueeze(self._rows, [-1]), values)

@@ -14,6 +14,7 @@ from onnxtrain.passes.canonical.opset import fit_ir_version
 from onnxtrain.passes.io.load import CANONICAL_OPSET, MAX_OPSET
 
 from ._base import Optimizer, StepInputs
+from ._clipping import cast
 from ._plan import ParameterSpec, Update, moment_dtype, plan_updates
 from ._rows import Rows
 
@@ -180,7 +181,7 @@ def _write(
     op: Emitter, optimizer: Optimizer, slots: Sequence[_Slot], learning_rate: ir.Value, step: ir.Value
 ) -> None:
     """Writes the nodes in three stages: clipped gradients, scalars per settings, the update of each parameter."""
-    gradients = [_as(op, slot.g, slot.dtype) for slot in slots]
+    gradients = [cast(op, slot.g, slot.dtype) for slot in slots]
     # Sparse gradients are summed per row before clipping, whose norm is that of the whole gradient.
     rows_of = [None if slot.indices is None else Rows(op, slot.indices) for slot in slots]
     gradients = [g if rows is None else rows.add_up(g) for g, rows in zip(gradients, rows_of, strict=True)]
@@ -189,57 +190,38 @@ def _write(
     # Clipping by value limits each element: there is no common factor.
     if optimizer.clip_grad is not None and factor is None:
         gradients = optimizer.clip_grad.apply(op, gradients)
-    own_scalars: dict[_Settings, tuple[Sequence[Operand], ir.Value | None]] = {}
+    scalars_of: dict[_Settings, tuple[Sequence[Operand], ir.Value | None]] = {}
     inputs: list[StepInputs] = []
     states: list[list[ir.Value]] = []
     for slot, rows, gradient in zip(slots, rows_of, gradients, strict=True):
-        settings = slot.settings
-        own, scale, dtype = settings
-        if settings not in own_scalars:
+        own_optimizer, scale, dtype = settings = slot.settings
+        if settings not in scalars_of:
             # A factor of 1 is left out, so that a group without one has the same nodes as no group.
-            rate = _as(op, learning_rate, dtype)
-            scalars = own.scalars(op, rate if scale == 1 else op.Mul(rate, scale), step)
-            own_scalars[settings] = _scaled(op, own, scalars, factor and _as(op, factor, dtype))
-        left = own_scalars[settings][1]
-        if left is not None:
-            gradient = op.Mul(gradient, left)
+            rate = cast(op, learning_rate, dtype)
+            scalars = own_optimizer.scalars(op, rate if scale == 1 else op.Mul(rate, scale), step)
+            pending = factor if factor is None else cast(op, factor, dtype)
+            # Folded into the scalars if the optimizer can: that saves a product per element of the gradients.
+            scaled = None if pending is None else own_optimizer.scaled(op, scalars, pending)
+            scalars_of[settings] = (scalars, pending) if scaled is None else (scaled, None)
+        pending = scalars_of[settings][1]
+        if pending is not None:
+            gradient = op.Mul(gradient, pending)
         state = slot.state if rows is None else [rows.read(table) for table in slot.state]
-        values = [_as(op, state[0], dtype), gradient, *state[1:]]
+        values = [cast(op, state[0], dtype), gradient, *state[1:]]
         w, g, *moments = (op.Reshape(value, [-1]) for value in values) if slot.is_flat else values
         states.append(state)
         inputs.append(StepInputs(w, g, moments))
     # A second loop, as scalars shared by several parameters may depend on the clipped gradients of all of them.
     shared = {}
-    for settings, (scalars, _) in own_scalars.items():
+    for settings, (scalars, _) in scalars_of.items():
         members = [entry for slot, entry in zip(slots, inputs, strict=True) if slot.settings == settings]
         shared[settings] = settings[0].shared_scalars(op, scalars, members)
     for slot, rows, state, step_inputs in zip(slots, rows_of, states, inputs, strict=True):
         results = slot.update.optimizer.update(op, *step_inputs, shared[slot.settings])
-        for whole, old, new, name in zip(slot.state, state, results, slot.outputs, strict=True):
+        for held, old, new, name in zip(slot.state, state, results, slot.outputs, strict=True):
             assert old.dtype is not None
-            output = _as(op, op.reshape_like(new, old) if slot.is_flat else new, old.dtype)
+            output = cast(op, op.reshape_like(new, old) if slot.is_flat else new, old.dtype)
             if rows is not None:
-                output = rows.write(whole, output)
-            output.name, output.shape = name, whole.shape
+                output = rows.write(held, output)
+            output.name, output.shape = name, held.shape
             op.graph.outputs.append(output)
-
-
-def _scaled(
-    op: Emitter, optimizer: Optimizer, scalars: Sequence[Operand], factor: ir.Value | None
-) -> tuple[Sequence[Operand], ir.Value | None]:
-    """Folds the factor of clipping into the scalars if the optimizer can.
-
-    Returns:
-        The scalars, and the factor that is left to multiply the gradients by, or None.
-    """
-    scaled = None if factor is None else optimizer.scaled(op, scalars, factor)
-    return (scalars, factor) if scaled is None else (scaled, None)
-
-
-def _as(op: Emitter, value: ir.Value, dtype: ir.DataType) -> ir.Value:
-    """Casts a value unless it has the dtype."""
-    if value.dtype == dtype:
-        return value
-    result = op.Cast(value, to=dtype)
-    result.shape = value.shape
-    return result

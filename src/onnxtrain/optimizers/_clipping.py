@@ -44,14 +44,14 @@ class ClipGradNorm(GradientClipping):
 
     def apply(self, op: Emitter, gradients: Sequence[ir.Value]) -> list[ir.Value]:
         factor = self.factor(op, gradients)
-        factors = {dtype: _cast(op, factor, dtype) for g in gradients if (dtype := g.dtype) is not None}
+        factors = {dtype: cast(op, factor, dtype) for g in gradients if (dtype := g.dtype) is not None}
         return [op.Mul(gradient, factors[gradient.dtype]) for gradient in gradients if gradient.dtype]
 
     def factor(self, op: Emitter, gradients: Sequence[ir.Value]) -> ir.Value:
         # Gradients of several dtypes share one norm, summed in the widest of them.
         dtypes = {gradient.dtype for gradient in gradients}
         wide = ir.DataType.DOUBLE if ir.DataType.DOUBLE in dtypes else ir.DataType.FLOAT
-        squares = [_cast(op, op.ReduceSumSquare(gradient, keepdims=0), wide) for gradient in gradients]
+        squares = [cast(op, op.ReduceSumSquare(gradient, keepdims=0), wide) for gradient in gradients]
         norm = op.Sqrt(op.Sum(*squares))
         # The maximum makes the factor 1 for norms up to max_norm, and never divides by a norm of zero.
         return op.Div(self.max_norm, op.Max(norm, self.max_norm))
@@ -85,5 +85,11 @@ def _require_positive(owner: GradientClipping, field: str) -> None:
     )
 
 
-def _cast(op: Emitter, value: ir.Value, dtype: ir.DataType) -> ir.Value:
-    return value if value.dtype == dtype else op.Cast(value, to=dtype)
+def cast(op: Emitter, value: ir.Value, dtype: ir.DataType) -> ir.Value:
+    """Casts a value to a dtype; returns a value of that dtype unchanged."""
+    if value.dtype == dtype:
+        return value
+    result = op.Cast(value, to=dtype)
+    # Muon and Adafactor need the shape of a parameter that is cast.
+    result.shape = value.shape
+    return result

@@ -1,1 +1,1 @@
-"""Turns a forward graph with a loss into the training, eval and inference models."""
+"""Builds the training, eval and inference models from a forward graph with a loss."""

@@ -26,10 +26,11 @@ def warn_of_export(
 
     Args:
         model: canonical model with its loss.
-        trainable: names of the parameters to train.
+        trainable: names of the parameters to train, e.g. ["fc.weight"].
         active: values between these parameters and the loss.
         as_exported: BatchNormalization and Dropout nodes that keep the mode in which they were exported.
     """
+    # Warnings and no errors: each of these models trains, and may be meant as it is.
     _warn_of_inference_mode(as_exported)
     _warn_of_lost_parameters(model)
     _warn_of_shared_weights(model, trainable)
@@ -37,15 +38,15 @@ def warn_of_export(
 
 
 def check_training_mode(model: ir.Model, *, asked: bool) -> None:
-    """Checks that BatchNormalization and Dropout can run in their training modes.
+    """Checks that BatchNormalization and Dropout can run in training mode.
 
     Args:
         model: canonical model in the mode in which it is trained.
         asked: True if the user passed `batch_norm="training"`.
 
     Raises:
-        GraphBuildError: training mode was asked for and the model has no such node, or BatchNormalization would compute
-            statistics of a single sample.
+        GraphBuildError: the user asked for training mode and the model has neither op, or a BatchNormalization in
+            training mode would compute the statistics of a single sample.
     """
     nodes = list(ir.traversal.RecursiveGraphIterator(model.graph))
     norms = [node for node in nodes if node.op_type == "BatchNormalization" and node.domain == ""]
@@ -64,6 +65,8 @@ def check_training_mode(model: ir.Model, *, asked: bool) -> None:
             "has such layers, its exporter has folded them into others; export it in training mode.",
             argument("batch_norm", "training"),
         )
+    # PyTorch refuses a batch of one value per channel. Images of more pixels pass there, but a model fixed to a batch
+    # of 1 would be trained on the statistics of single images, unlike the running ones that inference uses.
     for node in norms:
         batch = node.inputs[0] and (static_dims(node.inputs[0]) or (None,))[0]
         if batch == 1 and is_training_batch_norm(node):
@@ -76,7 +79,10 @@ def check_training_mode(model: ir.Model, *, asked: bool) -> None:
 
 
 def _warn_of_inference_mode(nodes: Collection[ir.Node]) -> None:
-    """Warns of BatchNormalization and Dropout that train in inference mode, unless the user chose it."""
+    """Warns of BatchNormalization and Dropout nodes in inference mode that the user did not choose.
+
+    PyTorch's exporters write inference mode by default, so that most files are of this kind.
+    """
     norms = sum(node.op_type == "BatchNormalization" and not is_training_batch_norm(node) for node in nodes)
     if norms:
         _log.warning(
@@ -113,8 +119,9 @@ def _warn_of_lost_parameters(model: ir.Model) -> None:
 
 
 def _warn_of_shared_weights(model: ir.Model, trainable: Sequence[str]) -> None:
-    """Warns of one initializer that several layers read because their weights were equal when exported."""
-    # Both of PyTorch's exporters merge equal initializers; the passes restore those that the file tells apart.
+    """Warns of an initializer that several layers read because their weights were equal when they were exported."""
+    # Both of PyTorch's exporters merge equal initializers. `passes/parameters/torch_parameters.py` undoes this for
+    # those that the file tells apart; the others are named here.
     for name in trainable:
         nodes = [str(use.node.name) for use in model.graph.initializers[name].uses()]
         # TorchScript's exporter gives this name to what it folds, e.g. a transposed weight.

@@ -1,4 +1,4 @@
-"""Builds the inference model of a training run: the outputs of the original model, without targets and loss."""
+"""Builds the inference model of a training run, which has the original model's outputs and neither targets nor loss."""
 
 from __future__ import annotations
 
@@ -14,32 +14,42 @@ from onnxtrain.passes import CleanupPass, TrainingModePass, promote_initializers
 def build_inference_model(
     model: ir.Model, outputs: Sequence[str], parameters: Sequence[str], statistics: Sequence[str]
 ) -> ir.Model | None:
-    """Cuts out the part of a canonical model that computes `outputs`, in inference mode; `model` is not changed.
+    """Cuts out the part of a canonical model that computes `outputs`, and switches it to inference mode.
 
-    Its inputs are the user inputs that are needed, then all parameters, then all statistics, in the order of the eval
-    model, so that a host can bind the same buffers to both. Returns None if there are no outputs.
+    Its inputs are the user inputs that the outputs need, then all parameters, then all statistics, in the order of the
+    eval model, so that a host can bind the same buffers to both.
+
+    Returns:
+        A new model; None if there are no outputs, or one of them is no value of the model.
     """
     inference = model.clone()
     values = [find_value(inference.graph, name) for name in outputs]
+    # A model whose only output is its loss predicts nothing.
     if not outputs or None in values:
         return None
     inference.graph.outputs.clear()
     inference.graph.outputs.extend(value for value in values if value is not None)
     TrainingModePass(batch_norm="inference", dropout="inference")(inference)
     CleanupPass(keep={*parameters, *statistics})(inference)
-    # Labels of a loss inside of the model are inputs that nothing reads any more.
+    # If the model itself contains the loss, its labels are inputs that nothing reads any more.
     for value in tuple(inference.graph.inputs):
         if not value.uses() and not value.is_graph_output():
             inference.graph.inputs.remove(value)
-    # After the loop above: parameters that only the loss needs stay inputs, so that all models have the same.
+    # After that loop, because parameters that only the loss reads stay inputs: hosts bind one list to all models.
     promote_initializers(inference, [*parameters, *statistics])
+    # Parameters have no values any more, so that nothing derived from them is folded, and shapes are inferred anew.
     inference = settle_shapes(inference)
     CleanupPass(keep=set())(inference)
     return suit_runtime(inference)
 
 
 def inference_entry(model: ir.Model, held: Sequence[str]) -> dict[str, Any]:
-    """Returns the manifest entry of an inference model; `held` are the inputs that the parameter store provides."""
+    """Returns the manifest entry of an inference model.
+
+    Args:
+        model: the inference model.
+        held: names of the inputs that the parameter store provides: parameters and statistics.
+    """
     return {
         "inputs": [str(value.name) for value in model.graph.inputs if value.name not in set(held)],
         "outputs": [str(value.name) for value in model.graph.outputs],

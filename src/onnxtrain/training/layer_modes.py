@@ -18,19 +18,24 @@ from onnxtrain.training.running_variance import mark_unbiased
 BatchNormMode = Literal["as_exported", "training", "inference"] | Mapping[str, Mode]
 """Mode of BatchNormalization and Dropout: one for all, or one per pattern, e.g. {"backbone.*": "inference"}."""
 
+# Metadata key of PyTorch's Dynamo exporter: the names of the modules around a node, outermost first.
 _SCOPES = "pkg.torch.onnx.name_scopes"
 
 
 def switch_modes(model: ir.Model, batch_norm: BatchNormMode) -> list[ir.Node]:
     """Switches BatchNormalization and Dropout to their modes, in place; returns the nodes that stay as exported.
 
-    The first pattern (:func:`onnxtrain.selection.match_names`) that matches a node decides. A node matches by its own
-    name, the name of its scale, or that of its module: `/body/bn/BatchNormalization`, `body.bn.weight`, `body.bn`.
+    Args:
+        model: canonical model.
+        batch_norm: one mode for all nodes, or modes by pattern. The first pattern
+            (:func:`onnxtrain.selection.match_names`) that matches a node decides. A node matches by its own name, e.g.
+            `/body/bn/BatchNormalization`, by that of its scale, `body.bn.weight`, or of its module, `body.bn`.
 
     Raises:
         GraphBuildError: a pattern matches no node.
         ValueError: a mode is none of "as_exported", "training", "inference".
     """
+    # Subgraphs too: a BatchNormalization in a branch of If trains as any other.
     nodes = [
         node
         for node in ir.traversal.RecursiveGraphIterator(model.graph)
@@ -52,7 +57,7 @@ def switch_modes(model: ir.Model, batch_norm: BatchNormMode) -> list[ir.Node]:
             )
         for node in nodes:
             if not set(matched).isdisjoint(names[node]):
-                # `setdefault`: the first pattern that matches decides.
+                # A mode that is already set came from an earlier pattern, which wins.
                 modes.setdefault(node, batch_norm[pattern])
     TrainingModePass(batch_norm=modes, dropout=modes)(model)
     _update_as_pytorch(node for node, mode in modes.items() if mode == "training")
@@ -68,7 +73,8 @@ def _update_as_pytorch(nodes: Iterable[ir.Node]) -> None:
 
 
 def _names(node: ir.Node) -> list[str]:
-    """Returns the names of a node, PyTorch's name of its module first."""
+    """Returns the names by which a pattern can match a node, that of its PyTorch module first."""
+    # The first is the one that the message shows if a pattern matches nothing.
     names = []
     # The Dynamo exporter notes the path of modules, the node's own name last.
     scopes = node.metadata_props.get(_SCOPES)

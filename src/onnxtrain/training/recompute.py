@@ -1,8 +1,7 @@
 """Recomputes activations in the backward pass instead of keeping them since the forward pass.
 
-The idea is that of Chen et al., "Training Deep Nets with Sublinear Memory Cost" (2016), but each activation is chosen
-by
-itself: results of elementwise ops, normalisations and views are recomputed, and a share of the matrix products.
+The idea is that of Chen et al., "Training Deep Nets with Sublinear Memory Cost" (2016), but the choice is made per
+value and not per layer: results of elementwise ops, normalisations and views are recomputed, and some matrix products.
 """
 
 from __future__ import annotations
@@ -15,31 +14,32 @@ from onnxtrain.emitter import Emitter, static_dims
 from onnxtrain.op_facts import ELEMENTWISE, MOVES, PRODUCTS, SHAPE_READERS, VIEWS
 from onnxtrain.passes import remove_unread_nodes
 
-# Ops whose result is computed again: elementwise ops, moves, and ops that read each row once or twice. The functions of
-# domain `onnxtrain` are fusions of such ops.
+# Ops that take about as long as reading their inputs from memory: elementwise ops, moves, and ops that read each row
+# once or twice. The names with `_float` are functions of domain `onnxtrain` that fuse such ops.
 _CHEAP = ELEMENTWISE | MOVES | {
     *("LayerNormalization", "LogSoftmax", "Pad", "RMSNormalization", "Softmax", "Silu_float", "Hardtanh_float"),
     *("FlooredRMSNormalization_float", "InverseRMSNormalization_float", "LayerNormalizationTraining_float"),
 }  # fmt: skip
+# Matrix products, of which a share is recomputed; again with the functions that stand for them.
 _PRODUCTS = PRODUCTS | {
     *("MatrixProduct_float", "GemmBfloat16_float", "MatMulBfloat16_float", "MatMulPermutedRightBfloat16_float"),
 }  # fmt: skip
 _SHARE = 1 / 2
-"""Largest share of the work of all forward matrix products that is recomputed.
+"""Recompute at most this share of the work of the forward matrix products.
 
 A training step has three products per layer (forward, and two for the gradients), so one half costs a sixth more time.
 """
 _LEAST = 64
-"""Smallest number of elements for which recomputing pays; an unknown size counts as 1."""
+"""Keep values of fewer elements, for which recomputing saves no memory worth a node. An unknown size counts as 1."""
 
 
 class RecomputePass(ir.passes.InPlacePass):
-    """Rewrites gradients to read recomputed activations.
+    """Makes gradient nodes read recomputed activations.
 
     Must be the last pass: merging equal nodes afterwards would undo it.
 
     Args:
-        forward: names of the values of the forward pass.
+        forward: names of the values of the forward pass, e.g. {"h", "logits", "loss"}.
     """
 
     def __init__(self, forward: Collection[str]) -> None:
@@ -47,7 +47,7 @@ class RecomputePass(ir.passes.InPlacePass):
         self._forward = frozenset(forward)
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Rewrites in place; subgraphs, and the values that they read, stay."""
+        """Rewrites a training model in place; subgraphs, and the values that they read, stay."""
         graph = model.graph
         plan = _Plan(graph, self._forward)
         writer = _Writer(Emitter(graph, functions=model.functions), plan)
@@ -62,7 +62,7 @@ class _Plan:
     """The decision for each value of the forward pass: keep it for the gradients, or recompute it.
 
     Attributes:
-        forward: nodes of the forward pass, and views of its results.
+        forward: nodes of the forward pass, and views that gradients take of its results.
     """
 
     def __init__(self, graph: ir.Graph, names: Collection[str]) -> None:
@@ -78,7 +78,7 @@ class _Plan:
         for node in graph:
             for value in node.outputs if node in self.forward else ():
                 readers = [use.node for use in value.uses() if self.is_gradient(use.node)]
-                # Without a signal nothing could delay the recomputation, and a runtime would do it at once.
+                # Without a signal nothing could delay the recomputation, and ONNX Runtime would run it at once.
                 fixed = value.is_graph_output() or value in captured or not all(map(self._signal, readers))
                 if fixed or (readers and not self._is_repeatable(value)):
                     self._kept.add(value)
@@ -117,17 +117,20 @@ class _Plan:
         return None
 
     def is_gradient(self, node: ir.Node) -> bool:
-        """Whether a node is behind the forward pass, and reads more than sizes."""
+        """Says if a node belongs to the backward pass and reads more than the sizes of its inputs."""
+        # ONNX Runtime runs a Shape as soon as the activation is there, so that it does not keep the activation.
         return node not in self.forward and node.op_type not in SHAPE_READERS
 
     def _is_copy(self, node: ir.Node) -> bool:
+        """Says if a node is a view of forward results, such as a Reshape that a gradient rule has written."""
         if node.domain != "" or node.op_type not in VIEWS:
             return False
         sources = [value.producer() for value in node.inputs if value is not None]
         return sources[:1] != [None] and all(source is None or source in self.forward for source in sources)
 
     def _is_repeatable(self, value: ir.Value) -> bool:
-        """Says if a value can be recomputed from values in memory, and if that pays."""
+        """Says if a value can be recomputed from values in memory, and is worth it."""
+        # Remembered: the values of a deep net lead back through each other, in exponentially many ways.
         if value not in self._repeated:
             node = value.producer()
             self._repeated[value] = node is not None and self._is_worth_it(node, value)
@@ -137,6 +140,7 @@ class _Plan:
         """Says if a node is cheap, its result large enough, and its inputs in memory or recomputable."""
         if node not in self.forward or (node.op_type not in _CHEAP and node not in self._products):
             return False
+        # Integers and masks are small beside activations, and often sizes or indices that a runtime needs early.
         if value.dtype is None or not value.dtype.is_floating_point():
             return False
         if node.op_type not in VIEWS and _elements(value) < _LEAST:
@@ -170,7 +174,7 @@ class _Writer:
         graph.insert_before(node, new)
 
     def _computed_again(self, value: ir.Value, signal: ir.Value) -> ir.Value:
-        """Returns the value that gradients read instead: the same if small, else delayed by a signal or recomputed."""
+        """Returns the value that gradients read instead: recomputed, or if kept the value itself, delayed if large."""
         if value in self._again:
             return self._again[value]
         if self._plan.is_there(value) or not self._plan.is_activation(value):
@@ -196,9 +200,9 @@ class _Writer:
 
     def _later(self, value: ir.Value, signal: ir.Value) -> ir.Value:
         """Makes a value depend on a signal, so that no runtime recomputes from it before the signal is computed."""
-        # A runtime runs a node as soon as its inputs are there, and then the recomputed values would live as long as
+        # ONNX Runtime runs a node as soon as its inputs are there, and then the recomputed values would live as long as
         # the kept ones. Here the shape of a Reshape depends on the signal: a zero is added to it that is computed from
-        # the signal's numbers (x < x is false, for NaN as well), which no optimizer can fold.
+        # the signal's first number (x < x is false, for NaN as well), which no optimizer folds.
         op = self._op
         if signal not in self._zeros:
             first = op.Slice(op.Reshape(signal, [-1]), [0], [1])
@@ -211,7 +215,7 @@ class _Writer:
 
 
 def _behind(graph: ir.Graph, node: ir.Node) -> Iterator[ir.Node]:
-    """Yields the nodes that were appended behind another one."""
+    """Yields the nodes that were appended after another node, in order."""
     appended: list[ir.Node] = []
     for other in reversed(graph):
         if other is node:
@@ -230,13 +234,13 @@ def _captured(node: ir.Node) -> Iterator[ir.Value]:
 
 
 def _chosen(nodes: list[ir.Node]) -> Iterator[ir.Node]:
-    """Chooses products with weights to recompute: the first ones, whose results would be kept the longest.
+    """Chooses products with weights to recompute: the first ones of the model, whose results are kept the longest.
 
-    One number of the result of a product over `depth` terms costs `depth` multiplications. Only products whose result
+    An element of the result of a product over `depth` terms costs `depth` multiplications. Only products whose result
     is at least as large as their input (width >= depth) save enough memory for that.
     """
     sizes = {node: size for node in nodes if (size := _weight(node)) is not None}
-    # The number of rows is common to all of them: depth * width measures the work.
+    # All products are taken to have as many rows, positions of the batch, so that depth * width measures the work.
     budget = _SHARE * sum(depth * width for depth, width in sizes.values())
     for node, (depth, width) in sizes.items():
         if width >= depth and depth * width <= budget:
@@ -246,6 +250,7 @@ def _chosen(nodes: list[ir.Node]) -> Iterator[ir.Node]:
 
 def _weight(node: ir.Node) -> tuple[int, int] | None:
     """Returns the row lengths (depth, width) of input and result of a product with a weight; None for other nodes."""
+    # A product of two activations, as in attention, has no row length in common with the others.
     if node.op_type not in _PRODUCTS:
         return None
     rows, result = (value and static_dims(value) for value in (node.inputs[0], node.outputs[0]))

@@ -1,4 +1,4 @@
-"""Updates running variances as PyTorch does, by the unbiased variance of the batch; ONNX uses the biased one."""
+"""Updates running variances by the unbiased variance of the batch, as PyTorch does; ONNX uses the biased one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ _INPUT_VAR, _RUNNING_VAR = 4, 2
 
 
 def mark_unbiased(node: ir.Node) -> None:
-    """Marks a BatchNormalization for :func:`update_unbiased`; the mark survives serialisation."""
+    """Marks a BatchNormalization for :func:`update_unbiased`."""
+    # By metadata, which clones and files keep: the node is rewritten when the training model is built, much later.
     node.metadata_props[_KEY] = "1"
 
 
@@ -39,7 +40,8 @@ def update_unbiased(op: Emitter, node: ir.Node) -> ir.Value:
     x = node.inputs[0]
     if node.metadata_props.pop(_KEY, None) is None or before is None or x is None:
         return after
-    # The emitter appends to the end of the graph: what it wrote is moved in front of the node, and later behind it.
+    # ONNX wants nodes after those that they read, but the emitter appends to the end of the graph. The nodes for the
+    # input are moved in front of the BatchNormalization, those for the output behind it.
     graph, kept = op.graph, set(op.graph)
     factor = _bessel(op, x, before)
     node.replace_input_with(_INPUT_VAR, op.Div(before, factor))
@@ -59,10 +61,11 @@ def update_unbiased(op: Emitter, node: ir.Node) -> ir.Value:
 def _bessel(op: Emitter, x: ir.Value, like: ir.Value) -> ir.Value:
     """Returns n / (n - 1), with n = size(x) / channels, in the dtype of `like`; infinite for n = 1."""
     sizes = static_dims(x)
+    # A constant if all sizes are static: no node is run for it at each step.
     if sizes is not None and None not in sizes:
         count = math.prod(size for axis, size in enumerate(sizes) if axis != 1 and size is not None)
         return op.const(count / (count - 1) if count > 1 else math.inf, like=like)
-    # Size and channels are counted in float32 whatever the dtype of x, as float16 ends at 65,504.
+    # Sizes are divided in float32 whatever the dtype of x, as float16 ends at 65,504.
     size = op.Cast(op.Size(x), to=ir.DataType.FLOAT)
     static = None if sizes is None else sizes[1]
     channels = op.Cast(op.Squeeze(op.dim(x, 1)), to=ir.DataType.FLOAT) if static is None else float(static)

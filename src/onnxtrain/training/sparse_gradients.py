@@ -1,4 +1,7 @@
-"""Replaces gradients of embedding tables by gradients of the rows that a batch reads."""
+"""Replaces gradients of embedding tables by gradients of the rows that a batch reads.
+
+A table of a million rows has a gradient of a million rows, of which a batch of 100 words fills at most 100.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,7 @@ def keep_rows(
 ) -> dict[str, str]:
     """Replaces gradient outputs `[n, *rest]` by rows `[reads, *rest]`, and appends outputs of the row numbers.
 
-    The nodes that computed the whole gradients stay, without a reader.
+    The nodes that computed the whole gradients stay, without a reader, for the cleanup that follows.
 
     Args:
         model: a training model.
@@ -44,10 +47,10 @@ def keep_rows(
         parameters: the parameters in the forward graph, by name.
 
     Returns:
-        By parameter name, the name of the output with its row numbers, int64 `[reads]`, from 0 on.
+        Per parameter, the output that holds its row numbers, int64 `[reads]`, e.g. {"table": "table_grad_indices"}.
 
     Raises:
-        GraphBuildError: a gradient comes from something else than Gather on axis 0.
+        GraphBuildError: something else than Gather on axis 0 contributes to a gradient.
     """
     op = Emitter(model.graph, functions=model.functions)
     outputs = model.graph.outputs
@@ -66,7 +69,7 @@ def keep_rows(
         if rows.dtype != whole.dtype:
             rows = op.Cast(rows, to=whole.dtype)
         rows.name, whole.name = whole.name, op.unique_name(f"{whole.name}_whole")
-        # The number of rows differs from batch to batch, and is the same for gradient and row numbers.
+        # The number of rows differs from batch to batch; by one symbol, gradient and row numbers have it in common.
         rows.shape = ir.Shape([f"{name}_reads", *dims[1:]])
         outputs[outputs.index(whole)] = rows
         names[name] = indices.name = op.unique_name(f"{name}_grad_indices")
@@ -77,6 +80,7 @@ def keep_rows(
 
 def _writers(gradient: ir.Value) -> list[ir.Node | None]:
     """Returns the nodes whose results are added up to a gradient; None stands for a term that no node computes."""
+    # The driver adds up the cotangents of a table that several Gathers read, and casts those of half precision.
     node = gradient.producer()
     if node is None or node.domain != "" or node.op_type not in ("Add", "Cast", "Identity"):
         return [node]
@@ -89,12 +93,12 @@ def _is_of_rows(node: ir.Node | None) -> bool:
 
 
 def _read(op: Emitter, node: ir.Node, dims: tuple[int, ...]) -> tuple[ir.Value, ir.Value]:
-    """Returns the rows that an EmbeddingGradient adds up, and their row numbers, not negative."""
+    """Returns the cotangents of rows that an EmbeddingGradient adds up, and their row numbers, not negative."""
     cotangent, indices, _ = node.inputs
     flat = op.Reshape(indices, [-1])
     rows = op.Reshape(cotangent, op.Concat(op.Shape(flat), list(dims[1:]), axis=0), allowzero=1)
-    # Gather counts negative indices from the end; one row must have one number, by which the optimizer adds up its
-    # reads.
+    # Gather counts negative indices from the end. The optimizer adds up equal row numbers, so that each row must have
+    # one number only.
     return rows, op.Where(op.Less(flat, 0), op.Add(flat, dims[0]), flat)
 
 

@@ -1,4 +1,7 @@
-"""From a forward graph with a loss to the training model and the eval model (`docs/architecture.md`)."""
+"""Builds the training model and the eval model from a forward graph with a loss.
+
+Steps 3 to 8 of "The life of one model" in `docs/architecture.md`; `build_training_graphs` calls them in order.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,7 @@ from onnxtrain.training.running_variance import update_unbiased
 from onnxtrain.training.sparse_gradients import keep_rows, match_sparse
 
 Precision = Literal["fp32", "bf16"]
-"""Precision of products and convolutions of float32: float32, or bfloat16 with sums in float32."""
+"""Precision of products and convolutions of float32 values: float32, or bfloat16 with sums in float32."""
 
 
 @dataclass(frozen=True)
@@ -47,9 +50,9 @@ class TrainingGraphs:
         training: computes loss, additional outputs, gradients and updated statistics from inputs, targets and
             parameters.
         eval: computes loss and additional outputs, with Dropout and BatchNormalization in inference mode.
-        manifest: the manifest, without `files` and `optimizer`.
-        parameters: value before training of each parameter, trainable or frozen, in graph order.
-        statistics: value before training of each BatchNorm running statistic, in graph order.
+        manifest: the manifest (`docs/contracts.md`), without `files` and `optimizer`.
+        parameters: initial value of each parameter, trainable or frozen, in graph order, e.g. {"fc.weight": ...}.
+        statistics: initial value of each BatchNorm running statistic, in graph order.
         inference: computes the outputs of the original model from its inputs and the parameters; None if not asked for.
     """
 
@@ -87,9 +90,9 @@ def build_training_graphs(
             Inputs with metadata :data:`TARGET_KEY` are targets.
         loss: name of the scalar to minimise.
         additional_outputs: names of further values to return beside the loss.
-        requires_grad: names of the parameters to train. None trains every floating-point parameter that is not frozen,
-            no BatchNorm statistic, no setting of an op (bounds of Clip, scales of Resize, ...) and, if the file tells,
-            no buffer or constant of a PyTorch module.
+        requires_grad: names of the parameters to train, e.g. ["fc.weight"]. None trains every floating-point
+            initializer that is not frozen, except BatchNorm statistics, settings of ops (bounds of Clip, scales of
+            Resize, ...) and, if the file tells, buffers and constants of a PyTorch module.
         frozen: names of parameters that are inputs of the training model but not trained.
         batch_norm: mode of BatchNormalization and Dropout in the training model: "as_exported", "training",
             "inference", or a mapping of patterns of layers to modes.
@@ -141,10 +144,10 @@ class _Build:
     Attributes:
         forward: graph from the user's inputs and targets to its outputs, the loss and then the additional outputs.
         trainable: names of the parameters to train, e.g. ["fc.weight", "fc.bias"].
-        sparse: names of the parameters whose gradients hold only the rows that a batch reads.
-        parameters: value before training of each parameter, trainable or frozen, in graph order.
-        statistics: value before training of each BatchNorm running statistic, in graph order.
-        input_gradients: names of the inputs whose gradients are the training model's last outputs.
+        sparse: names of the parameters whose gradients hold only the rows that a batch reads, e.g. ["table"].
+        parameters: initial value of each parameter, trainable or frozen, in graph order.
+        statistics: initial value of each BatchNorm running statistic, in graph order.
+        input_gradients: names of the inputs whose gradients are the training model's last outputs, e.g. ["x"].
         updated: per running statistic, the output that holds it after the step, e.g.
             {"bn.running_mean": "bn.running_mean_updated"}.
         row_indices: per sparse parameter, the output that holds the row numbers of its gradient, e.g.
@@ -162,15 +165,14 @@ class _Build:
 
 
 def _cut_to_loss(model: ir.Model, outputs: Sequence[str], frozen: Collection[str]) -> ir.Model:
-    """Copies the part of `model` that computes `outputs`, of which the first becomes a scalar: the loss.
-
-    All floating-point initializers and those in `frozen` stay, used or not: selection reports on unused ones.
-    """
+    """Copies the part of `model` that computes `outputs`, of which the first becomes a scalar: the loss."""
     forward = model.clone()
     _set_outputs(forward, outputs)
     _make_scalar(forward)
+    # Unused initializers stay, too: the selection of parameters names those that a user asked for in its errors.
     CleanupPass(keep={*(name for name, _ in float_initializers(forward)), *frozen})(forward)
     mark_labels(forward.graph)
+    # Before differentiation, so that the gradient of Relu, too, has the smaller shape behind the pooling.
     ReluAfterMaxPoolPass()(forward)
     return forward
 
@@ -195,10 +197,8 @@ def _choose_parameters(
 
 
 def _promote_parameters(build: _Build) -> None:
-    """Makes parameters and statistics inputs of the forward graph, after the user's inputs and the targets.
-
-    From this stage on nothing may rely on their values, which the device sets.
-    """
+    """Makes parameters and statistics inputs of the forward graph, after the user's inputs and the targets."""
+    # From this stage on nothing may rely on their values, which the device sets: shapes are inferred anew without them.
     inputs = build.forward.graph.inputs
     # The sort is stable: inputs in the file's order, then targets in that of the loss.
     users = sorted(inputs, key=lambda value: TARGET_KEY in value.metadata_props)
@@ -209,7 +209,8 @@ def _promote_parameters(build: _Build) -> None:
 
 
 def _evaluation_model(build: _Build) -> ir.Model:
-    """Returns the forward graph with Dropout and BatchNormalization in inference mode."""
+    """Copies the forward graph and switches Dropout and BatchNormalization to inference mode."""
+    # Before the training model is built, which changes the forward graph in place.
     evaluation = build.forward.clone()
     TrainingModePass(batch_norm="inference", dropout="inference")(evaluation)
     CleanupPass(keep=set())(evaluation)
@@ -223,7 +224,9 @@ def _training_model(build: _Build, *, recompute: bool, bfloat16: bool) -> ir.Mod
     gradients, the updated statistics, and the gradients of inputs.
     """
     build.updated = _chain_statistics(build.forward, list(build.statistics))
+    # Chains of standard ops become ops with a better gradient, so before differentiation.
     fuse_exported(build.forward)
+    # Taken now, as afterwards nothing tells forward and gradient nodes of one graph apart.
     forward_values = {str(value.name) for node in build.forward.graph for value in node.outputs if value.name}
     training, gradients = add_gradients(
         build.forward, str(build.forward.graph.outputs[0].name), [*build.trainable, *build.input_gradients]
@@ -232,8 +235,9 @@ def _training_model(build: _Build, *, recompute: bool, bfloat16: bool) -> ir.Mod
     CleanupPass(keep=set())(training)
     training = suit_runtime(training)
     simplify_gradients(training)
-    # Kernels' functions come last: the passes above match standard ops, which the calls hide.
+    # Calls of functions with native kernels come last: they hide the standard ops that the passes above match.
     fuse_kernels(training, bfloat16=bfloat16)
+    # After all merging of equal nodes, which would undo it.
     if recompute:
         RecomputePass(forward_values)(training)
     return training
@@ -243,6 +247,7 @@ def _append_gradients(build: _Build, training: ir.Model, gradients: Sequence[ir.
     """Makes gradients and updated statistics outputs of the training model, in the order that `_manifest` reads."""
     count = len(build.trainable)
     append_outputs(training, build.trainable, gradients[:count])
+    # From the outputs, as parameters may share one gradient (of x + y), which `append_outputs` then copies.
     tables = dict(zip(build.trainable, list(training.graph.outputs)[-count:], strict=True))
     parameters = {str(value.name): value for value in build.forward.graph.inputs}
     build.row_indices = keep_rows(training, {name: tables[name] for name in build.sparse}, parameters)
@@ -252,10 +257,10 @@ def _append_gradients(build: _Build, training: ir.Model, gradients: Sequence[ir.
 
 
 def _active_values(model: ir.Model, trainable: Sequence[str]) -> set[ir.Value]:
-    """Returns the values between the loss, the model's first output, and the parameters to train.
+    """Returns the values between the parameters to train and the loss, the model's first output.
 
     Raises:
-        NothingToTrain: there are none.
+        NothingToTrain: the loss depends on none of the parameters.
     """
     loss = model.graph.outputs[0]
     active = active_values(model.graph, [loss], [model.graph.initializers[name] for name in trainable])
@@ -272,6 +277,7 @@ def _active_values(model: ir.Model, trainable: Sequence[str]) -> set[ir.Value]:
 
 def _set_outputs(model: ir.Model, names: Sequence[str]) -> None:
     """Makes the named values the only outputs of a model, in order."""
+    # ONNX Runtime mishandles a graph that returns one value twice.
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise GraphBuildError(
@@ -284,7 +290,7 @@ def _set_outputs(model: ir.Model, names: Sequence[str]) -> None:
 
 
 def _make_scalar(model: ir.Model) -> None:
-    """Makes the loss, the model's first output, a tensor of rank 0 under the name that it has."""
+    """Makes the loss, the model's first output, a tensor of rank 0, and keeps its name."""
     loss = model.graph.outputs[0]
     # A user's own loss class may append nodes without shapes.
     if loss.shape is None or loss.dtype is None:
@@ -296,7 +302,7 @@ def _make_scalar(model: ir.Model) -> None:
             "which is not a scalar of floating point. Choose a loss with reduction 'mean' or 'sum', or name "
             f"a scalar of the model in loss_input_names.{why_untyped(loss) if dims is None else ''}"
         )
-    # A loss of shape [1] or [1, 1]: the manifest promises hosts a scalar of rank 0.
+    # A loss of shape [1] or [1, 1] is squeezed: the manifest promises hosts a scalar of rank 0.
     if dims:
         writer = Emitter(model.graph)
         name = str(loss.name)
@@ -328,14 +334,15 @@ def _tensor(model: ir.Model, name: str) -> ir.TensorProtocol:
 def _chain_statistics(model: ir.Model, names: Sequence[str]) -> dict[str, str]:
     """Makes every running statistic an output, named `<statistic>_updated`; returns these names.
 
-    Where several nodes share a statistic, each continues from the one before, as running the layers in turn
-    does.
+    If several nodes share a statistic, each continues from the result of the previous node, as in PyTorch, where the
+    layers run in turn.
     """
     latest: dict[str, ir.Value] = {}
     writer = Emitter(model.graph)
     for node, training in batch_norms(model):
         if not training:
             continue
+        # Outputs 1 and 2, the updated mean and variance, are optional and may be left out in the file.
         node.resize_outputs(3)
         for index in (3, 4):
             statistic = node.inputs[index]
@@ -353,11 +360,9 @@ def _chain_statistics(model: ir.Model, names: Sequence[str]) -> dict[str, str]:
 
 
 def _manifest(build: _Build, training: ir.Model) -> dict[str, Any]:
-    """Returns the manifest of the training model, without `files`, `optimizer`, `loss_mean` and `inference`.
-
-    The training model's outputs are, in turn: the forward graph's, the gradients of the trained parameters, row
-    numbers, updated statistics, and the gradients of inputs.
-    """
+    """Returns the manifest of the training model, without `files`, `optimizer`, `loss_mean` and `inference`."""
+    # Outputs are told apart by their position, as `_append_gradients` wrote them: those of the forward graph, gradients
+    # of the trained parameters, row numbers, updated statistics, gradients of inputs.
     inputs = {str(value.name): value for value in training.graph.inputs}
     outputs = [str(value.name) for value in training.graph.outputs]
     returned = [str(value.name) for value in build.forward.graph.outputs]
@@ -369,6 +374,7 @@ def _manifest(build: _Build, training: ir.Model) -> dict[str, Any]:
     users = [value for name, value in inputs.items() if name not in {*build.parameters, *build.statistics}]
     return {
         "format": FORMAT,
+        # Runtimes of version 1 do not know sparse gradients and refuse the file; they load all others.
         "version": SPARSE_VERSION if build.row_indices else VERSION,
         "fingerprint": fingerprint(
             *([(e["name"], e["dtype"], e["shape"]) for e in group] for group in (parameters, statistics))
@@ -397,12 +403,13 @@ def _manifest(build: _Build, training: ir.Model) -> dict[str, Any]:
 
 
 def _user_entry(value: ir.Value, key: str, gradients: Mapping[str, str]) -> dict[str, Any]:
-    """Describes an input or target: its tensor, what metadata `key` adds, and the output with its gradient, if any."""
+    """Describes an input or target: tensor, class labels from metadata `key`, and the output with its gradient."""
     facts: dict[str, Any] = json.loads(value.metadata_props.get(key, "{}"))
     return _tensor_entry(value) | facts | _optional("gradient", gradients.get(str(value.name)))
 
 
 def _optional(key: str, name: str | None) -> dict[str, str]:
+    """Returns an entry of one key, or none: the manifest leaves out keys without a value."""
     return {} if name is None else {key: name}
 
 

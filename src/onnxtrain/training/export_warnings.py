@@ -11,6 +11,7 @@ from onnxtrain._words import argument, words
 from onnxtrain.emitter import static_dims
 from onnxtrain.errors import GraphBuildError
 from onnxtrain.passes import TorchSignature, is_training_batch_norm, lost_detaches
+from onnxtrain.selection import some_names
 
 _log = logging.getLogger("onnxtrain")
 
@@ -114,7 +115,7 @@ def _warn_of_lost_parameters(model: ir.Model) -> None:
             "trained: %s. It merges what is equal, drops biases of zeros and folds BatchNorm into Conv. Export with "
             "optimize=False.",
             len(names),
-            ", ".join(names[:5]) + (", ..." if len(names) > 5 else ""),
+            some_names(names, 5),
         )
 
 
@@ -142,5 +143,5 @@ def _warn_of_lost_detaches(model: ir.Model, active: Collection[ir.Value]) -> Non
             "The PyTorch model calls detach(), of which the exporter's optimizer has left nothing at %s: the "
             "gradients here flow on where PyTorch's stop. Export with optimize=False, or write "
             "onnxtrain.nn.stop_gradient(x) for x.detach().",
-            ", ".join(nodes[:5]) + (", ..." if len(nodes) > 5 else ""),
+            some_names(nodes, 5),
         )

@@ -6,6 +6,7 @@ value and not per layer: results of elementwise ops, normalisations and views ar
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator
 
 import onnx_ir as ir
@@ -74,12 +75,13 @@ class _Plan:
         self._kept: set[ir.Value] = set()
         self._repeated: dict[ir.Value, bool] = {}
         # The bodies of control flow are not rewritten, so what they read must stay.
-        captured = {value for node in graph for value in _captured(node)}
+        everywhere = ir.traversal.RecursiveGraphIterator(graph)
+        captured = {value for node in everywhere if node.graph is not graph for value in node.inputs}
         for node in graph:
             for value in node.outputs if node in self.forward else ():
                 readers = [use.node for use in value.uses() if self.is_gradient(use.node)]
                 # Without a signal nothing could delay the recomputation, and ONNX Runtime would run it at once.
-                fixed = value.is_graph_output() or value in captured or not all(map(self._signal, readers))
+                fixed = value.is_graph_output() or value in captured or not all(map(self.signal, readers))
                 if fixed or (readers and not self._is_repeatable(value)):
                     self._kept.add(value)
 
@@ -100,21 +102,10 @@ class _Plan:
         """Says if a value is a floating-point result of a node, not a parameter, constant or size."""
         return value.producer() is not None and value.dtype is not None and value.dtype.is_floating_point()
 
-    def signal(self, node: ir.Node) -> ir.Value:
+    def signal(self, node: ir.Node) -> ir.Value | None:
         """Returns an input of a gradient node that other gradient nodes compute: the cotangent that it waits for."""
-        signal = self._signal(node)
-        assert signal is not None
-        return signal
-
-    def _signal(self, node: ir.Node) -> ir.Value | None:
-        """Returns the first floating-point input that a gradient node computes, or None."""
-        for value in node.inputs:
-            producer = None if value is None else value.producer()
-            if value is None or producer is None or producer in self.forward:
-                continue
-            if value.dtype is not None and value.dtype.is_floating_point():
-                return value
-        return None
+        computed = (value for value in node.inputs if value is not None and self.is_activation(value))
+        return next((value for value in computed if value.producer() not in self.forward), None)
 
     def is_gradient(self, node: ir.Node) -> bool:
         """Says if a node belongs to the backward pass and reads more than the sizes of its inputs."""
@@ -165,6 +156,7 @@ class _Writer:
         graph = self._op.graph
         last = graph[-1]
         signal = self._plan.signal(node)
+        assert signal is not None
         for index, value in enumerate(node.inputs):
             if value is not None and self._plan.repeats(value):
                 node.replace_input_with(index, self._computed_again(value, signal))
@@ -224,15 +216,6 @@ def _behind(graph: ir.Graph, node: ir.Node) -> Iterator[ir.Node]:
     yield from reversed(appended)
 
 
-def _captured(node: ir.Node) -> Iterator[ir.Value]:
-    """Yields the values that subgraphs of a node read, those of the graph around them included."""
-    for attribute in node.attributes.values():
-        graphs = {ir.AttributeType.GRAPH: [attribute.value], ir.AttributeType.GRAPHS: attribute.value}
-        for graph in graphs.get(attribute.type, ()):
-            for inner in ir.traversal.RecursiveGraphIterator(graph):
-                yield from (value for value in inner.inputs if value is not None)
-
-
 def _chosen(nodes: list[ir.Node]) -> Iterator[ir.Node]:
     """Chooses products with weights to recompute: the first ones of the model, whose results are kept the longest.
 
@@ -262,7 +245,4 @@ def _weight(node: ir.Node) -> tuple[int, int] | None:
 
 def _elements(value: ir.Value) -> int:
     """Returns the number of elements, counting 1 for unknown sizes."""
-    count = 1
-    for size in static_dims(value) or ():
-        count *= 1 if size is None else size
-    return count
+    return math.prod(1 if size is None else size for size in static_dims(value) or ())

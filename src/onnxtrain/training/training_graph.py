@@ -30,7 +30,7 @@ from onnxtrain.passes import (
     why_untyped,
 )
 from onnxtrain.runtime.manifest import FORMAT, METADATA_KEY, SPARSE_VERSION, VERSION, fingerprint
-from onnxtrain.selection import batch_norms, float_initializers, is_float, select_parameters
+from onnxtrain.selection import batch_norms, float_initializers, is_float, select_parameters, some_names
 from onnxtrain.training.export_warnings import check_training_mode, warn_of_export
 from onnxtrain.training.inference_graph import build_inference_model, inference_entry
 from onnxtrain.training.layer_modes import BatchNormMode, switch_modes
@@ -265,11 +265,10 @@ def _active_values(model: ir.Model, trainable: Sequence[str]) -> set[ir.Value]:
     loss = model.graph.outputs[0]
     active = active_values(model.graph, [loss], [model.graph.initializers[name] for name in trainable])
     if loss not in active:
-        shown = ", ".join(trainable[:5]) + (", ..." if len(trainable) > 5 else "")
         raise NothingToTrain(
             f"building the training graph: no gradient flows from the loss {loss.name!r} to any of the parameters to "
-            f"train ({shown}): it does not depend on them, or through ops without a gradient only. Choose "
-            "another value of the model in loss_input_names, or other parameters in "
+            f"train ({some_names(trainable, 5)}): it does not depend on them, or through ops without a gradient only. "
+            "Choose another value of the model in loss_input_names, or other parameters in "
             f"{argument('requires_grad')}."
         )
     return active

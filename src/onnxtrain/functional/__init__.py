@@ -1,8 +1,9 @@
 """Turns an ONNX model into models of its derivatives (JVP, VJP, Hessian products), as `torch.func` does for functions.
 
-Not to be confused with `functions`, which holds ops that a graph calls.
+The room `functions` is another one: it holds ops that a graph calls.
 """
 
+# First of all imports: where onnx is missing, the error then says what to install.
 import onnxtrain._desk  # noqa: F401  # isort: skip
 
 from ._gradient_check import check_gradients

@@ -37,12 +37,13 @@ Evaluate = Callable[[Mapping[str, Array]], Array]
 
 _COTANGENT = "onnxtrain.cotangent"
 _BATCH, _OTHER_DIM = 3, 8
-# Central differences err by O(h^2) plus rounding / h; h is the usual compromise for each precision.
+# Central differences err by O(h^2) plus rounding / h. These h are the usual compromise for each precision.
 _STEP = {"float64": 1e-5, "float32": 1e-2}
 _TOLERANCE = {"float64": 1e-3, "float32": 5e-2}
-# Largest distance between the outputs of reference evaluator and onnxruntime, relative to the norm, by onnxruntime's
-# dtype.
+# Largest distance between the outputs of the reference evaluator and of onnxruntime, relative to the norm, by the dtype
+# of onnxruntime's output.
 _SAME_OUTPUT = {"float64": 1e-6, "float32": 1e-3, "float16": 3e-2, "bfloat16": 2e-1}
+# A wrong gradient must be contradicted along this many random directions.
 _DIRECTIONS = 2
 # Ops whose integer input counts along an axis of another input: (op, index input) -> the other input's index.
 _INDEXES = {("Gather", 1): 0, ("SoftmaxCrossEntropyLoss", 1): 0, ("NegativeLogLikelihoodLoss", 1): 0}
@@ -50,22 +51,22 @@ _INDEXES = {("Gather", 1): 0, ("SoftmaxCrossEntropyLoss", 1): 0, ("NegativeLogLi
 
 @dataclass(frozen=True)
 class GradientCheck:
-    """The gradient of one parameter along a random direction.
+    """The gradient of one parameter along a random direction, beside the finite difference.
 
     Attributes:
-        name: name of the parameter.
-        shape: its shape.
+        name: name of the parameter, e.g. "fc.weight".
+        shape: shape of the parameter, e.g. (784, 10).
         norm: L2 norm of the gradient, computed by onnxruntime in the model's own precision.
-        derivative: the gradient times a random unit direction.
-        difference: the central finite difference along the same direction.
+        derivative: scalar product of the gradient and a random unit direction.
+        difference: central finite difference along the same direction.
         precision: precision of the difference: "float64" by the ONNX reference evaluator, or "float32" by onnxruntime
             if the reference evaluator lacks an op or computes another output.
-        error: |derivative - difference| relative to norm / sqrt(size), the derivative that a random direction has on
-            average.
-        tolerance: the largest error that passes.
+        error: |derivative - difference| divided by norm / sqrt(size), the typical derivative along a random direction.
+        tolerance: largest error that passes, e.g. 1e-3.
         verdict: "agrees"; "differs" if settled differences contradict the gradient in two directions; "inconclusive" if
             differences do not settle, or the parameter is at a kink.
-        reason: why the check is inconclusive, else empty.
+        reason: explanation of an inconclusive check, e.g. "a kink: the slope is 0 on one side and 1 on the other"; else
+            empty.
     """
 
     name: str
@@ -96,15 +97,15 @@ def check_gradients(
 ) -> list[GradientCheck]:
     """Compares the gradient of each parameter with finite differences; returns one check per parameter.
 
-    The output is multiplied by a random cotangent and summed, so no loss is needed. Dropout is switched off, as two
-    runs of it differ; BatchNormalization runs as the model says. Where the model stops gradients (a `detach`, the
+    The output is multiplied by a random cotangent and summed, so no loss is needed. Dropout is switched off, as no two
+    runs drop the same elements; BatchNormalization keeps its mode. If the model stops gradients (a `detach`, the
     statistics of `onnxtrain.nn.RINorm`), the differences take the stopped value as a constant, as the gradients do.
 
     Args:
-        model: path, proto or IR model.
+        model: path of a `.onnx` file, `ModelProto`, or `onnx_ir.Model`.
         of: name of the output to differentiate; default: the first floating-point one.
         wrt: names of parameters; default: all that would be trained.
-        inputs: values of inputs, by name; missing ones are random.
+        inputs: values of inputs, by name, e.g. {"x": array}; missing ones are random.
         dims: sizes of symbolic dimensions, e.g. {"sequence": 5}; default: 3 along the first axis, 8 elsewhere.
         seed: seed of all random numbers.
 
@@ -151,9 +152,10 @@ def random_inputs(model: ir.Model, rng: np.random.Generator, dims: Mapping[str, 
 
     Args:
         model: canonical model.
-        rng: source of randomness.
+        rng: generator of the values.
         dims: sizes of symbolic dimensions; default: 3 along the first axis, 8 elsewhere.
     """
+    # Filled while the loop runs, so that a symbol has one size in all inputs.
     sizes = dict(dims)
     result: dict[str, Array] = {}
     for value in model.graph.inputs:
@@ -191,7 +193,8 @@ def _index_bound(value: ir.Value) -> int:
 
 
 def _check_dims(model: ir.Model, dims: Mapping[str, int]) -> None:
-    """Raises InputError for names that no symbolic dimension has."""
+    """Raises InputError if a name is that of no symbolic dimension of an input."""
+    # A misspelt name would have no effect, and the check would run on other sizes than the user believes.
     symbols = [d.value for v in model.graph.inputs for d in v.shape or () if isinstance(d, ir.SymbolicDim)]
     known = sorted({symbol for symbol in symbols if symbol})
     if unknown := sorted(set(dims) - set(known)):
@@ -221,7 +224,7 @@ def _checked(model: ir.Model, inputs: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def _sizes(model: ir.Model, given: Mapping[str, Array]) -> dict[str, int]:
-    """Returns the sizes of symbolic dimensions that follow from the arrays of some inputs."""
+    """Returns the sizes of symbolic dimensions that the user's arrays determine, e.g. {"batch": 4}."""
     return {
         dim.value: size
         for value in model.graph.inputs
@@ -235,24 +238,26 @@ def _gradients(
     forward: ir.Model, output: str, names: Sequence[str], feeds: Mapping[str, Array], rng: np.random.Generator
 ) -> tuple[Array, Array, dict[str, Array]]:
     """Runs the model and its gradient by onnxruntime; returns output, random cotangent, and gradients by name."""
+    # Two runs, as the cotangent must have the shape of an output that may be symbolic.
     plain = _session(_proto(forward, [output]))
     y = plain.run([output], dict(feeds))[0]
     cotangent = np.asarray(rng.standard_normal(np.shape(y)), y.dtype)
     step = differentiate(forward, of=output, wrt=names, cotangent=_COTANGENT)
     session = _session(to_proto(step))
     results = [str(value.name) for value in step.graph.outputs][-len(names) :]
-    # onnxruntime refuses feeds of inputs that the gradient does not need.
+    # onnxruntime refuses values for inputs that the model with the gradient does not have.
     wanted = {i.name for i in session.get_inputs()}
     given = {name: array for name, array in {**feeds, _COTANGENT: cotangent}.items() if name in wanted}
     return y, cotangent, dict(zip(names, session.run(results, given), strict=True))
 
 
 def _session(model: onnx.ModelProto) -> ort.InferenceSession:
+    """Opens a session on the CPU."""
     return open_session(model.SerializeToString(), "model to check", CPU, None)
 
 
 def _proto(model: ir.Model, outputs: Sequence[str], given: Sequence[str] = ()) -> onnx.ModelProto:
-    """Returns the model with other outputs; the values named in `given` become inputs."""
+    """Returns a copy of the model with other outputs; the values named in `given` become inputs."""
     cut = model.clone()
     cut.graph.outputs.clear()
     values = {str(v.name): v for node in cut.graph for v in node.outputs}
@@ -282,14 +287,15 @@ def _evaluator(
         forward: canonical model.
         output: name of its output.
         names: names of the parameters.
-        feeds: values of the inputs.
-        parameters: values of the parameters.
-        result: the output as onnxruntime computes it. If the reference evaluator computes another one, it is not used.
+        feeds: values of the inputs, by name.
+        parameters: values of the parameters, by name.
+        result: the output as onnxruntime computes it. If the reference evaluator computes another output, onnxruntime
+            computes the differences.
     """
     bare = expand_rounded(forward)
     promote_initializers(bare, list(names))
-    # Where gradients stop, values must not move with the parameters, as the gradients take them for constants: they are
-    # computed once, and are inputs of the model that the differences run.
+    # A value at which gradients stop must not move with the parameters, as the gradients take it for a constant. It is
+    # computed once, and is an input of the model that the differences run.
     stopped = [str(node.outputs[0].name) for node in bare.graph if is_stop_gradient(node)]
     whole, cut = _proto(bare, stopped), _proto(bare, [output], given=stopped)
 
@@ -310,6 +316,7 @@ def _evaluator(
 
 def _is_same_output(reference: Array, result: Array) -> bool:
     """Says if the outputs of reference evaluator and onnxruntime agree up to rounding in onnxruntime's dtype."""
+    # If they do not, the reference evaluator errs, and differences of its outputs would contradict a right gradient.
     if reference.shape != result.shape:
         return False
     exact, distance = widen(result), widen(reference) - widen(result)
@@ -340,7 +347,7 @@ def _compare(
     precision: str,
     rng: np.random.Generator,
 ) -> GradientCheck:
-    """Compares the gradient of one parameter with differences along random directions."""
+    """Compares the gradient of one parameter with finite differences along random directions."""
     value, exact = widen(parameters[name]), widen(gradient)
     norm = float(np.linalg.norm(exact))
     # A gradient of zero has to be compared with something: errors below 1e-8 count as none.
@@ -349,7 +356,7 @@ def _compare(
     step = _STEP[precision] * max(1.0, float(np.linalg.norm(value)) / np.sqrt(max(1, value.size)))
     middle = evaluate(parameters).astype(np.float64)
 
-    # Differences that are wrong by chance are rarely so in two directions: only both together contradict the gradient.
+    # Rounding spoils differences in one direction by chance, rarely in two: only both together contradict the gradient.
     for _ in range(_DIRECTIONS):
         direction = rng.standard_normal(value.shape)
         direction /= np.linalg.norm(direction) or 1.0

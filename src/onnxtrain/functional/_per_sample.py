@@ -1,4 +1,4 @@
-"""Computes the gradient of each sample of a batch, by a Loop over the samples."""
+"""Computes the gradient of each sample of a batch, by an ONNX Loop over the samples."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def per_sample_gradients(
     batched: Sequence[str] | None = None,
     straight_through: bool = False,
 ) -> onnx.ModelProto | ir.Model:
-    """Returns a model that computes the gradient of `of` for each sample by itself.
+    """Returns a model that computes the gradient of `of` for each sample of a batch separately.
 
     The result is that of `torch.func.vmap(torch.func.grad(loss), in_dims=...)`, where `loss` runs the model on a batch
     of one sample. It is used for differential privacy, influence of samples, and variance of gradients. The samples run
@@ -92,6 +92,7 @@ def per_sample_gradients(
     graph = prepared(model, [of], wrt)
     samples = _batched_inputs(graph.graph, batched)
     _check_ends(graph.graph, of, wrt)
+    # Read before the batch size is set to 1, for the inputs of the finished model.
     declared = {name: _with_batch(graph, name, samples) for name in samples}
     _take_one_sample(graph, samples)
     with straight_through_rules(straight_through):
@@ -102,7 +103,7 @@ def per_sample_gradients(
 
 
 def _batched_inputs(graph: ir.Graph, names: Sequence[str] | None) -> list[str]:
-    """Returns the names of the inputs with samples along axis 0, after checks."""
+    """Returns the names of the inputs with samples along axis 0; raises DifferentiationError if one has none."""
     inputs = {str(value.name): value for value in graph.inputs}
     if names is not None:
         check_names(names, "batched")
@@ -138,6 +139,7 @@ def _check_ends(graph: ir.Graph, of: str, wrt: Sequence[str]) -> None:
         raise DifferentiationError(
             f"differentiating per sample: of names {of!r}, which the model does not compute; name a loss"
         )
+    # A value inside of the model would lie in the Loop's body, and its gradient has no shape outside of it.
     for name in wrt:
         if values[name].producer() is not None:
             raise DifferentiationError(
@@ -146,14 +148,15 @@ def _check_ends(graph: ir.Graph, of: str, wrt: Sequence[str]) -> None:
 
 
 def _with_batch(model: ir.Model, name: str, samples: Collection[str]) -> ir.Shape:
-    """Returns the shape of a batched input with a symbolic number of samples."""
+    """Returns the shape of a batched input with a symbolic number of samples, e.g. [batch, 784]."""
+    # One symbol for all batched inputs, the first that the model uses: a model for one sample has none.
     sizes = {value.name: _sizes(value) for value in model.graph.inputs if value.name in samples}
     symbols = [symbol for dims in sizes.values() if (symbol := _symbol(dims[0]))]
     return ir.Shape([symbols[0] if symbols else "batch", *sizes[name][1:]])
 
 
 def _take_one_sample(model: ir.Model, samples: Collection[str]) -> None:
-    """Sets the batch size of these inputs to 1, and drops the sizes that followed from the old one."""
+    """Sets the batch size of these inputs to 1, and forgets all sizes that were derived from the old batch size."""
     inputs = list(model.graph.inputs)
     of_batch = {_symbol(_sizes(value)[0]) for value in inputs if value.name in samples} - {None}
     other = {_symbol(dim) for value in inputs for dim in _sizes(value)[value.name in samples :]} - {None}
@@ -163,6 +166,7 @@ def _take_one_sample(model: ir.Model, samples: Collection[str]) -> None:
             f"differentiating per sample: the number of samples, {', '.join(mixed)}, is the size of another axis or "
             "input too; give that a name of its own, or name all inputs with samples in batched"
         )
+    # Of all values, as a declared size [2 * batch] would contradict the shapes that are inferred anew.
     for graph in model.graphs():
         for value in (*graph.inputs, *(output for node in graph for output in node.outputs)):
             if value.shape is not None:
@@ -174,17 +178,19 @@ def _take_one_sample(model: ir.Model, samples: Collection[str]) -> None:
 
 
 def _sizes(value: ir.Value) -> list[int | ir.SymbolicDim]:
+    """Returns the dimensions of a value; none if its rank is unknown."""
     return list(value.shape or ())
 
 
 def _symbol(dim: int | ir.SymbolicDim) -> str | None:
+    """Returns the name of a symbolic dimension; None for a number or an unnamed one."""
     return None if isinstance(dim, int) else dim.value
 
 
 def _for_one(
     dim: int | ir.SymbolicDim, of_batch: Collection[str | None], other: Collection[str | None]
 ) -> int | str | None:
-    """Returns a dimension for a batch of one: 1 for the batch, None for a size that followed from it."""
+    """Returns a dimension for a batch of one: 1 for the batch, None for a size that may be derived from the batch."""
     symbol = _symbol(dim)
     if isinstance(dim, int):
         return dim
@@ -192,13 +198,13 @@ def _for_one(
 
 
 def _loop(model: ir.Model, declared: dict[str, ir.Shape], of: str, gradients: dict[str, ir.Value]) -> None:
-    """Wraps a graph for one sample in a Loop over samples; its outputs are `of` and the gradients, stacked.
+    """Wraps the graph of one sample in a Loop over samples; the outputs are `of` and the gradients, stacked.
 
     Args:
         model: the model for one sample, with its gradients.
-        declared: by name of each batched input, its shape with a symbolic number of samples.
-        of: name of the differentiated value.
-        gradients: by name of each parameter or input, its gradient.
+        declared: per batched input, its shape with a symbolic number of samples, e.g. {"x": [batch, 784]}.
+        of: name of the differentiated value, e.g. "loss".
+        gradients: per parameter or input, its gradient for one sample, e.g. {"w": w_grad}.
     """
     graph = model.graph
     op = Emitter(graph, functions=model.functions)
@@ -208,7 +214,7 @@ def _loop(model: ir.Model, declared: dict[str, ir.Shape], of: str, gradients: di
     body = op.subgraph({"sample": ir.DataType.INT64, "go_on": ir.DataType.BOOL})
     number, go_on = body.graph.inputs
     number.shape = go_on.shape = ir.Shape(())
-    # Gather with a vector of one index keeps the axis of samples, which the model expects.
+    # An index of shape [1] makes Gather keep the axis of samples, of size 1, which the model expects.
     index = body.Unsqueeze(number, op.const([0]))
     ones = {name: body.Gather(values[name], index, axis=0) for name in declared}
     for name, one in ones.items():
@@ -219,7 +225,7 @@ def _loop(model: ir.Model, declared: dict[str, ir.Shape], of: str, gradients: di
             if user is not one.producer():
                 user.replace_input_with(place, one)
         values[name].shape = declared[name]
-    # Nodes that depend on parameters alone run once, in front of the Loop.
+    # Nodes that depend on parameters alone stay outside, before the Loop, and run once.
     inside = _inside(graph, ones.values(), results)
     graph.remove(inside)
     body.graph.extend(inside)
@@ -253,7 +259,8 @@ def _loop(model: ir.Model, declared: dict[str, ir.Shape], of: str, gradients: di
 
 
 def _check_number(op: Emitter, first: ir.Value, other: ir.Value, one: ir.Value) -> None:
-    """Makes a run fail if an input has another number of samples than the first one: by a Reshape to that number."""
+    """Makes a run fail if an input has not as many samples as the first one, by a Reshape to that number."""
+    # Without it, surplus samples of an input would be ignored without a word.
     shape = op.Concat(op.Shape(first, start=0, end=1), op.Shape(other, start=1), axis=0)
     checked = op.Reshape(other, shape, allowzero=1)
     checked.shape = other.shape
@@ -263,9 +270,10 @@ def _check_number(op: Emitter, first: ir.Value, other: ir.Value, one: ir.Value) 
 
 
 def _inside(graph: ir.Graph, samples: Iterable[ir.Value], results: Iterable[ir.Value]) -> list[ir.Node]:
-    """Returns the nodes that must run for each sample: they depend on one, or draw random numbers."""
+    """Returns the nodes that must run for each sample: those that depend on the sample, or draw random numbers."""
     dependent, needed = set(samples), set(results)
     for node in graph:
+        # Outside of the Loop one mask of Dropout would serve all samples.
         if not dependent.isdisjoint(reads(node)) or _draws(node):
             dependent.update(node.outputs)
     for node in reversed(graph):
@@ -279,4 +287,5 @@ def _inside(graph: ir.Graph, samples: Iterable[ir.Value], results: Iterable[ir.V
 
 
 def _draws(node: ir.Node) -> bool:
+    """Says if a node draws random numbers."""
     return node.domain == "" and node.op_type in RANDOM_OPS

@@ -1,4 +1,7 @@
-"""Multiplies vectors by Jacobians and Hessians: one or two reverse walks over the graph, by the rules of gradients."""
+"""Appends products of Jacobians and Hessians with vectors to a model, by one or two walks of the gradient driver.
+
+vjp: one walk gives uᵀJ.    jvp: a second walk, over uᵀJ, gives J·t.    Hessian: a second walk over the gradient.
+"""
 
 from __future__ import annotations
 
@@ -37,6 +40,7 @@ from onnxtrain.passes import (
 )
 
 
+# Overloads: a caller gets back the kind of model that it passed, and a type checker knows which.
 @overload
 def vjp(
     model: ir.Model, of: Sequence[str], wrt: Sequence[str], *, straight_through: bool = False
@@ -66,10 +70,10 @@ def vjp(
         straight_through: as for :func:`onnxtrain.differentiate`.
 
     Returns:
-        An `onnx_ir.Model` for one, else a `ModelProto`. Its inputs are those of `model`, then `<name>_cotangent`
-        for every name in `of`, of its shape and dtype. Its outputs are those of `model`, then those of `of` that were
-        none, then `<name>_grad` for every name in `wrt`, of its shape and dtype: the sum over all of `of`. Names that
-        are taken get a number.
+        An `onnx_ir.Model` if `model` is one, else a `ModelProto`. Its inputs are those of `model`, then
+        `<name>_cotangent` for every name in `of`, of its shape and dtype. Its outputs are those of `model`, then the
+        values in `of` that are not among them, then `<name>_grad` for every name in `wrt`, of its shape and dtype: the
+        sum over all of `of`. Names that are taken get a number.
 
     Raises:
         ModelError: the model cannot be loaded or converted.
@@ -88,6 +92,7 @@ def vjp(
         >>> session.run(["x_grad"], {"x": x, "y_cotangent": u})[0].tolist()
         [6.0, 20.0]
     """
+    # The rules must be registered when `_pulled_back` runs: it inlines the bodies of ops that have no rule.
     with straight_through_rules(straight_through):
         graph = prepared(model, of, wrt)
         seeds = dict(zip(of, _add_inputs(graph, of, "_cotangent"), strict=True))
@@ -128,9 +133,10 @@ def jvp(
         straight_through: as for :func:`onnxtrain.differentiate`.
 
     Returns:
-        An `onnx_ir.Model` for one, else a `ModelProto`. Its inputs are those of `model`, then `<name>_tangent` for
-        every name in `wrt`, of its shape and dtype. Its outputs are those of `model`, then those of `of` that were
-        none, then `<name>_tangent` for every name in `of`, of its shape and dtype. Names that are taken get a number.
+        An `onnx_ir.Model` if `model` is one, else a `ModelProto`. Its inputs are those of `model`, then
+        `<name>_tangent` for every name in `wrt`, of its shape and dtype. Its outputs are those of `model`, then the
+        values in `of` that are not among them, then `<name>_tangent` for every name in `of`, of its shape and dtype.
+        Names that are taken get a number.
 
     Raises:
         ModelError: the model cannot be loaded or converted.
@@ -152,7 +158,7 @@ def jvp(
     with straight_through_rules(straight_through):
         graph = prepared(model, of, wrt)
         tangents = _add_inputs(graph, wrt, "_tangent")
-        # Inputs for now: if they were constant zeros, constant folding would turn everything behind them into zeros.
+        # Inputs for now: from constant zeros, constant folding would make zeros of all that is computed from them.
         cotangents = _add_inputs(graph, of, "_cotangent")
         graph, products = _pulled_back(graph, dict(zip(of, cotangents, strict=True)), wrt)
         graph, names = _differentiable_again(graph, products)
@@ -160,8 +166,9 @@ def jvp(
     _drop_cotangents(graph, of, cotangents)
     _keep_outputs(graph, of)
     append_outputs(graph, of, derivatives, "_tangent")
+    # Removes the nodes of uᵀJ, which J·t does not need: that costs one more forward computation and no backward one.
     CleanupPass()(graph)
-    # The zeros in place of cotangents were appended behind the nodes that read them.
+    # The zeros in place of cotangents were appended after the nodes that read them.
     common.TopologicalSortPass()(graph)
     return finished(graph, model)
 
@@ -197,10 +204,10 @@ def hessian_vector_product(
         straight_through: as for :func:`onnxtrain.differentiate`.
 
     Returns:
-        An `onnx_ir.Model` for one, else a `ModelProto`. Its inputs are those of `model`, then `<name>_vector` for
-        every name in `wrt`, of its shape and dtype. Its outputs are those of `model`, then `of` unless it was one,
-        then `<name>_grad` and after these `<name>_hvp` for every name in `wrt`, of its shape and dtype. Names
-        that are taken get a number.
+        An `onnx_ir.Model` if `model` is one, else a `ModelProto`. Its inputs are those of `model`, then
+        `<name>_vector` for every name in `wrt`, of its shape and dtype. Its outputs are those of `model`, then `of` if
+        it is not among them, then `<name>_grad` for every name in `wrt`, and then `<name>_hvp` for every name in
+        `wrt`, of its shape and dtype. Names that are taken get a number.
 
     Raises:
         ModelError: the model cannot be loaded or converted.
@@ -236,10 +243,12 @@ def hessian_vector_product(
 
 
 def prepared(model: ModelSource, of: Sequence[str], wrt: Sequence[str]) -> ir.Model:
-    """Loads a model into a canonical copy and checks `of` and `wrt`."""
+    """Copies a model into canonical form and checks that `of` and `wrt` name floating-point values of it."""
     # Before the model is loaded, which takes long for a large one.
     check_names(of, "of")
     check_names(wrt, "wrt")
+    # The model may hold gradients of this package itself, as for third derivatives. Their masks must select before they
+    # are differentiated, and their functions be inlined: they have bodies but no rules.
     graph = canonicalize(with_exact_masks(load_model(model)), wrt)
     typed_values(graph.graph, of, "of")
     typed_values(graph.graph, wrt, "wrt")
@@ -248,13 +257,14 @@ def prepared(model: ModelSource, of: Sequence[str], wrt: Sequence[str]) -> ir.Mo
 
 def finished(graph: ir.Model, given: ModelSource) -> onnx.ModelProto | ir.Model:
     """Rewrites a model with derivatives for stock runtimes; returns it as a proto or IR model, as `given` was."""
+    # Loaded again, this model must keep its parameters as they are: its gradients are those of the merged ones.
     mark_gradients(graph)
     graph = suit_runtime(graph)
     return as_given(graph, given)
 
 
 def _add_inputs(model: ir.Model, names: Sequence[str], suffix: str) -> list[str]:
-    """Adds one graph input per value, of its shape and dtype; returns their names."""
+    """Adds one graph input per named value, of its shape and dtype; returns the names of the inputs."""
     values, op = values_by_name(model.graph), Emitter(model.graph)
     added = []
     for name in names:
@@ -275,18 +285,22 @@ def _pulled_back(
 
     Args:
         model: the model, in canonical form.
-        seeds: by name of a value to differentiate, the name of its cotangent, an input; None for a cotangent of ones.
+        seeds: per value to differentiate, the input that is its cotangent, e.g. {"y": "y_cotangent"}; None for ones.
         wrt: names of the values to differentiate with respect to.
+
+    Returns:
+        The copy, and one product per name in `wrt`.
     """
     model = expand_path(model, list(seeds), wrt)
     values, op = values_by_name(model.graph), Emitter(model.graph, functions=model.functions)
     leaves = [values[name] for name in wrt]
-    # Written behind expand_path, which folds constants and removes those that nothing reads yet.
+    # After expand_path, which removes constants that nothing reads yet.
     cotangents = {
         values[name]: op.ones_like(values[name]) if seed is None else values[seed]
         for name, seed in seeds.items()
     }
     products = pull_back(op, cotangents, leaves)
+    # As torch.func, which gives zeros where nothing depends on a variable.
     return model, [
         op.zeros_like(leaf) if product is None else product
         for leaf, product in zip(leaves, products, strict=True)
@@ -294,15 +308,24 @@ def _pulled_back(
 
 
 def _differentiable_again(model: ir.Model, values: Sequence[ir.Value]) -> tuple[ir.Model, list[str]]:
-    """Inlines composite ops, which have bodies but no rules; returns the model and new names of these values."""
+    """Prepares a model with gradients for a second walk: inlines composite ops, which have bodies but no rules.
+
+    Args:
+        model: the model after the first walk.
+        values: the gradients that the second walk starts from.
+
+    Returns:
+        The model, and the names that the values have in it.
+    """
     op = Emitter(model.graph, functions=model.functions)
-    # A copy of each: two gradients may be one value, but each needs a cotangent of its own.
+    # The gradients of a and b in a + b are one value, but each needs a cotangent of its own.
     copies = [op.Identity(value) for value in values]
     for copy, value in zip(copies, values, strict=True):
         copy.shape = value.shape
     # Outputs for now, so that the passes below do not remove values that nothing reads yet.
     model.graph.outputs.extend(copies)
     model = inline_functions(with_exact_masks(model))
+    # Bodies hold Constant nodes, and rules look for their tensors among the initializers.
     settle_shapes(lift_constants(model))
     outputs = list(model.graph.outputs)
     model.graph.outputs.clear()
@@ -311,11 +334,11 @@ def _differentiable_again(model: ir.Model, values: Sequence[ir.Value]) -> tuple[
 
 
 def _drop_cotangents(model: ir.Model, of: Sequence[str], cotangents: Sequence[str]) -> None:
-    """Replaces the cotangent inputs by zeros: only their shapes matter now, as the product is linear in them."""
+    """Removes the cotangent inputs u of uᵀJ: their values do not matter for J·t, the derivative of uᵀJ by u."""
     values, op = values_by_name(model.graph), Emitter(model.graph)
     for name, cotangent in zip(of, cotangents, strict=True):
         model.graph.inputs.remove(values[cotangent])
-        # Mostly nothing reads it any more; shapes of gradients may.
+        # Nodes that compute shapes of gradients may still read a cotangent; zeros have the same shape.
         users = values[cotangent].uses()
         if users:
             values[cotangent].replace_all_uses_with(op.zeros_like(values[name]))

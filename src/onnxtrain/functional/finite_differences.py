@@ -20,7 +20,8 @@ class Comparison:
     Attributes:
         verdict: "agrees", "differs", or "inconclusive" if the differences cannot decide.
         difference: the central difference nearest to the derivative, among those that decide.
-        reason: why the comparison is inconclusive, else empty.
+        reason: explanation of an inconclusive comparison, e.g. "a kink: the slope is 0 on one side and 1 on the other";
+            else empty.
     """
 
     verdict: Verdict
@@ -32,15 +33,15 @@ def compare(function: Callable[[float], float], derivative: float, step: float, 
     """Compares the derivative of a function of one number at 0 with central differences.
 
     If the difference at the first step is within `margin` of the derivative, they agree. Otherwise differences at
-    larger steps are taken. Two neighbours within `margin` of each other decide: neither rounding errors nor kinks
-    nearby move them. A kink at 0 itself, as of a ReLU of zeros, shows in one-sided differences that do not approach
-    each other as the step shrinks.
+    larger steps are taken. If two neighbours are within `margin` of each other, they are settled and decide: neither
+    rounding errors nor kinks nearby move them. At a kink at 0 itself, as of a ReLU of zeros, one-sided differences do
+    not approach each other as the step shrinks.
 
     Args:
-        function: computes the value for a step along the direction.
+        function: computes the value for a step along the direction, e.g. function(-1e-5).
         derivative: the derivative to check.
         step: the first step, e.g. 1e-5.
-        margin: the largest distance between derivative and difference that counts as agreement.
+        margin: the largest distance between derivative and difference that counts as agreement, e.g. 1e-3.
     """
     differences: list[float] = []
     for factor in _STEPS:
@@ -72,6 +73,7 @@ def _kink(
     function: Callable[[float], float], derivative: float, step: float, margin: float
 ) -> tuple[float, float] | None:
     """Returns the slopes on both sides of 0 if there is a kink and the derivative lies between them, else None."""
+    # A derivative outside of both slopes is wrong whatever convention holds at the kink.
     middle = function(0.0)
 
     def sides(size: float) -> tuple[float, float]:

@@ -1,4 +1,7 @@
-"""Runs a model in float64 by the ONNX reference evaluator, as ONNX Runtime lacks float64 kernels for many ops."""
+"""Runs a model in float64 by the ONNX reference evaluator.
+
+Finite differences need float64, for which ONNX Runtime's CPU lacks many kernels: Conv, Erf, Gelu, pooling, ...
+"""
 
 from __future__ import annotations
 
@@ -32,8 +35,8 @@ class Erf(OpRun):
 
 
 def expand_rounded(model: ir.Model) -> ir.Model:
-    """Returns a copy of a canonical model whose Gelu nodes are replaced by their function bodies."""
-    # Inside of a function the reference evaluator uses onnx's Erf, which rounds, and not the one above.
+    """Copies a canonical model and replaces its Gelu nodes by their function bodies."""
+    # The reference evaluator computes a Gelu node by onnx's Erf, which rounds, and not by the one above.
     return inline_schema_functions(model, lambda node: node.op_type != "Gelu")
 
 
@@ -54,7 +57,7 @@ def widen(array: Array) -> Array:
 
 
 def in_precision(proto: onnx.ModelProto, to: int = onnx.TensorProto.DOUBLE) -> onnx.ModelProto:
-    """Returns a copy of a model in which all float16, bfloat16 and float32 tensors have dtype `to`, an onnx enum."""
+    """Copies a model and gives all float16, bfloat16 and float32 tensors the dtype `to`, e.g. TensorProto.DOUBLE."""
     copy = onnx.ModelProto()
     copy.CopyFrom(proto)
     narrow = {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16} - {to}
@@ -79,10 +82,10 @@ def in_precision(proto: onnx.ModelProto, to: int = onnx.TensorProto.DOUBLE) -> o
                     tensor(attribute.t)
                 if attribute.HasField("g"):
                     graph(attribute.g)
-                # A Cast to float32 in a float64 model would round, and bring two dtypes together.
+                # A Cast to float32 in a float64 model would round, and ops would then read float32 beside float64.
                 if node.op_type == "Cast" and attribute.name == "to" and attribute.i in narrow:
                     attribute.i = to
-                # This attribute is float32 by its schema.
+                # This attribute is float32 by its schema, so a tensor takes its place.
                 if node.op_type == "Constant" and attribute.name == "value_float":
                     value = np.array(attribute.f, dtype)
                     attribute.CopyFrom(

@@ -16,6 +16,7 @@ from onnxtrain.passes.tidy.unique_names import fresh_name
 from onnxtrain.selection import matched_names, some_names
 from onnxtrain.surgery._linear import Linear, read_linear
 
+# Metadata key of PyTorch's Dynamo exporter: the classes of the modules around a node.
 _CLASSES = "pkg.torch.onnx.class_hierarchy"
 _DROPOUT_CLASS = "torch.nn.modules.dropout."
 _LOST = (
@@ -41,26 +42,27 @@ def restore_dropout(
 def restore_dropout(
     model: ModelSource, p: float | None = None, *, before: str | Sequence[str] = ()
 ) -> onnx.ModelProto | ir.Model:
-    """Returns the model with its Dropout in training mode, so that training uses it; `model` is not changed.
+    """Returns the model with its Dropout in training mode, so that training drops elements; `model` is not changed.
 
     A file may still have a Dropout node in inference mode, with its ratio. PyTorch's Dynamo exporter with
-    `optimize=False` leaves an Identity that says it was Dropout, without its ratio. Other exports leave nothing.
-    Evaluation, prediction and export of a trainer run without Dropout as always.
+    `optimize=False` leaves an Identity whose metadata says that it was Dropout, without its ratio. Other exports leave
+    nothing. A trainer switches Dropout off again for evaluation, prediction and export.
 
     Args:
-        model: path of an `.onnx` file, `ModelProto` or `onnx_ir.Model`.
-        p: the ratio, e.g. 0.5; None keeps that of the nodes.
-        before: names or patterns of layers that get Dropout in front of them, by the name of the node (Gemm, MatMul,
-            Conv), of its weight, or of its module.
+        model: path of a `.onnx` file, `ModelProto` or `onnx_ir.Model`.
+        p: the fraction of elements to drop, e.g. 0.5; None keeps the ratio of the nodes.
+        before: names or patterns of layers that get Dropout in front of them, e.g. ["fc", "classifier.*"]: the name of
+            the node (Gemm, MatMul, Conv), of its weight, or of its module.
 
     Returns:
-        The model in canonical form (opset 21 or newer): an `onnx_ir.Model` for one, else a `ModelProto`, which
-        `onnx.save` takes.
+        The model in canonical form (opset 21 or newer): an `onnx_ir.Model` if `model` is one, else a `ModelProto`,
+        which `onnx.save` takes.
 
     Raises:
         ModelError: there is no trace of Dropout and `before` is empty; the ratio is not known; no layer matches.
         InputError: `p` is no number from 0 up to 1.
     """
+    # bool is a subclass of int: p=False would otherwise pass for 0.
     if p is not None and (isinstance(p, bool) or not isinstance(p, int | float) or not 0 <= p < 1):
         raise InputError(f"Restoring Dropout: p must be a number from 0 up to 1, received {p!r}.")
     result = canonicalize(load_model(model))
@@ -72,7 +74,7 @@ def restore_dropout(
         if node.op_type == "Identity" and _DROPOUT_CLASS in node.metadata_props.get(_CLASSES, "")
     ]
     layers = _layers(nodes, [before] if isinstance(before, str) else before)
-    # Better an error than a model that trains without the Dropout that was asked for.
+    # An error, because a model without Dropout would train all the same, and overfit.
     if not (dropouts or traces or layers):
         raise ModelError(_LOST)
     if p is None and (traces or layers):
@@ -81,7 +83,7 @@ def restore_dropout(
         )
     if p is not None:
         for node in dropouts:
-            # The ratio is an optional input.
+            # The ratio is an optional input, 0.5 if it is left out.
             node.resize_inputs(max(2, len(node.inputs)))
             node.replace_input_with(1, _ratio(result, p))
         for node in traces:
@@ -104,6 +106,7 @@ def _layers(nodes: Sequence[ir.Node], names: Sequence[str]) -> list[ir.Node]:
         return []
     by_name: dict[str, list[ir.Node]] = {}
     for node in nodes:
+        # The Add of a bias ends a layer, but Dropout belongs in front of the product that starts it.
         layer = read_linear(node, any_kernel=True) if node.op_type != "Add" else None
         if isinstance(layer, Linear):
             for name in layer.names:
@@ -130,6 +133,7 @@ def _dropout(model: ir.Model, node: ir.Node, p: float) -> ir.Node:
     result = dropout.outputs[0]
     result.name = fresh_name(model, f"{value.name}.dropout")
     result.type, result.shape = value.type, value.shape
+    # A Dropout in place of a trace keeps the notes, by whose module names `batch_norm` patterns find it.
     dropout.metadata_props.update(node.metadata_props if node.op_type == "Identity" else {})
     node.prepend(dropout)
     return dropout

@@ -54,7 +54,7 @@ def make_batch_dynamic(
 def make_batch_dynamic(
     model: ModelSource, *, name: str = "batch", inputs: Mapping[str, npt.ArrayLike] | None = None
 ) -> onnx.ModelProto | ir.Model:
-    """Returns a model for any batch size from one that was exported for a fixed size; `model` is not changed.
+    """Makes a model for any batch size from one that was exported for a fixed size; `model` is not changed.
 
     `torch.onnx.export(model, (torch.randn(1, 3, 32, 32),), path)` fixes the batch at 1. Axis 0 of all inputs becomes
     symbolic, and constants that contain the size (targets of Reshape, initial states, class tokens) are rewritten. Then
@@ -62,16 +62,17 @@ def make_batch_dynamic(
     their samples are refused.
 
     Args:
-        model: path of an `.onnx` file, `ModelProto` or `onnx_ir.Model`.
-        name: name of the symbolic dimension.
-        inputs: samples for the comparison, by input name; by default random numbers, and 0 or 1 for integers.
+        model: path of a `.onnx` file, `ModelProto` or `onnx_ir.Model`.
+        name: name of the symbolic dimension, e.g. "batch".
+        inputs: samples for the comparison, e.g. {"x": array}; by default random numbers, and 0 or 1 for integers.
 
     Returns:
-        The model in canonical form (opset 21 or newer): an `onnx_ir.Model` for one, else a `ModelProto`, which
-        `onnx.save` takes. A model whose batch is symbolic already is only made canonical.
+        The model in canonical form (opset 21 or newer): an `onnx_ir.Model` if `model` is one, else a `ModelProto`,
+        which `onnx.save` takes. A model whose batch is symbolic already is only made canonical.
 
     Raises:
-        ModelError: the model cannot be rewritten, or gives other results; the message names the node or output.
+        ModelError: the model cannot be rewritten, or the new model gives other results; the message names the node or
+            output.
 
     Example:
         >>> import onnx
@@ -84,12 +85,12 @@ def make_batch_dynamic(
     """
     loaded = load_model(model)
     batch = fixed_batch(loaded)
-    # Symbolic already.
+    # None is a symbolic batch size: nothing to do.
     if batch is None:
         return as_given(canonicalize(loaded), model)
     if batch == 0:
         raise ModelError("Making the batch dynamic: the model takes no samples at all. Export it with some.")
-    # The fixed model stays for the comparison.
+    # Of a copy, as the fixed model is needed for the comparison.
     dynamic = loaded.clone()
     free_batch(dynamic, batch, name)
     dynamic = canonicalize(dynamic)
@@ -105,7 +106,7 @@ def _compare(
     fixed: ir.Model, dynamic: ir.Model, batch: int, inputs: Mapping[str, npt.ArrayLike] | None
 ) -> None:
     """Raises ModelError unless both models give the same results for each of some samples."""
-    # Two batches and one sample more: the last batch of the fixed model is filled up.
+    # Two batches and one sample more: several batches show samples that are mixed up, an odd one a size that was kept.
     feeds = _samples(fixed, 2 * batch + 1, inputs)
     total = len(next(iter(feeds.values())))
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
@@ -116,6 +117,7 @@ def _compare(
         part = {key: _filled(value[start : start + batch], batch) for key, value in feeds.items()}
         chunks.append(_run(sessions[0], part, "as it was exported"))
     together = _run(sessions[1], feeds, f"with a batch of {total}")
+    # On one batch of the fixed size all outputs can be compared, those without an axis of samples, too.
     first = _run(
         sessions[1], {key: value[:batch] for key, value in feeds.items()}, f"with a batch of {batch}"
     )
@@ -141,6 +143,7 @@ def _samples(model: ir.Model, count: int, given: Mapping[str, npt.ArrayLike] | N
     feeds: Arrays = {}
     sizes: dict[str, int] = {}
     for value in model.graph.inputs:
+        # Files of IR version 3 list initializers among the inputs.
         if value.name in model.graph.initializers:
             continue
         name = str(value.name)
@@ -169,7 +172,8 @@ def _samples(model: ir.Model, count: int, given: Mapping[str, npt.ArrayLike] | N
 
 
 def _session(model: ir.Model, path: Path) -> Any:
-    """Opens a session of the model in inference mode: in training mode BatchNormalization mixes samples by design."""
+    """Opens a session that runs the model in inference mode."""
+    # In training mode BatchNormalization mixes samples by design, and no two runs of Dropout are equal.
     quiet = canonicalize(model)
     TrainingModePass(batch_norm="inference", dropout="inference")(quiet)
     save_model(quiet, path)
@@ -177,7 +181,11 @@ def _session(model: ir.Model, path: Path) -> Any:
 
 
 def _run(session: Any, feeds: Arrays, how: str) -> list[np.ndarray[Any, Any]]:
-    """Runs a session; raises ModelError that says how the model was run."""
+    """Runs a session on those of `feeds` that it has inputs for.
+
+    Raises:
+        ModelError: the run fails; the message says `how` the model was run, e.g. "with a batch of 3".
+    """
     names = {value.name for value in session.get_inputs()}
     try:
         return [

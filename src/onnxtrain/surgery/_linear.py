@@ -1,4 +1,4 @@
-"""Finds the last linear layer of a model, from an output backwards."""
+"""Finds the last linear layer of a model, the head, by walking from an output backwards."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from onnxtrain.surgery._tail import TAIL_OPS, data_input
 _DOING = "Replacing the head"
 # Exporters put these between a weight and its layer: Cast for half precision, Transpose for `x @ weight.T`.
 _PASSED_ON = ("Cast", "Identity", "Transpose")
+# Messages name at most this many ops.
 _SHOWN = 6
+# Ops of quantised models, of ONNX (QLinearMatMul) and of ONNX Runtime (MatMulNBits, QGemm).
 _QUANTISED = re.compile("[Qq]uantize|QLinear|Integer|NBits|QGemm")
 
 
@@ -27,13 +29,13 @@ class Linear:
 
     Attributes:
         node: the Gemm, MatMul or Conv.
-        weight: the initializer of the weight.
-        through: nodes between `weight` and `node` (Cast, Transpose), the one that reads `weight` first.
-        rows: True if the classes are axis 0 of the weight, False for axis 1.
-        bias: the initializer of the bias, or None.
-        add: the Add of the bias, if it is not an input of `node`.
-        tail: the nodes behind the layer, up to `output`.
-        output: the model's output that the tail leads to.
+        weight: the initializer of the weight, e.g. `fc.weight`.
+        through: nodes between `weight` and `node`, the one that reads `weight` first, e.g. [Cast, Transpose].
+        rows: True if the classes are axis 0 of the weight, as in [classes, features]; False for axis 1.
+        bias: the initializer of the bias, e.g. `fc.bias`; None for a layer without one.
+        add: the Add of the bias, if it is not an input of `node`; else None.
+        tail: the nodes between the layer and `output`, in order, e.g. [Softmax].
+        output: the model's output that the tail leads to; None for a layer that is no head.
     """
 
     node: ir.Node
@@ -58,7 +60,7 @@ class Linear:
 
     @property
     def fan_in(self) -> int:
-        """The number of inputs of each output."""
+        """The number of inputs that each output is a sum over."""
         return math.prod(self.shape) // self.classes
 
     @property
@@ -68,14 +70,16 @@ class Linear:
 
     @property
     def axis(self) -> int:
-        """The axis of the classes in what the layer computes."""
+        """The axis of the classes in the layer's result; -1 if its rank is unknown."""
+        # Channels come second in ONNX, behind the batch.
         if self.node.op_type == "Conv":
             return 1
         return -1 if self.last.shape is None else len(self.last.shape) - 1
 
     @property
     def names(self) -> list[str]:
-        """Names by which a user may mean the layer: of the node, its output, its weight, and its module."""
+        """Names by which a user may call the layer: those of the node, its output, its weight, and its module."""
+        # `fc.weight` is the weight of the module `fc`.
         weight = str(self.weight.name)
         names = (self.node.name, self.node.outputs[0].name, self.last.name, weight, weight.rpartition(".")[0])
         return [name for name in dict.fromkeys(names) if name]
@@ -95,7 +99,7 @@ def find_head(model: ir.Model, output: str | None, head: str | None) -> Linear:
 
     Args:
         model: canonical model.
-        output: name of the output; None for the only one, or for the one behind `head`.
+        output: name of the output; None for the only one, or for that of the layer `head`.
         head: name of the layer; None for the last one.
 
     Raises:
@@ -116,7 +120,7 @@ def find_head(model: ir.Model, output: str | None, head: str | None) -> Linear:
         traced = _trace(value, head)
         if isinstance(traced, Linear):
             return traced
-        # Weights of a quantised model are integers: whatever else is missing, that is the reason to tell.
+        # Weights of a quantised model are integers, which no other output or layer would change.
         quantised = next((node for node in _behind(value) if _QUANTISED.search(node.op_type)), None)
         if quantised is not None:
             traced = f"{op_name(quantised)} is quantised: replace the head of the float model, quantise after training"
@@ -147,7 +151,7 @@ def _trace(output: ir.Value, head: str | None) -> Linear | str:
                 )
             linear.tail, linear.output = tail, output
             return linear
-        # Only ops through which the axis of the classes can be followed may stand behind a head.
+        # The axis of the classes can be followed through these ops only.
         source = data_input(node) if node.domain == "" and node.op_type in TAIL_OPS else None
         if source is None:
             return linear
@@ -162,8 +166,8 @@ def read_linear(node: ir.Node, *, any_kernel: bool = False) -> Linear | str:
         node: a Gemm, MatMul, Conv, or the Add of a bias.
         any_kernel: True also accepts convolutions with kernels larger than 1.
     """
-    # Exporters write a Linear of more than two axes as MatMul and Add. If something else reads the product, the Add is
-    # not part of the layer.
+    # Exporters write a Linear of more than two axes as MatMul and Add. If another node reads the product, too, the Add
+    # is no part of the layer.
     if node.domain == "" and node.op_type == "Add":
         for index in (0, 1):
             bias, product = node.inputs[index], node.inputs[1 - index]
@@ -195,7 +199,8 @@ def read_linear(node: ir.Node, *, any_kernel: bool = False) -> Linear | str:
     # Each Transpose on the way swaps the two axes of the weight.
     rows ^= sum(step.op_type == "Transpose" for step in through) % 2 == 1
     if node.op_type == "Conv":
-        # A larger kernel is rarely a head; with a name the user says that it is. Groups would divide the classes, too.
+        # A Conv with a larger kernel is rarely a head, unless the user names it. Groups divide the classes, so that not
+        # every number of classes would do.
         small = any_kernel or all(size == 1 for size in dims[2:])
         if node.attributes.get_int("group", 1) != 1 or not small:
             return f"{op_name(node)} has a kernel of {list(dims[2:])} and is taken for no head unless head= names it"
@@ -209,7 +214,11 @@ def read_linear(node: ir.Node, *, any_kernel: bool = False) -> Linear | str:
 
 
 def _weight(value: ir.Value | None) -> tuple[ir.Value, list[ir.Node]] | str:
-    """Walks from an input back to an initializer; returns it and the nodes between, or the reason why there is none."""
+    """Walks from the input of a layer back to its weight.
+
+    Returns:
+        The initializer, and the nodes between it and the layer; or the reason why there is none.
+    """
     through: list[ir.Node] = []
     while value is not None and not value.is_initializer():
         node = value.producer()
@@ -244,7 +253,8 @@ def _is_bias(value: ir.Value | None, classes: int) -> bool:
 
 
 def _behind(value: ir.Value) -> list[ir.Node]:
-    """Returns the last nodes before an output, backwards along their first inputs that are no initializers."""
+    """Returns the last nodes before an output, the last one first."""
+    # Along the first input that is no initializer, which by ONNX's convention is the data.
     nodes: list[ir.Node] = []
     node = value.producer()
     while node is not None and len(nodes) < _SHOWN:
@@ -255,12 +265,12 @@ def _behind(value: ir.Value) -> list[ir.Node]:
 
 
 def _last_ops(value: ir.Value) -> str:
-    """Names the last nodes in front of an output, for messages."""
+    """Names the last nodes before an output for messages, e.g. "Softmax 'p', Gemm 'fc'"."""
     return ", ".join(map(op_name, _behind(value))) or "no op"
 
 
 def _layers(model: ir.Model) -> str:
-    """Names the last linear layers of a model, for messages."""
+    """Names the last linear layers of a model for messages, by their weights."""
     layers = [read_linear(node, any_kernel=True) for node in model.graph]
     names = [str(layer.weight.name) for layer in layers if isinstance(layer, Linear)]
     return ", ".join(list(dict.fromkeys(names))[-5:]) or "none"

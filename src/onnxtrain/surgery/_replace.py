@@ -30,6 +30,7 @@ from onnxtrain.surgery._tail import PROBABILITIES, Refusal, follow
 _log = logging.getLogger("onnxtrain")
 
 
+# Overloads: a caller gets back the kind of model that it passed, and a type checker knows which.
 @overload
 def replace_head(
     model: ir.Model,
@@ -74,21 +75,22 @@ def replace_head(
     batch and names of inputs and output stay.
 
     Args:
-        model: path of an `.onnx` file, `ModelProto` or `onnx_ir.Model`.
-        classes: number of outputs of the new layer.
+        model: path of a `.onnx` file, `ModelProto` or `onnx_ir.Model`.
+        classes: number of outputs of the new layer, e.g. 10.
         seed: seed of the initial values.
-        output: name of the output behind the head, for a model with several.
-        head: name of the layer (of its node, its weight, or its module); None searches for the last one.
-        bias: True or False for a layer with or without a bias; None for as the old layer, which counts as having one if
-            an exporter's optimizer dropped a bias of zeros and the file tells.
-        logits: True removes a Softmax or Sigmoid behind the layer, as losses want logits.
+        output: name of the output that the head leads to, for a model with several outputs.
+        head: name of the layer, e.g. "fc": that of its node, its weight, or its module. None searches for the last one.
+        bias: True or False for a layer with or without a bias. None for one like the old layer, which counts as having
+            a bias if an exporter's optimizer dropped one of zeros and the file tells.
+        logits: True removes a Softmax or Sigmoid after the layer, as losses want logits.
 
     Returns:
-        The model in canonical form (opset 21 or newer): an `onnx_ir.Model` for one, else a `ModelProto`, which
-        `onnx.save` takes. Other outputs that were computed from the head are gone.
+        The model in canonical form (opset 21 or newer): an `onnx_ir.Model` if `model` is one, else a `ModelProto`,
+        which `onnx.save` takes. Other outputs that were computed from the head are gone.
 
     Raises:
-        ModelError: there is no such layer, or what is behind it cannot be followed; the message names the last ops.
+        ModelError: there is no such layer, or the classes cannot be followed from it to the output; the message names
+            the last ops.
         InputError: `classes` is no positive integer.
 
     Example:
@@ -114,7 +116,7 @@ def replace_head(
     shape = layer.shape if layer.rows else layer.shape[::-1]
     weight = rng.uniform(-bound, bound, (classes, *shape[1:]))
     old = layer.weight
-    # A tied weight, e.g. of the embedding, must keep its values for the other reader.
+    # A tied weight, e.g. that of the embedding in a language model, must keep its values for the other reader.
     shared = any(len(value.uses()) > 1 for value in (old, *(node.outputs[0] for node in layer.through)))
     new_weight = _new(result, old, weight if layer.rows else weight.T, "head.weight", shared=shared)
     _rewire(layer, old, new_weight)
@@ -126,24 +128,26 @@ def replace_head(
         _drop_bias(layer)
     if logits:
         _drop_probabilities(layer, name)
+    # Last of all rewriting, as the steps before may give the output another value.
     _keep_outputs(result, layer, name)
     remove_unread_nodes(result.graph)
     remove_unread_initializers(result.graph, [old, layer.bias])
     for node in (layer.node, *layer.through, *([layer.add] if layer.add else [])):
-        # The exporter's notes name parameters that are gone.
+        # The exporter's notes name parameters that are gone; passes read the notes when the model is loaded again.
         node.metadata_props.clear()
     return as_given(result, model)
 
 
 def _had_bias(model: ir.Model, layer: Linear) -> bool:
     """Says if the layer had a bias in PyTorch, of which only the name is left in the file."""
+    # PyTorch's Dynamo exporter drops a bias of zeros, as that of a fresh layer, and notes what each node read.
     return any(name.endswith("bias") for name in TorchSignature(model).read(layer.node))
 
 
 def _resize(model: ir.Model, layer: Linear, classes: int, name: str) -> None:
     """Follows the axis of the classes to the output, and writes their new number into shapes on the way."""
     axis, old, at = layer.axis, layer.classes, layer.node
-    # Nothing on the way depends on the number then, and ops that could not be followed do no harm.
+    # For the same number of classes no shape changes, and ops that cannot be followed do no harm.
     if old == classes:
         return
     try:
@@ -174,10 +178,10 @@ def _new(
 
     Args:
         model: the model.
-        like: the old initializer, whose dtype the new one has.
+        like: the old initializer, which gives dtype and name.
         array: the new values.
-        made_up: name for the case that the old name was made up by an exporter, or that others read the old one.
-        shared: True if others read the old initializer.
+        made_up: name to use if an exporter made up the old name, or if `shared` is True, e.g. "head.weight".
+        shared: True if other nodes read the old initializer, which then stays.
     """
     assert like.dtype is not None
     name = fresh_name(model, made_up) if shared or is_generated_name(str(like.name)) else str(like.name)
@@ -185,7 +189,7 @@ def _new(
     value = ir.Value(
         name=name, type=ir.TensorType(like.dtype), shape=ir.Shape(array.shape), const_value=tensor
     )
-    # The new one takes the place of the old among the initializers: parameters are inputs in this order.
+    # The new one takes the place of the old one: parameters become inputs in the order of the initializers.
     if name == like.name:
         order = list(model.graph.initializers.values())
         model.graph.initializers.clear()
@@ -198,6 +202,7 @@ def _new(
 
 def _rewire(layer: Linear, old: ir.Value, new: ir.Value) -> None:
     """Makes the layer read a new weight, through copies of the Cast and Transpose nodes between."""
+    # Copies, as other readers of a shared weight may read it through the same nodes.
     value = new
     for node in layer.through:
         shape = None if node.op_type == "Transpose" and value.shape is None else value.shape
@@ -213,9 +218,10 @@ def _rewire(layer: Linear, old: ir.Value, new: ir.Value) -> None:
 
 
 def _set_bias(model: ir.Model, layer: Linear, array: npt.NDArray[np.float64]) -> None:
-    """Replaces the bias of a layer, or adds one: as an input of Gemm and Conv, by an Add behind a MatMul."""
+    """Replaces the bias of a layer, or adds one: as an input of Gemm and Conv, by an Add after a MatMul."""
     old = layer.bias
     if old is not None:
+        # A bias of shape [1, classes], as some exporters write it, keeps its leading axes.
         rank = len(old.shape) if old.shape is not None else 1
         column = array.reshape((1,) * (rank - 1) + array.shape)
         new = _new(model, old, column, "head.bias", shared=len(old.uses()) > 1)
@@ -234,7 +240,7 @@ def _set_bias(model: ir.Model, layer: Linear, array: npt.NDArray[np.float64]) ->
     sum_.type, sum_.shape = before.type, before.shape
     layer.node.append(add)
     name, output = before.name, before.is_graph_output()
-    # The Add itself reads `before`, too, and must go on to do so.
+    # All readers now read the sum, the Add included, which must read the product again.
     before.replace_all_uses_with(sum_, replace_graph_outputs=True)
     add.replace_input_with(0, before)
     if output:
@@ -249,6 +255,7 @@ def _new_bias(model: ir.Model, layer: Linear, array: npt.NDArray[np.float64]) ->
     weight = str(layer.weight.name)
     name = f"{weight.removesuffix('.weight')}.bias" if weight.endswith(".weight") else "head.bias"
     name = fresh_name(model, name)
+    # The dtype that the layer computes in: the weight may pass a Cast before it.
     dtype = layer.node.outputs[0].dtype or layer.weight.dtype
     assert dtype is not None
     tensor = ir.Tensor(array.astype(dtype.numpy()), dtype=dtype, name=name)

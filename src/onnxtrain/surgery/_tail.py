@@ -16,6 +16,8 @@ from onnxtrain.passes.tidy.unique_names import fresh_name
 PROBABILITIES = ("Softmax", "Sigmoid")
 """Ops that turn logits, which losses want, into probabilities."""
 
+# The functions below, one per kind of op, take and return as `follow` does.
+
 Dims = Sequence[int | None]
 
 
@@ -24,7 +26,8 @@ class Refusal(Exception):
 
 
 def data_input(node: ir.Node) -> ir.Value | None:
-    """Returns the input of an op of the tail that comes from the head, None if it has two that may."""
+    """Returns the input through which an op of the tail reads the head; None if two inputs may be that."""
+    # A scalar operand, as in a division by a temperature, has no axis of classes. Any other may be a vector of classes.
     if node.op_type not in ARITHMETIC:
         return node.inputs[0]
     numbers = [
@@ -39,10 +42,10 @@ def follow(model: ir.Model, node: ir.Node, axis: int, old: int, new: int) -> int
 
     Args:
         model: the model.
-        node: a node of the tail.
-        axis: axis of the classes in its input.
-        old: the old number of classes.
-        new: the new number.
+        node: a node of the tail, e.g. a Flatten.
+        axis: axis of the classes in the node's input, counted from the front.
+        old: the old number of classes, e.g. 1000.
+        new: the new number of classes, e.g. 10.
 
     Raises:
         Refusal: the axis cannot be followed.
@@ -69,6 +72,7 @@ def _resize(model: ir.Model, node: ir.Node, axis: int, old: int, new: int) -> in
 
 
 def _mean(model: ir.Model, node: ir.Node, axis: int, old: int, new: int) -> int:
+    # Without axes the mean is over all of them.
     axes = _axes(node, _rank(node))
     if axes is None or axis in axes:
         raise Refusal("it takes the mean over the classes")
@@ -84,6 +88,7 @@ def _squeeze(model: ir.Model, node: ir.Node, axis: int, old: int, new: int) -> i
 
 
 def _unsqueeze(model: ir.Model, node: ir.Node, axis: int, old: int, new: int) -> int:
+    # Axes of an Unsqueeze count in its output.
     added = _axes(node, _rank(node) + len(_constant(node.inputs[1]) or ()))
     if added is None:
         raise Refusal("its axes are computed")
@@ -93,6 +98,7 @@ def _unsqueeze(model: ir.Model, node: ir.Node, axis: int, old: int, new: int) ->
 
 
 def _transpose(model: ir.Model, node: ir.Node, axis: int, old: int, new: int) -> int:
+    # The default reverses all axes.
     perm = node.attributes.get_ints("perm") or list(range(_rank(node)))[::-1]
     return list(perm).index(axis)
 
@@ -110,7 +116,8 @@ def _flatten(model: ir.Model, node: ir.Node, axis: int, old: int, new: int) -> i
 
 
 def _reshape(model: ir.Model, node: ir.Node, axis: int, old: int, new: int) -> int:
-    """Finds the axis of the Reshape's target that holds the classes alone, with equal sizes before and behind it."""
+    """Finds the axis of the Reshape's target that holds the classes alone, with equal sizes before and after it."""
+    # With allowzero, a 0 of the target is a size, and no copy of the input's size: then there are no elements at all.
     dims, target = _dims(node.inputs[0]), _constant(node.inputs[1])
     if target is None or (0 in target and node.attributes.get_int("allowzero", 0) == 1):
         raise Refusal("its shape is computed")
@@ -120,7 +127,7 @@ def _reshape(model: ir.Model, node: ir.Node, axis: int, old: int, new: int) -> i
     behind = math.prod(dim or 0 for dim in dims[axis + 1 :])
     for position in reversed(range(len(target))):
         size = target[position]
-        # 0 copies the size of the input's axis, -1 stands for all that is left.
+        # 0 copies the size of the input's axis, -1 stands for the size that the number of elements leaves.
         classes = size in (old, -1) or (size == 0 and position == axis)
         rest = sizes[position + 1 :]
         if not classes or -1 in rest or math.prod(dim or 0 for dim in rest) != behind or behind == 0:
@@ -129,9 +136,10 @@ def _reshape(model: ir.Model, node: ir.Node, axis: int, old: int, new: int) -> i
         if (size != -1 and -1 in before) or (before == wanted and None not in before):
             is_classes = True
         else:
-            # Symbolic sizes before the classes are equal if zeros copy them.
+            # Symbolic sizes before the classes cannot be compared, but are equal if zeros copy them.
             is_classes = position == axis and all(number == 0 for number in target[:position])
         if is_classes:
+            # 0 and -1 follow the new number by themselves.
             if size == old and size > 0:
                 _set(model, node, position, new)
             return position
@@ -166,7 +174,7 @@ def _constant(value: ir.Value | None) -> list[int] | None:
 
 
 def _axes(node: ir.Node, rank: int) -> set[int] | None:
-    """Returns the axes of a node, not negative; None if they are computed."""
+    """Returns the axes of a node, counted from the front; None if they are computed or left out."""
     axes = _constant(node.inputs[1]) if len(node.inputs) > 1 else None
     return None if axes is None else {axis % rank for axis in axes}
 
@@ -195,4 +203,4 @@ TAIL_OPS: dict[str, Callable[[ir.Model, ir.Node, int, int, int], int]] = {
     "Flatten": _flatten,
     "Reshape": _reshape,
 }
-"""The ops that may stand between a head and an output, each with the function that follows the axis of the classes."""
+"""Ops that may stand between a head and an output, each with the function that follows the axis of the classes."""

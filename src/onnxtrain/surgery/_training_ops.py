@@ -53,8 +53,8 @@ def lower_training_ops(model: ModelSource) -> onnx.ModelProto | ir.Model:
         model: path of a `.onnx` file, `ModelProto`, or `onnx_ir.Model`; it is not changed.
 
     Returns:
-        An `onnx_ir.Model` for one, else a `ModelProto`, of opset 21 or newer: inputs and outputs are those of `model`,
-        with the same names, shapes and dtypes.
+        An `onnx_ir.Model` if `model` is one, else a `ModelProto`, of opset 21 or newer: inputs and outputs are those of
+        `model`, with the same names, shapes and dtypes.
 
     Raises:
         ModelError: the model cannot be loaded or converted; a Gradient stands in a branch or body, or depends on
@@ -90,7 +90,7 @@ def lower_training_ops(model: ModelSource) -> onnx.ModelProto | ir.Model:
 
 
 def _lower_optimizers(model: ir.Model) -> None:
-    """Replaces Adam, Adagrad and Momentum nodes, in subgraphs, too."""
+    """Replaces Adam, Adagrad and Momentum nodes by standard ops, in subgraphs, too."""
     main = Emitter(model.graph, functions=model.functions)
     modified = False
     for graph in tuple(model.graphs()):
@@ -113,12 +113,14 @@ def _lower_optimizers(model: ir.Model) -> None:
             results = [lower[0](op, node, rate, step, *group) for group in groups]
             _replace(op, node, [value for part in zip(*results, strict=True) for value in part])
     if modified:
+        # The emitter appended to the end of each graph, after the nodes that read the results.
         common.TopologicalSortPass()(model)
         settle_shapes(lift_constants(model))
 
 
 def _replace(op: Emitter, node: ir.Node, results: Sequence[ir.Value | None]) -> None:
     """Replaces a node by values, which take the names of its outputs; None for outputs that nothing reads."""
+    # Through copies: two outputs may be one value, or the value an input that keeps its own name.
     graph = node.graph
     assert graph is not None
     for output, value in zip(node.outputs, results, strict=False):
@@ -132,7 +134,7 @@ def _replace(op: Emitter, node: ir.Node, results: Sequence[ir.Value | None]) -> 
 
 
 def _number(node: ir.Node, name: str) -> float:
-    """Returns a float attribute, or the schema's default."""
+    """Returns a float attribute of a training op, or the default of its schema."""
     default = schema_of(node.op_type, 1, _DOMAIN).attributes[name].default_value.f
     return float(node.attributes.get_float(name, default))
 
@@ -170,7 +172,7 @@ def _adam(
     of_alpha = op.Sub(op.const(1.0, like=x), op.Pow(op.const(alpha, like=x), t))
     later = op.Greater(t, 0.0)
     # The standard corrects the bias from t = 1 on. The inner Where avoids 0/0 at t = 0, whose gradient would be NaN
-    # though the outer Where does not take it.
+    # although the outer Where takes the other branch.
     adjusted = op.Where(later, op.Div(op.Mul(r, of_beta), op.Where(later, of_alpha, 1.0)), r)
     x_new = op.Sub(x, op.Div(op.Mul(adjusted, v_new), h_sqrt))
     post = _number(node, "norm_coefficient_post")
@@ -212,11 +214,12 @@ _OPTIMIZERS: dict[str, tuple[Callable[..., tuple[ir.Value, ...]], int]] = {
     "Adagrad": (_adagrad, 3),
     "Momentum": (_momentum, 3),
 }
-"""By op: the function that writes the formula for one tensor, and the number of inputs per tensor."""
+"""Per op: the function that writes the formula for one tensor, and the number of inputs per tensor."""
 
 
 def _lower_gradients(model: ir.Model) -> ir.Model:
-    """Replaces all Gradient nodes; one whose `y` depends on another's result comes after that one."""
+    """Replaces all Gradient nodes; if `y` of one depends on the result of another, the other is replaced first."""
+    # A branch or body may name tensors of the graph around it, whose path to y no single graph contains.
     for graph in model.graphs():
         for node in graph:
             if _is_gradient(node) and graph is not model.graph:
@@ -236,10 +239,12 @@ def _lower_gradients(model: ir.Model) -> ir.Model:
 
 
 def _is_gradient(node: ir.Node) -> bool:
+    """Says if a node is a Gradient."""
     return node.domain == _DOMAIN and node.op_type == "Gradient"
 
 
 def _target(node: ir.Node) -> str:
+    """Returns the name of the tensor that a Gradient differentiates."""
     return node.attributes.get_string("y", "")
 
 
@@ -276,8 +281,8 @@ def _lower_gradient(model: ir.Model, node: ir.Node) -> ir.Model:
     find_values(model.graph, zs, "zs")
     names = _names(node)
     target, leaves = _target(node), xs
-    # The standard lets the inputs be other tensors than those that xs and zs name: the graph between is then evaluated
-    # at these inputs.
+    # By the standard the inputs may be other tensors than those that xs and zs name. The graph between xs, zs and y is
+    # then evaluated at the inputs.
     if input_names != [*xs, *zs]:
         target, leaves = _copy(model, node)
     model = expand_path(model, [target], leaves)
@@ -288,7 +293,7 @@ def _lower_gradient(model: ir.Model, node: ir.Node) -> ir.Model:
         (op.zeros_like(values[leaf]) if gradient is None else gradient) if name else None
         for leaf, gradient, name in zip(leaves, gradients, names, strict=False)
     ]
-    # `expand_path` returned a copy of the model: the node is found again by the names of its outputs.
+    # `expand_path` returned a copy of the model, in which the names of its outputs find the node again.
     again = next(other for other in model.graph if _is_gradient(other) and _names(other) == names)
     _replace(op, again, results)
     common.TopologicalSortPass()(model)
@@ -298,11 +303,16 @@ def _lower_gradient(model: ir.Model, node: ir.Node) -> ir.Model:
 
 
 def _names(node: ir.Node) -> list[str]:
+    """Returns the names of a node's outputs, "" for those that are left out."""
     return [output.name or "" for output in node.outputs]
 
 
 def _copy(model: ir.Model, node: ir.Node) -> tuple[str, list[str]]:
-    """Writes a copy of the graph between the named tensors that reads the node's inputs; returns names of y and xs."""
+    """Copies the nodes between the named tensors of a Gradient, such that the copy reads the Gradient's inputs.
+
+    Returns:
+        The names of y and of the xs in the copy.
+    """
     op = Emitter(model.graph, functions=model.functions)
     op.scope = f"{node.name or node.op_type}/"
     xs, zs = _sources(node)

@@ -6,15 +6,16 @@ import os
 from collections.abc import Sequence
 from typing import overload
 
-import numpy as np
 import onnx
 import onnx_ir as ir
 
+from onnxtrain.emitter import Emitter
 from onnxtrain.errors import InputError, ModelError
-from onnxtrain.passes import ModelSource, TrainingModePass, as_given, canonicalize, load_model, mark_constant
+from onnxtrain.passes import ModelSource, TrainingModePass, as_given, canonicalize, load_model
 from onnxtrain.passes.tidy.unique_names import fresh_name
 from onnxtrain.selection import matched_names, some_names
 from onnxtrain.surgery._linear import Linear, read_linear
+from onnxtrain.surgery._tail import replace_value
 
 # Metadata key of PyTorch's Dynamo exporter: the classes of the modules around a node.
 _CLASSES = "pkg.torch.onnx.class_hierarchy"
@@ -82,15 +83,18 @@ def restore_dropout(
             "Restoring Dropout: its ratio is not in the file. Pass it: restore_dropout(model, p=0.5)."
         )
     if p is not None:
+        # A constant of the emitter is marked as such, so that it is not trained.
+        ratio = Emitter(result.graph).const(float(p))
         for node in dropouts:
             # The ratio is an optional input, 0.5 if it is left out.
             node.resize_inputs(max(2, len(node.inputs)))
-            node.replace_input_with(1, _ratio(result, p))
+            node.replace_input_with(1, ratio)
         for node in traces:
-            dropouts.append(_dropout(result, node, p))
-            _take_place(node, dropouts[-1])
+            dropouts.append(_dropout(result, node, ratio))
+            replace_value(node.outputs[0], dropouts[-1].outputs[0])
+            result.graph.remove(node, safe=True)
         for node in layers:
-            dropouts.append(_dropout(result, node, p))
+            dropouts.append(_dropout(result, node, ratio))
             node.replace_input_with(0, dropouts[-1].outputs[0])
     TrainingModePass(dropout=dict.fromkeys(dropouts, "training"))(result)
     return as_given(result, model)
@@ -123,13 +127,11 @@ def _layers(nodes: Sequence[ir.Node], names: Sequence[str]) -> list[ir.Node]:
     return [node for node in nodes if node in matched]
 
 
-def _dropout(model: ir.Model, node: ir.Node, p: float) -> ir.Node:
+def _dropout(model: ir.Model, node: ir.Node, ratio: ir.Value) -> ir.Node:
     """Writes a Dropout of a node's first input in front of the node, and returns it."""
     value = node.inputs[0]
     assert value is not None
-    dropout = ir.node(
-        "Dropout", [value, _ratio(model, p)], name=f"{node.name or node.outputs[0].name}.dropout"
-    )
+    dropout = ir.node("Dropout", [value, ratio], name=f"{node.name or node.outputs[0].name}.dropout")
     result = dropout.outputs[0]
     result.name = fresh_name(model, f"{value.name}.dropout")
     result.type, result.shape = value.type, value.shape
@@ -137,26 +139,3 @@ def _dropout(model: ir.Model, node: ir.Node, p: float) -> ir.Node:
     dropout.metadata_props.update(node.metadata_props if node.op_type == "Identity" else {})
     node.prepend(dropout)
     return dropout
-
-
-def _take_place(node: ir.Node, dropout: ir.Node) -> None:
-    """Replaces a node by a Dropout; a graph output keeps its name."""
-    old, new = node.outputs[0], dropout.outputs[0]
-    name, output = old.name, old.is_graph_output()
-    old.replace_all_uses_with(new, replace_graph_outputs=True)
-    assert node.graph is not None
-    node.graph.remove(node, safe=True)
-    if output:
-        new.name = name
-
-
-def _ratio(model: ir.Model, p: float) -> ir.Value:
-    """Returns the initializer that holds a ratio, marked as a constant so that it is not trained."""
-    name = f"onnxtrain.dropout_ratio_{p:g}"
-    value = model.graph.initializers.get(name)
-    if value is None:
-        tensor = ir.tensor(np.array(p, np.float32), name=name)
-        value = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape([]), const_value=tensor)
-        mark_constant(value)
-        model.graph.register_initializer(value)
-    return value

@@ -21,6 +21,7 @@ _PASSED_ON = ("Cast", "Identity", "Transpose")
 _SHOWN = 6
 # Ops of quantised models, of ONNX (QLinearMatMul) and of ONNX Runtime (MatMulNBits, QGemm).
 _QUANTISED = re.compile("[Qq]uantize|QLinear|Integer|NBits|QGemm")
+_QUANTISED_ADVICE = "replace the head of the float model, and quantise after training"
 
 
 @dataclass
@@ -123,7 +124,7 @@ def find_head(model: ir.Model, output: str | None, head: str | None) -> Linear:
         # Weights of a quantised model are integers, which no other output or layer would change.
         quantised = next((node for node in _behind(value) if _QUANTISED.search(node.op_type)), None)
         if quantised is not None:
-            traced = f"{op_name(quantised)} is quantised: replace the head of the float model, quantise after training"
+            traced = f"{op_name(quantised)} is quantised: {_QUANTISED_ADVICE}"
         refusals.append(
             f"the output '{value.name}' comes from {_last_ops(value)} (last one first), and {traced}"
         )
@@ -184,10 +185,8 @@ def read_linear(node: ir.Node, *, any_kernel: bool = False) -> Linear | str:
                 layer.bias, layer.add = bias, node
                 return layer
     problem = f"{op_name(node)} is neither a linear layer nor known to keep classes apart"
-    if any(word in node.op_type for word in ("Quantize", "quantize", "QLinear", "Integer", "NBits", "QGemm")):
-        return (
-            f"{op_name(node)} is quantised: replace the head of the float model, and quantise after training"
-        )
+    if _QUANTISED.search(node.op_type):
+        return f"{op_name(node)} is quantised: {_QUANTISED_ADVICE}"
     if node.domain != "" or node.op_type not in PRODUCTS | {"Conv"}:
         return problem
     traced = _weight(node.inputs[1])
@@ -225,9 +224,7 @@ def _weight(value: ir.Value | None) -> tuple[ir.Value, list[ir.Node]] | str:
         if node is None or node.domain != "" or node.op_type not in _PASSED_ON:
             kind = f"comes from {op_name(node)}" if node is not None else "is an input"
             quantised = node is not None and "Dequantize" in node.op_type
-            return f"{kind}" + (
-                ", so it is quantised: replace the head of the float model" if quantised else ""
-            )
+            return f"{kind}, so it is quantised: {_QUANTISED_ADVICE}" if quantised else kind
         through.insert(0, node)
         value = node.inputs[0]
     if (

@@ -25,7 +25,7 @@ from onnxtrain.passes import (
 from onnxtrain.passes.tidy.unique_names import fresh_name
 from onnxtrain.selection import is_generated_name
 from onnxtrain.surgery._linear import Linear, find_head, op_name
-from onnxtrain.surgery._tail import PROBABILITIES, Refusal, follow
+from onnxtrain.surgery._tail import PROBABILITIES, Refusal, follow, replace_value
 
 _log = logging.getLogger("onnxtrain")
 
@@ -185,10 +185,7 @@ def _new(
     """
     assert like.dtype is not None
     name = fresh_name(model, made_up) if shared or is_generated_name(str(like.name)) else str(like.name)
-    tensor = ir.Tensor(np.ascontiguousarray(array.astype(like.dtype.numpy())), dtype=like.dtype, name=name)
-    value = ir.Value(
-        name=name, type=ir.TensorType(like.dtype), shape=ir.Shape(array.shape), const_value=tensor
-    )
+    value = _initializer(name, array, like.dtype)
     # The new one takes the place of the old one: parameters become inputs in the order of the initializers.
     if name == like.name:
         order = list(model.graph.initializers.values())
@@ -198,6 +195,12 @@ def _new(
     else:
         model.graph.register_initializer(value)
     return value
+
+
+def _initializer(name: str, array: npt.NDArray[np.float64], dtype: ir.DataType) -> ir.Value:
+    """Makes an initializer, for the caller to register."""
+    tensor = ir.Tensor(np.ascontiguousarray(array.astype(dtype.numpy())), dtype=dtype, name=name)
+    return ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(array.shape), const_value=tensor)
 
 
 def _rewire(layer: Linear, old: ir.Value, new: ir.Value) -> None:
@@ -239,12 +242,9 @@ def _set_bias(model: ir.Model, layer: Linear, array: npt.NDArray[np.float64]) ->
     sum_ = add.outputs[0]
     sum_.type, sum_.shape = before.type, before.shape
     layer.node.append(add)
-    name, output = before.name, before.is_graph_output()
+    replace_value(before, sum_)
     # All readers now read the sum, the Add included, which must read the product again.
-    before.replace_all_uses_with(sum_, replace_graph_outputs=True)
     add.replace_input_with(0, before)
-    if output:
-        before.name, sum_.name = f"{name}.product", name
     if layer.output is before:
         layer.output = sum_
     layer.add = add
@@ -254,12 +254,10 @@ def _new_bias(model: ir.Model, layer: Linear, array: npt.NDArray[np.float64]) ->
     """Makes the initializer of a bias for a layer without one, named after its weight."""
     weight = str(layer.weight.name)
     name = f"{weight.removesuffix('.weight')}.bias" if weight.endswith(".weight") else "head.bias"
-    name = fresh_name(model, name)
     # The dtype that the layer computes in: the weight may pass a Cast before it.
     dtype = layer.node.outputs[0].dtype or layer.weight.dtype
     assert dtype is not None
-    tensor = ir.Tensor(array.astype(dtype.numpy()), dtype=dtype, name=name)
-    value = ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(array.shape), const_value=tensor)
+    value = _initializer(fresh_name(model, name), array, dtype)
     model.graph.register_initializer(value)
     return value
 
@@ -270,10 +268,7 @@ def _drop_bias(layer: Linear) -> None:
         layer.node.resize_inputs(2)
         return
     product, total = layer.node.outputs[0], layer.add.outputs[0]
-    name = total.name
-    if total.is_graph_output():
-        total.name, product.name = None, name
-    total.replace_all_uses_with(product, replace_graph_outputs=True)
+    replace_value(total, product)
     if layer.output is total:
         layer.output = product
     layer.add = None
@@ -284,10 +279,7 @@ def _drop_probabilities(layer: Linear, name: str) -> None:
     for node in [node for node in layer.tail if node.op_type in PROBABILITIES]:
         before, after = node.inputs[0], node.outputs[0]
         assert before is not None
-        if after.is_graph_output():
-            after.name = f"{name}.{node.op_type}"
-            before.name = name
-        after.replace_all_uses_with(before, replace_graph_outputs=True)
+        replace_value(after, before)
         layer.tail.remove(node)
         if after is layer.output:
             layer.output = before

@@ -5,13 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-import numpy as np
 import onnx_ir as ir
 
-from onnxtrain.emitter import static_dims
+from onnxtrain.emitter import Emitter, static_dims
 from onnxtrain.op_facts import ARITHMETIC
-from onnxtrain.passes import mark_constant
-from onnxtrain.passes.tidy.unique_names import fresh_name
 
 PROBABILITIES = ("Softmax", "Sigmoid")
 """Ops that turn logits, which losses want, into probabilities."""
@@ -150,20 +147,19 @@ def _reshape(model: ir.Model, node: ir.Node, axis: int, old: int, new: int) -> i
 
 def _set(model: ir.Model, node: ir.Node, position: int, size: int) -> None:
     """Writes a size into the target of a Reshape."""
-    # In a new constant, as other nodes may read the old one.
     target = _constant(node.inputs[1])
     assert target is not None
-    sizes = np.array(target, np.int64)
-    sizes[position] = size
-    name = fresh_name(model, f"{node.outputs[0].name}.shape")
-    tensor = ir.tensor(sizes, name=name)
-    value = ir.Value(
-        name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape([len(sizes)]), const_value=tensor
-    )
-    # Marked, so that selection does not take it for a parameter and folding may use it.
-    mark_constant(value)
-    model.graph.register_initializer(value)
-    node.replace_input_with(1, value)
+    target[position] = size
+    # In a new constant, as other nodes may read the old one.
+    node.replace_input_with(1, Emitter(model.graph).const(target))
+
+
+def replace_value(old: ir.Value, new: ir.Value) -> None:
+    """Makes all readers of a value read another one; if the value is a graph output, its name goes along."""
+    name, is_output = old.name, old.is_graph_output()
+    old.replace_all_uses_with(new, replace_graph_outputs=True)
+    if is_output:
+        old.name, new.name = f"{name}.replaced", name
 
 
 def _constant(value: ir.Value | None) -> list[int] | None:

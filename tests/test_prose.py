@@ -33,7 +33,7 @@ NOT_YET: dict[str, str] = {
         autodiff ortmodule ortmodule/sessions
     """,
     "comments": """
-        autodiff emitter fusion nn optim ortmodule ortmodule/lowering ortmodule/sessions trainer utils """, "fields": """ cli demo trainer
+        autodiff emitter fusion ortmodule ortmodule/lowering ortmodule/sessions trainer """, "fields": """ cli demo trainer
     """,
 }
 

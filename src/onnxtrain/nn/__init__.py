@@ -7,6 +7,7 @@ gradient as one op. docs/layer-norms.md has the formulas.
 
 from __future__ import annotations
 
+# PyTorch is no dependency of the package: it is needed by those who export from it.
 try:
     import torch as _torch  # noqa: F401
 except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""Helps layers to survive PyTorch's exporters: stopped gradients, float64 constants."""
+"""Keeps what PyTorch's exporters would lose of a layer: stopped gradients, float64 constants."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ __all__ = ["exact", "is_tracing", "stop_gradient"]
 
 def is_tracing() -> bool:
     """Says if TorchScript is tracing. A size is a tensor then, and a comparison would be frozen into the trace."""
-    # TorchScript wants no more than one code in such a comment.
+    # TorchScript's parser takes no more than one error code in a `type: ignore`.
     return bool(torch.jit._trace.is_tracing())  # type: ignore[no-untyped-call]
 
 
 def exact(number: float, like: torch.Tensor) -> float | torch.Tensor:
-    """Returns a number, as a float64 tensor where the Dynamo exporter would round it to float32."""
+    """Returns a number for arithmetic with a tensor, as a tensor if it would be rounded to float32 otherwise."""
+    # The Dynamo exporter writes a Python number beside a float64 tensor as a float32 constant.
     if like.dtype == torch.float64 and torch.compiler.is_exporting():
         return torch.tensor(number, dtype=like.dtype, device=like.device)
     return number
@@ -23,8 +24,8 @@ def exact(number: float, like: torch.Tensor) -> float | torch.Tensor:
 def stop_gradient(x: torch.Tensor) -> torch.Tensor:
     """Returns `x.detach()`, in a form that survives `torch.onnx.export`.
 
-    PyTorch's exporters drop a `detach`, and gradients made from the exported graph would then flow where PyTorch's do
-    not. During an export the value therefore passes through `where(True, x, x)`, which no exporter removes and which
+    PyTorch's exporters drop a `detach`, so that gradients of the exported graph flow where PyTorch's stop. During an
+    export the value therefore passes through `where(True, x, x)`, which no exporter removes and which
     `onnxtrain.passes.mark_stopped_gradients` recognises. Outside of exports this is `x.detach()` alone.
 
     Example:
@@ -32,6 +33,7 @@ def stop_gradient(x: torch.Tensor) -> torch.Tensor:
         tensor([3., 3.])
     """
     stopped = x.detach()
+    # Only during an export, as the `where` costs a copy of x.
     if is_tracing() or torch.compiler.is_exporting():
         return torch.where(torch.ones((), dtype=torch.bool, device=x.device), stopped, stopped)
     return stopped

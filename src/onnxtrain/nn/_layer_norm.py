@@ -27,7 +27,7 @@ class LayerNorm(nn.LayerNorm):
 
 
 class LayerNormNoBias(nn.LayerNorm):
-    """y = (x - mean(x)) / sqrt(var(x) + eps) over the last axes: nothing is learned.
+    """y = (x - mean(x)) / sqrt(var(x) + eps) over the last axes, without parameters.
 
     Args:
         input_size: size of the last axis of the input, or the sizes of the last axes; these are normalised.

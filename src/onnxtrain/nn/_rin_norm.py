@@ -1,4 +1,4 @@
-"""Defines reversible instance normalisation."""
+"""Defines reversible instance normalisation, which a forecast undoes in the end."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class RINorm(nn.Module):
     state dict.
 
     Args:
-        input_dim: size of the last axis of the input.
-        eps: added to the variance.
+        input_dim: size of the last axis of the input, the number of targets, e.g. 1.
+        eps: added to the variance, e.g. 1e-5.
         affine: True learns a scale and a bias per target.
 
     Raises:
-        RuntimeError: the targets of an input are not `input_dim`, also where one weight would broadcast; without
-            `affine` any number fits. Or `transform` or `inverse` come before `forward`.
+        RuntimeError: an input has another number of targets than `input_dim`, even if one weight would broadcast;
+            without `affine` any number fits. Or `transform` or `inverse` come before `forward`.
 
     Example:
         >>> norm, x = RINorm(1), torch.tensor([[[2.0], [4.0]]])
@@ -45,6 +45,7 @@ class RINorm(nn.Module):
         self.input_dim = input_dim
         self.eps = eps
         self.affine = affine
+        # Attributes and no buffers: the state dict is that of darts' class.
         self.mean = None
         self.stdev = None
         if affine:
@@ -52,8 +53,9 @@ class RINorm(nn.Module):
             self.affine_bias = nn.Parameter(torch.zeros(input_dim))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Returns x, `[batch, ..., input_dim]`, normalised by its own statistics, and keeps them."""
+        """Normalises x, `[batch, ..., input_dim]`, by its own statistics, and keeps the statistics."""
         self._check("forward", x, axis=-1)
+        # Empty for an input of two axes: PyTorch's mean over no axes is the mean over all.
         axes = tuple(range(1, x.ndim - 1))
         wide = x.float() if x.dtype in _NARROW else x
         mean = stop_gradient(wide.detach().mean(dim=axes, keepdim=True))
@@ -67,31 +69,33 @@ class RINorm(nn.Module):
         return self._scale(centered, stdev)
 
     def transform(self, x: torch.Tensor) -> torch.Tensor:
-        """Returns x, `[batch, ..., input_dim]`, normalised by the statistics of the last `forward`."""
+        """Normalises x, `[batch, ..., input_dim]`, by the statistics of the last `forward`."""
         self._check("transform", x, axis=-1)
         mean, stdev = self._statistics("transform")
         return self._scale(x - mean, stdev)
 
     def inverse(self, x: torch.Tensor) -> torch.Tensor:
-        """Returns x, `[batch, length, input_dim, params]`, in the units that the last `forward` was given."""
+        """Transforms x, `[batch, length, input_dim, params]`, back into the units of the last input of `forward`."""
         self._check("inverse", x, axis=-2)
         mean, stdev = self._statistics("inverse")
         if self.affine:
-            # What exporters find computed from parameters alone (weight + eps², bias.unsqueeze(-1)) they replace by a
-            # constant, which then gets no gradient. eps² keeps a weight of zero from dividing by zero; then x is the
-            # bias, which therefore goes before the product, and what is left is the mean: all as in darts.
+            # Exporters replace values that are computed from parameters alone (weight + eps², bias.unsqueeze(-1)) by
+            # constants, which get no gradient: here every value depends on x or its statistics, too. As in darts, eps²
+            # avoids a division by a weight of zero. For such a weight x is the bias, so that the bias is subtracted
+            # before the product, which is then 0, and the result is the mean.
             stdev = 1 / (self.affine_weight / stdev + exact(self.eps * self.eps, x) / stdev)
             x = (x.transpose(-1, -2) - self.affine_bias).transpose(-1, -2)
         return x * stdev.unsqueeze(-1) + mean.unsqueeze(-1)
 
     def extra_repr(self) -> str:
-        """Returns the arguments."""
+        """Returns the arguments for `repr`."""
         return f"{self.input_dim}, eps={self.eps}, affine={self.affine}"
 
     def _scale(self, centered: torch.Tensor, stdev: torch.Tensor) -> torch.Tensor:
+        """Divides by the standard deviation, then applies scale and bias if there are any."""
         if not self.affine:
             return centered / stdev
-        # The quotient has one number per series, so that the series themselves are multiplied once.
+        # The quotient has one number per series, so that each number of the series is multiplied once.
         return centered * (self.affine_weight / stdev) + self.affine_bias
 
     def _statistics(self, method: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -104,6 +108,7 @@ class RINorm(nn.Module):
 
     def _check(self, method: str, x: torch.Tensor, axis: int) -> None:
         """Raises RuntimeError unless an axis has the size `input_dim`."""
+        # A weight of one number would broadcast over any number of targets without an error.
         if self.affine and not is_tracing() and x.shape[axis] != self.input_dim:
             raise RuntimeError(
                 f"RINorm.{method}: axis {axis} of the input must have size {self.input_dim}, the argument "

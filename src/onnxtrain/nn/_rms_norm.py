@@ -1,4 +1,4 @@
-"""Defines root mean square normalisation."""
+"""Defines root mean square normalisation with a lower bound instead of an epsilon."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ __all__ = ["RMSNorm"]
 class RMSNorm(nn.Module):
     """Y = x / max(rms(x), eps) * g with rms(x) = ||x|| / sqrt(dim) over the last axis (Zhang and Sennrich, 2019).
 
-    `eps` bounds the root mean square from below. That is not `torch.nn.RMSNorm`, which adds it to the mean square:
-    where rms(x) > eps the result here has a root mean square of exactly 1.
+    `eps` bounds the root mean square from below, so that rows with rms(x) > eps have a root mean square of exactly 1.
+    `torch.nn.RMSNorm` is another layer: it adds eps to the mean square.
 
     Args:
-        dim: size of the last axis of the input.
-        eps: lower bound of the root mean square. Below it the gradient of a row does not pass through its norm.
+        dim: size of the last axis of the input, e.g. 512.
+        eps: lower bound of the root mean square, e.g. 1e-8. Below it the gradient of a row does not pass through its
+            norm.
 
     Raises:
-        RuntimeError: from `forward`, when the last axis of the input has another size, also where dim is 1.
+        RuntimeError: from `forward`, if the last axis of the input has another size, even if dim is 1.
 
     Example:
         >>> RMSNorm(4)(torch.tensor([[3.0, -3.0, 3.0, 3.0]])).tolist()
@@ -35,7 +36,8 @@ class RMSNorm(nn.Module):
         self.g = nn.Parameter(torch.ones(dim))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Returns x, `[..., dim]`, normalised; the dtype is that of x and g."""
+        """Normalises x, `[..., dim]`; the dtype is that of x and g."""
+        # For dim = 1, g would broadcast over any size without an error.
         if not is_tracing() and x.shape[-1] != self.g.shape[0]:
             raise RuntimeError(
                 f"RMSNorm: the last axis of the input must have size {self.g.shape[0]}, the argument dim; "
@@ -51,5 +53,5 @@ class RMSNorm(nn.Module):
         return y
 
     def extra_repr(self) -> str:
-        """Returns the arguments."""
+        """Returns the arguments for `repr`."""
         return f"{self.g.shape[0]}, eps={self.eps}"

@@ -1,10 +1,11 @@
 """Offers the PyTorch optimizer of onnxruntime-training, `FusedAdam`, for training loops in PyTorch.
 
-Not to be confused with `optimizers`, which writes optimizer steps as ONNX models.
+The room `optimizers` is another one: it writes optimizer steps as ONNX models.
 """
 
 from __future__ import annotations
 
+# PyTorch is no dependency of the package: it is needed by those who train in PyTorch.
 try:
     import torch as _torch  # noqa: F401
 except ModuleNotFoundError as error:

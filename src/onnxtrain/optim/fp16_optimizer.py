@@ -10,11 +10,14 @@ __all__ = ["FP16_Optimizer"]
 
 
 def FP16_Optimizer(optimizer: Any, **options: Any) -> NoReturn:
-    """Raises an error: it replaced methods of optimizers of Apex, DeepSpeed and Megatron by CUDA kernels.
+    """Refuses to wrap an optimizer, and says what to use instead.
+
+    In onnxruntime-training it replaced methods of optimizers of Apex, DeepSpeed and Megatron by CUDA kernels.
 
     Raises:
         CompatError: always.
     """
+    # The name exists, so that a script that imports it gets this advice and not an ImportError.
     raise CompatError(
         f"FP16_Optimizer({type(optimizer).__name__}): onnxtrain has no counterpart. Use the optimizer as it is, "
         "with torch.autocast and, for float16, torch.amp.GradScaler('cuda'); bfloat16 needs no scaler. DeepSpeed and "

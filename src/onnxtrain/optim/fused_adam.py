@@ -13,7 +13,7 @@ __all__ = ["AdamWMode", "FusedAdam"]
 
 
 class AdamWMode(IntEnum):
-    """The forms of weight decay, with the names and numbers of onnxruntime-training."""
+    """Forms of weight decay, with the names and numbers of onnxruntime-training."""
 
     ADAM_L2_REGULARIZATION = 0
     """Adds the decay to the gradient, as `torch.optim.Adam`."""
@@ -27,16 +27,16 @@ class FusedAdam(torch.optim.Optimizer):
     """Adam (https://arxiv.org/abs/1412.6980) and AdamW (https://arxiv.org/abs/1711.05101), in a few calls per step.
 
     The name, arguments and defaults are those of onnxruntime-training. PyTorch's multi-tensor operators take the place
-    of its CUDA kernels, so that it runs on every device, in every floating-point dtype.
+    of its CUDA kernels, so that FusedAdam runs on every device, in every floating-point dtype.
 
     Args:
-        params: parameters, or groups of them.
-        lr: learning rate.
+        params: parameters, or groups of them, as for `torch.optim.Adam`.
+        lr: learning rate, e.g. 1e-3.
         bias_correction: True divides the moments by `1 - beta ** step`.
-        betas: decay rates of the two moments.
-        eps: added to the denominator.
+        betas: decay rates of the two moments, e.g. (0.9, 0.999).
+        eps: added to the denominator, e.g. 1e-6.
         adam_w_mode: form of the weight decay, an :class:`AdamWMode`.
-        weight_decay: factor of the decay; a step shrinks parameters by lr * weight_decay.
+        weight_decay: factor of the decay, e.g. 0.01; a step shrinks parameters by lr * weight_decay.
         set_grad_none: True makes :meth:`zero_grad` set gradients to None, whatever its argument.
 
     Raises:
@@ -63,6 +63,7 @@ class FusedAdam(torch.optim.Optimizer):
         set_grad_none: bool = True,
     ) -> None:
         for name, value in (("lr", lr), ("eps", eps), ("weight_decay", weight_decay)):
+            # Not `value < 0`, which NaN would pass.
             if not value >= 0:
                 raise ValueError(f"FusedAdam: {name} must not be negative, received {value}")
         if not all(0 <= beta < 1 for beta in betas):
@@ -89,10 +90,10 @@ class FusedAdam(torch.optim.Optimizer):
         """Updates the parameters that have a gradient.
 
         Args:
-            closure: computes the loss again, and its gradients.
+            closure: computes the loss again, and its gradients; None if the gradients are there.
 
         Returns:
-            What `closure` returns.
+            The result of `closure`, or None without one.
 
         Raises:
             RuntimeError: a gradient is sparse.
@@ -102,7 +103,7 @@ class FusedAdam(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            # Parameters that had no gradient in some steps are at another step, with other bias corrections.
+            # A parameter that had no gradient in some steps counts fewer steps, and has another bias correction.
             by_step: dict[int, list[torch.Tensor]] = {}
             for parameter in group["params"]:
                 if parameter.grad is not None:
@@ -112,8 +113,9 @@ class FusedAdam(torch.optim.Optimizer):
         return loss
 
     def _count(self, parameter: torch.Tensor, group: dict[str, Any]) -> int:
-        """Counts a step of a parameter and returns its number; creates the state at the first one."""
+        """Counts a step of a parameter and returns its number, from 1 on; creates the state at the first step."""
         gradient = parameter.grad
+        # The formulas of `_update` are for dense, real gradients: the square of a complex one is |g|², not g·g.
         if gradient is None or gradient.is_sparse or gradient.is_complex():
             raise RuntimeError(
                 "FusedAdam: a gradient is sparse or complex; use torch.optim.SparseAdam or Adam"
@@ -130,7 +132,7 @@ class FusedAdam(torch.optim.Optimizer):
         return int(state["step"])
 
     def _update(self, parameters: list[torch.Tensor], group: dict[str, Any], step: int) -> None:
-        """Updates parameters that are at the same step, with PyTorch's multi-tensor operators."""
+        """Updates parameters that count the same number of steps, by PyTorch's multi-tensor operators."""
         mode, decay, lr, eps = self._adam_w_mode, group["weight_decay"], float(group["lr"]), group["eps"]
         beta1, beta2 = group["betas"]
         gradients: Any = [parameter.grad for parameter in parameters]
@@ -138,8 +140,8 @@ class FusedAdam(torch.optim.Optimizer):
         second = [self.state[parameter]["exp_avg_sq"] for parameter in parameters]
         if decay and mode is AdamWMode.ADAM_L2_REGULARIZATION:
             gradients = torch._foreach_add(gradients, parameters, alpha=decay)
-        # Decay before the update here, after it at the end: the order is all that distinguishes the two AdamWs, besides
-        # eps.
+        # PyTorch's AdamW decays before the update, that of transformers after it, at the end of this function. Besides,
+        # the two differ only in eps.
         if decay and mode is AdamWMode.ADAMW_TORCH:
             torch._foreach_mul_(parameters, 1 - lr * decay)
         torch._foreach_lerp_(first, gradients, 1 - beta1)
@@ -149,6 +151,7 @@ class FusedAdam(torch.optim.Optimizer):
             (1 - beta1**step, math.sqrt(1 - beta2**step)) if group["bias_correction"] else (1.0, 1.0)
         )
         denominators = torch._foreach_sqrt(second)
+        # The AdamW of transformers adds eps to the root of the uncorrected second moment.
         if mode is AdamWMode.ADAMW_TRANSFORMERS:
             torch._foreach_add_(denominators, eps)
             size = lr * corrections[1] / corrections[0]

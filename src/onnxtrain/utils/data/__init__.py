@@ -1,7 +1,8 @@
-"""Offers the samplers of onnxruntime-training for PyTorch's DataLoader."""
+"""Offers onnxruntime-training's samplers for PyTorch's DataLoader, which balance the load of several processes."""
 
 from __future__ import annotations
 
+# PyTorch is no dependency of the package: it is needed by those who train in PyTorch.
 try:
     import torch as _torch  # noqa: F401
 except ModuleNotFoundError as error:

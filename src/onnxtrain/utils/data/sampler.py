@@ -1,4 +1,7 @@
-"""Defines samplers that give all processes of a distributed training samples of about the same cost in each step."""
+"""Defines samplers that give all processes of a distributed training samples of about the same cost in each step.
+
+The processes wait for each other at every step: without balancing, all take as long as the one with the longest text.
+"""
 
 from __future__ import annotations
 
@@ -21,15 +24,16 @@ class LoadBalancingDistributedSampler(Sampler[int]):
     inside of consecutive groups of the dataset, and shuffling permutes the groups; otherwise it permutes the steps.
 
     Args:
-        dataset: with a length, and samples by index.
-        complexity_fn: gives the complexity of a sample, an integer: the length of a sequence.
-        world_size: number of processes; by default that of the process group.
-        rank: rank of this process; by default that in the process group.
+        dataset: samples by index, with a length.
+        complexity_fn: returns the complexity of a sample, an integer, e.g. the length of a sequence.
+        world_size: number of processes, e.g. 8; by default that of the process group.
+        rank: rank of this process, from 0 on; by default that in the process group.
         shuffle: True shuffles, in another order after each :meth:`set_epoch`.
-        group_size: number of samples that are sorted together; all by default.
+        group_size: number of samples that are sorted together, e.g. 1024; all by default.
         seed: seed for shuffling, the same in all processes.
         drop_last: True drops samples so that all processes have the same number; False repeats some instead.
-        random_level: noise to add to the complexities, as a fraction of their range, from 0 to 1.
+        random_level: noise to add to the complexities, as a fraction of their range, from 0 to 1, e.g. 0.1. It varies
+            which samples come together.
 
     Raises:
         ValueError: a number is out of range, or there are no samples.
@@ -67,6 +71,7 @@ class LoadBalancingDistributedSampler(Sampler[int]):
         self.shuffle, self.group_size, self.seed, self.drop_last = shuffle, group_size, seed, drop_last
         self.random_level = random_level
         self.epoch = 0
+        # Rounded down or up: all processes must take the same number of steps, as each step waits for all.
         self.num_samples = count // self.world_size if drop_last else -(-count // self.world_size)
         self.total_size = self.num_samples * self.world_size
         self._complexities: npt.NDArray[np.int64] | None = None
@@ -82,14 +87,17 @@ class LoadBalancingDistributedSampler(Sampler[int]):
         self.epoch = epoch
 
     def steps(self) -> npt.NDArray[np.int64]:
-        """Returns the indices of the samples of this epoch: [num_samples, world_size]."""
+        """Returns the indices of the samples of this epoch: int64 [num_samples, world_size], a row per step."""
+        # Once and not per epoch: the complexity may need to read the whole sample.
         if self._complexities is None:
             count = len(cast(Sized, self.dataset))
             self._complexities = np.array(
                 [self.complexity_fn(self.dataset[i]) for i in range(count)], np.int64
             )
+        # The same in all processes, which therefore agree on the order without communication.
         generator = torch.Generator().manual_seed(self.seed + self.epoch)
         complexities, size = self._complexities, self.group_size or len(self._complexities)
+        # `randint` excludes its bound, hence 1 more; a bound of 1 would draw zeros only.
         noise = int((complexities.max() - complexities.min()) * self.random_level + 1)
         if noise > 1:
             complexities = (
@@ -101,7 +109,9 @@ class LoadBalancingDistributedSampler(Sampler[int]):
         ]
         if self.shuffle and self.group_size is not None:
             groups = [groups[i] for i in torch.randperm(len(groups), generator=generator).tolist()]
+        # Repeats samples from the start if there are too few, and cuts off those too many.
         steps = np.resize(np.concatenate(groups), (self.num_samples, self.world_size))
+        # The rows, so that the neighbours of a row, which cost the same, stay together.
         if self.shuffle and self.group_size is None:
             steps = steps[torch.randperm(self.num_samples, generator=generator).numpy()]
         return steps
@@ -111,13 +121,14 @@ class LoadBalancingDistributedBatchSampler(Sampler[list[int]]):
     """Groups the samples of a :class:`LoadBalancingDistributedSampler` into batches, which may differ in size.
 
     Args:
-        sampler: the sampler.
-        batch_fn: splits a list of indices into a list of batches, e.g. such that each fits in memory.
-        drop_last: True drops the last batches of processes that have more than others; False makes processes with fewer
-            repeat their first ones.
+        sampler: the sampler, made with drop_last=False.
+        batch_fn: splits a list of indices into batches, e.g. [0, 1, 2] into [[0, 1], [2]], such that each fits in
+            memory.
+        drop_last: True drops the last batches of processes that have more batches than others; False makes processes
+            that have fewer repeat their first ones.
 
     Raises:
-        ValueError: `sampler` is none of that type, or drops samples itself.
+        ValueError: `sampler` is of another type, or drops samples itself.
     """
 
     def __init__(
@@ -137,12 +148,13 @@ class LoadBalancingDistributedBatchSampler(Sampler[list[int]]):
         self._make()
 
     def _make(self) -> None:
+        """Makes the batches of this process for the sampler's epoch."""
         # Every process computes the batches of all, so that all know the same number of them without communication.
         batches = [self.batch_fn(samples) for samples in self.sampler.steps().T.tolist()]
         counts = [len(of_process) for of_process in batches]
         self.total_batch = min(counts) if self.drop_last else max(counts)
-        own = batches[self.rank]
-        self._batches = [own[i % len(own)] for i in range(self.total_batch)]
+        own_batches = batches[self.rank]
+        self._batches = [own_batches[i % len(own_batches)] for i in range(self.total_batch)]
 
     def __iter__(self) -> Iterator[list[int]]:
         return iter(self._batches)

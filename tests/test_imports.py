@@ -107,6 +107,21 @@ except ModuleNotFoundError as error:
     assert "pip install 'onnxtrain[build]'" in printed
 
 
+@pytest.mark.parametrize("package", ["nn", "optim", "utils.data"])
+def test_packages_for_pytorch_without_it(package: str) -> None:
+    code = f"""
+import sys
+sys.modules["torch"] = None
+try:
+    import onnxtrain.{package}
+except ModuleNotFoundError as error:
+    print(error)
+"""
+    printed = python(code)
+    assert printed.startswith("PyTorch is not installed")
+    assert "pip install 'onnxtrain[torch]'" in printed
+
+
 def test_command_line_without_its_packages() -> None:
     code = "import sys; sys.modules['typer'] = None; from onnxtrain.cli import main; main()"
     result = fresh_process.python("-c", code, code=1)

@@ -7,15 +7,8 @@ gradient as one op. docs/layer-norms.md has the formulas.
 
 from __future__ import annotations
 
-# PyTorch is no dependency of the package: it is needed by those who export from it.
-try:
-    import torch as _torch  # noqa: F401
-except ModuleNotFoundError as error:
-    if error.name != "torch":
-        raise
-    raise ModuleNotFoundError(
-        "importing onnxtrain.nn: PyTorch is not installed; pip install 'onnxtrain[torch]'", name="torch"
-    ) from error
+# First of all imports: where PyTorch is missing, the error then says what to install.
+import onnxtrain._pytorch  # noqa: F401  # isort: skip
 
 from onnxtrain.nn._export import stop_gradient
 from onnxtrain.nn._layer_norm import LayerNorm, LayerNormNoBias

@@ -2,16 +2,8 @@
 
 from __future__ import annotations
 
-# PyTorch is no dependency of the package: it is needed by those who train in PyTorch.
-try:
-    import torch as _torch  # noqa: F401
-except ModuleNotFoundError as error:
-    if error.name != "torch":
-        raise
-    raise ModuleNotFoundError(
-        "importing onnxtrain.utils.data: PyTorch is not installed; pip install 'onnxtrain[torch]'",
-        name="torch",
-    ) from error
+# First of all imports: where PyTorch is missing, the error then says what to install.
+import onnxtrain._pytorch  # noqa: F401  # isort: skip
 
 from onnxtrain.utils.data.sampler import LoadBalancingDistributedBatchSampler, LoadBalancingDistributedSampler
 

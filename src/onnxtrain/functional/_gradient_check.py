@@ -119,8 +119,8 @@ def check_gradients(
     names = list(wrt) if wrt is not None else select_parameters(forward, None, None).trainable
     _check_dims(forward, dims or {})
     rng = np.random.default_rng(seed)
-    given = _checked(forward, inputs or {})
-    feeds = random_inputs(forward, rng, _sizes(forward, given) | dict(dims or {})) | given
+    given_arrays = _checked(forward, inputs or {})
+    feeds = random_inputs(forward, rng, _sizes(forward, given_arrays) | dict(dims or {})) | given_arrays
     parameters = {name: _value(forward, name) for name in names}
     result, cotangent, gradients = _gradients(forward, output, names, feeds, rng)
     evaluate, precision = _evaluator(forward, output, names, feeds, parameters, result)
@@ -196,29 +196,29 @@ def _check_dims(model: ir.Model, dims: Mapping[str, int]) -> None:
     """Raises InputError if a name is that of no symbolic dimension of an input."""
     # A misspelt name would have no effect, and the check would run on other sizes than the user believes.
     symbols = [d.value for v in model.graph.inputs for d in v.shape or () if isinstance(d, ir.SymbolicDim)]
-    known = sorted({symbol for symbol in symbols if symbol})
-    if unknown := sorted(set(dims) - set(known)):
+    symbols_of_inputs = sorted({symbol for symbol in symbols if symbol})
+    if unknown := sorted(set(dims) - set(symbols_of_inputs)):
         raise InputError(
             f"The model's inputs have no symbolic dimension {', '.join(map(repr, unknown))}; those that they "
-            f"have are {', '.join(known) or 'none'}."
+            f"have are {', '.join(symbols_of_inputs) or 'none'}."
         )
 
 
 def _checked(model: ir.Model, inputs: Mapping[str, Array]) -> dict[str, Array]:
     """Converts the user's inputs to arrays of the model's dtypes; raises InputError if one does not fit."""
-    known = {str(value.name): value for value in model.graph.inputs}
+    model_inputs = {str(value.name): value for value in model.graph.inputs}
     result = {}
     for name, array in inputs.items():
-        if name not in known:
-            raise InputError(f"The model has no input '{name}'; its inputs are {', '.join(known)}.")
-        dtype, dims = known[name].dtype, static_dims(known[name])
+        if name not in model_inputs:
+            raise InputError(f"The model has no input '{name}'; its inputs are {', '.join(model_inputs)}.")
+        dtype, dims = model_inputs[name].dtype, static_dims(model_inputs[name])
         result[name] = np.asarray(array, dtype.numpy() if dtype is not None else None)
         shape = result[name].shape
         if dims is not None and (
             len(shape) != len(dims) or any(d not in (None, n) for d, n in zip(dims, shape, strict=True))
         ):
             raise InputError(
-                f"The input '{name}' has shape {known[name].shape}, received an array of shape {list(shape)}."
+                f"The input '{name}' has shape {model_inputs[name].shape}, received an array of shape {list(shape)}."
             )
     return result
 
@@ -246,9 +246,11 @@ def _gradients(
     session = _session(to_proto(step))
     results = [str(value.name) for value in step.graph.outputs][-len(names) :]
     # onnxruntime refuses values for inputs that the model with the gradient does not have.
-    wanted = {i.name for i in session.get_inputs()}
-    given = {name: array for name, array in {**feeds, _COTANGENT: cotangent}.items() if name in wanted}
-    return y, cotangent, dict(zip(names, session.run(results, given), strict=True))
+    step_inputs = {i.name for i in session.get_inputs()}
+    step_feeds = {
+        name: array for name, array in {**feeds, _COTANGENT: cotangent}.items() if name in step_inputs
+    }
+    return y, cotangent, dict(zip(names, session.run(results, step_feeds), strict=True))
 
 
 def _session(model: onnx.ModelProto) -> ort.InferenceSession:
@@ -297,10 +299,10 @@ def _evaluator(
     # A value at which gradients stop must not move with the parameters, as the gradients take it for a constant. It is
     # computed once, and is an input of the model that the differences run.
     stopped = [str(node.outputs[0].name) for node in bare.graph if is_stop_gradient(node)]
-    whole, cut = _proto(bare, stopped), _proto(bare, [output], given=stopped)
+    with_stopped_outputs, cut = _proto(bare, stopped), _proto(bare, [output], given=stopped)
 
     def evaluator(make: Callable[[onnx.ModelProto], Run]) -> Evaluate:
-        values = make(whole)(stopped, {**feeds, **parameters}) if stopped else []
+        values = make(with_stopped_outputs)(stopped, {**feeds, **parameters}) if stopped else []
         constants = {**feeds, **dict(zip(stopped, values, strict=True))}
         run = make(cut)
         return lambda values: run([output], {**constants, **values})[0]

@@ -216,22 +216,22 @@ def _loop(model: ir.Model, declared: dict[str, ir.Shape], of: str, gradients: di
     number.shape = go_on.shape = ir.Shape(())
     # An index of shape [1] makes Gather keep the axis of samples, of size 1, which the model expects.
     index = body.Unsqueeze(number, op.const([0]))
-    ones = {name: body.Gather(values[name], index, axis=0) for name in declared}
-    for name, one in ones.items():
-        one.shape = values[name].shape
-        results = [one if value is values[name] else value for value in results]
+    samples = {name: body.Gather(values[name], index, axis=0) for name in declared}
+    for name, sample in samples.items():
+        sample.shape = values[name].shape
+        results = [sample if value is values[name] else value for value in results]
         for user, place in values[name].uses():
             # The Gather itself goes on reading all samples.
-            if user is not one.producer():
-                user.replace_input_with(place, one)
+            if user is not sample.producer():
+                user.replace_input_with(place, sample)
         values[name].shape = declared[name]
     # Nodes that depend on parameters alone stay outside, before the Loop, and run once.
-    inside = _inside(graph, ones.values(), results)
+    inside = _inside(graph, samples.values(), results)
     graph.remove(inside)
     body.graph.extend(inside)
     body.graph.outputs.append(body.Identity(go_on))
     batch = next(iter(declared.values()))[0]
-    kept: list[tuple[ir.Value, ir.Value, list[int | ir.SymbolicDim]]] = [
+    body_results: list[tuple[ir.Value, ir.Value, list[int | ir.SymbolicDim]]] = [
         (body.Reshape(results[0], op.const([])), values[of], [])
     ]
     for name, gradient in zip(gradients, results[1:], strict=True):
@@ -240,31 +240,31 @@ def _loop(model: ir.Model, declared: dict[str, ir.Shape], of: str, gradients: di
         # The Loop stacks along a new axis 0, which replaces the axis of one sample. Two names may share one gradient,
         # and a body must not return a value twice.
         result = body.Squeeze(gradient, op.const([0])) if name in declared else body.Identity(gradient)
-        kept.append((result, leaf, axes))
-    for result, like, axes in kept:
+        body_results.append((result, leaf, axes))
+    for result, like, axes in body_results:
         result.type, result.shape = like.type, ir.Shape(axes)
         body.graph.outputs.append(result)
     first, *others = (values[name] for name in declared)
     for other in others:
-        _check_number(op, first, other, ones[str(other.name)])
+        _check_number(op, first, other, samples[str(other.name)])
     trips = op.Squeeze(op.Shape(first, start=0, end=1))
     attribute = ir.AttrGraph("body", body.graph)
-    stacked = op.emit("Loop", trips, op.const(True), body=attribute, _outputs=len(kept))
+    stacked = op.emit("Loop", trips, op.const(True), body=attribute, _outputs=len(body_results))
     # The stacked output takes the name that the value of one sample had.
     values[of].name = op.unique_name(f"{of}_of_sample")
     names = [of, *(op.unique_name(f"{name}_grad") for name in gradients)]
-    for output, name, (_, like, axes) in zip(stacked, names, kept, strict=True):
+    for output, name, (_, like, axes) in zip(stacked, names, body_results, strict=True):
         output.name, output.type, output.shape = name, like.type, ir.Shape([batch, *axes])
         graph.outputs.append(output)
 
 
-def _check_number(op: Emitter, first: ir.Value, other: ir.Value, one: ir.Value) -> None:
+def _check_number(op: Emitter, first: ir.Value, other: ir.Value, sample: ir.Value) -> None:
     """Makes a run fail if an input has not as many samples as the first one, by a Reshape to that number."""
     # Without it, surplus samples of an input would be ignored without a word.
     shape = op.Concat(op.Shape(first, start=0, end=1), op.Shape(other, start=1), axis=0)
     checked = op.Reshape(other, shape, allowzero=1)
     checked.shape = other.shape
-    gather = one.producer()
+    gather = sample.producer()
     assert gather is not None
     gather.replace_input_with(0, checked)
 

@@ -80,17 +80,17 @@ class _ClassLoss(Loss):
                     f"choose from 1 to {rank - 1}, or -1 for the last"
                 )
             return self.axis % rank
-        known, last_known = isinstance(dims[1], int), isinstance(dims[-1], int)
+        is_static, last_is_static = isinstance(dims[1], int), isinstance(dims[-1], int)
         # Scores [batch, sequence, classes] that are taken for [batch, classes, sequence] train without an error if
         # sequence and classes have the same size, so axis 1 is taken only if that is ruled out. Images [N, C, H, W] of
         # unknown sizes always have their classes there in PyTorch, and a mistake is an error at the first batch.
         if rank == 2 or (
-            dims[1] != dims[2] if known and rank == 3 else known or not (rank == 3 or last_known)
+            dims[1] != dims[2] if is_static and rank == 3 else is_static or not (rank == 3 or last_is_static)
         ):
             return 1
         why = (
             f"which is as long as the last one ({dims[1]})"
-            if known
+            if is_static
             else f"whose size is not known ({dims[1] or 'unnamed'})"
         )
         raise self._error(

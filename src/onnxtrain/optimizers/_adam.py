@@ -53,10 +53,10 @@ class _AdamFamily(Optimizer):
         Returns:
             The step size lr·sqrt(c2)/c1, and eps·sqrt(c2), or the plain eps unless `scale_eps` is set.
         """
-        root = op.Sqrt(bias_correction(op, self.betas[1], step, learning_rate))
-        first = bias_correction(op, self.betas[0], step, learning_rate)
-        step_size: ir.Value = op.Div(op.Mul(learning_rate, root), first)
-        return step_size, op.Mul(root, self.eps) if scale_eps else self.eps
+        root2 = op.Sqrt(bias_correction(op, self.betas[1], step, learning_rate))
+        correction1 = bias_correction(op, self.betas[0], step, learning_rate)
+        step_size: ir.Value = op.Div(op.Mul(learning_rate, root2), correction1)
+        return step_size, op.Mul(root2, self.eps) if scale_eps else self.eps
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -133,21 +133,22 @@ def _fits(moments: Sequence[MomentSpec], start: int, names_of_values: dict[str, 
 
 def _settings(optimizer: Optimizer, name: str, members: Sequence[set[str]]) -> tuple[Optimizer, float]:
     """Returns the optimizer of a parameter, without groups and clipping, and the factor of its learning rate."""
-    own, decay, scale = optimizer, None, 1.0
+    own_optimizer, decay, scale = optimizer, None, 1.0
     # In order, so that the last group that gives a setting wins.
     for group, names in zip(optimizer.groups, members, strict=True):
         if name in names:
-            own = group.optimizer or own
+            own_optimizer = group.optimizer or own_optimizer
             decay = decay if group.weight_decay is None else group.weight_decay
             scale = scale if group.learning_rate_scale is None else group.learning_rate_scale
     # Optimizers without weight decay, such as SparseAdam, have no such field to replace.
     changes = {} if decay is None else {"weight_decay": decay}
-    if decay is not None and not hasattr(own, "weight_decay"):
+    if decay is not None and not hasattr(own_optimizer, "weight_decay"):
         raise GraphBuildError(
-            f"building the optimizer model: a group gives {name!r} a weight_decay, which {type(own).__name__} has not"
+            f"building the optimizer model: a group gives {name!r} a weight_decay, which "
+            f"{type(own_optimizer).__name__} has not"
         )
     # Without clipping and groups, parameters with the same settings compare equal and share their scalars.
-    return dataclasses.replace(own, clip_grad=None, groups=(), **changes), scale
+    return dataclasses.replace(own_optimizer, clip_grad=None, groups=(), **changes), scale
 
 
 def _members(groups: Sequence[ParameterGroup], names: Sequence[str]) -> list[set[str]]:

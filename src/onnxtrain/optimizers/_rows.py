@@ -22,10 +22,10 @@ class Rows:
         # Runtime 1.32) and runs on CPUs only.
         ordered, order = op.TopK(reads, op.Shape(reads), largest=0, _outputs=2)
         # Row numbers are not negative, so -1 in front makes the first one differ from its neighbour.
-        before = op.Slice(op.Concat([-1], ordered, axis=0), [0], [-1])
-        first = op.Not(op.Equal(ordered, before))
-        rows = op.Compress(ordered, first, axis=0)
-        place = op.Sub(op.CumSum(op.Cast(first, to=ir.DataType.INT64), 0), 1)
+        previous = op.Slice(op.Concat([-1], ordered, axis=0), [0], [-1])
+        is_first = op.Not(op.Equal(ordered, previous))
+        rows = op.Compress(ordered, is_first, axis=0)
+        place = op.Sub(op.CumSum(op.Cast(is_first, to=ir.DataType.INT64), 0), 1)
         self._count = op.Shape(rows)
         self._places = op.ScatterElements(order, order, place)
         self._rows = rows

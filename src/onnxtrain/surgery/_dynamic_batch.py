@@ -137,7 +137,7 @@ def _compare(
         )
 
 
-def _samples(model: ir.Model, count: int, given: Mapping[str, npt.ArrayLike] | None) -> Arrays:
+def _samples(model: ir.Model, count: int, user_samples: Mapping[str, npt.ArrayLike] | None) -> Arrays:
     """Returns the user's samples by input name, or `count` random ones."""
     rng = np.random.default_rng(0)
     feeds: Arrays = {}
@@ -147,12 +147,12 @@ def _samples(model: ir.Model, count: int, given: Mapping[str, npt.ArrayLike] | N
         if value.name in model.graph.initializers:
             continue
         name = str(value.name)
-        if given is not None:
-            if name not in given:
+        if user_samples is not None:
+            if name not in user_samples:
                 raise ModelError(
                     f"Making the batch dynamic: inputs lacks {name!r}; pass samples for all inputs."
                 )
-            feeds[name] = np.asarray(given[name])
+            feeds[name] = np.asarray(user_samples[name])
             continue
         if value.shape is None or value.dtype is None:
             raise ModelError(
@@ -206,11 +206,11 @@ def _filled(array: np.ndarray[Any, Any], size: int) -> np.ndarray[Any, Any]:
 
 def _require_equal(name: str, expected: np.ndarray[Any, Any], actual: np.ndarray[Any, Any]) -> None:
     """Raises ModelError unless two results are equal up to rounding."""
-    wide, other = expected.astype(np.float64), actual.astype(np.float64)
+    expected64, actual64 = expected.astype(np.float64), actual.astype(np.float64)
     # Infinite scores, of masked positions, say nothing about the size of the others.
-    scale = max(1e-6, float(np.abs(wide[np.isfinite(wide)]).max(initial=0)))
+    scale = max(1e-6, float(np.abs(expected64[np.isfinite(expected64)]).max(initial=0)))
     if expected.shape != actual.shape or not np.allclose(
-        wide, other, rtol=_TOLERANCE, atol=_TOLERANCE * scale, equal_nan=True
+        expected64, actual64, rtol=_TOLERANCE, atol=_TOLERANCE * scale, equal_nan=True
     ):
         raise ModelError(
             f"Making the batch dynamic: with more samples at a time the output {name!r} is another for each of them "

@@ -237,16 +237,16 @@ def _set_bias(model: ir.Model, layer: Linear, array: npt.NDArray[np.float64]) ->
         layer.node.resize_inputs(3)
         layer.node.replace_input_with(2, new)
         return
-    before = layer.node.outputs[0]
-    add = ir.node("Add", [before, new])
-    sum_ = add.outputs[0]
-    sum_.type, sum_.shape = before.type, before.shape
+    product = layer.node.outputs[0]
+    add = ir.node("Add", [product, new])
+    total = add.outputs[0]
+    total.type, total.shape = product.type, product.shape
     layer.node.append(add)
-    replace_value(before, sum_)
+    replace_value(product, total)
     # All readers now read the sum, the Add included, which must read the product again.
-    add.replace_input_with(0, before)
-    if layer.output is before:
-        layer.output = sum_
+    add.replace_input_with(0, product)
+    if layer.output is product:
+        layer.output = total
     layer.add = add
 
 
@@ -277,12 +277,12 @@ def _drop_bias(layer: Linear) -> None:
 def _drop_probabilities(layer: Linear, name: str) -> None:
     """Removes Softmax and Sigmoid from the tail; the output keeps its name."""
     for node in [node for node in layer.tail if node.op_type in PROBABILITIES]:
-        before, after = node.inputs[0], node.outputs[0]
-        assert before is not None
-        replace_value(after, before)
+        logits, probabilities = node.inputs[0], node.outputs[0]
+        assert logits is not None
+        replace_value(probabilities, logits)
         layer.tail.remove(node)
-        if after is layer.output:
-            layer.output = before
+        if probabilities is layer.output:
+            layer.output = logits
         _log.warning(
             "The %s at the end of the model is left out: its output '%s' are now the logits, which losses want. Pass "
             "logits=False to keep it.",
@@ -294,14 +294,14 @@ def _drop_probabilities(layer: Linear, name: str) -> None:
 def _keep_outputs(model: ir.Model, layer: Linear, name: str) -> None:
     """Drops the other outputs that are computed from the head."""
     # E.g. the label that an ArgMax computes from the old classes: its graph would not fit the new number.
-    behind: set[ir.Value] = {layer.node.outputs[0]}
+    from_head: set[ir.Value] = {layer.node.outputs[0]}
     for node in model.graph:
-        if any(value in behind for value in node.inputs if value is not None):
-            behind.update(node.outputs)
+        if any(value in from_head for value in node.inputs if value is not None):
+            from_head.update(node.outputs)
     kept: list[ir.Value] = []
     dropped: list[ir.Value] = []
     for value in dict.fromkeys(model.graph.outputs):
-        (kept if value is layer.output or value not in behind else dropped).append(value)
+        (kept if value is layer.output or value not in from_head else dropped).append(value)
     if dropped:
         _log.warning(
             "The outputs %s were computed from the head that is replaced, and are left out.",

@@ -121,16 +121,23 @@ def _reshape(model: ir.Model, node: ir.Node, axis: int, old: int, new: int) -> i
     sizes: list[int | None] = [
         (dims[i] if i < len(dims) else None) if size == 0 else int(size) for i, size in enumerate(target)
     ]
-    behind = math.prod(dim or 0 for dim in dims[axis + 1 :])
+    elements_after = math.prod(dim or 0 for dim in dims[axis + 1 :])
     for position in reversed(range(len(target))):
         size = target[position]
         # 0 copies the size of the input's axis, -1 stands for the size that the number of elements leaves.
         classes = size in (old, -1) or (size == 0 and position == axis)
-        rest = sizes[position + 1 :]
-        if not classes or -1 in rest or math.prod(dim or 0 for dim in rest) != behind or behind == 0:
+        sizes_after = sizes[position + 1 :]
+        if (
+            not classes
+            or -1 in sizes_after
+            or math.prod(dim or 0 for dim in sizes_after) != elements_after
+            or elements_after == 0
+        ):
             continue
-        before, wanted = sizes[:position], list(dims[:axis])
-        if (size != -1 and -1 in before) or (before == wanted and None not in before):
+        sizes_before, input_sizes_before = sizes[:position], list(dims[:axis])
+        if (size != -1 and -1 in sizes_before) or (
+            sizes_before == input_sizes_before and None not in sizes_before
+        ):
             is_classes = True
         else:
             # Symbolic sizes before the classes cannot be compared, but are equal if zeros copy them.

@@ -294,8 +294,8 @@ def _lower_gradient(model: ir.Model, node: ir.Node) -> ir.Model:
         for leaf, gradient, name in zip(leaves, gradients, names, strict=False)
     ]
     # `expand_path` returned a copy of the model, in which the names of its outputs find the node again.
-    again = next(other for other in model.graph if _is_gradient(other) and _names(other) == names)
-    _replace(op, again, results)
+    same_node = next(other for other in model.graph if _is_gradient(other) and _names(other) == names)
+    _replace(op, same_node, results)
     common.TopologicalSortPass()(model)
     # Another Gradient may differentiate this one: composite ops have bodies, but no rules.
     model = inline_functions(with_exact_masks(model))

@@ -154,16 +154,16 @@ class _Writer:
     def rewrite(self, node: ir.Node) -> None:
         """Makes a gradient node read recomputed values."""
         graph = self._op.graph
-        last = graph[-1]
+        last_node = graph[-1]
         signal = self._plan.signal(node)
         assert signal is not None
         for index, value in enumerate(node.inputs):
             if value is not None and self._plan.repeats(value):
                 node.replace_input_with(index, self._computed_again(value, signal))
         # The emitter appended to the end; runtimes need the nodes before their reader.
-        new = list(_behind(graph, last))
-        graph.remove(new)
-        graph.insert_before(node, new)
+        written = list(_behind(graph, last_node))
+        graph.remove(written)
+        graph.insert_before(node, written)
 
     def _computed_again(self, value: ir.Value, signal: ir.Value) -> ir.Value:
         """Returns the value that gradients read instead: recomputed, or if kept the value itself, delayed if large."""

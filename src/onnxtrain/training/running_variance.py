@@ -36,25 +36,25 @@ def update_unbiased(op: Emitter, node: ir.Node) -> ir.Value:
     Returns:
         The updated running variance: a new value if the node is marked, else its output as it is.
     """
-    before, after = node.inputs[_INPUT_VAR], node.outputs[_RUNNING_VAR]
+    running, updated_biased = node.inputs[_INPUT_VAR], node.outputs[_RUNNING_VAR]
     x = node.inputs[0]
-    if node.metadata_props.pop(_KEY, None) is None or before is None or x is None:
-        return after
+    if node.metadata_props.pop(_KEY, None) is None or running is None or x is None:
+        return updated_biased
     # ONNX wants nodes after those that they read, but the emitter appends to the end of the graph. The nodes for the
     # input are moved in front of the BatchNormalization, those for the output behind it.
-    graph, kept = op.graph, set(op.graph)
-    factor = _bessel(op, x, before)
-    node.replace_input_with(_INPUT_VAR, op.Div(before, factor))
-    graph.insert_before(node, _taken_out(graph, kept))
-    kept = set(graph)
-    updated: ir.Value = op.Mul(after, factor)
+    graph, earlier_nodes = op.graph, set(op.graph)
+    factor = _bessel(op, x, running)
+    node.replace_input_with(_INPUT_VAR, op.Div(running, factor))
+    graph.insert_before(node, _taken_out(graph, earlier_nodes))
+    earlier_nodes = set(graph)
+    updated: ir.Value = op.Mul(updated_biased, factor)
     product = updated.producer()
     assert product is not None
-    updated.shape, updated.type = before.shape, before.type
+    updated.shape, updated.type = running.shape, running.type
     # The product itself reads `after`, too, and must go on to do so.
-    after.replace_all_uses_with(updated, replace_graph_outputs=True)
-    product.replace_input_with(0, after)
-    graph.insert_after(node, _taken_out(graph, kept))
+    updated_biased.replace_all_uses_with(updated, replace_graph_outputs=True)
+    product.replace_input_with(0, updated_biased)
+    graph.insert_after(node, _taken_out(graph, earlier_nodes))
     return updated
 
 
@@ -73,9 +73,9 @@ def _bessel(op: Emitter, x: ir.Value, like: ir.Value) -> ir.Value:
     return factor if like.dtype == ir.DataType.FLOAT else op.Cast(factor, to=like.dtype)
 
 
-def _taken_out(graph: ir.Graph, kept: set[ir.Node]) -> list[ir.Node]:
+def _taken_out(graph: ir.Graph, earlier_nodes: set[ir.Node]) -> list[ir.Node]:
     """Removes all nodes but `kept` from a graph; returns the removed ones in order."""
-    written = [node for node in graph if node not in kept]
+    written = [node for node in graph if node not in earlier_nodes]
     for node in written:
         graph.remove(node)
     return written

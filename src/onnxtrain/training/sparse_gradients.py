@@ -55,23 +55,23 @@ def keep_rows(
     op = Emitter(model.graph, functions=model.functions)
     outputs = model.graph.outputs
     names = {}
-    for name, whole in gradients.items():
+    for name, dense_gradient in gradients.items():
         shape = parameters[name].shape
         assert shape is not None
         dims = shape.numpy()
-        writers = _writers(whole)
-        if whole.dtype not in _DTYPES or not all(map(_is_of_rows, writers)):
+        writers = _writers(dense_gradient)
+        if dense_gradient.dtype not in _DTYPES or not all(map(_is_of_rows, writers)):
             raise GraphBuildError(_refusal(parameters[name], writers))
         reads = [_read(op, node, dims) for node in writers if node is not None]
         rows, indices = (
             parts[0] if len(parts) == 1 else op.Concat(*parts, axis=0) for parts in zip(*reads, strict=True)
         )
-        if rows.dtype != whole.dtype:
-            rows = op.Cast(rows, to=whole.dtype)
-        rows.name, whole.name = whole.name, op.unique_name(f"{whole.name}_whole")
+        if rows.dtype != dense_gradient.dtype:
+            rows = op.Cast(rows, to=dense_gradient.dtype)
+        rows.name, dense_gradient.name = dense_gradient.name, op.unique_name(f"{dense_gradient.name}_whole")
         # The number of rows differs from batch to batch; by one symbol, gradient and row numbers have it in common.
         rows.shape = ir.Shape([f"{name}_reads", *dims[1:]])
-        outputs[outputs.index(whole)] = rows
+        outputs[outputs.index(dense_gradient)] = rows
         names[name] = indices.name = op.unique_name(f"{name}_grad_indices")
         indices.shape = ir.Shape([f"{name}_reads"])
         outputs.append(indices)

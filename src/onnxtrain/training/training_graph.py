@@ -277,10 +277,10 @@ def _active_values(model: ir.Model, trainable: Sequence[str]) -> set[ir.Value]:
 def _set_outputs(model: ir.Model, names: Sequence[str]) -> None:
     """Makes the named values the only outputs of a model, in order."""
     # ONNX Runtime mishandles a graph that returns one value twice.
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated:
         raise GraphBuildError(
-            f"building the training graph: {', '.join(twice)} would be returned twice; the first "
+            f"building the training graph: {', '.join(repeated)} would be returned twice; the first "
             f"output is always the loss, {names[0]!r}: name every other value once in additional_output_names"
         )
     values = [_named(model, name) for name in names]

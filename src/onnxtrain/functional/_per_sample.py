@@ -274,7 +274,8 @@ def _inside(graph: ir.Graph, samples: Iterable[ir.Value], results: Iterable[ir.V
     dependent, needed = set(samples), set(results)
     for node in graph:
         # Outside of the Loop one mask of Dropout would serve all samples.
-        if not dependent.isdisjoint(reads(node)) or _draws(node):
+        draws = node.domain == "" and node.op_type in RANDOM_OPS
+        if draws or not dependent.isdisjoint(reads(node)):
             dependent.update(node.outputs)
     for node in reversed(graph):
         if not needed.isdisjoint(node.outputs):
@@ -284,8 +285,3 @@ def _inside(graph: ir.Graph, samples: Iterable[ir.Value], results: Iterable[ir.V
         for node in graph
         if not dependent.isdisjoint(node.outputs) and not needed.isdisjoint(node.outputs)
     ]
-
-
-def _draws(node: ir.Node) -> bool:
-    """Says if a node draws random numbers."""
-    return node.domain == "" and node.op_type in RANDOM_OPS

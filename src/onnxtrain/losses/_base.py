@@ -214,8 +214,14 @@ class Loss(ABC):
             wanted = " or ".join(str(dtype) for dtype in allowed)
             raise self._error(f"target {target.name!r} is {target.dtype}, not {wanted}; convert the target")
         dims = static_dims(target)
-        sizes = tuple(size if isinstance(size, int) else None for size in spec.shape)
-        if dims is not None and not _may_be_equal(dims, sizes):
+        # Only numbers are compared: a symbolic size that differs at run time is an error of ONNX Runtime's kernels.
+        if dims is not None and (
+            len(dims) != len(spec.shape)
+            or any(
+                isinstance(size, int) and dim not in (None, size)
+                for dim, size in zip(dims, spec.shape, strict=True)
+            )
+        ):
             raise self._error(
                 f"target {target.name!r} has shape {target.shape}, where these scores need "
                 f"{ir.Shape(spec.shape)}; {self._fitting(spec)}"
@@ -271,14 +277,6 @@ def narrow(op: Emitter, loss: ir.Value, scores: ir.Value) -> ir.Value:
     narrow: ir.Value = op.Cast(loss, to=scores.dtype)
     narrow.shape = loss.shape
     return narrow
-
-
-def _may_be_equal(first: tuple[int | None, ...], second: tuple[int | None, ...]) -> bool:
-    """Says if two shapes may be equal; None stands for an unknown size."""
-    # A symbolic size that differs at run time is an error of ONNX Runtime's kernels.
-    return len(first) == len(second) and all(
-        a is None or b is None or a == b for a, b in zip(first, second, strict=True)
-    )
 
 
 def numbers(loss: Loss, field: str, value: npt.ArrayLike) -> np.ndarray:

@@ -85,10 +85,6 @@ class Linear:
         names = (self.node.name, self.node.outputs[0].name, self.last.name, weight, weight.rpartition(".")[0])
         return [name for name in dict.fromkeys(names) if name]
 
-    def is_called(self, name: str) -> bool:
-        """Says if `name` is one of the layer's names."""
-        return name in self.names
-
 
 def op_name(node: ir.Node) -> str:
     """Returns op and name of a node for messages, e.g. "Gemm 'fc'"."""
@@ -146,7 +142,7 @@ def _trace(output: ir.Value, head: str | None) -> Linear | str:
         linear = read_linear(node, any_kernel=head is not None)
         if isinstance(linear, Linear):
             # The search stops at the last linear layer: another one further back is no head of this output.
-            if head is not None and not linear.is_called(head):
+            if head is not None and head not in linear.names:
                 return (
                     f"its last linear layer is {op_name(linear.node)} with the weight '{linear.weight.name}'"
                 )

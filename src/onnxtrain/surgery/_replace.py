@@ -121,7 +121,9 @@ def replace_head(
     new_weight = _new(result, old, weight if layer.rows else weight.T, "head.weight", shared=shared)
     _rewire(layer, old, new_weight)
     if bias is None:
-        bias = layer.bias is not None or _had_bias(result, layer)
+        # PyTorch's Dynamo exporter drops a bias of zeros, as that of a fresh layer, and notes what each node read.
+        read_in_pytorch = TorchSignature(result).read(layer.node)
+        bias = layer.bias is not None or any(name.endswith("bias") for name in read_in_pytorch)
     if bias:
         _set_bias(result, layer, rng.uniform(-bound, bound, classes))
     elif layer.bias is not None:
@@ -136,12 +138,6 @@ def replace_head(
         # The exporter's notes name parameters that are gone; passes read the notes when the model is loaded again.
         node.metadata_props.clear()
     return as_given(result, model)
-
-
-def _had_bias(model: ir.Model, layer: Linear) -> bool:
-    """Says if the layer had a bias in PyTorch, of which only the name is left in the file."""
-    # PyTorch's Dynamo exporter drops a bias of zeros, as that of a fresh layer, and notes what each node read.
-    return any(name.endswith("bias") for name in TorchSignature(model).read(layer.node))
 
 
 def _resize(model: ir.Model, layer: Linear, classes: int, name: str) -> None:

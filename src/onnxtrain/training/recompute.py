@@ -123,12 +123,12 @@ class _Plan:
         """Says if a value can be recomputed from values in memory, and is worth it."""
         # Remembered: the values of a deep net lead back through each other, in exponentially many ways.
         if value not in self._repeated:
-            node = value.producer()
-            self._repeated[value] = node is not None and self._is_worth_it(node, value)
+            self._repeated[value] = self._is_worth_it(value)
         return self._repeated[value]
 
-    def _is_worth_it(self, node: ir.Node, value: ir.Value) -> bool:
-        """Says if a node is cheap, its result large enough, and its inputs in memory or recomputable."""
+    def _is_worth_it(self, value: ir.Value) -> bool:
+        """Says if a value comes from a cheap node, is large enough, and has inputs in memory or recomputable."""
+        node = value.producer()
         if node not in self.forward or (node.op_type not in _CHEAP and node not in self._products):
             return False
         # Integers and masks are small beside activations, and often sizes or indices that a runtime needs early.

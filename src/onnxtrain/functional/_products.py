@@ -92,11 +92,11 @@ def vjp(
         >>> session.run(["x_grad"], {"x": x, "y_cotangent": u})[0].tolist()
         [6.0, 20.0]
     """
-    # The rules must be registered when `_pulled_back` runs: it inlines the bodies of ops that have no rule.
+    # The rules must be registered when `_append_products` runs, which inlines the bodies of ops without a rule.
     with straight_through_rules(straight_through):
         graph = prepared(model, of, wrt)
         seeds = dict(zip(of, _add_inputs(graph, of, "_cotangent"), strict=True))
-        graph, products = _pulled_back(graph, seeds, wrt)
+        graph, products = _append_products(graph, seeds, wrt)
     _keep_outputs(graph, of)
     append_outputs(graph, wrt, products)
     return finished(graph, model)
@@ -160,9 +160,9 @@ def jvp(
         tangents = _add_inputs(graph, wrt, "_tangent")
         # Inputs for now: from constant zeros, constant folding would make zeros of all that is computed from them.
         cotangents = _add_inputs(graph, of, "_cotangent")
-        graph, products = _pulled_back(graph, dict(zip(of, cotangents, strict=True)), wrt)
+        graph, products = _append_products(graph, dict(zip(of, cotangents, strict=True)), wrt)
         graph, names = _differentiable_again(graph, products)
-        graph, derivatives = _pulled_back(graph, dict(zip(names, tangents, strict=True)), cotangents)
+        graph, derivatives = _append_products(graph, dict(zip(names, tangents, strict=True)), cotangents)
     _drop_cotangents(graph, of, cotangents)
     _keep_outputs(graph, of)
     append_outputs(graph, of, derivatives, "_tangent")
@@ -231,9 +231,9 @@ def hessian_vector_product(
         graph = prepared(model, [of], wrt)
         check_scalar(values_by_name(graph.graph)[of])
         vectors = _add_inputs(graph, wrt, "_vector")
-        graph, gradients = _pulled_back(graph, {of: None}, wrt)
+        graph, gradients = _append_products(graph, {of: None}, wrt)
         graph, names = _differentiable_again(graph, gradients)
-        graph, products = _pulled_back(graph, dict(zip(names, vectors, strict=True)), wrt)
+        graph, products = _append_products(graph, dict(zip(names, vectors, strict=True)), wrt)
     _keep_outputs(graph, [of])
     values = values_by_name(graph.graph)
     append_outputs(graph, wrt, [values[name] for name in names])
@@ -278,7 +278,7 @@ def _add_inputs(model: ir.Model, names: Sequence[str], suffix: str) -> list[str]
     return added
 
 
-def _pulled_back(
+def _append_products(
     model: ir.Model, seeds: Mapping[str, str | None], wrt: Sequence[str]
 ) -> tuple[ir.Model, list[ir.Value]]:
     """Appends the vector-Jacobian product of some values to a copy of a model.

@@ -188,11 +188,11 @@ def mark_target(target: ir.Value, spec: TargetSpec) -> ir.Value | None:
     Returns:
         The marked input, or None if the model computes the target.
     """
-    source, readers = _source(target)
+    source, readers = _follow_back(target)
     # A target that the model computes has no labels that could be checked before the run.
     if not source.is_graph_input():
         return None
-    _record(source, spec, LABELS_KEY if readers else TARGET_KEY)
+    _mark(source, spec, LABELS_KEY if readers else TARGET_KEY)
     return source
 
 
@@ -207,16 +207,16 @@ def mark_labels(graph: ir.Graph) -> None:
         scores, target = node.inputs[:2]
         assert scores is not None
         assert target is not None
-        source, _ = _source(target)
+        source, _ = _follow_back(target)
         # If a Cast makes the labels from a floating-point input, the runtime has no integers to check.
         if source.is_graph_input() and source.dtype is not None and source.dtype.is_integer():
             # ONNX's two losses have the classes along axis 1, whatever the rank.
             count = (static_dims(scores) or (None, None))[1]
             labels = ClassLabels(count, node.attributes.get_int("ignore_index", None))
-            _record(source, TargetSpec(str(source.name), source.dtype, (), labels), LABELS_KEY)
+            _mark(source, TargetSpec(str(source.name), source.dtype, (), labels), LABELS_KEY)
 
 
-def _source(value: ir.Value) -> tuple[ir.Value, int]:
+def _follow_back(value: ir.Value) -> tuple[ir.Value, int]:
     """Follows casts and reshapes of a value back; returns their source and the number of its other readers."""
     readers = len(value.uses())
     producer = value.producer()
@@ -227,7 +227,7 @@ def _source(value: ir.Value) -> tuple[ir.Value, int]:
     return value, readers
 
 
-def _record(source: ir.Value, spec: TargetSpec, key: str) -> None:
+def _mark(source: ir.Value, spec: TargetSpec, key: str) -> None:
     """Writes the specification of a target into the metadata of its input, unless a fuller one is there."""
     marks = source.metadata_props
     # An input stays a target if one loss uses it as such, even if the model reads it for another loss.

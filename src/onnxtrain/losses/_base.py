@@ -162,12 +162,12 @@ class Loss(ABC):
         counts = self._counts(op, wide, target) if self.reduction == "mean" else None
         # Every sample has the same number of terms, so that a mean per sample saves counting them.
         share = self.reduction == "mean" and counts is None
-        loss = _weighted_sum(op, _of_each(op, terms, mean=share), weight)
+        loss = _weighted_sum(op, _per_sample(op, terms, mean=share), weight)
         if self.reduction == "mean":
             total = (
                 op.ReduceSum(weight, keepdims=0)
                 if counts is None
-                else _weighted_sum(op, _of_each(op, counts, mean=False), weight)
+                else _weighted_sum(op, _per_sample(op, counts, mean=False), weight)
             )
             loss = op.Div(loss, total)
         loss.shape = ir.Shape(())
@@ -245,7 +245,7 @@ def reduce(op: Emitter, terms: ir.Value, reduction: Reduction) -> ir.Value:
     return loss
 
 
-def _of_each(op: Emitter, terms: ir.Value, *, mean: bool) -> ir.Value:
+def _per_sample(op: Emitter, terms: ir.Value, *, mean: bool) -> ir.Value:
     """Sums or averages the terms of each sample: shape [N]."""
     axes = list(range(1, len(static_dims(terms) or (None,))))
     if not axes:

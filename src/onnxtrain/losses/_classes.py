@@ -95,7 +95,7 @@ class _ClassLoss(Loss):
         )
         raise self._error(
             f"the scores {scores.name!r} have shape {scores.shape}. Classes are taken from axis 1, as in ONNX and "
-            f"PyTorch, {why}. {_choice(type(self).__name__, dims, 1)} "
+            f"PyTorch, {why}. {_other_axis(type(self).__name__, dims, 1)} "
             f"If they do lie along axis 1, pass loss={type(self).__name__}(axis=1)"
         )
 
@@ -105,7 +105,7 @@ class _ClassLoss(Loss):
             return super()._fitting(spec)
         return (
             f"classes are taken from axis {labels.axis} of the scores. "
-            f"{_choice(type(self).__name__, labels.scores, labels.axis)}"
+            f"{_other_axis(type(self).__name__, labels.scores, labels.axis)}"
         )
 
     def _classes_second(self, op: Emitter, value: ir.Value, axis: int) -> ir.Value:
@@ -280,7 +280,7 @@ class CrossEntropyLoss(_ClassLoss):
     ) -> ir.Value:
         """Writes -sum_c weight[c]·target[c]·log p[c] for smoothed target probabilities."""
         if self.label_smoothing:
-            target = op.Add(op.Mul(target, 1 - self.label_smoothing), self._share(op, scores))
+            target = op.Add(op.Mul(target, 1 - self.label_smoothing), self._smoothing_share(op, scores))
         return _class_sum(op, op.Mul(op.LogSoftmax(scores, axis=1), target), weight, like=scores)
 
     def _smoothed(
@@ -291,7 +291,7 @@ class CrossEntropyLoss(_ClassLoss):
         of_label = op.NegativeLogLikelihoodLoss(
             log_p, labels, weight, ignore_index=self.ignore_index, reduction="none"
         )
-        spread = op.Mul(_class_sum(op, log_p, weight, like=scores), self._share(op, scores))
+        spread = op.Mul(_class_sum(op, log_p, weight, like=scores), self._smoothing_share(op, scores))
         terms: ir.Value = op.Add(op.Mul(of_label, 1 - self.label_smoothing), spread)
         ignored = self._ignored(op, labels)
         # NegativeLogLikelihoodLoss is 0 at an ignored position; the part that is spread over all classes is not.
@@ -311,7 +311,7 @@ class CrossEntropyLoss(_ClassLoss):
         # PyTorch's mean over probabilities divides by the number of positions, class weights or not.
         return None if self.probabilities else super()._counts(op, scores, target)
 
-    def _share(self, op: Emitter, scores: ir.Value) -> ir.Value:
+    def _smoothing_share(self, op: Emitter, scores: ir.Value) -> ir.Value:
         """Returns label_smoothing / C as a tensor of one element."""
         classes = (static_dims(scores) or (None, None))[1]
         if classes is not None:
@@ -320,7 +320,7 @@ class CrossEntropyLoss(_ClassLoss):
         return op.Div(self.label_smoothing, op.Cast(op.dim(scores, 1), to=scores.dtype))
 
 
-def _choice(loss: str, scores: tuple[int | str | None, ...], axis: int) -> str:
+def _other_axis(loss: str, scores: tuple[int | str | None, ...], axis: int) -> str:
     """Says, for errors, how to pass the loss if the classes do not lie along `axis`: the other axis and its labels."""
     last = axis != len(scores) - 1
     labels = ir.Shape(scores[:-1] if last else (scores[0], *scores[2:]))

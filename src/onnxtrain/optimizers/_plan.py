@@ -85,11 +85,11 @@ def plan_updates(optimizer: Optimizer, parameters: Sequence[ParameterSpec]) -> l
         GraphBuildError: a group names no parameter, or gives a setting that the optimizer lacks; a parameter has a
             shape or a gradient that its optimizer cannot use.
     """
-    members = _members(optimizer.groups, [parameter.name for parameter in parameters])
+    members = _group_members(optimizer.groups, [parameter.name for parameter in parameters])
     names_of_values: dict[str, float] = {}
     updates = []
     for parameter in parameters:
-        own_optimizer, scale = _settings(optimizer, parameter.name, members)
+        own_optimizer, scale = _settings_of(optimizer, parameter.name, members)
         refusal = own_optimizer.refusal(parameter.shape)
         if refusal is not None:
             raise GraphBuildError(
@@ -98,7 +98,7 @@ def plan_updates(optimizer: Optimizer, parameters: Sequence[ParameterSpec]) -> l
         _check_gradient(own_optimizer, parameter)
         moments = own_optimizer.state_spec(parameter.shape)
         # The manifest has one initial value per name, so that moments with another initial value get higher numbers.
-        start = next(n for n in range(len(names_of_values) + 1) if _fits(moments, n, names_of_values))
+        start = next(n for n in range(len(names_of_values) + 1) if _agrees(moments, n, names_of_values))
         moments = tuple(
             dataclasses.replace(moment, name=f"momentum{start + index}")
             for index, moment in enumerate(moments)
@@ -123,7 +123,7 @@ def _check_gradient(optimizer: Optimizer, parameter: ParameterSpec) -> None:
     )
 
 
-def _fits(moments: Sequence[MomentSpec], start: int, names_of_values: dict[str, float]) -> bool:
+def _agrees(moments: Sequence[MomentSpec], start: int, names_of_values: dict[str, float]) -> bool:
     """Says if moments, numbered from `start` on, have the initial values that the names already stand for."""
     return all(
         names_of_values.get(f"momentum{start + index}", moment.initial_value) == moment.initial_value
@@ -131,7 +131,7 @@ def _fits(moments: Sequence[MomentSpec], start: int, names_of_values: dict[str, 
     )
 
 
-def _settings(optimizer: Optimizer, name: str, members: Sequence[set[str]]) -> tuple[Optimizer, float]:
+def _settings_of(optimizer: Optimizer, name: str, members: Sequence[set[str]]) -> tuple[Optimizer, float]:
     """Returns the optimizer of a parameter, without groups and clipping, and the factor of its learning rate."""
     own_optimizer, decay, scale = optimizer, None, 1.0
     # In order, so that the last group that gives a setting wins.
@@ -151,7 +151,7 @@ def _settings(optimizer: Optimizer, name: str, members: Sequence[set[str]]) -> t
     return dataclasses.replace(own_optimizer, clip_grad=None, groups=(), **changes), scale
 
 
-def _members(groups: Sequence[ParameterGroup], names: Sequence[str]) -> list[set[str]]:
+def _group_members(groups: Sequence[ParameterGroup], names: Sequence[str]) -> list[set[str]]:
     """Returns, for each group, the names of its parameters."""
 
     def refusal(pattern: str) -> GraphBuildError:

@@ -118,7 +118,7 @@ def find_head(model: ir.Model, output: str | None, head: str | None) -> Linear:
         if isinstance(traced, Linear):
             return traced
         # Weights of a quantised model are integers, which no other output or layer would change.
-        quantised = next((node for node in _behind(value) if _QUANTISED.search(node.op_type)), None)
+        quantised = next((node for node in _last_nodes(value) if _QUANTISED.search(node.op_type)), None)
         if quantised is not None:
             traced = f"{op_name(quantised)} is quantised: {_QUANTISED_ADVICE}"
         refusals.append(
@@ -185,7 +185,7 @@ def read_linear(node: ir.Node, *, any_kernel: bool = False) -> Linear | str:
         return f"{op_name(node)} is quantised: {_QUANTISED_ADVICE}"
     if node.domain != "" or node.op_type not in PRODUCTS | {"Conv"}:
         return problem
-    traced = _weight(node.inputs[1])
+    traced = _trace_weight(node.inputs[1])
     if isinstance(traced, str):
         return f"the weight of {op_name(node)} {traced}"
     weight, through = traced
@@ -208,7 +208,7 @@ def read_linear(node: ir.Node, *, any_kernel: bool = False) -> Linear | str:
     return layer
 
 
-def _weight(value: ir.Value | None) -> tuple[ir.Value, list[ir.Node]] | str:
+def _trace_weight(value: ir.Value | None) -> tuple[ir.Value, list[ir.Node]] | str:
     """Walks from the input of a layer back to its weight.
 
     Returns:
@@ -245,7 +245,7 @@ def _is_bias(value: ir.Value | None, classes: int) -> bool:
     return floating and bool(dims) and dims[-1] == classes and math.prod(dims) == classes
 
 
-def _behind(value: ir.Value) -> list[ir.Node]:
+def _last_nodes(value: ir.Value) -> list[ir.Node]:
     """Returns the last nodes before an output, the last one first."""
     # Along the first input that is no initializer, which by ONNX's convention is the data.
     nodes: list[ir.Node] = []
@@ -259,7 +259,7 @@ def _behind(value: ir.Value) -> list[ir.Node]:
 
 def _last_ops(value: ir.Value) -> str:
     """Names the last nodes before an output for messages, e.g. "Softmax 'p', Gemm 'fc'"."""
-    return ", ".join(map(op_name, _behind(value))) or "no op"
+    return ", ".join(map(op_name, _last_nodes(value))) or "no op"
 
 
 def _layers(model: ir.Model) -> str:

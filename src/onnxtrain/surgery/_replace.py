@@ -118,7 +118,7 @@ def replace_head(
     old = layer.weight
     # A tied weight, e.g. that of the embedding in a language model, must keep its values for the other reader.
     shared = any(len(value.uses()) > 1 for value in (old, *(node.outputs[0] for node in layer.through)))
-    new_weight = _new(result, old, weight if layer.rows else weight.T, "head.weight", shared=shared)
+    new_weight = _replacement(result, old, weight if layer.rows else weight.T, "head.weight", shared=shared)
     _rewire(layer, old, new_weight)
     if bias is None:
         # PyTorch's Dynamo exporter drops a bias of zeros, as that of a fresh layer, and notes what each node read.
@@ -167,7 +167,7 @@ def _set_size(value: ir.Value, axis: int, size: int) -> None:
         value.shape = ir.Shape([size if index == axis else dim for index, dim in enumerate(value.shape)])
 
 
-def _new(
+def _replacement(
     model: ir.Model, like: ir.Value, array: npt.NDArray[np.float64], made_up: str, *, shared: bool
 ) -> ir.Value:
     """Makes an initializer that replaces another one.
@@ -223,7 +223,7 @@ def _set_bias(model: ir.Model, layer: Linear, array: npt.NDArray[np.float64]) ->
         # A bias of shape [1, classes], as some exporters write it, keeps its leading axes.
         rank = len(old.shape) if old.shape is not None else 1
         column = array.reshape((1,) * (rank - 1) + array.shape)
-        new = _new(model, old, column, "head.bias", shared=len(old.uses()) > 1)
+        new = _replacement(model, old, column, "head.bias", shared=len(old.uses()) > 1)
         reader = layer.add or layer.node
         reader.replace_input_with(list(reader.inputs).index(old), new)
         return

@@ -145,14 +145,14 @@ def _reshape(model: ir.Model, node: ir.Node, axis: int, old: int, new: int) -> i
         if is_classes:
             # 0 and -1 follow the new number by themselves.
             if size == old and size > 0:
-                _set(model, node, position, new)
+                _set_target_size(model, node, position, new)
             return position
     raise Refusal(
         f"it makes {list(target)} of {list(dims)}, in which the {old} classes are no axis of their own"
     )
 
 
-def _set(model: ir.Model, node: ir.Node, position: int, size: int) -> None:
+def _set_target_size(model: ir.Model, node: ir.Node, position: int, size: int) -> None:
     """Writes a size into the target of a Reshape."""
     target = _constant(node.inputs[1])
     assert target is not None

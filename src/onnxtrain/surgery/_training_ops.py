@@ -228,7 +228,7 @@ def _lower_gradients(model: ir.Model) -> ir.Model:
                     "main graph"
                 )
     while waiting := [node for node in model.graph if _is_gradient(node)]:
-        ready = [node for node in waiting if not any(map(_is_gradient, _behind(model, node)))]
+        ready = [node for node in waiting if not any(map(_is_gradient, _nodes_between(model, node)))]
         if not ready:
             raise ModelError(
                 f"lowering Gradient ({waiting[0].name or 'without a name'}): its y, {_target(waiting[0])!r}, depends "
@@ -254,7 +254,7 @@ def _sources(node: ir.Node) -> tuple[list[str], list[str]]:
     return list(xs), list(zs)
 
 
-def _behind(model: ir.Model, node: ir.Node) -> list[ir.Node]:
+def _nodes_between(model: ir.Model, node: ir.Node) -> list[ir.Node]:
     """Returns the nodes between the tensors that a Gradient names, in order."""
     xs, zs = _sources(node)
     (target,) = differentiable_values(model.graph, [_target(node)], "y")
@@ -284,7 +284,7 @@ def _lower_gradient(model: ir.Model, node: ir.Node) -> ir.Model:
     # By the standard the inputs may be other tensors than those that xs and zs name. The graph between xs, zs and y is
     # then evaluated at the inputs.
     if input_names != [*xs, *zs]:
-        target, leaves = _copy(model, node)
+        target, leaves = _copy_between(model, node)
     model = expand_path(model, [target], leaves)
     values, op = values_by_name(model.graph), Emitter(model.graph, functions=model.functions)
     seeds = {values[target]: op.ones_like(values[target])}
@@ -307,7 +307,7 @@ def _names(node: ir.Node) -> list[str]:
     return [output.name or "" for output in node.outputs]
 
 
-def _copy(model: ir.Model, node: ir.Node) -> tuple[str, list[str]]:
+def _copy_between(model: ir.Model, node: ir.Node) -> tuple[str, list[str]]:
     """Copies the nodes between the named tensors of a Gradient, such that the copy reads the Gradient's inputs.
 
     Returns:
@@ -321,7 +321,7 @@ def _copy(model: ir.Model, node: ir.Node) -> tuple[str, list[str]]:
     originals = values_by_name(model.graph)
     twin = model.clone()
     values = values_by_name(twin.graph)
-    nodes = _behind(twin, next(other for other in twin.graph if _names(other) == _names(node)))
+    nodes = _nodes_between(twin, next(other for other in twin.graph if _names(other) == _names(node)))
     twin.graph.outputs.clear()
     twin.graph.remove(nodes)
     inputs = [ir.Value(name=name, type=values[name].type, shape=values[name].shape) for name in (*xs, *zs)]

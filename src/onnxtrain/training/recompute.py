@@ -71,7 +71,7 @@ class _Plan:
         for node in graph:
             if any(value.name in names for value in node.outputs) or self._is_copy(node):
                 self.forward.add(node)
-        self._products = set(_chosen([node for node in graph if node in self.forward]))
+        self._products = set(_products_to_recompute([node for node in graph if node in self.forward]))
         self._kept: set[ir.Value] = set()
         self._repeated: dict[ir.Value, bool] = {}
         # The bodies of control flow are not rewritten, so what they read must stay.
@@ -161,17 +161,17 @@ class _Writer:
             if value is not None and self._plan.repeats(value):
                 node.replace_input_with(index, self._computed_again(value, signal))
         # The emitter appended to the end; runtimes need the nodes before their reader.
-        written = list(_behind(graph, last_node))
+        written = list(_nodes_after(graph, last_node))
         graph.remove(written)
         graph.insert_before(node, written)
 
     def _computed_again(self, value: ir.Value, signal: ir.Value) -> ir.Value:
-        """Returns the value that gradients read instead: recomputed, or if kept the value itself, delayed if large."""
+        """Returns what a gradient reads in place of a value: a recomputed or delayed activation; parameters stay."""
         if value in self._again:
             return self._again[value]
         if self._plan.is_there(value) or not self._plan.is_activation(value):
             large = value.producer() is not None and self._plan.is_activation(value)
-            self._again[value] = self._later(value, signal) if large else value
+            self._again[value] = self._delayed(value, signal) if large else value
             return self._again[value]
         node = value.producer()
         assert node is not None
@@ -190,7 +190,7 @@ class _Writer:
         self._again |= dict(zip(node.outputs, outputs, strict=True))
         return self._again[value]
 
-    def _later(self, value: ir.Value, signal: ir.Value) -> ir.Value:
+    def _delayed(self, value: ir.Value, signal: ir.Value) -> ir.Value:
         """Makes a value depend on a signal, so that no runtime recomputes from it before the signal is computed."""
         # ONNX Runtime runs a node as soon as its inputs are there, and then the recomputed values would live as long as
         # the kept ones. Here the shape of a Reshape depends on the signal: a zero is added to it that is computed from
@@ -206,7 +206,7 @@ class _Writer:
         return result
 
 
-def _behind(graph: ir.Graph, node: ir.Node) -> Iterator[ir.Node]:
+def _nodes_after(graph: ir.Graph, node: ir.Node) -> Iterator[ir.Node]:
     """Yields the nodes that were appended after another node, in order."""
     appended: list[ir.Node] = []
     for other in reversed(graph):
@@ -216,13 +216,13 @@ def _behind(graph: ir.Graph, node: ir.Node) -> Iterator[ir.Node]:
     yield from reversed(appended)
 
 
-def _chosen(nodes: list[ir.Node]) -> Iterator[ir.Node]:
+def _products_to_recompute(nodes: list[ir.Node]) -> Iterator[ir.Node]:
     """Chooses products with weights to recompute: the first ones of the model, whose results are kept the longest.
 
     An element of the result of a product over `depth` terms costs `depth` multiplications. Only products whose result
     is at least as large as their input (width >= depth) save enough memory for that.
     """
-    sizes = {node: size for node in nodes if (size := _weight(node)) is not None}
+    sizes = {node: size for node in nodes if (size := _row_lengths(node)) is not None}
     # All products are taken to have as many rows, positions of the batch, so that depth * width measures the work.
     budget = _SHARE * sum(depth * width for depth, width in sizes.values())
     for node, (depth, width) in sizes.items():
@@ -231,7 +231,7 @@ def _chosen(nodes: list[ir.Node]) -> Iterator[ir.Node]:
             yield node
 
 
-def _weight(node: ir.Node) -> tuple[int, int] | None:
+def _row_lengths(node: ir.Node) -> tuple[int, int] | None:
     """Returns the row lengths (depth, width) of input and result of a product with a weight; None for other nodes."""
     # A product of two activations, as in attention, has no row length in common with the others.
     if node.op_type not in _PRODUCTS:

@@ -74,7 +74,7 @@ def _bessel(op: Emitter, x: ir.Value, like: ir.Value) -> ir.Value:
 
 
 def _taken_out(graph: ir.Graph, earlier_nodes: set[ir.Node]) -> list[ir.Node]:
-    """Removes all nodes but `kept` from a graph; returns the removed ones in order."""
+    """Removes the nodes that are not among the earlier ones from a graph; returns the removed ones in order."""
     written = [node for node in graph if node not in earlier_nodes]
     for node in written:
         graph.remove(node)

@@ -59,10 +59,10 @@ def keep_rows(
         shape = parameters[name].shape
         assert shape is not None
         dims = shape.numpy()
-        writers = _writers(dense_gradient)
+        writers = _terms_of(dense_gradient)
         if dense_gradient.dtype not in _DTYPES or not all(map(_is_of_rows, writers)):
             raise GraphBuildError(_refusal(parameters[name], writers))
-        reads = [_read(op, node, dims) for node in writers if node is not None]
+        reads = [_rows_and_indices(op, node, dims) for node in writers if node is not None]
         rows, indices = (
             parts[0] if len(parts) == 1 else op.Concat(*parts, axis=0) for parts in zip(*reads, strict=True)
         )
@@ -78,13 +78,13 @@ def keep_rows(
     return names
 
 
-def _writers(gradient: ir.Value) -> list[ir.Node | None]:
+def _terms_of(gradient: ir.Value) -> list[ir.Node | None]:
     """Returns the nodes whose results are added up to a gradient; None stands for a term that no node computes."""
     # The driver adds up the cotangents of a table that several Gathers read, and casts those of half precision.
     node = gradient.producer()
     if node is None or node.domain != "" or node.op_type not in ("Add", "Cast", "Identity"):
         return [node]
-    return [writer for value in node.inputs if value is not None for writer in _writers(value)]
+    return [writer for value in node.inputs if value is not None for writer in _terms_of(value)]
 
 
 def _is_of_rows(node: ir.Node | None) -> bool:
@@ -92,7 +92,7 @@ def _is_of_rows(node: ir.Node | None) -> bool:
     return node is not None and node.domain == DOMAIN and node.op_type in embedding_gradient.function_names
 
 
-def _read(op: Emitter, node: ir.Node, dims: tuple[int, ...]) -> tuple[ir.Value, ir.Value]:
+def _rows_and_indices(op: Emitter, node: ir.Node, dims: tuple[int, ...]) -> tuple[ir.Value, ir.Value]:
     """Returns the cotangents of rows that an EmbeddingGradient adds up, and their row numbers, not negative."""
     cotangent, indices, _ = node.inputs
     flat = op.Reshape(indices, [-1])

@@ -86,7 +86,7 @@ def test_environment_without_meaning(monkeypatch: pytest.MonkeyPatch, variable: 
 
 @pytest.fixture
 def nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_variables, "_said", set())
+    monkeypatch.setattr(_variables, "_warned_of", set())
 
 
 @pytest.mark.usefixtures("nothing_said")

@@ -1,4 +1,4 @@
-"""PyTorch modules trained by stock ONNX Runtime: `model = ORTModule(model)`, and nothing else changes.
+"""Train PyTorch modules with stock ONNX Runtime: `model = ORTModule(model)`, and nothing else changes.
 
 Forward and backward run in ONNX Runtime; parameters, buffers, hooks and optimizers stay PyTorch's.
 `model.report()` tells which graphs run where. docs/ortmodule-api.md has every method of `torch.nn.Module`.
@@ -6,9 +6,12 @@ Forward and backward run in ONNX Runtime; parameters, buffers, hooks and optimiz
 
 from __future__ import annotations
 
+# The core of onnxtrain is installed without PyTorch. Without this check the user would read "No module named 'torch'",
+# and not which extra brings it.
 try:
     import torch as _torch  # noqa: F401
 except ModuleNotFoundError as error:
+    # PyTorch is there, but lacks a module of its own: an advice to install PyTorch would mislead.
     if error.name != "torch":
         raise
     raise ModuleNotFoundError(

@@ -1,17 +1,17 @@
-"""The exceptions of ORTModule, under the names that onnxruntime-training gave them.
+"""Define the exceptions of ORTModule, under the names that onnxruntime-training gave them.
 
 ::
 
     OnnxTrainError
-    └── ORTModuleFallbackException               why something cannot run in ONNX Runtime
-        ├── ORTModuleInitException (RuntimeError)     the runtime itself cannot be set up
-        ├── ORTModuleDeviceException (RuntimeError)   tensors on a device that no session can be made for
-        ├── ORTModuleIOError (InputError)             inputs or outputs without counterpart
-        ├── ORTModuleTorchModelException (ModelError) the module cannot be wrapped, captured or changed so
+    └── ORTModuleFallbackException                    something cannot run in ONNX Runtime
+        ├── ORTModuleInitException (RuntimeError)     ONNX Runtime itself cannot be set up
+        ├── ORTModuleDeviceException (RuntimeError)   tensors on a device for which no session can be made
+        ├── ORTModuleIOError (InputError)             inputs or outputs of a type that ONNX Runtime lacks
+        ├── ORTModuleTorchModelException (ModelError) the module cannot be wrapped, captured or changed this way
         └── ORTModuleONNXModelException (ModelError)  the graph has no ONNX form, no gradient, or no kernel
 
-While a graph is prepared these are caught and turned into a fallback to PyTorch with one warning, unless
-:class:`~onnxtrain.ortmodule.FallbackPolicy` forbids it; then they reach the caller.
+ORTModule catches them while it prepares a graph: the graph then runs in PyTorch, with one warning. If
+:class:`~onnxtrain.ortmodule.FallbackPolicy` forbids that, the exception reaches the caller.
 """
 
 from __future__ import annotations
@@ -19,24 +19,26 @@ from __future__ import annotations
 from onnxtrain.errors import InputError, ModelError, OnnxTrainError
 
 
+# Three have a second base class of `onnxtrain.errors`: `except ModelError` catches a model that cannot be used,
+# whichever part of onnxtrain refuses it.
 class ORTModuleFallbackException(OnnxTrainError):
     """Something cannot run in ONNX Runtime."""
 
 
 class ORTModuleInitException(ORTModuleFallbackException, RuntimeError):
-    """ONNX Runtime, or what is needed to use it, cannot be set up."""
+    """ONNX Runtime, or a package that ORTModule needs to use it, cannot be set up."""
 
 
 class ORTModuleDeviceException(ORTModuleFallbackException, RuntimeError):
-    """Parameters or inputs are on a device, or on several, that no session can be made for."""
+    """Parameters or inputs are on several devices, or on one for which no session can be made."""
 
 
 class ORTModuleIOError(ORTModuleFallbackException, InputError):
-    """An input or output has a type, dtype or layout that ONNX Runtime has no counterpart of."""
+    """An input or output has a type, dtype or layout that ONNX Runtime lacks."""
 
 
 class ORTModuleTorchModelException(ORTModuleFallbackException, ModelError):
-    """The PyTorch module cannot be wrapped, captured, or changed in the way that was asked for."""
+    """The PyTorch module cannot be wrapped, captured, or changed as the caller asked."""
 
 
 class ORTModuleONNXModelException(ORTModuleFallbackException, ModelError):

@@ -1,13 +1,13 @@
-"""What can be set about an ORTModule: :class:`DebugOptions` and the environment variables.
+"""Define the settings of an ORTModule: :class:`DebugOptions`, and the environment variables that override them.
 
-| variable | meaning |
-|---|---|
-| `ORTMODULE_LOG_LEVEL` | a name of :class:`LogLevel`; overrides `DebugOptions.log_level` |
-| `ORTMODULE_SAVE_ONNX_PATH` | a folder; overrides `DebugOptions.save_path` |
-| `ORTMODULE_FALLBACK_POLICY` | see :class:`FallbackPolicy`; overrides `DebugOptions.fallback_policy` |
+| variable | example | overrides |
+|---|---|---|
+| `ORTMODULE_LOG_LEVEL` | `INFO`, a name of :class:`LogLevel` | `DebugOptions.log_level` |
+| `ORTMODULE_SAVE_ONNX_PATH` | `/tmp/graphs`, a folder | `DebugOptions.save_path` |
+| `ORTMODULE_FALLBACK_POLICY` | `DISABLE`, see :class:`FallbackPolicy` | `DebugOptions.fallback_policy` |
 
-Other variables of this prefix steered parts of onnxruntime-training that do not exist here; a warning names
-them, and what to do instead.
+Other variables with the prefix `ORTMODULE_` steered parts of onnxruntime-training that onnxtrain lacks. If one is set,
+a warning names it and says what to do instead.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from onnxtrain.ortmodule._variables import (
 
 
 class LogLevel(enum.IntEnum):
-    """How much is logged, with the old package's names and numbers.
+    """Levels of logging, with the names and numbers of onnxruntime-training.
 
-    The logger is `onnxtrain.ortmodule`; where neither it nor one above it has a handler, it writes to stderr. That a
-    graph runs in PyTorch is a warning of the module `warnings`, which no level silences.
+    The logger is `onnxtrain.ortmodule`. If neither it nor a logger above it has a handler, it writes to stderr. A graph
+    that falls back to PyTorch is announced by Python's `warnings` instead, at every level.
     """
 
     VERBOSE = 0
@@ -49,21 +49,21 @@ class LogLevel(enum.IntEnum):
 
     @property
     def onnxruntime_severity(self) -> int:
-        """The value for `SessionOptions.log_severity_level`.
-
-        ONNX Runtime says one level less than onnxtrain: its warnings (nodes that a GPU leaves to the CPU, for example)
-        come with INFO, its many lines of information with DEVINFO.
-        """
+        """The value for `SessionOptions.log_severity_level`: 0 verbose, 1 info, 2 warning, 3 error, 4 fatal."""
+        # One level less than onnxtrain logs: at the default WARNING a user should not read ONNX Runtime's warnings, of
+        # nodes that a GPU leaves to the CPU for example, nor at INFO its many lines of information.
         return (0, 1, 2, 3, 3, 4)[self.value]
 
     @property
     def logging_level(self) -> int:
-        """The level of Python's `logging`."""
+        """The level of Python's `logging`, e.g. 30 for WARNING."""
+        # VERBOSE has no counterpart there: 5 is below DEBUG, which is 10.
         return (5, logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL)[self.value]
 
 
 def module_logger(level: LogLevel) -> logging.Logger:
-    """Returns a logger with a level of its own and the handlers of `onnxtrain.ortmodule`, or stderr without any."""
+    """Returns a logger with this level and the handlers of the logger `onnxtrain.ortmodule`, or else one for stderr."""
+    # Not `logging.getLogger`, which returns one object for all: modules with different levels would share one level.
     logger = logging.Logger("onnxtrain.ortmodule", level.logging_level)
     logger.parent = logging.getLogger(logger.name)
     if not logger.hasHandlers():
@@ -74,10 +74,10 @@ def module_logger(level: LogLevel) -> logging.Logger:
 
 
 class FallbackPolicy(enum.Flag):
-    """For which causes a graph may run in PyTorch, with a warning, instead of raising.
+    """Causes for which a graph may run in PyTorch, with a warning. For all other causes an exception is raised.
 
     The variable `ORTMODULE_FALLBACK_POLICY` takes `ENABLE`, `DISABLE`, or names joined by `|`, each with or
-    without the prefix `FALLBACK_`: `FALLBACK_UNSUPPORTED_ONNX_MODEL|FALLBACK_UNSUPPORTED_DATA`.
+    without the prefix `FALLBACK_`, e.g. `FALLBACK_UNSUPPORTED_ONNX_MODEL|FALLBACK_UNSUPPORTED_DATA`.
 
     Example:
         >>> FallbackPolicy.DISABLE.allows(ORTModuleONNXModelException("no kernel"))
@@ -102,13 +102,14 @@ class FallbackPolicy(enum.Flag):
 
     @classmethod
     def parse(cls, text: str) -> FallbackPolicy:
-        """The policy that `text` names.
+        """Reads a policy from a text, e.g. "FALLBACK_UNSUPPORTED_DATA|UNSUPPORTED_DEVICE".
 
         Raises:
             ValueError: a name is unknown.
         """
         policy = cls.DISABLE
         for part in text.split("|"):
+            # onnxruntime-training's names have the prefix, the members of this class have not.
             name = part.strip().upper().removeprefix("FALLBACK_")
             if name not in cls.__members__:
                 raise ValueError(
@@ -119,10 +120,11 @@ class FallbackPolicy(enum.Flag):
         return policy
 
     def allows(self, error: ORTModuleFallbackException) -> bool:
-        """Whether what raised `error` may run in PyTorch."""
+        """Returns whether a graph for which `error` was raised may run in PyTorch."""
         for kind, flag in _CAUSES:
             if isinstance(error, kind):
                 return flag in self
+        # An error of the base class belongs to no cause: only a policy that allows all causes allows it.
         return self is FallbackPolicy.ENABLE
 
 
@@ -136,24 +138,24 @@ _CAUSES: tuple[tuple[type[ORTModuleFallbackException], FallbackPolicy], ...] = (
 
 
 class DebugOptions:
-    """What an ORTModule logs and saves, and whether it may fall back to PyTorch.
+    """Settings of an ORTModule: its log level, files of its graphs, and fallback to PyTorch.
 
-    Each value can be overridden from outside by an environment variable; see the head of this module.
+    Environment variables override `log_level`, `save_path` and `fallback_policy`; see the head of this module.
 
     Args:
-        log_level: how much the graphs of this module log: at INFO what was compiled, its nodes and times; at DEVINFO
-            also its operators; at VERBOSE the captured graph too. See also `LogLevel.onnxruntime_severity`.
-        save_onnx: whether to write every graph to `save_path`, as
-            `{onnx_prefix}_..._{training|inference}.onnx`.
-        onnx_prefix: the beginning of these file names.
-        save_path: a folder; the current one if empty.
-        config: accepted for compatibility; must be None.
-        fallback_policy: for which causes a graph may run in PyTorch.
+        log_level: the level at which the graphs of this module are logged. INFO logs each compiled graph with its
+            number of nodes and times, DEVINFO also its operators, VERBOSE also the captured graph. ONNX Runtime prints
+            one level less.
+        save_onnx: True writes every graph to `save_path`, e.g. as `net_graph_0_training.onnx`.
+        onnx_prefix: the beginning of the file names, e.g. "net".
+        save_path: the folder for the files, e.g. "graphs"; the current folder if empty.
+        config: accepted for compatibility with onnxruntime-training; must be None.
+        fallback_policy: the causes for which a graph may run in PyTorch, e.g. `FallbackPolicy.UNSUPPORTED_DATA`.
 
     Raises:
         TypeError: an argument has the wrong type.
-        ValueError: `save_onnx` without an `onnx_prefix`; a folder that does not exist; an environment
-            variable whose value has no meaning.
+        ValueError: `save_onnx` without an `onnx_prefix`; a folder that does not exist; an environment variable whose
+            value is unknown.
 
     Example:
         >>> DebugOptions(save_onnx=True)
@@ -179,6 +181,7 @@ class DebugOptions:
         _require_type("fallback_policy", fallback_policy, FallbackPolicy)
         if config is not None:
             raise TypeError(f"DebugOptions: config must be None, received {type(config).__name__}")
+        # Both checks are made here, not when the first graph is saved, which may be hours later.
         if save_onnx and not onnx_prefix:
             raise ValueError("save_onnx=True needs a non-empty onnx_prefix: it begins the names of the files")
         self._save_onnx = save_onnx
@@ -187,33 +190,33 @@ class DebugOptions:
         self._save_path = Path(os.environ.get(SAVE_ONNX_PATH) or save_path or ".")
         if save_onnx and not self._save_path.is_dir():
             raise ValueError(f"save_onnx=True: {str(self._save_path)!r} is not a folder; make it first")
-        text = os.environ.get(FALLBACK_POLICY)
-        self._fallback_policy = FallbackPolicy.parse(text) if text else fallback_policy
+        policy_name = os.environ.get(FALLBACK_POLICY)
+        self._fallback_policy = FallbackPolicy.parse(policy_name) if policy_name else fallback_policy
         warn_of_ignored_variables()
 
     @property
     def log_level(self) -> LogLevel:
-        """How much is logged."""
+        """The level of logging: `ORTMODULE_LOG_LEVEL` if that is set, else the argument."""
         return self._log_level
 
     @property
     def save_onnx(self) -> bool:
-        """Whether every graph is written to a file."""
+        """True if every graph is written to a file."""
         return self._save_onnx
 
     @property
     def onnx_prefix(self) -> str:
-        """The beginning of the names of these files."""
+        """The beginning of the names of the files that `save_onnx` asks for, e.g. "net"."""
         return self._onnx_prefix
 
     @property
     def save_path(self) -> Path:
-        """The folder of these files."""
+        """The folder of the files: `ORTMODULE_SAVE_ONNX_PATH` if that is set, else the argument."""
         return self._save_path
 
     @property
     def fallback_policy(self) -> FallbackPolicy:
-        """For which causes a graph may run in PyTorch."""
+        """The causes for which a graph may run in PyTorch: `ORTMODULE_FALLBACK_POLICY` if set, else the argument."""
         return self._fallback_policy
 
     def __repr__(self) -> str:
@@ -225,6 +228,7 @@ class DebugOptions:
 
 
 def _require_type(name: str, value: object, kind: type | tuple[type, ...]) -> None:
+    """Raises TypeError if the argument `name` is not an instance of `kind`."""
     if not isinstance(value, kind):
         kinds = kind if isinstance(kind, tuple) else (kind,)
         raise TypeError(
@@ -234,9 +238,12 @@ def _require_type(name: str, value: object, kind: type | tuple[type, ...]) -> No
 
 
 def _log_level(default: LogLevel) -> LogLevel:
-    text = os.environ.get(LOG_LEVEL)
-    if not text:
+    """Returns the level that the environment names, or else the default."""
+    level_name = os.environ.get(LOG_LEVEL)
+    if not level_name:
         return default
-    if text.upper() not in LogLevel.__members__:
-        raise ValueError(f"{LOG_LEVEL}={text!r} is unknown; use one of {', '.join(LogLevel.__members__)}")
-    return LogLevel[text.upper()]
+    if level_name.upper() not in LogLevel.__members__:
+        raise ValueError(
+            f"{LOG_LEVEL}={level_name!r} is unknown; use one of {', '.join(LogLevel.__members__)}"
+        )
+    return LogLevel[level_name.upper()]

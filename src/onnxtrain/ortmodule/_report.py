@@ -1,4 +1,4 @@
-"""`model.report()`: which graphs run where, how large they are, what their first call cost, and why not."""
+"""Define the records of `model.report()`: per captured graph, its size, first call, the engine that runs it, and why."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ Mode = Literal["training", "inference"]
 
 @dataclass(frozen=True)
 class PyTorchOp:
-    """An operator that PyTorch runs in a graph of which ONNX Runtime runs the rest.
+    """An operator that PyTorch runs, in a graph of which ONNX Runtime runs the rest.
 
     Attributes:
-        op: its name, `aten._linalg_svd.default`.
-        calls: how many of its calls in the graph.
-        reason: why.
+        op: name of the ATen operator, e.g. "aten._linalg_svd.default".
+        calls: number of its calls in the graph, e.g. 2.
+        reason: why ONNX Runtime does not run it, e.g. "aten._linalg_svd.default has no lowering to ONNX".
     """
 
     op: str
@@ -29,17 +29,19 @@ class GraphRecord:
     """One captured graph.
 
     Attributes:
-        name: what tells it from the other graphs of the model.
-        mode: "training" when a backward graph goes with it, else "inference".
-        device: the device its tensors are on, as in `str(tensor.device)`.
-        forward_nodes: ONNX nodes of the forward graph, or ATen calls if it runs in PyTorch.
-        backward_nodes: ONNX nodes of the backward graph; 0 in inference and in PyTorch.
-        first_call_seconds: time from capture to the first result, in seconds.
-        fallback_reason: why the graph, or a part of it, runs in PyTorch; None when ONNX Runtime runs all of it.
-        break_reason: where and why Dynamo ended the graph before the function's end; None if it did not. What it
-            stopped at runs in PyTorch.
-        in_pytorch: the operators that PyTorch runs, if ONNX Runtime runs the rest.
-        calls: ATen calls of the graph, then; `forward_nodes` and `backward_nodes` are those in ONNX Runtime.
+        name: identifies the graph within its model, e.g. "graph 0".
+        mode: "training" if the graph has a backward graph, else "inference".
+        device: device of its tensors, as `str(tensor.device)` writes it, e.g. "cpu" or "cuda:0".
+        forward_nodes: number of ONNX nodes of the forward graph, e.g. 12; of ATen calls if PyTorch runs the graph.
+        backward_nodes: number of ONNX nodes of the backward graph, e.g. 21; 0 in inference and in PyTorch.
+        first_call_seconds: time from the capture to the first result in seconds, e.g. 0.25.
+        fallback_reason: why PyTorch runs the graph or some of its operators, e.g. "aten.foo has no lowering to ONNX";
+            None if ONNX Runtime runs all of it.
+        break_reason: where and why Dynamo ended the graph before the end of the function, e.g. "model.py:12:
+            Unsupported Tensor.item() call"; None if it did not. PyTorch runs the statement at which the graph ended.
+        in_pytorch: the operators that PyTorch runs if ONNX Runtime runs the rest; else empty.
+        calls: number of ATen calls of the whole graph if `in_pytorch` is not empty, e.g. 40; else 0. `forward_nodes`
+            and `backward_nodes` then count the nodes in ONNX Runtime only.
     """
 
     name: str
@@ -55,21 +57,22 @@ class GraphRecord:
 
     @property
     def share(self) -> float:
-        """The share of the graph's operators that ONNX Runtime runs, from 0 to 1."""
+        """The share of the graph's operators that ONNX Runtime runs, from 0 to 1, e.g. 0.95."""
+        # ATen calls are counted: one ATen call becomes many ONNX nodes, so numbers of nodes would not compare.
         if self.in_pytorch:
             return 1 - sum(op.calls for op in self.in_pytorch) / self.calls
         return 1.0 if self.fallback_reason is None else 0.0
 
     @property
     def engine(self) -> str:
-        """What runs the graph: "ONNX Runtime", "PyTorch", or both."""
+        """The engine that runs the graph: "ONNX Runtime", "PyTorch", or e.g. "both, 95% ONNX Runtime"."""
         if self.in_pytorch:
             return f"both, {self.share:.0%} ONNX Runtime"
         return "ONNX Runtime" if self.fallback_reason is None else "PyTorch"
 
     @property
     def fallback(self) -> str | None:
-        """What runs in PyTorch, and why; None if nothing does."""
+        """A sentence that says what runs in PyTorch, e.g. "graph 0 runs in PyTorch: why"; None if nothing does."""
         if self.fallback_reason is None:
             return None
         return f"{self.name} runs in PyTorch{' in part' if self.in_pytorch else ''}: {self.fallback_reason}"
@@ -78,7 +81,7 @@ class GraphRecord:
 class Report:
     """The graphs of one ORTModule, in the order in which they were captured.
 
-    Iterating gives :class:`GraphRecord` objects; `print(report)` a table.
+    Iterating yields :class:`GraphRecord` objects; `print(report)` prints a table.
 
     Example:
         >>> report = Report()
@@ -98,9 +101,10 @@ class Report:
         self._records: list[GraphRecord] = []
 
     def record(self, graph: GraphRecord) -> None:
-        """Adds a graph; one of the same name and mode takes the old one's place."""
-        for index, known in enumerate(self._records):
-            if (known.name, known.mode) == (graph.name, graph.mode):
+        """Adds a graph, or replaces the record of the same name and mode."""
+        # Code that no graph holds is recorded again when another of its operators runs for the first time.
+        for index, record in enumerate(self._records):
+            if (record.name, record.mode) == (graph.name, graph.mode):
                 self._records[index] = graph
                 return
         self._records.append(graph)
@@ -112,12 +116,13 @@ class Report:
 
     @property
     def fallbacks(self) -> tuple[GraphRecord, ...]:
-        """The graphs that run in PyTorch, some of them only in part (`in_pytorch`)."""
+        """The graphs that PyTorch runs, or of which it runs some operators (`in_pytorch`)."""
         return tuple(graph for graph in self._records if graph.fallback_reason is not None)
 
     @property
     def runs_in_onnxruntime(self) -> bool:
-        """Whether there is a graph, and ONNX Runtime runs all of every one."""
+        """True if there is at least one graph, and ONNX Runtime runs all of every graph."""
+        # Without a graph nothing was called yet: `assert report.runs_in_onnxruntime` must not hold then.
         return bool(self._records) and not self.fallbacks
 
     def __iter__(self) -> Iterator[GraphRecord]:
@@ -126,13 +131,14 @@ class Report:
     def __len__(self) -> int:
         return len(self._records)
 
+    # With `__len__` alone a report without graphs would be false, and `report or Report()` would replace it.
     def __bool__(self) -> bool:
-        return True  # an empty report is still a report
+        return True
 
     def __repr__(self) -> str:
-        partly = sum(bool(graph.in_pytorch) for graph in self._records)
-        both = f", {partly} in both" if partly else ""
-        return f"<Report: {len(self)} graphs, {len(self.fallbacks) - partly} of them in PyTorch{both}>"
+        mixed = sum(bool(graph.in_pytorch) for graph in self._records)
+        both = f", {mixed} in both" if mixed else ""
+        return f"<Report: {len(self)} graphs, {len(self.fallbacks) - mixed} of them in PyTorch{both}>"
 
     def __str__(self) -> str:
         if not self._records:
@@ -142,28 +148,29 @@ class Report:
         ]
         table += [_row(graph) for graph in self._records]
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-        left_aligned = 4
+        # The first columns are texts; numbers stand to the right, so that their digits are below one another.
+        text_columns = 4
         lines = [
             "  ".join(
-                cell.ljust(width) if column < left_aligned else cell.rjust(width)
+                cell.ljust(width) if column < text_columns else cell.rjust(width)
                 for column, (cell, width) in enumerate(zip(row, widths, strict=True))
             )
             for row in table
         ]
+        # Reasons are too long for a column.
         reasons = [graph.fallback for graph in self.fallbacks if graph.fallback]
         reasons += [f"{g.name} ends at {g.break_reason}" for g in self._records if g.break_reason]
         return "\n".join([*lines, "", *reasons] if reasons else lines)
 
 
 def _row(graph: GraphRecord) -> tuple[str, ...]:
-    backward = str(graph.backward_nodes) if graph.backward_nodes else "-"
-    first_call = f"{graph.first_call_seconds:.2f} s"
+    """Returns the cells of the table's line for a graph."""
     return (
         graph.name,
         graph.mode,
         graph.device,
         graph.engine,
         str(graph.forward_nodes),
-        backward,
-        first_call,
+        str(graph.backward_nodes or "-"),
+        f"{graph.first_call_seconds:.2f} s",
     )

@@ -1,7 +1,7 @@
-"""What ORTModule takes of PyTorch that is no part of PyTorch's public interface: all of it, under names of ours.
+"""Import everything that ORTModule uses of PyTorch beside its public interface, under names of our own.
 
-A PyTorch that lacks one of them is refused when this module is imported, and the error says which. What a supported
-PyTorch may lack (:data:`isolates_recompiles`) has a way around it where it is used.
+A PyTorch that lacks one of these names is refused when this module is imported, and the error tells the name. For parts
+that a supported PyTorch may lack, e.g. :data:`isolates_recompiles`, the code that uses them has an alternative.
 """
 
 from __future__ import annotations
@@ -13,11 +13,15 @@ from typing import Any
 import torch
 from torch import fx
 
+# Tests scan the other modules for private names of PyTorch: a new one belongs here, so that the next version of PyTorch
+# that drops it is noticed at import, and not in the middle of a user's training.
 try:
     import torch._decomp
     import torch._dynamo
     import torch._dynamo.exc
-    import torch._refs  # fills the table of decompositions
+
+    # Importing it fills the table of decompositions.
+    import torch._refs
     from torch._C._dynamo import eval_frame as c_eval_frame
     from torch._C._dynamo.eval_frame import set_eval_frame
     from torch._C._dynamo.guards import compute_overlapping_tensors
@@ -61,7 +65,9 @@ try:
     from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
     from torch.utils._sympy.printers import PythonPrinter
 
+    # Dynamo (PyTorch 2.13) writes this function into a graph for `with torch.no_grad()`.
     set_grad_enabled = torch._C._set_grad_enabled
+    # Guards in C++, and the functions beneath Python's context managers, whose Python code would slow each call down.
     DisableAutocast = torch._C._DisableAutocast
     DisableTorchDispatch = torch._C._DisableTorchDispatch
     ForceDispatchKeyGuard = torch._C._ForceDispatchKeyGuard
@@ -72,19 +78,25 @@ try:
     get_dispatch_mode = torch._C._get_dispatch_mode
     count_dispatch_modes = torch._C._len_torch_dispatch_stack
     dispatch_mode_at = torch._C._get_dispatch_stack_at
-    foreach_copy = torch._foreach_copy_
     FAKE_MODE = torch._C._TorchDispatchModeKey.FAKE
     is_tracing = torch._C._is_tracing
+    # The number of the backward pass under way in this thread, -1 outside of backward.
     current_graph_task_id = torch._C._current_graph_task_id
     functorch_transforms_active = torch._C._are_functorch_transforms_active
+    # The older vmap, by which `is_grads_batched` differentiates.
     enter_vmap = torch._C._vmapmode_increment_nesting
     leave_vmap = torch._C._vmapmode_decrement_nesting
+    # The function that Dynamo (PyTorch 2.13) writes into a graph for `tensor.data`.
     get_data = torch._C._autograd._get_data_attr  # type: ignore[attr-defined]
     saved_tensors_hooks = torch._C._autograd._top_saved_tensors_default_hooks
     defer_saved_tensors_hooks = torch._C._autograd._saved_tensors_hooks_set_tracing
+    # `apply` of the C class: that of `torch.autograd.Function` prepares each call for transforms of torch.func first.
     apply_function: Any = torch._C._FunctionBase.__dict__["apply"]
+    # The C functions: they are called once per tensor, and `torch.from_dlpack` is Python code around its own.
     to_dlpack = torch._C._to_dlpack
     from_dlpack = torch._C._from_dlpack
+    # Operators without a public name in Python, which captured graphs hold or lowerings call.
+    foreach_copy = torch._foreach_copy_
     one_hot = torch._C._nn.one_hot
     assert_async = torch._assert_async
     linalg_check_errors = torch._linalg_check_errors
@@ -176,49 +188,54 @@ __all__ = [
 ]
 
 isolates_recompiles = "isolate_recompiles" in inspect.signature(eval_frame._optimize).parameters
-"""Whether graphs are kept and counted per compiled function, as from PyTorch 2.13 on, and not per code object."""
+"""True from PyTorch 2.13 on: Dynamo keeps and counts graphs per compiled function. 2.12 does so per code object."""
 
 set_isolated_recompiles: Callable[[int], int] | None = getattr(
     c_eval_frame, "set_eval_frame_isolate_recompiles_id", None
 )
-"""Says which compiled function the following calls belong to, where there is such a thing."""
+"""Tells Dynamo which compiled function the next calls belong to, and returns the previous one; None before 2.13."""
 
 
 def _bounds_pass_gradients() -> bool:
+    """Asks the installed PyTorch for the gradient of `clamp` on its bound."""
+    # This module may be imported under `no_grad` or `inference_mode`.
     with torch.inference_mode(False), torch.enable_grad():
         x = torch.zeros(1, requires_grad=True)
         return bool(torch.autograd.grad(x.clamp(0, 1).sum(), x)[0])
 
 
 bounds_pass_gradients = _bounds_pass_gradients()
-"""Whether `torch.clamp` passes the gradient of what lies on a bound: PyTorch 2.13 does, 2.15 does not."""
+"""True if `torch.clamp` passes the gradient of elements on a bound: PyTorch 2.13 does, 2.15 does not."""
 
 
 def dynamo_optimize(backend: Callable[..., Any], recompile_limit: int) -> Any:
-    """Returns Dynamo's context that captures functions for `backend`, with so many graphs of one function at most.
+    """Returns Dynamo's context that captures functions for `backend`.
 
-    Before PyTorch 2.13 the limit is one for all functions of the same code, so that whoever captures sets it in
-    `torch._dynamo.config`.
+    Args:
+        backend: gets each captured graph.
+        recompile_limit: graphs of one function, e.g. 256, after which Dynamo runs the function in PyTorch. Ignored
+            before PyTorch 2.13.
     """
     if isolates_recompiles:
         return torch._dynamo.optimize(backend, isolate_recompiles=True, recompile_limit=recompile_limit)
+    # PyTorch 2.12 has one limit for all functions with the same code, which `capture` sets in `torch._dynamo.config`.
     return torch._dynamo.optimize(backend)
 
 
 def current_trace() -> Any:
-    """Returns Dynamo's record of the capture under way in this thread, its `OutputGraph`, or None."""
+    """Returns Dynamo's record of the capture under way in this thread, its `OutputGraph`; None outside of a capture."""
     try:
         return InstructionTranslator.current_tx().output
-    except AttributeError:  # PyTorch sets it when the first capture of a thread begins
+    # PyTorch creates the attribute that it reads when the first capture of a thread begins.
+    except AttributeError:
         return None
 
 
 def is_of_module(placeholder: fx.Node) -> bool:
-    """Whether an input of a graph that Dynamo captured is a parameter or a buffer."""
+    """Returns whether an input of a captured graph is a parameter or a buffer."""
     source: Any = getattr(placeholder, "_dynamo_source", None)
     if source is None:
         return False
-    kind = (
-        source.guard_source() if callable(source.guard_source) else source.guard_source
-    )  # up to 2.9, and since
+    # A method up to PyTorch 2.9, a property since.
+    kind = source.guard_source() if callable(source.guard_source) else source.guard_source
     return bool(kind.is_unspecialized_nn_module() or kind.is_specialized_nn_module())

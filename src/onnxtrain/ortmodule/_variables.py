@@ -1,4 +1,4 @@
-"""The environment variables of onnxruntime-training's ORTModule: which are honoured, and what takes others' place."""
+"""Warn of environment variables of onnxruntime-training's ORTModule that onnxtrain ignores, with advice for each."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ _TRITON = "onnxtrain has no Triton kernels"
 _TUNING = "onnxtrain tunes no kernels"
 _SPARSITY = "padding is computed with: pack or sort the samples"
 
+# `docs/ortmodule.md` has the same table; a test compares the names.
 VARIABLES: dict[str, tuple[tuple[str, ...], str]] = {
     "ORTMODULE_ALLOW_AUTOGRAD_CHECKPOINT": (("1",), "functions and checkpoints are always captured"),
     "ORTMODULE_CACHE_DIR": ((), "no captured graph is kept on disk; the time is in model.report()"),
@@ -46,22 +47,27 @@ VARIABLES: dict[str, tuple[tuple[str, ...], str]] = {
     "ORTMODULE_USE_FLASH_ATTENTION": (("0",), "attention is computed by ONNX operators"),
     "ORTMODULE_USE_TRITON": (("0",), _TRITON),
 }
-"""What is documented there and not honoured here: the values that ask for what happens anyway, and what to do."""
+"""Per ignored variable: the values that ask for what onnxtrain does anyway, and advice for all other values.
 
-_said: set[tuple[str, str]] = set()
+E.g. `ORTMODULE_ENABLE_TUNING=0` switches off a tuning that onnxtrain does not have, so that no warning is due.
+"""
+
+_warned_of: set[tuple[str, str]] = set()
 
 
 def warn_of_ignored_variables() -> None:
-    """Warns, once per variable and value, of those that are set and not honoured."""
+    """Warns of variables that are set and ignored, once per variable and value."""
     honoured = (FALLBACK_POLICY, LOG_LEVEL, SAVE_ONNX_PATH)
     for name, value in sorted(os.environ.items()):
-        if not name.startswith(_PREFIX) or name in honoured or (name, value) in _said:
+        # Every ORTModule calls this: a model of many ORTModules would repeat the warning for each of them.
+        if not name.startswith(_PREFIX) or name in honoured or (name, value) in _warned_of:
             continue
+        # An unknown variable is worth a warning, too: it is most often a misspelt one.
         harmless, advice = VARIABLES.get(name, ((), "it is not one that onnxruntime-training documents"))
         if value not in harmless:
-            _said.add((name, value))
+            _warned_of.add((name, value))
             warnings.warn(
                 f"{name}={value} steered onnxruntime-training and has no meaning in onnxtrain: {advice}. "
-                f"Used are {', '.join(honoured)}",
+                f"onnxtrain reads {', '.join(honoured)}",
                 stacklevel=4,
             )

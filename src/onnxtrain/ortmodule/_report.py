@@ -1,4 +1,4 @@
-"""Define the records of `model.report()`: per captured graph, its size, first call, the engine that runs it, and why."""
+"""Define the records of `model.report()`: per captured graph, its size, its first call, its engine, and why."""
 
 from __future__ import annotations
 

@@ -1,9 +1,13 @@
-"""A program as a differentiable PyTorch function."""
+"""Make a program, i.e. a graph in ONNX Runtime, a function that PyTorch's autograd can differentiate.
+
+Forward runs one session and saves what backward takes; backward runs another one. PyTorch computes the graph again, by
+:class:`Replay`, for derivatives that ONNX Runtime does not give.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -14,6 +18,7 @@ from onnxtrain.ortmodule.sessions._program import Program, TrainingStep
 from onnxtrain.ortmodule.sessions._pytorch_derivatives import Replay
 from onnxtrain.ortmodule.sessions._session import is_of_onnxruntime
 
+# Each of these is asked in every call: looking them up in their modules would take longer than the answer.
 _grad_enabled = torch.is_grad_enabled
 _saved_tensors_hooks = _torch.saved_tensors_hooks
 _transforms_active = _torch.functorch_transforms_active
@@ -22,33 +27,41 @@ _is_batched = _torch.is_legacy_batchedtensor
 _unwrap = _torch.unwrap_if_dead
 
 _Call = tuple[Program, Replay, tuple[bool, ...], TrainingStep]
-_Kept = tuple[
-    Sequence[torch.Tensor],
-    Sequence[int],
-    Sequence[tuple[int, torch.Tensor, int]],
-    Sequence[tuple[torch.Tensor, int, frozenset[int]]],
-]
-"""What second derivatives compute the outputs again from: the inputs, versions of those that are read, of results
-that are (index, a tensor with its memory, version), and of the inputs in `TrainingStep.checked`.
 
-It is an attribute of a saved tensor, as PyTorch frees what is saved after backward. The inputs themselves are not
-saved: one that the gradients do not depend on may change.
-"""
+
+class _Kept(NamedTuple):
+    """What a call keeps for backward beside the saved tensors: its inputs, and version counters to compare.
+
+    Attributes:
+        inputs: all inputs, from which PyTorch may compute the outputs again.
+        versions: version counters of the inputs in `TrainingStep.reads`, e.g. [0, 3].
+        results: per saved output of the program (its index, an alias of it, its version counter).
+        checked: per input in `TrainingStep.checked` (the input, its version counter, indices of outputs).
+    """
+
+    inputs: Sequence[torch.Tensor]
+    versions: Sequence[int]
+    results: Sequence[tuple[int, torch.Tensor, int]]
+    checked: Sequence[tuple[torch.Tensor, int, frozenset[int]]]
 
 
 def call(program: Program, tensors: list[torch.Tensor], replay: Replay) -> tuple[torch.Tensor, ...]:
-    """Returns the outputs of a program, part of PyTorch's autograd graph where an input requires a gradient.
+    """Runs a program, and records it in PyTorch's autograd graph if an input requires a gradient.
 
     Args:
-        program: the program.
+        program: the graph in ONNX Runtime.
         tensors: its inputs.
-        replay: the same in PyTorch, for derivatives that ONNX Runtime does not give.
+        replay: the same graph in PyTorch, for derivatives that ONNX Runtime does not give.
+
+    Returns:
+        The outputs of the program.
     """
     if _grad_enabled() and program.seeds:
         needs = tuple([t.requires_grad for t in tensors])
         if True in needs:
             step = program.training_step(needs)
-            if step.unreached:  # else hooks of these inputs would be called, with None
+            # PyTorch's engine would call the hooks of an input that gets no gradient, with None.
+            if step.unreached:
                 tensors = _detached(tensors, step.unreached, step.unreached_alone)
             apply: Callable[..., Any] = _Step.apply if _transforms_active() else _apply
             outputs: tuple[torch.Tensor, ...] = apply((program, replay, needs, step), *map(_unwrap, tensors))
@@ -56,65 +69,81 @@ def call(program: Program, tensors: list[torch.Tensor], replay: Replay) -> tuple
     return tuple(program.inference.run(tensors))
 
 
-def _detached(tensors: list[torch.Tensor], indices: Sequence[int], alone: bool) -> list[torch.Tensor]:
-    """Returns the inputs, those that no gradient comes to detached.
+def _detached(tensors: list[torch.Tensor], unreached: Sequence[int], alone: bool) -> list[torch.Tensor]:
+    """Detaches the inputs that no gradient reaches.
 
     Args:
         tensors: the inputs.
-        indices: of those that no gradient comes to.
-        alone: whether there is no other that needs a gradient. Outputs require one that leads nowhere then, as products
-            of a view that was taken under `no_grad`: one of the detached tensors requires a gradient in its place.
+        unreached: indices of the inputs that no gradient reaches, e.g. [2].
+        alone: whether no gradient reaches any input.
     """
-    if alone and _transforms_active():  # `requires_grad_` is refused within these
+    # Transforms of torch.func refuse `requires_grad_` below.
+    if alone and _transforms_active():
         return tensors
     tensors = list(tensors)
-    for index in indices:
+    for index in unreached:
         tensors[index] = tensors[index].detach()
+    # The outputs must require a gradient all the same: in eager PyTorch a product with a view that was taken under
+    # `no_grad` does, although no gradient arrives anywhere. The detached tensor gets it and has no hooks.
     if alone:
-        tensors[indices[0]].requires_grad_()
+        tensors[unreached[0]].requires_grad_()
     return tensors
 
 
+def _versions(
+    step: TrainingStep, tensors: Sequence[torch.Tensor]
+) -> tuple[list[int], list[tuple[torch.Tensor, int, frozenset[int]]]]:
+    """Returns `_Kept.versions` and `_Kept.checked` for these inputs."""
+    checked = [(tensors[i], tensors[i]._version, outputs) for i, outputs in step.checked]
+    return [tensors[i]._version for i in step.reads], checked
+
+
 class _Step(torch.autograd.Function):
+    """One call of a program in PyTorch's autograd graph."""
+
     @staticmethod
     def forward(ctx: Any, call: _Call, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         program, _, _, step = ctx.call = call
+        # A tensor that was made under `inference_mode` has no version counter, and PyTorch refuses to save it.
         try:
-            versions = [tensors[i]._version for i in step.reads]
-            checked = [(tensors[i], tensors[i]._version, outputs) for i, outputs in step.checked]
-        except RuntimeError:  # a tensor made under `inference_mode` has none, and cannot be saved
+            versions, checked = _versions(step, tensors)
+        except RuntimeError:
             tensors = tuple([t.clone() if t.is_inference() else t for t in tensors])
-            versions = [tensors[i]._version for i in step.reads]
-            checked = [(tensors[i], tensors[i]._version, outputs) for i, outputs in step.checked]
+            versions, checked = _versions(step, tensors)
         results = step.forward.run(tensors)
         outputs = results[: program.count]
+        # A zero cotangent for an output that the loss does not use would be NaN behind the square root of 0.
         ctx.set_materialize_grads(False)
         if program.constants:
             ctx.mark_non_differentiable(*[outputs[index] for index in program.constants])
+        # `_cotangent` needs them, and the outputs themselves may be freed by then.
         if len(program.seeds) > 1:
             ctx.shapes = [(out.shape, out.dtype, out.device) for out in outputs]
         saved = [tensors[i] for i in step.saved_inputs]
         saved += [results[i] for i in step.residuals]
-        watched = []
-        for (
-            place,
-            index,
-        ) in step.shared:  # the caller may write to it, which only some operators of PyTorch mind
+        saved_results = []
+        for place, index in step.shared:
+            # The caller may write to this output. PyTorch would raise for every write, but eager PyTorch only raises if
+            # an operator's backward reads the output: it is saved without version counter, and `_backward` compares
+            # versions. The watch for operators of PyTorch (`_pytorch_work.py`) would take its time for each call.
             with _torch.DisableTorchDispatch():
-                watched.append((index, saved[place].detach(), saved[place]._version))
+                saved_results.append((index, saved[place].detach(), saved[place]._version))
                 saved[place] = saved[place].data
         for place in step.unchecked:
             with _torch.DisableTorchDispatch():
                 saved[place] = saved[place].data
-        kept = (tensors, versions, watched, checked)
-        if _saved_tensors_hooks(True) is not None:  # they may give another tensor back
-            ctx.kept = kept
-        else:
+        kept = _Kept(tensors, versions, saved_results, checked)
+        # `kept` is an attribute of a saved tensor, as PyTorch frees these after backward, while `ctx` lives on. Its
+        # inputs are not saved themselves: the caller may write to an input that the gradients do not depend on.
+        if _saved_tensors_hooks(True) is None:
             ctx.kept = None
             if step.keeper == len(saved):
-                with _torch.DisableTorchDispatch():  # the call is watched, which takes its time
+                with _torch.DisableTorchDispatch():
                     saved.append(torch.empty(0))
             saved[step.keeper].kept = kept  # type: ignore[attr-defined]
+        # The user's hooks may return another tensor, without the attribute.
+        else:
+            ctx.kept = kept
         ctx.save_for_backward(*saved)
         return tuple(outputs)
 
@@ -123,60 +152,73 @@ class _Step(torch.autograd.Function):
         return _backward(ctx, cotangents)  # type: ignore[no-any-return]
 
 
+# `_Step.apply` for calls outside of transforms. PyTorch's own (2.13) first looks for `setup_context`, which takes part
+# of each call.
 _apply: Callable[..., Any] = _torch.apply_function.__get__(None, _Step)
-"""`_Step.apply` outside of transforms, without what it asks of functions of another style in each call."""
 
 
-@without_capture  # of a gradient taken inside of a captured forward
+# A gradient that is taken inside of a captured forward must not have its own code captured.
+@without_capture
 def _backward(ctx: Any, cotangents: Sequence[torch.Tensor | None]) -> tuple[torch.Tensor | None, ...]:
+    """Returns the gradients of `_Step.forward`'s arguments, None for the first one.
+
+    Args:
+        ctx: of the call.
+        cotangents: per output, None if the output got none.
+    """
     call: _Call = ctx.call
     program, replay, needs, step = call
     seeds = program.seeds
     received = tuple([index for index in seeds if cotangents[index] is not None])
-    if not received:  # a later call took a buffer from this one, whose tensors may be freed already
+    # E.g. a later call took a buffer from this one. The saved tensors may be freed already: they must not be read.
+    if not received:
         return (None, *_keep_from_hooks(ctx, [None] * len(needs)))
     saved = ctx.saved_tensors
     kept: _Kept = ctx.kept or saved[step.keeper].kept
     present = [ct for ct in cotangents if ct is not None]
-    _check_versions(kept[3], received)
+    _check_versions(kept.checked, received)
     gradients: Sequence[torch.Tensor | None]
-    changed = [index for index, of, version in kept[2] if of._version != version]
-    if changed:
+    written = [index for index, result, version in kept.results if result._version != version]
+    # PyTorch raises here if one of its operators saves the output that was written to.
+    if written:
         inputs = _unchanged_inputs(kept, step.reads)
         by_output = dict(zip(received, present, strict=True))
-        gradients = replay.gradients(inputs, needs, by_output, changed)
-        written = ORTModuleTorchModelException(
-            "a result that it reads has been written to; write to a clone of it"
+        gradients = replay.gradients(inputs, needs, by_output, written)
+        replay.announce(
+            "gradient",
+            ORTModuleTorchModelException(
+                "a result that it reads has been written to; write to a clone of it"
+            ),
         )
-        replay.announce("gradient", written)
+    # With `create_graph=True` PyTorch enables gradients in backward.
     elif _grad_enabled() or any(map(_is_transformed, present)):
         inputs = _unchanged_inputs(kept, step.reads)
         gradients = _differentiable(program, replay, needs, inputs, received, present)
     else:
-        whole = received == seeds
-        backward = step.backward if whole else program.backward(needs, received)
-        given = present if whole else [_cotangent(cotangents[i], ctx.shapes[i]) for i in backward.seeds]
-        values = [*(saved[index] for index in backward.takes), *given]
+        complete = received == seeds
+        backward = step.backward if complete else program.backward(needs, received)
+        if not complete:
+            present = [_cotangent(cotangents[i], ctx.shapes[i]) for i in backward.seeds]
+        values = [*(saved[index] for index in backward.takes), *present]
         try:
+            # Hooks on saved tensors may have put other tensors into the memory of earlier ones.
             results = backward.session.run(values, trusted=ctx.kept is None)
             gradients = [None if slot is None else results[slot] for slot in backward.gradients]
+        # ONNX Runtime lacks memory, for example.
         except Exception as error:
             if not is_of_onnxruntime(error):
                 raise
             inputs = _unchanged_inputs(kept, step.reads)
-            why = ORTModuleONNXModelException(f"ONNX Runtime failed: {error}")
-            replay.announce("gradient", why)
-            gradients = replay.gradients(inputs, needs, dict(zip(received, present, strict=True)))
+            replay.announce("gradient", ORTModuleONNXModelException(f"ONNX Runtime failed: {error}"))
+            by_output = {index: ct for index in received if (ct := cotangents[index]) is not None}
+            gradients = replay.gradients(inputs, needs, by_output)
     return (None, *(gradients if received == seeds else _keep_from_hooks(ctx, gradients)))
 
 
 def _keep_from_hooks(ctx: Any, gradients: Sequence[torch.Tensor | None]) -> Sequence[torch.Tensor | None]:
-    """Returns the gradients, after it has kept those that are None from the hooks of parameters.
-
-    Only some outputs of this call have got gradients, and a parameter may be reached from the others alone. Eager
-    PyTorch does not come to such a parameter. PyTorch's engine (2.13) does here, and would call the parameter's hooks
-    with None, which they cannot work with.
-    """
+    """Returns the gradients unchanged, and protects hooks of parameters whose gradient is None."""
+    # If a loss uses some outputs of a call only, no gradient may reach a parameter. Eager PyTorch does not visit such a
+    # parameter. PyTorch's engine (2.13) does here, and would call the parameter's hooks with None.
     functions = [function for function, _ in ctx.next_functions[-len(gradients) :]]
     for gradient, function in zip(gradients, functions, strict=True):
         hooks = getattr(getattr(function, "variable", None), "_backward_hooks", None)
@@ -192,10 +234,10 @@ def _keep_from_hooks(ctx: Any, gradients: Sequence[torch.Tensor | None]) -> Sequ
 
 
 class _HookOfGradients:
-    """A hook of a tensor that is not called with None.
+    """A hook of a tensor that ignores calls with None.
 
     Args:
-        hook: what the user has registered, e.g. `lambda gradient: gradient * 2`.
+        hook: the hook that the user registered, e.g. `lambda gradient: gradient * 2`.
     """
 
     def __init__(self, hook: Callable[[torch.Tensor], torch.Tensor | None]) -> None:
@@ -206,11 +248,13 @@ class _HookOfGradients:
 
 
 def _is_transformed(tensor: torch.Tensor) -> bool:
-    """Whether a transform of torch.func, or the older vmap of `is_grads_batched`, holds the tensor's memory."""
+    """Returns whether a tensor is a wrapper of torch.func's transforms, or of the older vmap of `is_grads_batched`."""
+    # ONNX Runtime cannot read the memory of such a tensor.
     return _is_wrapped(tensor) or _is_batched(tensor)
 
 
 def _cotangent(received: torch.Tensor | None, shape: Any) -> torch.Tensor:
+    """Returns the cotangent of an output, zeros if it received none; `shape` is an entry of `ctx.shapes`."""
     if received is not None:
         return received
     size, dtype, device = shape
@@ -220,9 +264,10 @@ def _cotangent(received: torch.Tensor | None, shape: Any) -> torch.Tensor:
 def _check_versions(
     checked: Sequence[tuple[torch.Tensor, int, frozenset[int]]], received: Sequence[int]
 ) -> None:
-    """Raises where PyTorch does: a tensor has been written to that its backward from these outputs would read."""
+    """Raises, as eager PyTorch does, if an input was written to that it saved for one of the outputs `received`."""
     for tensor, version, outputs in checked:
         if tensor._version != version and not outputs.isdisjoint(received):
+            # PyTorch's own words, which programs and their users know.
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified by an inplace operation: "
                 f"[{tensor.type()} {list(tensor.shape)}] is at version {tensor._version}; expected version {version} "
@@ -231,9 +276,17 @@ def _check_versions(
 
 
 def _unchanged_inputs(kept: _Kept, reads: Sequence[int]) -> Sequence[torch.Tensor]:
-    """The inputs; raises RuntimeError if one that gradients depend on has changed since."""
-    inputs, versions, *_ = kept
-    for tensor, version in zip([inputs[i] for i in reads], versions, strict=True):
+    """Returns the inputs of a call.
+
+    Args:
+        kept: of the call.
+        reads: `TrainingStep.reads`.
+
+    Raises:
+        RuntimeError: the caller has written to one that the gradients depend on.
+    """
+    inputs = kept.inputs
+    for tensor, version in zip([inputs[i] for i in reads], kept.versions, strict=True):
         if tensor._version != version:
             raise RuntimeError(
                 f"computing the outputs again for a derivative: an input of shape {list(tensor.shape)} has been "
@@ -251,7 +304,18 @@ def _differentiable(
     received: tuple[int, ...],
     cotangents: Sequence[torch.Tensor],
 ) -> Sequence[torch.Tensor | None]:
-    """Returns the gradients, computed by a program that is differentiable itself, or by PyTorch."""
+    """Returns gradients that can be differentiated again, or that take a batch of cotangents.
+
+    ONNX Runtime computes them if the gradient graph itself has a gradient; else PyTorch does.
+
+    Args:
+        program: the program.
+        replay: the program in PyTorch.
+        needs: per input, whether it needs a gradient.
+        inputs: the inputs.
+        received: indices of the outputs that got a cotangent.
+        cotangents: their cotangents.
+    """
     by_output = dict(zip(received, cotangents, strict=True))
     if any(map(_is_transformed, cotangents)):
         why = ORTModuleTorchModelException(
@@ -262,21 +326,23 @@ def _differentiable(
         return replay.gradients(inputs, needs, by_output)
     tensors = [*inputs, *cotangents]
     wanted = tuple([t.requires_grad for t in tensors])
-    found = program.differentiable_vjp(needs, received, wanted)
-    if isinstance(found, str):
-        replay.announce("second derivative", ORTModuleONNXModelException(found))
+    vjp_or_reason = program.differentiable_vjp(needs, received, wanted)
+    if isinstance(vjp_or_reason, str):
+        replay.announce("second derivative", ORTModuleONNXModelException(vjp_or_reason))
         return replay.gradients(inputs, needs, by_output)
-    vjp, slots, dependent = found
+    vjp, slots, dependent = vjp_or_reason
     if not vjp.seeds:
         return [None] * len(needs)
-    again = program.differentiable_again
-    if (needs, received, wanted) not in again:
-        again[needs, received, wanted] = replay.differentiable_gradients(inputs, needs, by_output)
-    flags = again[needs, received, wanted]
+    # Eager PyTorch's rule differs from dependence: the gradient of a convolution's weight requires a gradient although
+    # it does not depend on the weight, and one that is computed through a path of zeros does not. It is asked once.
+    answers = program.differentiable_again
+    if (needs, received, wanted) not in answers:
+        answers[needs, received, wanted] = replay.differentiable_gradients(inputs, needs, by_output)
+    flags = answers[needs, received, wanted]
     if flags is not None:
         by_slot = {slot: flag for slot, flag in zip(slots, flags, strict=True) if slot is not None}
         dependent = tuple(by_slot[slot] for slot in range(len(dependent)))
     with torch.set_grad_enabled(any(dependent)):
-        found_gradients = call(vjp, tensors, replay.derivative(needs, received, slots))
-    gradients = [g if flag else g.detach() for g, flag in zip(found_gradients, dependent, strict=True)]
+        results = call(vjp, tensors, replay.derivative(needs, received, slots))
+    gradients = [g if flag else g.detach() for g, flag in zip(results, dependent, strict=True)]
     return [None if slot is None else gradients[slot] for slot in slots]

@@ -1,4 +1,4 @@
-"""float64 on the CPU: what ONNX Runtime has no kernels for in float64 though other operators can stand in."""
+"""Replace ops that ONNX Runtime's CPU provider lacks in float64 by formulas of other ops, e.g. Erf or Softplus."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from onnxtrain.ortmodule._exceptions import ORTModuleONNXModelException
 from onnxtrain.ortmodule.lowering import _formulas
 from onnxtrain.passes import infer_shapes, inline_functions
 
+# Only ops without attributes. The formulas need no gradients: they are put in after the gradient graph was built.
 _FORMULAS: dict[str, Callable[[Emitter, ir.Value], ir.Value]] = {
     "Acos": _formulas.acos,
     "Acosh": _formulas.acosh,
@@ -24,14 +25,20 @@ _FORMULAS: dict[str, Callable[[Emitter, ir.Value], ir.Value]] = {
     "Softplus": _formulas.softplus,
     "Tan": _formulas.tan,
 }
-"""Operators without attributes, whose gradients are built before they are replaced."""
+"""Per op, the function that writes its formula. The formulas agree with PyTorch to 1e-14."""
 
-_REFUSING = frozenset({"GRU", "LSTM"})
-"""Operators whose CPU kernels take float64 when a session is made, and fail when it runs."""
+_FAILING_KERNELS = frozenset({"GRU", "LSTM"})
+"""Ops whose CPU kernels accept float64 when a session is created, and fail when it runs."""
 
 
 def has_float64(model: ir.Model, op_types: Container[str] | None = None) -> bool:
-    """Returns whether any node, or any of these ops, has a float64 result, other than the scalars that sizes become."""
+    """Returns whether a node has a float64 result that is no scalar.
+
+    Args:
+        model: the model.
+        op_types: only nodes of these ops are looked at, e.g. ("MatMul",); all nodes if left out.
+    """
+    # Python floats and arithmetic on sizes come as float64 scalars, in float32 models, too.
     return any(
         _is_double(value) and (value.shape is None or len(value.shape) > 0)
         for node in model.graph
@@ -41,19 +48,19 @@ def has_float64(model: ir.Model, op_types: Container[str] | None = None) -> bool
 
 
 def expand_float64(model: ir.Model) -> ir.Model:
-    """Returns a model that computes in float64 by formulas what has no float64 kernel.
+    """Returns a copy of a model in which formulas stand for the ops that have no float64 kernel.
 
-    `model` is not changed.
+    Returns the model itself if there are no such ops.
 
     Raises:
-        ORTModuleONNXModelException: there is an operator whose kernel would fail at run time.
+        ORTModuleONNXModelException: the model has a GRU or LSTM in float64, whose kernel would fail at run time.
     """
     for node in model.graph:
-        if node.op_type in _REFUSING and node.domain == "" and _is_double(node.inputs[0]):
+        if node.op_type in _FAILING_KERNELS and node.domain == "" and _is_double(node.inputs[0]):
             raise ORTModuleONNXModelException(
                 f"ONNX Runtime's CPU provider has no kernel of {node.op_type} for float64 (node '{node.name}')"
             )
-    # Gradients of activations use such operators inside of their functions.
+    # Functions such as the gradient of GELU have Erf in their bodies.
     expanded = infer_shapes(inline_functions(model.clone())) if model.functions else model.clone()
     if not any(_lacking(expanded)):
         return model
@@ -75,6 +82,7 @@ def expand_float64(model: ir.Model) -> ir.Model:
 
 
 def _lacking(model: ir.Model) -> Iterator[ir.Node]:
+    """Yields the nodes that have no float64 kernel."""
     return (
         node
         for node in model.graph

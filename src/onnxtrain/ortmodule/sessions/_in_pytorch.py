@@ -1,4 +1,8 @@
-"""Operators of a functional ATen graph as PyTorch runs them, so that its autograd can follow."""
+"""Run parts of a functional ATen graph in PyTorch, so that its autograd can differentiate them.
+
+A functional graph has operators without a kernel, or without a derivative. They are replaced by operators that do the
+same, e.g. a write instead of `as_strided_scatter`.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +28,7 @@ def _recurrent_layer(
     bias: bool,
     bidirectional: bool,
 ) -> tuple[torch.Tensor, ...]:
+    """Runs one layer of an LSTM, GRU or RNN (`mode`: "lstm", "gru", "rnn_tanh" or "rnn_relu")."""
     function = {"lstm": torch.lstm, "gru": torch.gru, "rnn_tanh": torch.rnn_tanh, "rnn_relu": torch.rnn_relu}[
         mode
     ]
@@ -35,6 +40,7 @@ def _recurrent_layer(
 
 
 def _bernoulli_like(x: torch.Tensor, p: float) -> torch.Tensor:
+    """Draws zeros and ones, ones with probability `p`, in the memory layout of `x`."""
     return torch.empty_like(x).bernoulli_(p)
 
 
@@ -46,11 +52,9 @@ def _rrelu_with_noise(
     training: bool = False,
     generator: torch.Generator | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Computes RReLU and its slopes.
-
-    The functional operator's own derivative (PyTorch 2.13) reads the slopes as they were before the draw: memory that
-    nothing has written.
-    """
+    """Computes RReLU, and returns its slopes, too."""
+    # The derivative of the functional operator (PyTorch 2.13) reads `noise` as it was before the draw, which is
+    # uninitialised memory.
     slopes = torch.empty_like(noise)
     return aten.rrelu_with_noise.default(x, slopes, lower, upper, training, generator), slopes
 
@@ -62,14 +66,16 @@ def _as_strided_scatter(
     stride: Sequence[int],
     offset: int | None = None,
 ) -> torch.Tensor:
-    """As a write: the operator's own derivative (PyTorch 2.13) is the gradient of the part, and not that around it."""
+    """Copies `x` and writes `part` to a strided view of the copy."""
+    # The functional operator's derivative (PyTorch 2.13) is not that of a write: the gradient came out twice as large.
     result = x.clone(memory_format=torch.contiguous_format)
     result.as_strided(size, stride, offset).copy_(part)
     return result
 
 
 def _copy(x: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
-    """As a write: the functional operator (PyTorch 2.13) has no derivative."""
+    """Copies `source` into a tensor with the dtype and layout of `x`."""
+    # A write, as the functional operator (PyTorch 2.13) has no derivative.
     return torch.empty_like(x).copy_(source)
 
 
@@ -83,17 +89,22 @@ _RUNNABLE: dict[str, Callable[..., Any]] = {
     "aten.view_as_complex_copy.default": aten.view_as_complex.default,
     "aten.view_as_real_copy.default": aten.view_as_real.default,
 }
-"""What to call for operators that have no kernel, or no derivative, as a functional graph has them."""
+"""Replacements, by name, of operators of functional graphs that have no kernel or no right derivative in PyTorch."""
 
 
 def runnable(graph_module: fx.GraphModule) -> Callable[..., Any]:
-    """Returns the graph as a function that autograd can follow; autocast has been traced, and does nothing in it."""
+    """Returns a graph as a function that autograd can differentiate.
+
+    Args:
+        graph_module: a functional ATen graph, whose operators are replaced in place.
+    """
     for node in graph_module.graph.nodes:
         node.target = _RUNNABLE.get(str(node.target), node.target)
     graph_module.recompile()
     run = graph_module.forward
 
     def without_autocast(*args: Any) -> Any:
+        # The trace has written autocast's casts into the graph: they must not be done twice.
         with DisableAutocast():
             return run(*args)
 
@@ -107,33 +118,39 @@ def differentiable_nodes(
 
     Args:
         graph_module: a functional ATen graph.
-        requires_grad: per placeholder, whether it does.
+        requires_grad: per placeholder, whether it requires a gradient.
         in_pytorch: the nodes that PyTorch is to run.
 
     Raises:
-        ORTModuleTorchModelException: PyTorch cannot differentiate one of these, as it stands in this graph.
+        ORTModuleTorchModelException: PyTorch cannot differentiate one of `in_pytorch`.
     """
-    found: set[fx.Node] = set()
+    differentiable: set[fx.Node] = set()
     flags = iter(requires_grad)
     for node in graph_module.graph.nodes:
         if node.op == "placeholder":
             if next(flags):
-                found.add(node)
-        elif node.op == "call_function" and any(source in found for source in node.all_input_nodes):
+                differentiable.add(node)
+        elif node.op == "call_function" and not differentiable.isdisjoint(node.all_input_nodes):
             if node.target is aten.detach.default or not _is_differentiable(node.meta.get("val")):
                 continue
-            if node not in in_pytorch or _has_derivative(node, found):
-                found.add(node)
-    return found
+            # Nodes in ONNX Runtime have a gradient rule: a missing one would have put the node into `in_pytorch`.
+            if node not in in_pytorch or _has_derivative(node, differentiable):
+                differentiable.add(node)
+    return differentiable
 
 
 def _is_differentiable(value: Any) -> bool:
+    """Returns whether a result, or one of several, has a floating-point or complex dtype."""
     parts = value if isinstance(value, tuple | list) else (value,)
     return any(isinstance(p, torch.Tensor) and (p.is_floating_point() or p.is_complex()) for p in parts)
 
 
 def _has_derivative(node: fx.Node, differentiable: set[fx.Node]) -> bool:
-    """Whether autograd follows the operator; it is asked with tensors without memory."""
+    """Returns whether autograd records the operator of a node, by running it on fake tensors.
+
+    Raises:
+        ORTModuleTorchModelException: the operator fails, or its backward is not implemented.
+    """
 
     def value(argument: fx.Node) -> Any:
         fake = argument.meta["val"]
@@ -141,10 +158,11 @@ def _has_derivative(node: fx.Node, differentiable: set[fx.Node]) -> bool:
             return fake.detach().requires_grad_()
         return fake
 
+    # `getitem` of a node with several results: that node has been asked.
     if not callable(node.target) or any(
         isinstance(n.meta.get("val"), tuple | list) for n in node.all_input_nodes
     ):
-        return True  # a result of a node that has been asked
+        return True
     args, kwargs = fx.node.map_arg((node.args, node.kwargs), value)
     fake_mode = next(
         (v.fake_mode for n in node.all_input_nodes if hasattr(v := n.meta["val"], "fake_mode")), None
@@ -153,11 +171,13 @@ def _has_derivative(node: fx.Node, differentiable: set[fx.Node]) -> bool:
     try:
         with torch.enable_grad(), fake_mode or contextlib.nullcontext(), unnoted_sizes(fake_mode):
             results = pytree.tree_leaves(target(*args, **kwargs))
-    except Exception as error:  # PyTorch's code raises anything
+    # PyTorch's fake kernels raise exceptions of any type.
+    except Exception as error:
         raise ORTModuleTorchModelException(
             f"{node.target} is not differentiable in PyTorch as it was traced ({type(error).__name__}: {error})"
         ) from error
-    made = [r.grad_fn for r in results if isinstance(r, torch.Tensor) and r.grad_fn is not None]
-    if any("NotImplemented" in function.name() for function in made):
+    functions = [r.grad_fn for r in results if isinstance(r, torch.Tensor) and r.grad_fn is not None]
+    # PyTorch gives an operator without derivative this function, which raises in backward.
+    if any("NotImplemented" in function.name() for function in functions):
         raise ORTModuleTorchModelException(f"{node.target} is not differentiable in PyTorch as it was traced")
-    return bool(made)
+    return bool(functions)

@@ -1,4 +1,4 @@
-"""A captured graph, or a part of one, as ONNX Runtime runs it."""
+"""Run a captured graph, or a part of one, in ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -26,7 +26,14 @@ from onnxtrain.passes import save_model
 
 
 def output_of(kind: str, value: Any, args: Sequence[Any], results: Sequence[Any]) -> Any:
-    """Returns an output that `Lowered.outputs` describes."""
+    """Returns an output of a captured graph.
+
+    Args:
+        kind: as in `Lowered.outputs`, e.g. "tensor".
+        value: as in `Lowered.outputs`, e.g. 0.
+        args: the arguments of the captured graph.
+        results: the outputs of the ONNX graph.
+    """
     if kind == "constant":
         return value
     if kind == "placeholder":
@@ -35,21 +42,22 @@ def output_of(kind: str, value: Any, args: Sequence[Any], results: Sequence[Any]
 
 
 class OnnxPart:
-    """A graph, or a part of one, in ONNX Runtime.
+    """A captured graph, or a part of one, in ONNX Runtime. Its sessions are created at once.
 
     Args:
-        lowered: the graph.
-        signature: what its inputs and outputs are.
-        plain: the same in PyTorch, for what ONNX Runtime does not give: the graph that was lowered, or Dynamo's of it.
-        announce: says what PyTorch is about to compute.
-        severity: the least severity of what ONNX Runtime prints.
-        run: does what `plain` does, if it is not the graph itself that is to be run.
+        lowered: the ONNX graph.
+        signature: describes inputs and outputs of the captured graph.
+        plain: the captured graph in PyTorch, for derivatives that ONNX Runtime does not give.
+        announce: warns of what PyTorch is about to compute.
+        severity: the least severity of messages that ONNX Runtime prints, e.g. 3 for errors.
+        run: runs `plain`; `plain.forward` if left out.
 
     Attributes:
-        inputs: indices of the arguments that are tensors in the ONNX graph.
+        inputs: indices of the arguments that are inputs of the ONNX graph, e.g. [0, 2].
         outputs: see `Lowered`.
         mutated: see `Lowered`.
-        reads: which of `inputs` the gradients depend on.
+        program: the ONNX graph with its sessions.
+        reads: indices, among `inputs`, of the inputs on which gradients depend, e.g. (0, 1).
     """
 
     def __init__(
@@ -64,7 +72,7 @@ class OnnxPart:
         self._lowered = lowered
         self._signature = signature
         self.inputs, self.outputs, self.mutated = lowered.inputs, lowered.outputs, lowered.mutated
-        # What the graph itself writes to is no longer what the caller gave: only PyTorch could tell whose write it was.
+        # A version counter does not tell whether the graph itself or the caller has written to an input.
         self.program = Program(
             lowered.model,
             _onnx_outputs(lowered, signature),
@@ -75,16 +83,17 @@ class OnnxPart:
         self._complex_inputs = [i for i, place in enumerate(lowered.inputs) if place in lowered.complex]
         self._complex_outputs = [index for kind, index in lowered.outputs if kind == "complex"]
         self._complex_outputs += [index for place, index in lowered.mutated if place in lowered.complex]
-        self._as_they_are = not (self._complex_inputs or self._complex_outputs or lowered.assertions)
+        self._returns_results = not (self._complex_inputs or self._complex_outputs or lowered.assertions)
         self._needs: tuple[bool, ...] | None = None
-        self.reads = self._prepare()
+        self.reads = self._create_sessions()
         self._replayed = ReplayedGraph(plain, lowered, signature.device, run)
         self._announce = announce
-        # Without numbers among the arguments it is the same in each call.
+        # A replay holds the numbers among the arguments of a call. Without numbers one replay serves all calls.
         self._replay = None if self._replayed.numbers else Replay(self._replayed.of_call(()), announce)
 
-    def _prepare(self) -> Sequence[int]:
-        """Makes the sessions; returns `reads`."""
+    def _create_sessions(self) -> Sequence[int]:
+        """Creates the sessions, and returns `reads`."""
+        # Now and not in the first call: a missing kernel must show while the graph can still be cut into parts.
         lowered = self._lowered
         if not lowered.model.graph.outputs:
             return ()
@@ -98,20 +107,20 @@ class OnnxPart:
 
     @property
     def step(self) -> TrainingStep | None:
-        """The sessions of a training step; None in inference."""
+        """The forward and backward session; None in inference."""
         return None if self._needs is None else self.program.training_step(self._needs)
 
     def results(self, args: Sequence[Any], tensors: list[torch.Tensor]) -> Sequence[torch.Tensor]:
-        """Returns the outputs of the ONNX graph.
+        """Runs the ONNX graph, and returns its outputs.
 
         Args:
-            args: the arguments of the graph.
-            tensors: those of `inputs`.
+            args: the arguments of the captured graph.
+            tensors: the arguments `inputs`. Random numbers are appended to the list.
 
         Raises:
-            RuntimeError: what the graph asserts does not hold.
+            RuntimeError: an assertion of the graph does not hold.
         """
-        if self._as_they_are:
+        if self._returns_results:
             return self._run(args, tensors)
         for index in self._complex_inputs:
             tensors[index] = torch.view_as_real(tensors[index].resolve_conj())
@@ -119,7 +128,8 @@ class OnnxPart:
         for index, message in self._lowered.assertions:
             if not results[index].all():
                 replay = Replay(self._replayed.of_call(args), self._announce)
-                replay.outputs(tensors)  # raises with PyTorch's words
+                # PyTorch raises the error that eager PyTorch raises, with more detail than our message.
+                replay.outputs(tensors)
                 raise RuntimeError(message)
         if self._complex_outputs:
             results = list(results)
@@ -128,6 +138,7 @@ class OnnxPart:
         return results
 
     def _run(self, args: Sequence[Any], tensors: list[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """Runs the ONNX graph on real tensors, in PyTorch if ONNX Runtime fails."""
         lowered, device = self._lowered, self.program.device
         for random in lowered.random:
             drawn = random.draw(random.sizes(args))
@@ -141,21 +152,23 @@ class OnnxPart:
         except Exception as error:
             if not is_of_onnxruntime(error):
                 raise
+            # E.g. ONNX Runtime lacks memory: PyTorch computes the same, with the same random numbers. Or an index is
+            # out of range: PyTorch raises its own error, which the caller may expect.
             try:
                 outputs = replay.outputs(tensors)
-            except Exception as own:  # an index out of range, for example
-                raise own from error
+            except Exception as pytorch_error:
+                raise pytorch_error from error
             self._announce("forward", ORTModuleONNXModelException(f"ONNX Runtime failed: {error}"))
             return outputs
 
     def run(self, *args: Any) -> tuple[Any, ...]:
-        """Returns the outputs of a part that writes to no argument."""
+        """Runs a part of a graph, which takes and returns values of the captured graph and writes to no argument."""
         tensors = [a if isinstance(a := args[i], torch.Tensor) else _scalar(a) for i in self.inputs]
         results = self.results(args, tensors)
         return tuple(output_of(kind, value, args, results) for kind, value in self.outputs)
 
     def record(self, name: str) -> GraphRecord:
-        """What the report says of the graph, without the time of its first call."""
+        """Returns the record of the graph for the report, without the time of its first call."""
         device = str(self.program.device)
         if self.step is None:
             return GraphRecord(name, "inference", device, self._lowered.model.graph.num_nodes())
@@ -164,18 +177,23 @@ class OnnxPart:
         )
 
     def ops(self) -> Counter[str]:
-        """The operators of the forward graph, as it was lowered."""
+        """Counts the nodes of the lowered forward graph by op, e.g. {"MatMul": 2}."""
         return Counter(node.op_type for node in self._lowered.model.graph)
 
     def executed(self) -> Iterator[tuple[str, ir.Model]]:
-        """Yields the models that ONNX Runtime runs, each with what it is."""
+        """Yields the models that ONNX Runtime runs, with their kind: "forward", "backward" or "inference"."""
         names = [value.name for value in self._signature.inputs]
         if self._lowered.model.graph.outputs:
             for kind, model in self.program.executed(self._needs).items():
                 yield kind, renamed(model, names)
 
     def save(self, options: DebugOptions, name: str) -> None:
-        """Writes the ONNX models where the options say."""
+        """Writes the lowered model, and in training the model with gradients, to the folder of the options.
+
+        Args:
+            options: folder and prefix of the files.
+            name: of the graph, e.g. "graph 0".
+        """
         mode = "inference" if self._needs is None else "training"
         stem = f"{options.onnx_prefix}_{name.replace(' ', '_')}"
         save_model(self._lowered.model, options.save_path / f"{stem}_{mode}.onnx")
@@ -186,41 +204,42 @@ class OnnxPart:
 
 
 def _onnx_outputs(lowered: Lowered, signature: GraphSignature) -> list[GraphOutput]:
-    """Returns what the outputs of the ONNX graph are: results of the captured graph, and what it writes to inputs."""
-    own_index = {place: index for index, place in enumerate(lowered.inputs)}
-
-    # Random numbers count as saved: nobody writes to them.
+    """Describes the outputs of the ONNX graph: results of the captured graph, and new values of inputs it writes to."""
+    # The signature counts the inputs of the captured graph, some of which are no inputs of the ONNX graph.
+    index_of = {place: index for index, place in enumerate(lowered.inputs)}
+    # Random numbers count as saved: nobody can write to them, so that they need no check.
     random = range(len(lowered.inputs), len(lowered.model.graph.inputs))
 
-    def own_indices(places: frozenset[int]) -> frozenset[int]:
-        return frozenset(own_index[place] for place in places if place in own_index)
+    def indices(places: frozenset[int]) -> frozenset[int]:
+        return frozenset(index_of[place] for place in places if place in index_of)
 
-    def own_saves(places: frozenset[int] | None) -> frozenset[int] | None:
-        return None if places is None else own_indices(places).union(random)
+    def saved_indices(places: frozenset[int] | None) -> frozenset[int] | None:
+        return None if places is None else indices(places).union(random)
 
-    found = [GraphOutput()] * len(lowered.model.graph.outputs)
+    onnx_outputs = [GraphOutput()] * len(lowered.model.graph.outputs)
     for (kind, index), output in zip(lowered.outputs, signature.outputs, strict=True):
         if kind in ("tensor", "complex"):
             layout = output.layout
+            # Real and imaginary part are the last axis of the ONNX output, and lie side by side in PyTorch's memory.
             if layout is not None and kind == "complex":
                 layout = (*layout, len(layout))
-            found[index] = GraphOutput(
-                output.requires_grad, layout, own_indices(output.zero_grads), own_saves(output.saves)
+            onnx_outputs[index] = GraphOutput(
+                output.requires_grad, layout, indices(output.zero_grads), saved_indices(output.saves)
             )
     for place, index in lowered.mutated:
         written = signature.inputs[place]
-        found[index] = GraphOutput(
-            written.written_with_grad, None, own_indices(written.zero_grads), own_saves(written.saves)
+        onnx_outputs[index] = GraphOutput(
+            written.written_with_grad, None, indices(written.zero_grads), saved_indices(written.saves)
         )
-    return found
+    return onnx_outputs
 
 
 @contextlib.contextmanager
 def building() -> Iterator[None]:
-    """Turns what goes wrong while a graph is lowered, differentiated or given sessions into a reason for PyTorch.
+    """Turns errors of lowering, differentiating and opening sessions into a reason to run the graph in PyTorch.
 
     Raises:
-        ORTModuleONNXModelException: something went wrong.
+        ORTModuleONNXModelException: any exception was raised, unless it is such a reason already.
     """
     try:
         yield
@@ -233,11 +252,13 @@ def building() -> Iterator[None]:
     except Exception as error:
         if is_of_onnxruntime(error):
             raise ORTModuleONNXModelException(f"ONNX Runtime cannot run the graph: {error}") from error
+        # A fault of ours: the training goes on in PyTorch, with a warning that asks for a report.
         raise ORTModuleONNXModelException(
             f"building its ONNX graph failed ({type(error).__name__}: {error}); please report it"
         ) from error
 
 
 def _scalar(number: bool | int | float) -> torch.Tensor:
-    """Returns a number as a tensor of the dtype that graphs have for it: a float is float64."""
+    """Returns a Python number as a scalar tensor: bool, int64 or float64."""
+    # The functional graph has Python floats as float64. Without `dtype` PyTorch makes them float32.
     return torch.tensor(number, dtype=torch.float64 if isinstance(number, float) else None)

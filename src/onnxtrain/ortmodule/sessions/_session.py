@@ -1,4 +1,4 @@
-"""An ONNX Runtime session over PyTorch tensors, without copies."""
+"""Run ONNX Runtime sessions on the memory of PyTorch tensors, without copies."""
 
 from __future__ import annotations
 
@@ -37,23 +37,26 @@ from onnxtrain.runtime.kernels import kernel_library, register_kernels
 from onnxtrain.runtime.session import rest_threads
 from onnxtrain.runtime.session_settings import SessionSettings
 
-_LOWEST = (1, 30)
+_LOWEST_VERSION = (1, 30)
 _VERSION = tuple(map(int, ort.__version__.split(".")[:2]))
 _BOOL_AS_BYTES = _VERSION < (1, 32)
-"""Older versions are told that bytes are booleans; newer ones know booleans from DLPack, and take no word for it."""
+"""True if booleans are handed over as bytes, with a flag that says so. ONNX Runtime 1.32 reads the dtype from DLPack,
+and its `push_back` has no such flag."""
 _RUN_OPTIONS = binding.RunOptions()
+# They are called once per tensor and call.
 _to_dlpack = _torch.to_dlpack
-_from_dlpack = _torch.from_dlpack  # the C function: it is called once per output
+_from_dlpack = _torch.from_dlpack
 
 
 def check_onnxruntime() -> None:
-    """Checks that the installed onnxruntime can run what ORTModule makes.
+    """Checks that the installed onnxruntime can run the graphs of ORTModule.
 
     Raises:
-        ORTModuleInitException: it is older than 1.30. 1.20 lacks DLPack, by which memory is shared with PyTorch; those
-            up to 1.28 can end the process over tensors without elements.
+        ORTModuleInitException: it is older than 1.30.
     """
-    if tuple(map(int, ort.__version__.split(".")[:2])) < _LOWEST:
+    # 1.20 lacks DLPack, by which memory is shared with PyTorch. From 1.21 to 1.28 some graphs over tensors without
+    # elements fail, and `any` of an empty tensor ends the process.
+    if tuple(map(int, ort.__version__.split(".")[:2])) < _LOWEST_VERSION:
         raise ORTModuleInitException(
             f"ORTModule needs onnxruntime 1.30 or newer; installed is {ort.__version__}, which can end the process "
             "over tensors without elements. Upgrade it"
@@ -61,10 +64,10 @@ def check_onnxruntime() -> None:
 
 
 def common_device(tensors: Iterable[torch.Tensor]) -> torch.device:
-    """Returns the device that all tensors are on, the CPU if there are none.
+    """Returns the device of all tensors, the CPU if there are none.
 
     Raises:
-        ORTModuleDeviceException: they are on several, or on one that no session can be made for.
+        ORTModuleDeviceException: they are on several devices, or on one for which no session can be made.
     """
     devices = {tensor.device for tensor in tensors}
     kinds = {device.type for device in devices}
@@ -82,18 +85,19 @@ def common_device(tensors: Iterable[torch.Tensor]) -> torch.device:
 
 
 def suited(model: ir.Model, device: torch.device, layouts: Mapping[int, Layout] | None = None) -> ir.Model:
-    """Returns a model as ONNX Runtime takes it on a device; may change `model`.
+    """Rewrites what ONNX Runtime lacks, or computes wrongly, on a device. May change `model`.
 
     Args:
         model: the model.
-        device: where it will run.
-        layouts: how some outputs lie in memory; the others are contiguous.
+        device: the device on which it will run.
+        layouts: per output that is not contiguous in eager PyTorch, its layout, e.g. {0: (0, 2, 3, 1)}.
     """
     if layouts:
         lay_out(model, layouts)
     if not model.graph.outputs:
         return model
     CrossEntropyPass()(model)
+    # As PyTorch's CPU kernels do: float16 and bfloat16 are computed in float32, and rounded after each op.
     if device.type == "cpu" and has_narrow_floats(model):
         model = widen_narrow_floats(WideCompositesPass()(model).model)
         if kernel_library() is not None:
@@ -102,6 +106,7 @@ def suited(model: ir.Model, device: torch.device, layouts: Mapping[int, Layout] 
             Bfloat16RoundingPass()(model)
     if device.type == "cpu" and has_float64(model):
         model = expand_float64(model)
+    # Reductions over axes that are counted from the back fail for an empty batch.
     if _has_no_elements(model.graph):
         model = infer_shapes(model.clone())
         PositiveAxesPass()(model)
@@ -113,13 +118,13 @@ class Session:
     """Runs an ONNX model on tensors of one device.
 
     Args:
-        model: the model; initializers are constants, parameters are inputs.
-        device: where inputs are and outputs will be.
-        severity: the least severity of what ONNX Runtime prints.
-        layouts: how some outputs lie in memory; the others are contiguous.
+        model: the model. Parameters are inputs, initializers are constants.
+        device: the device of inputs and outputs.
+        severity: the least severity of messages that ONNX Runtime prints, e.g. 3 for errors.
+        layouts: per output that is not contiguous in eager PyTorch, its layout, e.g. {0: (0, 2, 3, 1)}.
 
     Attributes:
-        nodes: number of nodes of the model.
+        nodes: number of nodes of the model, e.g. 12.
     """
 
     def __init__(
@@ -133,21 +138,24 @@ class Session:
         model = suited(model, device, layouts)
         self.nodes = model.graph.num_nodes()
         self._outputs = [value.name for value in model.graph.outputs]
-        if not self._outputs:  # gradients that reach no input; ONNX Runtime wants a result
+        # ONNX Runtime refuses a model without outputs, e.g. the backward graph if no gradient reaches any input.
+        if not self._outputs:
             return
         options = SessionSettings(
             severity=severity,
             threads=threads_for(model),
-            # Among ops of bodies, ONNX Runtime's default order frees values earlier (ResNet-18: 610 MB instead of 889).
+            # The bodies of functions have many nodes, for which ONNX Runtime's default order frees values earlier than
+            # that of the file (ResNet-18: 610 MB instead of 889).
             in_file_order=kernel_library() is not None,
-            # Beyond the basic ones it fuses scales and epsilons into attributes, which are float32.
+            # Optimizations beyond the basic ones fuse scales and epsilons into attributes, which are float32.
             basic_optimizations=has_float64(model, ("MatMul", "ReduceMean")),
         ).options()
         self._device = device
+        # Registering makes a session take 2 ms longer, as ONNX Runtime creates a schema of each op for each session.
         if device.type == "cpu" and any(node.domain == DOMAIN for node in model.graph.all_nodes()):
             names = [name for domain, name, _ in model.functions if domain == DOMAIN]
-            register_kernels(options, names)  # for 2 ms: onnxruntime makes a schema of each op anew
-        # It takes an Expand to no elements for one that does nothing.
+            register_kernels(options, names)
+        # This optimizer (ONNX Runtime 1.32) drops an Expand of [3, 1] to [3, 0], as if it did nothing.
         disabled = ["ExpandElimination"] if _has_no_elements(model.graph) else []
         proto = ir.to_proto(model).SerializeToString()
         try:
@@ -156,37 +164,40 @@ class Session:
             )
         except binding.NotImplemented as error:
             raise ORTModuleONNXModelException(_missing_kernel(model, str(error))) from error
+        # The threads of a new session would keep the cores busy for 35 ms.
         rest_threads(session)
         self._sharing = CoreSharing(device)
-        self._session = session  # keeps the native one alive
+        # `session` keeps the native session alive, whose methods take less time per call.
+        self._session = session
         self._native = session._sess
         self._inputs = [value.name for value in model.graph.inputs]
         self._bools = [i for i, value in enumerate(model.graph.outputs) if value.dtype == ir.DataType.BOOL]
         self._empty = [i for i, value in enumerate(model.graph.outputs) if 0 in (value.shape or ())]
         native = ort.OrtDevice.make(device.type, device.index or 0)._get_c_device()
         self._devices = [native] * len(self._outputs)
-        plain = not any(_may_pass_on(node) for node in model.graph)
-        self._inputs_known = [_KnownInput(value, native, plain) for value in model.graph.inputs]
+        copies_inputs = not any(_may_return_an_input(node) for node in model.graph)
+        self._described_inputs = [_DescribedInput(v, native, copies_inputs) for v in model.graph.inputs]
 
     def run(self, tensors: Sequence[torch.Tensor], *, trusted: bool = True) -> list[torch.Tensor]:
-        """Returns the outputs for these inputs, in the order of the graph.
+        """Runs the model, and returns its outputs in the order of the graph.
 
         Args:
             tensors: the inputs.
-            trusted: whether those that have been in the same place in memory before have the same shape and dtype now.
+            trusted: True if an input at the address of an earlier one has the same shape and dtype as the earlier one.
         """
         if not self._outputs:
             return []
         feeds = binding.OrtValueVector()
         push = feeds.push_back
-        for tensor, known in zip(tensors, self._inputs_known, strict=True):
-            value = known.at.get(tensor.data_ptr())
+        for tensor, described in zip(tensors, self._described_inputs, strict=True):
+            value = described.at.get(tensor.data_ptr())
             if value is not None and trusted and tensor.is_contiguous():
                 push(value)
             else:
-                known.push(feeds, tensor)
+                described.push(feeds, tensor)
         results = binding.OrtValueVector()
-        if self._device.type == "cuda":  # DLPack carries no stream: what the inputs wait for must be done
+        # This way of DLPack carries no stream: kernels that compute the inputs must be done before ONNX Runtime reads.
+        if self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()
         arguments = _RUN_OPTIONS, self._inputs, feeds, self._outputs, results, self._devices
         if self._sharing.is_settled:
@@ -194,6 +205,7 @@ class Session:
         else:
             self._sharing.watch(lambda: self._native.run_with_ortvaluevector(*arguments))
         outputs: list[torch.Tensor] = results.to_dlpacks(_from_dlpack)
+        # They come as bytes.
         for index in self._bools:
             outputs[index] = outputs[index].view(torch.bool)
         # PyTorch (2.13) cannot resize memory that came through DLPack, and `out=torch.empty(0)` asks it to.
@@ -205,17 +217,20 @@ class Session:
 
 
 def is_of_onnxruntime(error: BaseException) -> bool:
-    """Whether ONNX Runtime raised it."""
+    """Returns whether ONNX Runtime raised an error."""
+    # Its exception classes have no base class of their own.
     return type(error).__module__.startswith("onnxruntime")
 
 
 def _has_no_elements(graph: ir.Graph) -> bool:
-    """Whether a value of the graph has a size of zero."""
+    """Returns whether a value of the graph has an axis of size 0."""
     values = itertools.chain(graph.inputs, *(node.outputs for node in graph))
     return any(value.shape is not None and 0 in value.shape for value in values)
 
 
 def _providers(device: torch.device) -> list[str | tuple[str, dict[str, str]]]:
+    """Returns ONNX Runtime's execution providers for a device, in order of preference."""
+    # Nodes that the CUDA provider has no kernel for run on the CPU.
     if device.type == "cuda":
         return [("CUDAExecutionProvider", {"device_id": str(device.index or 0)}), "CPUExecutionProvider"]
     return ["CPUExecutionProvider"]
@@ -225,13 +240,15 @@ _NO_KERNEL = re.compile(r"Could not find an implementation for (\w+)\(\d+\) node
 
 
 def _missing_kernel(model: ir.Model, message: str) -> str:
-    """Returns ONNX Runtime's message with the dtypes, which it does not tell."""
-    found = _NO_KERNEL.search(message)
-    if found is None:
+    """Returns a message for a missing kernel, e.g. "ONNX Runtime has no kernel of Erf for float64 (node 'erf/Erf')"."""
+    # ONNX Runtime's own message does not tell the dtypes, which are the cause most of the time.
+    match = _NO_KERNEL.search(message)
+    if match is None:
         return f"ONNX Runtime cannot run the graph: {message}"
-    op_type, name = found.groups()
+    op_type, name = match.groups()
     nodes = [node for node in model.graph if node.op_type == op_type and name in ("", node.name)]
     values = [value for node in nodes for value in node.inputs] or list(model.graph.inputs)
+    # A dict and not a set, which would order the dtypes anew in each process.
     dtypes = {
         value.dtype.numpy().name: None for value in values if value is not None and value.dtype is not None
     }
@@ -239,8 +256,11 @@ def _missing_kernel(model: ir.Model, message: str) -> str:
     return f"ONNX Runtime has no kernel of {op_type} for {', '.join(dtypes)}{where}"
 
 
-def _may_pass_on(node: ir.Node) -> bool:
-    """Whether a node may have a value for its result that it was given, and not a copy: no operator on tensors does."""
+def _may_return_an_input(node: ir.Node) -> bool:
+    """Returns whether the result of a node may be one of its inputs itself, not a copy.
+
+    Kernels on tensors always return a copy. Nodes with subgraphs, or on sequences and optionals, may not.
+    """
     graphs = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
     return any(attribute.type in graphs for attribute in node.attributes.values()) or any(
         value.type is not None and not isinstance(value.type, ir.TensorType)
@@ -249,7 +269,8 @@ def _may_pass_on(node: ir.Node) -> bool:
     )
 
 
-_ELEMENTS = {
+# The dtypes that `push_back_batch` takes, by their names in numpy, which has no bfloat16.
+_NUMPY_DTYPES = {
     torch.bool: np.bool_,
     torch.uint8: np.uint8,
     torch.int8: np.int8,
@@ -262,48 +283,56 @@ _ELEMENTS = {
 }
 
 
-_PLACES = 16
+_MAX_ADDRESSES = 16
+"""Addresses per input, so that an input that lies elsewhere in each call does not make the table grow for ever."""
 
 
-class _KnownInput:
-    """An input of a session, and what ONNX Runtime has been told of its memory.
+class _DescribedInput:
+    """An input of a session, with ONNX Runtime's descriptions (OrtValues) of the tensors that it was before.
 
-    Parameters lie where they were in the call before, and results of a session where earlier ones have been. To
-    describe a tensor to ONNX Runtime takes longer than to see that it need not be. A description holds no memory, which
-    is why an input that ONNX Runtime may give back as a result is none that is known.
+    Parameters lie at the same address in every call, and residuals mostly do. Looking up an address takes less time
+    than describing the tensor to ONNX Runtime anew.
+
+    Args:
+        declared: the input in the model. Only one of fixed shape is described once for several calls.
+        device: ONNX Runtime's device of the tensors.
+        copies_inputs: whether every node of the model returns a copy, see `_may_return_an_input`.
 
     Attributes:
-        at: descriptions of tensors by their address.
+        at: OrtValues by the address of the tensor, e.g. {94021: value}.
     """
 
     __slots__ = ("_device", "_shape", "at")
 
-    def __init__(self, declared: ir.Value, device: Any, plain: bool) -> None:
+    def __init__(self, declared: ir.Value, device: Any, copies_inputs: bool) -> None:
         shape = declared.shape
-        fixed = plain and shape is not None and all(isinstance(size, int) for size in shape)
+        fixed = copies_inputs and shape is not None and all(isinstance(size, int) for size in shape)
+        # A description does not keep the memory alive. An input that ONNX Runtime returns as a result would be freed
+        # while the result is read.
         self._shape = tuple(shape) if fixed and shape is not None and not declared.is_graph_output() else None
         self._device = device
         self.at: dict[int, Any] = {}
 
     def push(self, feeds: binding.OrtValueVector, tensor: torch.Tensor) -> None:
-        """Appends a tensor's memory to the inputs of a run."""
-        element = _ELEMENTS.get(tensor.dtype)
-        if element is None or tensor.shape != self._shape or not tensor.is_contiguous() or not tensor.numel():
+        """Appends a tensor to the inputs of a run, and keeps its description for later runs if that is possible."""
+        dtype = _NUMPY_DTYPES.get(tensor.dtype)
+        if dtype is None or tensor.shape != self._shape or not tensor.is_contiguous() or not tensor.numel():
             _push(feeds, tensor)
             return
-        if len(self.at) >= _PLACES:
+        if len(self.at) >= _MAX_ADDRESSES:
             self.at.clear()
         described = binding.OrtValueVector()
         address = tensor.data_ptr()
-        described.push_back_batch([tensor], [address], [element], [self._shape], [self._device])
+        described.push_back_batch([tensor], [address], [dtype], [self._shape], [self._device])
         self.at[address] = described[0]
         feeds.push_back(described[0])
 
 
 def _without_elements(tensor: torch.Tensor) -> Any:
-    """Returns ONNX Runtime's value for a tensor without elements."""
+    """Returns an OrtValue for a tensor without elements."""
     shape = tuple(tensor.shape)
-    if tensor.dtype == torch.bfloat16:  # which numpy does not have
+    # numpy has no bfloat16.
+    if tensor.dtype == torch.bfloat16:
         words = np.empty(shape, np.uint16)
         return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(words, ir.DataType.BFLOAT16.value)._ortvalue
     array = np.empty(shape, torch.empty(0, dtype=tensor.dtype).numpy().dtype)
@@ -311,10 +340,12 @@ def _without_elements(tensor: torch.Tensor) -> Any:
 
 
 def _push(feeds: binding.OrtValueVector, tensor: torch.Tensor) -> None:
-    """Appends a tensor's memory to the inputs of a run."""
+    """Appends a tensor to the inputs of a run, by DLPack."""
+    # ONNX Runtime's tensors have no strides.
     if not tensor.is_contiguous():
         tensor = tensor.contiguous()
-    if tensor.numel() == 0:  # DLPack refuses a null pointer
+    # ONNX Runtime refuses a DLPack tensor with a null pointer.
+    if tensor.numel() == 0:
         feeds.push_back(_without_elements(tensor))
     elif tensor.dtype == torch.bool and _BOOL_AS_BYTES:
         feeds.push_back(_to_dlpack(tensor.detach().view(torch.uint8)), True)

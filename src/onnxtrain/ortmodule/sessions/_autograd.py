@@ -30,7 +30,7 @@ _Call = tuple[Program, Replay, tuple[bool, ...], TrainingStep]
 
 
 class _Kept(NamedTuple):
-    """What a call keeps for backward beside the saved tensors: its inputs, and version counters to compare.
+    """State of a call that backward needs beside the saved tensors: its inputs, and version counters to compare.
 
     Attributes:
         inputs: all inputs, from which PyTorch may compute the outputs again.
@@ -70,13 +70,7 @@ def call(program: Program, tensors: list[torch.Tensor], replay: Replay) -> tuple
 
 
 def _detached(tensors: list[torch.Tensor], unreached: Sequence[int], alone: bool) -> list[torch.Tensor]:
-    """Detaches the inputs that no gradient reaches.
-
-    Args:
-        tensors: the inputs.
-        unreached: indices of the inputs that no gradient reaches, e.g. [2].
-        alone: whether no gradient reaches any input.
-    """
+    """Detaches the inputs that no gradient reaches; `alone` says that none reaches any input."""
     # Transforms of torch.func refuse `requires_grad_` below.
     if alone and _transforms_active():
         return tensors
@@ -160,12 +154,7 @@ _apply: Callable[..., Any] = _torch.apply_function.__get__(None, _Step)
 # A gradient that is taken inside of a captured forward must not have its own code captured.
 @without_capture
 def _backward(ctx: Any, cotangents: Sequence[torch.Tensor | None]) -> tuple[torch.Tensor | None, ...]:
-    """Returns the gradients of `_Step.forward`'s arguments, None for the first one.
-
-    Args:
-        ctx: of the call.
-        cotangents: per output, None if the output got none.
-    """
+    """Returns the gradients of `_Step.forward`'s arguments; see `torch.autograd.Function.backward`."""
     call: _Call = ctx.call
     program, replay, needs, step = call
     seeds = program.seeds
@@ -278,12 +267,8 @@ def _check_versions(
 def _unchanged_inputs(kept: _Kept, reads: Sequence[int]) -> Sequence[torch.Tensor]:
     """Returns the inputs of a call.
 
-    Args:
-        kept: of the call.
-        reads: `TrainingStep.reads`.
-
     Raises:
-        RuntimeError: the caller has written to one that the gradients depend on.
+        RuntimeError: the caller has written to an input of `TrainingStep.reads`.
     """
     inputs = kept.inputs
     for tensor, version in zip([inputs[i] for i in reads], kept.versions, strict=True):
@@ -307,14 +292,6 @@ def _differentiable(
     """Returns gradients that can be differentiated again, or that take a batch of cotangents.
 
     ONNX Runtime computes them if the gradient graph itself has a gradient; else PyTorch does.
-
-    Args:
-        program: the program.
-        replay: the program in PyTorch.
-        needs: per input, whether it needs a gradient.
-        inputs: the inputs.
-        received: indices of the outputs that got a cotangent.
-        cotangents: their cotangents.
     """
     by_output = dict(zip(received, cotangents, strict=True))
     if any(map(_is_transformed, cotangents)):

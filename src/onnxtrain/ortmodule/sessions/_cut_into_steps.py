@@ -1,4 +1,8 @@
-"""Cut a captured graph that ONNX Runtime cannot run as a whole into steps that it runs, and steps that PyTorch runs."""
+"""Cut a captured graph that ONNX Runtime cannot run as a whole into steps that it runs, and steps that PyTorch runs.
+
+Some operators are known to have no lowering. Others show only when the gradient is built or a session is opened: the
+error names a node, which is then left to PyTorch, and the graph is cut again.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +25,8 @@ from onnxtrain.ortmodule.sessions._mixed_graph import Step, Steps
 from onnxtrain.ortmodule.sessions._onnx_part import OnnxPart, building
 from onnxtrain.ortmodule.sessions._pytorch_derivatives import Announce
 
-_ROUNDS = 8
+_MAX_CUTS = 8
+"""Attempts to cut one graph. Each one lowers, differentiates and opens sessions anew, which takes seconds."""
 
 
 def compile_in_steps(
@@ -31,25 +36,26 @@ def compile_in_steps(
     announce: Announce,
     severity: int,
 ) -> Steps:
-    """Returns a graph that ONNX Runtime cannot run as a whole as steps, of which it runs what it can.
+    """Compiles a graph as steps, of which ONNX Runtime runs as many operators as it can.
 
     Args:
         graph_module: a functional ATen graph.
-        error: why it cannot be run as a whole.
-        signature: what its inputs and outputs are.
-        announce: says what PyTorch is about to compute of a part in ONNX Runtime.
-        severity: the least severity of what ONNX Runtime prints.
+        error: why ONNX Runtime cannot run the graph as a whole.
+        signature: describes inputs and outputs of the graph.
+        announce: warns of derivatives that PyTorch is about to compute for a part in ONNX Runtime.
+        severity: the least severity of messages that ONNX Runtime prints, e.g. 3 for errors.
 
     Raises:
-        ORTModuleONNXModelException: `error`, if nothing is left for ONNX Runtime, or it names no operator.
+        ORTModuleONNXModelException: `error`, if it names no operator, or nothing worth a session is left.
     """
     with building():
         refused = _with_memory(refused_nodes(graph_module))
     reason = error
-    for _ in range(_ROUNDS):
-        known = len(refused)
+    for _ in range(_MAX_CUTS):
+        count = len(refused)
         refused = {**_with_memory(_named(graph_module.graph, reason)), **refused}
-        if len(refused) == known and reason is not error:
+        # The error names no further node: another attempt would fail in the same way.
+        if len(refused) == count and reason is not error:
             break
         try:
             with building():
@@ -57,8 +63,10 @@ def compile_in_steps(
         except ORTModuleONNXModelException as next_reason:
             reason = next_reason
             continue
-        except ORTModuleTorchModelException as why:
-            raise error from why
+        # PyTorch has no derivative of an operator as the trace has written it: all of the graph as Dynamo captured it
+        # runs in PyTorch then.
+        except ORTModuleTorchModelException as no_derivative:
+            raise error from no_derivative
         if steps is None:
             break
         return steps
@@ -66,7 +74,8 @@ def compile_in_steps(
 
 
 def _with_memory(refused: dict[fx.Node, str]) -> dict[fx.Node, str]:
-    """Adds the views whose memory a refused `as_strided` addresses: ONNX Runtime gives a view memory of its own."""
+    """Adds the views whose memory a refused `as_strided` addresses."""
+    # In ONNX Runtime a view would have memory of its own, in which there are no other elements to address.
     with_views = dict(refused)
     for node, reason in refused.items():
         source = node.args[0] if "as_strided" in str(node.target) else None
@@ -80,14 +89,17 @@ def _with_memory(refused: dict[fx.Node, str]) -> dict[fx.Node, str]:
 
 
 def _named(graph: fx.Graph, error: ORTModuleONNXModelException) -> dict[fx.Node, str]:
-    """The nodes that an error is about, all that are alike if it is about their dtypes or rules, with the reason.
+    """Returns the ATen nodes that an error is about, with the first line of its message as reason.
 
-    ONNX nodes have names like `grad/convolution_1/Conv/ConvTranspose`.
+    The message contains the name of an ONNX node, e.g. "grad/convolution_1/Conv/ConvTranspose": the second part is the
+    name of the ATen node.
     """
     by_name = {node.name: node for node in graph.nodes if node.op == "call_function"}
     for path in re.findall(r"[\w.]+(?:/[\w.]+)+", str(error)):
         node = by_name.get(next(name for name in path.split("/") if name != "grad"))
         if node is not None:
+            # A kernel or rule that one node lacks, all nodes of the same operator and dtypes lack. One attempt finds
+            # them all.
             alike = "no kernel" in str(error) or "no VJP rule" in str(error)
             nodes = [other for other in by_name.values() if _kind(other) == _kind(node)] if alike else [node]
             return dict.fromkeys(nodes, str(error).splitlines()[0])
@@ -95,6 +107,7 @@ def _named(graph: fx.Graph, error: ORTModuleONNXModelException) -> dict[fx.Node,
 
 
 def _kind(node: fx.Node) -> tuple[Any, ...]:
+    """Returns the operator of a node and the dtypes of its arguments."""
     values = [source.meta.get("val") for source in node.all_input_nodes]
     return node.target, *(getattr(value, "dtype", None) for value in values)
 
@@ -106,6 +119,10 @@ def _steps(
     announce: Announce,
     severity: int,
 ) -> Steps | None:
+    """Compiles the parts of a graph; returns None if nothing worth a session is left for ONNX Runtime.
+
+    Nodes that are not worth a session are added to `refused`. The other arguments are those of `compile_in_steps`.
+    """
     parts = partition(graph_module, refused)
     if not parts:
         return None
@@ -115,7 +132,7 @@ def _steps(
     kept = set(mutations(graph).values())
     output = graph.find_nodes(op="output")[0]
     kept.update(output.all_input_nodes)
-    last = {node: number for number, part in enumerate(parts) for node in (*part.gives, *part.takes)}
+    last_use = {node: number for number, part in enumerate(parts) for node in (*part.gives, *part.takes)}
     signature_of = _part_signatures(graph_module, signature, places, refused)
     steps = []
     for number, part in enumerate(parts):
@@ -124,6 +141,7 @@ def _steps(
             orders = [memory_order(_fake(node)) if node in contiguous else [] for node in part.takes]
             onnx, run = None, _in_order(runnable(part.graph_module), orders)
         else:
+            # Lowering takes the graph apart. A deep copy of the module would copy tensors that it holds as constants.
             plain = copy.copy(part.graph_module)
             plain.graph = copy.deepcopy(part.graph_module.graph)
             lowered = lower_graph(part.graph_module)
@@ -133,7 +151,7 @@ def _steps(
             run,
             tuple(places[node] for node in part.takes),
             tuple(places[node] for node in part.gives),
-            tuple(places[node] for node, end in last.items() if end == number and node not in kept),
+            tuple(places[node] for node, end in last_use.items() if end == number and node not in kept),
             onnx,
         )
         steps.append(step)
@@ -146,13 +164,13 @@ def _part_signatures(
     places: Mapping[fx.Node, int],
     refused: dict[fx.Node, str],
 ) -> Callable[[Part], GraphSignature]:
-    """Returns the function that describes a part of a graph.
+    """Returns a function that returns the signature of a part of a graph.
 
     Args:
         graph_module: the whole graph.
-        whole: its signature.
-        places: of the nodes that parts take and give.
-        refused: the nodes that PyTorch runs.
+        whole: signature of the whole graph.
+        places: numbers of the values that parts take and give, by node.
+        refused: the nodes that PyTorch runs, with the reasons.
     """
     differentiable = _with_gradients(graph_module, whole, refused)
     inputs = dict(zip((n for n in places if n.op == "placeholder"), whole.inputs, strict=True))
@@ -167,6 +185,7 @@ def _part_signatures(
             )
             for node in part.takes
         ]
+        # The gradient of a tensor with history that the graph overwrites is zeros, not None, as in eager PyTorch.
         zero_grads = frozenset(index for index, node in enumerate(part.takes) if node in written)
         gives = [GraphOutput(node in differentiable, layouts.get(node), zero_grads) for node in part.gives]
         return GraphSignature(tuple(takes), tuple(gives), len(gives), whole.device)
@@ -175,19 +194,20 @@ def _part_signatures(
 
 
 def _fake(node: fx.Node) -> torch.Tensor:
+    """Returns the fake tensor of a node; an empty tensor if its result is a number."""
     fake = node.meta["val"]
     return fake if isinstance(fake, torch.Tensor) else torch.empty(0)
 
 
 def _in_order(run: Callable[..., Any], orders: Sequence[Sequence[int]]) -> Callable[..., Any]:
-    """Returns `run` for tensors that ONNX Runtime has left contiguous, of which it takes some in another order.
-
-    What can be viewed, and where in a tensor random numbers go, depends on it.
+    """Returns a function that gives arguments the memory layout of eager PyTorch before it calls `run`.
 
     Args:
-        run: takes tensors and numbers.
-        orders: per argument the axes, from the slowest in memory to the fastest; nothing where they are as they are.
+        run: a part in PyTorch. Arguments from a part in ONNX Runtime are contiguous.
+        orders: per argument its axes from the slowest in memory to the fastest, e.g. [0, 2, 3, 1]; [] for an argument
+            that stays as it is.
     """
+    # Whether a view is possible, and which elements a random operator fills first, depends on the layout.
     changed = [
         (place, tuple(order), tuple(sorted(range(len(order)), key=order.__getitem__)))
         for place, order in enumerate(orders)
@@ -197,10 +217,10 @@ def _in_order(run: Callable[..., Any], orders: Sequence[Sequence[int]]) -> Calla
         return run
 
     def run_in_order(*args: Any) -> Any:
-        given = list(args)
+        laid_out = list(args)
         for place, order, back in changed:
-            given[place] = given[place].permute(order).contiguous().permute(back)
-        return run(*given)
+            laid_out[place] = laid_out[place].permute(order).contiguous().permute(back)
+        return run(*laid_out)
 
     return run_in_order
 
@@ -208,9 +228,9 @@ def _in_order(run: Callable[..., Any], orders: Sequence[Sequence[int]]) -> Calla
 def _with_gradients(
     graph_module: fx.GraphModule, signature: GraphSignature, refused: dict[fx.Node, str]
 ) -> set[fx.Node]:
-    """The nodes that a gradient comes to."""
+    """Returns the nodes that a gradient reaches: they require one, and an output that requires one depends on them."""
     graph = graph_module.graph
-    found = differentiable_nodes(graph_module, [i.requires_grad for i in signature.inputs], refused)
+    differentiable = differentiable_nodes(graph_module, [i.requires_grad for i in signature.inputs], refused)
     output = graph.find_nodes(op="output")[0]
     stack = [node for node, out in zip(output.args[0], signature.outputs, strict=True) if out.requires_grad]
     placeholders = graph.find_nodes(op="placeholder")
@@ -219,7 +239,7 @@ def _with_gradients(
     reached: set[fx.Node] = set()
     while stack:
         node = stack.pop()
-        if node in found and node not in reached:
+        if node in differentiable and node not in reached:
             reached.add(node)
             stack += node.all_input_nodes
     return reached

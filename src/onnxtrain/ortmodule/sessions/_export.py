@@ -1,4 +1,4 @@
-"""Writing what ORTModule runs as ONNX files."""
+"""Write the graphs that ORTModule runs as ONNX files."""
 
 from __future__ import annotations
 
@@ -17,23 +17,33 @@ from onnxtrain.passes import infer_shapes, save_model
 
 
 class _Body(Protocol):
+    """A compiled graph: `OnnxPart`, or `Steps` if PyTorch runs some of its operators."""
+
+    # Not imported: their modules import this one.
     def executed(self) -> Iterator[tuple[str, ir.Model]]: ...
 
 
 def renamed(model: ir.Model, names: Sequence[str]) -> ir.Model:
-    """Gives the inputs `input<n>` of a lowered graph, and the outputs `input<n>_grad`, names of arguments, in place."""
+    """Renames, in place, the inputs `input<n>` of a lowered graph and the outputs `input<n>_grad`.
+
+    Args:
+        model: the graph.
+        names: the new names, e.g. ["0.weight", "x"] for input0 and input1.
+    """
     writer = Emitter(model.graph)
     for value in (*model.graph.inputs, *model.graph.outputs):
-        found = re.fullmatch(r"input(\d+)(_grad)?", str(value.name))
-        if found:
-            value.name = writer.unique_name(names[int(found[1])] + (found[2] or ""))
+        match = re.fullmatch(r"input(\d+)(_grad)?", str(value.name))
+        if match:
+            # Another value of the graph may have the name of an argument, e.g. an ATen node `x`.
+            value.name = writer.unique_name(names[int(match[1])] + (match[2] or ""))
     return model
 
 
 class CompiledGraphs:
-    """The graphs of one ORTModule, or compiled function, that are in use: Dynamo may drop one for a newer one."""
+    """The graphs of one ORTModule, or of one compiled function, that are in use."""
 
     def __init__(self) -> None:
+        # Weak references: a graph that Dynamo drops for a newer one must not be kept alive, nor written.
         self._graphs: list[weakref.ref[_Body]] = []
 
     def add(self, body: _Body) -> None:
@@ -41,10 +51,13 @@ class CompiledGraphs:
         self._graphs.append(weakref.ref(body))
 
     def save(self, folder: str | os.PathLike[str]) -> list[Path]:
-        """Writes the models of all graphs to a folder, which is made if it is not there; returns the files.
+        """Writes the models of all graphs to a folder, which is created if it does not exist.
+
+        Returns:
+            The files, e.g. [Path("graphs/graph_0_forward.onnx"), Path("graphs/graph_0_backward.onnx")].
 
         Raises:
-            ORTModuleONNXModelException: there is none.
+            ORTModuleONNXModelException: nothing has run in ONNX Runtime yet.
         """
         in_use = [body for reference in self._graphs if (body := reference()) is not None]
         models = [
@@ -60,5 +73,6 @@ class CompiledGraphs:
         Path(folder).mkdir(parents=True, exist_ok=True)
         files = [Path(folder) / name for name, _ in models]
         for file, (_, model) in zip(files, models, strict=True):
-            save_model(infer_shapes(model), file)  # onnx's checker wants to know the rank of each output
+            # onnx's checker refuses outputs of unknown rank.
+            save_model(infer_shapes(model), file)
         return files

@@ -1,7 +1,8 @@
-"""Cutting a graph with gradients into a forward and a backward half."""
+"""Cut a graph with gradients into a forward and a backward half."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Sequence
 
 import onnx_ir as ir
@@ -17,34 +18,36 @@ class Halves:
     """A graph with its gradients, to be cut in two.
 
     Args:
-        joint: the graph with its gradients; copies of inputs may be added to it.
-        count: how many inputs the graph has without the cotangents.
-        cotangents: inputs of the joint graph.
-        gradients: per input that needs one, its gradient, or None.
-        unsaved: indices of inputs that backward must not read, as the caller may write to them. Eager PyTorch has
-            saved a copy of them, in another dtype for example: the backward half takes it as a residual.
+        joint: the graph with its gradients. Copies of inputs may be added to it.
+        cotangents: the inputs of `joint` for cotangents.
+        gradients: per input that needs a gradient, the gradient; None if no gradient reaches the input.
+        needs: per input without the cotangents, whether it needs a gradient, e.g. (True, False).
+        unsaved: indices of inputs that the backward half must not read, since the caller may write to them before it.
 
     Attributes:
-        inputs: of the graph, without the cotangents.
-        outputs: of the graph.
-        present: the gradients that there are.
-        read: what the backward half reads of the inputs.
-        residuals: what it takes from the forward half.
-        results: outputs and residuals of the forward half.
-        saved: inputs of the backward half, before the cotangents.
+        joint: the graph with its gradients.
+        inputs: the inputs of the graph, without the cotangents.
+        outputs: the outputs of the graph.
+        present: the gradients that are not None.
+        slots: per input, the index of its gradient among `present`, e.g. (0, None).
+        read: the inputs that the backward half reads.
+        residuals: the values that the backward half takes from the forward half.
+        results: the results of the forward half: outputs, then residuals that are no outputs.
+        saved: the inputs of the backward half before the cotangents: inputs of the graph, then residuals.
     """
 
     def __init__(
         self,
         joint: ir.Model,
-        count: int,
         cotangents: Sequence[ir.Value],
         gradients: Sequence[ir.Value | None],
+        needs: Sequence[bool],
         unsaved: Collection[int] = (),
     ) -> None:
-        self._joint, self._cotangents = joint, cotangents
-        self.inputs, self.outputs = list(joint.graph.inputs)[:count], list(joint.graph.outputs)
+        self.joint, self._cotangents = joint, cotangents
+        self.inputs, self.outputs = list(joint.graph.inputs)[: len(needs)], list(joint.graph.outputs)
         self.present = [gradient for gradient in gradients if gradient is not None]
+        self.slots = slots_of(needs, gradients)
         forward, inputs = ancestors(self.outputs), set(self.inputs)
         writable = {self.inputs[index] for index in unsaved}
         self.residuals, self.read = _boundary(self.present, forward, inputs, writable)
@@ -55,16 +58,28 @@ class Halves:
         self.saved = [*(value for value in self.inputs if value in self.read), *self.residuals]
 
     def forward(self) -> ir.Model:
-        """From the inputs to outputs and residuals."""
-        return cut(self._joint, self.inputs, self.results)
+        """Returns the forward half: from the inputs to outputs and residuals."""
+        return cut(self.joint, self.inputs, self.results)
 
     def backward(self) -> ir.Model:
-        """From what is saved, and the cotangents, to the gradients."""
-        return cut(self._joint, [*self.saved, *self._cotangents], self.present)
+        """Returns the backward half: from saved values and cotangents to the gradients."""
+        return cut(self.joint, [*self.saved, *self._cotangents], self.present)
+
+
+def slots_of(needs: Sequence[bool], gradients: Sequence[ir.Value | None]) -> tuple[int | None, ...]:
+    """Returns per input the index of its gradient among those that are not None; None if it has none.
+
+    Args:
+        needs: per input, whether it needs a gradient, e.g. (True, False, True).
+        gradients: per input that needs a gradient, the gradient or None, e.g. [None, gradient].
+    """
+    present = itertools.count()
+    slots = iter([None if gradient is None else next(present) for gradient in gradients])
+    return tuple(next(slots) if need else None for need in needs)
 
 
 def ancestors(values: Sequence[ir.Value]) -> set[ir.Node]:
-    """All nodes that the values are computed from."""
+    """Returns all nodes from which the values are computed."""
     nodes: set[ir.Node] = set()
     stack = [value.producer() for value in values]
     while stack:
@@ -77,31 +92,41 @@ def ancestors(values: Sequence[ir.Value]) -> set[ir.Node]:
 
 
 def sources(values: Sequence[ir.Value]) -> set[ir.Value]:
-    """All values that these depend on, and they themselves."""
-    found: set[ir.Value] = set()
+    """Returns all values on which these depend, and these values themselves."""
+    dependencies: set[ir.Value] = set()
     stack = list(values)
     while stack:
         value = stack.pop()
         node = value.producer()
-        if value not in found and node is not None:
-            # A result of BatchNormalization in training does not depend on the running statistics.
-            own = is_training_batch_norm(node) and value is node.outputs[0]
-            stack += [v for v in node.inputs[:3] if v is not None] if own else reads(node)
-        found.add(value)
-    return found
+        if value not in dependencies and node is not None:
+            # The output of a training BatchNormalization does not depend on its running statistics, which the module
+            # writes to in each call. As a dependency they would count as changed when a second derivative is taken.
+            normalised = is_training_batch_norm(node) and value is node.outputs[0]
+            stack += [v for v in node.inputs[:3] if v is not None] if normalised else reads(node)
+        dependencies.add(value)
+    return dependencies
 
 
+# Marks Identity nodes that `_copy_for_backward` has added: the forward half must run them.
 _COPY = "onnxtrain.copy_for_backward"
 
+# Keeping the results of these forward ops until backward would cost more memory than computing them again costs time.
+# Slice and Split are not among them: to repeat one, backward would have to keep all of its input.
 _RECOMPUTED = VIEWS | SHAPE_READERS | {"Cast", "Expand", "Gather"}
-"""Forward ops that the backward graph repeats: their results cost more memory than their computation costs time. Slice
-and Split are none: the backward graph would keep the whole input for a part of it."""
 
 
 def _boundary(
     values: Sequence[ir.Value], forward: set[ir.Node], inputs: set[ir.Value], writable: set[ir.Value]
 ) -> tuple[list[ir.Value], set[ir.Value]]:
-    """What the computation of `values` takes from the forward nodes, and which graph inputs it reads."""
+    """Returns the values that gradients take from forward nodes, and the graph inputs that they read.
+
+    Args:
+        values: the gradients.
+        forward: the forward nodes.
+        inputs: the graph inputs, without cotangents.
+        writable: inputs that backward must not read. A node that reads one of them is not repeated in backward.
+    """
+    # A dict and not a set: the order of the residuals must be the same in each process.
     residuals: dict[ir.Value, None] = {}
     read: set[ir.Value] = set()
     seen: set[ir.Value] = set()
@@ -126,25 +151,28 @@ def _boundary(
 
 
 def _copy_for_backward(graph: ir.Graph, values: Sequence[ir.Value], forward: set[ir.Node]) -> None:
-    """Makes everything but the forward nodes read copies of these inputs."""
+    """Adds copies of these inputs, which all nodes but the forward nodes read."""
     for value in values:
         readers = [use for use in value.uses() if use.node not in forward]
         copy = ir.node("Identity", [value], metadata_props={_COPY: "yes"})
         copy.outputs[0].name = f"{value.name}_kept"
         copy.outputs[0].shape, copy.outputs[0].type = value.shape, value.type
-        graph.insert_before(graph[0], copy)  # nodes inside of a body may read it
+        # At the beginning: a node inside of the body of any later node may read the copy.
+        graph.insert_before(graph[0], copy)
         for node, index in readers:
             node.replace_input_with(index, copy.outputs[0])
 
 
 def _is_copy(node: ir.Node, writable: set[ir.Value]) -> bool:
+    """Returns whether `_copy_for_backward` has added a node for one of the inputs `writable`."""
     return _COPY in node.metadata_props and node.inputs[0] in writable
 
 
 def _is_repeated(value: ir.Value, node: ir.Node, forward: set[ir.Node]) -> bool:
-    """Whether backward computes a value of the forward graph again: it is cheap, or inside of a checkpointed region."""
+    """Returns whether backward computes a forward value again: it is cheap, or inside of a checkpointed region."""
     if _is_cheap(node):
         return True
+    # A value that leaves its region, of `torch.utils.checkpoint`, is there anyway.
     region = region_of(node)
     readers = (usage.node for usage in value.uses())
     return (
@@ -155,32 +183,41 @@ def _is_repeated(value: ir.Value, node: ir.Node, forward: set[ir.Node]) -> bool:
 
 
 def _is_cheap(node: ir.Node) -> bool:
-    if node.op_type == "Gather":  # of a shape, not of an embedding
+    """Returns whether a node of the forward half takes less to compute again than to keep."""
+    # A Gather of sizes from a shape is cheap, one of rows of an embedding is not.
+    if node.op_type == "Gather":
         source = node.inputs[0]
         return source is not None and source.producer() is not None and source.dtype == ir.DataType.INT64
     return node.domain == "" and node.op_type in _RECOMPUTED
 
 
 def cut(model: ir.Model, inputs: Sequence[ir.Value], outputs: Sequence[ir.Value]) -> ir.Model:
-    """Returns the part of a model between these values, as a model of its own."""
-    names_in = [str(value.name) for value in inputs]
-    names_out = [str(value.name) for value in outputs]
+    """Returns the part of a model between these values as a model of its own.
+
+    Args:
+        model: the model, which stays as it is.
+        inputs: values of the model that become the inputs of the part.
+        outputs: values of the model that become the outputs of the part.
+    """
     part = model.clone()
     graph = part.graph
-    known = {str(v.name): v for v in (*graph.inputs, *graph.initializers.values())}
-    known |= {str(v.name): v for node in graph for v in node.outputs}
+    # The values of the copy are other objects, with the same names.
+    by_name = {str(v.name): v for v in (*graph.inputs, *graph.initializers.values())}
+    by_name |= {str(v.name): v for node in graph for v in node.outputs}
     new_inputs = []
-    for name, original in zip(names_in, inputs, strict=True):
-        value = known[name]
+    for original in inputs:
+        name = str(original.name)
+        value = by_name[name]
+        # A residual: its readers are cut off from the node that computes it.
         if value.producer() is not None:
             replacement = ir.Value(name=name, shape=original.shape, type=original.type)
             value.name = f"{name}_cut"
             value.replace_all_uses_with(replacement, replace_graph_outputs=True)
             value = replacement
         new_inputs.append(value)
-        known[name] = value
+        by_name[name] = value
     graph.outputs.clear()
-    graph.outputs.extend(known[name] for name in names_out)
+    graph.outputs.extend(by_name[str(value.name)] for value in outputs)
     graph.inputs.clear()
     graph.inputs.extend(new_inputs)
     remove_unread_nodes(graph)

@@ -93,11 +93,7 @@ _RUNNABLE: dict[str, Callable[..., Any]] = {
 
 
 def runnable(graph_module: fx.GraphModule) -> Callable[..., Any]:
-    """Returns a graph as a function that autograd can differentiate.
-
-    Args:
-        graph_module: a functional ATen graph, whose operators are replaced in place.
-    """
+    """Returns a functional ATen graph, whose operators it replaces, as a function that autograd can differentiate."""
     for node in graph_module.graph.nodes:
         node.target = _RUNNABLE.get(str(node.target), node.target)
     graph_module.recompile()

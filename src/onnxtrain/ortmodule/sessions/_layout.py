@@ -1,4 +1,8 @@
-"""Results in the memory order that they have in eager PyTorch: what they can be viewed as depends on it."""
+"""Give outputs the memory layout of eager PyTorch: whether `y.view(-1)` works, and what dropout draws, depends on it.
+
+ONNX Runtime's results are contiguous. An output that is not contiguous in eager PyTorch is transposed into its memory
+layout at the end of the ONNX graph, and gets its strides without a copy when it comes back.
+"""
 
 from __future__ import annotations
 
@@ -12,25 +16,37 @@ from onnxtrain.ortmodule.capture._layout import Layout
 
 
 def lay_out(model: ir.Model, layouts: Mapping[int, Layout]) -> None:
-    """Transposes the outputs of a model at these places, in place, into their memory order."""
+    """Appends a Transpose to outputs of a model, in place, so that their axes lie in the order of the layout.
+
+    Args:
+        model: the model.
+        layouts: per output that is not contiguous in eager PyTorch, its layout, e.g. {0: (0, 2, 3, 1)}.
+    """
     outputs = model.graph.outputs
-    for place, order in layouts.items():
-        value = outputs[place]
-        node = ir.node("Transpose", [value], {"perm": order})
-        laid_out = node.outputs[0]
-        laid_out.name = f"{value.name}_in_memory"
-        laid_out.type = value.type
+    for index, layout in layouts.items():
+        value = outputs[index]
+        node = ir.node("Transpose", [value], {"perm": layout})
+        transposed = node.outputs[0]
+        transposed.name = f"{value.name}_in_memory"
+        transposed.type = value.type
         if value.shape is not None:
-            laid_out.shape = ir.Shape([value.shape[axis] for axis in order])
+            transposed.shape = ir.Shape([value.shape[axis] for axis in layout])
         model.graph.append(node)
-        outputs[place] = laid_out
+        outputs[index] = transposed
 
 
-def restride(tensor: torch.Tensor, order: Layout) -> None:
-    """Makes of a contiguous result of :func:`lay_out` the tensor itself: no view, which autograd would treat as one."""
+def restride(tensor: torch.Tensor, layout: Layout) -> None:
+    """Undoes the transposition of :func:`lay_out` in place, by the strides alone.
+
+    Args:
+        tensor: a contiguous result of ONNX Runtime, e.g. [N, H, W, C]. It becomes [N, C, H, W].
+        layout: the layout of the output, e.g. (0, 2, 3, 1).
+    """
     shape, strides = tensor.shape, tensor.stride()
-    size, stride = [0] * len(order), [0] * len(order)
-    for place, axis in enumerate(order):
+    size, stride = [0] * len(layout), [0] * len(layout)
+    for place, axis in enumerate(layout):
         size[axis], stride[axis] = shape[place], strides[place]
-    with DisableTorchDispatch():  # the call is watched
+    # In place, as autograd would treat `permute` of a result as a view of another tensor. The watch for PyTorch's
+    # operators (`_pytorch_work.py`) must not see the call.
+    with DisableTorchDispatch():
         tensor.as_strided_(size, stride)

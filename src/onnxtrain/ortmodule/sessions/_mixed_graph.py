@@ -1,4 +1,4 @@
-"""A captured graph of which ONNX Runtime runs all but some operators, and PyTorch these."""
+"""Run a captured graph in steps: parts in ONNX Runtime, and between them parts in PyTorch."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from onnxtrain.ortmodule.sessions._onnx_part import OnnxPart
 
 @dataclass(frozen=True)
 class Step:
-    """A part of a graph, in its place.
+    """One part of a graph. Its values are numbered: the arguments of the graph first, then what the parts return.
 
     Attributes:
-        run: takes and returns values.
-        takes: where the values that it takes are.
-        gives: where those that it returns go.
-        drops: places that nothing behind it reads.
-        onnx: the part, if ONNX Runtime runs it.
+        run: runs the part.
+        takes: numbers of the values that the part takes, e.g. (0, 3).
+        gives: numbers of the values that it returns, e.g. (4,).
+        drops: numbers of the values that no later part reads, e.g. (3,).
+        onnx: the part in ONNX Runtime; None if PyTorch runs it.
     """
 
     run: Callable[..., Sequence[Any]]
@@ -39,22 +39,23 @@ class Step:
 
 
 class Steps:
-    """A graph of which PyTorch runs some parts, one after the other; autograd follows from part to part.
+    """A graph that runs in steps. Autograd records each step by itself, and differentiates from the last to the first.
 
     Args:
-        graph_module: the whole graph.
-        places: of its nodes that one step gives to another, or that are given or returned.
-        steps: in the order of computation.
-        signature: what the inputs and outputs of the graph are.
+        graph_module: the whole graph, a functional ATen graph.
+        places: numbers of the values, by node: arguments of the graph, and results that another step or the caller
+            reads.
+        steps: the parts, in the order of computation.
+        signature: describes inputs and outputs of the graph.
         refused: the nodes that PyTorch runs, with the reasons.
 
     Attributes:
-        inputs: indices of the arguments that are tensors.
+        inputs: indices of the arguments that are tensors, e.g. [0, 1].
         outputs: see `Lowered`.
         mutated: see `Lowered`.
-        reads: which of `inputs` the gradients may depend on.
+        reads: indices, among `inputs`, of the inputs on which gradients may depend.
         in_pytorch: the operators that PyTorch runs, e.g. `PyTorchOp("aten.poisson.default", 1, "... has no lowering")`,
-            without those that draw as many random numbers as the data ask for and do nothing else.
+            without draws of random numbers whose shape depends on the data.
     """
 
     def __init__(
@@ -69,11 +70,12 @@ class Steps:
         placeholders = graph.find_nodes(op="placeholder")
         self._places, self._steps, self._device = len(places), steps, signature.device
         self._calls = len(calls(graph.nodes))
-        # PyTorch always draws what a dropout multiplies by: before the graph runs, or between two parts where the
-        # number of elements depends on the data. The rest of the dropout runs in ONNX Runtime in both cases.
+        # PyTorch draws all random numbers: before the graph runs, or between two parts if their shape depends on the
+        # data. In both cases the rest, of a dropout for example, runs in ONNX Runtime: that is no fallback.
         in_pytorch = [node for node in calls(refused) if not refused[node].endswith(DRAWN_BETWEEN_PARTS)]
         self.in_pytorch = _counted(in_pytorch, refused)
         self.inputs = [i for i, n in enumerate(placeholders) if isinstance(n.meta["val"], torch.Tensor)]
+        # Operators in PyTorch save what they like.
         self.reads = range(len(self.inputs)) if any(value.requires_grad for value in signature.inputs) else ()
         self.outputs: list[tuple[str, Any]] = []
         self.mutated: list[tuple[int, int]] = []
@@ -96,24 +98,31 @@ class Steps:
             )
 
     def _result(self, place: int, differentiable: bool) -> int:
+        """Adds the value `place` to the results, and returns its index among them."""
         self._results.append((place, differentiable))
         return len(self._results) - 1
 
     def results(self, args: Sequence[Any], tensors: list[torch.Tensor]) -> Sequence[Any]:
-        """Returns what the steps compute of the results, in the order that `outputs` and `mutated` speak of."""
+        """Runs the steps, and returns the results that `outputs` and `mutated` refer to by index.
+
+        Args:
+            args: the arguments of the graph.
+            tensors: the arguments `inputs`.
+        """
         values: list[Any] = [*args, *[None] * (self._places - len(args))]
         for index, tensor in zip(self.inputs, tensors, strict=True):
             values[index] = tensor
         for step in self._steps:
-            given = step.run(*[values[place] for place in step.takes])
-            for place, value in zip(step.gives, given, strict=True):
+            results = step.run(*[values[place] for place in step.takes])
+            for place, value in zip(step.gives, results, strict=True):
                 values[place] = value
+            # Else a large value of the first step would stay in memory to the end of the call.
             for place in step.drops:
                 values[place] = None
-        return [_kept(values[place], differentiable) for place, differentiable in self._results]
+        return [_with_grad_flag(values[place], differentiable) for place, differentiable in self._results]
 
     def record(self, name: str) -> GraphRecord:
-        """What the report says of the graph, without the time of its first call."""
+        """Returns the record of the graph for the report, without the time of its first call."""
         records = [step.onnx.record(name) for step in self._steps if step.onnx is not None]
         training = any(record.mode == "training" for record in records)
         return GraphRecord(
@@ -122,40 +131,41 @@ class Steps:
             str(self._device),
             sum(record.forward_nodes for record in records),
             sum(record.backward_nodes for record in records),
-            fallback_reason=_said(self.in_pytorch, self._calls) if self.in_pytorch else None,
+            fallback_reason=_reason(self.in_pytorch, self._calls) if self.in_pytorch else None,
             in_pytorch=self.in_pytorch,
             calls=self._calls,
         )
 
     def ops(self) -> Counter[str]:
-        """The operators of the forward graphs, as they were lowered."""
+        """Counts the nodes of the lowered forward graphs by op, e.g. {"MatMul": 2}."""
         return sum((step.onnx.ops() for step in self._steps if step.onnx is not None), Counter())
 
     def executed(self) -> Iterator[tuple[str, ir.Model]]:
-        """Yields the models that ONNX Runtime runs, each with what it is."""
+        """Yields the models that ONNX Runtime runs, with their kind, e.g. "part_0_forward"."""
         for number, step in enumerate(self._steps):
             if step.onnx is not None:
                 for kind, model in step.onnx.executed():
                     yield f"part_{number}_{kind}", model
 
     def save(self, options: DebugOptions, name: str) -> None:
-        """Writes the ONNX models where the options say."""
+        """Writes the ONNX models of all parts, see `OnnxPart.save`."""
         for number, step in enumerate(self._steps):
             if step.onnx is not None:
                 step.onnx.save(options, f"{name} part {number}")
 
 
-def _kept(value: Any, differentiable: bool) -> Any:
+def _with_grad_flag(value: Any, differentiable: bool) -> Any:
+    """Returns a result with the `requires_grad` that it has in eager PyTorch."""
     if not isinstance(value, torch.Tensor) or value.requires_grad == differentiable:
         return value
     if not differentiable:
         return value.detach()
-    # As in eager PyTorch where nothing comes through: behind a view that was made under no_grad.
+    # In eager PyTorch a product with a view that was made under `no_grad` requires a gradient that reaches nothing.
     return _Ended.apply(value, torch.empty(0, requires_grad=True))  # type: ignore[no-untyped-call]
 
 
 class _Ended(torch.autograd.Function):
-    """A tensor that requires a gradient and passes none on."""
+    """Makes a tensor require a gradient, and passes none on."""
 
     @staticmethod
     def forward(ctx: Any, value: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
@@ -167,14 +177,17 @@ class _Ended(torch.autograd.Function):
 
 
 def _counted(nodes: Sequence[fx.Node], reasons: dict[fx.Node, str]) -> tuple[PyTorchOp, ...]:
-    found = Counter((str(node.target), reasons[node]) for node in nodes)
-    return tuple(PyTorchOp(op, count, reason) for (op, reason), count in found.items())
+    """Counts nodes by operator and reason."""
+    counts = Counter((str(node.target), reasons[node]) for node in nodes)
+    return tuple(PyTorchOp(op, count, reason) for (op, reason), count in counts.items())
 
 
-def _said(in_pytorch: Sequence[PyTorchOp], calls: int) -> str:
+def _reason(in_pytorch: Sequence[PyTorchOp], calls: int) -> str:
+    """Returns e.g. "2 of 40 operators: aten.poisson.default has no lowering to ONNX"."""
     reasons: dict[str, None] = {}
     for op in in_pytorch:
-        named = op.reason.startswith(op.op)
-        reasons[op.reason if named else f"{op.op}: {op.reason}"] = None
+        # Most reasons begin with the name of the operator.
+        is_named = op.reason.startswith(op.op)
+        reasons[op.reason if is_named else f"{op.op}: {op.reason}"] = None
     count = sum(op.calls for op in in_pytorch)
     return f"{count} of {calls} operators: {'; '.join(reasons)}"

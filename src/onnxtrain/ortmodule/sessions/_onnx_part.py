@@ -26,14 +26,7 @@ from onnxtrain.passes import save_model
 
 
 def output_of(kind: str, value: Any, args: Sequence[Any], results: Sequence[Any]) -> Any:
-    """Returns an output of a captured graph.
-
-    Args:
-        kind: as in `Lowered.outputs`, e.g. "tensor".
-        value: as in `Lowered.outputs`, e.g. 0.
-        args: the arguments of the captured graph.
-        results: the outputs of the ONNX graph.
-    """
+    """Returns an output of a captured graph, which `Lowered.outputs` describes by `kind` and `value`."""
     if kind == "constant":
         return value
     if kind == "placeholder":
@@ -188,12 +181,7 @@ class OnnxPart:
                 yield kind, renamed(model, names)
 
     def save(self, options: DebugOptions, name: str) -> None:
-        """Writes the lowered model, and in training the model with gradients, to the folder of the options.
-
-        Args:
-            options: folder and prefix of the files.
-            name: of the graph, e.g. "graph 0".
-        """
+        """Writes the lowered model, in training the model with gradients, too, as files named after "graph 0", e.g."""
         mode = "inference" if self._needs is None else "training"
         stem = f"{options.onnx_prefix}_{name.replace(' ', '_')}"
         save_model(self._lowered.model, options.save_path / f"{stem}_{mode}.onnx")

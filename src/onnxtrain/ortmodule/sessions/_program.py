@@ -1,4 +1,8 @@
-"""One lowered graph as ONNX Runtime runs it: forward alone, or forward and backward with residuals in between."""
+"""Open ONNX Runtime sessions for a lowered graph: forward alone, or forward and backward with residuals in between.
+
+Terms: `needs` says per input whether it requires a gradient, e.g. (True, False). `received` are the indices of the
+outputs that got a cotangent, e.g. (0, 2). Residuals are results of forward that backward takes, i.e. saved tensors.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +24,7 @@ from onnxtrain.ortmodule._exceptions import ORTModuleONNXModelException
 from onnxtrain.ortmodule._options import LogLevel
 from onnxtrain.ortmodule.capture._layout import Layout
 from onnxtrain.ortmodule.capture._signature import GraphOutput
-from onnxtrain.ortmodule.sessions._forward_backward import Halves, cut, sources
+from onnxtrain.ortmodule.sessions._forward_backward import Halves, cut, slots_of, sources
 from onnxtrain.ortmodule.sessions._session import Session, is_of_onnxruntime, suited
 from onnxtrain.passes import (
     infer_shapes,
@@ -37,10 +41,12 @@ class Backward:
     """A backward session for one choice of outputs that received a cotangent.
 
     Attributes:
-        session: takes what is saved and the cotangents, in this order; returns the gradients.
-        takes: which of the saved inputs and residuals the session takes.
-        seeds: indices of the outputs whose cotangents it takes; one that was not received is zero.
-        gradients: per input of the program, index of its gradient among the outputs of the session, or None.
+        session: takes saved tensors, then cotangents; returns gradients.
+        takes: indices, among the saved tensors, of those that the session takes, e.g. (0, 2).
+        seeds: indices of the outputs whose cotangents the session takes, e.g. (0,). The caller passes zeros for a
+            cotangent that was not received.
+        gradients: per input of the program, index of its gradient among the results, e.g. (0, None, 1); None if no
+            gradient reaches the input, or it needs none.
     """
 
     session: Session
@@ -53,20 +59,22 @@ class Backward:
 class TrainingStep:
     """A forward and a backward session for one choice of inputs that need a gradient.
 
+    The saved tensors are inputs of the program, then residuals. A place is an index among them.
+
     Attributes:
-        forward: returns the program's outputs, then the residuals.
-        backward: for cotangents of all outputs.
-        saved_inputs: indices of the program's inputs that are saved for backward, before the residuals.
-        residuals: indices of the results of `forward` that are saved.
-        saved: the names of both.
-        reads: indices of the inputs that the gradients depend on, directly or by way of residuals.
-        unreached: indices of the inputs that need a gradient and that none comes to.
-        unreached_alone: whether no gradient comes to any input that needs one.
-        shared: (place in `saved`, index) of the residuals that are outputs of the program, too.
-        keeper: place in `saved` of a residual that is none; behind them if there is none.
-        unchecked: places in `saved` of inputs that PyTorch must not check, as `checked` says when it is to be done.
-        checked: (index of an input, outputs): the caller may not write to the input before one of these outputs gets
-            a cotangent, as eager PyTorch has saved the input for their gradients.
+        forward: returns the program's outputs, then residuals that are no outputs.
+        backward: takes cotangents of all outputs.
+        saved_inputs: indices of the inputs that are saved, e.g. (0, 2).
+        residuals: indices of the results of `forward` that are saved, e.g. (0, 3).
+        saved: names of the saved tensors in the graph, e.g. ("input0", "input2", "val_0", "val_7").
+        reads: indices of the inputs on which the gradients depend, directly or through residuals.
+        unreached: indices of the inputs that need a gradient and that no gradient reaches.
+        unreached_alone: True if no gradient reaches any input.
+        shared: pairs (place, index of the output) of residuals that are outputs of the program, e.g. ((2, 0),).
+        keeper: place of a residual that is no output; the number of saved tensors if there is none.
+        unchecked: places of saved inputs whose version counters PyTorch must not check; see `checked`.
+        checked: pairs (index of an input, indices of outputs), e.g. ((1, {0}),). Eager PyTorch saves the input for the
+            gradients of these outputs, and raises if the caller writes to it before one of them gets a cotangent.
     """
 
     forward: Session
@@ -84,25 +92,27 @@ class TrainingStep:
 
 
 _MAX_BACKWARDS = 64
+"""Backward sessions of a program that are kept, one per choice of outputs that received a cotangent."""
 
 
 class Program:
-    """An ONNX graph with sessions made when they are first needed.
+    """An ONNX graph whose sessions are opened when they are first needed.
 
     Args:
         model: the graph.
-        outputs: what its outputs are; `zero_grads` are indices of its own inputs.
-        device: of the tensors.
-        severity: the least severity of what ONNX Runtime prints.
-        checks: whether to raise where the caller has written to an input that eager PyTorch saves. Not where the graph
-            itself writes to inputs.
+        outputs: describes its outputs; indices in `zero_grads` and `saves` count the inputs of `model`.
+        device: device of the tensors.
+        severity: the least severity of messages that ONNX Runtime prints, e.g. 3 for errors.
+        checks: True raises if the caller has written to an input that eager PyTorch saves. False if the graph itself
+            writes to inputs.
 
     Attributes:
-        count: how many outputs there are.
-        seeds: indices of the outputs that take a cotangent.
-        constants: indices of the others.
-        differentiable_again: what PyTorch says of the gradients for a choice of inputs, outputs, and what is wanted of
-            second derivatives; see `Replay.differentiable_gradients`.
+        model: the graph.
+        count: number of outputs, e.g. 2.
+        seeds: indices of the outputs that take a cotangent, e.g. (0,).
+        constants: indices of the other outputs, e.g. (1,).
+        differentiable_again: answers of `Replay.differentiable_gradients`, by `needs`, `received` and the inputs and
+            cotangents that require a second derivative.
     """
 
     def __init__(
@@ -123,27 +133,30 @@ class Program:
         self._layouts = {
             index: output.layout for index, output in enumerate(outputs) if output.layout is not None
         }
-        saves = {index: outputs[index].saves for index in self.seeds}
-        known = {index: saved for index, saved in saves.items() if saved is not None}
-        self._saves = known if len(known) == len(saves) else None
+        saves = {index: saved for index in self.seeds if (saved := outputs[index].saves) is not None}
+        self._saves = saves if len(saves) == len(self.seeds) else None
         self._checks = checks
         self._unsaved = cache(self._find_unsaved)
         self.differentiable_again: dict[Any, list[bool] | None] = {}
         self.training_step = cache(self._training_step)
-        # Each choice of outputs has a session of its own: a zero cotangent would be NaN behind the square root of 0.
+        # Each choice of outputs has its own session: a cotangent of zeros would be NaN behind the square root of 0.
         self.backward = lru_cache(_MAX_BACKWARDS)(self._backward)
         self.vjp = lru_cache(_MAX_BACKWARDS)(self._vjp)
         self.differentiable_vjp = lru_cache(_MAX_BACKWARDS)(self._differentiable_vjp)
 
     @cached_property
     def inference(self) -> Session:
-        """The forward graph alone."""
+        """The session of the forward graph alone."""
         return self._session(self.model.clone(), self._layouts)
 
     def _joint(
         self, needs: tuple[bool, ...], received: tuple[int, ...]
     ) -> tuple[ir.Model, list[ir.Value], list[ir.Value | None]]:
-        """The graph with its gradients: the model, the cotangents of `received`, a gradient per needed input."""
+        """Appends the gradients to a copy of the graph.
+
+        Returns:
+            The model, its new inputs for the cotangents of `received`, and per input that needs one its gradient.
+        """
         names = [str(value.name) for value in self.model.graph.inputs]
         wanted = {name: index for index, (name, need) in enumerate(zip(names, needs, strict=True)) if need}
         targets = [str(self.model.graph.outputs[index].name) for index in self.seeds]
@@ -161,10 +174,10 @@ class Program:
         zero_grads = frozenset[int]().union(*(self._outputs[index].zero_grads for index in received))
         gradients: list[ir.Value | None] = []
         for leaf, gradient in zip(leaves, pull_back(op, seeds, leaves), strict=True):
-            # Behind sign, floor or fill_: zero, and not nothing, as PyTorch has it.
+            # In PyTorch the gradient of sign, floor or fill_ is a tensor of zeros, not None.
             if gradient is None and (leaf in linked or wanted[str(leaf.name)] in zero_grads):
                 gradient = op.zeros_like(leaf)
-            # A runtime wants no input, constant or repeated value as an output.
+            # No output of a graph for ONNX Runtime may be an input, a constant, or the same value as another output.
             if gradient is not None and (gradient.producer() is None or gradient in gradients):
                 gradient = op.Identity(gradient)
             gradients.append(gradient)
@@ -172,93 +185,105 @@ class Program:
             infer_shapes(model)
         return model, list(seeds.values()), gradients
 
+    def _halves(
+        self, needs: tuple[bool, ...], received: tuple[int, ...], unsaved: Collection[int] | None = None
+    ) -> Halves:
+        """Returns the graph with its gradients, to be cut in two; `unsaved` is that of `_find_unsaved` if left out."""
+        return Halves(
+            *self._joint(needs, received), needs, self._unsaved(needs) if unsaved is None else unsaved
+        )
+
     def joint_model(self, needs: tuple[bool, ...]) -> ir.Model:
-        """The graph with gradients, before it is cut into forward and backward."""
+        """Returns the graph with its gradients, before it is cut into forward and backward."""
         model, _, gradients = self._joint(needs, self.seeds)
         model.graph.outputs.extend(gradient for gradient in gradients if gradient is not None)
         return model
 
     def executed(self, needs: tuple[bool, ...] | None) -> dict[str, ir.Model]:
-        """Returns the models that the sessions run, by what they are: forward and backward, or inference.
+        """Returns the models that the sessions run: {"inference": model} or {"forward": model, "backward": model}.
 
-        A gradient is named after its input, `<input>_grad`.
-
-        Args:
-            needs: per input, whether it needs a gradient; None for inference.
+        A gradient is named after its input, e.g. "input0_grad". For inference `needs` is None.
         """
         if needs is None:
             return {"inference": self._suited(self.model.clone(), self._layouts)}
-        joint, cotangents, gradients = self._joint(needs, self.seeds)
-        infer_shapes(joint)  # of what is saved for backward, too
-        halves = Halves(joint, len(needs), cotangents, gradients, self._unsaved(needs))
+        halves = self._halves(needs, self.seeds)
+        # Residuals become inputs and outputs of the files, whose readers want to know their shapes.
+        infer_shapes(halves.joint)
         models = {"forward": self._suited(halves.forward(), self._layouts)}
         if halves.present:
             backward = models["backward"] = self._suited(halves.backward())
             writer = Emitter(backward.graph)
-            for leaf, slot in zip(halves.inputs, _slots(needs, gradients), strict=True):
+            for leaf, slot in zip(halves.inputs, halves.slots, strict=True):
                 if slot is not None:
                     gradient = backward.graph.outputs[slot]
                     gradient.name, gradient.shape = writer.unique_name(f"{leaf.name}_grad"), leaf.shape
         return models
 
     def _suited(self, model: ir.Model, layouts: Mapping[int, Layout] | None = None) -> ir.Model:
+        """Returns the model that a session for `model` runs, as `_session` makes it."""
         return suited(self._rewritten(model), self.device, layouts)
 
     def _rewritten(self, model: ir.Model) -> ir.Model:
+        """Simplifies gradients, and calls functions that have a native kernel. Changes `model`."""
         simplify_gradients(model)
+        # The native kernels are for the CPU. On a GPU ONNX Runtime would inline the bodies of the functions.
         if self.device.type == "cpu":
             fuse_kernels(model)
         return model
 
     @without_collection()
     def _training_step(self, needs: tuple[bool, ...]) -> TrainingStep:
-        joint, cotangents, gradients = self._joint(needs, self.seeds)
-        halves = Halves(joint, len(needs), cotangents, gradients, self._unsaved(needs))
+        """Opens the sessions for one choice of inputs that need a gradient."""
+        halves = self._halves(needs, self.seeds)
         inputs, outputs, saved = halves.inputs, halves.outputs, halves.saved
-        slots = _slots(needs, gradients)
-        behind = sources(halves.present)
+        depended_on = sources(halves.present)
         indices = [halves.results.index(value) for value in halves.residuals]
         places = list(enumerate(indices, start=len(saved) - len(indices)))
-        own = [place for place, index in places if index >= len(outputs)]
+        hidden_residuals = [place for place, index in places if index >= len(outputs)]
         saved_inputs = tuple(index for index, value in enumerate(inputs) if value in halves.read)
         checked = self._checked(saved_inputs) if halves.present else {}
         return TrainingStep(
             forward=self._session(halves.forward(), self._layouts),
-            backward=Backward(self._session(halves.backward()), tuple(range(len(saved))), self.seeds, slots),
+            backward=Backward(
+                self._session(halves.backward()), tuple(range(len(saved))), self.seeds, halves.slots
+            ),
             saved_inputs=saved_inputs,
             residuals=tuple(indices),
             saved=tuple(str(value.name) for value in saved),
-            reads=tuple(index for index, value in enumerate(inputs) if value in behind),
-            unreached=tuple(i for i, need in enumerate(needs) if need and slots[i] is None),
+            reads=tuple(index for index, value in enumerate(inputs) if value in depended_on),
+            unreached=tuple(i for i, need in enumerate(needs) if need and halves.slots[i] is None),
             unreached_alone=not halves.present,
             shared=tuple((place, index) for place, index in places if index < len(outputs)),
-            keeper=own[0] if own else len(saved),
+            keeper=hidden_residuals[0] if hidden_residuals else len(saved),
             unchecked=tuple(place for place, index in enumerate(saved_inputs) if index in checked),
             checked=tuple(checked.items()),
         )
 
     def _find_unsaved(self, needs: tuple[bool, ...]) -> tuple[int, ...]:
-        """The inputs that backward must not read, as eager PyTorch has not saved them for the gradient of some output.
+        """Finds the inputs that backward must not read, since the caller may write to them before it.
 
-        Only where that gradient reads them here; else versions are looked at (`TrainingStep.checked`).
+        Eager PyTorch does not save such an input for the gradient of some output. It saves a cast copy, for example.
         """
         if self._saves is None:
             return ()
         inputs = self.model.graph.inputs
-        saved_for_one = frozenset[int]().union(*self._saves.values())
-        unsaved = set(range(len(inputs))) - saved_for_one
+        saved_for_any = frozenset[int]().union(*self._saves.values())
+        unsaved = set(range(len(inputs))) - saved_for_any
+        # An input that is saved for one output and not for another must not be read by the gradient of the other one
+        # alone. If that gradient does not read it anyway, comparing versions is enough (`TrainingStep.checked`).
         for output, saves in self._saves.items():
-            behind = sources([self.model.graph.outputs[output]])
-            if all(inputs[index] not in behind for index in saved_for_one - saves - unsaved):
+            ancestors_of_output = sources([self.model.graph.outputs[output]])
+            if all(inputs[index] not in ancestors_of_output for index in saved_for_any - saves - unsaved):
                 continue
-            joint, cotangents, gradients = self._joint(needs, (output,))
-            halves = Halves(joint, len(needs), cotangents, gradients, sorted(unsaved))
+            halves = self._halves(needs, (output,), sorted(unsaved))
             read = {index for index, value in enumerate(halves.inputs) if value in halves.read}
             unsaved |= read - saves
         return tuple(sorted(unsaved))
 
     def _checked(self, saved_inputs: Collection[int]) -> dict[int, frozenset[int]]:
-        """See `TrainingStep`: PyTorch itself checks inputs that are saved for whatever output gets a cotangent."""
+        """Returns `TrainingStep.checked` as a mapping, e.g. {1: {0}}."""
+        # PyTorch itself checks the version of each tensor that this step saves, whatever output gets a cotangent. Only
+        # an input that eager PyTorch saves for all outputs may be left to that check.
         if not self._saves or not self._checks:
             return {}
         checked = {}
@@ -270,53 +295,60 @@ class Program:
 
     @without_collection()
     def _backward(self, needs: tuple[bool, ...], received: tuple[int, ...]) -> Backward:
-        """What leads from the cotangents of some outputs to the gradients of what these depend on."""
+        """Opens a backward session that takes the cotangents of the outputs `received` only."""
         step = self.training_step(needs)
-        joint, cotangents, gradients = self._joint(needs, received)
-        slots = _slots(needs, gradients)
-        halves = Halves(joint, len(needs), cotangents, gradients, self._unsaved(needs))
+        halves = self._halves(needs, received)
         saved = [str(value.name) for value in halves.saved]
+        # It reads a value that backward for all outputs does not, e.g. for the shape of zeros. Forward has run by now
+        # and has not saved the value. The session for all outputs takes its place, with zeros as other cotangents.
         if not halves.present or not set(saved) <= set(step.saved):
-            # It reads what the gradients of all outputs do not, for zeros of its shape: let these be cotangents.
-            whole = step.backward
+            complete = step.backward
             reached = [
-                slot if own is not None else None for slot, own in zip(whole.gradients, slots, strict=True)
+                slot if own_slot is not None else None
+                for slot, own_slot in zip(complete.gradients, halves.slots, strict=True)
             ]
-            return Backward(whole.session, whole.takes, whole.seeds, tuple(reached))
+            return Backward(complete.session, complete.takes, complete.seeds, tuple(reached))
         takes = tuple(map(step.saved.index, saved))
-        return Backward(self._session(halves.backward()), takes, received, slots)
+        return Backward(self._session(halves.backward()), takes, received, halves.slots)
 
     @without_collection()
     def _vjp(
         self, needs: tuple[bool, ...], received: tuple[int, ...]
     ) -> tuple[Program, tuple[int | None, ...]]:
-        """The gradients as a program of their own, which can be differentiated again.
+        """Returns the gradients as a program of their own, which can be differentiated again.
 
-        Its inputs are those of this program, then the cotangents of the outputs `received`.
+        Returns:
+            The program, whose inputs are those of this program, then the cotangents of the outputs `received`; and per
+            input of this program the index of its gradient among the outputs, or None.
         """
         joint, _, gradients = self._joint(needs, received)
         present = [gradient for gradient in gradients if gradient is not None]
-        # The composite ops of gradients have no rules, their bodies have; these ask for ranks and constants.
+        # The functions that gradients call have no gradient rules, but the ops of their bodies have. These rules ask
+        # for ranks, and for values of constants.
         model = inline_functions(with_exact_masks(cut(joint, list(joint.graph.inputs), present)))
         settle_shapes(lift_constants(model))
         program = Program(model, [GraphOutput(requires_grad=True)] * len(present), self.device, self.severity)
-        return program, _slots(needs, gradients)
+        return program, slots_of(needs, gradients)
 
     def _session(self, model: ir.Model, layouts: Mapping[int, Layout] | None = None) -> Session:
+        """Opens a session for a model, whose outputs get the layouts of eager PyTorch."""
         return Session(self._rewritten(model), self.device, self.severity, layouts)
 
     def _differentiable_vjp(
         self, needs: tuple[bool, ...], received: tuple[int, ...], wanted: tuple[bool, ...]
     ) -> tuple[Program, tuple[int | None, ...], tuple[bool, ...]] | str:
-        """Returns `vjp` when ONNX Runtime can run its gradients for the inputs `wanted`, else the reason it cannot.
+        """Returns `vjp` with sessions for second derivatives, with respect to those of its inputs that are `wanted`.
 
-        And per gradient whether it depends on these inputs.
+        Returns:
+            The program and slots of `vjp`, and per gradient whether it depends on the inputs `wanted`; or a text that
+            says why ONNX Runtime cannot compute second derivatives.
         """
         try:
             vjp, slots = self.vjp(needs, received)
             graph = vjp.model.graph
-            sources = {value for value, flag in zip(graph.inputs, wanted, strict=True) if flag}
-            dependent = tuple(not sources.isdisjoint(_linked([output])) for output in graph.outputs)
+            leaves = {value for value, flag in zip(graph.inputs, wanted, strict=True) if flag}
+            dependent = tuple(not leaves.isdisjoint(_linked([output])) for output in graph.outputs)
+            # The sessions are opened here: an op without a rule or kernel must show before the gradients are promised.
             if any(dependent):
                 vjp.training_step(wanted)
         except ORTModuleONNXModelException as error:
@@ -331,7 +363,7 @@ class Program:
 
 
 def _linked(targets: Iterable[ir.Value]) -> set[ir.Value]:
-    """What the targets depend on through floating-point values, whether or not a gradient comes through."""
+    """Returns the values on which the targets depend through floating-point values, even if no gradient passes."""
     linked: set[ir.Value] = set()
     stack = list(targets)
     while stack:
@@ -346,15 +378,9 @@ def _linked(targets: Iterable[ir.Value]) -> set[ir.Value]:
 
 
 def _lacks_types(graph: ir.Graph) -> bool:
-    """Whether a saved output has no type yet, or a Scan no shapes, which ONNX Runtime wants to know."""
+    """Returns whether the graph has a value without type, or a Scan, of which ONNX Runtime wants to know all shapes."""
+    # Gradient rules ask forward nodes for optional outputs, e.g. the mean of LayerNormalization, that have no type yet.
     return any(
         node.op_type == "Scan" or any(value.name and value.type is None for value in node.outputs)
         for node in graph
     )
-
-
-def _slots(needs: Sequence[bool], gradients: Sequence[ir.Value | None]) -> tuple[int | None, ...]:
-    """Per input, which of the gradients that are there is its own; `gradients` has an entry per needed one."""
-    present = [index for index, gradient in enumerate(gradients) if gradient is not None]
-    of_needed = iter(present.index(i) if i in present else None for i in range(len(gradients)))
-    return tuple(next(of_needed) if need else None for need in needs)

@@ -1,4 +1,8 @@
-"""A captured graph computed once more, by PyTorch, for derivatives that ONNX Runtime does not give."""
+"""Compute a captured graph once more in PyTorch, for derivatives that ONNX Runtime does not give.
+
+These are second derivatives of ops whose gradient has no rule, gradients for a batch of cotangents, and gradients that
+fail in ONNX Runtime. PyTorch gets the random numbers that ONNX Runtime had, and the autocast settings of the capture.
+"""
 
 from __future__ import annotations
 
@@ -32,11 +36,12 @@ Announce = Callable[[str, ORTModuleFallbackException], None]
 
 @dataclass(frozen=True)
 class Replay:
-    """A program as PyTorch computes it.
+    """A program in PyTorch.
 
     Attributes:
-        outputs: the program's outputs from its inputs; autograd can follow it.
-        announce: says what PyTorch is about to compute (`"second derivative"`), and why; raises if that is forbidden.
+        outputs: computes the program's outputs from its inputs, in a way that autograd can differentiate.
+        announce: warns of what PyTorch is about to compute, e.g. "second derivative", with the error that tells why.
+            Raises that error if the fallback policy forbids it.
     """
 
     outputs: Outputs
@@ -49,34 +54,35 @@ class Replay:
         cotangents: Mapping[int, torch.Tensor],
         changed: Sequence[int] = (),
     ) -> list[torch.Tensor | None]:
-        """Returns one gradient per input, None where it needs none or the outputs do not depend on it.
+        """Returns one gradient per input, None if it needs none or the outputs do not depend on it.
 
-        It can be differentiated if gradients are enabled.
+        The gradients can be differentiated again if gradients are enabled.
 
         Args:
-            inputs: those of the program.
-            needs: which of them need a gradient.
-            cotangents: by the index of their output; they may be batched by `torch.vmap`.
-            changed: outputs that were written to since; PyTorch raises where an operator's backward needs one.
+            inputs: the inputs of the program.
+            needs: per input, whether it needs a gradient.
+            cotangents: cotangents by the index of their output. `torch.vmap` may have batched them.
+            changed: indices of the outputs that the caller has written to. PyTorch raises if the backward of one of its
+                operators needs such an output.
         """
         differentiable = torch.is_grad_enabled()
         with torch.enable_grad(), _outside_transforms():
             leaves = [_leaf(x) if need else x for x, need in zip(inputs, needs, strict=True)]
             outputs = self.outputs(leaves)
         torch.autograd.graph.increment_version([outputs[index] for index in changed])
-        reached = [index for index in cotangents if outputs[index].requires_grad]
-        if not reached:
+        dependent = [index for index in cotangents if outputs[index].requires_grad]
+        if not dependent:
             return [None] * len(leaves)
-        found = iter(
+        gradients = iter(
             torch.autograd.grad(
-                [outputs[index] for index in reached],
+                [outputs[index] for index in dependent],
                 [leaf for leaf, need in zip(leaves, needs, strict=True) if need],
-                [cotangents[index] for index in reached],
+                [cotangents[index] for index in dependent],
                 create_graph=differentiable,
                 allow_unused=True,
             )
         )
-        return [next(found) if need else None for need in needs]
+        return [next(gradients) if need else None for need in needs]
 
     def differentiable_gradients(
         self,
@@ -84,40 +90,39 @@ class Replay:
         needs: Sequence[bool],
         cotangents: Mapping[int, torch.Tensor],
     ) -> list[bool] | None:
-        """Returns per input whether eager PyTorch could differentiate its gradient again, with `create_graph=True`.
+        """Returns per input whether its gradient requires a gradient in eager PyTorch with `create_graph=True`.
 
-        That of an operator's input requires a gradient where any of what the operator's backward takes does, even if
-        it does not depend on that. PyTorch is asked with tensors without memory; None if it cannot say.
-
-        Args:
-            inputs: as for `gradients`, and which of them require a gradient.
-            needs: as for `gradients`.
-            cotangents: as for `gradients`, and which of them require a gradient.
+        Returns None if PyTorch cannot tell from fake tensors. The arguments are those of `gradients`; it matters which
+        of the tensors require a gradient.
         """
+        # A formula does not tell: in PyTorch a gradient requires a gradient if any tensor that the operator's backward
+        # takes does, even if the gradient does not depend on that tensor.
         sizes = ShapeEnv(allow_scalar_outputs=True, allow_dynamic_output_shape_ops=True)
         mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=sizes, static_shapes=True)
         try:
-            # Of other tensors: the mode keeps weak references, and a parameter with one cannot be swapped.
-            apart = [x.detach().requires_grad_(x.requires_grad) for x in (*inputs, *cotangents.values())]
+            # The mode keeps weak references to the tensors that it imitates. A parameter with a weak reference cannot
+            # be swapped (`set_swap_module_params_on_conversion`).
+            aliases = [x.detach().requires_grad_(x.requires_grad) for x in (*inputs, *cotangents.values())]
             with mode, torch.enable_grad(), unseen_by_hooks():
-                fakes = [mode.from_tensor(x) for x in apart]
+                fakes = [mode.from_tensor(x) for x in aliases]
                 by_output = dict(zip(cotangents, fakes[len(inputs) :], strict=True))
-                found = self.gradients(fakes[: len(inputs)], needs, by_output)
-        except Exception:  # what depends on numbers in memory; what has no fake kernel
+                gradients = self.gradients(fakes[: len(inputs)], needs, by_output)
+        # E.g. an operator has no fake kernel, or its result depends on the numbers in memory.
+        except Exception:
             return None
-        return [gradient is not None and gradient.requires_grad for gradient in found]
+        return [gradient is not None and gradient.requires_grad for gradient in gradients]
 
     def derivative(
         self, needs: Sequence[bool], received: Sequence[int], slots: Sequence[int | None]
     ) -> Replay:
-        """Returns what `Program.vjp` gives for the same arguments, with these `slots`."""
+        """Returns in PyTorch what `Program.vjp` returns for the same arguments, with these `slots`."""
 
         def outputs(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
             inputs, cotangents = tensors[: len(needs)], tensors[len(needs) :]
-            found = self.gradients(inputs, needs, dict(zip(received, cotangents, strict=True)))
+            gradients = self.gradients(inputs, needs, dict(zip(received, cotangents, strict=True)))
             return [
                 torch.zeros_like(x) if gradient is None else gradient
-                for x, gradient, slot in zip(inputs, found, slots, strict=True)
+                for x, gradient, slot in zip(inputs, gradients, slots, strict=True)
                 if slot is not None
             ]
 
@@ -126,7 +131,8 @@ class Replay:
 
 @contextlib.contextmanager
 def _outside_transforms() -> Iterator[None]:
-    """Leaves torch.func's transforms, and the older vmap of `is_grads_batched`, which forbid random operators."""
+    """Leaves torch.func's transforms, and the older vmap of `is_grads_batched`, until the context is closed."""
+    # They refuse random operators. The graph runs on the numbers that were drawn before, but by these operators.
     levels = enter_vmap()
     for _ in range(levels):
         leave_vmap()
@@ -139,23 +145,23 @@ def _outside_transforms() -> Iterator[None]:
 
 
 def _leaf(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor for another graph: hooks on it are for gradients that reach the tensor itself."""
+    """Returns an alias of a tensor, to differentiate with respect to."""
+    # Not the tensor itself: its hooks would be called with gradients that never reach it. A view keeps the history that
+    # second derivatives follow.
     return tensor.view_as(tensor) if tensor.requires_grad else tensor.detach().requires_grad_()
 
 
 class ReplayedGraph:
-    """A graph of Dynamo's, with the inputs and outputs of the program that was lowered from it.
-
-    Made where Dynamo captures the graph, whose settings of autocast it keeps.
+    """A captured graph in PyTorch, with the inputs and outputs of the ONNX graph that was lowered from it.
 
     Args:
-        graph_module: the graph.
-        lowered: the program.
-        device: of the tensors.
-        run: does what the graph does, if it is not the graph itself that is to be run.
+        graph_module: the captured graph.
+        lowered: the ONNX graph.
+        device: device of the tensors.
+        run: runs the captured graph; `graph_module.forward` if left out.
 
     Attributes:
-        numbers: indices of the arguments that are no tensors.
+        numbers: indices of the arguments that are no tensors, e.g. [1].
     """
 
     def __init__(
@@ -172,20 +178,29 @@ class ReplayedGraph:
         self._places = len(values)
         self.numbers = [i for i, value in enumerate(values) if not isinstance(value, torch.Tensor)]
         self._changed = frozenset(place for place, _ in lowered.mutated)
+        # The graph is captured under the autocast settings of the caller, which may differ in backward.
         kind = device.type
         self._autocast = (kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
 
     def of_call(self, args: Sequence[Any]) -> Outputs:
-        """Returns the graph as a function of tensors; numbers are those of a call with `args`."""
+        """Returns the graph as a function of the ONNX graph's inputs, with the numbers among the arguments `args`."""
         return partial(self._outputs, [args[index] for index in self.numbers])
 
     def _outputs(self, numbers: Sequence[Any], tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Runs the graph on the inputs of the ONNX graph, and returns the outputs of the ONNX graph.
+
+        Args:
+            numbers: the arguments of the captured graph that are no tensors.
+            tensors: the inputs of the ONNX graph, random numbers included.
+        """
         lowered = self._lowered
         args: list[Any] = [None] * self._places
         for place, tensor in zip(lowered.inputs, tensors, strict=False):
             if place in lowered.complex:
                 tensor = torch.view_as_complex(tensor)
+            # ONNX Runtime writes to no input, the graph in PyTorch would.
             args[place] = tensor.clone() if place in self._changed else tensor
+        # After the tensors: a symbolic size is an input of both graphs, a tensor in the one, a number in the other.
         for place, number in zip(self.numbers, numbers, strict=True):
             args[place] = number
         with self._settings(tensors[len(lowered.inputs) :]):
@@ -197,18 +212,20 @@ class ReplayedGraph:
             elif kind == "complex":
                 results[index] = torch.view_as_real(value.resolve_conj())
             elif kind == "integer":
-                # On tensors without memory `item()` gives a symbol; no gradient comes from a number in any case.
+                # On fake tensors `item()` returns a symbol. Its value does not matter: a number has no gradient.
                 results[index] = torch.tensor(0 if isinstance(value, _SYMBOLS) else value)
         for place, index in lowered.mutated:
             results[index] = torch.view_as_real(args[place]) if place in lowered.complex else args[place]
-        for index, _ in lowered.assertions:  # they have held
+        # An assertion that did not hold has raised.
+        for index, _ in lowered.assertions:
             results[index] = torch.tensor(True)
         return [results[index] for index in range(len(results))]
 
     @contextlib.contextmanager
     def _settings(self, drawn: Sequence[torch.Tensor]) -> Iterator[None]:
+        """Restores the settings of the capture, and the random numbers `drawn`, until the context is closed."""
         kind, dtype, enabled = self._autocast
-        # PyTorch's fused attention has no second derivative.
+        # PyTorch's fused attention (2.13) has no second derivative.
         with torch.autocast(kind, dtype, enabled), sdpa_kernel(SDPBackend.MATH):
             if drawn:
                 with _Drawn(drawn):
@@ -217,6 +234,7 @@ class ReplayedGraph:
                 yield
 
 
+# Random operators by what they return: their first argument, or a new tensor.
 _IN_PLACE = frozenset({
     "bernoulli_", "cauchy_", "exponential_", "geometric_", "log_normal_", "normal_", "random_", "uniform_",
 })  # fmt: skip
@@ -227,7 +245,11 @@ _NEW = frozenset({
 
 
 class _Drawn(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Gives random operators the numbers that the program had, which drew them in the order of eager PyTorch."""
+    """Makes random operators return numbers that were drawn before, instead of drawing anew.
+
+    Args:
+        values: per operator, in the order in which they run, the random input of the ONNX graph.
+    """
 
     def __init__(self, values: Sequence[torch.Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -241,11 +263,13 @@ class _Drawn(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return args[0].copy_(next(self._values))
         if name in _NEW:
             return next(self._values).clone()
+        # PyTorch draws nothing for a dropout in inference, or of probability 0 or 1.
         if name == "native_dropout" and args[2] is not False and 0 < args[1] < 1:
             kept = next(self._values)
             return args[0] * (kept / (1 - args[1])), kept.bool()
         if name == "multinomial":
             return _chosen(*args, noise=next(self._values))
+        # Drawing anew would make the gradients those of another call, without a word.
         if torch.Tag.nondeterministic_seeded in func.tags:
             raise NotImplementedError(f"computing a graph again: the random numbers of {func} are not known")
         return func(*args, **(kwargs or {}))
@@ -254,9 +278,17 @@ class _Drawn(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def _chosen(
     weights: torch.Tensor, count: int, replacement: bool = False, *, noise: torch.Tensor
 ) -> torch.Tensor:
-    """Returns the places that `torch.multinomial` chooses with the numbers that its lowering has drawn."""
+    """Returns the indices that `torch.multinomial` chooses for random numbers that were drawn before.
+
+    Args:
+        weights: [..., n].
+        count: number of indices to choose.
+        replacement: whether an index may be chosen twice.
+        noise: exponential random numbers [..., n], or uniform ones [..., count] with replacement.
+    """
+    # Both as PyTorch's kernels do, so that eager PyTorch chooses the same indices for the same seed.
     if not replacement or count == 1:
         return (weights / noise).topk(count).indices
     sums = weights.cumsum(-1)
-    shares = (sums / sums[..., -1:]).double()
-    return (shares[..., None, :] < noise[..., None]).sum(-1)
+    cumulative = (sums / sums[..., -1:]).double()
+    return (cumulative[..., None, :] < noise[..., None]).sum(-1)

@@ -288,18 +288,10 @@ _MAX_ADDRESSES = 16
 
 
 class _DescribedInput:
-    """An input of a session, with ONNX Runtime's descriptions (OrtValues) of the tensors that it was before.
+    """An input of a session, with ONNX Runtime's descriptions (OrtValues) of earlier tensors, by their address (`at`).
 
     Parameters lie at the same address in every call, and residuals mostly do. Looking up an address takes less time
     than describing the tensor to ONNX Runtime anew.
-
-    Args:
-        declared: the input in the model. Only one of fixed shape is described once for several calls.
-        device: ONNX Runtime's device of the tensors.
-        copies_inputs: whether every node of the model returns a copy, see `_may_return_an_input`.
-
-    Attributes:
-        at: OrtValues by the address of the tensor, e.g. {94021: value}.
     """
 
     __slots__ = ("_device", "_shape", "at")

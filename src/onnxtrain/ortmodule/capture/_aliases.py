@@ -158,6 +158,7 @@ class _ViewsGraph:
         return self._last
 
     def _refuse_other_shape(self, node: fx.Node) -> None:
+        """Raises NotImplementedError if the tensor of a node gets another shape in place."""
         if id(node.meta.get("example_value")) in self._reshaped:
             raise NotImplementedError("it gives another shape, in place, to a tensor that has views")
 
@@ -171,6 +172,7 @@ class _ViewsGraph:
         return fx.GraphModule(self._module, self._graph)
 
     def _copied(self, node: fx.Node) -> fx.Node:
+        """Returns the copy of a node in this graph, and adds it with all that it needs if it is not there."""
         if node not in self.made:
             self._refuse_other_shape(node)
             # The captured graph has done the write already; what it returns is the tensor that it wrote to.

@@ -22,9 +22,9 @@ def mark_assertions(graph_module: fx.GraphModule) -> None:
         nodes = [node for node in part.graph.nodes if node.target is assert_async]
         for node in nodes:
             condition, *message = node.args
-            # Dynamo makes this text up for an assertion without a message.
-            said = message and message[0] != "assertion error"
-            node.target, node.args = _assert, (condition, message[0] if said else "")
+            # Dynamo (PyTorch 2.13) makes this text up for an assertion without a message.
+            has_message = message and message[0] != "assertion error"
+            node.target, node.args = _assert, (condition, message[0] if has_message else "")
         if nodes:
             part.recompile()
 
@@ -60,5 +60,6 @@ def checked(run: Callable[..., Any], messages: list[str]) -> Callable[..., Any]:
 
 
 def _assert(condition: Any, message: str) -> None:
+    """Raises AssertionError, with the message if that is not empty, if the condition does not hold."""
     if not condition:
         raise AssertionError(*([message] if message else []))

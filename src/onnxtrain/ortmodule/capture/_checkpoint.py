@@ -42,6 +42,7 @@ def _is_checkpoint(node: fx.Node) -> bool:
 
 
 def _inline(graph_module: fx.GraphModule, call: fx.Node, region: int) -> None:
+    """Replaces a call of a checkpointed region by copies of the region's nodes."""
     graph = graph_module.graph
     body, *arguments = call.args
     assert isinstance(body, fx.Node)
@@ -72,11 +73,11 @@ def _adopted(graph_module: fx.GraphModule, part: fx.GraphModule, name: str) -> s
     value = part
     for step in name.split("."):
         value = getattr(value, step)
-    own = name.replace(".", "_")
-    while hasattr(graph_module, own) and getattr(graph_module, own) is not value:
-        own += "_"
-    setattr(graph_module, own, value)
-    return own
+    new_name = name.replace(".", "_")
+    while hasattr(graph_module, new_name) and getattr(graph_module, new_name) is not value:
+        new_name += "_"
+    setattr(graph_module, new_name, value)
+    return new_name
 
 
 def mark_region(node: ir.Node, region: int) -> None:

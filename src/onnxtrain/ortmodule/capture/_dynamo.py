@@ -1,4 +1,4 @@
-"""What ORTModule asks of Dynamo so that all of a module is captured, and only once."""
+"""Capture a module by Dynamo, with settings under which all of it is captured, and only once."""
 
 from __future__ import annotations
 
@@ -30,23 +30,26 @@ from onnxtrain.ortmodule.capture._inactive_dropout import inactive_dropout_retur
 from onnxtrain.ortmodule.capture._mixed_dtypes import RefusedByPyTorch
 from onnxtrain.ortmodule.capture._process_wide import ProcessWide
 
+# After a graph break in a container each layer is captured by itself, and layers of one class share one function.
 _RECOMPILE_LIMIT = 256
-"""Graphs of one function: the layers after a graph break in a container share the forward of their class."""
+"""Graphs of one function after which Dynamo runs it in PyTorch."""
 
 
 def capture(module: torch.nn.Module, backend: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a callable that does what `module(*args, **kwargs)` does, with `backend` for its graphs."""
+    """Returns a callable that does what `module(*args, **kwargs)` does, and has `backend` compile its graphs."""
     settings = dict(_SETTINGS)
+    # By default Dynamo (PyTorch 2.13) skips LSTM, GRU and RNN, which would run in PyTorch without a word.
     if any(isinstance(layer, torch.nn.RNNBase) for layer in module.modules()):
         settings["allow_rnn"] = True
     _enter_layers()
     # Not the module itself, whose OptimizedModule would fire global hooks a second time. Hooks of the module are
     # called as ever, since _call_impl is not captured, only the forward that it calls.
-    own_call = type(module).__call__ is not torch.nn.Module.__call__
-    function = MethodType(type(module).__call__, module) if own_call else module._call_impl
-    # A model does not run in PyTorch because others of its class had many graphs.
+    overrides_call = type(module).__call__ is not torch.nn.Module.__call__
+    function = MethodType(type(module).__call__, module) if overrides_call else module._call_impl
+    # With a limit of its own: else a model would run in PyTorch because others of its class had many graphs.
     context: Any = dynamo_optimize(backend, _RECOMPILE_LIMIT)
-    if callable(getattr(context, "callback", None)):  # not where Dynamo is switched off
+    # With TORCHDYNAMO_DISABLE=1 the context has no callback.
+    if callable(getattr(context, "callback", None)):
         captures = Captures(backend)
         context.callback = _WithSettings(context.callback, settings, captures)
         weakref.finalize(context.callback, captures.release).atexit = False
@@ -59,13 +62,13 @@ def capture(module: torch.nn.Module, backend: Callable[..., Any]) -> Callable[..
 _SETTINGS = {
     # Hooks are not guarded by default: one that comes after the first call would not run.
     "skip_nnmodule_hook_guards": False,
-    # A symbolic number has no place among ONNX attributes: another one captures another graph.
+    # Floats become ONNX attributes, which cannot be symbolic: another number captures another graph.
     "specialize_float": True,
     # Else `numpy.random` in a captured function draws from PyTorch's generator, whatever seed NumPy has.
     "use_numpy_random_stream": True,
-    # Counted over all models of a class; past the limit Dynamo would run the next one in PyTorch without a word to us.
+    # Counted over all models of a class. Past the limit Dynamo runs the next one in PyTorch, and tells nobody.
     "accumulated_recompile_limit": sys.maxsize,
-    # A mark in profiles, whose making takes part of each call.
+    # A mark in profiles that takes time in each call.
     "record_runtime_overhead": False,
 } | ({} if isolates_recompiles else {"recompile_limit": _RECOMPILE_LIMIT})
 
@@ -75,27 +78,35 @@ if hasattr(dynamo_config, "invalidate_compile_context_weakrefs"):
     _SETTINGS["invalidate_compile_context_weakrefs"] = True
 
 
+# ONNX computes sizes at run time: `x[mask]` and `int(counter)` need not end the graph as they do by default.
 _DATA_DEPENDENT = {"capture_dynamic_output_shape_ops": True, "capture_scalar_outputs": True}
-"""What depends on the data has a size that depends on it, which ONNX computes like any other."""
 
 
+# Dynamo (PyTorch 2.13) fails at a size that nothing uses, as of `x[mask, index]`, and at one that moves to another axis
+# in place, which it looks for on the axis where it was.
 _DATA_DEPENDENT_FAILURES = ("unbacked symbol", "Runtime assertion failed for expression")
-"""Dynamo (2.13) fails at a size that goes unused, as of a mask beside an index, and at one that moves to another axis
-in place, which it looks for on the axis where it was."""
 
 
+# Dynamo (PyTorch 2.13) raises the first and the last.
 _OPERATOR_ERRORS = (TorchRuntimeError, RefusedByPyTorch, IndexError)
-"""What a capture raises where PyTorch refuses the arguments of an operator; Dynamo (2.13) raises the first and last."""
+"""Exceptions of a capture in which PyTorch refuses the arguments of an operator."""
 
 
 class _WithSettings:
-    """What Dynamo calls to capture a frame, with settings of our own meanwhile."""
+    """Dynamo's callback that captures a frame, called with settings of ORTModule.
+
+    Args:
+        callback: Dynamo's own callback.
+        settings: names and values of `torch._dynamo.config`, e.g. {"allow_rnn": True}.
+        captures: notes the code objects that are captured.
+    """
 
     def __init__(self, callback: Any, settings: dict[str, Any], captures: Captures) -> None:
         self._callback = callback
         self._settings = settings
         self._captures = captures
-        self._torchdynamo_orig_backend = callback._torchdynamo_orig_backend  # Dynamo asks for it
+        # Dynamo reads this attribute of its callbacks.
+        self._torchdynamo_orig_backend = callback._torchdynamo_orig_backend
 
     def __call__(self, frame: Any, *args: Any, **kwargs: Any) -> Any:
         self._captures.add(frame.f_code)
@@ -112,6 +123,7 @@ class _WithSettings:
                 return ConvertFrameReturn(apply_to_code=False)
 
     def _captured(self, *args: Any, **kwargs: Any) -> Any:
+        """Captures a frame with data-dependent sizes as symbols, or else without."""
         try:
             with dynamo_config.patch(_DATA_DEPENDENT), data_dependent_results():
                 return self._callback(*args, **kwargs)
@@ -130,10 +142,10 @@ _WITH_FAST_PATH = (torch.nn.MultiheadAttention, torch.nn.TransformerEncoder, tor
 
 
 class _WithoutFastPath:
-    """Calls without the kernels that PyTorch has for whole layers in inference, and ONNX has not.
+    """Calls a compiled module with PyTorch's kernels for whole layers switched off.
 
-    They compute what the layers' operators compute, with one exception that eager PyTorch has between training and
-    inference, too: at padded positions `TransformerEncoder` returns zeros.
+    In inference eager PyTorch runs such a layer as one kernel, which ONNX lacks. The results are those of the layer's
+    operators, but for padded positions: there `TransformerEncoder` returns zeros with the kernel.
     """
 
     def __init__(self, call: Callable[..., Any]) -> None:

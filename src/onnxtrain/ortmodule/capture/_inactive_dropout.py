@@ -1,4 +1,4 @@
-"""Dropout that is off returns its input itself in eager PyTorch; Dynamo's fake tensors say that it returns a copy."""
+"""Tell Dynamo that a dropout which is off returns its input itself, as in eager PyTorch, and not a copy."""
 
 from __future__ import annotations
 
@@ -15,12 +15,9 @@ _CAPTURING: ContextVar[bool] = ContextVar("onnxtrain_capturing", default=False)
 
 @contextlib.contextmanager
 def inactive_dropout_returns_its_input() -> Iterator[None]:
-    """Makes fake tensors agree with eager PyTorch about the memory of `dropout(x, training=False)`, or with p = 0.
-
-    PyTorch's Python dispatcher (2.13), under which Dynamo computes fake tensors, has a dropout of its own that clones
-    its input then. A write to the result would not be seen to reach the input: not its memory, whose elements may be
-    one, not its version, and not the caller's other views of it.
-    """
+    """Makes fake tensors of `dropout(x, training=False)`, or with p = 0, share the memory of `x`."""
+    # PyTorch's Python dispatcher (2.13), under which Dynamo computes fake tensors, has a dropout of its own, which
+    # clones its input. A write to the result would not be seen to change `x`, its version counter, and other views.
     _wrap_kernels()
     token = _CAPTURING.set(True)
     try:
@@ -33,7 +30,7 @@ def _wrap_kernels() -> None:
     """Puts :class:`_Dropout` in the place of the dispatcher's kernels of dropout, for good."""
     operator: Any = torch.ops.aten.dropout.default
     kernels: dict[Any, Callable[..., Any]] = operator.py_kernels
-    # Asked each time: modules of PyTorch that are imported later may register further kernels.
+    # In each capture: modules of PyTorch that are imported later may register further kernels.
     for key, kernel in list(kernels.items()):
         if not isinstance(kernel, _Dropout):
             kernels[key] = _Dropout(kernel)
@@ -41,7 +38,7 @@ def _wrap_kernels() -> None:
 
 
 class _Dropout:
-    """Dropout by a kernel of PyTorch's, and in a capture of ours its input itself where it is off."""
+    """A kernel of dropout that returns its input itself if the dropout is off and an ORTModule is being captured."""
 
     def __init__(self, kernel: Callable[..., torch.Tensor]) -> None:
         self._kernel = kernel

@@ -1,7 +1,7 @@
-"""Operators that eager PyTorch refuses for the dtypes of their arguments, and its fake tensors accept.
+"""Refuse operators that eager PyTorch refuses for the dtypes of their arguments, and that its fake tensors accept.
 
-A float64 input of a float32 `Linear` without bias is such a case (PyTorch 2.13): Dynamo captures the product, and ONNX
-Runtime would compute it in float64.
+E.g. a float64 input of a float32 `Linear` without bias (PyTorch 2.13): Dynamo captures the product, and ONNX Runtime
+would compute it in float64.
 """
 
 from __future__ import annotations
@@ -23,38 +23,40 @@ from onnxtrain.ortmodule._torch import (
     pytree,
 )
 
+# Functions of other packages may have side effects: they must not be called once more.
 _MODULES = ("torch", "_operator", "builtins")
-"""Where functions come from that are safe to call once more: those of other packages may do anything."""
+"""Modules whose functions are run on zeros to see whether PyTorch refuses them."""
 
+# Kernel sizes, groups and numbers of axes are at most about that large: with others the arguments would not fit.
 _SMALL = 16
-"""The largest size that is always taken as it is: kernels, groups and numbers of axes are about that."""
+"""The largest size that :meth:`_Call.smaller` keeps."""
 
+# oneDNN's backward pass of an LSTM ends the process for some dtypes (PyTorch 2.13). `aten/recurrent.py` asks PyTorch
+# about the dtypes of the forward pass.
 _RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
-"""Functions that are not run here: oneDNN's backward pass of an LSTM ends the process for some dtypes (PyTorch 2.13),
-and `aten/recurrent.py` asks PyTorch for the dtypes of the forward pass."""
 
 _LARGEST = 1 << 20
-"""Elements of the largest tensor that is given memory of its own here."""
+"""Elements of the largest tensor that gets memory of its own. Larger ones are expanded from one element."""
 
 
 class RefusedByPyTorch(ShortenTraceback):
-    """Eager PyTorch refuses an operator; the message is its own.
+    """Eager PyTorch refuses an operator, with this message."""
 
-    Dynamo (PyTorch 2.13) passes on this base class as it is raised, and wraps all others that a backend raises.
-    """
+    # Dynamo (PyTorch 2.13) passes on this base class as it is raised, and wraps all other exceptions of a backend.
 
     def __init__(self, message: str) -> None:
         super().__init__(message, first_useful_frame=None)
 
 
 _verdicts: dict[Any, str | None] = {}
+"""Per operator, dtypes, ranks and autocast: PyTorch's message if it refuses them, else None."""
 
 
 def refuse_mixed_dtypes(node: fx.Node) -> None:
     """Raises `RefusedByPyTorch` if eager PyTorch refuses a node of a Dynamo graph for the dtypes of its arguments.
 
     The node is run on zeros of the same ranks, forward and backward, once for each operator, choice of dtypes and mode
-    of autocast. It is refused for its dtypes if it fails, and with other dtypes does not.
+    of autocast. It is refused if it fails with these dtypes and succeeds with others.
 
     Args:
         node: calls a function or a method; tensors among its arguments have `meta["example_value"]`.
@@ -109,7 +111,8 @@ def _callable(node: fx.Node) -> Callable[..., Any]:
 def _refusal(call: _Call, dtypes: tuple[torch.dtype, ...]) -> str | None:
     """Returns the message with which eager PyTorch refuses a call for the dtypes of its tensors, or None."""
     with disable_current_modes(), torch.random.fork_rng(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # they come when the module runs
+        # PyTorch warns when the module itself runs.
+        warnings.simplefilter("ignore")
         # Small tensors first: the scores of a vocabulary take gigabytes. Where the operator fails on these with all
         # dtypes, its other arguments do not fit their sizes.
         for sized in (call.smaller(), call):
@@ -180,7 +183,8 @@ class _Call:
                 scores = [r for r in results if isinstance(r, torch.Tensor) and r.requires_grad]
                 if scores:
                     torch.autograd.backward(scores, [torch.zeros_like(score) for score in scores])
-        except Exception as error:  # PyTorch's operators raise anything
+        # PyTorch's operators raise exceptions of any type.
+        except Exception as error:
             return str(error)
         return None
 
@@ -190,7 +194,8 @@ def _zeros(fake: torch.Tensor, shape: Sequence[int], dtype: torch.dtype) -> torc
     one = torch.zeros((), dtype=dtype, device=fake.device)
     if fake.requires_grad and (dtype.is_floating_point or dtype.is_complex):
         with torch.enable_grad():
-            one = one.requires_grad_().clone()  # not a leaf, nor a view of one: eager PyTorch may write to it
+            # Eager PyTorch may write to it: it must be no leaf, and no view of one.
+            one = one.requires_grad_().clone()
             return _expanded(one, shape)
     return _expanded(one, shape)
 
@@ -202,5 +207,6 @@ def _expanded(one: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
 
 
 def _hint(size: int | torch.SymInt) -> int:
-    """Returns what a symbolic size is in this call; `int` of it would fix the graph to it."""
+    """Returns a size; for a symbolic one its value in this call."""
+    # `int(size)` would guard the graph, so that another size captures another graph.
     return int(size.node.hint) if isinstance(size, torch.SymInt) else size

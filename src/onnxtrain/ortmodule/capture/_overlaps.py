@@ -23,8 +23,9 @@ class Overlaps:
         graph_module: a Dynamo graph.
 
     Attributes:
-        noticed: indices of the inputs whose version counter the graph's writes raise; those through `.data` do not.
-        looked_for: whether calls must be checked: the graph writes to an input, and has arguments.
+        noticed: indices of the inputs whose version counter the graph's writes raise, e.g. {0}. Writes through `.data`
+            do not raise it.
+        looked_for: True if calls must be checked, as the graph writes to an input and has arguments.
 
     Raises:
         NotImplementedError: inputs overlap when the graph is captured, or one that is written to overlaps itself.
@@ -57,6 +58,7 @@ class Overlaps:
         return False
 
     def _overlap(self, args: Sequence[Any], memory: Callable[[torch.Tensor], int]) -> bool:
+        """Returns whether one of these inputs overlaps one that is written to; `memory` identifies a storage."""
         sharing: dict[int, list[int]] = {memory(args[place]): [] for place in self._written}
         for place in self._tensors if sharing else ():
             sharing.get(memory(args[place]), []).append(place)
@@ -89,5 +91,6 @@ def _range(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 def _is_written(placeholder: fx.Node) -> bool:
+    """Returns whether the graph writes to an input, by the version counter of Dynamo's fake tensor."""
     value = placeholder.meta["example_value"]
     return bool(not value.is_inference() and value._version > 0)

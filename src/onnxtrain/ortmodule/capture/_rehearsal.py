@@ -162,10 +162,12 @@ class _Rehearsal(fx.Interpreter):
         return result
 
     def _meet(self, node: fx.Node, value: Any) -> None:
+        """Notes the node as the first one with the memory of its result, unless another node had it before."""
         if isinstance(value, torch.Tensor) and value.layout == torch.strided:
             self.first.setdefault(memory_of(value), (node, value))
 
     def _first(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Returns the first tensor with the memory of this one."""
         return self.first.get(memory_of(tensor), (None, tensor))[1]
 
     def _compare(
@@ -184,7 +186,7 @@ class _Rehearsal(fx.Interpreter):
         if state.base_required and not base.requires_grad:
             self.ended[node] = (*self.ended.get(node, ()), source)
         elif tensor._version != state.version:
-            # `seen`: autograd has given the first tensor of this memory a new backward function for the write.
+            # `seen`: autograd has given the first tensor with this memory a new backward function for the write.
             written = enabled and tensor.requires_grad and tensor.grad_fn is not state.function
             seen = base.requires_grad and base.grad_fn is not state.base_function
             if written and not seen:

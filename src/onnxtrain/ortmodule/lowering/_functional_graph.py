@@ -1,4 +1,7 @@
-"""From a Dynamo graph to a functional ATen graph: no views, no mutations but at the end, gradients stopped by marks."""
+"""Trace a Dynamo graph into a functional ATen graph: without views, with writes to inputs at its end only.
+
+Nodes `detach` mark where PyTorch's autograd would stop.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,8 @@ from onnxtrain.ortmodule.lowering.aten.random import DROPOUTS
 from onnxtrain.ortmodule.lowering.aten.recurrent import WHOLE_LAYERS
 from onnxtrain.ortmodule.lowering.aten.solving import CHECKS
 
-# Ops that PyTorch writes with others, which ONNX has; those it has itself are better lowered as they are.
+# Ops without counterpart in ONNX, which PyTorch decomposes into ops that have one. All other ops have a lowering of
+# their own: PyTorch's decompositions of some compute wrong gradients, or hide ops that ONNX Runtime has a kernel for.
 _DECOMPOSED = (
     "_weight_norm_interface",
     "addr",
@@ -77,20 +81,22 @@ _DECOMPOSED = (
 
 @functools.cache
 def _decompositions() -> dict[Any, Any]:
+    """Returns the decompositions of `_DECOMPOSED`, by overload."""
     table = _torch.decompositions
-    packets = (getattr(torch.ops.aten, name) for name in _DECOMPOSED)
-    overloads = (overload for packet in packets for overload in _overloads(packet))
     aten = torch.ops.aten
-    found = {overload: table[overload] for overload in overloads if overload in table}
+    packets = (getattr(aten, name) for name in _DECOMPOSED)
+    overloads = (overload for packet in packets for overload in _overloads(packet))
+    chosen = {overload: table[overload] for overload in overloads if overload in table}
+    # PyTorch decomposes these by `index_put`, for which negative indices count from the end.
     for packet in (aten.index_add, aten.index_copy, aten.index_reduce):
-        found |= {
-            overload: _counting(found[overload], False)
+        chosen |= {
+            overload: _with_negative_indices(chosen[overload], allowed=False)
             for overload in _overloads(packet)
-            if overload in found
+            if overload in chosen
         }
     for overload in _overloads(aten.index_fill):
-        found[overload] = _counting(table[overload], True)
-    return {**found, aten._euclidean_dist.default: _euclidean_dist}
+        chosen[overload] = _with_negative_indices(table[overload], allowed=True)
+    return {**chosen, aten._euclidean_dist.default: _euclidean_dist}
 
 
 def _overloads(packet: Any) -> Iterator[Any]:
@@ -98,29 +104,34 @@ def _overloads(packet: Any) -> Iterator[Any]:
 
 
 def _euclidean_dist(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """By one product, as PyTorch does it; without gradient where the distance is 0."""
-    of_a, of_b = a.square().sum(-1, keepdim=True), b.square().sum(-1, keepdim=True)
-    left = torch.cat([a.mul(-2), of_a, torch.ones_like(of_a)], -1)
-    squares = left.matmul(torch.cat([b, torch.ones_like(of_b), of_b], -1).mT)
+    """Computes the distances of the rows of `a` and `b` by one matrix product, as PyTorch's kernel does."""
+    # |a - b|² = |a|² - 2 a·b + |b|².
+    squares_a, squares_b = a.square().sum(-1, keepdim=True), b.square().sum(-1, keepdim=True)
+    left = torch.cat([a.mul(-2), squares_a, torch.ones_like(squares_a)], -1)
+    squares = left.matmul(torch.cat([b, torch.ones_like(squares_b), squares_b], -1).mT)
+    # In PyTorch a distance of 0 has the gradient 0; that of the square root would be infinite. Rounding may give a
+    # square below 0.
     near = squares <= 0
     return torch.where(near, 0.0, torch.where(near, 1.0, squares).sqrt())
 
 
-def _counting(decomposition: Callable[..., Any], from_the_end: bool) -> Callable[..., Any]:
-    """Decomposes by index_put, for which negative indices count from the end, as by one for which they may or not."""
+def _with_negative_indices(decomposition: Callable[..., Any], allowed: bool) -> Callable[..., Any]:
+    """Returns a decomposition whose negative indices count from the end if `allowed`, else are out of range."""
 
     def decomposed(x: torch.Tensor, dim: int, index: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        instead = index + x.shape[dim] if from_the_end and x.dim() else torch.iinfo(index.dtype).max
+        # The largest integer is out of range: ONNX Runtime raises, as eager PyTorch does.
+        instead = index + x.shape[dim] if allowed and x.dim() else torch.iinfo(index.dtype).max
         return decomposition(x, dim, torch.where(index < 0, instead, index), *args, **kwargs)
 
     return decomposed
 
 
 def functional_graph(graph_module: fx.GraphModule, flow: GradientFlow) -> fx.GraphModule:
-    """Returns the ATen graph of a Dynamo graph.
+    """Returns the functional ATen graph of a Dynamo graph, with the same placeholders and outputs.
 
-    Its placeholders and outputs are those of `graph_module`. Mutated inputs are written by `aten.copy_` nodes at its
-    end. Where PyTorch's autograd would stop, because of `detach` or inside `no_grad`, there is a `detach` node.
+    Args:
+        graph_module: the Dynamo graph. Its writes to inputs become `aten.copy_` nodes at the end of the result.
+        flow: says where autograd stops, because of `detach` or `no_grad`. The result has a `detach` node there.
     """
     values = example_values(graph_module)
     fake_mode = fake_mode_of(graph_module) or contextlib.nullcontext()
@@ -128,10 +139,12 @@ def functional_graph(graph_module: fx.GraphModule, flow: GradientFlow) -> fx.Gra
         lambda *args: _functionalized(_Interpreter(graph_module, flow).run, args),
         decomposition_table=_decompositions(),
     )
+    # The other backends trace as one fused operator, which has no lowering of its gradient.
     math = torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH)
-    regions = any(REGION in node.meta for node in graph_module.graph.nodes)
-    noting = fx.traceback.preserve_node_meta() if regions else contextlib.nullcontext()
-    with torch.no_grad(), math, fake_mode, without_tracebacks(), noting:
+    # Carries the number of a checkpointed region from a Dynamo node to its ATen nodes.
+    has_regions = any(REGION in node.meta for node in graph_module.graph.nodes)
+    keeping_metadata = fx.traceback.preserve_node_meta() if has_regions else contextlib.nullcontext()
+    with torch.no_grad(), math, fake_mode, without_tracebacks(), keeping_metadata:
         try:
             result = traced(*values)
         except RuntimeError as error:
@@ -148,13 +161,15 @@ def functional_graph(graph_module: fx.GraphModule, flow: GradientFlow) -> fx.Gra
 _REPLACED: dict[Any, Callable[..., Any]] = {
     **WHOLE_LAYERS, **DROPOUTS, **INTERPOLATE, **INDEXING, **EMBEDDINGS, **ATTENTION,
 }  # fmt: skip
-"""Functions of Dynamo graphs that trace better, or as eager PyTorch runs them, when written in other terms."""
+"""Replacements by the function in a Dynamo graph, e.g. one op per LSTM layer instead of one per time step."""
 
 
 class _Interpreter(fx.Interpreter):
+    """Runs a Dynamo graph, and writes the gradients that `flow` describes into the trace."""
+
     def __init__(self, graph_module: fx.GraphModule, flow: GradientFlow) -> None:
-        keeps = bool(flow.hidden or flow.ended)
-        super().__init__(graph_module, garbage_collect_values=not keeps)
+        # `run_node` reads the nodes that first had a memory, long after their last use in the graph.
+        super().__init__(graph_module, garbage_collect_values=not (flow.hidden or flow.ended))
         self.flow = flow
 
     def run_node(self, n: fx.Node) -> Any:
@@ -162,29 +177,33 @@ class _Interpreter(fx.Interpreter):
         refuse_mixed_dtypes(n)
         before = {base: self.env[base].clone() for base in flow.hidden.get(n, ())}
         result = super().run_node(n)
+        # Autograd does not see the write: the new value has the gradient of the value before.
         for base, value in before.items():
             self.env[base].copy_(straight_through(value, self.env[base]))
         for base in flow.ended.get(n, ()):
             self.env[base].copy_(self.env[base].detach().clone())
         stopped = flow.stopped.get(n)
         if stopped:
+            # A later write may give this memory a gradient, which an alias would lose: functionalisation would apply
+            # `detach` to what was written.
             copies = n in flow.fresh
-            return map_tensors(lambda place, t: _detached(t, copies) if place in stopped else t, result)
+            return map_tensors(
+                lambda place, t: t if place not in stopped else t.detach().clone() if copies else t.detach(),
+                result,
+            )
         return result
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if target is _torch.set_grad_enabled:  # what it does is known, and tracing needs no autograd
+        # `flow` has its effect on gradients, and the trace runs without autograd.
+        if target is _torch.set_grad_enabled:
             return None
         return super().call_function(_REPLACED.get(target, target), args, kwargs)
 
 
-def _detached(tensor: torch.Tensor, copies: bool) -> torch.Tensor:
-    return tensor.detach().clone() if copies else tensor.detach()
-
-
 class _FunctionalMode(FunctionalTensorMode):
-    """Functionalisation that keeps operators that only raise, of which AOTAutograd makes a chain of tokens."""
+    """Functionalisation that keeps operators that only raise an error, e.g. for a singular matrix."""
 
+    # AOTAutograd's own (PyTorch 2.13) chains such operators by tokens, which would be further inputs and outputs.
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         check = CHECKS.get(func)
         result = super().__torch_dispatch__(check or func, types, args, kwargs)  # type: ignore[no-untyped-call]
@@ -192,11 +211,9 @@ class _FunctionalMode(FunctionalTensorMode):
 
 
 def _functionalized(run: Callable[..., Any], args: Sequence[Any]) -> Any:
-    """Returns `run(*args)`, computed without mutations, but for those of the arguments, which come last.
-
-    As AOTAutograd does it: unlike `torch.func.functionalize` this knows symbolic sizes, and reaches the mutations
-    inside composite operators.
-    """
+    """Returns `run(*args)`, computed without in-place operators; writes to arguments come last."""
+    # As AOTAutograd does it: unlike `torch.func.functionalize` this knows symbolic sizes, and reaches the in-place
+    # operators inside of composite operators.
     with _FunctionalMode():
         wrapped = [to_fun(arg) if isinstance(arg, torch.Tensor) else arg for arg in args]
         outputs = pytree.tree_map_only(torch.Tensor, from_fun, run(*wrapped))

@@ -1,6 +1,6 @@
 """Lowers ATen ops to ONNX ops. Importing this package fills the lowering table; one module per family of ops."""
 
-from onnxtrain.ortmodule.lowering.aten import (
+from onnxtrain.ortmodule.lowering.aten import (  # noqa: F401
     activation,
     attention,
     comparison,
@@ -26,35 +26,7 @@ from onnxtrain.ortmodule.lowering.aten import (
     special,
     symbolic,
 )
-from onnxtrain.ortmodule.lowering.aten import complex as complex_
+from onnxtrain.ortmodule.lowering.aten.complex import lower_linear_functions
 
-__all__ = [
-    "activation",
-    "attention",
-    "comparison",
-    "complex_",
-    "convolution",
-    "counting",
-    "creation",
-    "ctc",
-    "cumulative",
-    "fourier",
-    "indexing",
-    "linalg",
-    "loss",
-    "matrix_functions",
-    "normalization",
-    "order",
-    "pointwise",
-    "pooling",
-    "random",
-    "recurrent",
-    "reduction",
-    "shape",
-    "solving",
-    "special",
-    "symbolic",
-]
-
-# Behind all imports: a module that imports `complex`, such as `fourier`, would leave out the ops of later modules.
-complex_.lower_linear_functions()
+# Behind all imports: it lowers for complex numbers what the other modules have lowered for real ones.
+lower_linear_functions()

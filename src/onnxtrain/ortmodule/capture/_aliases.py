@@ -65,7 +65,7 @@ def split_views(graph_module: fx.GraphModule) -> Views | None:
         if isinstance(node, fx.Node) and (memory := node_memory(node)) is not None:
             places.setdefault(memory, []).append(index)
     bases: list[int] = []
-    taken: list[int] = []
+    view_indices: list[int] = []
     for memory, indices in places.items():
         if memory not in inputs:
             roots = {_root(results[index]) for index in indices}
@@ -79,21 +79,21 @@ def split_views(graph_module: fx.GraphModule) -> Views | None:
             bases.append(place)
             is_base = maker.add_base(root)
             indices = [index for index in indices if index != place or not is_base]
-        taken += [index for index in indices if _root(results[index]) in maker.made]
-    if not taken:
+        view_indices += [index for index in indices if _root(results[index]) in maker.made]
+    if not view_indices:
         return None
-    nodes = [results[index] for index in taken]
+    nodes = [results[index] for index in view_indices]
     views = maker.finish(nodes)
     for node in maker.values:
         bases.append(len(results))
         results.append(node)
-    for index in taken:
+    for index in view_indices:
         if index not in bases:
             results[index] = None
     output.args = (tuple(results),)
     graph_module.recompile()
     flags = [node.meta["example_value"].requires_grad for node in nodes]
-    return Views(views, dict(zip(taken, flags, strict=True)), tuple(bases))
+    return Views(views, dict(zip(view_indices, flags, strict=True)), tuple(bases))
 
 
 def _refuse_other_shapes(graph_module: fx.GraphModule) -> None:

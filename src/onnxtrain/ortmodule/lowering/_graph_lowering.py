@@ -103,12 +103,12 @@ class _GraphLowering:
         for node in graph_module.graph.nodes:
             if node.op == "call_function":
                 # The nodes of a checkpointed region are marked: the backward graph computes them again.
-                before = self.result.model.graph.num_nodes()
+                count_before = self.result.model.graph.num_nodes()
                 self.env[node] = self._call(node)
                 if (region := node.meta.get(REGION)) is not None:
-                    made = self.result.model.graph.num_nodes() - before
-                    for new in itertools.islice(reversed(self.result.model.graph), made):
-                        mark_region(new, region)
+                    count = self.result.model.graph.num_nodes() - count_before
+                    for onnx_node in itertools.islice(reversed(self.result.model.graph), count):
+                        mark_region(onnx_node, region)
             elif node.op == "get_attr":
                 self.env[node] = self._attribute(node)
             elif node.op not in ("placeholder", "output"):

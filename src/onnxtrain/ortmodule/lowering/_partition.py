@@ -108,12 +108,12 @@ class _Levels:
     """
 
     def __init__(self, graph: fx.Graph, refused: Mapping[fx.Node, str]) -> None:
-        given = _given(graph)
-        self._nodes = [node for node in graph.nodes if node not in given and not _writes_back(node)]
+        shared_nodes = _shared_nodes(graph)
+        self._nodes = [node for node in graph.nodes if node not in shared_nodes and not _writes_back(node)]
         self._odd: dict[fx.Node, bool] = {}
         for node in self._nodes:
             # The results of one node run where the node runs. A number that comes from PyTorch is computed there.
-            source = _whole(node)
+            source = _producer(node)
             follows = is_number(node) and any(self._odd.get(s, False) for s in node.all_input_nodes)
             self._odd[node] = self._odd[source] if source is not node else node in refused or follows
         # Draws keep their order across parts: each draw may be on the level of the next one or lower.
@@ -136,7 +136,7 @@ class _Levels:
                 limit = min(limit, late[self._after[node]])
             late[node] = limit - (limit % 2 != odd)
         # A `getitem` is on the level of its node, which may be lower than its own latest one.
-        return {node: late[_whole(node)] for node in self._nodes}
+        return {node: late[_producer(node)] for node in self._nodes}
 
     def _as_early_as_possible(self) -> dict[fx.Node, int]:
         early: dict[fx.Node, int] = {}
@@ -152,17 +152,17 @@ class _Levels:
         return early
 
 
-def _given(graph: fx.Graph) -> set[fx.Node]:
+def _shared_nodes(graph: fx.Graph) -> set[fx.Node]:
     """Returns the nodes that every part has: placeholders, attributes, outputs, and numbers computed from those."""
-    given: set[fx.Node] = set()
+    shared_nodes: set[fx.Node] = set()
     for node in graph.nodes:
-        number = is_number(node) and all(source in given for source in node.all_input_nodes)
+        number = is_number(node) and all(source in shared_nodes for source in node.all_input_nodes)
         if number or node.op in ("placeholder", "get_attr", "output"):
-            given.add(node)
-    return given
+            shared_nodes.add(node)
+    return shared_nodes
 
 
-def _whole(node: fx.Node) -> fx.Node:
+def _producer(node: fx.Node) -> fx.Node:
     """Returns the node that has this one among its several results, else the node itself."""
     while node.target is operator.getitem and isinstance(node.args[0], fx.Node):
         node = node.args[0]
@@ -177,30 +177,30 @@ def draws(node: fx.Node) -> bool:
 def _part(graph_module: fx.GraphModule, nodes: set[fx.Node], in_pytorch: bool) -> Part:
     order = [node for node in graph_module.graph.nodes if node in nodes]
     gives = tuple(node for node in order if any(user not in nodes for user in node.users))
-    graph, made = fx.Graph(), {}
-    takes = _taken(graph_module.graph, order, nodes)
+    graph, copies = fx.Graph(), {}
+    takes = _read_nodes(graph_module.graph, order, nodes)
     for node in takes:
-        made[node] = graph.create_node("placeholder", node.name, name=node.name)
-        made[node].meta = {**node.meta, "example_value": node.meta.get("val")}
+        copies[node] = graph.create_node("placeholder", node.name, name=node.name)
+        copies[node].meta = {**node.meta, "example_value": node.meta.get("val")}
 
     def copied(node: fx.Node) -> fx.Node:
-        if node not in made:
+        if node not in copies:
             for source in node.all_input_nodes:
                 copied(source)
-            made[node] = graph.node_copy(node, made.__getitem__)
-        return made[node]
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+        return copies[node]
 
     for node in order:
         copied(node)
-    graph.output(tuple(made[node] for node in gives))
+    graph.output(tuple(copies[node] for node in gives))
     return Part(fx.GraphModule(graph_module, graph), takes, gives, in_pytorch)
 
 
-def _taken(graph: fx.Graph, order: list[fx.Node], inside: set[fx.Node]) -> tuple[fx.Node, ...]:
+def _read_nodes(graph: fx.Graph, order: list[fx.Node], inside: set[fx.Node]) -> tuple[fx.Node, ...]:
     """Returns the nodes that a part reads."""
     # Every size that the graph is given is taken: the shapes of random inputs are computed from sizes.
-    taken = {node: None for node in graph.nodes if node.op == "placeholder" and is_number(node)}
-    given = _given(graph)
+    read = {node: None for node in graph.nodes if node.op == "placeholder" and is_number(node)}
+    shared_nodes = _shared_nodes(graph)
     stack = [source for node in order for source in node.all_input_nodes]
     seen: set[fx.Node] = set()
     while stack:
@@ -208,8 +208,8 @@ def _taken(graph: fx.Graph, order: list[fx.Node], inside: set[fx.Node]) -> tuple
         if node in seen or node in inside or node.op == "get_attr":
             continue
         seen.add(node)
-        if node in given and node.op != "placeholder":
+        if node in shared_nodes and node.op != "placeholder":
             stack += node.all_input_nodes
         else:
-            taken[node] = None
-    return tuple(node for node in graph.nodes if node in taken)
+            read[node] = None
+    return tuple(node for node in graph.nodes if node in read)

@@ -122,8 +122,8 @@ class CompiledGraph:
     def _with_views(self, views: Views, outputs: Sequence[Any], args: Sequence[Any]) -> tuple[Any, ...]:
         """Returns the outputs that the caller gets, with views of `args` and of other outputs in their places."""
         filled = list(outputs[: self._returned])
-        made = views.graph.forward(*args, *(outputs[index] for index in views.bases))
-        for (index, requires_grad), view in zip(views.outputs.items(), made, strict=True):
+        made_views = views.graph.forward(*args, *(outputs[index] for index in views.bases))
+        for (index, requires_grad), view in zip(views.outputs.items(), made_views, strict=True):
             # A view of a tensor with a gradient that was made under `no_grad`, or detached.
             filled[index] = view if requires_grad or not view.requires_grad else view.detach()
         return tuple(filled)

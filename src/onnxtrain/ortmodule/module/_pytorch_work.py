@@ -101,13 +101,13 @@ def being_traced() -> bool:
 
 def has_hooks(module: torch.nn.Module) -> bool:
     """Returns whether a call of the module calls hooks, of its own or global ones."""
-    own = (
+    hooks = (
         module._forward_hooks,
         module._forward_pre_hooks,
         module._backward_hooks,
         module._backward_pre_hooks,
     )
-    return any(own) or bool(has_any_global_hook())  # type: ignore[no-untyped-call]
+    return any(hooks) or bool(has_any_global_hook())  # type: ignore[no-untyped-call]
 
 
 class _Watched:

@@ -146,27 +146,32 @@ def _waves(low: Lowering, z: Complex, size: Any, kept: Any, sign: int) -> tuple[
     """Returns cosines and sines of sign * 2 pi j k / size for j < size and k < kept."""
     op = low.op
     if isinstance(size, int) and isinstance(kept, int):
-        known = _angles(np.arange(size)[:, None], np.arange(kept), size, sign)
-        return op.const(np.cos(known), low.dtype), op.const(np.sin(known), low.dtype)
+        angles = _angles(np.arange(size)[:, None], np.arange(kept), size, sign)
+        return op.const(np.cos(angles), low.dtype), op.const(np.sin(angles), low.dtype)
     length = op.Shape(z.re, start=-1)
     count = length
-    if kept is not size and str(kept) != str(size):  # one-sided
+    # One-sided: of real numbers half of the transform is the conjugate of the other half.
+    if kept is not size and str(kept) != str(size):
         count = op.Add(op.Div(length, [2]), [1])
-    rows, columns = (arange(low, n) for n in (length, count))
-    # j k modulo the size: the sine of a large angle loses digits. Angles are float64 for the same reason.
-    whole = op.Mod(op.Mul(op.Unsqueeze(rows, [1]), columns), length)
-    turns = op.Div(op.Cast(whole, to=ir.DataType.DOUBLE), op.Cast(length, to=ir.DataType.DOUBLE))
-    angles = op.Mul(turns, op.const(sign * 2 * math.pi, ir.DataType.DOUBLE))
-    return low.tensor(op.Cos(angles), low.dtype), low.tensor(op.Sin(angles), low.dtype)
+    rows, columns = op.Unsqueeze(arange(low, length), [1]), arange(low, count)
+    radians = _run_time_angles(low, rows, columns, length, sign)
+    return low.tensor(op.Cos(radians), low.dtype), low.tensor(op.Sin(radians), low.dtype)
 
 
 def _angles(j: np.ndarray, k: np.ndarray, size: int, sign: int) -> np.ndarray:
-    """Returns sign * 2 pi (j k mod size) / size.
-
-    The remainder keeps the angles small, which keeps their sines exact.
-    """
+    """Returns sign * 2 pi (j k mod size) / size."""
+    # The sine of a large angle would lose digits.
     angles: np.ndarray = sign * 2 * np.pi * ((j * k) % size) / size
     return angles
+
+
+def _run_time_angles(low: Lowering, j: ir.Value, k: ir.Value, size: ir.Value, sign: int) -> ir.Value:
+    """Returns `_angles` for a size that is known at run time, int64 [1], in float64."""
+    op = low.op
+    # Angles in float32 would lose digits in models of float32, too.
+    products = op.Mod(op.Mul(j, k), size)
+    turns = op.Div(op.Cast(products, to=ir.DataType.DOUBLE), op.Cast(size, to=ir.DataType.DOUBLE))
+    return op.Mul(turns, op.const(sign * 2 * math.pi, ir.DataType.DOUBLE))
 
 
 def _factor(size: int) -> int:
@@ -214,8 +219,8 @@ def _symmetric(low: Lowering, z: Complex, axis: int, half: Any, size: Any, run_t
     re, im = transposed(low, z.re, order), transposed(low, z.im, order)
     if isinstance(size, int) and isinstance(half, int):
         if size > _LARGEST and _factor(size) > 1:
-            whole = Complex(_mirrored(low, re, size), _mirrored(low, im, size, odd=True))
-            return transposed(low, _staged(low, whole, size, _BACKWARD).re, order)
+            mirrored = Complex(_mirrored(low, re, size), _mirrored(low, im, size, odd=True))
+            return transposed(low, _staged(low, mirrored, size, _BACKWARD).re, order)
         k = np.arange(half)
         # Each element but the first and the middle one stands for its conjugate, too.
         weight = np.where((k == 0) | (2 * k == size), 1.0, 2.0)[:, None]
@@ -231,9 +236,7 @@ def _half_waves(low: Lowering, half: ir.Value, size: ir.Value) -> tuple[ir.Value
     """Returns the matrices of `_symmetric` for sizes that are known at run time, int64 [1]."""
     op = low.op
     k = op.Unsqueeze(arange(low, half), [1])
-    whole = op.Mod(op.Mul(k, arange(low, size)), size)
-    turns = op.Div(op.Cast(whole, to=ir.DataType.DOUBLE), op.Cast(size, to=ir.DataType.DOUBLE))
-    angles = op.Mul(turns, op.const(2 * math.pi, ir.DataType.DOUBLE))
+    angles = _run_time_angles(low, k, arange(low, size), size, _BACKWARD)
     once = op.Or(op.Equal(k, op.const(0)), op.Equal(op.Mul(k, op.const(2)), size))
     weight = op.Where(once, op.const(1.0, ir.DataType.DOUBLE), op.const(2.0, ir.DataType.DOUBLE))
     cosines, sines = op.Mul(weight, op.Cos(angles)), op.Neg(op.Mul(weight, op.Sin(angles)))

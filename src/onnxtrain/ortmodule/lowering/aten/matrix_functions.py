@@ -58,11 +58,10 @@ def _scale(low: Lowering, rows: ir.Value) -> ir.Value:
 
 @lower("aten.linalg_matrix_exp.default")
 def matrix_exp(low: Lowering, a: ir.Value) -> ir.Value:
-    """Lowers to a Taylor polynomial of A / 2^s, squared s times (Higham, SIAM J. Matrix Anal. Appl.
+    """Lowers to a Taylor polynomial of A / 2^s, squared s times.
 
-    26 (2005), 1179-1193).
-
-    The number s is found at run time for each matrix: it brings the 1-norm to 1 or below.
+    The number s is computed at run time for each matrix: it brings the 1-norm to 1 or below. See Higham, SIAM J. Matrix
+    Anal. Appl. 26 (2005), 1179-1193.
     """
     op = low.op
     size = int(low.fake(0).shape[-1])

@@ -107,40 +107,42 @@ def avg_pool(
 
 
 @lower("aten._adaptive_avg_pool2d.default", "aten._adaptive_avg_pool3d.default")
-def adaptive_avg_pool(low: Lowering, x: ir.Value, size: list[Any]) -> ir.Value:
+def adaptive_avg_pool(low: Lowering, x: ir.Value, sizes_out: list[Any]) -> ir.Value:
     """Lowers to ReduceMean for one position per plane, AveragePool for equal windows, else one MatMul per axis."""
-    rank = len(size)
-    if all(isinstance(n, int) and n == 1 for n in size):
+    rank = len(sizes_out)
+    if all(isinstance(n, int) and n == 1 for n in sizes_out):
         return low.op.ReduceMean(x, list(range(-rank, 0)), keepdims=1)
-    have = list(low.fake(0).shape[-rank:])
-    known = all(isinstance(n, int) for n in (*have, *size))
-    if known and all(n % wanted == 0 for n, wanted in zip(have, size, strict=True)):
-        kernel = [n // wanted for n, wanted in zip(have, size, strict=True)]
+    sizes_in = list(low.fake(0).shape[-rank:])
+    is_static = all(isinstance(n, int) for n in (*sizes_in, *sizes_out))
+    if is_static and all(n % size_out == 0 for n, size_out in zip(sizes_in, sizes_out, strict=True)):
+        kernel = [n // size_out for n, size_out in zip(sizes_in, sizes_out, strict=True)]
         return _batched(low, x, rank, lambda x: low.op.AveragePool(x, kernel_shape=kernel, strides=kernel))
-    sizes = low.op.shape_of(x)
+    shape = low.op.shape_of(x)
     # Windows are the products of intervals along the axes, so that one axis is averaged after the other.
-    for axis, wanted in zip(range(-rank, 0), size, strict=True):
-        x = _averaged_along(low, x, axis, have[axis], wanted, sizes)
+    for axis, size_out in zip(range(-rank, 0), sizes_out, strict=True):
+        x = _averaged_along(low, x, axis, sizes_in[axis], size_out, shape)
     return x
 
 
 def _averaged_along(
-    low: Lowering, x: ir.Value, axis: int, have: Any, wanted: Any, sizes: ir.Value
+    low: Lowering, x: ir.Value, axis: int, size_in: Any, size_out: Any, input_shape: ir.Value
 ) -> ir.Value:
     """Pools one axis adaptively.
 
     Args:
         low: the lowering.
-        x: the axes before `axis` are pooled already.
-        axis: counted from the end, e.g. -2.
-        have: its size.
-        wanted: its size after pooling.
-        sizes: the shape of the input, int64 [rank].
+        x: the input, whose axes before `axis` are pooled already.
+        axis: the axis to pool, counted from the end, e.g. -2.
+        size_in: size of the axis, e.g. 7.
+        size_out: its size after pooling, e.g. 3.
+        input_shape: the shape of the input before any pooling, int64 [rank].
     """
     op, before = low.op, list(x.shape or ())
-    known = isinstance(have, int) and isinstance(wanted, int)
+    is_static = isinstance(size_in, int) and isinstance(size_out, int)
     matrix = (
-        op.const(_averages(have, wanted), low.dtype) if known else _symbolic_averages(low, x, axis, wanted)
+        op.const(_averages(size_in, size_out), low.dtype)
+        if is_static
+        else _symbolic_averages(low, x, axis, size_out)
     )
     after = [*before[:axis], *low.shape(low.result)[axis : axis + 1 or None], *before[axis:][1:]]
     if axis == -1:
@@ -149,7 +151,7 @@ def _averaged_along(
         y = op.MatMul(matrix, x)
     else:
         rows = op.Reshape(x, op.Concat(op.Shape(x, end=len(before) + axis + 1), [-1], axis=0))
-        behind = op.Slice(sizes, [axis + 1], [np.iinfo(np.int64).max], [0])
+        behind = op.Slice(input_shape, [axis + 1], [np.iinfo(np.int64).max], [0])
         pooled = op.MatMul(matrix, rows)
         y = op.Reshape(pooled, op.Concat(op.Shape(pooled, end=-1), behind, axis=0))
     y.shape = ir.Shape(after)
@@ -157,16 +159,16 @@ def _averaged_along(
 
 
 @lower("aten.adaptive_max_pool2d.default", "aten.adaptive_max_pool3d.default")
-def adaptive_max_pool(low: Lowering, x: ir.Value, size: list[int]) -> tuple[ir.Value, ir.Value | None]:
-    """Lowers to MaxPool of equal windows, in which the places of overlapping windows stand several times."""
-    rank = len(size)
-    if all(n == 1 for n in size) and not low.uses_result(1):
+def adaptive_max_pool(low: Lowering, x: ir.Value, sizes_out: list[int]) -> tuple[ir.Value, ir.Value | None]:
+    """Lowers to a Gather that repeats the elements of overlapping windows, and a MaxPool of equal windows."""
+    rank = len(sizes_out)
+    if all(n == 1 for n in sizes_out) and not low.uses_result(1):
         return _batched(low, x, rank, lambda x: low.op.GlobalMaxPool(x)), None
-    op, have = low.op, [low.known(n) for n in low.fake(0).shape[-rank:]]
-    places = [_equal_windows(n, wanted) for n, wanted in zip(have, size, strict=True)]
+    op, sizes_in = low.op, [low.known(n) for n in low.fake(0).shape[-rank:]]
+    places = [_equal_windows(n, size_out) for n, size_out in zip(sizes_in, sizes_out, strict=True)]
     kernel = [place.shape[1] for place in places]
     shape = list(x.shape or ())
-    for axis, (n, place) in enumerate(zip(have, places, strict=True)):
+    for axis, (n, place) in enumerate(zip(sizes_in, places, strict=True)):
         if place.size != n:
             x = op.Gather(x, place.ravel(), axis=len(shape) - rank + axis)
             shape[axis - rank] = place.size
@@ -178,16 +180,16 @@ def adaptive_max_pool(low: Lowering, x: ir.Value, size: list[int]) -> tuple[ir.V
         raise low.unsupported("indices of an input without batch axis")
     y, indices = op.MaxPool(x, **attributes, _outputs=2)
     # ONNX counts positions through the whole tensor, PyTorch within each plane, in which no place is repeated.
-    plane = np.arange(math.prod(have)).reshape(have)
+    plane = np.arange(math.prod(sizes_in)).reshape(sizes_in)
     for axis, place in enumerate(places):
         plane = np.take(plane, place.ravel(), axis)
     return y, op.Gather(op.const(plane.ravel()), op.Mod(indices, plane.size))
 
 
-def _equal_windows(n: int, wanted: int) -> np.ndarray:
-    """Returns the places [wanted, length] of the windows of adaptive pooling; a short window repeats its last place."""
-    starts = np.arange(wanted) * n // wanted
-    ends = -(-(np.arange(wanted) + 1) * n // wanted)
+def _equal_windows(size_in: int, size_out: int) -> np.ndarray:
+    """Returns the places [size_out, length] of adaptive pooling's windows; a short window repeats its last place."""
+    starts = np.arange(size_out) * size_in // size_out
+    ends = -(-(np.arange(size_out) + 1) * size_in // size_out)
     steps = np.arange((ends - starts).max())
     return np.minimum(starts[:, None] + steps, ends[:, None] - 1)
 
@@ -255,30 +257,30 @@ def _resize(
     low: Lowering, x: ir.Value, size: list[Any], scales: tuple[float | None, ...], **attributes: Any
 ) -> ir.Value:
     """Lowers to Resize by scales if PyTorch computes coordinates with scales, else to sizes."""
-    have, wanted = low.fake(0).shape[-len(size) :], low.result.shape[-len(size) :]
+    sizes_in, sizes_out = low.fake(0).shape[-len(size) :], low.result.shape[-len(size) :]
     axes = [*range(2, 2 + len(size))]
     # With aligned corners PyTorch never uses scales.
     aligned = attributes["coordinate_transformation_mode"] == "align_corners"
-    factors = None if aligned else _scales(low, scales, have, wanted)
+    factors = None if aligned else _scales(low, scales, sizes_in, sizes_out)
     last = (None, low.ints(size)) if factors is None else (low.op.const(factors),)
     output: ir.Value = low.op.Resize(x, None, *last, axes=axes, **attributes)
     return output
 
 
 def _scales(
-    low: Lowering, scales: tuple[float | None, ...], have: Sequence[Any], wanted: Sequence[Any]
+    low: Lowering, scales: tuple[float | None, ...], sizes_in: Sequence[Any], sizes_out: Sequence[Any]
 ) -> np.ndarray | None:
     """Returns the scales that PyTorch computes coordinates with, float32 [rank]; None where it uses ratios of sizes."""
     if not scales or None in scales:
         return None
     factors = [float(scale or 0) for scale in scales]
     rounded = np.array(factors, np.float32)
-    if all(isinstance(n, int) for n in (*have, *wanted)):
+    if all(isinstance(n, int) for n in (*sizes_in, *sizes_out)):
         # Scales equal to the ratios of sizes: the sizes say the same, without rounding.
-        if [n / m for n, m in zip(wanted, have, strict=True)] == factors:
+        if [n / m for n, m in zip(sizes_out, sizes_in, strict=True)] == factors:
             return None
         # Scales of ONNX are float32, those of PyTorch float64: sizes may differ.
-        exact = [int(m * f) for m, f in zip(have, rounded, strict=True)] == list(wanted)
+        exact = [int(m * f) for m, f in zip(sizes_in, rounded, strict=True)] == list(sizes_out)
     else:
         exact = rounded.astype(np.float64).tolist() == factors
     if not exact:
@@ -314,8 +316,8 @@ def _without_excess(
     strides = _per_axis(stride, rank) if stride else list(kernel)
     if not ceil_mode or max(kernel) <= _LARGE:
         return kernel, strides
-    have = [low.known(n) for n in low.fake(0).shape[-rank:]]
-    reach = [n + 2 * pad for n, pad in zip(have, _per_axis(padding, rank), strict=True)]
+    sizes_in = [low.known(n) for n in low.fake(0).shape[-rank:]]
+    reach = [n + 2 * pad for n, pad in zip(sizes_in, _per_axis(padding, rank), strict=True)]
     strides = [step if k <= r else r for k, step, r in zip(kernel, strides, reach, strict=True)]
     return [min(k, r) for k, r in zip(kernel, reach, strict=True)], strides
 
@@ -324,9 +326,9 @@ def _pad_for_last_window(low: Lowering, attributes: dict[str, Any]) -> None:
     """Pads to the windows that PyTorch has in ceil mode, so that padding counts in all of them, for these sizes."""
     rank = len(attributes["kernel_shape"])
     sizes = zip(low.fake(0).shape[-rank:], low.result.shape[-rank:], strict=True)
-    for axis, (n, windows) in enumerate(sizes):
-        last = (low.known(windows) - 1) * attributes["strides"][axis] + attributes["kernel_shape"][axis]
-        attributes["pads"][rank + axis] = max(0, last - low.known(n) - attributes["pads"][axis])
+    for axis, (size_in, size_out) in enumerate(sizes):
+        last = (low.known(size_out) - 1) * attributes["strides"][axis] + attributes["kernel_shape"][axis]
+        attributes["pads"][rank + axis] = max(0, last - low.known(size_in) - attributes["pads"][axis])
     attributes["ceil_mode"] = 0
 
 
@@ -347,21 +349,21 @@ def _batched(low: Lowering, x: ir.Value, rank: int, pool: Callable[[ir.Value], i
     return low.op.Squeeze(y, [0])
 
 
-def _averages(n: int, wanted: int) -> np.ndarray:
-    """Returns the matrix [wanted, n] of adaptive average pooling. Row i averages from floor(i n / wanted) on."""
-    matrix = np.zeros((wanted, n))
-    for i in range(wanted):
-        start, end = i * n // wanted, -(-(i + 1) * n // wanted)
+def _averages(size_in: int, size_out: int) -> np.ndarray:
+    """Returns the matrix [size_out, size_in] of adaptive average pooling. Row i averages the i-th window."""
+    matrix = np.zeros((size_out, size_in))
+    for i in range(size_out):
+        start, end = i * size_in // size_out, -(-(i + 1) * size_in // size_out)
         matrix[i, start:end] = 1 / (end - start)
     return matrix
 
 
-def _symbolic_averages(low: Lowering, x: ir.Value, axis: int, wanted: Any) -> ir.Value:
+def _symbolic_averages(low: Lowering, x: ir.Value, axis: int, size_out: Any) -> ir.Value:
     """Returns the matrix of `_averages` for sizes that are known at run time."""
     op = low.op
     length = op.dim(x, len(x.shape or ()) + axis)
-    count = low.ints(wanted)
-    first = op.Range(0, low.int_scalar(wanted), 1)
+    count = low.ints(size_out)
+    first = op.Range(0, low.int_scalar(size_out), 1)
     starts = op.Unsqueeze(op.Div(op.Mul(first, length), count), [1])
     # ceil(a / b) = floor((a - 1) / b) + 1 for positive integers.
     ends = op.Sub(op.Mul(op.Add(first, 1), length), 1)

@@ -27,7 +27,14 @@ COMMENTS_PER_1000_LINES = 40
 
 NOT_YET: dict[str, str] = {
     "question words": """
-        """, "articles": """ autodiff """, "comments": """ autodiff emitter fusion trainer """, "fields": """ cli demo trainer
+    """,
+    "articles": """
+    """,
+    "comments": """
+        autodiff emitter fusion trainer
+    """,
+    "fields": """
+        cli demo trainer
     """,
 }
 

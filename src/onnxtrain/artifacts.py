@@ -192,6 +192,7 @@ def generate_artifacts(
 
 
 def _check_names(option: str, names: object) -> None:
+    """Raises TypeError if an argument is no collection of strings."""
     # A str is a collection of names, too: one per letter.
     if names is None or (isinstance(names, Collection) and not isinstance(names, str | bytes | Mapping)):
         wrong = [name for name in names or () if not isinstance(name, str)]
@@ -222,6 +223,7 @@ def optimizer_for(spec: OptimizerSpec) -> optimizers.Optimizer | onnxblock.Block
 
 
 def _library(path: str | bytes | os.PathLike[Any] | None) -> Path | None:
+    """Checks that the file of the custom op library exists."""
     library = Path(os.fsdecode(path)) if path is not None else None
     if library is not None and not library.is_file():
         raise ModelError(f"generate_artifacts: there is no custom_op_library '{library}'; check the path")
@@ -316,6 +318,7 @@ def _write(
     ort_format: bool,
     custom_op_library: Path | None,
 ) -> None:
+    """Writes all files of a run."""
     # All models first: nothing is written, not even the directory, if the optimizer model cannot be built.
     models = {"training_model": graphs.training, "eval_model": graphs.eval}
     manifest = graphs.manifest | {"optimizer": None}
@@ -390,6 +393,7 @@ def _write_ort_format(model: ir.Model, files: FileSet, path: Path, custom_op_lib
 
 
 def _convert_to_ort(source: Path, path: Path, custom_op_library: Path | None) -> None:
+    """Converts the ONNX file `source` to ORT format beside it; `path` is the name of the model in messages."""
     # Importing the tool sets up logging for the whole process, and running it prints its progress.
     root = logging.getLogger()
     handlers = list(root.handlers)

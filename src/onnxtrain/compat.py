@@ -115,6 +115,7 @@ def _is_old(name: str) -> bool:
 
 
 def _is_alias(name: str, module: ModuleType) -> bool:
+    """Tells if `torch_ort` is ours, and not an installed torch-ort."""
     return name == _TORCH_ORT and module.__name__ != name
 
 

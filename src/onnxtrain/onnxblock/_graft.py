@@ -49,6 +49,7 @@ def unique_name(base: onnx.ModelProto, wish: str) -> str:
 
 
 def _unused(wish: str, taken: set[str]) -> str:
+    """Finds a name that is not taken: `wish`, else `wish_1`, `wish_2`, ..."""
     name, count = wish, 0
     while name in taken:
         count += 1
@@ -99,6 +100,7 @@ def describe(accessor: ModelAccessor, name: str, doing: str) -> ir.Value:
 
 
 def _declared(base: onnx.ModelProto, name: str) -> onnx.ValueInfoProto | None:
+    """Returns the declaration of a value in the base model; None if it declares no dtype of the value."""
     graph = base.graph
     for tensor in graph.initializer:
         if tensor.name == name:

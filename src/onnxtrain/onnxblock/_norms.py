@@ -46,6 +46,7 @@ class _Norm(Block):
         return value
 
     def _parameter(self, name: str, sizes: Sequence[int], number: float, dtype: ir.DataType | None) -> str:
+        """Adds a parameter whose elements are all `number`; returns its name."""
         assert dtype is not None
         return _graft.add_parameter(self.base, name, np.full(sizes, number), dtype)
 
@@ -220,6 +221,8 @@ class _Reusing(_Norm):
 
 
 class _Transform(_Reusing):
+    """Normalises another value by the statistics of an RINorm."""
+
     def build(self, input_name: str) -> str:
         """Appends the layer with the statistics of its last call to a value; returns the name of the result."""
         self._checked(input_name, [self._norm._dim])
@@ -231,6 +234,8 @@ class _Transform(_Reusing):
 
 
 class _Inverse(_Reusing):
+    """Undoes an RINorm."""
+
     def build(self, input_name: str) -> str:
         """Appends the inverse to a value [batch, length, input_dim, params]; returns the name of the result."""
         self._checked(input_name, [self._norm._dim], params=1)
@@ -252,6 +257,7 @@ class _Inverse(_Reusing):
 
 
 def _scaled(op: Emitter, centered: ir.Value, stdev: ir.Value, *parameters: ir.Value) -> ir.Value:
+    """Emits centered / stdev, times the weight and plus the bias if there are parameters."""
     if not parameters:
         return op.Div(centered, stdev)
     # The quotient has one number per series, so that the series themselves are multiplied once.
@@ -266,6 +272,7 @@ def _stopped(op: Emitter, value: ir.Value) -> ir.Value:
 
 
 def _reduce(op: Emitter, op_type: str, x: ir.Value, axes: list[int]) -> ir.Value:
+    """Emits a reduction in the form that the opset has."""
     if op.opset < _AXES_AS_INPUT_OPSET:
         return op.emit(op_type, x, axes=axes, keepdims=1)
     return op.emit(op_type, x, axes, keepdims=1)

@@ -125,6 +125,7 @@ def _buffers(tensors: Iterable[onnx.TensorProto], doing: str) -> dict[str, Buffe
 
 
 def _buffer(proto: onnx.TensorProto, doing: str) -> Buffer:
+    """Copies a tensor into a buffer; CheckpointError if its dtype is not supported or its data cannot be read."""
     dtype = dtypes.BY_ONNX.get(proto.data_type)
     if dtype is None:
         raise CheckpointError(

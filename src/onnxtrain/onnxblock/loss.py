@@ -45,6 +45,7 @@ class LossBlock(Block):
         self.loss = loss
 
     def _build_loss(self, scores_name: str, target_name: str) -> str:
+        """Appends the loss, and a new input for the target if the base model lacks it; returns the name of the loss."""
         # `attach_loss` looks at the whole model for what the scores and labels come from; a graft is only the new
         # nodes.
         exists = _graft.has_value(self.base, target_name)
@@ -91,6 +92,8 @@ class _NamedLoss(LossBlock):
 # The names of the arguments are part of the API: scripts for onnxruntime-training pass `target_name=` or
 # `labels_name=`.
 class _FloatTargetLoss(_NamedLoss):
+    """Base class of losses whose target has the scores' dtype and shape."""
+
     def build(self, loss_input_name: str, target_name: str = "target") -> str:
         """Appends the loss.
 
@@ -173,6 +176,8 @@ class BCEWithLogitsLoss(_FloatTargetLoss):
 
 
 class _LabelLoss(_NamedLoss):
+    """Base class of losses whose target is class labels."""
+
     def build(self, scores_input_name: str, labels_name: str = "labels") -> str:
         """Appends the loss.
 

@@ -153,6 +153,7 @@ def empty_base(opset_version: int | None = None) -> Iterator[ModelAccessor]:
 
 @contextmanager
 def _activated(accessor: ModelAccessor) -> Iterator[ModelAccessor]:
+    """Sets the base model until the `with` block ends; TrainingStateError if there is one already."""
     # In a nested base, blocks of the outer one would append to the wrong model.
     if _ACTIVE.get() is not None:
         raise TrainingStateError(

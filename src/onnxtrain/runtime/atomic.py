@@ -175,6 +175,7 @@ def external_data_name(model: str) -> str:
 
 
 def _is_name(name: object) -> bool:
+    """Tells if a value from a file is the name of a file in the same directory."""
     return isinstance(name, str) and name not in ("", ".", "..") and not re.search(r"[/\\\0]", name)
 
 
@@ -326,6 +327,7 @@ class FileSet:
         self._removals.add(name)
 
     def _commit(self) -> None:
+        """Puts the new files in their places, and removes the files that they replace."""
         moves = [(os.path.basename(temporary), name) for name, (temporary, _) in self._temporaries.items()]
         with _exclusive(self._directory):
             _finish(self._directory)

@@ -54,6 +54,7 @@ class Binding:
             self._io.bind_ortvalue_output(name, buffer.value)
 
     def _bind_results(self) -> None:
+        """Lets ONNX Runtime allocate new memory for the results."""
         # At each run: otherwise ONNX Runtime writes into the memory of the last results, which the caller still holds.
         for name in self._results:
             self._io.bind_output(name, self._device.type, self._device.index)

@@ -108,6 +108,7 @@ def write_checkpoint(
 
 
 def _properties(text: str) -> dict[str, int | float | str]:
+    """Reads the user's own values from a JSON text; ValueError if one is neither int, float nor str."""
     properties = parse_json(text)
     if not isinstance(properties, dict):
         raise ValueError("the properties are no JSON object")
@@ -117,6 +118,7 @@ def _properties(text: str) -> dict[str, int | float | str]:
 
 
 def _progress(text: str) -> OptimizerProgress | None:
+    """Reads step count and learning rates from a JSON text, which may be null; ValueError if one is out of range."""
     progress = parse_json(text)
     if progress is None:
         return None
@@ -177,6 +179,7 @@ def parse_store(metadata: Mapping[str, str], tensors: Mapping[str, Buffer]) -> S
 
 
 def _assemble(metadata: Mapping[str, str], tensors: Mapping[str, Buffer]) -> Store:
+    """Makes the store of a full checkpoint; ValueError if the file is of another kind or damaged."""
     if metadata.get("format") != FORMAT:
         raise ValueError("it is a safetensors file, but not a checkpoint of onnxtrain")
     if not {"order", "nominal"} <= metadata.keys():

@@ -92,6 +92,7 @@ def _reads_and_calls(node: Bytes) -> tuple[set[str], set[tuple[str, str]]]:
 
 
 def _parse_graph(message: Bytes) -> _Graph:
+    """Takes a GraphProto apart."""
     graph = _Graph()
     for part in wire.parse(message):
         if part.number == _NODE:
@@ -338,6 +339,7 @@ def _external(tensors: Sequence[_Tensor], files: FileSet, name: str) -> list[Byt
 
 
 def _check_names(graph: _Graph, names: Sequence[str]) -> None:
+    """Raises InputError unless all names are different values that a node computes."""
     # Inputs and parameters are no candidates: a model that returns them computes nothing.
     computed = [name for node in graph.nodes for name in node.writes if name]
     unknown = [name for name in names if name not in computed]

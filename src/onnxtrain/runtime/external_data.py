@@ -63,6 +63,7 @@ def bits_of(code: int) -> int | None:
 
 
 def _dims(tensor: Bytes) -> list[int]:
+    """Reads the sizes of a TensorProto."""
     # A repeated number is written packed, or as one field per number; a reader of protobuf has to take both.
     dims: list[int] = []
     for field in wire.parse(tensor):
@@ -157,6 +158,7 @@ def _joined(message: Bytes, number: int) -> Bytes:
 
 
 def _graph_tensors(graph: Bytes, depth: int) -> Iterator[Bytes]:
+    """Yields every TensorProto of a graph; `depth` is the number of messages around it."""
     if depth > _MAX_DEPTH:
         raise ValueError(f"its graphs are nested more than {_MAX_DEPTH // 3} deep")
     for field in wire.parse(graph):
@@ -170,11 +172,13 @@ def _graph_tensors(graph: Bytes, depth: int) -> Iterator[Bytes]:
 
 
 def _node_tensors(node: Bytes, depth: int) -> Iterator[Bytes]:
+    """Yields every TensorProto in the attributes of a node."""
     for attribute in wire.messages(node, 5):
         yield from _attribute_tensors(attribute, depth + 1)
 
 
 def _attribute_tensors(attribute: Bytes, depth: int) -> Iterator[Bytes]:
+    """Yields every TensorProto of an attribute, and of the graphs in it."""
     # t and tensors, sparse_tensor and sparse_tensors, g and graphs.
     yield from (_joined(attribute, 5), *wire.messages(attribute, 10))
     for sparse in (_joined(attribute, 22), *wire.messages(attribute, 23)):
@@ -211,6 +215,7 @@ def _names_locations(path: str) -> bool:
 
 
 def _references(model: Bytes) -> Iterator[ExternalData]:
+    """Yields the place of each tensor whose data is in an external file."""
     for tensor in _tensors(model):
         if (data := parse_reference(tensor)) is not None:
             yield data

@@ -16,6 +16,7 @@ from onnxtrain.runtime.store import alias
 
 
 def _dynamic_remedy() -> str:
+    """Returns advice for an input whose first axis has a fixed size."""
     # A model that was exported with one batch size is the usual reason of a wrong first axis.
     return (
         " If this is the batch: export the model with a dynamic batch axis, or "
@@ -24,6 +25,7 @@ def _dynamic_remedy() -> str:
 
 
 def _show(spec: InputSpec) -> str:
+    """Describes an input for a message, e.g. "x: float32 [batch, 4]"."""
     shape = "of any shape" if spec.shape is None else _show_shape(spec.shape)
     return f"{spec.name}: {spec.dtype.name} {shape}"
 
@@ -37,6 +39,7 @@ def _mismatch(spec: InputSpec, shape: tuple[int, ...]) -> str:
 
 
 def _check_shape(spec: InputSpec, shape: tuple[int, ...], symbols: dict[str, tuple[int, str]]) -> None:
+    """Raises InputError if a shape does not fit an input; `symbols` collects the symbolic sizes that have been seen."""
     if spec.shape is None:
         return
     if len(shape) != len(spec.shape):

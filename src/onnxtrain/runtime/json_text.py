@@ -7,6 +7,7 @@ from typing import Any
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Makes a dict of the pairs in a JSON object; ValueError if a key occurs twice."""
     result = dict(pairs)
     # Readers differ in which of two equal keys they take, so two of them could see different checkpoints in one file.
     if len(result) < len(pairs):

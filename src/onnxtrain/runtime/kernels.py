@@ -100,6 +100,7 @@ def register_kernels(options: ort.SessionOptions, names: Iterable[str] | None = 
 
 
 def _register(options: ort.SessionOptions, names: Iterable[str] | None, path: str) -> None:
+    """Registers the library at `path`, with the names that the options lack; the caller holds the lock."""
     # As few names as the model needs: ONNX Runtime makes a schema of each, which takes some 20 microseconds. Without
     # the 192 default names, opening a small model took 2.7 ms instead of 10.6.
     kernels = importlib.import_module("onnxtrain_kernels")
@@ -142,6 +143,7 @@ def function_names(model: str | bytes) -> list[str] | None:
 
 
 def _function_names(model: wire.Bytes) -> list[str] | None:
+    """Lists the names of the functions in the bytes of a model; None if they are no ONNX model."""
     try:
         functions = wire.messages(model, _FUNCTION)
         first_names = (

@@ -48,6 +48,7 @@ class _Table:
         return int(struct.unpack_from(layout, self._data, position)[0])
 
     def _field(self, index: int) -> int | None:
+        """Returns the position of a field, None if it is absent."""
         # The vtable begins with two sizes of two bytes. Files of an older schema have shorter vtables: a field that is
         # not there has its default.
         slot = 4 + 2 * index
@@ -141,6 +142,7 @@ def _read_properties(bag: _Table, store: Store) -> None:
 
 
 def _read(data: bytes) -> Store:
+    """Reads `Checkpoint{version, module_state, optimizer_groups, property_bag}`."""
     root = _Table(data, struct.unpack_from("<I", data)[0])
     version = root.integer(0, "<i")
     if version != _VERSION:

@@ -277,6 +277,7 @@ def _dims(shape: object) -> tuple[Dim, ...] | None:
 
 
 def _input(entry: Mapping[str, Any]) -> InputSpec:
+    """Reads an input or target from its entry in the manifest."""
     # Entries that older manifests lack are read by `get`, and have the value that the old format stood for.
     labels, weighs = entry.get("class_labels"), bool(entry.get("sample_weight"))
     if weighs and (entry["dtype"] not in ("float32", "float64") or len(entry["shape"]) != 1):
@@ -300,6 +301,7 @@ def _input(entry: Mapping[str, Any]) -> InputSpec:
 
 
 def _loss_mean(entry: Mapping[str, Any] | None, arguments: Iterable[InputSpec]) -> LossMean | None:
+    """Reads the denominator of the loss; None if the loss is a sum."""
     if entry is None:
         return None
     # Names are checked here, as `LossMean.count` looks them up in the middle of a fit.
@@ -318,6 +320,7 @@ def _loss_mean(entry: Mapping[str, Any] | None, arguments: Iterable[InputSpec]) 
 
 
 def _parameter(entry: Mapping[str, Any]) -> ParameterSpec:
+    """Reads a parameter from its entry in the manifest."""
     name, trainable = _text(entry, "name"), bool(entry["trainable"])
     gradient = _text(entry, "gradient") if trainable else None
     indices = _text(entry, "gradient_indices") if trainable and "gradient_indices" in entry else None
@@ -336,6 +339,7 @@ def _statistic(entry: Mapping[str, Any]) -> StatisticSpec:
 
 
 def _optimizer(entry: Mapping[str, Any]) -> OptimizerSpec:
+    """Reads the optimizer from its entry in the manifest."""
     # Older manifests have no initial values: their moments start from 0.
     moments = tuple(list_of_texts(entry["moments"], "the moments"))
     values = tuple(map(float, entry.get("initial_values", [0.0] * len(moments))))

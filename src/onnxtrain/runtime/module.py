@@ -127,16 +127,19 @@ class Module:
         self._modes.mode = self._training
 
     def _input_set(self) -> set[str]:
+        """Returns the names of all inputs of the training and eval models."""
         m = self._manifest
         return {spec.name for group in (m.arguments, m.parameters, m.statistics) for spec in group}
 
     def _output_set(self) -> set[str]:
+        """Returns the names of all outputs of the training model."""
         m = self._manifest
         gradients = {spec.gradient for spec in m.trainable if spec.gradient}
         gradients |= {spec.gradient_indices for spec in m.sparse if spec.gradient_indices}
         return {*m.outputs, *gradients, *(s.output for s in m.statistics)}
 
     def _open_eval(self, model: ModelSource) -> ort.InferenceSession:
+        """Opens a session of the eval model; ModelLoadError if it does not belong to the training model."""
         session, manifest = open_training_session(model, "eval model", self._device, self._session_options)
         source = describe(model, "eval model")
         # The fingerprint alone is not enough: the training model has the same parameters, and would evaluate with
@@ -155,6 +158,7 @@ class Module:
         return {**self._store.parameters, **self._store.statistics}
 
     def _bind_training(self, gradients: dict[str, Buffer]) -> Binding:
+        """Binds the training session to buffers for the gradients, by name of the parameter."""
         outputs = {spec.gradient or "": gradients[spec.name] for spec in self._dense}
         # Not bound onto the inputs: the graph may still read the old statistics after it has written the new ones.
         outputs |= {spec.output: self._new_statistics[spec.name] for spec in self._manifest.statistics}
@@ -188,6 +192,7 @@ class Module:
 
     @cached_property
     def _evaluation(self) -> Binding:
+        """Binding of an evaluation step."""
         if self._eval_session is None:
             raise TrainingStateError(
                 "This Module has no eval model, so it cannot evaluate. Pass it: Module(train_model, state, "
@@ -235,6 +240,7 @@ class Module:
         return arrays[0] if len(arrays) == 1 else arrays
 
     def _train(self, values: Sequence[Array | ort.OrtValue]) -> list[ort.OrtValue]:
+        """Runs a training step on values that have been checked; returns the outputs."""
         store = self._store
         first = self._reset or not store.gradients_valid
         if first:
@@ -300,6 +306,7 @@ class Module:
         return self._manifest
 
     def _selected(self, trainable_only: bool) -> list[Buffer]:
+        """Returns the buffers of the trainable parameters, or of all, in graph order."""
         specs = self._manifest.trainable if trainable_only else self._manifest.parameters
         return [self._store.parameters[spec.name] for spec in specs]
 
@@ -308,6 +315,7 @@ class Module:
         return sum(buffer.size for buffer in self._selected(trainable_only))
 
     def _common_dtype(self, buffers: Sequence[Buffer]) -> np.dtype[np.generic]:
+        """Returns the storage dtype that all buffers share; InputError if they have several."""
         names = {buffer.dtype.name for buffer in buffers}
         if len(names) > 1:
             raise InputError(

@@ -57,6 +57,7 @@ class LinearLRScheduler:
             self._optimizer.set_learning_rate(self._rate(self._optimizer.step_count))
 
     def _rate(self, step: int) -> float:
+        """Computes the learning rate of a step."""
         # As the documentation of onnxruntime-training says; its code swaps the two counts.
         if step < self._warmup:
             return self._initial * step / self._warmup

@@ -61,6 +61,7 @@ def writing(uri: str | os.PathLike[str], doing: str) -> Iterator[BinaryIO]:
 
 
 def _read_tensor(file: BinaryIO, start: int, entry: Mapping[str, Any]) -> Buffer:
+    """Reads a tensor by its entry in the header; `start` is the position of the data behind the header."""
     dtype = dtypes.BY_SAFETENSORS.get(entry["dtype"])
     if dtype is None:
         raise ValueError(f"element type {entry['dtype']} is not supported")

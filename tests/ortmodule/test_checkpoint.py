@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from onnxtrain.ortmodule import ORTModule
-from ortmodule.eager import Of, compare_steps
+from ortmodule.eager import Of, compare, compare_steps
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("fresh_dynamo")]
 
@@ -111,3 +111,50 @@ def test_saved_tensors_hooks_see_no_compilation() -> None:
             model(torch.randn(5, 4, requires_grad=True))
         counts.append(len(seen))
     assert counts[0] == counts[1] == counts[2] > 0
+
+
+def drawn(t: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
+    return nn.functional.dropout(t.tanh() * u, 0.3)
+
+
+def in_pytorch_as_a_whole(module: Of, x: torch.Tensor) -> torch.Tensor:
+    """Writes past autograd to what LayerNorm has saved, which ORTModule leaves to PyTorch."""
+    with torch.no_grad():
+        copied = x.clone()
+    module.norm(copied)
+    copied.data.mul_(0.5)
+    return checkpoint(drawn, copied, x * 2, use_reentrant=False)
+
+
+def in_pytorch_in_part(module: Of, x: torch.Tensor) -> torch.Tensor:
+    def counted(t: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
+        return drawn(t, u) * torch.poisson(u.detach().abs()) + drawn(u, t)
+
+    return checkpoint(counted, x, module.norm(x), use_reentrant=False)
+
+
+def in_regions_of_regions(module: Of, x: torch.Tensor) -> torch.Tensor:
+    return checkpoint(
+        lambda t: checkpoint(drawn, t, in_pytorch_as_a_whole(module, t), use_reentrant=False),
+        module.norm(x),
+        use_reentrant=False,
+    )
+
+
+@pytest.mark.parametrize("forward", [in_pytorch_as_a_whole, in_pytorch_in_part, in_regions_of_regions])
+def test_regions_that_pytorch_runs_draw_the_same_numbers_again(forward: Any) -> None:
+    compare_steps(Of(forward, norm=nn.LayerNorm(8)), (9, 8), warns="PyTorch")
+
+
+def test_second_derivatives_of_regions_draw_the_same_numbers_again() -> None:
+    start = torch.randn(9, 8)
+
+    def program(module: nn.Module) -> Any:
+        x = start.clone().requires_grad_()
+        torch.manual_seed(3)
+        (first,) = torch.autograd.grad(module(x).square().sum(), x, create_graph=True)
+        first.square().sum().backward()
+        return first.detach(), x.grad, module.norm.weight.grad
+
+    plain = Of(lambda m, x: checkpoint(drawn, x, m.norm(x), use_reentrant=False), norm=nn.LayerNorm(8))
+    compare(plain, program)

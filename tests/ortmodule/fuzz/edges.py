@@ -46,7 +46,7 @@ INDICES = (
     "{x1}[{x1}.reshape({x1}.shape[0], -1).sum(1).argmax().item()]",
     "{x1}[: int({x1}.sum() > 0.0123) + 1]",
     "{x1}.narrow(0, {x1}.reshape({x1}.shape[0], -1).sum(1).argmax().item(), 1)",
-    "{x1}.roll(int({x1}.mean() > 0), 0)",
+    "{x1}.roll(int({x1}.mean() > 0.0123), 0)",
     "{x1}.select(0, {x1}.reshape({x1}.shape[0], -1).sum(1).argmin().item())",
 )
 

@@ -7,10 +7,14 @@ Backward computes the values of a region again, instead of keeping them since th
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import onnx_ir as ir
 import torch
 from torch import fx
+from torch.utils.checkpoint import checkpoint
+
+_CHECKPOINT: Any = torch.ops.higher_order.tag_activation_checkpoint
 
 REGION = "ac_graph_id"
 """Key of a node's metadata: the number of its region, under the name that PyTorch's own checkpointing uses."""
@@ -37,8 +41,32 @@ def inline_checkpoints(graph_module: fx.GraphModule) -> bool:
     return found
 
 
+def draw_again_alike(graph_module: fx.GraphModule) -> None:
+    """Makes regions that PyTorch runs draw the same random numbers when backward computes them again.
+
+    Dynamo's operator (PyTorch 2.13) forgets the state of the generator: it expects a compiler to note what was drawn.
+    Run by itself, dropout would have another mask in backward than in forward.
+
+    Args:
+        graph_module: a captured graph, whose regions have been inlined in the copy that is lowered; changed in place.
+    """
+    for part in graph_module.modules():
+        if isinstance(part, fx.GraphModule) and (calls := list(filter(_is_checkpoint, part.graph.nodes))):
+            for call in calls:
+                call.target = _run_region
+            part.recompile()
+
+
+def _run_region(body: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
+    """Runs a region as eager PyTorch does: :func:`torch.utils.checkpoint.checkpoint` preserves the random state."""
+    options, others = _CHECKPOINT.divide_kwargs(kwargs)
+    # Dynamo has captured the region under autograd, which `use_reentrant=True` would run without.
+    options["use_reentrant"] = False
+    return checkpoint(body, *args, **options, **others)
+
+
 def _is_checkpoint(node: fx.Node) -> bool:
-    return node.target is torch.ops.higher_order.tag_activation_checkpoint
+    return node.target is _CHECKPOINT
 
 
 def _inline(graph_module: fx.GraphModule, call: fx.Node, region: int) -> None:

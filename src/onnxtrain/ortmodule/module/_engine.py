@@ -28,7 +28,7 @@ from onnxtrain.ortmodule._report import GraphRecord, Report
 from onnxtrain.ortmodule.capture._assertions import checked, mark_assertions, take_assertions
 from onnxtrain.ortmodule.capture._breaks import break_reason
 from onnxtrain.ortmodule.capture._calling import call_directly
-from onnxtrain.ortmodule.capture._checkpoint import inline_checkpoints
+from onnxtrain.ortmodule.capture._checkpoint import draw_again_alike, inline_checkpoints
 from onnxtrain.ortmodule.capture._data_setting import copy_set_data
 from onnxtrain.ortmodule.capture._dynamo import capture
 from onnxtrain.ortmodule.capture._fakes import example_values, tensors_in
@@ -119,7 +119,8 @@ class _GraphCompiler:
             copy_set_data(graph_module)
             # Before checkpoints are inlined: derivatives that PyTorch computes run this copy, regions and all.
             plain = _copied(graph_module)
-            inline_checkpoints(graph_module)
+            if inline_checkpoints(graph_module):
+                draw_again_alike(plain)
             if has_custom_function(graph_module):
                 return split_at_custom_functions(graph_module, self._compile).forward
             run = self._compile(graph_module, plain)

@@ -111,16 +111,11 @@ def reads(node: ir.Node) -> Iterator[ir.Value]:
 
 def _outer_values(graph: ir.Graph) -> Iterator[ir.Value]:
     """Yields the values that the nodes and outputs of a subgraph read from enclosing graphs."""
+    # `all_nodes` also visits subgraphs of subgraphs, whose own values are not outer ones either. These are listed once,
+    # as `subgraphs` walks through all nodes.
+    inside = {id(inner) for inner in (graph, *graph.subgraphs())}
     for node in graph.all_nodes():
-        # `all_nodes` also visits subgraphs of subgraphs, whose own values are not outer ones either.
-        for value in node.inputs:
-            if value is not None and value.graph is not graph and not _within(value, graph):
-                yield value
+        yield from (value for value in node.inputs if value is not None and id(value.graph) not in inside)
     for value in graph.outputs:
         if value.graph is not graph:
             yield value
-
-
-def _within(value: ir.Value, graph: ir.Graph) -> bool:
-    """Says if a value belongs to a subgraph of a graph."""
-    return any(subgraph is value.graph for subgraph in graph.subgraphs())

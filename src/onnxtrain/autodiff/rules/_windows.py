@@ -47,13 +47,18 @@ class Windows:
         return tuple((k - 1) * d + 1 for k, d in zip(self.kernel, self.dilations, strict=True))
 
     @property
+    def pads(self) -> tuple[int, ...] | None:
+        """Padding before all axes, then after them, as the attribute `pads` has it; None if known at run time only."""
+        return (
+            self.begins + self.ends
+            if isinstance(self.begins, tuple) and isinstance(self.ends, tuple)
+            else None
+        )
+
+    @property
     def padded(self) -> bool:
         """True if there may be any padding."""
-        return not (
-            isinstance(self.begins, tuple)
-            and isinstance(self.ends, tuple)
-            and not any(self.begins + self.ends)
-        )
+        return self.pads is None or any(self.pads)
 
     @property
     def disjoint(self) -> bool:
@@ -124,8 +129,9 @@ def pad(op: Emitter, value: ir.Value, w: Windows) -> ir.Value:
     """Returns `value` with zeros around it as the windows see it."""
     if not w.padded:
         return value
-    if isinstance(w.begins, tuple) and isinstance(w.ends, tuple):
-        return op.Pad(value, [0, 0, *w.begins, 0, 0, *w.ends])
+    # One tensor of constants if both are known.
+    if w.pads is not None:
+        return op.Pad(value, [0, 0, *w.pads[: len(w.kernel)], 0, 0, *w.pads[len(w.kernel) :]])
     return op.Pad(value, op.Concat([0, 0], w.begins, [0, 0], w.ends, axis=0))
 
 
@@ -176,10 +182,10 @@ def scatter_windows(
         return _nothing(op, weight, over, group)
     common = {"strides": w.strides, "dilations": w.dilations, "group": group, "kernel_shape": w.kernel}
     open_ended = maybe_none and None in (spatial_sizes(ct) or (None,))
-    if isinstance(w.begins, tuple) and isinstance(w.ends, tuple) and not open_ended:
-        rest = _uncovered(w, w.begins, w.ends, spatial_sizes(over), spatial_sizes(ct))
+    if w.pads is not None and not open_ended:
+        rest = _uncovered(w, w.pads, spatial_sizes(over), spatial_sizes(ct))
         if rest is not None:
-            return op.ConvTranspose(ct, weight, pads=w.begins + w.ends, output_padding=rest, **common)
+            return op.ConvTranspose(ct, weight, pads=w.pads, output_padding=rest, **common)
     # Up to stride - 1 positions at the end are in no window, and windows may reach beyond the end: make room
     # for both, then cut out the part that is the input.
     room: dict[str, Any] = {"output_padding": [s - 1 for s in w.strides]}
@@ -200,11 +206,7 @@ def _nothing(op: Emitter, weight: ir.Value, over: ir.Value, group: int) -> ir.Va
 
 
 def _uncovered(
-    w: Windows,
-    begins: Sequence[int],
-    ends: Sequence[int],
-    sizes: Sequence[int | None],
-    counts: Sequence[int | None],
+    w: Windows, pads: Sequence[int], sizes: Sequence[int | None], counts: Sequence[int | None]
 ) -> list[int] | None:
     """Counts the positions at the end of each axis that no window reaches; None if unknown, or windows reach beyond."""
     rest = []
@@ -216,5 +218,6 @@ def _uncovered(
             continue
         if size is None or count is None:
             return None
-        rest.append(size + begins[axis] + ends[axis] - w.extents[axis] - (count - 1) * stride)
+        padded = size + pads[axis] + pads[axis + len(w.strides)]
+        rest.append(padded - w.extents[axis] - (count - 1) * stride)
     return rest if all(0 <= r < s for r, s in zip(rest, w.strides, strict=True)) else None

@@ -34,19 +34,13 @@ def conv(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     shape = n.static(n.W)
     w = windows_of(op, n, n.X, shape[2:], n.out.Y)
     group = n.attr("group")
-    pads = _known_pads(w)
-    if pads is not None and _has_kernel(op, w, ct) and (n.needs("X") or n.needs("W")):
-        return _in_functions(op, n, ct, w, pads, shape, group)
+    if w.pads is not None and _has_kernel(op, w, ct) and (n.needs("X") or n.needs("W")):
+        return _in_functions(op, n, ct, w, shape, group)
     return {
         "X": scatter_windows(op, ct, n.W, w, n.X, group) if n.needs("X") else None,
         "W": _kernel_cotangent(op, ct, n.X, w, shape, group) if n.needs("W") else None,
         "B": _sum_over_positions(op, n, ct) if n.needs("B") else None,
     }
-
-
-def _known_pads(w: Windows) -> tuple[int, ...] | None:
-    """Returns the padding before all axes, then after them, as the attribute `pads` has it; None if not known."""
-    return w.begins + w.ends if isinstance(w.begins, tuple) and isinstance(w.ends, tuple) else None
 
 
 def _has_kernel(op: Emitter, w: Windows, ct: ir.Value) -> bool:
@@ -61,13 +55,7 @@ def _has_kernel(op: Emitter, w: Windows, ct: ir.Value) -> bool:
 
 
 def _in_functions(
-    op: Emitter,
-    n: NodeView,
-    ct: ir.Value,
-    w: Windows,
-    pads: tuple[int, ...],
-    shape: Sequence[int],
-    group: int,
+    op: Emitter, n: NodeView, ct: ir.Value, w: Windows, shape: Sequence[int], group: int
 ) -> dict[str, ir.Value | None]:
     """Returns the cotangents as results of one function, in whose place a native kernel can run."""
     wanted = [name for name in ("X", "W", "B") if n.needs(name)]
@@ -87,12 +75,7 @@ def _in_functions(
         }
         return tuple(results[name]() for name in wanted)
 
-    attributes = {
-        "strides": w.strides,
-        "dilations": w.dilations,
-        "pads": pads,
-        "group": group,
-    }
+    attributes = {"strides": w.strides, "dilations": w.dilations, "pads": w.pads, "group": group}
     shapes = {"ct": _static(ct), "x": _static(n.X), "w": ir.Shape(shape)}
     op_of = SpecializedOp(
         {"X": "ConvolutionInputGradient", "W": "ConvolutionWeightGradient"}.get(
@@ -247,6 +230,7 @@ def _depthwise_by_rows(
     count, size = (sizes[-1] if (sizes := spatial_sizes(v)) else None for v in (windowed, value))
     if count is None or size is None or count > _FEW_COLUMNS:
         return None
+    # Padding of run time would make the sizes of G symbolic.
     if not isinstance(w.begins, tuple) or not isinstance(w.ends, tuple):
         return None
     pads, stride, extent = [w.begins[-1], w.ends[-1]], w.strides[-1], w.extents[-1]

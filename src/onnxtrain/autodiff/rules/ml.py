@@ -116,16 +116,11 @@ def _class_rows(n: NodeView) -> int:
     return rows
 
 
-def _scores(op: Emitter, n: NodeView) -> ir.Value:
-    """Writes the scores of a LinearClassifier."""
-    return _transformed(op, n, _linear(op, n, _class_rows(n)))
-
-
 def _classifier_shapes(op: Emitter, n: NodeView) -> list[ir.Value]:
     """Writes standard ops with the shapes of the labels and the scores."""
     # Labels are the entries of one of two attributes: integers or texts.
     labels = ir.DataType.INT64 if n.attr("classlabels_ints") else ir.DataType.STRING
-    scores = _scores(op, n)
+    scores = _transformed(op, n, _linear(op, n, _class_rows(n)))
     return [op.Cast(op.ArgMax(scores, axis=-1, keepdims=0), to=labels), scores]
 
 

@@ -40,7 +40,7 @@ def _leave_to_readers(expand: ir.Node) -> bool:
         if _same(other.shape, large.shape):
             reader.replace_input_with(use.idx, small)
             modified = True
-        elif _is_one_number(other) and not reader.outputs[0].is_graph_output():
+        elif other.shape.rank() == 0 and not reader.outputs[0].is_graph_output():
             _expand_afterwards(expand, reader, use.idx)
             modified = True
     return modified
@@ -50,10 +50,6 @@ def _same(first: ir.Shape, second: ir.Shape) -> bool:
     """Tell if two shapes are certainly equal: static sizes, or symbols of one name."""
     # A symbol without a name is equal to any other such symbol, but may stand for another size.
     return first == second and all(isinstance(dim, int) or dim.value is not None for dim in first)
-
-
-def _is_one_number(value: ir.Value) -> bool:
-    return value.shape is not None and value.shape.rank() == 0
 
 
 def _expand_afterwards(expand: ir.Node, reader: ir.Node, index: int) -> None:

@@ -188,16 +188,8 @@ def _softmax(op: Emitter, n: NodeView, x: ir.Value) -> ir.Value:
     return y
 
 
-def _average_pool(op: Emitter, n: NodeView, x: ir.Value) -> ir.Value:
-    return _pooled(op, n, x, lambda x: op.AveragePool(x, **{name: n.attr(name) for name in _POOL}))
-
-
-def _global_average_pool(op: Emitter, n: NodeView, x: ir.Value) -> ir.Value:
-    return _pooled(op, n, x, op.GlobalAveragePool)
-
-
 def _pooled(op: Emitter, n: NodeView, x: ir.Value, pool: Callable[[ir.Value], ir.Value]) -> ir.Value:
-    """Applies a pooling to images with channels first or last."""
+    """Applies a pooling of images with channels first to images with channels first or last."""
     if not n.attr("channels_last"):
         return pool(x)
     rank = n.rank(n.X)
@@ -215,8 +207,13 @@ _POOL = {
 _unary("QLinearSigmoid", lambda op, n, x: op.Sigmoid(x))
 _unary("QLinearLeakyRelu", lambda op, n, x: op.LeakyRelu(x, alpha=n.attr("alpha")), alpha=0.01)
 _unary("QLinearSoftmax", _softmax, axis=-1, opset=None)
-_unary("QLinearAveragePool", _average_pool, channels_last=0, **_POOL)
-_unary("QLinearGlobalAveragePool", _global_average_pool, channels_last=0)
+_unary(
+    "QLinearAveragePool",
+    lambda op, n, x: _pooled(op, n, x, lambda y: op.AveragePool(y, **{name: n.attr(name) for name in _POOL})),
+    channels_last=0,
+    **_POOL,
+)
+_unary("QLinearGlobalAveragePool", lambda op, n, x: _pooled(op, n, x, op.GlobalAveragePool), channels_last=0)
 
 
 def _binary(name: str) -> None:

@@ -31,7 +31,7 @@ NOT_YET: dict[str, str] = {
     "articles": """
     """,
     "comments": """
-        autodiff emitter fusion trainer
+        emitter fusion trainer
     """,
     "fields": """
         cli demo trainer

@@ -22,12 +22,12 @@ class OpCoverage:
 
     Attributes:
         op_type: name of the op in the standard domain.
-        since: oldest supported opset that has it.
+        since: oldest supported opset that has it, e.g. 21.
         status: `rule`: it has a VJP rule. `function`: its function body of the ONNX standard, or one registered with
             `defbody`, is differentiated in its place. `nondifferentiable`: no gradient flows through it. `not yet`: a
-            gradient that has to flow through it is an error. `unknown`: so it is, as the op is not declared at all.
-        inputs: for a rule, the names of the inputs that get a gradient.
-        reason: why it is `nondifferentiable` or `not yet`, else empty.
+            gradient that has to flow through it is an error. `unknown`: the same, as the op is not declared at all.
+        inputs: for a rule, the names of the inputs that get a gradient, e.g. ("A", "B").
+        reason: why it is `nondifferentiable` or `not yet`, e.g. "its result is boolean"; else empty.
     """
 
     op_type: str
@@ -46,6 +46,7 @@ def coverage() -> list[OpCoverage]:
         >>> rows["Concat"].status, rows["Concat"].inputs, rows["CenterCropPad"].status, rows["Shape"].status
         ('rule', ('inputs',), 'function', 'nondifferentiable')
     """
+    # Ops that all supported opsets deprecate, such as Upsample, have no row.
     names = sorted({schema.name for schema in onnx.defs.get_all_schemas() if schema.domain == ""})
     return [row for name in names if (row := coverage_of("", name)).since]
 

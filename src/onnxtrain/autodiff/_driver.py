@@ -149,6 +149,7 @@ class _ReverseWalk:
             # An output that was left out has an empty name.
             if not output.name:
                 output.name = self.op.unique_name(f"{node.outputs[0].name}_{name}")
+            # Rules read the dtype before shape inference runs again.
             if output.type is None and node.domain == "":
                 output.type = self._type_of_output(node, index)
 

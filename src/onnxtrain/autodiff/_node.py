@@ -55,6 +55,7 @@ class Outputs:
             )
         index = self._signature.outputs.index(name)
         outputs = self._node.outputs
+        # An omitted output has an empty name, or at the end no place at all.
         return outputs[index] if index < len(outputs) and outputs[index].name != "" else None
 
 
@@ -137,6 +138,7 @@ class NodeView:
             if name not in declared:
                 raise RuleDefinitionError(f"{self.op_type} has no attribute {name!r}: {sorted(declared)}")
             return declared[name]
+        # Without a schema nothing tells an absent attribute from a misspelt one.
         if self._node.domain not in ("", "ai.onnx"):
             return None
         schema = schema_of(self._node.op_type, self.opset)
@@ -147,6 +149,7 @@ class NodeView:
         default = schema.attributes[name].default_value
         if not default.name:
             return None
+        # onnx gives texts as bytes, onnx_ir as str.
         value = onnx.helper.get_attribute_value(default)
         return value.decode() if isinstance(value, bytes) else value
 

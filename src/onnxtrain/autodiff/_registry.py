@@ -26,6 +26,7 @@ from ._node import NodeView, Signature
 OPSETS = range(21, 27)
 """Versions of the standard domain that rules are written for."""
 
+# Beginnings of the names of types that can carry cotangents: sequences and optionals may hold floats.
 _FLOATING = ("tensor(float)", "tensor(float16)", "tensor(double)", "tensor(bfloat16)", "seq", "optional")
 
 Cotangents = ir.Value | None | Sequence[ir.Value | None] | Mapping[Any, ir.Value | None]
@@ -41,9 +42,10 @@ class Rule:
     Attributes:
         op_type: name of the op, e.g. "Mul".
         domain: domain of the op; "" is the standard one.
-        wrt: schema names of the inputs that can have a cotangent. A variadic input stands for all its arguments.
-        outputs: schema names of the outputs whose cotangents the rule takes. With one name `ct` is a value,
-            otherwise a tuple with None for outputs that nothing needs. A variadic output stands for all of them.
+        wrt: schema names of the inputs that can have a cotangent, e.g. ("A", "B"). A variadic input stands for all its
+            arguments.
+        outputs: schema names of the outputs whose cotangents the rule takes, e.g. ("C",). With one name `ct` is a
+            value, otherwise a tuple with None for outputs that nothing needs. A variadic output stands for all of them.
         function: the rule itself, called with (emitter, node view, ct).
         saves: optional outputs of the forward node that the rule reads, e.g. ("Mean", "InvStdDev").
         broadcasts: True if the cotangents have the output's shape and the driver must sum them to the inputs' shapes.
@@ -142,8 +144,8 @@ def vjp(
         wrt: names of the inputs that can have a cotangent.
         outputs: names of the outputs whose cotangents the rule takes; by default the first one.
         saves: optional outputs of the forward node that the rule reads.
-        broadcasts: whether the cotangents have the output's shape and must be summed to the inputs' shapes.
-        domain: of the op.
+        broadcasts: True if the cotangents have the output's shape and must be summed to the inputs' shapes.
+        domain: domain of the op, e.g. "com.microsoft".
         signature: for ops outside the standard domain, their input and output names.
         straight_through: True if the op takes or gives integers that carry cotangents, as rules for quantization need.
             These cotangents are floating point.
@@ -268,6 +270,7 @@ def rule_for(node: ir.Node) -> Rule | NonDifferentiable | None:
     key = _key(node)
     if _is_step_of_gradient(node):
         return NonDifferentiable(node.op_type, "it is a step inside of a gradient, whose derivative is zero")
+    # Local rules win, so that a block can replace a rule and also a declaration.
     return _local(key) or RULES.get(key) or NON_DIFFERENTIABLE.get(key)
 
 
@@ -278,7 +281,7 @@ def reason_not_yet(node: ir.Node) -> str | None:
 
 
 def is_straight_through(output: ir.Value) -> bool:
-    """Says if a value is an output whose cotangent a straight-through rule takes, be its dtype an integer."""
+    """Says if a straight-through rule takes the cotangent of a value, which may then be an integer."""
     node = output.producer()
     rule = rule_for(node) if node is not None else None
     if not isinstance(rule, Rule) or not rule.straight_through:

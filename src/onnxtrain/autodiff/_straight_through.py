@@ -69,6 +69,7 @@ def _quantize(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     ct_x = op.Where(within, op.Div(ct, scale), op.const(0.0, like=ct))
     if not n.needs("y_scale"):
         return {"x": ct_x}
+    # d(x / s)/ds = -(x / s) / s, of which `ct_x` has the factor 1 / s already.
     slopes = op.Neg(op.Mul(ct_x, op.Div(n.x, scale)))
     return {"x": ct_x, "y_scale": sum_by_scale(op, n, slopes, n.y_scale)}
 

@@ -11,5 +11,6 @@ import pkgutil
 
 __all__ = [module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_")]
 
+# A new file registers its rules without being named anywhere else.
 for _name in __all__:
     importlib.import_module(f"{__name__}.{_name}")

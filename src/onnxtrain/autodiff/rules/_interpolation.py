@@ -16,6 +16,7 @@ import onnx_ir as ir
 
 from onnxtrain.emitter import Emitter
 
+# Keys' parameter a of the cubic kernel, as ONNX's GridSample and PyTorch have it.
 _A = -0.75
 _CUBIC = {
     -1: (0.0, _A, -2 * _A, _A),
@@ -25,7 +26,7 @@ _CUBIC = {
 }
 """By step from `low`, the weight of that pixel as a polynomial of `weight`, constant term first.
 
-Keys, "Cubic convolution interpolation for digital image processing", 1981, with the parameter of ONNX and PyTorch.
+Keys, "Cubic convolution interpolation for digital image processing", 1981.
 """
 
 
@@ -85,6 +86,7 @@ def cubic_place_at(
     taps = {}
     for step, (c0, c1, c2, c3) in _CUBIC.items():
         weight = _polynomial(op, place.weight, (c0, c1, c2, c3))
+        # By the position as by `weight`, which grows as fast as the position does.
         slope = _polynomial(op, place.weight, (c1, 2 * c2, 3 * c3))
         taps[step] = Tap(brought_in(op.Add(place.low, float(step))), weight, slope)
     return replace(place, taps=taps)

@@ -22,6 +22,7 @@ def _lstm_layer(
     # A composite has no optional inputs: an output that nothing reads has a cotangent of zeros.
     output_cts = [op.zeros_like(v) if ct is None else ct for ct, v in zip(cts, n.outputs[:3], strict=True)]
     gates, *states = op.call(gradient, *output_cts, n.out.gates, n.out.cells, n.initial_c, n.r, _outputs=3)
+    # Shape inference has not run over new nodes.
     gates.shape = n.out.gates.shape
     result = dict(zip(("initial_h", "initial_c"), states, strict=True))
     return result | _operands(op, n, weights, gates, gates)

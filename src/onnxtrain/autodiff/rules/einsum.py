@@ -117,6 +117,7 @@ def _operand_cotangent(
         whole = op.shape_of(operand)
         return op.Gather(whole, [term.index(c) for c in labels]) if labels != term else whole
 
+    # An axis of symbolic size may turn out to be one: its size at run time decides then if it was repeated.
     summed = [axis for axis, c in enumerate(labels) if _may_be_repeated(sizes[c], rivals[c])]
     if summed:
         known = all(isinstance(sizes[labels[axis]], int) for axis in summed)
@@ -169,5 +170,6 @@ def _on_diagonals(op: Emitter, operand: ir.Value, value: ir.Value, term: str) ->
         along = [
             op.Unsqueeze(positions, [i for i in range(len(term)) if i != where]) for where in (first, axis)
         ]
+        # Only elements with the same position along both axes of the label were read.
         value = op.Where(op.Equal(*along), value, 0.0)
     return value

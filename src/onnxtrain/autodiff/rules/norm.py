@@ -158,6 +158,7 @@ def _through_statistics(
     ct_inverse: ir.Value | None,
 ) -> ir.Value:
     """Returns (ct_mean - ct_inverse r³ (x - mean)) / count, as mean = sum(x) / count and r = (var + epsilon)^(-1/2)."""
+    # A batch of no samples has no statistics, and an integer division by zero ends the run.
     count = op.Cast(op.Div(op.Size(x), op.Max(op.Size(mean), op.const(1))), to=x.dtype)
     zero = op.zeros_like(mean)
     terms = op.Expand(zero if ct_mean is None else op.Cast(ct_mean, to=x.dtype), op.shape_of(x))

@@ -82,6 +82,7 @@ def rnn(op: Emitter, n: NodeView, cts: tuple[ir.Value | None, ...]) -> Cotangent
 
     def gradients(layer: _Direction, hidden: ir.Value) -> _Gradients:
         slope = op.Sub(1.0, op.Mul(hidden, hidden))
+        # relu'(0) = 0, as in the rule of Relu.
         if activation == "Relu":
             slope = op.Where(op.Greater(hidden, 0.0), op.const(1.0, like=hidden), 0.0)
 
@@ -114,6 +115,7 @@ def gru(op: Emitter, n: NodeView, cts: tuple[ir.Value | None, ...]) -> Cotangent
         reset = previous if reset_last else op.Mul(r, previous)
         inner = _affine(op, reset, r_h, rb_h)
         h = op.Tanh(op.Add(x_h, op.Mul(r, inner) if reset_last else inner))
+        # Derivatives of H by the pre-activations, for all steps at once: the Scan only multiplies by them.
         to_z = op.Mul(op.Sub(previous, h), _sigmoid_slope(op, z))
         to_h = op.Mul(op.Sub(1.0, z), op.Sub(1.0, op.Mul(h, h)))
         to_r = op.Mul(inner if reset_last else previous, _sigmoid_slope(op, r))
@@ -310,6 +312,7 @@ def _cells(
     names = [f"value{k}" for k in range(len(values))]
     body = op.subgraph(dict.fromkeys(("cell", *names), layer.x.dtype))
     after = step(body, *body.graph.inputs)
+    # The state is a scan output, too, and no value may be two outputs.
     attr = _scan_body(body, [after, body.Identity(after)])
     _, cells = op.Scan(layer.c0, *values, body=attr, num_scan_inputs=len(values), _outputs=2)
     return _shifted(op, layer.c0, cells), cells

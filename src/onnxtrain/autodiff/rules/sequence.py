@@ -1,4 +1,4 @@
-"""Sequences and optionals of tensors."""
+"""Declares ops of sequences and optionals, whose cotangents would be no tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ops that make values from what has no gradient: random numbers, chosen boxes, text, images."""
+"""Declares ops that no gradient can pass: random numbers, selection of boxes, text, image files."""
 
 from __future__ import annotations
 

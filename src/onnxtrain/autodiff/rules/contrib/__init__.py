@@ -18,5 +18,6 @@ import pkgutil
 
 __all__ = [module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_")]
 
+# As one folder up: a new file is found by itself.
 for _name in __all__:
     importlib.import_module(f"{__name__}.{_name}")

@@ -1,4 +1,4 @@
-"""Helps several files of this folder: names, convolution attributes, the error for unsupported ops, channel orders."""
+"""Holds what several files of this folder share: names, attributes of convolutions, an error, orders of channels."""
 
 from __future__ import annotations
 

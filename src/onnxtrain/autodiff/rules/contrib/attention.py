@@ -146,6 +146,7 @@ def _attention(op: Emitter, n: NodeView, values: Sequence[ir.Value], bias: Seque
         scores = op.Div(scores, op.Sqrt(size))
     for term in bias:
         scores = op.Add(scores, term)
+    # The lowest float and not minus infinity, of which a query that sees no key would make NaN.
     if n.attr("unidirectional"):
         scores = op.Where(_later(op, scores), op.const(float(np.finfo(np.float32).min), like=scores), scores)
     y = op.MatMul(op.Softmax(scores, axis=-1), v)

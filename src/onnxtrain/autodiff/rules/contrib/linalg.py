@@ -112,8 +112,7 @@ def cdist(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     """C[i, k] = |A[i] - B[k]|², or its root for the metric "euclidean".
 
     ct_A[i] = sum_k s[i, k]·(A[i] - B[k]) with s = 2·ct, or s = ct/C for the root. The root has a kink where two rows
-    are
-    equal: s is 0 there, as in `torch.cdist`.
+    are equal: s is 0 there, as in `torch.cdist`.
     """
     metric = n.attr("metric")
     if metric == "sqeuclidean":

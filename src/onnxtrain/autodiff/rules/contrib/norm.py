@@ -113,6 +113,7 @@ def _group_normalized(op: Emitter, n: NodeView, x: ir.Value) -> ir.Value:
     """Returns GroupNorm of `x` with the parameters and attributes of the node."""
     last = n.attr("channels_last")
     x = op.Transpose(x, perm=[0, 3, 1, 2]) if last else x
+    # GroupNorm takes float32 parameters beside float16 images, GroupNormalization one dtype.
     scale, bias = (op.CastLike(value, x) for value in (n.gamma, n.beta))
     y = op.GroupNormalization(x, scale, bias, epsilon=n.attr("epsilon"), num_groups=n.attr("groups"))
     y = op.Mul(y, op.Sigmoid(y)) if n.attr("activation") else y

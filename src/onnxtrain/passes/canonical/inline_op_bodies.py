@@ -48,17 +48,8 @@ def inline_schema_functions(model: ir.Model, keep: Callable[[ir.Node], bool]) ->
         if not expandable:
             return model
         infer_shapes(model)
-        opset = model.graph.opset_imports[""]
-        schemas = [node for node in expandable if (node.domain, node.op_type) not in BODIES]
-        made = [
-            (node, make(node, opset))
-            for node in expandable
-            if (make := BODIES.get((node.domain, node.op_type))) is not None
-        ]
-        for index, (node, function) in enumerate(made):
-            _call_body(model, node, function, index)
-        bodies = [(node, body) for node in schemas if (body := _function_body(node, model)) is not None]
-        if not bodies and not made:
+        bodies = [(node, body) for node in expandable if (body := _body_of(node, model)) is not None]
+        if not bodies:
             return model
         for index, (node, body) in enumerate(bodies):
             _turn_into_call(model, node, body, index)
@@ -86,13 +77,23 @@ def _expandable(model: ir.Model, keep: Callable[[ir.Node], bool]) -> Iterator[ir
             yield node
 
 
-def _call_body(model: ir.Model, node: ir.Node, function: ir.Function, index: int) -> None:
-    """Turn `node` into a call of `function`, which a registered rule has written for this node alone."""
-    function.domain, function.name = _DOMAIN, f"{node.op_type}_body_{index}"
-    _prefix_names(function, node)
-    model.functions[function.identifier()] = function
-    node.domain, node.op_type = function.domain, function.name
-    node.attributes.clear()
+def _body_of(node: ir.Node, model: ir.Model) -> ir.Function | None:
+    """Return the function body of `node`, registered or of the schema; None if it needs types that are not known."""
+    opset = model.graph.opset_imports[""]
+    make = BODIES.get((node.domain, node.op_type))
+    if make is not None:
+        return make(node, opset)
+    body = _schema_body(node, opset)
+    if body is None:
+        return None
+    # A body refers to all attributes of the op; a call passes on those that it has, without defaults.
+    for name, attribute in _schema(node.op_type, opset).attributes.items():
+        if name not in node.attributes and attribute.default_value.name:
+            node.attributes.add(ir.serde.deserialize_attribute(attribute.default_value))
+    # A body declares the oldest opset it is valid in. onnx has given us the one that holds at the model's opset.
+    del body.opset_import[:]
+    body.opset_import.add(domain="", version=opset)
+    return ir.serde.deserialize_function(body)
 
 
 def _prefix_names(function: ir.Function, node: ir.Node) -> None:
@@ -106,9 +107,8 @@ def _prefix_names(function: ir.Function, node: ir.Node) -> None:
                 output.name = f"{prefix}/{output.name}"
 
 
-def _function_body(node: ir.Node, model: ir.Model) -> onnx.FunctionProto | None:
+def _schema_body(node: ir.Node, opset: int) -> onnx.FunctionProto | None:
     """Return the schema's function body for `node`; None if it needs types of inputs that are not known."""
-    opset = model.graph.opset_imports[""]
     schema = _schema(node.op_type, opset)
     if schema.has_function:
         body = schema.get_function_with_opset_version(opset)
@@ -138,19 +138,12 @@ def _type_proto(value: ir.Value) -> bytes:
     return bytes(ir.serde.serialize_value(value).type.SerializeToString())
 
 
-def _turn_into_call(model: ir.Model, node: ir.Node, body: onnx.FunctionProto, index: int) -> None:
-    """Turn `node` into a call of a new model-local function with this body, for InlinePass to inline."""
-    opset = model.graph.opset_imports[""]
-    schema = _schema(node.op_type, opset)
-    # A body refers to all attributes of the op; a call passes on those that it has, without defaults.
-    for name, attribute in schema.attributes.items():
-        if name not in node.attributes and attribute.default_value.name:
-            node.attributes.add(ir.serde.deserialize_attribute(attribute.default_value))
-    body.domain, body.name = _DOMAIN, f"{node.op_type}_{index}"
-    # A body declares the oldest opset it is valid in. onnx has given us the one that holds at the model's opset.
-    del body.opset_import[:]
-    body.opset_import.add(domain="", version=opset)
-    function = ir.serde.deserialize_function(body)
+def _turn_into_call(model: ir.Model, node: ir.Node, function: ir.Function, index: int) -> None:
+    """Turn `node` into a call of `function`, a new model-local function, for InlinePass to inline."""
+    function.domain, function.name = _DOMAIN, f"{node.op_type}_{index}"
     _prefix_names(function, node)
     model.functions[function.identifier()] = function
     node.domain, node.op_type = function.domain, function.name
+    # A registered body is written for this node alone, with its attributes as constants.
+    if not function.attributes:
+        node.attributes.clear()

@@ -12,6 +12,8 @@ from collections.abc import Iterable
 import onnx
 import onnx_ir as ir
 
+from onnxtrain.passes.tidy.constants import initializers_set_aside, sort_initializers
+
 # Domain for ops that onnx does not know; see `_hide_unregistered`.
 _UNREGISTERED = "onnxtrain.unregistered"
 
@@ -43,17 +45,8 @@ def lean_proto(model: ir.Model) -> onnx.ModelProto:
         model = model.clone()
     graph = model.graph
     big = {name: value for name, value in graph.initializers.items() if _is_big(value.const_value)}
-    order = dict(graph.initializers)
-    for name in big:
-        graph.initializers.pop(name)
-    try:
+    with initializers_set_aside(graph, big):
         lean = ir.to_proto(model)
-    finally:
-        # All initializers are put back, to keep their order.
-        if big:
-            graph.initializers.clear()
-            for value in order.values():
-                graph.initializers.add(value)
     # An initializer may be an input of the model already, which makes it a default.
     inputs = {info.name for info in lean.graph.input}
     lean.graph.input.extend(_described(value) for name, value in big.items() if name not in inputs)
@@ -110,8 +103,6 @@ def restore(lean: ir.Model, original: ir.Model) -> None:
     lean.graph.opset_imports.pop(_UNREGISTERED, None)
     graph = lean.graph
     present = {value.name: value for value in (*graph.inputs, *graph.initializers.values())}
-    added = [value for name, value in graph.initializers.items() if name not in original.graph.initializers]
-    graph.initializers.clear()
     for name, source in original.graph.initializers.items():
         value = present.get(name)
         # The converter may have made an attribute of it, or dropped it.
@@ -120,8 +111,7 @@ def restore(lean: ir.Model, original: ir.Model) -> None:
         value.const_value = source.const_value
         value.metadata_props.update(source.metadata_props)
         graph.register_initializer(value)
-    for value in added:
-        graph.register_initializer(value)
+    sort_initializers(graph, original.graph.initializers)
     kept = [value for value in graph.inputs if value.name not in original.graph.initializers]
     graph.inputs.clear()
     graph.inputs.extend(kept)

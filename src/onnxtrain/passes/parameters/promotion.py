@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from onnxtrain.errors import ModelError
 from onnxtrain.passes.shapes.outdated_sizes import forget_sizes_behind
-from onnxtrain.passes.tidy.constants import unmark_constant
+from onnxtrain.passes.tidy.constants import sort_initializers, unmark_constant
 
 
 def promote_initializers(model: ir.Model, names: Iterable[str]) -> dict[str, ir.TensorProtocol]:
@@ -85,11 +85,7 @@ def give_back(model: ir.Model, withheld: Withheld) -> None:
     """
     embed_parameters(model, withheld.tensors)
     # Initializers that passes have added in between follow the old ones.
-    now = dict(model.graph.initializers)
-    model.graph.initializers.clear()
-    for name in dict.fromkeys((*withheld.order, *now)):
-        if name in now:
-            model.graph.initializers.add(now[name])
+    sort_initializers(model.graph, withheld.order)
 
 
 def embed_parameters(model: ir.Model, values: Mapping[str, np.ndarray | ir.TensorProtocol]) -> None:

@@ -11,7 +11,7 @@ from onnx_ir.passes import common
 from onnxtrain.op_facts import RANDOM_OPS
 from onnxtrain.passes.parameters.stop_gradient import is_stop_gradient
 from onnxtrain.passes.runtime_faults.absent_inputs import restore_places
-from onnxtrain.passes.tidy.constants import is_float_parameter
+from onnxtrain.passes.tidy.constants import initializers_set_aside, is_float_parameter
 from onnxtrain.passes.tidy.unused import remove_unread_nodes
 
 # onnx_ir (1.1) leaves the class's __init__ without types, which mypy refuses to call.
@@ -49,13 +49,13 @@ class CleanupPass(ir.passes.InPlacePass):
         with _nodes_hidden(_needed_identities(model)):
             modified = common.IdentityEliminationPass()(model).modified
         # Two layers' fresh scales of ones are equal but are trained apart, so parameters are not deduplicated.
-        with _initializers_set_aside(model, kept):
+        with initializers_set_aside(model.graph, kept):
             modified |= common.DeduplicateInitializersPass(size_limit=_SMALL)(model).modified
         with _nodes_hidden(_unmergeable(model)):
             modified |= common.CommonSubexpressionEliminationPass(size_limit=_SMALL)(model).modified
         # onnx_ir's pass, which follows, counts subgraphs of removed nodes as readers and keeps what only they read.
         modified |= remove_unread_nodes(model.graph)
-        with _initializers_set_aside(model, kept):
+        with initializers_set_aside(model.graph, kept):
             modified |= common.RemoveUnusedNodesPass()(model).modified
         restore_places(model)
         rest = ir.passes.Sequential(_RemoveUnusedFunctions(), common.RemoveUnusedOpsetsPass())
@@ -169,26 +169,3 @@ def _nodes_hidden(nodes: list[ir.Node]) -> Iterator[None]:
     finally:
         for node, domain in zip(nodes, domains, strict=True):
             node.domain = domain
-
-
-@contextmanager
-def _initializers_set_aside(model: ir.Model, kept: dict[str, ir.Value]) -> Iterator[None]:
-    """Take initializers out of the graph's table for the length of a `with` block, but keep their readers.
-
-    Args:
-        model: The model.
-        kept: The initializers by name.
-    """
-    # The order is part of the interface: training inputs and checkpoints list parameters in the order of the file.
-    order = list(model.graph.initializers)
-    for name in kept:
-        model.graph.initializers.pop(name)
-    try:
-        yield
-    finally:
-        rest = dict(model.graph.initializers)
-        model.graph.initializers.clear()
-        for name in (*order, *(name for name in rest if name not in order)):
-            value = kept.get(name) or rest.get(name)
-            if value is not None:
-                model.graph.initializers.add(value)

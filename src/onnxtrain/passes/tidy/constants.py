@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+
 import onnx_ir as ir
 from onnx_ir.passes import common
 
@@ -41,6 +44,35 @@ def add_constant(graph: ir.Graph, tensor: ir.TensorProtocol) -> ir.Value:
     value = add_initializer(graph, tensor)
     mark_constant(value)
     return value
+
+
+def sort_initializers(graph: ir.Graph, order: Iterable[str]) -> None:
+    """Put the initializers of a graph in the order of these names; others follow, and names of none are ignored."""
+    present = dict(graph.initializers)
+    graph.initializers.clear()
+    for name in dict.fromkeys((*order, *present)):
+        if name in present:
+            graph.initializers.add(present[name])
+
+
+@contextmanager
+def initializers_set_aside(graph: ir.Graph, values: Mapping[str, ir.Value]) -> Iterator[None]:
+    """Take initializers out of the graph's table for the length of a `with` block, but keep their readers.
+
+    Args:
+        graph: The graph; it has its initializers in their old order afterwards.
+        values: The initializers by name.
+    """
+    # The order is part of the interface: training inputs and checkpoints list parameters in the order of the file.
+    order = list(graph.initializers)
+    for name in values:
+        graph.initializers.pop(name)
+    try:
+        yield
+    finally:
+        for value in values.values():
+            graph.initializers.add(value)
+        sort_initializers(graph, order)
 
 
 def unmark_constant(value: ir.Value) -> None:

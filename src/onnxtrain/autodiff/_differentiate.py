@@ -260,9 +260,10 @@ def find_values(graph: ir.Graph, names: Sequence[str], role: str) -> list[ir.Val
     values = values_by_name(graph)
     for name in names:
         if name not in values:
-            known = [str(v.name) for v in (*graph.inputs, *graph.initializers.values(), *graph.outputs)]
+            candidates = [str(v.name) for v in (*graph.inputs, *graph.initializers.values(), *graph.outputs)]
+            more = ", ..." if len(candidates) > 20 else ""
             raise DifferentiationError(
                 f"differentiating: {role} names {name!r}, which is not a value of the graph; "
-                f"inputs, parameters and outputs are {', '.join(known[:20])}{', ...' if len(known) > 20 else ''}"
+                f"inputs, parameters and outputs are {', '.join(candidates[:20])}{more}"
             )
     return [values[name] for name in names]

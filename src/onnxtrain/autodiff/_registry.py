@@ -161,23 +161,23 @@ def vjp(
     """
 
     def register(function: RuleFunction) -> RuleFunction:
-        known = signature or _schema_signature(op_type, domain)
+        op_signature = signature or _schema_signature(op_type, domain)
         rule = Rule(
             op_type,
             domain,
             tuple(wrt),
-            tuple(outputs) if outputs is not None else (known.outputs[0],),
+            tuple(outputs) if outputs is not None else (op_signature.outputs[0],),
             function,
             tuple(saves),
             broadcasts,
-            known,
+            op_signature,
             straight_through,
         )
         _validate(rule)
         _add(rule, override)
         # Not removed when local rules end: a model that was built with them is still to be inferred.
         if shapes is not None:
-            TWINS[domain, op_type] = functools.partial(_twin, shapes, known)
+            TWINS[domain, op_type] = functools.partial(_twin, shapes, op_signature)
         return function
 
     return register
@@ -373,14 +373,14 @@ def _add(rule: Rule, override: bool) -> None:
 
 def _validate(rule: Rule) -> None:
     """Raises RuleDefinitionError for names that the schema lacks, and for integers without straight_through."""
-    for kind, names, known in (
+    for kind, names, schema_names in (
         ("input", rule.wrt, rule.signature.inputs),
         ("output", (*rule.outputs, *rule.saves), rule.signature.outputs),
     ):
         for name in names:
-            if name not in known:
+            if name not in schema_names:
                 raise RuleDefinitionError(
-                    f"registering the rule of {rule.op_type}: it has no {kind} {name!r}; its {kind}s are {known}"
+                    f"registering the rule of {rule.op_type}: it has no {kind} {name!r}; its {kind}s are {schema_names}"
                 )
     if not rule.straight_through and not rule.domain and _gives_integers(rule):
         raise RuleDefinitionError(

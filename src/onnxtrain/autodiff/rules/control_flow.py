@@ -79,11 +79,11 @@ def scan(op: Emitter, n: NodeView, cts: Cts) -> Cotangents:
     sources = _sliced(n, n.inputs[count:], "scan_input", body.inputs[count:])
     emits = _sliced(n, cts[count:], "scan_output", body.outputs[count:])
     trips = op.Squeeze(op.dim(sources[0].value, sources[0].axis), [0])
-    for own, after, first in zip(body.inputs, body.outputs, n.inputs[:count], strict=False):
+    for state_in, state_out, first in zip(body.inputs, body.outputs, n.inputs[:count], strict=False):
         # ONNX Runtime needs the rank of the recorded states, which are scan outputs.
-        if own.shape is None:
-            ranked = after if after.shape is not None or first is None else first
-            own.shape = ir.Shape([None] * n.rank(ranked))
+        if state_in.shape is None:
+            ranked = state_out if state_out.shape is not None or first is None else first
+            state_in.shape = ir.Shape([None] * n.rank(ranked))
     stacks = _recorded(op, n, body.inputs[:count])
 
     def body_inputs(inner: Emitter, index: ir.Value) -> list[ir.Value]:
@@ -190,8 +190,8 @@ def _walk_back(
     )
     iteration, go_on, *cts = inner.graph.inputs
     iteration.shape = go_on.shape = ir.Shape(())
-    for own, value in zip(cts, carried, strict=True):
-        own.shape = value.shape
+    for ct, value in zip(cts, carried, strict=True):
+        ct.shape = value.shape
     # The backward loop counts up, the forward iterations are visited from the last one down.
     index = inner.Sub(inner.Sub(trips, 1), iteration)
     inputs = body_inputs(inner, index)

@@ -114,8 +114,8 @@ def _operand_cotangent(
         result = op.Unsqueeze(result, missing)
 
     def shape() -> ir.Value:
-        whole = op.shape_of(operand)
-        return op.Gather(whole, [term.index(c) for c in labels]) if labels != term else whole
+        operand_shape = op.shape_of(operand)
+        return op.Gather(operand_shape, [term.index(c) for c in labels]) if labels != term else operand_shape
 
     # An axis of symbolic size may turn out to be one: its size at run time decides then if it was repeated.
     summed = [axis for axis, c in enumerate(labels) if _may_be_repeated(sizes[c], rivals[c])]

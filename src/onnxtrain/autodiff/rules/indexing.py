@@ -45,9 +45,9 @@ def _put_back(op: Emitter, n: NodeView, ct: ir.Value, axis: int) -> ir.Value:
     """Returns the cotangent of reading one entry along `axis`: ct with zeros before and after it."""
     # A Pad, and not a scatter: the driver joins the Pads of entries that fill the value (`_accumulate`).
     size, index = op.dim(n.data, axis), op.Reshape(op.Cast(n.indices, to=ir.DataType.INT64), [1])
-    known, dims = n.constant(n.indices), n.constant(size)
-    if known is not None and dims is not None:
-        before = int(known) % int(dims[0])
+    position, dims = n.constant(n.indices), n.constant(size)
+    if position is not None and dims is not None:
+        before = int(position) % int(dims[0])
         pads = op.const([before, int(dims[0]) - 1 - before])
     else:
         index = op.Where(op.Less(index, op.const(0)), op.Add(index, size), index)

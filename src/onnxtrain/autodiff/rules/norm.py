@@ -45,9 +45,11 @@ def batch_normalization(
         grads = _updated_statistics(op, n, cts[1:])
         if ct is not None:
             ct, x, scale = _wide(op, ct, n.X, n.scale)
-            whole = op.call(batch_normalization_gradient, ct, x, scale, epsilon=n.attr("epsilon"), _outputs=3)
-            grads["X"] = op.Add(whole[0], grads["X"]) if "X" in grads else whole[0]
-            grads |= dict(zip(("scale", "B"), whole[1:], strict=True))
+            through_batch = op.call(
+                batch_normalization_gradient, ct, x, scale, epsilon=n.attr("epsilon"), _outputs=3
+            )
+            grads["X"] = op.Add(through_batch[0], grads["X"]) if "X" in grads else through_batch[0]
+            grads |= dict(zip(("scale", "B"), through_batch[1:], strict=True))
         return _as_inputs(op, n, grads)
     assert ct is not None
     ct, x, scale, mean, var = _wide(op, ct, n.X, n.scale, n.input_mean, n.input_var)
@@ -214,8 +216,8 @@ def reversible_instance_norm(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangen
         parameters = reversible_instance_normalization_parameter_gradient
         grads = op.call(parameters, ct, centered, stdev, **attributes, _outputs=2)
         return _as_inputs(op, n, dict(zip(("weight", "bias"), grads, strict=True)))
-    whole = reversible_instance_normalization_gradient
-    grads = op.call(whole, ct, centered, weight, stdev, **attributes, _outputs=3)
+    gradient = reversible_instance_normalization_gradient
+    grads = op.call(gradient, ct, centered, weight, stdev, **attributes, _outputs=3)
     return _as_inputs(op, n, dict(zip(("x", "weight", "bias"), grads, strict=True)))
 
 

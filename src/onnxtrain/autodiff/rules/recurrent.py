@@ -245,31 +245,31 @@ def _direction(
     """Returns the operands of one direction, and its hidden states [time, batch, hidden]."""
     zeros = op.Expand(op.const(0, like=n.X), op.Concat(op.dim(n.X, 1), op.dim(n.R, 2), axis=0))
 
-    def own(value: ir.Value, axis: int = 0) -> ir.Value:
+    def of_direction(value: ir.Value, axis: int = 0) -> ir.Value:
         return op.Gather(value, op.const(index), axis=axis)
 
     def state(value: ir.Value | None) -> ir.Value:
-        return zeros if value is None else own(value)
+        return zeros if value is None else of_direction(value)
 
     # If Y was added to the forward node by `saves`, it has no dtype yet; Cast gives it one.
-    x, hidden = n.X, op.Cast(own(n.out.Y, 1), to=n.X.dtype)
+    x, hidden = n.X, op.Cast(of_direction(n.out.Y, 1), to=n.X.dtype)
     # Only the final states may be read: the Scan still wants a cotangent for every step.
-    ct_y = op.Expand(op.const(0, like=n.X), op.Shape(hidden)) if cts[0] is None else own(cts[0], 1)
+    ct_y = op.Expand(op.const(0, like=n.X), op.Shape(hidden)) if cts[0] is None else of_direction(cts[0], 1)
     if reverse:
         x, hidden, ct_y = (_flip(op, n, value) for value in (x, hidden, ct_y))
-    wb, rb = (None, None) if n.B is None else op.Split(own(n.B), num_outputs=2, _outputs=2)
+    wb, rb = (None, None) if n.B is None else op.Split(of_direction(n.B), num_outputs=2, _outputs=2)
     peepholes = n.P if n.op_type == "LSTM" else None
     layer = _Direction(
         x=x,
         h_prev=_shifted(op, state(n.initial_h), hidden),
-        w=own(n.W),
-        r=own(n.R),
+        w=of_direction(n.W),
+        r=of_direction(n.R),
         wb=wb,
         rb=rb,
         ct_y=ct_y,
         ct_states=[state(ct) for ct in cts[1:]],
         c0=state(n.initial_c) if n.op_type == "LSTM" else None,
-        peepholes=None if peepholes is None else op.Split(own(peepholes), num_outputs=3, _outputs=3),
+        peepholes=None if peepholes is None else op.Split(of_direction(peepholes), num_outputs=3, _outputs=3),
     )
     return layer, hidden
 

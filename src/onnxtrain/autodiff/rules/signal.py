@@ -70,15 +70,15 @@ def _counts_in_spectrum(op: Emitter, n: NodeView, length: ir.Value, like: ir.Val
 
 def _size(op: Emitter, n: NodeView, value: ir.Value) -> ir.Value:
     """Returns the size of a value along the axis of the transform, int64 [1]."""
-    known = n.constant(_axis(op, n))
-    if known is not None:
-        return op.dim(value, int(known))
+    number = n.constant(_axis(op, n))
+    if number is not None:
+        return op.dim(value, int(number))
     return op.Gather(op.shape_of(value), op.Reshape(_axis(op, n), [1]))
 
 
-def _length(op: Emitter, given: ir.Value) -> ir.Value:
+def _length(op: Emitter, length: ir.Value) -> ir.Value:
     """Casts a length, int32 or int64, to int64 [1]."""
-    return op.Cast(op.Reshape(given, [1]), to=ir.DataType.INT64)
+    return op.Cast(op.Reshape(length, [1]), to=ir.DataType.INT64)
 
 
 def _axis(op: Emitter, n: NodeView) -> ir.Value:

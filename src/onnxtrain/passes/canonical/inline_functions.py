@@ -77,9 +77,9 @@ def _prepare(model: ir.Model) -> None:
             taken.add(function.outputs[index])
     for graph in (model.graph, *(function.graph for function in model.functions.values())):
         for node in ir.traversal.RecursiveGraphIterator(graph):
-            called = model.functions.get(node.op_identifier())
-            if called is None:
+            callee = model.functions.get(node.op_identifier())
+            if callee is None:
                 continue
-            node.resize_outputs(len(called.outputs))
+            node.resize_outputs(len(callee.outputs))
             for output in node.outputs:
                 output.name = output.name or None

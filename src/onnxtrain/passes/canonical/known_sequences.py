@@ -26,22 +26,22 @@ class KnownSequencesPass(ir.passes.InPlacePass):
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Rewrite in place; names of outputs stay."""
         # Elements of each sequence, in order; None where they are not known.
-        known: dict[ir.Value, _Elements | None] = {}
+        elements_of: dict[ir.Value, _Elements | None] = {}
         modified = False
         for node in tuple(ir.traversal.RecursiveGraphIterator(model.graph)):
             if node.domain != "":
                 continue
             if node.op_type in _MAKERS:
-                known[node.outputs[0]] = _MAKERS[node.op_type](node, known)
+                elements_of[node.outputs[0]] = _MAKERS[node.op_type](node, elements_of)
             elif node.op_type in _READERS:
-                elements = _elements(node, known)
+                elements = _elements(node, elements_of)
                 result = None if elements is None else _READERS[node.op_type](node, elements)
                 if result is not None:
                     replace_node(node, result)
                     modified = True
         if modified:
             # Last ones first: a SequenceInsert reads the sequence before it.
-            for value in reversed(known):
+            for value in reversed(elements_of):
                 maker = value.producer()
                 if maker is not None and maker.graph is not None and not is_read(value):
                     maker.graph.remove(maker, safe=True)
@@ -49,7 +49,7 @@ class KnownSequencesPass(ir.passes.InPlacePass):
         return ir.passes.PassResult(model, modified)
 
 
-def _elements(node: ir.Node, known: dict[ir.Value, _Elements | None]) -> _Elements | None:
+def _elements(node: ir.Node, elements_of: dict[ir.Value, _Elements | None]) -> _Elements | None:
     """Return the elements of the sequence or optional that `node` reads; None if they are not known."""
     read = node.inputs[0] if node.inputs else None
     if node.op_type in _OPTIONAL:
@@ -58,13 +58,13 @@ def _elements(node: ir.Node, known: dict[ir.Value, _Elements | None]) -> _Elemen
         # ONNX allows a tensor or sequence in place of an optional, as one that is there.
         if isinstance(read.type, ir.TensorType | ir.SequenceType):
             return [read]
-    return None if read is None else known.get(read)
+    return None if read is None else elements_of.get(read)
 
 
-def _inserted(node: ir.Node, known: dict[ir.Value, _Elements | None]) -> _Elements | None:
+def _inserted(node: ir.Node, elements_of: dict[ir.Value, _Elements | None]) -> _Elements | None:
     """Return the elements after a SequenceInsert; None if sequence or position are not known."""
     sequence, element, *position = node.inputs
-    before = known.get(sequence) if sequence is not None else None
+    before = elements_of.get(sequence) if sequence is not None else None
     if before is None or element is None:
         return None
     # The default position is the end.
@@ -76,10 +76,10 @@ def _inserted(node: ir.Node, known: dict[ir.Value, _Elements | None]) -> _Elemen
     return [*before[:place], element, *before[place:]]
 
 
-def _erased(node: ir.Node, known: dict[ir.Value, _Elements | None]) -> _Elements | None:
+def _erased(node: ir.Node, elements_of: dict[ir.Value, _Elements | None]) -> _Elements | None:
     """Return the elements after a SequenceErase; None if sequence or position are not known."""
     sequence, *position = node.inputs
-    before = known.get(sequence) if sequence is not None else None
+    before = elements_of.get(sequence) if sequence is not None else None
     if not before:
         return None
     place = -1 if not position or position[0] is None else _number(position[0])
@@ -88,7 +88,7 @@ def _erased(node: ir.Node, known: dict[ir.Value, _Elements | None]) -> _Elements
     return [value for index, value in enumerate(before) if index != place % len(before)]
 
 
-def _split(node: ir.Node, known: dict[ir.Value, _Elements | None]) -> _Elements | None:
+def _split(node: ir.Node, elements_of: dict[ir.Value, _Elements | None]) -> _Elements | None:
     """Write a Split before a SplitToSequence; return the parts, or None if their number is not known.
 
     Without `split` all parts have size 1; a scalar `split` is the size of every part but the last.
@@ -125,10 +125,12 @@ def _split(node: ir.Node, known: dict[ir.Value, _Elements | None]) -> _Elements 
 
 # Ops that return a sequence or optional, each with a function that returns the elements, or None if they are not known.
 _MAKERS: dict[str, Callable[[ir.Node, dict[ir.Value, _Elements | None]], _Elements | None]] = {
-    "Optional": lambda node, known: [value for value in node.inputs if value is not None],
-    "Identity": lambda node, known: known.get(node.inputs[0]) if node.inputs[0] is not None else None,
-    "SequenceConstruct": lambda node, known: [value for value in node.inputs if value is not None],
-    "SequenceEmpty": lambda node, known: [],
+    "Optional": lambda node, elements_of: [value for value in node.inputs if value is not None],
+    "Identity": lambda node, elements_of: (
+        elements_of.get(node.inputs[0]) if node.inputs[0] is not None else None
+    ),
+    "SequenceConstruct": lambda node, elements_of: [value for value in node.inputs if value is not None],
+    "SequenceEmpty": lambda node, elements_of: [],
     "SequenceErase": _erased,
     "SequenceInsert": _inserted,
     "SplitToSequence": _split,

@@ -155,7 +155,9 @@ class _Channels:
         if value is None or value not in self._set:
             return None
         root = self._root(value)
-        needs = [need for other, given in self._needs.items() if self._root(other) is root for need in given]
+        needs = [
+            need for member, wanted in self._needs.items() if self._root(member) is root for need in wanted
+        ]
         return None if None in needs else max(need for need in needs if need is not None)
 
     def forget_shapes(self) -> None:
@@ -254,14 +256,14 @@ def _rewrite_reorder(node: ir.Node) -> None:
 
 def _rewrite_upsample(node: ir.Node) -> None:
     """Turn a blocked Upsample into a Resize."""
-    given = node.attributes
-    factors = [float(scale) for scale in given["scales"].as_ints()]
+    attributes = node.attributes
+    factors = [float(scale) for scale in attributes["scales"].as_ints()]
     _become(
         node,
         "Resize",
         [node.inputs[0], None, write_before(node, "scales", "Constant", value_floats=factors)],
-        mode=given.get_string("mode", "nearest"),
-        coordinate_transformation_mode=given.get_string("coordinate_transformation_mode", "asymmetric"),
+        mode=attributes.get_string("mode", "nearest"),
+        coordinate_transformation_mode=attributes.get_string("coordinate_transformation_mode", "asymmetric"),
         nearest_mode="floor",
     )
 
@@ -270,8 +272,8 @@ def _become(node: ir.Node, op_type: str, inputs: Sequence[ir.Value | None], **at
     """Turn `node` into a node of the standard op `op_type`, with these inputs and attributes."""
     node.domain, node.op_type = "", op_type
     node.attributes.clear()
-    for name, given in attributes.items():
-        node.attributes.add(ir.convenience.convert_attribute(name, given))
+    for name, setting in attributes.items():
+        node.attributes.add(ir.convenience.convert_attribute(name, setting))
     node.resize_inputs(len(inputs))
     for index, value in enumerate(inputs):
         node.replace_input_with(index, value)

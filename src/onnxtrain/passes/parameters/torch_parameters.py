@@ -162,12 +162,14 @@ def _restore_identities(model: ir.Model) -> None:
 def _restore_operands(model: ir.Model, signature: TorchSignature) -> None:
     """Add the parameters that operations of the module read, but that the file lacks, from those in their place."""
     for nodes, missing in tuple(signature.merged()):
-        own = set(signature.read(nodes[0]))
+        names_read = set(signature.read(nodes[0]))
         # Inputs that hold a parameter which the operation in PyTorch does not read: node, index, name.
         foreign = [
             (node, index, origins[0])
             for node, index, value in _operands(nodes)
-            if len(value.uses()) > 1 and (origins := signature.origins(value)) and own.isdisjoint(origins)
+            if len(value.uses()) > 1
+            and (origins := signature.origins(value))
+            and names_read.isdisjoint(origins)
         ]
         for node, index, name in _paired(foreign, missing):
             value = node.inputs[index]

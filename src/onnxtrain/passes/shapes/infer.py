@@ -165,14 +165,14 @@ def _bodies(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
 
 def _annotate(graph: ir.Graph, inferred: onnx.GraphProto) -> None:
     """Give values of `graph` and its subgraphs the types and shapes in `inferred`, the proto made from `graph`."""
-    known = {info.name: info.type for info in (*inferred.input, *inferred.value_info, *inferred.output)}
+    types = {info.name: info.type for info in (*inferred.input, *inferred.value_info, *inferred.output)}
     # The proto has big initializers as further inputs at the end.
     for value, info in zip(graph.inputs, inferred.input, strict=False):
         _describe(value, info.type)
     for node, twin in zip(graph, inferred.node, strict=True):
         for value, name in zip(node.outputs, twin.output, strict=False):
-            if name in known:
-                _describe(value, known[name])
+            if name in types:
+                _describe(value, types[name])
         for attribute in twin.attribute:
             if attribute.type == onnx.AttributeProto.GRAPH:
                 _annotate(node.attributes[attribute.name].as_graph(), attribute.g)

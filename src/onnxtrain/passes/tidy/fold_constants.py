@@ -47,13 +47,13 @@ class FoldConstantsPass(ir.passes.InPlacePass):
         """Fold in place."""
         modified = _settle_casts(model)
         # Contents by value, with `_UNKNOWN` in place of symbolic dimensions.
-        known = _constants(model)
+        contents = _constants(model)
         folded: list[ir.Node] = []
         for node in model.graph:
-            value = _evaluate(node, known, model.graph.opset_imports[""])
+            value = _evaluate(node, contents, model.graph.opset_imports[""])
             if value is None:
                 continue
-            known[node.outputs[0]] = value
+            contents[node.outputs[0]] = value
             if not np.any(_is_unknown(value)) and not node.outputs[0].is_graph_output():
                 folded.append(node)
         # Only results that a remaining node reads become initializers; steps in between just go.
@@ -61,9 +61,9 @@ class FoldConstantsPass(ir.passes.InPlacePass):
         for node in folded:
             output = node.outputs[0]
             if any(use.node not in removable for use in output.uses()):
-                _replace(model, output, known[output])
+                _replace(model, output, contents[output])
                 modified = True
-        return ir.passes.PassResult(model, modified | _remove_unused(model, folded, known))
+        return ir.passes.PassResult(model, modified | _remove_unused(model, folded, contents))
 
 
 def _settle_casts(model: ir.Model) -> bool:
@@ -98,13 +98,13 @@ def _is_unknown(value: Array) -> Array:
     return value == _UNKNOWN if value.dtype == np.int64 else np.zeros((), bool)
 
 
-def _evaluate(node: ir.Node, known: dict[ir.Value, Array], opset: int) -> Array | None:
+def _evaluate(node: ir.Node, contents: dict[ir.Value, Array], opset: int) -> Array | None:
     """Return the content of a node's only output, with `_UNKNOWN` for symbolic dimensions; None if not known."""
     if node.domain != "" or len(node.outputs) != 1:
         return None
     if node.op_type in SHAPE_READERS:
         return _shape_of(node)
-    inputs = [None if value is None else known.get(value) for value in node.inputs]
+    inputs = [None if value is None else contents.get(value) for value in node.inputs]
     if node.op_type not in _FOLDABLE or any(
         value is not None and array is None for value, array in zip(node.inputs, inputs, strict=True)
     ):
@@ -203,10 +203,12 @@ def _replace(model: ir.Model, output: ir.Value, array: Array) -> None:
     output.replace_all_uses_with(add_constant(model.graph, ir.tensor(array, name=name)))
 
 
-def _remove_unused(model: ir.Model, folded: list[ir.Node], known: dict[ir.Value, Array]) -> bool:
+def _remove_unused(model: ir.Model, folded: list[ir.Node], contents: dict[ir.Value, Array]) -> bool:
     """Remove folded nodes, partly known shapes and constants that nothing reads any more; return if there are any."""
-    candidates = set(folded) | {node for value in known if (node := value.producer()) is not None}
-    sources = {value for node in candidates for value in node.inputs if value is not None and value in known}
+    candidates = set(folded) | {node for value in contents if (node := value.producer()) is not None}
+    sources = {
+        value for node in candidates for value in node.inputs if value is not None and value in contents
+    }
     removed = remove_unread_nodes(model.graph, candidates)
     remove_unread_initializers(model.graph, [value for value in sources if is_constant(value)])
     return removed

@@ -227,9 +227,9 @@ def _places(op: Emitter, n: NodeView) -> tuple[ir.Value, ir.Value]:
     order = op.Unsqueeze(op.Range(0, length, 1), [0])
     if n.past_key is None:
         return op.const([[0]]), order
-    known = op.Reshape(op.Cast(n.seqlens_k, to=ir.DataType.INT64), [-1, 1])
+    last_valid = op.Reshape(op.Cast(n.seqlens_k, to=ir.DataType.INT64), [-1, 1])
     # A first call has no valid cache, and sequences shorter than `length` (padded at the end) would count less than 0.
-    before = op.Max(op.Sub(op.Add(known, 1), length), op.const([[0]]))
+    before = op.Max(op.Sub(op.Add(last_valid, 1), length), op.const([[0]]))
     return before, op.Add(before, order)
 
 

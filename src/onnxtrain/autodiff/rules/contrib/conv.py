@@ -50,11 +50,11 @@ def conv_transpose_with_dynamic_pads(op: Emitter, n: NodeView) -> ir.Value:
     if n.attr("auto_pad") not in ("NOTSET", b"NOTSET"):
         raise refused(n, f"the padding {n.attr('auto_pad')}")
     names = ("dilations", "group", "kernel_shape", "output_padding", "strides")
-    whole: ir.Value = op.ConvTranspose(n.X, n.W, n.B, **{name: n.attr(name) for name in names})
+    full: ir.Value = op.ConvTranspose(n.X, n.W, n.B, **{name: n.attr(name) for name in names})
     # Without the input there is no padding.
     if n.Pads is None:
-        return whole
+        return full
     spatial = n.rank(n.X) - 2
     begins, ends = op.Split(n.Pads, axis=0, num_outputs=2, _outputs=2)
-    ends = op.Sub(op.Shape(whole, start=2), ends)
-    return op.Slice(whole, begins, ends, list(range(2, 2 + spatial)))
+    ends = op.Sub(op.Shape(full, start=2), ends)
+    return op.Slice(full, begins, ends, list(range(2, 2 + spatial)))

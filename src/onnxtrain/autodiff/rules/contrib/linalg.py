@@ -125,10 +125,10 @@ def cdist(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     else:
         raise refused(n, f"the metric {metric!r}")
 
-    def difference(slope: ir.Value, own: ir.Value, other: ir.Value) -> ir.Value:
-        """Returns sum_k slope[i, k]·(own[i] - other[k]) without a tensor of all differences."""
+    def difference(slope: ir.Value, x: ir.Value, y: ir.Value) -> ir.Value:
+        """Returns sum_k slope[i, k]·(x[i] - y[k]) without a tensor of all differences."""
         total = op.ReduceSum(slope, [1], keepdims=1)
-        return op.Sub(op.Mul(own, total), op.MatMul(slope, other))
+        return op.Sub(op.Mul(x, total), op.MatMul(slope, y))
 
     return {
         "A": difference(slope, n.A, n.B) if n.needs("A") else None,

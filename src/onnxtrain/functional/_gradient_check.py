@@ -30,7 +30,7 @@ from onnxtrain.passes import (
 )
 from onnxtrain.runtime.device import CPU
 from onnxtrain.runtime.session import open_session
-from onnxtrain.selection import select_parameters
+from onnxtrain.selection import select_parameters, some_names
 
 Array = npt.NDArray[Any]
 Evaluate = Callable[[Mapping[str, Array]], Array]
@@ -143,7 +143,10 @@ def _value(model: ir.Model, name: str) -> Array:
     """Returns the value of a parameter."""
     value = model.graph.initializers.get(name)
     if value is None or value.const_value is None:
-        raise GraphBuildError(f"checking gradients: the model has no parameter {name!r}")
+        raise GraphBuildError(
+            f"checking gradients: the model has no parameter {name!r}; its initializers are "
+            f"{some_names(list(model.graph.initializers))}"
+        )
     return np.asarray(value.const_value.numpy())
 
 
@@ -161,7 +164,7 @@ def random_inputs(model: ir.Model, rng: np.random.Generator, dims: Mapping[str, 
     for value in model.graph.inputs:
         if value.dtype is None or value.shape is None:
             raise InputError(
-                f"Making up a value for input '{value.name}': its type or rank is unknown; pass one."
+                f"Making random values for the input '{value.name}': its dtype or rank is unknown; pass a value."
             )
         shape: list[int] = []
         for axis, dim in enumerate(value.shape):

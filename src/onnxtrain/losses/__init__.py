@@ -161,7 +161,7 @@ def _add_weight(op: Emitter, scores: ir.Value, loss: Loss) -> ir.Value:
     if not static_dims(scores):
         raise GraphBuildError(
             f"attaching {type(loss).__name__}: the scores {scores.name!r} of shape {scores.shape} have no axis for the "
-            "samples, which sample weights need"
+            "samples, which sample weights need; name scores of shape [N, ...], or leave the weights out"
         )
     assert scores.shape is not None
     first = scores.shape[0]

@@ -167,7 +167,10 @@ def _samples(model: ir.Model, count: int, user_samples: Mapping[str, npt.ArrayLi
             else rng.integers(0, 2, shape).astype(dtype)
         )
     if not feeds or len({len(array) if array.ndim else 0 for array in feeds.values()}) != 1:
-        raise ModelError("Making the batch dynamic: the inputs do not all have the samples along axis 0.")
+        raise ModelError(
+            "Making the batch dynamic: the inputs do not all have the samples along axis 0. Export the model with a "
+            "dynamic batch axis."
+        )
     return feeds
 
 
@@ -213,7 +216,7 @@ def _require_equal(name: str, expected: np.ndarray[Any, Any], actual: np.ndarray
         expected64, actual64, rtol=_TOLERANCE, atol=_TOLERANCE * scale, equal_nan=True
     ):
         raise ModelError(
-            f"Making the batch dynamic: with more samples at a time the output {name!r} is another for each of them "
-            f"(shape {list(actual.shape)} instead of {list(expected.shape)}, or other numbers): the model mixes its "
-            "samples, or has their number baked in. Export it with a dynamic batch axis."
+            f"Making the batch dynamic: run on more samples at a time, the model gives another output {name!r} (shape "
+            f"{list(actual.shape)} instead of {list(expected.shape)}, or other numbers): the model mixes its samples, "
+            "or contains their number. Export it with a dynamic batch axis."
         )

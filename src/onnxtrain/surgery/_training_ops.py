@@ -232,7 +232,7 @@ def _lower_gradients(model: ir.Model) -> ir.Model:
         if not ready:
             raise ModelError(
                 f"lowering Gradient ({waiting[0].name or 'without a name'}): its y, {_target(waiting[0])!r}, depends "
-                "on its own result"
+                "on its own result; name a y that is computed before the Gradient"
             )
         model = _lower_gradient(model, ready[0])
     return model

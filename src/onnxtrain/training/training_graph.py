@@ -326,7 +326,9 @@ def _tensor(model: ir.Model, name: str) -> ir.TensorProtocol:
     """Returns the initial value of an initializer."""
     tensor = model.graph.initializers[name].const_value
     if tensor is None:
-        raise GraphBuildError(f"building the training graph: the parameter {name!r} has no value")
+        raise GraphBuildError(
+            f"building the training graph: the parameter {name!r} has no value; give its initializer a tensor"
+        )
     return tensor
 
 

@@ -59,14 +59,18 @@ class LoadBalancingDistributedSampler(Sampler[int]):
         self.world_size = torch.distributed.get_world_size() if world_size is None else world_size
         self.rank = torch.distributed.get_rank() if rank is None else rank
         if not 0 <= self.rank < self.world_size:
-            raise ValueError(f"the rank must be from 0 to {self.world_size - 1}, received {self.rank}")
+            raise ValueError(
+                f"{type(self).__name__}: the rank must be from 0 to {self.world_size - 1}, received {self.rank}"
+            )
         if not 0 <= random_level <= 1:
-            raise ValueError(f"random_level must be from 0 to 1, received {random_level}")
+            raise ValueError(
+                f"{type(self).__name__}: random_level must be from 0 to 1, received {random_level}"
+            )
         if group_size is not None and group_size < 1:
-            raise ValueError(f"group_size must be positive, received {group_size}")
+            raise ValueError(f"{type(self).__name__}: group_size must be positive, received {group_size}")
         count = len(cast(Sized, dataset))
         if count == 0:
-            raise ValueError("the dataset has no samples")
+            raise ValueError(f"{type(self).__name__}: the dataset has no samples; pass one that has some")
         self.dataset, self.complexity_fn = dataset, complexity_fn
         self.shuffle, self.group_size, self.seed, self.drop_last = shuffle, group_size, seed, drop_last
         self.random_level = random_level

@@ -12,10 +12,10 @@ import onnx_ir as ir
 from onnxtrain.emitter import Emitter
 from onnxtrain.errors import InputError, ModelError
 from onnxtrain.passes import ModelSource, TrainingModePass, as_given, canonicalize, load_model
+from onnxtrain.passes.tidy.replace_value import replace_node
 from onnxtrain.passes.tidy.unique_names import fresh_name
 from onnxtrain.selection import matched_names, some_names
 from onnxtrain.surgery._linear import Linear, read_linear
-from onnxtrain.surgery._tail import replace_value
 
 # Metadata key of PyTorch's Dynamo exporter: the classes of the modules around a node.
 _CLASSES = "pkg.torch.onnx.class_hierarchy"
@@ -91,8 +91,7 @@ def restore_dropout(
             node.replace_input_with(1, ratio)
         for node in traces:
             dropouts.append(_dropout(result, node, ratio))
-            replace_value(node.outputs[0], dropouts[-1].outputs[0])
-            result.graph.remove(node, safe=True)
+            replace_node(node, dropouts[-1].outputs[0])
         for node in layers:
             dropouts.append(_dropout(result, node, ratio))
             node.replace_input_with(0, dropouts[-1].outputs[0])

@@ -22,10 +22,12 @@ from onnxtrain.passes import (
     remove_unread_initializers,
     remove_unread_nodes,
 )
+from onnxtrain.passes.tidy.constants import add_initializer
+from onnxtrain.passes.tidy.replace_value import successor
 from onnxtrain.passes.tidy.unique_names import fresh_name
 from onnxtrain.selection import is_generated_name
 from onnxtrain.surgery._linear import Linear, find_head, op_name
-from onnxtrain.surgery._tail import PROBABILITIES, Refusal, follow, replace_value
+from onnxtrain.surgery._tail import PROBABILITIES, Refusal, follow
 
 _log = logging.getLogger("onnxtrain")
 
@@ -181,22 +183,18 @@ def _replacement(
     """
     assert like.dtype is not None
     name = fresh_name(model, made_up) if shared or is_generated_name(str(like.name)) else str(like.name)
-    value = _initializer(name, array, like.dtype)
+    tensor = ir.Tensor(np.ascontiguousarray(array.astype(like.dtype.numpy())), dtype=like.dtype, name=name)
+    if name != like.name:
+        return add_initializer(model.graph, tensor)
     # The new one takes the place of the old one: parameters become inputs in the order of the initializers.
-    if name == like.name:
-        order = list(model.graph.initializers.values())
-        model.graph.initializers.clear()
-        for initializer in order:
-            model.graph.initializers.add(value if initializer is like else initializer)
-    else:
-        model.graph.register_initializer(value)
-    return value
-
-
-def _initializer(name: str, array: npt.NDArray[np.float64], dtype: ir.DataType) -> ir.Value:
-    """Makes an initializer, for the caller to register."""
-    tensor = ir.Tensor(np.ascontiguousarray(array.astype(dtype.numpy())), dtype=dtype, name=name)
-    return ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(array.shape), const_value=tensor)
+    order = list(model.graph.initializers.values())
+    model.graph.initializers.clear()
+    for initializer in order:
+        if initializer is like:
+            add_initializer(model.graph, tensor)
+        else:
+            model.graph.initializers.add(initializer)
+    return model.graph.initializers[name]
 
 
 def _rewire(layer: Linear, old: ir.Value, new: ir.Value) -> None:
@@ -234,16 +232,12 @@ def _set_bias(model: ir.Model, layer: Linear, array: npt.NDArray[np.float64]) ->
         layer.node.replace_input_with(2, new)
         return
     product = layer.node.outputs[0]
-    add = ir.node("Add", [product, new])
-    total = add.outputs[0]
-    total.type, total.shape = product.type, product.shape
-    layer.node.append(add)
-    replace_value(product, total)
-    # All readers now read the sum, the Add included, which must read the product again.
-    add.replace_input_with(0, product)
+    # The sum takes over all readers, the name if it is that of an output included.
+    total = successor(product)
+    layer.node.append(ir.node("Add", [product, new], outputs=[total]))
     if layer.output is product:
         layer.output = total
-    layer.add = add
+    layer.add = total.producer()
 
 
 def _new_bias(model: ir.Model, layer: Linear, array: npt.NDArray[np.float64]) -> ir.Value:
@@ -253,9 +247,8 @@ def _new_bias(model: ir.Model, layer: Linear, array: npt.NDArray[np.float64]) ->
     # The dtype that the layer computes in: the weight may pass a Cast before it.
     dtype = layer.node.outputs[0].dtype or layer.weight.dtype
     assert dtype is not None
-    value = _initializer(fresh_name(model, name), array, dtype)
-    model.graph.register_initializer(value)
-    return value
+    tensor = ir.Tensor(array.astype(dtype.numpy()), dtype=dtype, name=fresh_name(model, name))
+    return add_initializer(model.graph, tensor)
 
 
 def _drop_bias(layer: Linear) -> None:
@@ -264,7 +257,7 @@ def _drop_bias(layer: Linear) -> None:
         layer.node.resize_inputs(2)
         return
     product, total = layer.node.outputs[0], layer.add.outputs[0]
-    replace_value(total, product)
+    _replace_value(total, product)
     if layer.output is total:
         layer.output = product
     layer.add = None
@@ -275,7 +268,7 @@ def _drop_probabilities(layer: Linear, name: str) -> None:
     for node in [node for node in layer.tail if node.op_type in PROBABILITIES]:
         logits, probabilities = node.inputs[0], node.outputs[0]
         assert logits is not None
-        replace_value(probabilities, logits)
+        _replace_value(probabilities, logits)
         layer.tail.remove(node)
         if probabilities is layer.output:
             layer.output = logits
@@ -285,6 +278,14 @@ def _drop_probabilities(layer: Linear, name: str) -> None:
             op_name(node),
             name,
         )
+
+
+def _replace_value(old: ir.Value, new: ir.Value) -> None:
+    """Makes all readers of a value read another one; if the value is a graph output, its name goes along."""
+    name, is_output = old.name, old.is_graph_output()
+    old.replace_all_uses_with(new, replace_graph_outputs=True)
+    if is_output:
+        old.name, new.name = f"{name}.replaced", name
 
 
 def _keep_outputs(model: ir.Model, layer: Linear, name: str) -> None:

@@ -161,14 +161,6 @@ def _set_target_size(model: ir.Model, node: ir.Node, position: int, size: int) -
     node.replace_input_with(1, Emitter(model.graph).const(target))
 
 
-def replace_value(old: ir.Value, new: ir.Value) -> None:
-    """Makes all readers of a value read another one; if the value is a graph output, its name goes along."""
-    name, is_output = old.name, old.is_graph_output()
-    old.replace_all_uses_with(new, replace_graph_outputs=True)
-    if is_output:
-        old.name, new.name = f"{name}.replaced", name
-
-
 def _constant(value: ir.Value | None) -> list[int] | None:
     """Returns the integers of a constant; None for a computed value."""
     if value is None or value.const_value is None:

@@ -110,7 +110,7 @@ class _Step(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         if program.constants:
             ctx.mark_non_differentiable(*[outputs[index] for index in program.constants])
-        # `_cotangent` needs them, and the outputs themselves may be freed by then.
+        # `_cotangent` makes zeros of these shapes. To keep the outputs themselves would keep their memory.
         if len(program.seeds) > 1:
             ctx.shapes = [(out.shape, out.dtype, out.device) for out in outputs]
         saved = [tensors[i] for i in step.saved_inputs]
@@ -159,7 +159,7 @@ def _backward(ctx: Any, cotangents: Sequence[torch.Tensor | None]) -> tuple[torc
     program, replay, needs, step = call
     seeds = program.seeds
     received = tuple([index for index in seeds if cotangents[index] is not None])
-    # E.g. a later call took a buffer from this one. The saved tensors may be freed already: they must not be read.
+    # E.g. a later call took a buffer from this one. Nothing may read the saved tensors, which may be freed by then.
     if not received:
         return (None, *_keep_from_hooks(ctx, [None] * len(needs)))
     saved = ctx.saved_tensors
@@ -193,7 +193,7 @@ def _backward(ctx: Any, cotangents: Sequence[torch.Tensor | None]) -> tuple[torc
             # Hooks on saved tensors may have put other tensors into the memory of earlier ones.
             results = backward.session.run(values, trusted=ctx.kept is None)
             gradients = [None if slot is None else results[slot] for slot in backward.gradients]
-        # ONNX Runtime lacks memory, for example.
+        # ONNX Runtime may lack memory, for example.
         except Exception as error:
             if not is_of_onnxruntime(error):
                 raise

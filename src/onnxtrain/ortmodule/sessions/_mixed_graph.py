@@ -75,7 +75,7 @@ class Steps:
         in_pytorch = [node for node in calls(refused) if not refused[node].endswith(DRAWN_BETWEEN_PARTS)]
         self.in_pytorch = _counted(in_pytorch, refused)
         self.inputs = [i for i, n in enumerate(placeholders) if isinstance(n.meta["val"], torch.Tensor)]
-        # Operators in PyTorch save what they like.
+        # Nothing tells which inputs the operators in PyTorch save: all inputs count.
         self.reads = range(len(self.inputs)) if any(value.requires_grad for value in signature.inputs) else ()
         self.outputs: list[tuple[str, Any]] = []
         self.mutated: list[tuple[int, int]] = []

@@ -299,8 +299,8 @@ class Program:
         step = self.training_step(needs)
         halves = self._halves(needs, received)
         saved = [str(value.name) for value in halves.saved]
-        # It reads a value that backward for all outputs does not, e.g. for the shape of zeros. Forward has run by now
-        # and has not saved the value. The session for all outputs takes its place, with zeros as other cotangents.
+        # This half reads a value that backward for all outputs does not, e.g. for the shape of zeros. Forward has run
+        # and has not saved that value. The session for all outputs is used instead, with zeros for other cotangents.
         if not halves.present or not set(saved) <= set(step.saved):
             complete = step.backward
             reached = [

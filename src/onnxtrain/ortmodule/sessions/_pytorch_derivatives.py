@@ -132,7 +132,7 @@ class Replay:
 @contextlib.contextmanager
 def _outside_transforms() -> Iterator[None]:
     """Leaves torch.func's transforms, and the older vmap of `is_grads_batched`, until the context is closed."""
-    # They refuse random operators. The graph runs on the numbers that were drawn before, but by these operators.
+    # Transforms refuse random operators. The graph still calls these; `_Drawn` returns numbers drawn before.
     levels = enter_vmap()
     for _ in range(levels):
         leave_vmap()
@@ -216,7 +216,7 @@ class ReplayedGraph:
                 results[index] = torch.tensor(0 if isinstance(value, _SYMBOLS) else value)
         for place, index in lowered.mutated:
             results[index] = torch.view_as_real(args[place]) if place in lowered.complex else args[place]
-        # An assertion that did not hold has raised.
+        # An assertion that does not hold has raised its error before.
         for index, _ in lowered.assertions:
             results[index] = torch.tensor(True)
         return [results[index] for index in range(len(results))]
@@ -286,7 +286,7 @@ def _chosen(
         replacement: whether an index may be chosen twice.
         noise: exponential random numbers [..., n], or uniform ones [..., count] with replacement.
     """
-    # Both as PyTorch's kernels do, so that eager PyTorch chooses the same indices for the same seed.
+    # The formulas of PyTorch's CPU kernels: eager PyTorch chooses the same indices for the same seed.
     if not replacement or count == 1:
         return (weights / noise).topk(count).indices
     sums = weights.cumsum(-1)

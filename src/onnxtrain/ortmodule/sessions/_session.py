@@ -43,7 +43,7 @@ _BOOL_AS_BYTES = _VERSION < (1, 32)
 """True if booleans are handed over as bytes, with a flag that says so. ONNX Runtime 1.32 reads the dtype from DLPack,
 and its `push_back` has no such flag."""
 _RUN_OPTIONS = binding.RunOptions()
-# They are called once per tensor and call.
+# In this module's names, as each call of a model calls the two functions once per tensor.
 _to_dlpack = _torch.to_dlpack
 _from_dlpack = _torch.from_dlpack
 
@@ -155,7 +155,7 @@ class Session:
         if device.type == "cpu" and any(node.domain == DOMAIN for node in model.graph.all_nodes()):
             names = [name for domain, name, _ in model.functions if domain == DOMAIN]
             register_kernels(options, names)
-        # This optimizer (ONNX Runtime 1.32) drops an Expand of [3, 1] to [3, 0], as if it did nothing.
+        # ONNX Runtime's ExpandElimination (1.32) drops an Expand of [3, 1] to [3, 0], as if the node did nothing.
         disabled = ["ExpandElimination"] if _has_no_elements(model.graph) else []
         proto = ir.to_proto(model).SerializeToString()
         try:
@@ -196,7 +196,7 @@ class Session:
             else:
                 described.push(feeds, tensor)
         results = binding.OrtValueVector()
-        # This way of DLPack carries no stream: kernels that compute the inputs must be done before ONNX Runtime reads.
+        # DLPack carries no CUDA stream here: kernels that compute inputs must be done before ONNX Runtime reads them.
         if self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()
         arguments = _RUN_OPTIONS, self._inputs, feeds, self._outputs, results, self._devices
@@ -205,7 +205,7 @@ class Session:
         else:
             self._sharing.watch(lambda: self._native.run_with_ortvaluevector(*arguments))
         outputs: list[torch.Tensor] = results.to_dlpacks(_from_dlpack)
-        # They come as bytes.
+        # DLPack hands booleans over as bytes.
         for index in self._bools:
             outputs[index] = outputs[index].view(torch.bool)
         # PyTorch (2.13) cannot resize memory that came through DLPack, and `out=torch.empty(0)` asks it to.
@@ -218,7 +218,7 @@ class Session:
 
 def is_of_onnxruntime(error: BaseException) -> bool:
     """Returns whether ONNX Runtime raised an error."""
-    # Its exception classes have no base class of their own.
+    # The exception classes of ONNX Runtime have no common base class.
     return type(error).__module__.startswith("onnxruntime")
 
 

@@ -272,12 +272,10 @@ def _constants(low: Lowering, *numbers: float) -> tuple[ir.Value, ...]:
 
 @lower("aten.hypot.default")
 def hypot(low: Lowering, a: ir.Value, b: ir.Value) -> ir.Value:
-    """With s = max(|a|, |b|): s sqrt((a / s)² + (b / s)²), which cannot overflow; the gradient at 0 is NaN.
-
-    It does not depend on s, which has no gradient: those of a maximum and of |x| would be wrong at ties and at 0.
-    """
+    """Lowers to s sqrt((a / s)² + (b / s)²) with s = max(|a|, |b|), which cannot overflow."""
     op = low.op
     a, b = low.tensors(a, b)
+    # The result does not depend on the scale s. The gradients of a maximum and of |x| would be wrong at ties and at 0.
     larger = op.stop_gradient(op.Max(op.Abs(a), op.Abs(b)))
     scale = op.Where(op.Equal(larger, 0.0), 1.0, larger)
     x, y = op.Div(a, scale), op.Div(b, scale)

@@ -177,7 +177,7 @@ def sinc(low: Lowering, x: ir.Value) -> ir.Value:
 
 @lower("aten.xlogy")
 def xlogy(low: Lowering, x: Any, y: Any) -> ir.Value:
-    """X log(y), and 0 where x is 0; the gradient of y is x / y even there, which is NaN at 0 / 0 as in PyTorch."""
+    """Computes x log(y), 0 where x is 0. The gradient of y is x / y even there: NaN at 0 / 0, as in PyTorch."""
     op = low.op
     x, y = low.tensors(x, y)
     return op.Mul(x, _log_unless(low, op.Equal(x, 0.0), y, op.Log(y)))
@@ -185,7 +185,7 @@ def xlogy(low: Lowering, x: Any, y: Any) -> ir.Value:
 
 @lower("aten.special_xlog1py")
 def xlog1py(low: Lowering, x: Any, y: Any) -> ir.Value:
-    """X log(1 + y), and 0 where x is 0; the gradient of y is x / (1 + y) even there, as in PyTorch."""
+    """Computes x log(1 + y), 0 where x is 0. The gradient of y is x / (1 + y) even there, as in PyTorch."""
     op = low.op
     x, y = low.tensors(x, y)
     log, lost = _formulas.log1p_terms(op, y)

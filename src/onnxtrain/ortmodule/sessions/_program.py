@@ -158,9 +158,9 @@ class Program:
             The model, its new inputs for the cotangents of `received`, and per input that needs one its gradient.
         """
         names = [str(value.name) for value in self.model.graph.inputs]
-        wanted = {name: index for index, (name, need) in enumerate(zip(names, needs, strict=True)) if need}
+        index_of = {name: index for index, (name, need) in enumerate(zip(names, needs, strict=True)) if need}
         targets = [str(self.model.graph.outputs[index].name) for index in self.seeds]
-        model = expand_path(self.model, targets, list(wanted))
+        model = expand_path(self.model, targets, list(index_of))
         op = Emitter(model.graph, functions=model.functions)
         by_name = {str(v.name): v for v in (*model.graph.inputs, *model.graph.outputs)}
         seeds: dict[ir.Value, ir.Value] = {}
@@ -169,13 +169,13 @@ class Program:
             target = by_name[name]
             seeds[target] = ir.Value(name=op.unique_name(f"{name}_ct"), shape=target.shape, type=target.type)
         model.graph.inputs.extend(seeds.values())
-        leaves = [by_name[name] for name in wanted]
+        leaves = [by_name[name] for name in index_of]
         linked = _linked(seeds)
         zero_grads = frozenset[int]().union(*(self._outputs[index].zero_grads for index in received))
         gradients: list[ir.Value | None] = []
         for leaf, gradient in zip(leaves, pull_back(op, seeds, leaves), strict=True):
             # In PyTorch the gradient of sign, floor or fill_ is a tensor of zeros, not None.
-            if gradient is None and (leaf in linked or wanted[str(leaf.name)] in zero_grads):
+            if gradient is None and (leaf in linked or index_of[str(leaf.name)] in zero_grads):
                 gradient = op.zeros_like(leaf)
             # No output of a graph for ONNX Runtime may be an input, a constant, or the same value as another output.
             if gradient is not None and (gradient.producer() is None or gradient in gradients):

@@ -1,4 +1,4 @@
-"""Lowers a functional ATen graph to an ONNX graph, node by node, by the table that `aten/` fills."""
+"""Lower a functional ATen graph to an ONNX graph, node by node, by the table that `aten/` fills."""
 
 from __future__ import annotations
 
@@ -60,11 +60,9 @@ def refused_nodes(graph_module: fx.GraphModule) -> dict[fx.Node, str]:
 
 
 def _infer_missing_shapes(model: ir.Model) -> None:
-    """Infers shapes of the values inside the lowering of an op.
-
-    Without them a gradient would have to un-broadcast at run time. Shapes from PyTorch are kept: PyTorch relates
-    symbolic sizes where ONNX gives up.
-    """
+    """Infers shapes of the values inside of the lowering of an op; other values keep PyTorch's shapes."""
+    # Without shapes a gradient would have to un-broadcast at run time. PyTorch relates symbolic sizes where onnx's
+    # inference gives up.
     values = [value for node in model.graph for value in node.outputs]
     from_torch = {value: value.shape for value in values if value.shape is not None}
     if len(from_torch) < len(values):
@@ -78,8 +76,8 @@ class _GraphLowering:
 
     Attributes:
         graph_module: the ATen graph.
-        result: the ONNX graph so far.
-        low: the lowering functions' view of the graph.
+        result: the ONNX graph so far, with its inputs and outputs.
+        low: first argument of the lowering functions.
         env: per lowered node, its ONNX value, a `Complex`, a Python number, or a tuple of these.
         placeholders: the inputs of the ATen graph, in order.
         original: `env` of the placeholders before the graph writes to any of them.
@@ -90,8 +88,7 @@ class _GraphLowering:
         self.result = Lowered(model)
         self.low = Lowering(model.graph, model)
         self.env = self.low.env
-        self.placeholders = [n for n in graph_module.graph.nodes if n.op == "placeholder"]
-        self.low.placeholders = self.placeholders
+        self.placeholders = self.low.placeholders = graph_module.graph.find_nodes(op="placeholder")
         self.original: dict[fx.Node, Any] = {}
 
     def run(self) -> Lowered:
@@ -117,10 +114,8 @@ class _GraphLowering:
         return self.result
 
     def _refuse_mutations(self) -> None:
-        """Refuses writes to tensors that are no input.
-
-        They would be lost as dead code, since nothing reads their result.
-        """
+        """Refuses writes to tensors that are no input."""
+        # Nothing reads the result of such a node: it would be dropped as dead code.
         for node in self.graph_module.graph.nodes:
             schema = getattr(node.target, "_schema", None)
             if schema is None or not schema.is_mutable:
@@ -128,8 +123,13 @@ class _GraphLowering:
             if str(node.target) != "aten.copy_.default" or node.args[0] not in self.placeholders:
                 raise UnsupportedATenOp(f"{node.target} writes to a tensor that is no input")
 
+    def _input(self, name: str, shape: ir.Shape, dtype: ir.DataType) -> ir.Value:
+        """Adds an input to the ONNX graph."""
+        value = ir.Value(name=self.low.op.unique_name(name), shape=shape, type=ir.TensorType(dtype))
+        self.result.model.graph.inputs.append(value)
+        return value
+
     def _inputs(self) -> None:
-        graph = self.result.model.graph
         for index, node in enumerate(self.placeholders):
             fake = node.meta["val"]
             # Numbers come after the tensors, whose shapes tell most of them.
@@ -142,9 +142,7 @@ class _GraphLowering:
             # A complex input is `torch.view_as_real` of the tensor.
             pair = [2] if fake.is_complex() else []
             shape = ir.Shape([*self.low.shape(fake), *pair])
-            value = ir.Value(name=self.low.op.unique_name(f"input{index}"), shape=shape)
-            value.type = ir.TensorType(DTYPES[dtype])
-            graph.inputs.append(value)
+            value = self._input(f"input{index}", shape, DTYPES[dtype])
             self.result.inputs.append(index)
             if pair:
                 self.result.complex.add(index)
@@ -154,6 +152,7 @@ class _GraphLowering:
                 self.env[node] = self.original[node] = self._symbol(index, node)
 
     def _parts(self, value: ir.Value, fake: torch.Tensor) -> Complex:
+        """Returns real and imaginary part of a complex input."""
         parts = [self.low.op.Gather(value, part, axis=-1) for part in (0, 1)]
         for part in parts:
             part.shape = self.low.shape(fake)
@@ -174,25 +173,23 @@ class _GraphLowering:
                         return self.low.op.Reshape(
                             self.low.op.dim(tensor, axis), self.low.op.const(np.array([], np.int64))
                         )
-        value = ir.Value(name=self.low.op.unique_name(f"input{index}"), shape=ir.Shape([]))
-        dtype = ir.DataType.DOUBLE if isinstance(symbol, torch.SymFloat | float) else ir.DataType.INT64
-        value.type = ir.TensorType(dtype)
-        self.result.model.graph.inputs.append(value)
         self.result.inputs.append(index)
-        return value
+        dtype = ir.DataType.DOUBLE if isinstance(symbol, torch.SymFloat | float) else ir.DataType.INT64
+        return self._input(f"input{index}", ir.Shape([]), dtype)
 
     def _attribute(self, node: fx.Node) -> ir.Value | Complex:
-        # Tensors that the graph holds: constants of the module's code.
+        """Returns a tensor that the graph holds, e.g. a constant of the module's code."""
         tensor = getattr(self.graph_module, str(node.target))
         if not isinstance(tensor, torch.Tensor):
-            what = "what a higher-order operator runs" if callable(tensor) else f"a {type(tensor).__name__}"
-            raise UnsupportedATenOp(f"attribute {node.target} is {what}")
+            kind = "what a higher-order operator runs" if callable(tensor) else f"a {type(tensor).__name__}"
+            raise UnsupportedATenOp(f"attribute {node.target} is {kind}")
         if tensor.is_complex():
             parts = torch.view_as_real(tensor.detach().cpu().resolve_conj()).unbind(-1)
             return Complex(*(self.low.op.const(part.numpy(), DTYPES[part.dtype]) for part in parts))
         return self.low.op.const(tensor.detach().cpu().numpy(), DTYPES[tensor.dtype])
 
     def _call(self, node: fx.Node) -> Any:
+        """Lowers a node that calls a function, and returns its value."""
         low = self.low
         low.node = node
         low.op.scope = f"{node.name}/"
@@ -275,8 +272,7 @@ class _GraphLowering:
         return result
 
     def _outputs(self) -> None:
-        node = next(n for n in self.graph_module.graph.nodes if n.op == "output")
-        returned = node.args[0]
+        returned = self.graph_module.graph.find_nodes(op="output")[0].args[0]
         for item in returned if isinstance(returned, tuple | list) else (returned,):
             if not isinstance(item, fx.Node):
                 self.result.outputs.append(("constant", item))
@@ -284,17 +280,13 @@ class _GraphLowering:
                 self.result.outputs.append(("placeholder", self.placeholders.index(item)))
             else:
                 fake = item.meta["val"]
-                kind = (
-                    "integer"
-                    if not isinstance(fake, torch.Tensor)
-                    else "complex"
-                    if fake.is_complex()
-                    else "tensor"
-                )
+                kind = "integer"
+                if isinstance(fake, torch.Tensor):
+                    kind = "complex" if fake.is_complex() else "tensor"
                 self.result.outputs.append((kind, self._output(self.env[item])))
-        for node_, before in self.original.items():
-            if self.env[node_] is not before:
-                self.result.mutated.append((self.placeholders.index(node_), self._output(self.env[node_])))
+        for node, before in self.original.items():
+            if self.env[node] is not before:
+                self.result.mutated.append((self.placeholders.index(node), self._output(self.env[node])))
         for value, message in self.low.assertions:
             self.result.assertions.append((self._output(value), message))
         # Random inputs that nothing reads are kept: eager PyTorch draws them too, and every later draw depends on it.
@@ -302,6 +294,7 @@ class _GraphLowering:
         self.result.random = [random for _, random in self.low.random]
 
     def _output(self, value: Any) -> int:
+        """Adds a value to the outputs of the ONNX graph, and returns its index among them."""
         outputs = self.result.model.graph.outputs
         if isinstance(value, Complex):
             shape = value.re.shape
@@ -311,8 +304,8 @@ class _GraphLowering:
             value.shape = None if shape is None else ir.Shape([*shape, 2])
         if not isinstance(value, ir.Value):
             value = self.low.op.const(value)
+        # Each output of an ONNX graph needs a value of its own.
         if value.is_graph_output() or value.is_graph_input() or value.is_initializer():
-            # ONNX needs another value for each output.
             identity = self.low.op.Identity(value)
             identity.shape, identity.type = value.shape, value.type
             value = identity
@@ -338,6 +331,7 @@ class _Survey(_GraphLowering):
     """Lowers each node it can, with a new input in place of every other result, to collect all refusals at once."""
 
     def refusals(self) -> dict[fx.Node, str]:
+        """Returns the nodes that cannot be lowered, each with the reason."""
         refused: dict[fx.Node, str] = {}
         self._refuse_mutations()
         for node in self.placeholders:
@@ -370,17 +364,12 @@ class _Survey(_GraphLowering):
             return tuple(self._unknown(part) for part in fake)
         if isinstance(fake, torch.SymInt | torch.SymFloat | torch.SymBool):
             kinds = {torch.SymInt: ir.DataType.INT64, torch.SymFloat: ir.DataType.DOUBLE}
-            value = ir.Value(name=self.low.op.unique_name("unknown"), shape=ir.Shape([]))
-            value.type = ir.TensorType(kinds.get(type(fake), ir.DataType.BOOL))
-        elif isinstance(fake, torch.Tensor) and fake.dtype in COMPONENTS:
+            return self._input("unknown", ir.Shape([]), kinds.get(type(fake), ir.DataType.BOOL))
+        if isinstance(fake, torch.Tensor) and fake.dtype in COMPONENTS:
             return Complex(self._unknown(fake.real), self._unknown(fake.real))
-        elif isinstance(fake, torch.Tensor) and fake.dtype in DTYPES and fake.layout == torch.strided:
-            value = ir.Value(name=self.low.op.unique_name("unknown"), shape=self.low.shape(fake))
-            value.type = ir.TensorType(DTYPES[fake.dtype])
-        else:
-            return fake if isinstance(fake, int | float) else _FOREIGN
-        self.result.model.graph.inputs.append(value)
-        return value
+        if isinstance(fake, torch.Tensor) and fake.dtype in DTYPES and fake.layout == torch.strided:
+            return self._input("unknown", self.low.shape(fake), DTYPES[fake.dtype])
+        return fake if isinstance(fake, int | float) else _FOREIGN
 
 
 _FOREIGN = object()

@@ -1,7 +1,7 @@
-"""Cuts a functional ATen graph into parts that ONNX Runtime runs and parts that PyTorch runs.
+"""Cut a functional ATen graph into parts that ONNX Runtime runs and parts that PyTorch runs.
 
-The graph has no views, and mutations at its end only, so that no cut changes a value. Random numbers are drawn in the
-order of the uncut graph.
+The graph has no views, and writes to inputs at its end only, so that no cut changes a value. Random numbers are drawn
+in the order of the uncut graph.
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ import torch
 from torch import fx
 
 TOO_FEW = "too few operators, between others that run in PyTorch, for a session of their own"
+# A run of a session takes as long as some elementwise operators.
 _FEW = 3
-"""A part of elementwise arithmetic needs at least this many operators.
-
-A session costs a call as much as some of them.
-"""
+"""The least number of operators for a part of elementwise arithmetic in ONNX Runtime."""
+# One of these is worth a session by itself.
 _HEAVY = ("mm", "addmm", "bmm", "baddbmm", "convolution", "recurrent_layer", "linear", "attention")
 
 
@@ -29,10 +28,10 @@ class Part:
     """A part of a graph.
 
     Attributes:
-        graph_module: its placeholders are the nodes in `takes`, its outputs the nodes in `gives`.
+        graph_module: the part. Its placeholders are copies of the nodes in `takes`, its outputs of those in `gives`.
         takes: nodes of the whole graph that the part reads.
         gives: nodes of the part that other parts, or the outputs, read.
-        in_pytorch: whether PyTorch runs the part.
+        in_pytorch: True if PyTorch runs the part, False if ONNX Runtime does.
     """
 
     graph_module: fx.GraphModule
@@ -45,7 +44,7 @@ def partition(graph_module: fx.GraphModule, refused: dict[fx.Node, str]) -> list
     """Returns the parts in the order in which they run; an empty list if ONNX Runtime would run too little.
 
     Args:
-        graph_module: functional but for `aten.copy_` to placeholders at its end, which belongs to no part.
+        graph_module: the graph, functional but for `aten.copy_` to placeholders at its end, which belong to no part.
         refused: the nodes that PyTorch is to run, with the reasons. Nodes that are not worth a session are added.
     """
     while True:
@@ -94,6 +93,7 @@ def _is_placeholder(argument: Any) -> bool:
 
 
 def _is_worth_it(nodes: list[fx.Node]) -> bool:
+    """Tells whether a part computes enough for a session."""
     # Views cost nothing in either runtime.
     computing = [node for node in calls(nodes) if not getattr(node.target, "is_view", False)]
     names = [str(node.target).split(".")[-2] for node in computing if "." in str(node.target)]
@@ -122,6 +122,7 @@ class _Levels:
         self._before = {later: earlier for earlier, later in self._after.items()}
 
     def assign(self) -> dict[fx.Node, int]:
+        """Returns the level of each node, e.g. {mm: 0, poisson: 1, add: 2}."""
         # The earliest levels tell how many levels there must be.
         early = self._as_early_as_possible()
         late: dict[fx.Node, int] = {}
@@ -175,6 +176,7 @@ def draws(node: fx.Node) -> bool:
 
 
 def _part(graph_module: fx.GraphModule, nodes: set[fx.Node], in_pytorch: bool) -> Part:
+    """Copies the nodes of one level into a graph of their own."""
     order = [node for node in graph_module.graph.nodes if node in nodes]
     gives = tuple(node for node in order if any(user not in nodes for user in node.users))
     graph, copies = fx.Graph(), {}

@@ -1,4 +1,4 @@
-"""Defines the table of lowerings, and the `Lowering` that the functions in `aten/` get as first argument."""
+"""Define the table of lowerings, and the `Lowering` that the functions in `aten/` get as first argument."""
 
 from __future__ import annotations
 
@@ -227,8 +227,9 @@ class Lowering:
 
     def random_input(self, draw: Callable[[Sequence[int]], torch.Tensor], like: torch.Tensor) -> ir.Value:
         """Returns a new graph input with the dtype and shape of a fake tensor, which `draw` makes at each call."""
-        value = ir.Value(name=self.op.unique_name("random"), shape=self.shape(like))
-        value.type = ir.TensorType(DTYPES[like.dtype])
+        value = ir.Value(
+            name=self.op.unique_name("random"), shape=self.shape(like), type=ir.TensorType(DTYPES[like.dtype])
+        )
         sizes = run_time_sizes(tuple(like.shape), self.placeholders)
         if sizes is None:
             raise self.unsupported(

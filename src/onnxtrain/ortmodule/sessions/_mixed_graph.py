@@ -24,7 +24,7 @@ class Step:
     """One part of a graph. Its values are numbered: the arguments of the graph first, then what the parts return.
 
     Attributes:
-        run: runs the part.
+        run: runs the part on the values `takes`, and returns the values `gives`.
         takes: numbers of the values that the part takes, e.g. (0, 3).
         gives: numbers of the values that it returns, e.g. (4,).
         drops: numbers of the values that no later part reads, e.g. (3,).

@@ -181,7 +181,7 @@ class OnnxPart:
                 yield kind, renamed(model, names)
 
     def save(self, options: DebugOptions, name: str) -> None:
-        """Writes the lowered model, in training the model with gradients, too, as files named after "graph 0", e.g."""
+        """Writes the lowered model, and in training that with gradients, e.g. as "net_graph_0_training.onnx"."""
         mode = "inference" if self._needs is None else "training"
         stem = f"{options.onnx_prefix}_{name.replace(' ', '_')}"
         save_model(self._lowered.model, options.save_path / f"{stem}_{mode}.onnx")

@@ -105,7 +105,9 @@ def _refuse_other_shapes(graph_module: fx.GraphModule) -> None:
     }
     for node in graph_module.graph.nodes:
         if name_of(node) in _RESHAPING and id(node.meta.get("example_value")) in inputs:
-            raise NotImplementedError("it gives another shape, in place, to an input")
+            raise NotImplementedError(
+                f"the graph gives another shape, in place, to an input ({name_of(node)}): change the shape of a copy"
+            )
 
 
 class _ViewsGraph:
@@ -160,7 +162,9 @@ class _ViewsGraph:
     def _refuse_other_shape(self, node: fx.Node) -> None:
         """Raises NotImplementedError if the tensor of a node gets another shape in place."""
         if id(node.meta.get("example_value")) in self._reshaped:
-            raise NotImplementedError("it gives another shape, in place, to a tensor that has views")
+            raise NotImplementedError(
+                "the graph gives another shape, in place, to a tensor that has views: change the shape of a copy"
+            )
 
     def is_ungraded(self, node: fx.Node) -> bool:
         """Returns whether a node is a view, made under `no_grad`, of a tensor that requires a gradient."""

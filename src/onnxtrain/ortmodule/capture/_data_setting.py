@@ -40,7 +40,7 @@ def refuse_set_data(graph_module: fx.GraphModule) -> None:
     """
     if any(_sets(node) for node in graph_module.graph.nodes):
         raise NotImplementedError(
-            "it gives a tensor the memory of another one (tensor.data = ..., tensor.set_)"
+            "the graph gives a tensor the memory of another one (tensor.data = ..., tensor.set_): use copy_"
         )
 
 

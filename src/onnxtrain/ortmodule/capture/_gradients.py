@@ -55,7 +55,7 @@ def flow_of(graph_module: fx.GraphModule) -> GradientFlow:
         if node.op != "placeholder"
         for tensor in tensors_in(node.meta.get("example_value"))
     ):
-        raise NotImplementedError("it enables gradients where its caller has disabled them")
+        raise NotImplementedError("the graph enables gradients that its caller has disabled (torch.no_grad)")
     # Backward functions of operators without a derivative are called NotImplemented. ONNX Runtime would differentiate
     # the operator's lowering where PyTorch raises.
     for node in output.all_input_nodes:
@@ -64,7 +64,7 @@ def flow_of(graph_module: fx.GraphModule) -> GradientFlow:
             for function in functions_behind(node.meta.get("example_value"))
         ):
             raise NotImplementedError(
-                "PyTorch has no derivative of one of its operators, whose result needs one"
+                "PyTorch has no derivative of an operator of the graph, whose result needs one"
             )
     if not _writes_to_gradients(graph_module):
         if _writes_to_factors(graph_module):
@@ -72,7 +72,9 @@ def flow_of(graph_module: fx.GraphModule) -> GradientFlow:
             rehearsed(graph_module)
         return GradientFlow(_stopped_by_metadata(graph_module))
     if any(is_transformed(node.meta.get("example_value")) for node in graph_module.graph.nodes):
-        raise NotImplementedError("it writes to what requires a gradient, within a transform of torch.func")
+        raise NotImplementedError(
+            "the graph writes, within a transform of torch.func, to a tensor that requires a gradient"
+        )
     return rehearsed(graph_module)
 
 
@@ -91,7 +93,7 @@ def _refuse_derivatives(graph_module: fx.GraphModule) -> None:
     """Raises where the graph takes derivatives itself: traced without autograd they would be wrong."""
     if any(getattr(node.target, "__name__", "") in _DERIVATIVES for node in graph_module.graph.nodes):
         raise NotImplementedError(
-            "torch.func.grad, vjp, jvp and what is made of them, as a part of the graph"
+            "the graph takes derivatives itself, by torch.func.grad, vjp, jvp or a function made of them"
         )
 
 

@@ -39,9 +39,13 @@ class Overlaps:
         self._arguments = [place for place in self._tensors if not is_of_module(nodes[place])]
         values = [node.meta.get("example_value") for node in nodes]
         if self._overlap(values, memory_of):
-            raise NotImplementedError("it writes to an input that shares its memory with another one")
+            raise NotImplementedError(
+                "the graph writes to an input that shares its memory with another one: clone one of the two"
+            )
         if any(_repeats(values[place]) for place in self._written):
-            raise NotImplementedError("it writes to an input of which several elements are one in memory")
+            raise NotImplementedError(
+                "the graph writes to an input of which several elements are one in memory, e.g. after expand: clone it"
+            )
         if len(self._tensors) < 2 or not self._arguments:
             self._written = []
         self.looked_for = bool(self._written)

@@ -191,7 +191,8 @@ class _Rehearsal(fx.Interpreter):
             seen = base.requires_grad and base.grad_fn is not state.base_function
             if written and not seen:
                 raise NotImplementedError(
-                    "it writes what has a gradient to a detached tensor, whose memory has another gradient or none"
+                    "the graph writes a value with a gradient to a detached tensor, whose memory has another gradient "
+                    "or none: write to a clone"
                 )
             # A write that raises no version counter goes past PyTorch's check of saved tensors: backward would use the
             # new value. ONNX Runtime would use the old one, so the graph is left to PyTorch.
@@ -200,7 +201,8 @@ class _Rehearsal(fx.Interpreter):
             made = {after.function, after.base_function} - {state.function, state.base_function}
             if (unnoticed or self.reads_data) and self._is_kept(base, made):
                 raise NotImplementedError(
-                    "it writes, through `.data` or past it, to what PyTorch's backward has kept: write to a clone"
+                    "the graph writes, through `.data` or past it, to a tensor that PyTorch saves for backward: write "
+                    "to a clone"
                 )
             if base.requires_grad and not seen and source not in self.hidden.get(node, ()):
                 self.hidden[node] = (*self.hidden.get(node, ()), source)
@@ -261,7 +263,7 @@ def _check_backward(results: Sequence[torch.Tensor], leaves: Sequence[torch.Tens
         )
     except RuntimeError as error:
         if "modified by an inplace operation" in str(error):
-            raise NotImplementedError(f"its backward raises in PyTorch: {error}") from error
+            raise NotImplementedError(f"the graph's backward raises in PyTorch: {error}") from error
 
 
 def _reached(result: torch.Tensor, leaves: Mapping[int, int]) -> Iterator[int]:

@@ -176,7 +176,7 @@ def _backward(ctx: Any, cotangents: Sequence[torch.Tensor | None]) -> tuple[torc
         replay.announce(
             "gradient",
             ORTModuleTorchModelException(
-                "a result that it reads has been written to; write to a clone of it"
+                "the caller has written to a result that backward reads; write to a clone of it"
             ),
         )
     # With `create_graph=True` PyTorch enables gradients in backward.

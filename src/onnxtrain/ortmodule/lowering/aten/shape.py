@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 import torch
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from onnxtrain.ortmodule.lowering._table import Lowering, lower, same_sizes
 
@@ -304,7 +305,7 @@ def _within(source: torch.Tensor, size: Sequence[Any], stride: Sequence[Any], of
     """Returns whether all addresses of `as_strided` are known to lie in a contiguous tensor or to be an error."""
     memory = source.untyped_storage().nbytes()
     # PyTorch itself refuses addresses behind the end of the memory.
-    if str(memory) == str(source.numel() * source.element_size()):
+    if statically_known_true(memory == source.numel() * source.element_size()):
         return True
     numbers = [source.numel(), offset, *size, *stride]
     if not all(isinstance(number, int) for number in numbers):

@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.errors import UnsupportedOpsetError
-from onnxtrain.passes.tidy.replace_value import successor
+from onnxtrain.passes.tidy.replace_value import successor, write_before
 
 # From this opset on the attribute training_mode says that a BatchNormalization trains. Before, it trains if it has more
 # than one output.
@@ -77,9 +77,7 @@ def _restore_setting(node: ir.Node) -> None:
     for index in _FLOAT_SETTINGS[node.op_type]:
         value = node.inputs[index] if index < len(node.inputs) else None
         if value is not None:
-            cast = ir.node("CastLike", [value, source])
-            node.prepend(cast)
-            node.replace_input_with(index, cast.outputs[0])
+            node.replace_input_with(index, write_before(node, f"input_{index}", "CastLike", value, source))
 
 
 def _restore_resize(node: ir.Node) -> None:
@@ -102,11 +100,9 @@ def _restore_hardmax(node: ir.Node) -> None:
         # On the last axis both versions agree, if the axis is written out: the default has changed from 1 to -1.
         node.attributes.add(ir.AttrInt64("axis", axis))
         return
-    shape = ir.node("Shape", [source])
-    matrix = ir.node("Flatten", [source], attributes={"axis": axis})
-    node.prepend([shape, matrix])
-    node.replace_input_with(0, matrix.outputs[0])
+    shape = write_before(node, "shape", "Shape", source)
+    node.replace_input_with(0, write_before(node, "matrix", "Flatten", source, axis=axis))
     node.attributes.add(ir.AttrInt64("axis", -1))
     back = successor(result)
     result.shape = None
-    node.append(ir.node("Reshape", [result, shape.outputs[0]], outputs=[back]))
+    node.append(ir.node("Reshape", [result, shape], outputs=[back]))

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import onnx_ir as ir
 
-from onnxtrain.passes.tidy.constants import lift_constants, mark_constant
-from onnxtrain.passes.tidy.replace_value import replace_node
+from onnxtrain.passes.tidy.constants import lift_constants
+from onnxtrain.passes.tidy.replace_value import replace_node, write_before
 from onnxtrain.passes.tidy.unused import is_read
 
 _Elements = list[ir.Value]
@@ -158,10 +158,9 @@ def _joined(node: ir.Node, elements: _Elements) -> ir.Value | None:
         places = [axis if axis >= 0 or part.shape is None else axis + part.shape.rank() + 1 for part in parts]
         parts = [_with_axis(node, part, place) for part, place in zip(parts, places, strict=True)]
         axis = places[0]
-    joined = ir.node("Concat", parts, attributes={"axis": axis})
-    node.prepend([joined])
-    joined.outputs[0].type = parts[0].type
-    return joined.outputs[0]
+    joined = write_before(node, None, "Concat", *parts, axis=axis)
+    joined.type = parts[0].type
+    return joined
 
 
 # Ops that read a sequence or optional, each with a function that returns the value to read instead, or None.
@@ -183,30 +182,23 @@ def _number(value: ir.Value | None) -> int | None:
 
 def _constant(node: ir.Node, number: int | list[int] | bool) -> ir.Value:
     """Write a Constant before `node`; return its output."""
-    attributes = [ir.AttrTensor("value", ir.tensor(np.asarray(number)))]
-    constant = ir.Node("", "Constant", [], attributes)
-    mark_constant(constant.outputs[0])
-    node.prepend([constant])
-    return constant.outputs[0]
+    return write_before(node, None, "Constant", value=ir.tensor(np.asarray(number)))
 
 
 def _without_axis(node: ir.Node, part: ir.Value, axis: int) -> ir.Value:
     """Write a Squeeze of one axis before `node`; return its result."""
-    squeezed = ir.node("Squeeze", [part, _constant(node, [axis])])
-    node.prepend([squeezed])
-    result = squeezed.outputs[0]
-    result.type = part.type
+    squeezed = write_before(node, None, "Squeeze", part, _constant(node, [axis]))
+    squeezed.type = part.type
     if part.shape is not None:
-        result.shape = ir.Shape([dim for place, dim in enumerate(part.shape) if place != axis])
-    return result
+        squeezed.shape = ir.Shape([dim for place, dim in enumerate(part.shape) if place != axis])
+    return squeezed
 
 
 def _with_axis(node: ir.Node, part: ir.Value, axis: int) -> ir.Value:
     """Write an Unsqueeze of one axis before `node`; return its result."""
-    unsqueezed = ir.node("Unsqueeze", [part, _constant(node, [axis])])
-    node.prepend([unsqueezed])
-    unsqueezed.outputs[0].type = part.type
-    return unsqueezed.outputs[0]
+    unsqueezed = write_before(node, None, "Unsqueeze", part, _constant(node, [axis]))
+    unsqueezed.type = part.type
+    return unsqueezed
 
 
 def _is_wanted(sequence: ir.Value) -> bool:

@@ -8,7 +8,7 @@ import onnx
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from onnxtrain.errors import ModelError, UnsupportedOpsetError
+from onnxtrain.errors import ModelError, OnnxTrainError, UnsupportedOpsetError
 from onnxtrain.passes.canonical.check_types import check_types
 from onnxtrain.passes.canonical.explicit_defaults import DefaultsPass
 from onnxtrain.passes.canonical.inline_functions import inline_functions
@@ -78,10 +78,14 @@ def canonicalize(model: ir.Model, variable: Collection[str] = ()) -> ir.Model:
         model = _expand_what_conversion_breaks(model, opset)
     # The converter reads values: sizes and axes become attributes or inputs.
     give_back(model, withheld)
-    _check_input(model)
+    _check(model, ModelError, "The model is not valid ONNX: {}")
     model = convert_opset(model)
     if opset < CANONICAL_OPSET:
-        _check_converted(model, opset)
+        problem = (
+            f"Converting the model from opset {opset} to {CANONICAL_OPSET} gave an invalid graph: {{}}. "
+        )
+        remedy = f"Export it again with opset {CANONICAL_OPSET} or newer."
+        _check(model, UnsupportedOpsetError, problem + remedy)
     model = lift_constants(model)
     if BlockedLayoutPass()(model).modified:
         lift_constants(model)
@@ -139,20 +143,9 @@ def _checkable_proto(model: ir.Model) -> onnx.ModelProto:
     return proto
 
 
-def _check_input(model: ir.Model) -> None:
-    """Raise ModelError if onnx's checker refuses the model of the user."""
+def _check(model: ir.Model, kind: type[OnnxTrainError], message: str) -> None:
+    """Raise an error if onnx's checker refuses a model; `message` has a {} for what the checker says."""
     try:
         onnx.checker.check_model(_checkable_proto(model))
     except onnx.checker.ValidationError as error:
-        raise ModelError(f"The model is not valid ONNX: {error}") from error
-
-
-def _check_converted(model: ir.Model, opset: int) -> None:
-    """Raise UnsupportedOpsetError if onnx's checker refuses what the version converter made."""
-    try:
-        onnx.checker.check_model(_checkable_proto(model))
-    except onnx.checker.ValidationError as error:
-        raise UnsupportedOpsetError(
-            f"Converting the model from opset {opset} to {CANONICAL_OPSET} gave an invalid graph: {error}. "
-            f"Export it again with opset {CANONICAL_OPSET} or newer."
-        ) from error
+        raise kind(message.format(error)) from error

@@ -9,7 +9,7 @@ import onnx_ir as ir
 from onnxtrain.op_facts import EXACT_OPS
 from onnxtrain.passes.canonical.inline_functions import inline_functions
 from onnxtrain.passes.shapes.infer import infer_shapes
-from onnxtrain.passes.tidy.replace_value import successor
+from onnxtrain.passes.tidy.replace_value import successor, write_before
 from onnxtrain.passes.tidy.unused import remove_unread_chains
 
 # Dtypes that are computed in `_WIDE`, and the dtype that both fit into.
@@ -51,7 +51,8 @@ def widen_narrow_floats(model: ir.Model, dtypes: Collection[ir.DataType] = _NARR
         for index, value in enumerate(node.inputs):
             if value is not None and value.dtype in dtypes:
                 if value not in wide:
-                    wide[value] = _cast_before(node, value, _WIDE)
+                    wide[value] = write_before(node, None, "Cast", value, to=int(_WIDE))
+                    wide[value].type, wide[value].shape = ir.TensorType(_WIDE), value.shape
                 node.replace_input_with(index, wide[value])
         if node.op_type == "ConstantOfShape":
             _widen_constant(node, dtypes)
@@ -104,14 +105,6 @@ def _reuse(cast: ir.Node, wide: dict[ir.Value, ir.Value], dtypes: Collection[ir.
         cast.graph.remove(cast, safe=True)
     else:
         wide[source] = result
-
-
-def _cast_before(node: ir.Node, value: ir.Value, dtype: ir.DataType) -> ir.Value:
-    """Write a Cast before `node`; return its result."""
-    cast = ir.node("Cast", [value], {"to": int(dtype)})
-    node.prepend(cast)
-    cast.outputs[0].type, cast.outputs[0].shape = ir.TensorType(dtype), value.shape
-    return cast.outputs[0]
 
 
 def _round_after(node: ir.Node, value: ir.Value, exact: bool) -> tuple[ir.Value, ir.Value]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from onnxtrain.op_facts import REDUCTIONS
+from onnxtrain.passes.tidy.replace_value import write_before
 from onnxtrain.passes.tidy.unused import remove_unread_initializers
 
 # Elementwise op that equals a reduction over no axes; Mul gets the input twice.
@@ -74,10 +75,7 @@ class PositiveAxesPass(ir.passes.InPlacePass):
             axes = _negative_axes(node)
             if axes is None:
                 continue
-            constant = ir.node("Constant", [], {"value": ir.tensor(axes)})
-            assert node.graph is not None
-            node.graph.insert_before(node, constant)
-            node.replace_input_with(1, constant.outputs[0])
+            node.replace_input_with(1, write_before(node, "axes", "Constant", value_ints=axes))
             modified = True
         return ir.passes.PassResult(model, modified)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from onnxtrain.op_facts import RECURRENT
-from onnxtrain.passes.tidy.replace_value import successor
+from onnxtrain.passes.tidy.replace_value import successor, write_before
 
 # Permutation that swaps batch and time, or batch and directions, the first two axes of X and of the states.
 _SEQUENCES_FIRST = (1, 0, 2)
@@ -35,15 +35,12 @@ def _is_batch_first(node: ir.Node) -> bool:
 
 def _rewrite(node: ir.Node) -> None:
     """Replace a layer by one with layout=0, with a Transpose before and after it for each batch axis."""
-    name = node.outputs[0].name or node.name
     for index in _BATCHED_INPUTS:
         value = node.inputs[index] if index < len(node.inputs) else None
         if value is not None:
-            swap = _transpose(
-                value, _SEQUENCES_FIRST, ir.Value(name=f"{name}_time_first_{index}", type=value.type)
-            )
-            node.prepend([swap])
-            node.replace_input_with(index, swap.outputs[0])
+            swapped = write_before(node, None, "Transpose", value, perm=_SEQUENCES_FIRST)
+            swapped.type = value.type
+            node.replace_input_with(index, swapped)
     attributes = [attribute for attribute in node.attributes.values() if attribute.name != "layout"]
     # A new node: the old one keeps its outputs, and with them all readers, until the transposes have taken over.
     layer = ir.Node(
@@ -56,10 +53,7 @@ def _rewrite(node: ir.Node) -> None:
             new.name = ""
             continue
         new.name, new.type = f"{old.name}_time_first", old.type
-        node.prepend([_transpose(new, _SEQUENCES_FIRST if index else _BATCH_FIRST, successor(old))])
+        perm = _SEQUENCES_FIRST if index else _BATCH_FIRST
+        node.prepend(ir.node("Transpose", [new], {"perm": perm}, outputs=[successor(old)]))
     assert node.graph is not None
     node.graph.remove(node, safe=True)
-
-
-def _transpose(value: ir.Value, perm: tuple[int, ...], output: ir.Value) -> ir.Node:
-    return ir.Node("", "Transpose", [value], [ir.AttrInt64s("perm", perm)], outputs=[output])

@@ -18,6 +18,7 @@ from onnxtrain.passes.shapes.infer import infer_shapes
 from onnxtrain.passes.shapes.two_batches import TRIAL, Dims, axis_of_batch, concrete_dims, static_dims_at
 from onnxtrain.passes.tidy.constants import add_constant
 from onnxtrain.passes.tidy.fold_constants import run_node
+from onnxtrain.passes.tidy.replace_value import write_before
 from onnxtrain.passes.tidy.unique_names import fresh_name
 
 # Elements of an integer tensor whose content is followed: shapes are small, and larger tensors are data.
@@ -202,12 +203,10 @@ class _Walk:
         """Replace input `index`, which has equal rows along `axis`, by one row expanded to the batch size."""
         row = self._one_row(node, value, dims, axis)
         shape = self._shape(node, self._symbol, dims[axis + 1 :], dims[:axis])
-        expanded = ir.node("Expand", [row, shape])
-        node.prepend(expanded)
-        output = expanded.outputs[0]
-        output.name, output.type = f"{node.outputs[0].name}/row_per_sample_{index}", value.type
-        node.replace_input_with(index, output)
-        self._after[output.name] = (*dims[:axis], TRIAL, *dims[axis + 1 :])
+        rows = write_before(node, f"row_per_sample_{index}", "Expand", row, shape)
+        rows.type = value.type
+        node.replace_input_with(index, rows)
+        self._after[str(rows.name)] = (*dims[:axis], TRIAL, *dims[axis + 1 :])
         self.modified = True
 
     def _one_row(self, node: ir.Node, value: ir.Value, dims: Dims, axis: int) -> ir.Value:
@@ -235,20 +234,17 @@ class _Walk:
     ) -> ir.Value:
         """Write the int64 shape [*head, axis 0 of `samples`, *tail] before `node`."""
         prefix = f"{node.outputs[0].name}/samples"
-        count = ir.node("Shape", [samples], {"start": 0, "end": 1})
+        count = write_before(node, "samples_count", "Shape", samples, start=0, end=1)
         parts = [
             *([self._ints(head, f"{prefix}_head")] if head else []),
-            count.outputs[0],
+            count,
             *([self._ints(tail, f"{prefix}_tail")] if tail else []),
         ]
-        shape = ir.node("Concat", parts, {"axis": 0})
-        node.prepend([count, shape])
-        for built, name in ((count, f"{prefix}_count"), (shape, f"{prefix}_shape")):
-            built.outputs[0].name = name
-            built.outputs[0].type = ir.TensorType(ir.DataType.INT64)
-        self._values[f"{prefix}_shape"] = np.array([*head, TRIAL, *tail])
+        shape = write_before(node, "samples_shape", "Concat", *parts, axis=0)
+        count.type = shape.type = ir.TensorType(ir.DataType.INT64)
+        self._values[str(shape.name)] = np.array([*head, TRIAL, *tail])
         self.modified = True
-        return shape.outputs[0]
+        return shape
 
     def _replace_constant(self, node: ir.Node, index: int, numbers: Sequence[int]) -> None:
         node.replace_input_with(index, self._ints(numbers, f"{node.outputs[0].name}/any_batch"))

@@ -46,18 +46,20 @@ def replace_node(node: ir.Node, result: ir.Value) -> None:
 
 
 def write_before(
-    node: ir.Node, role: str, op_type: str, *inputs: ir.Value | None, **attributes: Any
+    node: ir.Node, role: str | None, op_type: str, *inputs: ir.Value | None, **attributes: Any
 ) -> ir.Value:
     """Write a node of a standard op before another node; return its result, without dtype and shape.
 
     Args:
         node: The node to write before.
-        role: Purpose of the result, e.g. "axes"; the result is named `<first output of node>/<role>`.
+        role: Purpose of the result, e.g. "axes"; the result is named `<first output of node>/<role>`. None lets
+            onnx_ir number it, for a node whose first output may be omitted or that gets several results of one purpose.
         op_type: Op of the new node, e.g. "Slice".
         inputs: Inputs of the new node.
         attributes: Attributes of the new node.
     """
     new = ir.node(op_type, inputs, attributes)
-    new.outputs[0].name = f"{node.outputs[0].name}/{role}"
+    if role is not None:
+        new.outputs[0].name = f"{node.outputs[0].name}/{role}"
     node.prepend(new)
     return new.outputs[0]

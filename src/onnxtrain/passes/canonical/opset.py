@@ -72,21 +72,21 @@ def _convert(model: ir.Model, opset: int) -> ir.Model:
 def _check_interface(model: ir.Model, converted: ir.Model, opset: int) -> None:
     """Raise UnsupportedOpsetError if names or ranks of inputs or outputs have changed."""
     # Callers find inputs and outputs by name, and the converter renames some where an op is replaced.
+    changes = []
     for kind in ("inputs", "outputs"):
         before = [value.name for value in getattr(model.graph, kind)]
         after = [value.name for value in getattr(converted.graph, kind)]
         if before != after:
-            raise UnsupportedOpsetError(
-                f"Cannot convert the model from opset {opset} to {CANONICAL_OPSET}: the converter changed "
-                f"its {kind} from {before} to {after}. Export it again with opset {CANONICAL_OPSET} or newer."
-            )
-    for old, new in zip(model.graph.inputs, converted.graph.inputs, strict=True):
+            changes.append(f"its {kind} from {before} to {after}")
+    for old, new in zip(model.graph.inputs, converted.graph.inputs, strict=False):
         # A Scan of opset 8 has an axis of batches in front; the converter drops it, also from the graph's inputs.
         if old.shape is not None and new.shape is not None and old.shape.rank() != new.shape.rank():
-            raise UnsupportedOpsetError(
-                f"Cannot convert the model from opset {opset} to {CANONICAL_OPSET}: the converter changed the shape of "
-                f"{old.name!r} from {old.shape} to {new.shape}. Export it again with opset {CANONICAL_OPSET} or newer."
-            )
+            changes.append(f"the shape of {old.name!r} from {old.shape} to {new.shape}")
+    if changes:
+        raise UnsupportedOpsetError(
+            f"Cannot convert the model from opset {opset} to {CANONICAL_OPSET}: the converter changed {changes[0]}. "
+            f"Export it again with opset {CANONICAL_OPSET} or newer."
+        )
 
 
 def _restore_metadata(model: ir.Model, converted: ir.Model) -> None:

@@ -87,16 +87,19 @@ def load_model(source: ModelSource) -> ir.Model:
     return model
 
 
+def _refusal(origin: str, problem: str) -> ModelLoadError:
+    """Return the error for a model that cannot be loaded; `origin` says where it comes from, e.g. "'net.onnx'"."""
+    return ModelLoadError(f"Cannot load a model from {origin}: {problem}")
+
+
 def _read(path: Path) -> onnx.ModelProto:
     """Read a file without its external data; raise ModelLoadError if that fails."""
     if path.is_dir():
-        raise ModelLoadError(
-            f"Cannot load a model from '{path}': it is a directory. Pass the .onnx file inside it."
-        )
+        raise _refusal(f"'{path}'", "it is a directory. Pass the .onnx file inside it.")
     try:
         return onnx.load(path, load_external_data=False)
     except FileNotFoundError as error:
-        raise ModelLoadError(f"Cannot load a model from '{path}': no such file. Check the path.") from error
+        raise _refusal(f"'{path}'", "no such file. Check the path.") from error
     except OSError as error:
         raise ModelLoadError(f"Cannot read the model file '{path}': {error}.") from error
     # protobuf's DecodeError and the errors of onnx's readers of text formats share no narrower base class.
@@ -110,29 +113,20 @@ def _read(path: Path) -> onnx.ModelProto:
 def _from_proto(proto: onnx.ModelProto, origin: str) -> ir.Model:
     """Make an IR model of a proto; raise ModelLoadError if the proto is malformed."""
     if not proto.HasField("graph"):
-        raise ModelLoadError(
-            f"Cannot load a model from {origin}: it holds no graph, so it is empty or not an ONNX model."
-        )
+        raise _refusal(origin, "it holds no graph, so it is empty or not an ONNX model.")
     if proto.graph.sparse_initializer:
         names = ", ".join(f"'{tensor.values.name}'" for tensor in proto.graph.sparse_initializer)
-        raise ModelLoadError(
-            f"Cannot load a model from {origin}: sparse initializers ({names}) are not supported. "
-            "Store them dense."
-        )
+        raise _refusal(origin, f"sparse initializers ({names}) are not supported. Store them dense.")
     # Before the IR reads the tensors: a tensor that claims a huge shape must fail here, not when memory is allocated.
     try:
         check_tensors(proto)
     except ValueError as error:
-        raise ModelLoadError(
-            f"Cannot load a model from {origin}: {error}. The file is corrupt; download or export it again."
-        ) from error
+        raise _refusal(origin, f"{error}. The file is corrupt; download or export it again.") from error
     try:
         return ir.from_proto(tensors_for_maps(proto))
     # onnx_ir raises exceptions of its own around whatever error a malformed proto leads to.
     except Exception as error:
-        raise ModelLoadError(
-            f"Cannot load a model from {origin}: the graph is malformed ({error})."
-        ) from error
+        raise _refusal(origin, f"the graph is malformed ({error}).") from error
 
 
 def _clone(source: ir.Model, origin: str) -> ir.Model:
@@ -141,9 +135,10 @@ def _clone(source: ir.Model, origin: str) -> ir.Model:
         return source.clone(deep_copy=True)
     # onnx_ir (1.1) clones in order and raises RuntimeError for a value that no node before its use defines.
     except RuntimeError as error:
-        raise ModelLoadError(
-            f"Cannot load a model from {origin}: a node uses a value that is not defined before it. "
-            "Sort the graph (onnx_ir.passes.common.TopologicalSortPass) if none is missing."
+        raise _refusal(
+            origin,
+            "a node uses a value that is not defined before it. "
+            "Sort the graph (onnx_ir.passes.common.TopologicalSortPass) if none is missing.",
         ) from error
 
 
@@ -192,15 +187,13 @@ def _check_versions(model: ir.Model, origin: str) -> None:
         imports.setdefault("", CANONICAL_OPSET)
     opset = imports.get("")
     if opset is None:
-        raise ModelLoadError(
-            f"Cannot load a model from {origin}: it imports no opset of the standard ONNX domain "
-            f"(imports: {dict(imports)}); the file may be truncated."
+        raise _refusal(
+            origin,
+            "it imports no opset of the standard ONNX domain "
+            f"(imports: {dict(imports)}); the file may be truncated.",
         )
     if opset < 1:
-        raise ModelLoadError(
-            f"Cannot load a model from {origin}: it imports opset {opset}, and there is none below 1. Export it "
-            "again."
-        )
+        raise _refusal(origin, f"it imports opset {opset}, and there is none below 1. Export it again.")
     if opset > MAX_OPSET and _is_older(model, opset):
         for imported in (imports, *(function.opset_imports for function in model.functions.values())):
             imported[""] = min(imported.get("", MAX_OPSET), MAX_OPSET)
@@ -229,9 +222,10 @@ def _check_text(model: ir.Model, origin: str) -> None:
     """Refuse strings that are not UTF-8: protobuf returns them as bytes and cannot write them again."""
     for text in _texts(model):
         if isinstance(text, bytes):
-            raise ModelLoadError(
-                f"Cannot load a model from {origin}: it has the text {text[:60]!r}, which is no UTF-8. The file is "
-                "corrupt; download or export it again."
+            raise _refusal(
+                origin,
+                f"it has the text {text[:60]!r}, which is no UTF-8. The file is "
+                "corrupt; download or export it again.",
             )
 
 
@@ -260,9 +254,9 @@ def _descriptions(owner: ir.Model | ir.Graph | ir.Node | ir.Value) -> Iterator[o
 def _check_graph(model: ir.Model, origin: str) -> None:
     """Check that the graph computes something and defines all values, and sort its nodes in place."""
     if not len(model.graph):
-        raise ModelLoadError(f"Cannot load a model from {origin}: its graph has no nodes.")
+        raise _refusal(origin, "its graph has no nodes.")
     if not model.graph.outputs:
-        raise ModelLoadError(f"Cannot load a model from {origin}: its graph has no outputs.")
+        raise _refusal(origin, "its graph has no outputs.")
     bodies = (function.graph for function in model.functions.values())
     for graph in (*model.graphs(), *(graph for body in bodies for graph in (body, *body.subgraphs()))):
         sources = {*graph.inputs, *graph.initializers.values()}
@@ -270,21 +264,18 @@ def _check_graph(model: ir.Model, origin: str) -> None:
         for value in users:
             # `value.graph` is no proof: an output belongs to its graph whether or not anything computes it.
             if value.producer() is None and value.graph in (None, graph) and value not in sources:
-                raise ModelLoadError(
-                    f"Cannot load a model from {origin}: nothing defines '{value.name}', which its graph "
-                    "uses. The file may have been cut or edited; export it again."
+                raise _refusal(
+                    origin,
+                    f"nothing defines '{value.name}', which its graph "
+                    "uses. The file may have been cut or edited; export it again.",
                 )
     if problem := mistyped_attribute(model):
-        raise ModelLoadError(
-            f"Cannot load a model from {origin}: {problem}. The file is corrupt; download or export it again."
-        )
+        raise _refusal(origin, f"{problem}. The file is corrupt; download or export it again.")
     # Runtimes accept nodes in any order, but the ONNX standard wants them sorted, and so do its checker and our passes.
     try:
         common.TopologicalSortPass()(model)
     except ValueError as error:
-        raise ModelLoadError(
-            f"Cannot load a model from {origin}: its graph has a cycle ({error})."
-        ) from error
+        raise _refusal(origin, f"its graph has a cycle ({error}).") from error
 
 
 def _check_file(path: Path, origin: str) -> None:
@@ -292,7 +283,7 @@ def _check_file(path: Path, origin: str) -> None:
     try:
         check_external_data(str(path))
     except (ValueError, OSError) as error:
-        raise ModelLoadError(f"Cannot load a model from {origin}: {error}") from error
+        raise _refusal(origin, f"{error}") from error
 
 
 def _external_tensors(model: ir.Model) -> Iterator[ir.ExternalTensor]:
@@ -315,7 +306,7 @@ def _check_reference(tensor: ir.ExternalTensor, origin: str) -> None:
     try:
         locate(data, tensor.base_dir or ".")
     except ValueError as error:
-        raise ModelLoadError(f"Cannot load a model from {origin}: {error}") from error
+        raise _refusal(origin, f"{error}") from error
 
 
 def _settle_external_data(value: ir.Value, origin: str) -> None:
@@ -326,9 +317,8 @@ def _settle_external_data(value: ir.Value, origin: str) -> None:
     try:
         array = tensor.numpy().copy()
     except (ValueError, OSError) as error:
-        raise ModelLoadError(
-            f"Cannot load a model from {origin}: the data of '{value.name}' is in '{tensor.path}', which cannot "
-            f"be read: {error}"
+        raise _refusal(
+            origin, f"the data of '{value.name}' is in '{tensor.path}', which cannot be read: {error}"
         ) from error
     value.const_value = ir.Tensor(array, dtype=tensor.dtype, name=tensor.name)
     tensor.release()

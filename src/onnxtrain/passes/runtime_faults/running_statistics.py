@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from onnxtrain.passes.parameters.training_mode import STATISTICS, is_training_batch_norm
 from onnxtrain.passes.tidy.constants import add_constant
+from onnxtrain.passes.tidy.unique_names import fresh_name
 
 
 class IsolateStatisticsPass(ir.passes.InPlacePass):
@@ -52,7 +53,5 @@ def _unlike_any(model: ir.Model, statistic: ir.Value) -> ir.Value:
         and tuple(other.shape or ()) == shape
     }
     number = next(n for n in itertools.count(0.5, 0.25) if n not in taken)
-    name = next(
-        n for i in itertools.count() if (n := f"{statistic.name}_unread{i or ''}") not in initializers
-    )
+    name = fresh_name(model, f"{statistic.name}_unread")
     return add_constant(model.graph, ir.tensor(np.full(shape, number, dtype.numpy()), name=name))

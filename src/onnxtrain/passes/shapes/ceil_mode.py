@@ -166,7 +166,7 @@ def _pad_before(node: ir.Node, axes: Sequence[_Axis]) -> None:
 
 
 def _cut_after(node: ir.Node, source: ir.Value | None, axes: Sequence[_Axis]) -> None:
-    """Append a Slice to each output of a pooling, to as many windows as count for the run-time sizes of `source`.
+    """Slice each output of a pooling down to the windows that count, whose number follows from the sizes of `source`.
 
     Floor mode with padding `longest` has (size + begin + longest - extent) // stride + 1 windows.
     """

@@ -126,6 +126,7 @@ class _Walk:
     # Rewrites by op type, called for nodes with an input that depends on the batch.
 
     def _rewrite_reshape(self, node: ir.Node) -> None:
+        """Let the axis of a constant target shape that holds the batch follow the input: by 0 or by -1."""
         data, target = node.inputs[:2]
         wanted = self._constant(target)
         if data is None or wanted is None:
@@ -151,6 +152,7 @@ class _Walk:
         self._replace_constant(node, 1, [-1 if i == axis else size for i, size in enumerate(result)])
 
     def _rewrite_expand(self, node: ir.Node) -> None:
+        """Remove the batch from a constant target shape, or equal rows from a constant that is expanded."""
         data, target = node.inputs[:2]
         before = self._dims(data)
         if data is None or target is None or before is None:
@@ -168,11 +170,13 @@ class _Walk:
                 self.modified = True
 
     def _rewrite_resize(self, node: ir.Node) -> None:
+        """Read the batch of constant sizes from the input at run time."""
         sizes = self._constant(node.inputs[3]) if len(node.inputs) > 3 else None
         if sizes is not None and "axes" not in node.attributes and sizes[0] == self._batch:
             node.replace_input_with(3, self._shape(node, node.inputs[0], sizes[1:].tolist()))
 
     def _rewrite_concat(self, node: ir.Node) -> None:
+        """Repeat constants of one row per sample, such as class tokens, for the batch of run time."""
         # Along the batch axis rows of any number may be appended.
         if node.attributes.get_int("axis", 0) == 0:
             return
@@ -280,6 +284,7 @@ class _Walk:
         return self._carries(value) or (value is not None and str(value.name) in self._values)
 
     def _constant(self, value: ir.Value | None) -> np.ndarray | None:
+        """Return the content of an initializer; None for other values."""
         tensor = value.const_value if value is not None else None
         return None if tensor is None else tensor.numpy()
 
@@ -315,6 +320,11 @@ class _Walk:
     def _infer(
         self, node: ir.Node, types: dict[str, onnx.TypeProto], data: dict[str, onnx.TensorProto]
     ) -> dict[str, onnx.TypeProto.Tensor]:
+        """Return the types of a node's outputs by name, from its inputs' types and known contents.
+
+        Raises:
+            ModelError: The node does not take these shapes, e.g. an Add to a constant of one row per sample.
+        """
         try:
             schema = onnx.defs.get_schema(
                 node.op_type, self._model.graph.opset_imports[node.domain], node.domain
@@ -361,6 +371,7 @@ class _Walk:
                 self._values[str(output.name)] = result
 
     def _error(self, node: ir.Node, problem: str) -> ModelError:
+        """Return the error for a node that cannot be rewritten."""
         return ModelError(
             f"Making the batch dynamic: the node {node.name or node.outputs[0].name!r} ({node.op_type}) is built for "
             f"{self._batch} samples: {problem}. Export the model with a dynamic batch axis."

@@ -47,7 +47,7 @@ def add_constant(graph: ir.Graph, tensor: ir.TensorProtocol) -> ir.Value:
 
 
 def sort_initializers(graph: ir.Graph, order: Iterable[str]) -> None:
-    """Put the initializers of a graph in the order of these names; others follow, and names of none are ignored."""
+    """Put the initializers of a graph in the order of these names, and all others behind; ignore unknown names."""
     present = dict(graph.initializers)
     graph.initializers.clear()
     for name in dict.fromkeys((*order, *present)):

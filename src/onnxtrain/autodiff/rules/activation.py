@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnxtrain.autodiff._node import NodeView, Signature
+from onnxtrain.autodiff._node import NodeView
 from onnxtrain.autodiff._registry import Cotangents, defvjp, nondifferentiable, vjp
+from onnxtrain.autodiff.rules._composite import composite_vjp
 from onnxtrain.emitter import Emitter
 from onnxtrain.functions import (
-    DOMAIN,
     gelu_gradient,
     gelu_tanh_gradient,
     hardtanh,
@@ -119,26 +119,23 @@ def gelu(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 defvjp("Mish", X=lambda op, n, ct: op.call(mish_gradient, n.X, ct))
 
 
+@composite_vjp(silu, ("y",), wrt=("x",))
 def _silu(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     """Y = x sigmoid(x)."""
     return op.call(silu_gradient, n.x, ct)
 
 
+@composite_vjp(hardtanh, ("y",), wrt=("x",))
 def _hardtanh(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     """Y = min(max(x, low), high): the gradient is ct between the bounds, 0 elsewhere."""
     gradient = hardtanh_gradient_of_finite if n.is_mixed(n.out.y) else hardtanh_gradient
     return op.call(gradient, n.out.y, n.low, n.high, ct)
 
 
+@composite_vjp(safe_softmax, ("y",), wrt=("x",))
 def _safe_softmax(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     """As Softmax: for a row of zeros its formula gives zeros."""
     return op.call(softmax_gradient, n.out.y, ct, axis=n.attr("axis"))
-
-
-# The name of a composite's function carries its dtype: one rule per name.
-for _composite, _rule in ((silu, _silu), (hardtanh, _hardtanh), (safe_softmax, _safe_softmax)):
-    for _name in _composite.function_names:
-        vjp(_name, domain=DOMAIN, wrt=("x",), signature=Signature(_composite.inputs, ("y",)))(_rule)
 
 
 @vjp("Swish", wrt=("X",))

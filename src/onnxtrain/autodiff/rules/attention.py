@@ -11,11 +11,11 @@ from functools import partial
 import onnx_ir as ir
 
 from onnxtrain.autodiff._broadcast import sum_to_shape_of
-from onnxtrain.autodiff._node import NodeView, Signature
-from onnxtrain.autodiff._registry import Cotangents, vjp
+from onnxtrain.autodiff._node import NodeView
+from onnxtrain.autodiff._registry import Cotangents
+from onnxtrain.autodiff.rules._composite import composite_vjp
 from onnxtrain.emitter import Emitter
 from onnxtrain.functions import (
-    DOMAIN,
     CompositeOp,
     attention,
     attention_gradient,
@@ -58,11 +58,4 @@ for _composite, _gradient in (
     (masked_attention, masked_attention_gradient),
     (safe_masked_attention, masked_attention_gradient),
 ):
-    for _name in _composite.function_names:
-        vjp(
-            _name,
-            domain=DOMAIN,
-            wrt=_composite.inputs,
-            saves=("log_sum",),
-            signature=Signature(_composite.inputs, ("y", "log_sum")),
-        )(partial(_attention, _gradient))
+    composite_vjp(_composite, ("y", "log_sum"), saves=("log_sum",))(partial(_attention, _gradient))

@@ -9,10 +9,11 @@ from functools import partial
 
 import onnx_ir as ir
 
-from onnxtrain.autodiff._node import NodeView, Signature
-from onnxtrain.autodiff._registry import Cotangents, vjp
+from onnxtrain.autodiff._node import NodeView
+from onnxtrain.autodiff._registry import Cotangents
+from onnxtrain.autodiff.rules._composite import composite_vjp
 from onnxtrain.emitter import Emitter
-from onnxtrain.functions import DOMAIN, LAYERS, CompositeOp
+from onnxtrain.functions import LAYERS, CompositeOp
 
 
 def _lstm_layer(
@@ -62,16 +63,9 @@ def _register() -> None:
     }
     for (name, _), (layer, gradient, weights) in LAYERS.items():
         rule, outputs, saved = rules[name]
-        signature = Signature(layer.inputs, (*outputs, *saved))
-        for function in layer.function_names:
-            vjp(
-                function,
-                domain=DOMAIN,
-                wrt=layer.inputs,
-                outputs=outputs,
-                saves=("y", *saved),
-                signature=signature,
-            )(partial(rule, gradient, weights))
+        composite_vjp(layer, (*outputs, *saved), outputs=outputs, saves=("y", *saved))(
+            partial(rule, gradient, weights)
+        )
 
 
 _register()

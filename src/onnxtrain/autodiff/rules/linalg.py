@@ -6,10 +6,11 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.autodiff._broadcast import sum_to_shape_of
-from onnxtrain.autodiff._node import NodeView, Signature
+from onnxtrain.autodiff._node import NodeView
 from onnxtrain.autodiff._registry import Cotangents, vjp
+from onnxtrain.autodiff.rules._composite import composite_vjp
 from onnxtrain.emitter import Emitter
-from onnxtrain.functions import DOMAIN, cholesky, inverse
+from onnxtrain.functions import cholesky, inverse
 
 
 @vjp("MatMul", wrt=("A", "B"))
@@ -116,12 +117,14 @@ def gemm(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     return result
 
 
+@composite_vjp(inverse, ("y", "pivots"))
 def inverse_rule(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
     """Y = A⁻¹, so dY = -Y dA Y:  ct_A = -Yᵀ ct Yᵀ."""
     y = _transposed(op, n, n.outputs[0])
     return op.Neg(op.MatMul(op.MatMul(y, ct), y))
 
 
+@composite_vjp(cholesky, ("y",))
 def cholesky_rule(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
     """For A = L Lᵀ:  ct_A = (S + Sᵀ) / 2, S = L⁻ᵀ Φ(Lᵀ ct) L⁻¹; Φ keeps the lower triangle and half of the diagonal.
 
@@ -136,14 +139,6 @@ def cholesky_rule(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
     s = op.MatMul(op.MatMul(_transposed(op, n, inverted), half), inverted)
     s.shape = factor.shape
     return op.Mul(op.Add(s, _transposed(op, n, s)), 0.5)
-
-
-for _composite, _outputs, _rule in (
-    (inverse, ("y", "pivots"), inverse_rule),
-    (cholesky, ("y",), cholesky_rule),
-):
-    for _name in _composite.function_names:
-        vjp(_name, domain=DOMAIN, wrt=("a",), signature=Signature(_composite.inputs, _outputs))(_rule)
 
 
 @vjp("Det", wrt=("X",))

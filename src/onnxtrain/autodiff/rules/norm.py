@@ -7,12 +7,12 @@ from typing import Any
 import onnx_ir as ir
 
 from onnxtrain.autodiff._broadcast import sum_to_shape_of
-from onnxtrain.autodiff._node import NodeView, Signature
+from onnxtrain.autodiff._node import NodeView
 from onnxtrain.autodiff._registry import Cotangents, vjp
+from onnxtrain.autodiff.rules._composite import composite_vjp
 from onnxtrain.emitter import Emitter, static_dims
 from onnxtrain.errors import DifferentiationError
 from onnxtrain.functions import (
-    DOMAIN,
     batch_normalization_gradient,
     floored_rms_normalization,
     floored_rms_normalization_gradient,
@@ -107,6 +107,7 @@ def instance_normalization(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents
     return _as_inputs(op, n, dict(zip(("input", "scale", "B"), grads, strict=True)))
 
 
+@composite_vjp(group_normalization, ("Y",), inputs=("X", "scale", "bias"))
 @vjp("GroupNormalization", wrt=("X", "scale", "bias"))
 def group_norm(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     """Y = x̂ * scale + bias, x̂ standardised over each group of channels of each sample."""
@@ -114,11 +115,6 @@ def group_norm(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     attributes = {"epsilon": n.attr("epsilon"), "num_groups": n.attr("num_groups")}
     grads = op.call(group_normalization_gradient, ct, x, scale, **attributes, _outputs=3)
     return _as_inputs(op, n, dict(zip(("X", "scale", "bias"), grads, strict=True)))
-
-
-for _name in group_normalization.function_names:
-    _signature = Signature(("X", "scale", "bias"), ("Y",))
-    vjp(_name, domain=DOMAIN, wrt=("X", "scale", "bias"), signature=_signature)(group_norm)
 
 
 @vjp(
@@ -179,6 +175,7 @@ def rms_normalization(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     return _as_inputs(op, n, {"X": grads[0], "scale": _summed(op, n, grads[1], n.scale, axis)})
 
 
+@composite_vjp(floored_rms_normalization, ("y", "rms"), wrt=("x", "scale"), saves=("rms",))
 def floored_rms_norm(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     """Y = x / max(rms, floor) * scale, with rms = factor * ||x|| over the last axis, the second output."""
     operands = _wide(op, ct, n.x, n.scale, n.out.rms, n.factor, n.floor)
@@ -186,6 +183,7 @@ def floored_rms_norm(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     return _as_inputs(op, n, dict(zip(("x", "scale"), grads, strict=True)))
 
 
+@composite_vjp(inverse_rms_normalization, ("y", "inverse"), wrt=("x", "scale"), saves=("inverse",))
 def inverse_rms_norm(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     """Y = x * r * scale, with r = 1 / sqrt(mean(x²) + epsilon) over the last axis, the second output."""
     operands = _wide(op, ct, n.x, n.scale, n.out.inverse)
@@ -193,15 +191,12 @@ def inverse_rms_norm(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     return _as_inputs(op, n, dict(zip(("x", "scale"), grads, strict=True)))
 
 
-for _composite, _saved, _rule in (
-    (floored_rms_normalization, "rms", floored_rms_norm),
-    (inverse_rms_normalization, "inverse", inverse_rms_norm),
-):
-    for _name in _composite.function_names:
-        _signature = Signature(_composite.inputs, ("y", _saved))
-        vjp(_name, domain=DOMAIN, wrt=("x", "scale"), saves=(_saved,), signature=_signature)(_rule)
-
-
+@composite_vjp(
+    reversible_instance_normalization,
+    ("y", "mean", "stdev", "centered"),
+    wrt=("x", "weight", "bias"),
+    saves=("stdev", "centered"),
+)
 def reversible_instance_norm(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     """Y = (x - mean) * (weight / stdev) + bias; mean and stdev of x count as constants, as darts detaches them."""
     ct, weight, stdev, centered = _wide(op, ct, n.weight, n.out.stdev, n.out.centered)
@@ -221,24 +216,11 @@ def reversible_instance_norm(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangen
     return _as_inputs(op, n, dict(zip(("x", "weight", "bias"), grads, strict=True)))
 
 
+@composite_vjp(instance_standardization, ("y", "mean", "stdev"), wrt=("x",), saves=("stdev",))
 def instance_standard(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     """Y = (x - mean) / stdev; mean and stdev of x count as constants, as darts detaches them."""
     ct, stdev = _wide(op, ct, n.out.stdev)
     return _as_inputs(op, n, {"x": op.Div(ct, stdev)})
-
-
-for _composite, _wrt, _saves, _rule in (
-    (
-        reversible_instance_normalization,
-        ("x", "weight", "bias"),
-        ("stdev", "centered"),
-        reversible_instance_norm,
-    ),
-    (instance_standardization, ("x",), ("stdev",), instance_standard),
-):
-    for _name in _composite.function_names:
-        _signature = Signature(_composite.inputs, ("y", "mean", "stdev", "centered")[: 2 + len(_saves)])
-        vjp(_name, domain=DOMAIN, wrt=_wrt, saves=_saves, signature=_signature)(_rule)
 
 
 @vjp("MeanVarianceNormalization", wrt=("X",))

@@ -1,0 +1,36 @@
+"""Registers rules of composite ops, each of which has one function per dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from onnxtrain.autodiff._node import Signature
+from onnxtrain.autodiff._registry import RuleFunction, vjp
+from onnxtrain.functions import DOMAIN, CompositeOp
+
+
+def composite_vjp(
+    composite: CompositeOp,
+    names: Sequence[str],
+    wrt: Sequence[str] = (),
+    inputs: Sequence[str] = (),
+    **settings: Any,
+) -> Callable[[RuleFunction], RuleFunction]:
+    """Registers the decorated function as the rule of a composite op.
+
+    Args:
+        composite: the op.
+        names: names of its outputs, e.g. ("y", "log_sum").
+        wrt: names of the inputs that can have a cotangent; by default all.
+        inputs: names of the inputs for a rule that a standard op shares; by default those of the composite.
+        settings: `outputs` and `saves` of :func:`vjp`.
+    """
+    signature = Signature(tuple(inputs or composite.inputs), tuple(names))
+
+    def register(function: RuleFunction) -> RuleFunction:
+        for name in composite.function_names:
+            vjp(name, domain=DOMAIN, wrt=wrt or signature.inputs, signature=signature, **settings)(function)
+        return function
+
+    return register

@@ -156,10 +156,13 @@ def _joined(node: ir.Node, elements: _Elements) -> ir.Value | None:
             return None
         # A negative new axis counts from the end of the result, which has one axis more.
         places = [axis if axis >= 0 or part.shape is None else axis + part.shape.rank() + 1 for part in parts]
-        parts = [_with_axis(node, part, place) for part, place in zip(parts, places, strict=True)]
+        parts = [
+            write_before(node, None, "Unsqueeze", part, _constant(node, [place]))
+            for part, place in zip(parts, places, strict=True)
+        ]
         axis = places[0]
     joined = write_before(node, None, "Concat", *parts, axis=axis)
-    joined.type = parts[0].type
+    joined.type = elements[0].type
     return joined
 
 
@@ -192,13 +195,6 @@ def _without_axis(node: ir.Node, part: ir.Value, axis: int) -> ir.Value:
     if part.shape is not None:
         squeezed.shape = ir.Shape([dim for place, dim in enumerate(part.shape) if place != axis])
     return squeezed
-
-
-def _with_axis(node: ir.Node, part: ir.Value, axis: int) -> ir.Value:
-    """Write an Unsqueeze of one axis before `node`; return its result."""
-    unsqueezed = write_before(node, None, "Unsqueeze", part, _constant(node, [axis]))
-    unsqueezed.type = part.type
-    return unsqueezed
 
 
 def _is_wanted(sequence: ir.Value) -> bool:

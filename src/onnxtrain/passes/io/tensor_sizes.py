@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from math import prod
 
 import onnx
@@ -59,23 +59,19 @@ def _tensors(model: onnx.ModelProto) -> Iterator[TensorProto]:
     """Yield all tensors of a model."""
     yield from _graph_tensors(model.graph)
     for function in model.functions:
-        yield from _node_tensors(function.node)
+        yield from _attribute_tensors(attribute for node in function.node for attribute in node.attribute)
         yield from _attribute_tensors(function.attribute_proto)
 
 
 def _graph_tensors(graph: onnx.GraphProto) -> Iterator[TensorProto]:
+    """Yield the tensors of a graph and of its subgraphs."""
     yield from graph.initializer
-    yield from _node_tensors(graph.node)
+    yield from _attribute_tensors(attribute for node in graph.node for attribute in node.attribute)
 
 
-def _node_tensors(nodes: object) -> Iterator[TensorProto]:
-    # protobuf's lists have no type of their own that mypy knows.
-    for node in nodes:  # type: ignore[attr-defined]
-        yield from _attribute_tensors(node.attribute)
-
-
-def _attribute_tensors(attributes: object) -> Iterator[TensorProto]:
-    for attribute in attributes:  # type: ignore[attr-defined]
+def _attribute_tensors(attributes: Iterable[onnx.AttributeProto]) -> Iterator[TensorProto]:
+    """Yield the tensors of attributes and of graphs that are attributes."""
+    for attribute in attributes:
         if attribute.type == onnx.AttributeProto.TENSOR:
             yield attribute.t
         yield from attribute.tensors

@@ -23,14 +23,14 @@ class TimeFirstPass(ir.passes.InPlacePass):
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Rewrite in place, in subgraphs too; names of outputs stay."""
-        layers = [node for node in ir.traversal.RecursiveGraphIterator(model.graph) if _is_batch_first(node)]
+        layers = [
+            node
+            for node in ir.traversal.RecursiveGraphIterator(model.graph)
+            if node.domain == "" and node.op_type in RECURRENT and bool(node.attributes.get_int("layout", 0))
+        ]
         for node in layers:
             _rewrite(node)
         return ir.passes.PassResult(model, bool(layers))
-
-
-def _is_batch_first(node: ir.Node) -> bool:
-    return node.domain == "" and node.op_type in RECURRENT and bool(node.attributes.get_int("layout", 0))
 
 
 def _rewrite(node: ir.Node) -> None:

@@ -47,15 +47,8 @@ def axis_of_batch(before: Dims, after: Dims, result: Dims, batch: int, inside: i
         if size % batch == 0 and outer % start == 0 and (start * size) % (outer * batch) == 0:
             # A batch of 1 fits in several places. Best alone, then with a part of what is inside of it (heads), then
             # with what is outside of it (the rows of a matrix), and last with all of what is inside.
-            rank = (
-                0
-                if (start, size) == (outer, batch)
-                else 2
-                if start < outer
-                else 3
-                if size == batch * inner
-                else 1
-            )
+            alone = (start, size) == (outer, batch)
+            rank = 0 if alone else 2 if start < outer else 3 if size == batch * inner else 1
             fitting.append((rank, axis, outer // start))
     return min(fitting)[1:] if fitting else None
 

@@ -304,7 +304,8 @@ def as_strided(low: Lowering, x: ir.Value, size: Any, stride: Any, storage_offse
 def _within(source: torch.Tensor, size: Sequence[Any], stride: Sequence[Any], offset: Any) -> bool:
     """Returns whether all addresses of `as_strided` are known to lie in a contiguous tensor or to be an error."""
     memory = source.untyped_storage().nbytes()
-    # PyTorch itself refuses addresses behind the end of the memory.
+    # PyTorch itself refuses addresses behind the end of the memory. For symbolic sizes it writes the number of bytes as
+    # 4*b*(a - 1) + 4*b, which is 4*a*b.
     if statically_known_true(memory == source.numel() * source.element_size()):
         return True
     numbers = [source.numel(), offset, *size, *stride]

@@ -43,7 +43,7 @@ def inverse(op: Emitter, a: ir.Value) -> tuple[ir.Value, ir.Value]:
         done = op.Where(op.Unsqueeze(op.Equal(places, row), [1]), scaled, cleared)
         return done, op.Squeeze(pivot, [1])
 
-    reduced, pivots = _eliminated(op, a, pair, eliminate)
+    reduced, pivots = _eliminated(op, a, pair, eliminate, op.Shape(pair, end=1))
     size = op.Shape(a, start=-1)
     right = op.Slice(reduced, size, op.Add(size, size), [2])
     return op.Reshape(right, op.Shape(a), allowzero=1), pivots
@@ -67,7 +67,8 @@ def cholesky(op: Emitter, a: ir.Value) -> ir.Value:
         factor = op.Where(op.GreaterOrEqual(places, row), op.Div(column, root), 0.0)
         return op.Sub(rest, op.Mul(op.Unsqueeze(factor, [2]), op.Unsqueeze(factor, [1]))), factor
 
-    _, columns = _eliminated(op, a, _flat(op, a), eliminate)
+    matrices = _flat(op, a)
+    _, columns = _eliminated(op, a, matrices, eliminate, op.Shape(matrices, end=-1))
     return op.Reshape(op.Transpose(columns, perm=[1, 2, 0]), op.Shape(a), allowzero=1)
 
 
@@ -83,8 +84,13 @@ def _places(op: Emitter, a: ir.Value) -> ir.Value:
     return op.Range(0, op.Squeeze(op.Shape(a, start=-1)), 1)
 
 
-def _eliminated(op: Emitter, a: ir.Value, state: ir.Value, step: Step) -> tuple[ir.Value, ir.Value]:
-    """Runs a step for each row of `a`; returns the last state, and the steps' other results along a new first axis."""
+def _eliminated(
+    op: Emitter, a: ir.Value, state: ir.Value, step: Step, result_shape: ir.Value
+) -> tuple[ir.Value, ir.Value]:
+    """Runs a step for each row of `a`; returns the last state, and the steps' other results along a new first axis.
+
+    `result_shape` is the shape of one such result, as an int64 vector.
+    """
     kinds = {"row": ir.DataType.INT64, "going": ir.DataType.BOOL, "state": a.dtype}
     inner = op.subgraph(kinds)
     row, going, before = inner.graph.inputs
@@ -94,7 +100,9 @@ def _eliminated(op: Emitter, a: ir.Value, state: ir.Value, step: Step) -> tuple[
     inner.graph.outputs.extend([inner.Identity(going), after, result])
     count = op.Squeeze(op.Shape(a, start=-1))
     final, results = op.Loop(count, None, state, body=inner.graph, _outputs=2)
-    return final, results
+    # ONNX Runtime (1.32) gives the results of a Loop without a step, of matrices without rows, one axis only.
+    shape = op.Concat(op.Shape(a, start=-1), result_shape, axis=0)
+    return final, op.Reshape(results, shape, allowzero=1)
 
 
 _TRANSPOSITIONS = {"transA": ir.AttributeType.INT, "transB": ir.AttributeType.INT}

@@ -15,7 +15,22 @@ def _case(name: str, fn: Any, *arguments: Any) -> Case:
     return Case(f"empty_{name}", fn, arguments, dynamic=False)
 
 
+_MATRIX_FUNCTIONS = {
+    "cholesky": torch.linalg.cholesky,
+    "inverse": torch.linalg.inv,
+    "det": torch.linalg.det,
+    "slogdet": lambda a: torch.linalg.slogdet(a).logabsdet,
+    "solve": lambda a: torch.linalg.solve(a, a),
+    "cholesky_inverse": torch.cholesky_inverse,
+    "triangular": lambda a: torch.linalg.solve_triangular(a, a, upper=False),
+}
+
 CASES = [
+    *(
+        _case(f"{name}_{'_'.join(map(str, shape))}", function, T(*shape))
+        for name, function in _MATRIX_FUNCTIONS.items()
+        for shape in ((0, 0), (2, 0, 0))
+    ),
     _case("erfc", torch.erfc, T(0)),
     _case("erfinv", torch.special.erfinv, T(0, 3)),
     _case("adaptive_avg_pool1d", lambda x: F.adaptive_avg_pool1d(x, 5), T(0, 8, 8)),

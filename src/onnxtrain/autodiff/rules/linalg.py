@@ -152,6 +152,9 @@ def det(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     # The only minor of a 1x1 matrix is the determinant of an empty one, 1, which no runtime computes.
     if size == 1:
         return scale
+    # A matrix without entries has no gradient to compute, but one of its shape.
+    if size == 0:
+        return op.Mul(scale, n.X)
     # Four of the entries with signs, without rounding.
     if size == 2:
         return op.Mul(scale, _minors(op, n, n.X, size))

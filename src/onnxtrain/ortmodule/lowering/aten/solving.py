@@ -117,6 +117,9 @@ def _first_that_is_not(low: Lowering, good: ir.Value, axis: int) -> ir.Value:
     """Returns the first place along an axis, counted from 1, where `good` is false; 0 if there is none. int32."""
     op = low.op
     wrong = op.Cast(op.Not(good), to=INT32)
+    # Of a matrix without rows nothing is wrong; ONNX Runtime has no ArgMax along an axis of size 0.
+    if low.fake(0).shape[-1] == 0:
+        return op.ReduceSum(wrong, [axis], keepdims=0)
     # ArgMax finds the first one; it also finds the first zero where there is no one.
     first = op.Cast(op.Add(op.ArgMax(wrong, axis=axis, keepdims=0), 1), to=INT32)
     return op.Mul(first, op.ReduceMax(wrong, [axis], keepdims=0))

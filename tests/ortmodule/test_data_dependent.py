@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import nn
 
 from onnxtrain.ortmodule import ORTModule
 from onnxtrain.ortmodule._torch import isolates_recompiles
-from ortmodule.eager import compare_steps, strict
+from ortmodule.eager import Of, compare_steps, strict
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("fresh_dynamo")]
 
@@ -162,3 +164,41 @@ def test_no_advice_to_set_what_ortmodule_sets(caplog: pytest.LogCaptureFixture) 
     ours(torch.tensor([[0, 4]])).backward()
     assert len(ours.report()) == 2
     assert "capture_scalar_outputs" not in caplog.text
+
+
+EMPTY: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "max of a slice": lambda x: x[:0].max(),
+    "min of a slice": lambda x: torch.min(x[:0]),
+    "max of what a mask selects": lambda x: x[x > 9].max(),
+    "min of what a mask selects": lambda x: torch.min(x[x > 9]),
+    "amax of what a mask selects": lambda x: x[x > 9].amax(),
+    "amin of rows that a mask selects": lambda x: x[x[:, 0] > 9].amin(),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*in PyTorch")
+@pytest.mark.parametrize("name", EMPTY)
+def test_the_extremum_of_nothing_is_an_error(name: str) -> None:
+    """ONNX Runtime returns an infinity."""
+    x = torch.randn(3, 3)
+    with pytest.raises(RuntimeError):
+        EMPTY[name](x)
+    model = ORTModule(Of(lambda module, x: EMPTY[name](x)))
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=r"Expected reduction dim|Runtime assertion failed"):
+            model(x)
+
+
+def test_the_extremum_of_what_a_mask_selects() -> None:
+    plain = Of(lambda module, x: x[x > 0].max() * x[x[:, 0] > 0].amin())
+    batch = torch.tensor([[1.0, -2.0, 3.0], [-1.0, 4.0, 0.5], [2.0, 4.0, -1.0]])
+    assert compare_steps(plain, batch, batch + 0.1).report().runs_in_onnxruntime
+
+
+def test_rows_that_a_mask_selects_are_refused_for_their_dtypes() -> None:
+    module = Of(lambda module, x: torch.mv(x[x[:, 0] > -9], x[0].half()))
+    with pytest.raises(RuntimeError) as wanted:
+        module(torch.randn(3, 3))
+    with pytest.raises(RuntimeError) as got:
+        ORTModule(module)(torch.randn(3, 3))
+    assert str(got.value) == str(wanted.value)

@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
 from onnxtrain.ortmodule import ORTModule
-from onnxtrain.ortmodule.capture._mixed_dtypes import RefusedByPyTorch, refuse_mixed_dtypes
+from onnxtrain.ortmodule.capture._refused_calls import RefusedByPyTorch, refuse_call
 from ortmodule.eager import strict
 from ortmodule.test_numbers_given import UNINITIALISED
 
@@ -133,12 +133,12 @@ def test_tensors_that_no_memory_has_room_for() -> None:
     rows, columns, words = 1 << 20, 1 << 18, 1 << 17
     product = _node(torch.matmul, ((rows, 64), torch.float32), ((64, columns), torch.float64))
     with pytest.raises(RefusedByPyTorch, match="same dtype"):
-        refuse_mixed_dtypes(product)
+        refuse_call(product)
     loss = _node(F.cross_entropy, ((rows, words), torch.float32), ((rows,), torch.int64))
     table = _node(F.embedding, ((rows,), torch.int64), ((words, rows), torch.float32))
     started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    refuse_mixed_dtypes(loss)
-    refuse_mixed_dtypes(table)
+    refuse_call(loss)
+    refuse_call(table)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - started < 64 << 10  # KiB
 
 

@@ -27,8 +27,8 @@ from onnxtrain.ortmodule.capture._calling import captured_call
 from onnxtrain.ortmodule.capture._captures import Captures, without_tracebacks_in_metrics
 from onnxtrain.ortmodule.capture._data_dependent import data_dependent_results, without_advice
 from onnxtrain.ortmodule.capture._inactive_dropout import inactive_dropout_returns_its_input
-from onnxtrain.ortmodule.capture._mixed_dtypes import RefusedByPyTorch
 from onnxtrain.ortmodule.capture._process_wide import ProcessWide
+from onnxtrain.ortmodule.capture._refused_calls import RefusedByPyTorch
 
 # After a graph break in a container each layer is captured by itself, and layers of one class share one function.
 _RECOMPILE_LIMIT = 256

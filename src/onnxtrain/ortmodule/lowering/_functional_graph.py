@@ -29,7 +29,7 @@ from onnxtrain.ortmodule.capture._data_dependent import without_tracebacks
 from onnxtrain.ortmodule.capture._fakes import example_values, fake_mode_of, is_symbolic, map_tensors
 from onnxtrain.ortmodule.capture._flow import GradientFlow
 from onnxtrain.ortmodule.capture._gradients import straight_through
-from onnxtrain.ortmodule.capture._mixed_dtypes import refuse_mixed_dtypes
+from onnxtrain.ortmodule.capture._refused_calls import refuse_call
 from onnxtrain.ortmodule.lowering.aten.attention import ATTENTION, EMBEDDINGS
 from onnxtrain.ortmodule.lowering.aten.indexing import INDEXING
 from onnxtrain.ortmodule.lowering.aten.pooling import INTERPOLATE
@@ -174,7 +174,7 @@ class _Interpreter(fx.Interpreter):
 
     def run_node(self, n: fx.Node) -> Any:
         flow = self.flow
-        refuse_mixed_dtypes(n)
+        refuse_call(n)
         before = {base: self.env[base].clone() for base in flow.hidden.get(n, ())}
         result = super().run_node(n)
         # Autograd does not see the write: the new value has the gradient of the value before.

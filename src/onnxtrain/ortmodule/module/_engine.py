@@ -33,8 +33,8 @@ from onnxtrain.ortmodule.capture._data_setting import copy_set_data
 from onnxtrain.ortmodule.capture._dynamo import capture
 from onnxtrain.ortmodule.capture._fakes import example_values, tensors_in
 from onnxtrain.ortmodule.capture._gradients import unseen_by_hooks
-from onnxtrain.ortmodule.capture._mixed_dtypes import RefusedByPyTorch
 from onnxtrain.ortmodule.capture._no_grad import correct_requires_grad
+from onnxtrain.ortmodule.capture._refused_calls import RefusedByPyTorch
 from onnxtrain.ortmodule.capture._rehearsal import note_inputs
 from onnxtrain.ortmodule.capture._signature import describe
 from onnxtrain.ortmodule.capture._split import (

@@ -10,6 +10,7 @@ import math
 from typing import Any
 
 import onnx_ir as ir
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from onnxtrain.ortmodule.lowering._table import Lowering, is_float, lower
 from onnxtrain.ortmodule.lowering.aten.pointwise import select
@@ -61,8 +62,24 @@ def extremum(low: Lowering, x: ir.Value, dim: Any = None, keepdim: bool = False)
     largest = str(low.node.target).split(".")[1].endswith("max")
     if low.dtype in SMALL_INTEGERS:
         x = low.tensor(x, ir.DataType.INT32)
+    if not dim and dim != 0:
+        x = _not_empty(low, x)
     # ReduceMax and ReduceMin share the gradient evenly among equal extrema, as PyTorch does.
     return reduced_extremum(low, "ReduceMax" if largest else "ReduceMin", x, axes_of(low, dim), keepdim)
+
+
+def _not_empty(low: Lowering, x: ir.Value) -> ir.Value:
+    """Returns a tensor, with a check at run time that it has an element where its size depends on the data.
+
+    Eager PyTorch refuses the `max()` and `min()` of an empty tensor, and ONNX Runtime returns an infinity.
+    """
+    # Not asked if the number is known to be positive: PyTorch's own shape function of `amax` has noted that it is.
+    if not free_unbacked_symbols(low.fake(0).numel()):
+        return x
+    op = low.op
+    # Gather fails where there is no element 0; then PyTorch runs the graph and raises its own error.
+    first = op.stop_gradient(op.Gather(op.Reshape(x, [-1]), 0, axis=0))
+    return op.Where(op.Equal(first, first), x, x)
 
 
 @lower("aten.maximum.default", "aten.minimum.default")

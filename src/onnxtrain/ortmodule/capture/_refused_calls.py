@@ -1,7 +1,7 @@
-"""Refuse operators that eager PyTorch refuses for the dtypes of their arguments, and that its fake tensors accept.
+"""Refuse calls of operators that eager PyTorch refuses and that its fake tensors accept.
 
 E.g. a float64 input of a float32 `Linear` without bias (PyTorch 2.13): Dynamo captures the product, and ONNX Runtime
-would compute it in float64.
+would compute it in float64. Or `min()` of a tensor without elements, of which ONNX Runtime says that it is infinite.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from onnxtrain.ortmodule._torch import (
     is_functorch_wrapped_tensor,
     pytree,
 )
+from onnxtrain.ortmodule.capture._fakes import name_of
 
 # Functions of other packages may have side effects: they must not be called once more.
 _MODULES = ("torch", "_operator", "builtins")
@@ -34,6 +35,9 @@ _SMALL = 16
 # oneDNN's backward pass of an LSTM ends the process for some dtypes (PyTorch 2.13). `aten/recurrent.py` asks PyTorch
 # about the dtypes of the forward pass.
 _RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
+
+_ROWS = 3
+"""Stands for a number that depends on the data, such as that of the elements that a mask selects."""
 
 _LARGEST = 1 << 20
 """Elements of the largest tensor that gets memory of its own. Larger ones are expanded from one element."""
@@ -52,11 +56,8 @@ _verdicts: dict[Any, str | None] = {}
 """Per operator, dtypes, ranks and autocast: PyTorch's message if it refuses them, else None."""
 
 
-def refuse_mixed_dtypes(node: fx.Node) -> None:
-    """Raises `RefusedByPyTorch` if eager PyTorch refuses a node of a Dynamo graph for the dtypes of its arguments.
-
-    The node is run on zeros of the same ranks, forward and backward, once for each operator, choice of dtypes and mode
-    of autocast. It is refused if it fails with these dtypes and succeeds with others.
+def refuse_call(node: fx.Node) -> None:
+    """Raises `RefusedByPyTorch` if eager PyTorch refuses a node of a Dynamo graph: mixed dtypes, or an empty extremum.
 
     Args:
         node: calls a function or a method; tensors among its arguments have `meta["example_value"]`.
@@ -65,22 +66,38 @@ def refuse_mixed_dtypes(node: fx.Node) -> None:
         return
     args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda source: source.meta.get("example_value"))
     tensors = [value for value in pytree.tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)]
-    dtypes = tuple(tensor.dtype for tensor in tensors)
-    if len(set(dtypes)) < 2 or not _is_plain(node, tensors):
+    if not _is_plain(node, tensors):
         return
-    device = tensors[0].device.type
-    autocast = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device)
     trained = any(
         isinstance(value, torch.Tensor) and value.requires_grad
         for value in pytree.tree_leaves(node.meta.get("example_value"))
     )
-    ranks = tuple((tensor.dim(), tensor.requires_grad) for tensor in tensors)
-    key = (node.target, dtypes, ranks, trained, autocast)
-    if key not in _verdicts:
-        _verdicts[key] = _refusal(_Call(_callable(node), args, kwargs, trained), dtypes)
-    message = _verdicts[key]
+    call = _Call(_callable(node), args, kwargs, trained)
+    dtypes = tuple(tensor.dtype for tensor in tensors)
+    message = None
+    if len(set(dtypes)) > 1:
+        message = _mixed_dtypes(node, call, tensors)
+    elif name_of(node) in ("max", "min") and any(size == 0 for size in map(_hint, tensors[0].shape)):
+        with disable_current_modes():
+            message = call.error(dtypes)
     if message is not None:
         raise RefusedByPyTorch(message)
+
+
+def _mixed_dtypes(node: fx.Node, call: _Call, tensors: Sequence[torch.Tensor]) -> str | None:
+    """Returns the message with which eager PyTorch refuses a call for the dtypes of its tensors, or None.
+
+    The call is made with zeros of the same ranks, forward and backward, once for each operator, choice of dtypes and
+    mode of autocast. It is refused if it fails with these dtypes and succeeds with others.
+    """
+    dtypes = tuple(tensor.dtype for tensor in tensors)
+    device = tensors[0].device.type
+    autocast = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device)
+    ranks = tuple((tensor.dim(), tensor.requires_grad) for tensor in tensors)
+    key = (node.target, dtypes, ranks, call.trained, autocast)
+    if key not in _verdicts:
+        _verdicts[key] = _refusal(call, dtypes)
+    return _verdicts[key]
 
 
 def _is_plain(node: fx.Node, tensors: list[torch.Tensor]) -> bool:
@@ -95,7 +112,7 @@ def _is_plain(node: fx.Node, tensors: list[torch.Tensor]) -> bool:
     return all(
         tensor.layout == torch.strided
         and not is_functorch_wrapped_tensor(tensor)
-        and not any(isinstance(size, torch.SymInt) and free_unbacked_symbols(size) for size in tensor.shape)
+        and all(_is_known(size) for size in tensor.shape)
         for tensor in tensors
     )
 
@@ -206,7 +223,19 @@ def _expanded(one: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
     return tensor.clone(memory_format=torch.contiguous_format) if tensor.numel() <= _LARGEST else tensor
 
 
+def _is_known(size: int | torch.SymInt) -> bool:
+    """Returns whether :func:`_hint` knows a size: one that mixes data and the shapes of inputs it does not."""
+    if isinstance(size, int):
+        return True
+    unbacked = free_unbacked_symbols(size)
+    return not unbacked or size.node.expr.free_symbols == unbacked
+
+
 def _hint(size: int | torch.SymInt) -> int:
-    """Returns a size; for a symbolic one its value in this call."""
+    """Returns a size; for a symbolic one its value in this call, for one that depends on data that for `_ROWS`."""
+    if isinstance(size, int):
+        return size
+    if unbacked := free_unbacked_symbols(size):
+        return int(size.node.expr.subs(dict.fromkeys(unbacked, _ROWS)))
     # `int(size)` would guard the graph, so that another size captures another graph.
-    return int(size.node.hint) if isinstance(size, torch.SymInt) else size
+    return int(size.node.hint)

@@ -29,7 +29,6 @@ app = typer.Typer(
     cls=InterruptibleGroup,
     no_args_is_help=True,
     # An unexpected error is a bug and shows Python's own traceback, which a report needs whole.
-    # context.
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Train any ONNX model on stock ONNX Runtime.",

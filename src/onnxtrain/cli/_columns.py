@@ -51,7 +51,7 @@ class Column:
         kind: "number", "one-hot" or "ordinal".
         categories: categories in the order of their numbers, e.g. ["female", "male"]; None for numbers.
         fill: value that replaces a missing one, e.g. 29.5 or "male"; None if missing values are an error.
-        mean, deviation: a number x becomes (x - mean) / deviation.
+        mean, deviation: for numbers; x becomes (x - mean) / deviation.
     """
 
     name: str

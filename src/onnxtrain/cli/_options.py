@@ -304,7 +304,12 @@ class ScheduleOptions:
 
 @dataclass(frozen=True)
 class ArtifactsOptions:
-    """Options of `onnxtrain artifacts`."""
+    """Options of `onnxtrain artifacts`.
+
+    Attributes:
+        source: path of the model.
+        model, optimizer: groups of options.
+    """
 
     source: Annotated[Path, typer.Argument(metavar="MODEL", help="Path of an .onnx file.")]
     model: ModelOptions = field(default_factory=ModelOptions)
@@ -326,7 +331,12 @@ class ArtifactsOptions:
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """Options of `onnxtrain train`."""
+    """Options of `onnxtrain train`.
+
+    Attributes:
+        source: path of a model, or directory of a run.
+        table, model, optimizer, rate: groups of options.
+    """
 
     source: Annotated[
         Path,

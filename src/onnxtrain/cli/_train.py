@@ -220,6 +220,7 @@ def _schedule(options: ScheduleOptions) -> Schedule | None:
 def _held_out(text: str | None) -> float | Arrays | Table | None:
     if text is None:
         return None
+    # A number is a fraction: a file whose name is one has to be given as ./0.1.
     try:
         return float(text)
     except ValueError:

@@ -39,7 +39,9 @@ class DemoResult:
         epochs: number of epochs.
         seconds: duration of the training, in seconds.
         samples_per_second: median rate of the epochs, without validation.
-        training_samples: number of images trained on; `validation_samples` and `test_samples` are other images.
+        training_samples: number of images trained on.
+        validation_samples: number of other images that early stopping looks at.
+        test_samples: number of further images, which only the final test sees.
         torch_imported: True if something imported PyTorch.
         files: files that were written.
     """

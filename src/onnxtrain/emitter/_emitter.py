@@ -226,6 +226,7 @@ class Emitter:
 
     def ints(self, ref: AttributeRef) -> ir.Value:
         """Returns an integer attribute (or list of integers) of the enclosing function as an int64 tensor."""
+        # ONNX hands the attributes of a function to attributes of nodes only; a Constant makes a tensor of them.
         field = "value_int" if ref.type == ir.AttributeType.INT else "value_ints"
         output = self._append("", "Constant", [], 1, {field: ref})[0]
         output.type = ir.TensorType(ir.DataType.INT64)

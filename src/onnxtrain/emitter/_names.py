@@ -31,6 +31,7 @@ class Names:
 
 def all_names(graph: ir.Graph) -> Iterator[str]:
     """Yields the names of all nodes and values in a graph and in its subgraphs."""
+    # Subgraphs count: ONNX forbids a name in a subgraph that a value of an enclosing graph has.
     for value in (*graph.inputs, *graph.initializers.values()):
         yield value.name or ""
     for node in graph.all_nodes():

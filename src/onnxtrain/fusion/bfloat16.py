@@ -90,6 +90,7 @@ def _gemm(op: Emitter, node: ir.Node) -> None:
         source, order = _source(value, node)
         inputs.append(source)
         transposed[name] ^= order is not None
+    # The summand C is no factor: it stays in float32.
     _become(op, node, gemm_bfloat16, [*inputs, *node.inputs[2:]])
     for name, scale in scales.items():
         node.attributes.add(ir.AttrFloat32(name, scale))

@@ -75,6 +75,7 @@ def _factors(node: ir.Node) -> tuple[_Factor, _Factor] | None:
     if a is None or b is None or any(summand is not None for summand in node.inputs[2:]):
         return None
     attributes = node.attributes
+    # The function computes the product alone; a scale would be one more node.
     if attributes.get_float("alpha", 1.0) != 1:
         return None
     factors = (

@@ -33,9 +33,21 @@ _STATEFUL = RANDOM_OPS - {"Dropout"}
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSettings:
-    """Arguments of `Trainer` that decide how its models are built; :class:`Trainer` describes each.
+    """Arguments of `Trainer` that decide how its models are built.
 
     The fields from `requires_grad` on have the names of the arguments of `generate_artifacts` that they set.
+
+    Attributes:
+        loss, optimizer: objects or names, e.g. "cross_entropy", "adamw".
+        clip_grad_norm: largest L2 norm of all gradients together; None for no limit.
+        clip_grad_value: largest absolute value of an element of a gradient; None for no limit.
+        requires_grad, frozen_params: names or patterns of parameters, e.g. ["fc.*"].
+        batch_norm: mode of BatchNormalization and Dropout, e.g. "training", or modes by patterns.
+        straight_through: pass gradients through rounding unchanged.
+        precision: "fp32" or "bf16".
+        recompute: recompute activations in the backward pass.
+        sparse_gradients: names or patterns of embeddings that get row gradients.
+        loss_input_names: outputs that the loss reads; None for the first.
     """
 
     loss: LossSpec

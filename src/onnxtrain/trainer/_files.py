@@ -24,7 +24,14 @@ _OPTIONAL = {"optimizer_model", "inference_model"}
 
 @dataclass(frozen=True)
 class Files:
-    """Names of a run's files, relative to its directory."""
+    """Names of a run's files, relative to its directory.
+
+    Attributes:
+        manifest: description of the models, e.g. "manifest.json".
+        training_model, eval_model, optimizer_model: names of the models, e.g. "training_model.onnx".
+        checkpoint: file of the weights, e.g. "checkpoint".
+        inference_model: model that predicts; None in artifacts of earlier versions.
+    """
 
     manifest: str
     training_model: str

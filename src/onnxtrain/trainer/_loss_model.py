@@ -145,6 +145,7 @@ def _cut(model: ir.Model, names: set[str]) -> dict[str, str]:
         value.replace_all_uses_with(cut)
         graph.inputs.append(cut)
         inputs[name] = str(cut.name)
+    # The network is no longer read: only the nodes between its outputs and the loss are left.
     CleanupPass(keep=set())(model)
     for value in [value for value in graph.inputs if not value.uses()]:
         graph.inputs.remove(value)

@@ -153,8 +153,10 @@ class Position:
         """Starts a new fit, or goes on with an interrupted one; returns the argument of :meth:`undo`."""
         names = ("fit_start", "fit_start_step", "unfinished", "plan")
         before = {name: getattr(self, name) for name in names} | {"stopped": self.history.stopped}
+        # A resumed fit keeps its start, from which its last epoch and its schedule are counted.
         if not self.unfinished:
             self.fit_start, self.fit_start_step = self.epoch, self.step
+        # "early" stays: a process that was killed during the last callbacks of a stopped fit repeats only those.
         if not self.unfinished or self.history.stopped == "interrupted":
             self.history.stopped = None
         self.plan, self.unfinished = plan, True

@@ -21,7 +21,13 @@ ScheduleSpec = str | Schedule | ScheduleFunction
 
 @dataclass(frozen=True)
 class Curve:
-    """Schedule with a linear warm-up over `warmup_steps` steps, or over the fraction `warmup_ratio` of all steps."""
+    """Schedule with a linear warm-up.
+
+    Attributes:
+        schedule: the schedule that follows the warm-up, or runs below it if it counts epochs.
+        warmup_steps: steps of the warm-up; 0 for those of `warmup_ratio`.
+        warmup_ratio: fraction of all steps to warm up over, e.g. 0.1; 0 for no warm-up.
+    """
 
     schedule: Schedule | ScheduleFunction
     warmup_steps: int = 0

@@ -104,7 +104,13 @@ class StatisticsBackup:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Copy of everything that a training step changes, and the position it belongs to."""
+    """Copy of everything that a training step changes.
+
+    Attributes:
+        tensors: each buffer with the value to write back.
+        optimizer: attributes of the optimizer's state by name, e.g. {"learning_rate": 0.001}.
+        position: position that the values belong to.
+    """
 
     tensors: list[tuple[Buffer, Array]]
     optimizer: dict[str, Any]

@@ -459,6 +459,7 @@ class Trainer:
         """
         with self._state.lock:
             self._state.run.load_parameters(path)
+            # The next step would otherwise mix averages of the old parameters with the new ones.
             self._state.position.averaged = 0
 
     def averaged(self) -> AbstractContextManager[None]:

@@ -195,6 +195,7 @@ class Layout:
                 f"the model takes {', '.join(wanted)}, and the batch has {', '.join(map(str, batch))} (missing: "
                 f"{', '.join(missing)}). Rename them."
             )
+        # The models renamed their input of weights if they had another value of this name.
         weights = batch.get(self.weight.name, batch.get(WEIGHT))
         entries = [batch[name] for name in wanted]
         return Raw(

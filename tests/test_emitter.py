@@ -1,4 +1,4 @@
-"""The emitter refuses wrong ops and attributes at the line that writes them."""
+"""The emitter refuses wrong ops and attributes at the line that writes them; names and places of new nodes."""
 
 from __future__ import annotations
 
@@ -30,3 +30,24 @@ def test_names_continue_where_they_ended() -> None:
         "a_2",
         "a_1_1_1",
     ]
+
+
+@pytest.mark.parametrize(("side", "order"), [("before", "b c a d"), ("after", "a b c d"), (None, "a d b c")])
+def test_placing_moves_what_its_block_appends(side: str | None, order: str) -> None:
+    x = ir.Value(name="x", shape=ir.Shape([2]), type=ir.TensorType(ir.DataType.FLOAT))
+    graph = ir.Graph([x], [], nodes=[], opset_imports={"": 21})
+    op = Emitter(graph)
+    first = op.Identity(x).producer()
+    op.Neg(x)
+    with op.placing(**({side: first} if side else {})):
+        op.Abs(op.Exp(x))
+    letters = {"Identity": "a", "Exp": "b", "Abs": "c", "Neg": "d"}
+    assert [letters[node.op_type] for node in graph] == order.split()
+
+
+def test_placing_in_a_graph_without_nodes() -> None:
+    x = ir.Value(name="x", shape=ir.Shape([2]), type=ir.TensorType(ir.DataType.FLOAT))
+    op = Emitter(ir.Graph([x], [], nodes=[], opset_imports={"": 21}))
+    with op.placing():
+        op.Abs(op.Exp(x))
+    assert [node.op_type for node in op.graph] == ["Exp", "Abs"]

@@ -67,7 +67,6 @@ class _Writer:
     def write(self, inputs: Sequence[InputSpec]) -> None:
         """Replaces the inputs of the network by the columns of its table."""
         op, graph = self._op, self._graph
-        network_nodes = set(graph)
         replaced = {str(value.name): value for value in graph.inputs}
         # The first dimension of the network, fixed or symbolic, is the number of rows of each column.
         rows = next((value.shape[0] for value in graph.inputs if value.shape), "rows")
@@ -75,27 +74,20 @@ class _Writer:
             # A column may have the name of the input that it replaces.
             value.name = op.unique_name(f"{name}_encoded")
         graph.inputs.clear()
-        blocks = {column.name: self._column(column, rows) for column in self._encoding.columns}
-        for spec in inputs:
-            old = replaced[spec.name]
-            own = list(blocks.values()) if len(inputs) == 1 else [blocks[spec.name]]
-            whole = own[0] if len(own) == 1 else op.Concat(*own, axis=1)
-            if old.shape is not None and old.shape.rank() == 1:
-                whole = op.Squeeze(whole, [1])
-            assert old.dtype is not None
-            # Encoded in float64, as in training: float32 would round large numbers before the mean is subtracted.
-            encoded = op.Cast(whole, to=old.dtype)
-            encoded.shape = old.shape
-            old.replace_all_uses_with(encoded, replace_graph_outputs=True)
-        # The emitter appends nodes at the end, but ONNX requires a node to stand after the nodes that it reads.
-        written = [node for node in graph if node not in network_nodes]
-        for node in written:
-            graph.remove(node)
-        first = graph[0] if len(graph) else None
-        if first is None:
-            graph.extend(written)
-        else:
-            graph.insert_before(first, written)
+        # In front of the network: ONNX wants a node behind those that it reads.
+        with op.placing(before=graph[0] if len(graph) else None):
+            blocks = {column.name: self._column(column, rows) for column in self._encoding.columns}
+            for spec in inputs:
+                old = replaced[spec.name]
+                input_blocks = list(blocks.values()) if len(inputs) == 1 else [blocks[spec.name]]
+                joined = input_blocks[0] if len(input_blocks) == 1 else op.Concat(*input_blocks, axis=1)
+                if old.shape is not None and old.shape.rank() == 1:
+                    joined = op.Squeeze(joined, [1])
+                assert old.dtype is not None
+                # Encoded in float64, as in training: float32 would round large numbers before the mean is subtracted.
+                encoded = op.Cast(joined, to=old.dtype)
+                encoded.shape = old.shape
+                old.replace_all_uses_with(encoded, replace_graph_outputs=True)
 
     def _column(self, column: Column, rows: Any) -> ir.Value:
         """Writes the encoding of a column, double [rows, width], and appends its input."""

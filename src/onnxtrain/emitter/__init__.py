@@ -3,7 +3,8 @@
 Gradient rules, losses, optimizers, onnxblock and ORTModule's lowerings build their graphs with an :class:`Emitter`.
 """
 
-from onnxtrain.emitter._emitter import AttributeRef, Composite, Emitter, Operand, Write
+from onnxtrain.emitter._emitter import Emitter
+from onnxtrain.emitter._node_writer import AttributeRef, Composite, Operand, Write
 from onnxtrain.emitter._schemas import output_dtype, schema_of
 from onnxtrain.emitter._values import find_value, static_dims, values_by_name
 

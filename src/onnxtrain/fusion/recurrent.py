@@ -67,13 +67,8 @@ def _hidden_size(node: ir.Node) -> int | None:
 
 
 def _rewrite(op: Emitter, node: ir.Node) -> None:
-    last = op.graph[-1]
-    outputs = _calls(op, node)
-    # The emitter appends to the end of the graph; the new nodes belong where the layer was.
-    new = list(op.graph)
-    new = new[new.index(last) + 1 :]
-    op.graph.remove(new)
-    op.graph.insert_before(node, new)
+    with op.placing(before=node):
+        outputs = _calls(op, node)
     for output, result in zip(node.outputs, outputs, strict=False):
         stand_in(output, result, before=node)
     op.graph.remove(node, safe=True)

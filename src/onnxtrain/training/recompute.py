@@ -153,17 +153,12 @@ class _Writer:
 
     def rewrite(self, node: ir.Node) -> None:
         """Makes a gradient node read recomputed values."""
-        graph = self._op.graph
-        last_node = graph[-1]
         signal = self._plan.signal(node)
         assert signal is not None
-        for index, value in enumerate(node.inputs):
-            if value is not None and self._plan.repeats(value):
-                node.replace_input_with(index, self._computed_again(value, signal))
-        # The emitter appended to the end; runtimes need the nodes before their reader.
-        written = list(_nodes_after(graph, last_node))
-        graph.remove(written)
-        graph.insert_before(node, written)
+        with self._op.placing(before=node):
+            for index, value in enumerate(node.inputs):
+                if value is not None and self._plan.repeats(value):
+                    node.replace_input_with(index, self._computed_again(value, signal))
 
     def _computed_again(self, value: ir.Value, signal: ir.Value) -> ir.Value:
         """Returns what a gradient reads in place of a value: a recomputed or delayed activation; parameters stay."""
@@ -204,16 +199,6 @@ class _Writer:
         result: ir.Value = op.Reshape(value, op.Add(op.shape_of(value), self._zeros[signal]), allowzero=1)
         result.shape, result.type = value.shape, value.type
         return result
-
-
-def _nodes_after(graph: ir.Graph, node: ir.Node) -> Iterator[ir.Node]:
-    """Yields the nodes that were appended after another node, in order."""
-    appended: list[ir.Node] = []
-    for other in reversed(graph):
-        if other is node:
-            break
-        appended.append(other)
-    yield from reversed(appended)
 
 
 def _products_to_recompute(nodes: list[ir.Node]) -> Iterator[ir.Node]:

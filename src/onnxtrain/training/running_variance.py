@@ -40,21 +40,17 @@ def update_unbiased(op: Emitter, node: ir.Node) -> ir.Value:
     x = node.inputs[0]
     if node.metadata_props.pop(_KEY, None) is None or running is None or x is None:
         return updated_biased
-    # ONNX wants nodes after those that they read, but the emitter appends to the end of the graph. The nodes for the
-    # input are moved in front of the BatchNormalization, those for the output behind it.
-    graph, earlier_nodes = op.graph, set(op.graph)
-    factor = _bessel(op, x, running)
-    node.replace_input_with(_INPUT_VAR, op.Div(running, factor))
-    graph.insert_before(node, _taken_out(graph, earlier_nodes))
-    earlier_nodes = set(graph)
-    updated: ir.Value = op.Mul(updated_biased, factor)
+    with op.placing(before=node):
+        factor = _bessel(op, x, running)
+        node.replace_input_with(_INPUT_VAR, op.Div(running, factor))
+    with op.placing(after=node):
+        updated: ir.Value = op.Mul(updated_biased, factor)
     product = updated.producer()
     assert product is not None
     updated.shape, updated.type = running.shape, running.type
-    # The product itself reads `after`, too, and must go on to do so.
+    # The product itself reads `updated_biased`, too, and must go on to do so.
     updated_biased.replace_all_uses_with(updated, replace_graph_outputs=True)
     product.replace_input_with(0, updated_biased)
-    graph.insert_after(node, _taken_out(graph, earlier_nodes))
     return updated
 
 
@@ -71,11 +67,3 @@ def _bessel(op: Emitter, x: ir.Value, like: ir.Value) -> ir.Value:
     channels = op.Cast(op.Squeeze(op.dim(x, 1)), to=ir.DataType.FLOAT) if static is None else float(static)
     factor: ir.Value = op.Div(size, op.Sub(size, channels))
     return factor if like.dtype == ir.DataType.FLOAT else op.Cast(factor, to=like.dtype)
-
-
-def _taken_out(graph: ir.Graph, earlier_nodes: set[ir.Node]) -> list[ir.Node]:
-    """Removes the nodes that are not among the earlier ones from a graph; returns the removed ones in order."""
-    written = [node for node in graph if node not in earlier_nodes]
-    for node in written:
-        graph.remove(node)
-    return written

@@ -1,0 +1,372 @@
+"""Appends nodes, calls of composite ops and constants to a graph: the core of the emitter."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, Self, overload
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from onnxtrain.emitter._names import Names, all_names, inputs_of_subgraph
+from onnxtrain.emitter._schemas import output_dtype, schema_of
+from onnxtrain.errors import GraphBuildError
+from onnxtrain.passes.tidy.constants import mark_constant
+
+Operand = ir.Value | npt.ArrayLike | None
+"""Anything that a node can read: a value, None for an omitted optional input, numbers and arrays for a constant."""
+
+
+@dataclass(frozen=True)
+class AttributeRef:
+    """An attribute of the enclosing function, to be used as an attribute of a node in its body.
+
+    Attributes:
+        name: the function's attribute, e.g. "axis". Its value is known only where the function is called.
+        type: the attribute's type.
+    """
+
+    name: str
+    type: ir.AttributeType
+
+
+class Composite(Protocol):
+    """A composite op, which has one model-local function per dtype (see `onnxtrain.functions`)."""
+
+    def identifier(
+        self, dtype: ir.DataType, functions: Mapping[ir.OperatorIdentifier, ir.Function]
+    ) -> ir.OperatorIdentifier:
+        """Returns the key in the function table `functions` for the function of a dtype, whether it is there or not."""
+
+    def function_for(self, dtype: ir.DataType, opset: int) -> ir.Function:
+        """Returns the function whose body computes this op in `dtype` with ops of `opset`."""
+
+
+class Write(Protocol):
+    """The type of `op.Name`: appends one node and returns its output, or with `_outputs=k` a tuple of k outputs."""
+
+    @overload
+    def __call__(self, *inputs: Operand, _outputs: int, **attributes: Any) -> tuple[ir.Value, ...]: ...
+
+    @overload
+    def __call__(self, *inputs: Operand, **attributes: Any) -> ir.Value: ...
+
+
+class NodeWriter:
+    """Appends nodes, functions and constants; :class:`Emitter` describes the arguments and attributes."""
+
+    def __init__(
+        self,
+        graph: ir.Graph,
+        *,
+        opset: int | None = None,
+        functions: dict[ir.OperatorIdentifier, ir.Function] | None = None,
+        in_function: bool = False,
+    ) -> None:
+        self.graph = graph
+        self.opset = opset if opset is not None else graph.opset_imports[""]
+        self.scope = ""
+        self.metadata: Mapping[str, Mapping[str, str]] = {}
+        self._functions = functions
+        self._imports = graph.opset_imports
+        self._in_function = in_function
+        self._constants: dict[tuple[Any, ...], ir.Value] = {}
+        self._shapes: dict[ir.Value, ir.Value] = {}
+        self._names = Names(all_names(graph))
+
+    def __getattr__(self, op_type: str) -> Write:
+        # ONNX ops begin with a capital. Other names are attributes that the emitter lacks, e.g. in `hasattr`.
+        if not op_type[:1].isupper():
+            raise AttributeError(f"{type(self).__name__} has no attribute {op_type!r}")
+
+        def write(*inputs: Operand, **attributes: Any) -> Any:
+            return self.emit(op_type, *inputs, **attributes)
+
+        return write
+
+    @overload
+    def emit(
+        self, op_type: str, *inputs: Operand, _outputs: int, **attributes: Any
+    ) -> tuple[ir.Value, ...]: ...
+
+    @overload
+    def emit(self, op_type: str, *inputs: Operand, **attributes: Any) -> ir.Value: ...
+
+    def emit(
+        self, op_type: str, *inputs: Operand, _outputs: int | None = None, **attributes: Any
+    ) -> ir.Value | tuple[ir.Value, ...]:
+        """Appends one node of the standard domain.
+
+        Returns:
+            The output value, or with `_outputs` the tuple of so many.
+        """
+        schema = schema_of(op_type, self.opset)
+        # ONNX Runtime would report a wrong attribute only when the model is loaded, without the place that wrote it.
+        if not attributes.keys() <= schema.attributes.keys():
+            unknown = ", ".join(sorted(attributes.keys() - schema.attributes.keys()))
+            raise GraphBuildError(
+                f"writing a node {op_type} of opset {self.opset}: it has no attribute {unknown}; it has "
+                f"{', '.join(sorted(schema.attributes)) or 'none'}"
+            )
+        # ONNX promotes no dtypes: a Python float must have the dtype of the tensor beside it.
+        like = _first_float(inputs)
+        values = [self._operand(v, like) for v in inputs]
+        outputs = self._append("", op_type, values, _outputs or 1, attributes)
+        # The last output may be variadic.
+        formals = itertools.chain(schema.outputs, itertools.repeat(schema.outputs[-1]))
+        # dtypes are known at once, shapes later: rules ask for dtypes while they write.
+        for output, formal in zip(outputs, formals, strict=False):
+            dtype = output_dtype(formal, schema, values, attributes)
+            output.type = ir.TensorType(dtype) if dtype is not None else None
+        return outputs[0] if _outputs is None else outputs
+
+    @overload
+    def call(
+        self, composite: Composite, *inputs: Operand, _outputs: int, **attributes: Any
+    ) -> tuple[ir.Value, ...]: ...
+
+    @overload
+    def call(self, composite: Composite, *inputs: Operand, **attributes: Any) -> ir.Value: ...
+
+    def call(
+        self, composite: Composite, *inputs: Operand, _outputs: int | None = None, **attributes: Any
+    ) -> ir.Value | tuple[ir.Value, ...]:
+        """Appends a call of a composite op and adds its function to the model.
+
+        The dtype of the function, and of all its outputs, is that of the first floating-point input.
+        """
+        like = _first_float(inputs)
+        if like is None or like.dtype is None:
+            raise GraphBuildError(
+                f"calling composite {composite}: needs an input of known floating-point dtype"
+            )
+        domain, name, _ = self.function(composite, like.dtype)
+        values = [self._operand(v, like) for v in inputs]
+        outputs = self._append(domain, name, values, _outputs or 1, attributes)
+        for output in outputs:
+            output.type = ir.TensorType(like.dtype)
+        return outputs[0] if _outputs is None else outputs
+
+    def function(self, composite: Composite, dtype: ir.DataType) -> ir.OperatorIdentifier:
+        """Adds the function of a composite op for a dtype to the model if it is missing; returns its identifier."""
+        if self._functions is None:
+            raise GraphBuildError(
+                f"calling composite {composite}: this emitter was made without a function table"
+            )
+        identifier = composite.identifier(dtype, self._functions)
+        if identifier not in self._functions:
+            function = composite.function_for(dtype, self.opset)
+            # The number in the name of a SpecializedOp depends on the functions that the model has.
+            function.name = identifier[1]
+            self._functions[identifier] = function
+        # A model that does not declare the domain of a function is invalid.
+        self._imports.setdefault(identifier[0], 1)
+        return identifier
+
+    @property
+    def can_call(self) -> bool:
+        """True if composite ops can be called, because this emitter has a function table."""
+        return self._functions is not None
+
+    def const(
+        self, value: npt.ArrayLike, dtype: ir.DataType | None = None, *, like: ir.Value | None = None
+    ) -> ir.Value:
+        """Returns a constant; equal constants are shared.
+
+        Args:
+            value: number, list or array.
+            dtype: its element type; by default that of `like`, else int64, bool or float32 after the Python type.
+            like: a value whose dtype to take.
+        """
+        if dtype is None:
+            dtype = like.dtype if like is not None else None
+        array = _as_array(value)
+        if dtype is None:
+            kinds = {"i": ir.DataType.INT64, "u": ir.DataType.INT64, "b": ir.DataType.BOOL}
+            # Arrays keep their dtype. NumPy makes float64 of Python floats, and hardly anybody means it.
+            array_dtype = None if array.dtype == np.float64 else ir.DataType.from_numpy(array.dtype)
+            dtype = (
+                array_dtype
+                if isinstance(value, np.ndarray) and array_dtype
+                else kinds.get(array.dtype.kind, ir.DataType.FLOAT)
+            )
+        # ascontiguousarray makes a vector of a scalar, hence the reshape.
+        array = np.ascontiguousarray(array.astype(dtype.numpy())).reshape(array.shape)
+        # Rules write the same few constants for every node of a graph.
+        key = (dtype, array.shape, array.tobytes())
+        if key not in self._constants:
+            self._constants[key] = self._new_constant(array, dtype)
+        return self._constants[key]
+
+    def ints(self, ref: AttributeRef) -> ir.Value:
+        """Returns an integer attribute (or list of integers) of the enclosing function as an int64 tensor."""
+        # ONNX hands the attributes of a function to attributes of nodes only; a Constant makes a tensor of them.
+        field = "value_int" if ref.type == ir.AttributeType.INT else "value_ints"
+        output = self._append("", "Constant", [], 1, {field: ref})[0]
+        output.type = ir.TensorType(ir.DataType.INT64)
+        return output
+
+    def number(self, ref: AttributeRef, like: ir.Value) -> ir.Value:
+        """Returns a float attribute of the enclosing function as a scalar of the dtype of `like`."""
+        output = self._append("", "Constant", [], 1, {"value_float": ref})[0]
+        output.type = ir.TensorType(ir.DataType.FLOAT)
+        if like.dtype in (None, ir.DataType.FLOAT):
+            return output
+        return self.Cast(output, to=like.dtype)
+
+    def subgraph(self, inputs: Mapping[str, ir.DataType | None]) -> Self:
+        """Returns an emitter for a new branch or body of a control-flow node.
+
+        The subgraph may read values of this graph, and takes its names from the same pool. Pass the emitter's `graph`
+        as attribute to the control-flow node; add its outputs yourself.
+
+        Args:
+            inputs: names and dtypes of the subgraph's inputs.
+        """
+        values = [
+            ir.Value(name=self.unique_name(self.scope + name), type=ir.TensorType(dtype) if dtype else None)
+            for name, dtype in inputs.items()
+        ]
+        name = self.unique_name(self.scope + "body")
+        return self.within(ir.Graph(values, [], nodes=[], opset_imports={"": self.opset}, name=name))
+
+    def within(self, graph: ir.Graph) -> Self:
+        """Returns an emitter for an existing branch or body, which takes names from the same pool."""
+        inner = type(self)(graph, functions=self._functions, opset=self.opset)
+        inner.scope, inner._names, inner.metadata = self.scope, self._names, self.metadata
+        # A model declares the domains that its subgraphs use in the main graph.
+        inner._imports = self._imports
+        return inner
+
+    def copy_of(self, graph: ir.Graph, inputs: Sequence[ir.Value]) -> list[ir.Value]:
+        """Appends copies of the nodes of a subgraph and returns the copies of its outputs.
+
+        Copied values get new names. Values of enclosing graphs are read in place.
+
+        Args:
+            graph: the subgraph.
+            inputs: values to take the place of its inputs.
+        """
+        copy = graph.clone(allow_outer_scope_values=True)
+        for old, new in zip(copy.inputs, inputs, strict=True):
+            old.replace_all_uses_with(new, replace_graph_outputs=True)
+            new.type, new.shape = new.type or old.type, new.shape or old.shape
+        outputs = list(copy.outputs)
+        copy.outputs.clear()
+        # A subgraph's initializers become those of this graph; equal names elsewhere would collide.
+        for name, initializer in tuple(copy.initializers.items()):
+            copy.initializers.pop(name)
+            initializer.name = self.unique_name(name)
+            self.graph.register_initializer(initializer)
+        for node in copy.all_nodes():
+            node.name = self.unique_name(f"{self.scope}{node.name or node.op_type}")
+            inner = [
+                value for attribute in node.attributes.values() for value in inputs_of_subgraph(attribute)
+            ]
+            for value in (*node.outputs, *inner):
+                if value.name:
+                    value.name = self.unique_name(f"{self.scope}{value.name}")
+        nodes = list(copy)
+        copy.remove(nodes)
+        self.graph.extend(nodes)
+        return outputs
+
+    @contextlib.contextmanager
+    def placing(self, *, before: ir.Node | None = None, after: ir.Node | None = None) -> Iterator[None]:
+        """Moves the nodes that the block appends to a place beside a node of the graph.
+
+        ONNX wants nodes after those that they read. Values that the emitter shares, such as those of :meth:`shape_of`,
+        stay at their first place: write to several places from the front of the graph to its end.
+
+        Args:
+            before: node that the new ones stand in front of; in a graph without nodes there is none.
+            after: node that the new ones stand behind.
+        """
+        last = self.graph[-1] if len(self.graph) else None
+        yield
+        # From the end, so that a large graph is not read for a few new nodes.
+        appended = list(itertools.takewhile(lambda node: node is not last, reversed(self.graph)))[::-1]
+        if before is not None:
+            self.graph.remove(appended)
+            self.graph.insert_before(before, appended)
+        elif after is not None:
+            self.graph.remove(appended)
+            self.graph.insert_after(after, appended)
+
+    def unique_name(self, wish: str) -> str:
+        """Returns `wish`, or `wish_1`, `wish_2`, ..., whichever is free, and reserves it."""
+        return self._names.unique(wish)
+
+    def _operand(self, value: Operand, like: ir.Value | None) -> ir.Value | None:
+        if value is None or isinstance(value, ir.Value):
+            return value
+        array = _as_array(value)
+        return self.const(
+            value, like=like if array.dtype.kind == "f" and not isinstance(value, np.ndarray) else None
+        )
+
+    def _append(
+        self,
+        domain: str,
+        op_type: str,
+        inputs: Sequence[ir.Value | None],
+        outputs: int,
+        attributes: Mapping[str, Any],
+    ) -> tuple[ir.Value, ...]:
+        # Names tell a reader of the model, or of an error of ONNX Runtime, where a node comes from.
+        name = self.unique_name(f"{self.scope}{op_type}")
+        values = [
+            ir.Value(name=self.unique_name(name + ("_out" if i == 0 else f"_out{i}"))) for i in range(outputs)
+        ]
+        node = ir.Node(domain, op_type, inputs, _attributes(attributes), outputs=values, name=name)
+        if not domain:
+            node.metadata_props.update(self.metadata.get(op_type, {}))
+        self.graph.append(node)
+        return tuple(values)
+
+    def _new_constant(self, array: np.ndarray, dtype: ir.DataType) -> ir.Value:
+        tensor = ir.Tensor(array, dtype=dtype)
+        if self._in_function:
+            value = self._append("", "Constant", [], 1, {"value": tensor})[0]
+            value.const_value = tensor
+        else:
+            value = ir.Value(name=self.unique_name("const"), const_value=tensor)
+            # Without the mark, an initializer of floats counts as a parameter to train.
+            mark_constant(value)
+            self.graph.register_initializer(value)
+        value.type = ir.TensorType(dtype)
+        value.shape = ir.Shape(array.shape)
+        return value
+
+
+def _first_float(inputs: Sequence[Operand]) -> ir.Value | None:
+    """Finds the first floating-point value among operands."""
+    return next(
+        (v for v in inputs if isinstance(v, ir.Value) and v.dtype and v.dtype.is_floating_point()), None
+    )
+
+
+def _as_array(value: npt.ArrayLike) -> np.ndarray:
+    """Returns a constant as an array."""
+    # NumPy makes floats of an empty list, which here lists no axes or no sizes.
+    return np.zeros(0, dtype=np.int64) if isinstance(value, list) and not value else np.asarray(value)
+
+
+def _attributes(attributes: Mapping[str, Any]) -> list[ir.Attr]:
+    result = []
+    for name, value in attributes.items():
+        if value is None:
+            continue
+        if isinstance(value, ir.Attr):
+            result.append(value if value.name == name else ir.Attr(name, value.type, value.value))
+        elif isinstance(value, AttributeRef):
+            result.append(ir.RefAttr(name, value.name, value.type))
+        elif isinstance(value, ir.DataType):
+            result.append(ir.AttrInt64(name, int(value)))
+        else:
+            result.append(ir.convenience.convert_attribute(name, value))
+    return result

@@ -206,7 +206,7 @@ def test_one_clear_error(name: str, trainer: Trainer) -> None:
         ),
         ({"batch_size": 8}, "batch_size is given, but the data comes in batches"),
         ({"validation": 0.5}, "validation=0.5 cannot be split off a stream"),
-        ({"steps_per_epoch": 0}, "steps_per_epoch must be a positive integer"),
+        ({"steps_per_epoch": 0}, "steps_per_epoch must be an integer >= 1"),
         ({"sample_weight": np.ones(24)}, "sample_weight are given beside a generator"),
     ],
 )

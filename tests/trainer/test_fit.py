@@ -208,9 +208,9 @@ def test_progress_bar_on_a_terminal() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"epochs": 0}, "epochs must be a positive integer, received 0"),
-        ({"accumulate": 1.5}, "accumulate must be a positive integer, received 1.5"),
-        ({"batch_size": -1}, "batch_size must be a positive integer, received -1"),
+        ({"epochs": 0}, "epochs must be an integer >= 1, received 0"),
+        ({"accumulate": 1.5}, "accumulate must be an integer >= 1, received 1.5"),
+        ({"batch_size": -1}, "batch_size must be an integer >= 1, received -1"),
         ({"validation": 1.5}, "leaves nothing to train on"),
         ({"validation": 0.001}, "leaves nothing to validate with"),
         ({"validation": "x"}, "validation must be"),

@@ -260,7 +260,5 @@ def test_missing_packages_are_named(
 
 
 def test_impossible_settings_are_errors() -> None:
-    with pytest.raises(
-        InputError, match="CSVLogger: every_n_steps must be an integer >= 1 or None, received 0"
-    ):
+    with pytest.raises(InputError, match="CSVLogger: every_n_steps must be an integer >= 1, received 0"):
         CSVLogger("log.csv", every_n_steps=0)

@@ -89,7 +89,7 @@ def test_a_schedule_too_short_for_the_fit() -> None:
     both = Trainer(problem.model, "mse", scheduler="cosine", total_steps=10)
     with pytest.raises(InputError, match="has total_steps already"):
         both.fit(problem.x, problem.y, schedule_epochs=3, verbose=False)
-    with pytest.raises(InputError, match="total_steps must be a positive integer, received 0"):
+    with pytest.raises(InputError, match="total_steps must be an integer >= 1, received 0"):
         Trainer(problem.model, "mse", total_steps=0)
 
 

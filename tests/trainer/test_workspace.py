@@ -113,5 +113,5 @@ def test_threads_of_the_loss_of_an_incomplete_batch() -> None:
 
 @pytest.mark.parametrize("threads", [0, -1, True, 1.5])
 def test_impossible_numbers_of_threads_are_errors(threads: int) -> None:
-    with pytest.raises(InputError, match="threads must be a positive integer"):
+    with pytest.raises(InputError, match="threads must be an integer >= 1"):
         Trainer(problems.line().model, "mse", threads=threads)

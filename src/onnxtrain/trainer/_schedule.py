@@ -12,6 +12,7 @@ from typing import Any
 from onnxtrain._words import argument
 from onnxtrain.errors import InputError
 from onnxtrain.schedules import SCHEDULES, Constant, Schedule
+from onnxtrain.trainer._typed import check_integer
 
 ScheduleFunction = Callable[[int, int], float]
 """`(step, total_steps) -> factor` of the learning rate; both count optimizer steps of the fit."""
@@ -88,10 +89,7 @@ def make_schedule(spec: ScheduleSpec | None, warmup_steps: int = 0, warmup_ratio
     Raises:
         InputError: The name is unknown, or the warm-up is negative or given twice.
     """
-    if isinstance(warmup_steps, bool) or not isinstance(warmup_steps, int) or warmup_steps < 0:
-        raise InputError(
-            f"Choosing a schedule: {argument('warmup_steps')} must be an integer >= 0, received {warmup_steps!r}."
-        )
+    warmup_steps = check_integer(f"Choosing a schedule: {argument('warmup_steps')}", warmup_steps, 0)
     if not isinstance(warmup_ratio, int | float) or not 0 <= warmup_ratio <= 1:
         raise InputError(
             f"Choosing a schedule: {argument('warmup_ratio')} must be a number from 0 to 1, received {warmup_ratio!r}."

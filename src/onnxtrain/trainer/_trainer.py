@@ -33,6 +33,7 @@ from onnxtrain.trainer._position import CUSTOM, MOST_THREADS, Plan, Position, Se
 from onnxtrain.trainer._report import make_report
 from onnxtrain.trainer._schedule import ScheduleSpec, make_schedule
 from onnxtrain.trainer._state import Data, TrainingState, Validation, scheduler_settings
+from onnxtrain.trainer._typed import check_integer
 from onnxtrain.trainer._whole_metrics import check_positive, confusion_matrix
 from onnxtrain.trainer._workspace import Workspace
 from onnxtrain.trainer.data import Options, Pass, TransformFunction, warn_of_fixed_batch
@@ -151,17 +152,16 @@ class Trainer:
         metrics = [metrics] if isinstance(metrics, str) else metrics
         make_metrics(metrics or [])
         check_positive(positive)
-        if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
-            raise InputError(f"{argument('seed')} must be an integer >= 0, received {seed!r}.")
-        position = Position(seed=int(seed), learning_rate=check_learning_rate(learning_rate))
+        seed = check_integer(argument("seed"), seed, 0)
+        position = Position(seed=seed, learning_rate=check_learning_rate(learning_rate))
         settings = Settings(
             loss=loss_name(loss),
             metrics=None if metrics is None else [m if isinstance(m, str) else CUSTOM for m in metrics],
             **scheduler_settings(scheduler),
-            warmup_steps=warmup_steps,
+            warmup_steps=int(warmup_steps),
             warmup_ratio=float(warmup_ratio),
             ema_decay=check_decay(ema_decay),
-            total_steps=None if total_steps is None else _positive("total_steps", total_steps),
+            total_steps=None if total_steps is None else check_integer(argument("total_steps"), total_steps),
             threads=_threads(threads),
             positive=None if positive is None else int(positive),
         )
@@ -283,12 +283,13 @@ class Trainer:
             DivergenceError: the loss became NaN or infinite; the last good state has been restored and saved.
             TrainingStateError: a fit of this trainer is under way, in another thread or around this call.
         """
-        epochs, accumulate = _positive("epochs", epochs), _positive("accumulate", accumulate)
+        epochs = check_integer(argument("epochs"), epochs)
+        accumulate = check_integer(argument("accumulate"), accumulate)
         if steps_per_epoch is not None:
-            steps_per_epoch = _positive("steps_per_epoch", steps_per_epoch)
+            steps_per_epoch = check_integer(argument("steps_per_epoch"), steps_per_epoch)
         called = callback_list(callbacks)
         # Sources count batches, users count steps.
-        limit = None if steps_per_epoch is None else steps_per_epoch * int(accumulate)
+        limit = None if steps_per_epoch is None else steps_per_epoch * accumulate
         given = Data(
             inputs, targets, sample_weight, batch_size, validation, transform, bool(drop_last), limit
         )
@@ -596,14 +597,6 @@ class Trainer:
 
 def _threads(threads: int | None) -> int | None:
     """Checks a number of threads; None is onnxruntime's default."""
-    if threads is not None and _positive("threads", threads) > MOST_THREADS:
+    if threads is not None and check_integer(argument("threads"), threads) > MOST_THREADS:
         raise InputError(f"{argument('threads')} must be {MOST_THREADS} at most, received {threads!r}.")
     return None if threads is None else int(threads)
-
-
-def _positive(name: str, value: int) -> int:
-    """Checks that the argument of a name is a positive integer."""
-    # bool is an int in Python: True would train for one epoch.
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-        raise InputError(f"{argument(name)} must be a positive integer, received {value!r}.")
-    return int(value)

@@ -1,10 +1,27 @@
-"""Checks that an object made from JSON has the types of its annotations."""
+"""Checks integers that users pass, and that an object made from JSON has the types of its annotations."""
 
 from __future__ import annotations
 
 import types
 from dataclasses import fields, is_dataclass
 from typing import Any, Union, get_args, get_origin, get_type_hints
+
+import numpy as np
+
+from onnxtrain.errors import InputError
+
+
+def check_integer(name: str, value: Any, least: int = 1) -> int:
+    """Returns a number as int, or raises InputError unless it is an integer >= `least`; `name` is for the message.
+
+    >>> check_integer("epochs", np.int64(3))
+    3
+    """
+    # bool is an int in Python: True would train for one epoch.
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+        raise InputError(f"{name} must be an integer >= {least}, received {value!r}.")
+    # JSON, to which the trainer writes its settings, has no integers of numpy.
+    return int(value)
 
 
 def check_types(value: Any, kind: Any, what: str) -> None:

@@ -14,6 +14,7 @@ from onnxtrain.runtime.atomic import rename_directory
 from onnxtrain.trainer._callbacks._monitor import Mode, Monitor
 from onnxtrain.trainer._history import History
 from onnxtrain.trainer._run import CHECKPOINT
+from onnxtrain.trainer._typed import check_integer
 
 if TYPE_CHECKING:
     from onnxtrain.trainer._trainer import Trainer
@@ -47,8 +48,8 @@ class ModelCheckpoint(Monitor):
         keep: int | None = None,
     ) -> None:
         for name, value in (("every_n_steps", every_n_steps), ("keep", keep)):
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise InputError(f"ModelCheckpoint: {name} must be an integer >= 1, received {value!r}.")
+            if value is not None:
+                check_integer(f"ModelCheckpoint: {name}", value)
         # In the middle of an epoch there is no validation loss to compare.
         if monitor == "auto":
             monitor = "val_loss" if every_n_steps is None else None

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from onnxtrain.errors import InputError
 from onnxtrain.trainer._callbacks._monitor import Mode, Monitor
 from onnxtrain.trainer._history import History
 from onnxtrain.trainer._state import BEST
+from onnxtrain.trainer._typed import check_integer
 
 if TYPE_CHECKING:
     from onnxtrain.trainer._trainer import Trainer
@@ -35,9 +35,7 @@ class EarlyStopping(Monitor):
         restore_best: bool = False,
     ) -> None:
         super().__init__(monitor, mode, min_delta)
-        if isinstance(patience, bool) or not isinstance(patience, int) or patience < 1:
-            raise InputError(f"EarlyStopping: patience must be an integer >= 1, received {patience!r}.")
-        self.patience = patience
+        self.patience = check_integer("EarlyStopping: patience", patience)
         self.restore_best = restore_best
 
     def on_fit_begin(self, trainer: Trainer) -> None:

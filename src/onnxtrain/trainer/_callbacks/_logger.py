@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from onnxtrain.errors import InputError
 from onnxtrain.trainer._callbacks._base import Callback
 from onnxtrain.trainer._history import History
+from onnxtrain.trainer._typed import check_integer
 
 if TYPE_CHECKING:
     from onnxtrain.trainer._trainer import Trainer
@@ -24,11 +24,8 @@ class Logger(Callback):
     """
 
     def __init__(self, every_n_steps: int | None = 1) -> None:
-        number = every_n_steps
-        if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
-            raise InputError(
-                f"{type(self).__name__}: every_n_steps must be an integer >= 1 or None, received {number!r}."
-            )
+        if every_n_steps is not None:
+            check_integer(f"{type(self).__name__}: every_n_steps", every_n_steps)
         self.every_n_steps = every_n_steps
 
     def open(self, trainer: Trainer) -> None:

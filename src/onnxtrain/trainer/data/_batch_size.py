@@ -5,11 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-import numpy as np
-
 from onnxtrain._words import argument, words
 from onnxtrain.errors import InputError
 from onnxtrain.runtime.manifest import InputSpec
+from onnxtrain.trainer._typed import check_integer
 from onnxtrain.trainer.data._convert import names_of
 
 _log = logging.getLogger("onnxtrain")
@@ -38,13 +37,11 @@ def check_batch_size(specs: Sequence[InputSpec], asked: int | None) -> tuple[int
     Raises:
         InputError: The batch size is no positive integer, or the model takes another one.
     """
-    if asked is not None and (
-        isinstance(asked, bool) or not isinstance(asked, int | np.integer) or asked < 1
-    ):
-        raise InputError(f"{argument('batch_size')} must be a positive integer, received {asked!r}.")
+    if asked is not None:
+        asked = check_integer(argument("batch_size"), asked)
     fixed = static_batch(specs)
     if fixed is None:
-        return int(asked or 32), False
+        return asked or 32, False
     if asked is not None and asked != fixed:
         raise InputError(
             f"{argument('batch_size')} is {asked}, but the model was exported with a fixed batch of {fixed}. "

@@ -1,0 +1,308 @@
+"""Takes the steps of a fit: gradients of a group of batches, checks for NaN, one update of the parameters."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import math
+import struct
+from collections.abc import Mapping, Sequence
+from typing import NoReturn
+
+import numpy as np
+import onnxruntime as ort
+
+from onnxtrain._words import argument, words
+from onnxtrain.errors import DivergenceError, InputError
+from onnxtrain.runtime.dtypes import Array, narrow, widen
+from onnxtrain.runtime.lock import ProcessLock
+from onnxtrain.trainer._callbacks import Events, StepGradients
+from onnxtrain.trainer._position import Plan
+from onnxtrain.trainer._run import Step
+from onnxtrain.trainer._snapshot import FiniteCheck, StatisticsBackup, finite_parameters
+from onnxtrain.trainer._state import TrainingState
+from onnxtrain.trainer.data import Source
+
+# Steps between two snapshots: copying the state costs about as much as one step of a small model.
+_SNAPSHOT_STEPS = 100
+
+# A process has one generator of ONNX Runtime, and fits of other trainers in other threads draw from it, too. The
+# lock is held from seeding it to the end of the run that draws from it: otherwise Dropout would depend on the other
+# thread.
+_generator = ProcessLock()
+
+
+class Stepper:
+    """Takes steps: some batches followed by one update of the parameters.
+
+    Loss and gradients are checked before the update, so a step that diverges changes nothing. Batches without a label
+    that counts are left out.
+
+    Args:
+        state: models, tensors and position; the position moves along.
+        data: source of the batches; tells their number per epoch.
+        plan: arguments of the fit.
+        events: the callbacks.
+
+    Attributes:
+        stepped: True once a step has been taken.
+    """
+
+    def __init__(self, state: TrainingState, data: Source, plan: Plan, events: Events) -> None:
+        self._state = state
+        self._run = state.run
+        self._data = data
+        self._plan = plan
+        self._events = events
+        store = self._run.store
+        # One run of the training model gives the loss and updates the BatchNorm statistics: to refuse the step the
+        # statistics have to be put back.
+        self._statistics = StatisticsBackup(store)
+        gradients = store.all_gradients()
+        self._finite = FiniteCheck([*gradients, *store.statistics.values()])
+        self._finite_gradients = FiniteCheck(gradients)
+        # Fits of models without Dropout need not wait for each other.
+        self._drawing = _generator if self._run.draws else contextlib.nullcontext()
+        self._since_snapshot = 0
+        self.stepped = False
+        # The training model adds up gradients in the dtype of the parameter. Sums of bfloat16, which has 8 bits,
+        # would lose the later batches.
+        if plan.accumulate > 1 and any(b.dtype.name == "bfloat16" for b in store.gradients.values()):
+            raise InputError(
+                f"{argument('accumulate')} > 1 is not supported for bfloat16 parameters; use a larger "
+                f"{argument('batch_size')}."
+            )
+
+    def begin(self) -> None:
+        """Copies the state of before the first step, to which a fit that diverges goes back."""
+        self._snapshot = self._state.snapshot()
+
+    def step(self, batches: Sequence[list[Array]]) -> int:
+        """Takes one step on a group of batches and calls the callbacks; returns the number of samples."""
+        # on_step_end is called without the lock: a callback may wait for a thread that needs it.
+        with self._state.lock:
+            try:
+                mean = self._update(batches)
+            except _Diverged as reason:
+                self._restore_and_raise(str(reason), reason.remedy)
+        if mean is not None:
+            self._events.step_end(mean)
+        return sum(len(arrays[0]) for arrays in batches)
+
+    def _update(self, batches: Sequence[list[Array]]) -> float | None:
+        """Updates the parameters once; returns the mean loss of the batches, None if no label counts."""
+        state, position = self._state, self._state.position
+        # A resumed fit reads the pass under way from its beginning, with the stream's generators as they were then.
+        position.stream = self._data.mark()
+        self._set_learning_rate()
+        self._statistics.take()
+        # Without a reset the training model adds the new gradients to those of the last step.
+        self._run.module.lazy_reset_grad()
+        done, mean = self._accumulate(batches)
+        if done:
+            self._require_finite_results([step for step, _ in done])
+            if self._events.wants_gradients:
+                self._events.gradients(_StepGradients(self, batches))
+            self._run.optimizer.step()
+            state.update_average()
+        for step, count in done:
+            state.add(position.averages, step, count)
+        # Skipped batches add a key with count 0: an epoch without any label records NaN instead of no value.
+        for _ in range(len(batches) - len(done)):
+            position.averages.add_skipped(state.metrics)
+        # A group without labels is a step of the schedule, too: the length of an epoch must not depend on the labels.
+        position.batch, position.step = position.batch + len(batches), position.step + 1
+        self.stepped = True
+        if not done:
+            return None
+        self._take_snapshot()
+        return mean
+
+    def _accumulate(self, batches: Sequence[list[Array]]) -> tuple[list[tuple[Step, float | None]], float]:
+        """Computes the gradient of the mean loss over all batches; leaves it in the store.
+
+        Returns:
+            Results of the batches that have a loss, each with its count in the mean, and the mean loss.
+        """
+        done: list[tuple[Step, float | None]] = []
+        losses = 0.0
+        # Counts of the last batch and of all batches so far; the gradients in the store are sums weighted by `last`.
+        last = total = 0.0
+        for index, arrays in enumerate(batches):
+            count = self._state.loss_count(arrays)
+            # The mean over no labels is NaN in ONNX and PyTorch; leaving the batch out is the mean over the others.
+            if count == 0:
+                continue
+            if count is not None:
+                # The training model adds the mean gradient of each batch with weight 1. Rescaling the sum before each
+                # batch and once at the end makes it the gradient of the mean over all samples, also when batches have
+                # different sizes.
+                if last not in (0, count):
+                    self._scale_gradients(last / count)
+                last, total = count, total + count
+            with self._drawing:
+                self._seed(index)
+                loss, outputs = self._run.step(arrays, training=True)
+            if not math.isfinite(loss):
+                self._require_labels(arrays)
+                raise _Diverged(f"the loss is {loss}")
+            losses += loss if count is None else loss * count
+            done.append((Step(arrays, loss, outputs), count))
+        if last != total:
+            self._scale_gradients(last / total)
+        return done, losses / total if total else losses if done else math.nan
+
+    def _seed(self, index: int) -> None:
+        """Seeds ONNX Runtime's generator by the trainer's seed and the position, so that Dropout resumes exactly."""
+        position = self._state.position
+        numbers = struct.pack("<4q", position.seed, position.epoch, position.batch, index)
+        # ONNX Runtime keeps 31 bits of the seed.
+        ort.set_seed(int.from_bytes(hashlib.blake2b(numbers, digest_size=4).digest(), "little") >> 1)
+
+    def _require_labels(self, arrays: Sequence[Array]) -> None:
+        """Raises _Diverged with a clear reason if all labels of a batch are ignored."""
+        for spec, array in zip(self._run.manifest.arguments, arrays, strict=True):
+            ignored = spec.class_labels.ignore_index if spec.class_labels is not None else None
+            # onnxtrain leaves such batches out where it knows the labels of the loss. Inside of a loss of the model
+            # itself the mean over nothing is NaN.
+            if ignored is not None and (array == ignored).all():
+                raise _Diverged(
+                    f"all labels '{spec.name}' of a batch are {ignored}, so that there is nothing to average",
+                    "Leave such samples out, use larger batches, or let onnxtrain append the loss, which then "
+                    "leaves such batches out.",
+                )
+
+    def _require_finite_results(self, steps: Sequence[Step]) -> None:
+        """Raises _Diverged if gradients or BatchNorm statistics of a step are not finite."""
+        if self._finite():
+            return
+        loss = steps[-1].loss
+        if not self._finite_gradients():
+            raise _Diverged(f"the loss is {loss:g}, but its gradients hold NaN or infinity")
+        # The unbiased variance of one value divides by 0; PyTorch raises "Expected more than 1 value per channel".
+        if any(len(step.arrays[0]) == 1 for step in steps):
+            raise _Diverged(
+                "a batch has one sample, and BatchNormalization cannot take a variance of one value per channel "
+                "(PyTorch refuses such batches, too)",
+                f"Begin anew with another {argument('batch_size')}, so that no sample is left alone"
+                f"{words().drop_last()}.",
+            )
+        raise _Diverged(f"the loss is {loss:g}, but its BatchNormalization statistics hold NaN or infinity")
+
+    def _set_learning_rate(self) -> None:
+        state, position, batches = self._state, self._state.position, self._data.batches
+        per_epoch = None if batches is None else -(-batches // self._plan.accumulate)
+        progress = position.progress(self._plan, per_epoch, state.settings.total_steps)
+        self._run.optimizer.set_learning_rate(position.learning_rate * state.schedule(*progress))
+
+    def _scale_gradients(self, factor: float) -> None:
+        """Multiplies the accumulated gradients by a factor."""
+        for gradient in self._run.store.gradients.values():
+            value = gradient.read()
+            # On the CPU `read` gives the gradient's own memory, scaled in place. From other devices it is a copy,
+            # written back.
+            value = np.multiply(
+                value, value.dtype.type(factor), out=value if gradient.device.type == "cpu" else None
+            )
+            if gradient.device.type != "cpu":
+                gradient.write(value)
+        for rows in self._run.store.row_gradients.values():
+            rows.scale(factor)
+
+    def _take_snapshot(self) -> None:
+        self._since_snapshot += 1
+        if self._since_snapshot < _SNAPSHOT_STEPS:
+            return
+        self._since_snapshot = 0
+        if not finite_parameters(self._run.store):
+            raise _Diverged("the parameters hold NaN or infinity")
+        self._snapshot = self._state.snapshot()
+
+    def recompute_gradients(self, batches: Sequence[list[Array]], parameters: Mapping[str, Array]) -> None:
+        """Recomputes the gradients of a step at other parameters, from the same batches.
+
+        Parameters and BatchNorm statistics are afterwards what they were before, also if the loss there is NaN.
+        """
+        store = self._run.store
+        kept = {name: store.parameters[name].read().copy() for name in parameters}
+        statistics = StatisticsBackup(store)
+        statistics.take()
+        self._run.module.lazy_reset_grad()
+        try:
+            for name, value in parameters.items():
+                store.parameters[name].write(narrow(value, store.parameters[name].dtype))
+            done, _ = self._accumulate(batches)
+            self._require_finite_results([step for step, _ in done])
+        finally:
+            for name, value in kept.items():
+                store.parameters[name].write(value)
+            # One step updates running statistics once, from the activations of the parameters that are trained.
+            statistics.restore()
+
+    def _restore_and_raise(self, what: str, remedy: str | None) -> NoReturn:
+        """Restores and saves the last good state, then raises DivergenceError."""
+        state, position, store = self._state, self._state.position, self._run.store
+        # Read before the snapshot is restored: the message names the step that failed.
+        epoch, step = position.epoch + 1, position.batch // self._plan.accumulate + 1
+        rate = self._run.optimizer.get_learning_rate()
+        self._statistics.restore()
+        # The gradients belong to a step that is not taken; api.Optimizer refuses to use them now.
+        store.gradients_valid = False
+        # Usually the step was refused before its update and the parameters are good. An update can still overflow
+        # them, which the check of a later snapshot finds.
+        if not finite_parameters(store):
+            state.position = position = self._snapshot.restore(store)
+        kept = f"epoch {position.epoch + 1}, before step {position.batch // self._plan.accumulate + 1}"
+        position.unfinished = True
+        where = state.save_and_keep()
+        raise DivergenceError(
+            f"Training stopped in epoch {epoch}, step {step}: {what} (learning rate {rate:g}). The "
+            f"parameters are those of {kept}, saved in '{where}'. {remedy or _remedy()}"
+        ) from None
+
+
+class _Diverged(Exception):
+    """Stops a step whose numbers are not finite; parameters are put back while it passes.
+
+    Args:
+        reason: what is not finite, for the message.
+        remedy: what to do about it; None for the usual advice.
+    """
+
+    def __init__(self, reason: str, remedy: str | None = None) -> None:
+        super().__init__(reason)
+        self.remedy = remedy
+
+
+class _StepGradients(StepGradients):
+    """Gradients of a step of a fit that is under way.
+
+    Args:
+        stepper: takes the steps of the fit.
+        batches: arrays of the step's batches.
+    """
+
+    def __init__(self, stepper: Stepper, batches: Sequence[list[Array]]) -> None:
+        self._stepper = stepper
+        self._batches = batches
+
+    def values(self) -> dict[str, Array]:
+        store = self._stepper._run.store
+        if store.row_gradients:
+            raise InputError(
+                f"A callback reads the gradients of a step, and those of {', '.join(store.row_gradients)} are sparse. "
+                "Leave sparse_gradients out."
+            )
+        # Copies: recompute_at writes its gradients to the same memory.
+        return {
+            name: np.array(widen(gradient.read(), gradient.dtype))
+            for name, gradient in store.gradients.items()
+        }
+
+    def recompute_at(self, parameters: Mapping[str, Array]) -> None:
+        self._stepper.recompute_gradients(self._batches, parameters)
+
+
+def _remedy() -> str:
+    clipping = argument("clip_grad_norm", 1.0)
+    return f"Lower the learning rate, clip gradients ({clipping}), or scale the inputs and targets to about -1 .. 1."

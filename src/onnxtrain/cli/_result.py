@@ -12,7 +12,7 @@ from onnxtrain.cli._output import heading, print_json, print_table, summary_tabl
 from onnxtrain.cli._table_graph import export_table_model
 from onnxtrain.cli._tables import Encoding
 from onnxtrain.trainer import EarlyStopping, Trainer
-from onnxtrain.trainer._state import Data
+from onnxtrain.trainer._datasets import Data, fit_datasets
 
 
 class Fitted(NamedTuple):
@@ -81,7 +81,7 @@ def _training_values(fitted: Fitted, options: TrainOptions) -> dict[str, float]:
     """Computes loss and metrics over the training data, without the part that was split off for validation."""
     trainer = fitted.trainer
     data = Data(fitted.x, fitted.y, batch_size=options.batch_size, validation=fitted.validation)
-    source, _ = trainer._state.datasets(data)
+    source, _ = fit_datasets(trainer._state, data)
     return trainer._state.evaluate(source)
 
 

@@ -24,6 +24,7 @@ from onnxtrain.runtime.optimizer import check_learning_rate
 from onnxtrain.runtime.state import CheckpointState, Parameters
 from onnxtrain.trainer._build import ModelSettings, build_run, loss_name, name_list, random_ops
 from onnxtrain.trainer._callbacks import Callback, Events, callback_list
+from onnxtrain.trainer._datasets import Data, Validation, fit_datasets, weigh, weighed_dataset
 from onnxtrain.trainer._ema import check_decay
 from onnxtrain.trainer._finder import LearningRateRange, find_range
 from onnxtrain.trainer._history import History
@@ -32,11 +33,18 @@ from onnxtrain.trainer._metrics import Metric, MetricSpec, make_metrics
 from onnxtrain.trainer._position import CUSTOM, MOST_THREADS, Plan, Position, Settings
 from onnxtrain.trainer._report import make_report
 from onnxtrain.trainer._schedule import ScheduleSpec, make_schedule
-from onnxtrain.trainer._state import Data, TrainingState, Validation, scheduler_settings
+from onnxtrain.trainer._state import TrainingState, scheduler_settings
 from onnxtrain.trainer._typed import check_integer
 from onnxtrain.trainer._whole_metrics import check_positive, confusion_matrix
 from onnxtrain.trainer._workspace import Workspace
-from onnxtrain.trainer.data import Options, Pass, TransformFunction, warn_of_fixed_batch
+from onnxtrain.trainer.data import (
+    Layout,
+    Options,
+    Pass,
+    TransformFunction,
+    open_source,
+    warn_of_fixed_batch,
+)
 
 if TYPE_CHECKING:
     from onnxtrain.artifacts import LossSpec, OptimizerSpec
@@ -295,7 +303,7 @@ class Trainer:
         )
         state = self._state
         with state.fitting():
-            data, held_out = state.datasets(given)
+            data, held_out = fit_datasets(state, given)
             held_out_size = None
             if held_out is not None:
                 held_out_size = validation if isinstance(validation, float) else held_out.samples or 0
@@ -316,7 +324,7 @@ class Trainer:
             )
             state.position.check(plan)
             state.check_schedule(plan, None if data.batches is None else -(-data.batches // accumulate))
-            state.weigh(data, held_out, for_fit=True)
+            weigh(state, data, held_out, for_fit=True)
             state.validating = held_out is not None
             warn_of_fixed_batch(state.run.batch_size, data.samples)
             events = Events(called, self)
@@ -345,9 +353,8 @@ class Trainer:
         """
         if isinstance(inputs, Iterator):
             return
-        self._state.datasets(
-            Data(inputs, targets, sample_weight, batch_size, validation, transform, drop_last)
-        )
+        data = Data(inputs, targets, sample_weight, batch_size, validation, transform, drop_last)
+        fit_datasets(self._state, data)
 
     def find_learning_rate(
         self,
@@ -376,8 +383,7 @@ class Trainer:
         Raises:
             InputError: the data or the rates do not fit.
         """
-        data = self._state.source(inputs, targets, None, Options(batch_size, training=True))
-        self._state.weigh(data)
+        data = weighed_dataset(self._state, inputs, targets, None, Options(batch_size, training=True))
         return find_range(self._state, data, start, stop, steps)
 
     def evaluate(
@@ -398,9 +404,9 @@ class Trainer:
             InputError: the data does not fit, or does not fill the batches of a model with a fixed batch whose loss
                 cannot be computed for some of its samples.
         """
-        data = self._state.source(inputs, targets, sample_weight, Options(batch_size))
-        self._state.weigh(data)
-        return self._state.evaluate(data)
+        return self._state.evaluate(
+            weighed_dataset(self._state, inputs, targets, sample_weight, Options(batch_size))
+        )
 
     def predict(self, inputs: Any, *, batch_size: int | None = None) -> Array | dict[str, Array]:
         """Computes the model's output for each sample, in inference mode; several outputs as a dict by name.
@@ -411,7 +417,8 @@ class Trainer:
         Raises:
             InputError: the inputs do not fit, or an output has no axis for the samples.
         """
-        data = self._state.inputs(inputs, batch_size)
+        layout = Layout.of(self.manifest, predicting=True)
+        data = open_source(layout, inputs, options=Options(batch_size))
         with self.averaged():
             result = self._state.run.predict(data.read(Pass()))
         return result if len(result) > 1 else next(iter(result.values()))
@@ -425,8 +432,7 @@ class Trainer:
             InputError: the data does not fit, or it is no classification with one right class.
         """
         state = self._state
-        data = state.source(inputs, targets, None, Options(batch_size))
-        state.weigh(data)
+        data = weighed_dataset(state, inputs, targets, None, Options(batch_size))
         with self.averaged():
             steps = state.run.evaluate(data.read(Pass()))
             # ONNX Runtime writes the outputs of the next batch to the same memory.

@@ -1,0 +1,137 @@
+"""Opens the data that users pass: checks it, splits off validation data, and lets the models take sample weights."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from onnxtrain.errors import InputError
+from onnxtrain.trainer._run import Run
+from onnxtrain.trainer._state import TrainingState
+from onnxtrain.trainer.data import Layout, Options, Pass, Source, TransformFunction, open_source, split
+
+Validation = Any
+"""`(inputs, targets)`, `(inputs, targets, sample_weight)`, a fraction, or data that :meth:`Trainer.fit` accepts."""
+
+
+class Data(NamedTuple):
+    """Data arguments of :meth:`Trainer.fit`.
+
+    Attributes:
+        inputs, targets, weights: samples, their targets and weights.
+        batch_size: samples per batch; None for the default.
+        validation: data to validate with, or a fraction; None for no validation.
+        transform: augmentation of batches; None for none.
+        drop_last: True to leave out an incomplete last batch.
+        limit: number of batches per epoch; None for all.
+    """
+
+    inputs: Any
+    targets: Any = None
+    weights: Any = None
+    batch_size: int | None = None
+    validation: Validation = None
+    transform: TransformFunction | None = None
+    drop_last: bool = False
+    limit: int | None = None
+
+
+def fit_datasets(state: TrainingState, data: Data) -> tuple[Source, Source | None]:
+    """Checks the data of a fit; returns the source to train on and the one to validate with."""
+    options = Options(data.batch_size, True, data.drop_last, data.limit)
+    source = open_dataset(state, data.inputs, data.targets, data.weights, options, data.transform)
+    validation = data.validation
+    if validation is None:
+        return source, None
+    if isinstance(validation, float):
+        source, held_out = split(source, validation, state.position.seed)
+    else:
+        try:
+            held_out = _validation_source(state, validation, data.batch_size)
+        except InputError as error:
+            raise InputError(f"Validation data: {error}") from error
+    _require_loss_of_incomplete(state.run, held_out)
+    return source, held_out
+
+
+def _validation_source(state: TrainingState, validation: Any, batch_size: int | None) -> Source:
+    # A tuple is (inputs, targets), but a list of tuples or dicts is a list of batches. A list of two arrays could
+    # be either: it is taken as inputs and targets.
+    pair = isinstance(validation, tuple) or (isinstance(validation, list) and len(validation) == 2)
+    if isinstance(validation, list) and all(isinstance(entry, tuple | dict) for entry in validation):
+        pair = False
+    if pair and len(validation) not in (2, 3):
+        raise InputError(
+            f"validation must be (inputs, targets), (inputs, targets, sample_weight), a fraction or data that "
+            f"brings its targets, received {type(validation).__name__} of {len(validation)}."
+        )
+    # A text would be read as a stream of letters, and an integer is a fraction that was typed as a count.
+    if isinstance(validation, str | int):
+        raise InputError(
+            f"validation must be (inputs, targets) or a fraction, received {type(validation).__name__}."
+        )
+    inputs, targets, weights = [*validation, None][:3] if pair else (validation, None, None)
+    return open_dataset(state, inputs, targets, weights, Options(batch_size))
+
+
+def _require_loss_of_incomplete(run: Run, held_out: Source) -> None:
+    """Raises InputError if the loss of an incomplete batch cannot be computed by a model with a fixed batch.
+
+    Called before the fit: otherwise the error would come after the first epoch of training.
+    """
+    arrays = held_out.last() if run.batch_size is not None else None
+    if arrays is not None and (run.weighted or not held_out.weighted):
+        try:
+            next(run.evaluate([arrays]))
+        except InputError as error:
+            raise InputError(f"Validation data: {error}") from error
+
+
+def open_dataset(
+    state: TrainingState,
+    inputs: Any,
+    targets: Any,
+    weights: Any,
+    options: Options,
+    transform: TransformFunction | None = None,
+) -> Source:
+    """Opens data as a source of checked batches."""
+    layout, position = Layout.of(state.run.manifest), state.position
+    if targets is not None and not layout.targets:
+        raise InputError("The model computes its loss from its inputs alone; leave the targets out.")
+    start = position.fit_start if position.unfinished else position.epoch
+    at = Pass(position.seed, position.epoch, start) if options.training else Pass()
+    return open_source(layout, inputs, targets, weights, options, transform, at)
+
+
+def weigh(state: TrainingState, *sources: Source | None, for_fit: bool = False) -> None:
+    """Rebuilds the models to take sample weights if one of the sources has weights; all sources then give some.
+
+    Args:
+        state: the trainer's state.
+        *sources: data, None for none.
+        for_fit: True for the data of the fit that is about to begin.
+
+    Raises:
+        InputError: the loss cannot weigh samples.
+        TrainingStateError: a fit without weights is under way.
+    """
+    given = [source for source in sources if source is not None]
+    with state.lock:
+        if not state.run.weighted and any(source.weighted for source in given):
+            # The fit under way reads batches without weights, which the new models would refuse.
+            if not for_fit:
+                state.guard.require_none("Using sample weights for the first time")
+            state.run.weigh()
+        # Once the models take weights they take them always: data without weights gets weights of 1.
+        if state.run.weighted:
+            for source in given:
+                source.layout = source.layout.with_weights()
+
+
+def weighed_dataset(
+    state: TrainingState, inputs: Any, targets: Any, weights: Any, options: Options
+) -> Source:
+    """Opens data and lets the models take its weights, if it has any; see :func:`weigh`."""
+    source = open_dataset(state, inputs, targets, weights, options)
+    weigh(state, source)
+    return source

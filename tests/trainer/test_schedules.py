@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from onnxtrain import History, ReduceLROnPlateau, Trainer
+from onnxtrain.api import CheckpointState
 from onnxtrain.errors import CheckpointError, InputError
 from onnxtrain.schedules import MultiStep, OneCycle, Step
 from trainer import problems
@@ -99,7 +100,7 @@ def test_damaged_parameters_are_errors(tmp_path: Path) -> None:
     trainer.fit(problem.x, problem.y, verbose=False)
     text = str(trainer.state.properties["onnxtrain.trainer"])
     trainer.state.properties["onnxtrain.trainer"] = text.replace('"step_size": 2', '"step_size": 0')
-    trainer._state.run.save_checkpoint(tmp_path / "checkpoint", optimizer=True)
+    CheckpointState.save_checkpoint(trainer.state, tmp_path / "checkpoint", include_optimizer_state=True)
     with pytest.raises(CheckpointError, match="its schedule cannot be made again"):
         Trainer.resume(tmp_path)
 

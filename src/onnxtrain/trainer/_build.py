@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,10 +101,7 @@ def build_run(
     Raises:
         OnnxTrainError: as `generate_artifacts`.
     """
-
-    def write(directory: Path, *, sample_weight: bool) -> None:
-        settings.write(model, directory, sample_weight=sample_weight)
-
+    write = functools.partial(settings.write, model)
     write(directory, sample_weight=False)
     # The run keeps the function: a later fit with sample weights needs models that take them.
     return Run(directory, device, threads, write)

@@ -6,16 +6,14 @@ All sessions share the parameters in memory, so a prediction sees the last step 
 from __future__ import annotations
 
 import contextlib
-import filecmp
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, Protocol
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
-import onnxruntime as ort
 
 from onnxtrain.api import CheckpointState, Module, Optimizer
 from onnxtrain.errors import CheckpointError, GraphBuildError, InputError, TrainingStateError
@@ -31,7 +29,8 @@ from onnxtrain.runtime.lock import StateLock
 from onnxtrain.runtime.manifest import InputSpec, Manifest, parse_manifest
 from onnxtrain.runtime.session import open_session, require_values
 from onnxtrain.runtime.session_settings import SessionSettings
-from onnxtrain.runtime.store import Store
+from onnxtrain.runtime.store import Buffer, Store
+from onnxtrain.trainer._copies import Copies
 from onnxtrain.trainer._files import find_files
 from onnxtrain.trainer._loss_model import LossModel
 from onnxtrain.trainer._position import saved_threads
@@ -47,32 +46,6 @@ class Step(NamedTuple):
     arrays: list[Array]
     loss: float
     outputs: list[Array]
-
-
-class WriteArtifacts(Protocol):
-    """Writes the artifacts of a run's model again, to another directory."""
-
-    def __call__(self, directory: Path, *, sample_weight: bool) -> None: ...
-
-
-# Inode, size and modification time: a file with the same three is not read again.
-Stamp = tuple[int, int, int]
-"""Identity and version of a file on disk: inode, size in bytes, modification time in nanoseconds."""
-
-
-def stamp(path: Path) -> Stamp:
-    """Reads the identity and version of a file.
-
-    Raises:
-        OSError: There is no such file.
-    """
-    status = path.stat()
-    return status.st_ino, status.st_size, status.st_mtime_ns
-
-
-def _session_options(threads: int | None) -> ort.SessionOptions | None:
-    """Makes session options for a number of threads; None for onnxruntime's default."""
-    return None if threads is None else SessionSettings(threads=threads).options()
 
 
 class Run:
@@ -92,7 +65,8 @@ class Run:
         directory: directory of the artifacts.
         device: "cpu", "cuda" or "cuda:<index>".
         threads: threads per operation; None for the number saved in the checkpoint.
-        write: writes the artifacts again, with sample weights; None if the original model is not at hand.
+        write: writes the artifacts again, as `write(directory, sample_weight=True)`; None if the original model is not
+            at hand.
 
     Raises:
         CheckpointError: The checkpoint is missing, corrupt, or of another model.
@@ -104,7 +78,7 @@ class Run:
         directory: Path,
         device: str,
         threads: int | None = None,
-        write: WriteArtifacts | None = None,
+        write: Callable[..., None] | None = None,
     ) -> None:
         try:
             # A process that was killed during a save left a journal; the renames that it lists are finished first.
@@ -116,11 +90,11 @@ class Run:
         self.state = CheckpointState.load_checkpoint(directory / self.files.checkpoint)
         self.eval_model = directory / self.files.eval_model
         self.training_model = directory / self.files.training_model
-        self._options = _session_options(threads or saved_threads(self.state.properties))
+        threads = threads or saved_threads(self.state.properties)
+        self._options = None if threads is None else SessionSettings(threads=threads).options()
         self._device = parse_device(device)
         self._write = write
-        # Files of models that were compared before, so that a save after each epoch does not read gigabytes.
-        self._equal: dict[Path, tuple[Stamp, Stamp]] = {}
+        self._copies = Copies()
         self._open()
 
     def _open(self) -> None:
@@ -196,6 +170,11 @@ class Run:
         return self.state._store
 
     @property
+    def _buffers(self) -> dict[str, Buffer]:
+        """Parameters and statistics by name."""
+        return {**self.store.parameters, **self.store.statistics}
+
+    @property
     def lock(self) -> StateLock:
         """Lock of the state."""
         return self.state.lock
@@ -250,8 +229,7 @@ class Run:
         Raises:
             InputError: The loss cannot be cut out of the eval model.
         """
-        buffers = {**self.store.parameters, **self.store.statistics}
-        return LossModel(self.eval_model, self.manifest, buffers, self._device, self._options)
+        return LossModel(self.eval_model, self.manifest, self._buffers, self._device, self._options)
 
     def predict(self, batches: Iterable[Sequence[Array]]) -> dict[str, Array]:
         """Computes each of the model's outputs for all samples, in inference mode, by name.
@@ -294,7 +272,7 @@ class Run:
         # An inference model reads only the inputs that its outputs depend on.
         names = {value.name for value in session.get_inputs()}
         specs = [spec for spec in self.manifest.inputs if spec.name in names]
-        buffers = {**self.store.parameters, **self.store.statistics}
+        buffers = self._buffers
         if self._inference is not None:
             source = f"inference model '{self._inference}'"
             require_values(session, source, {*buffers, *(spec.name for spec in specs)}, set(outputs))
@@ -330,9 +308,7 @@ class Run:
             self.module.export_model_for_inferencing(path, names)
             return
         self.store.require_defined("Exporting for inference")
-        export_inference_model(
-            self._inference, {**self.store.parameters, **self.store.statistics}, path, names
-        )
+        export_inference_model(self._inference, self._buffers, path, names)
 
     def save(
         self,
@@ -378,16 +354,13 @@ class Run:
         with FileSet(target) as files:
             # In its own directory a run's models have been written when it was built.
             if target.resolve() != self.directory.resolve():
-                # A model and its external data are copied together: one without the other cannot be opened.
                 for group in self._model_files():
-                    if not all(self._same(path, target / path.name) for path in group):
-                        for path in group:
-                            files.copy(path, path.name)
+                    self._copies.add(files, target, group)
                 for name in companions:
-                    if not (self.directory / name).is_file():
+                    if (self.directory / name).is_file():
+                        self._copies.add(files, target, [self.directory / name])
+                    else:
                         files.remove(name)
-                    elif not self._same(self.directory / name, target / name):
-                        files.copy(self.directory / name, name)
             if write_more is not None:
                 write_more(files)
             # The checkpoint comes last: a host without journals that reads the directory meanwhile finds older files
@@ -402,21 +375,6 @@ class Run:
         groups = [[*external_files(path), path] for path in models]
         manifest = self.directory / self.files.manifest
         return [*groups, *([[manifest]] if manifest.is_file() else [])]
-
-    def _same(self, source: Path, target: Path) -> bool:
-        """Compares the contents of two files; files that were equal before are read again only if one has changed."""
-        if not target.is_file():
-            return False
-        seen = (stamp(source), stamp(target))
-        if self._equal.get(target) != seen:
-            if not filecmp.cmp(source, target, shallow=False):
-                return False
-            self._equal[target] = seen
-        return True
-
-    def save_checkpoint(self, path: str | os.PathLike[str], *, optimizer: bool) -> None:
-        """Writes the state to a checkpoint file, whole or not at all."""
-        CheckpointState.save_checkpoint(self.state, path, include_optimizer_state=optimizer)
 
     def load_parameters(self, path: str | os.PathLike[str]) -> None:
         """Copies parameters and statistics of a checkpoint file into the state."""

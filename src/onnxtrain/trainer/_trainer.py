@@ -18,10 +18,8 @@ import numpy as np
 from onnxtrain._words import argument
 from onnxtrain.errors import InputError
 from onnxtrain.runtime.dtypes import Array
-from onnxtrain.runtime.lock import StateLock
-from onnxtrain.runtime.manifest import Manifest
 from onnxtrain.runtime.optimizer import check_learning_rate
-from onnxtrain.runtime.state import CheckpointState, Parameters
+from onnxtrain.runtime.state import CheckpointState
 from onnxtrain.trainer._build import ModelSettings, build_run, loss_name, name_list, random_ops
 from onnxtrain.trainer._callbacks import Callback, Events, callback_list
 from onnxtrain.trainer._datasets import Data, Validation, fit_datasets, weigh, weighed_dataset
@@ -29,8 +27,9 @@ from onnxtrain.trainer._ema import check_decay
 from onnxtrain.trainer._finder import LearningRateRange, find_range
 from onnxtrain.trainer._history import History
 from onnxtrain.trainer._loop import FitLoop
-from onnxtrain.trainer._metrics import Metric, MetricSpec, make_metrics
+from onnxtrain.trainer._metrics import MetricSpec, make_metrics
 from onnxtrain.trainer._position import CUSTOM, MOST_THREADS, Plan, Position, Settings
+from onnxtrain.trainer._properties import TrainerProperties
 from onnxtrain.trainer._report import make_report
 from onnxtrain.trainer._schedule import ScheduleSpec, make_schedule
 from onnxtrain.trainer._state import TrainingState, scheduler_settings
@@ -53,7 +52,7 @@ if TYPE_CHECKING:
     from onnxtrain.training.training_graph import Precision
 
 
-class Trainer:
+class Trainer(TrainerProperties):
     """Trains an ONNX model on numpy arrays, with stock ONNX Runtime.
 
     Args:
@@ -118,8 +117,6 @@ class Trainer:
         >>> trainer.predict(np.array([[0.5]], np.float32)).round(2)
         array([[2.]], dtype=float32)
     """
-
-    _state: TrainingState
 
     def __init__(
         self,
@@ -454,7 +451,7 @@ class Trainer:
     def save_parameters(self, path: str | os.PathLike[str]) -> None:
         """Writes parameters and statistics alone to a checkpoint file; of a run with `ema_decay` their averages."""
         with self.averaged():
-            self._state.run.save_checkpoint(path, optimizer=False)
+            CheckpointState.save_checkpoint(self.state, path)
 
     def load_parameters(self, path: str | os.PathLike[str]) -> None:
         """Reads parameters and statistics from a checkpoint file of the same model; nothing else changes.
@@ -492,113 +489,6 @@ class Trainer:
             self._state.run.export(
                 path, outputs if outputs is None or isinstance(outputs, str) else list(outputs)
             )
-
-    @property
-    def directory(self) -> Path:
-        """Directory of the run's files."""
-        return self._state.directory
-
-    @property
-    def state(self) -> CheckpointState:
-        """Parameters, statistics and properties, for `onnxtrain.api`."""
-        return self._state.run.state
-
-    @property
-    def lock(self) -> StateLock:
-        """Lock that keeps other threads from using the trainer, and a fit from going on, while a thread holds it.
-
-        Hold it (`with trainer.lock:`) to read several of :attr:`parameters`, which are live views, while another
-        thread fits.
-        """
-        return self._state.lock
-
-    @property
-    def parameters(self) -> Parameters:
-        """Parameters by name; `.data` is a live view."""
-        return self._state.run.state.parameters
-
-    @property
-    def manifest(self) -> Manifest:
-        """Inputs, targets and outputs of the training model, and its optimizer."""
-        return self._state.run.manifest
-
-    @property
-    def history(self) -> History:
-        """Record of all epochs so far."""
-        return self._state.position.history
-
-    @property
-    def outputs(self) -> list[str]:
-        """Names of the model's own outputs, which :meth:`predict` returns and :meth:`export` keeps."""
-        return list(self._state.run.predicted)
-
-    @property
-    def resumes_fit(self) -> bool:
-        """True if the next fit goes on with one that was interrupted."""
-        return self._state.position.unfinished
-
-    @property
-    def last_fit(self) -> Plan | None:
-        """Arguments of the last fit, or of the one that was interrupted; None before the first one."""
-        return self._state.position.plan
-
-    @property
-    def resume_hint(self) -> str:
-        """Sentence about going on, shown after Ctrl-C; `{}` stands for the directory."""
-        return self._state.resume_hint
-
-    @resume_hint.setter
-    def resume_hint(self, text: str) -> None:
-        self._state.resume_hint = text
-
-    @property
-    def metrics(self) -> list[Metric]:
-        """Metrics that are recorded beside the loss."""
-        return self._state.metrics
-
-    @property
-    def positive(self) -> int | None:
-        """Class that f1, precision, recall and auroc measure; None for the default of :class:`Trainer`."""
-        return self._state.settings.positive
-
-    @property
-    def loss_name(self) -> str:
-        """Name of the loss's class, e.g. "CrossEntropyLoss"; empty for the model's own loss."""
-        return self._state.settings.loss
-
-    @property
-    def prediction(self) -> str | None:
-        """Name of the output that metrics compare with the target; None if there is none."""
-        return self._state.settings.prediction
-
-    @property
-    def fit_start(self) -> int:
-        """Number of epochs that were finished when the fit under way, or the last one, began."""
-        return self._state.position.fit_start
-
-    @property
-    def recorded_keys(self) -> list[str]:
-        """Keys that the fit under way records for each epoch, e.g. ["loss", "accuracy", "val_loss"]."""
-        return self._state.recorded_keys
-
-    @property
-    def learning_rate(self) -> float:
-        """Learning rate before the schedule's factor; setting it takes effect at the next step."""
-        return self._state.position.learning_rate
-
-    @learning_rate.setter
-    def learning_rate(self, value: float) -> None:
-        self._state.position.learning_rate = check_learning_rate(value)
-
-    @property
-    def current_learning_rate(self) -> float:
-        """Learning rate of the last step, with the schedule's factor."""
-        return self._state.run.optimizer.get_learning_rate()
-
-    @property
-    def global_step(self) -> int:
-        """Number of optimizer steps that all fits together have taken."""
-        return self._state.position.step
 
 
 def _threads(threads: int | None) -> int | None:

@@ -13,8 +13,9 @@ from pathlib import Path
 from onnxtrain._words import argument, words
 from onnxtrain.errors import CheckpointError
 from onnxtrain.runtime.atomic import finish_interrupted
+from onnxtrain.trainer._copies import Stamp, stamp
 from onnxtrain.trainer._directory_lock import DirectoryLock
-from onnxtrain.trainer._run import CHECKPOINT, Stamp, stamp
+from onnxtrain.trainer._run import CHECKPOINT
 
 # Files that only some runs have: a new run without them must not inherit those of an earlier one.
 _OF_A_RUN = ("best", "average", "predictions-*.npz")

@@ -1,0 +1,47 @@
+"""Tells versions of a file apart, and copies the files of a run that differ from those in another directory."""
+
+from __future__ import annotations
+
+import filecmp
+from collections.abc import Sequence
+from pathlib import Path
+
+from onnxtrain.runtime.atomic import FileSet
+
+Stamp = tuple[int, int, int]
+"""Identity and version of a file on disk: inode, size in bytes, modification time in nanoseconds."""
+
+
+def stamp(path: Path) -> Stamp:
+    """Reads the identity and version of a file.
+
+    Raises:
+        OSError: There is no such file.
+    """
+    status = path.stat()
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+class Copies:
+    """Copies files, and remembers which were equal, so that a save after each epoch does not read gigabytes."""
+
+    def __init__(self) -> None:
+        # Per target, the versions of source and target that were equal.
+        self._equal: dict[Path, tuple[Stamp, Stamp]] = {}
+
+    def add(self, files: FileSet, target: Path, group: Sequence[Path]) -> None:
+        """Adds a group of files to the set that changes in `target`, unless all of them are there already."""
+        # A model and its external data are copied together: one without the other cannot be opened.
+        if not all(self._same(path, target / path.name) for path in group):
+            for path in group:
+                files.copy(path, path.name)
+
+    def _same(self, source: Path, target: Path) -> bool:
+        if not target.is_file():
+            return False
+        seen = (stamp(source), stamp(target))
+        if self._equal.get(target) != seen:
+            if not filecmp.cmp(source, target, shallow=False):
+                return False
+            self._equal[target] = seen
+        return True

@@ -1,6 +1,7 @@
 """Makes the parameters of commands from dataclasses whose fields declare one option each.
 
-A field gives type, default and help text by `typing.Annotated`, and by a :class:`Rule` if a run keeps its value.
+A field gives type, default and help text by `typing.Annotated`, and by a :class:`Rule` if a run keeps its value. For all
+fields of a class, `panel` is the heading in `--help`, and `kept` says if a run keeps the values.
 :func:`taking` makes the parameters of a command from the fields of a dataclass. The record of a run (`_remember`) and
 the names of options in messages (`_shell_words`) follow from the fields as well, so a new option is one new field.
 """
@@ -10,12 +11,13 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_type_hints
 
 import typer
 
 T = TypeVar("T")
+Kept = Literal["run", "fit", "anew"]
 
 
 @dataclass(frozen=True)
@@ -25,13 +27,13 @@ class Rule:
     Attributes:
         kept: "run": a run that goes on keeps the value, and another value is an error. "fit": the same until the fit
             that was interrupted has ended; a new fit may have another value. "anew": kept, but may be changed at any
-            time. None: not kept.
+            time. None: as the class variable `kept` of the dataclass says, or not kept.
         python: argument of `Trainer` or `fit` that the option sets, e.g. "clip_grad_norm" for `--clip-norm`. Empty
             for the name of the field.
     """
 
     # The default keeps nothing: an option of one command alone, such as --overwrite, needs no rule.
-    kept: Literal["run", "fit", "anew"] | None = None
+    kept: Kept | None = None
     python: str = ""
 
 
@@ -62,6 +64,7 @@ def options_of(kind: type) -> Mapping[str, Option]:
             continue
         annotated, *extras = get_args(hint)
         rule = next((extra for extra in extras if isinstance(extra, Rule)), Rule())
+        rule = replace(rule, kept=rule.kept or getattr(kind, "kept", None))
         # A copy: declarations such as that of --batch-size are shared by several commands.
         declared = copy.copy(next(extra for extra in extras if not isinstance(extra, Rule)))
         declared.rich_help_panel = getattr(kind, "panel", None)

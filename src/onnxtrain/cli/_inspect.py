@@ -37,7 +37,8 @@ def run_command(path: Path, json: bool) -> None:
     elif (name := find_manifest(path)) is not None:
         manifest = parse_manifest((path / name).read_bytes(), f"'{path / name}'")
         # Artifacts with a prefix have it before the name of the checkpoint as well.
-        store = _checkpoint(path / f"{name.removesuffix('manifest.json')}checkpoint")
+        checkpoint = path / f"{name.removesuffix('manifest.json')}checkpoint"
+        store = read_checkpoint(checkpoint) if checkpoint.is_file() else None
     else:
         raise ModelLoadError(
             f"Inspecting '{path}': it is neither a checkpoint nor a directory with a manifest.json. Make "
@@ -119,10 +120,6 @@ def _dtype(value: ir.Value) -> str:
 
 def _dims(value: ir.Value) -> str:
     return _shape(None if value.shape is None else [getattr(dim, "value", dim) for dim in value.shape])
-
-
-def _checkpoint(path: Path) -> Store | None:
-    return read_checkpoint(path) if path.is_file() else None
 
 
 def _document(path: Path, manifest: Manifest | None, store: Store | None) -> dict[str, Any]:

@@ -57,7 +57,10 @@ def _parsed(option: str, text: str, default: Any) -> Any:
     Raises:
         InputError: the value has another type.
     """
-    values = [_value(part.strip()) for part in text.split(",")]
+    values = [
+        _WORDS[word.lower()] if word.lower() in _WORDS else number_or_text(word)
+        for word in map(str.strip, text.split(","))
+    ]
     if isinstance(default, tuple):
         kinds_fit = len(values) == len(default) and all(
             value is None or _is_number(value) for value in values
@@ -82,10 +85,6 @@ def _parsed(option: str, text: str, default: Any) -> Any:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _value(text: str) -> Any:
-    return _WORDS[text.lower()] if text.lower() in _WORDS else number_or_text(text)
 
 
 def number_or_text(text: str) -> int | float | str:

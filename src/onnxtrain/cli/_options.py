@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 
 import typer
 
-from onnxtrain.cli._declared import Rule, flag
+from onnxtrain.cli._declared import Kept, Rule, flag
 from onnxtrain.errors import InputError
 
 JsonOption = Annotated[
@@ -33,6 +33,7 @@ class ModelOptions:
     """Loss, trained parameters, modes and precision of a model; of `train` and `artifacts`."""
 
     panel: ClassVar[str] = "Model"
+    kept: ClassVar[Kept] = "run"
 
     loss: Annotated[
         str | None,
@@ -41,7 +42,6 @@ class ModelOptions:
             help="Minimise this loss: cross_entropy or nll for classes, bce_with_logits or focal for yes or no, "
             "mse, l1, huber or smooth_l1 for quantities. Default: the model's first output is the loss.",
         ),
-        Rule("run"),
     ] = None
     train: Annotated[
         list[str] | None,
@@ -50,7 +50,7 @@ class ModelOptions:
             help="Train only the parameters whose names match, e.g. 'fc.*'; repeat it for several. Default: "
             "all that are not frozen.",
         ),
-        Rule("run", "requires_grad"),
+        Rule(python="requires_grad"),
     ] = None
     freeze: Annotated[
         list[str] | None,
@@ -59,7 +59,7 @@ class ModelOptions:
             help="Do not train the parameters whose names match, e.g. 'conv?.*'; repeat it for several. "
             "Default: none.",
         ),
-        Rule("run", "frozen_params"),
+        Rule(python="frozen_params"),
     ] = None
     batch_norm: Annotated[
         list[str] | None,
@@ -69,7 +69,6 @@ class ModelOptions:
             "model.train()) or in inference mode. Repeat it for each layer, e.g. body.*=inference; the "
             "first match decides. Default: as_exported.",
         ),
-        Rule("run"),
     ] = None
     precision: Annotated[
         Literal["fp32", "bf16"],
@@ -77,7 +76,6 @@ class ModelOptions:
             help="Compute matrix products and convolutions of training in float32, or in bfloat16 with sums "
             "and parameters in float32, e.g. bf16."
         ),
-        Rule("run"),
     ] = "fp32"
     dynamic_batch: Annotated[
         bool,
@@ -86,7 +84,6 @@ class ModelOptions:
             help="Make the batch of a model that was exported for a fixed number of samples dynamic. Default: "
             "the model stays as it is.",
         ),
-        Rule("run"),
     ] = False
     replace_head: Annotated[
         int | None,
@@ -96,7 +93,6 @@ class ModelOptions:
             help="Replace the last linear layer by a new one with this many outputs, e.g. 3. Default: the "
             "model's own.",
         ),
-        Rule("run"),
     ] = None
 
 
@@ -105,6 +101,7 @@ class OptimizerOptions:
     """The optimizer and its settings; of `train` and `artifacts`."""
 
     panel: ClassVar[str] = "Optimizer"
+    kept: ClassVar[Kept] = "run"
 
     optimizer: Annotated[
         str,
@@ -113,7 +110,6 @@ class OptimizerOptions:
             help="Update parameters by this optimizer: adamw, adam, sgd, adagrad, rmsprop, lion, adafactor, "
             "muon, prodigy or sparse_adam, with PyTorch's defaults.",
         ),
-        Rule("run"),
     ] = "adamw"
     weight_decay: Annotated[
         float | None,
@@ -123,7 +119,6 @@ class OptimizerOptions:
             help="Decay weights by this factor, e.g. 0.1. Default: the optimizer's own, as in PyTorch 0.01 "
             "for adamw, 0.1 for muon, 0 for the others.",
         ),
-        Rule("run"),
     ] = None
     optimizer_option: Annotated[
         list[str] | None,
@@ -132,7 +127,6 @@ class OptimizerOptions:
             help="Set another setting of the optimizer, e.g. momentum=0.9, betas=0.9,0.95 or nesterov=true; "
             "repeat it for several. Default: PyTorch's values.",
         ),
-        Rule("run"),
     ] = None
 
 
@@ -142,13 +136,13 @@ class TableOptions:
 
     # Panels group the options of `--help`; typer would list all fifty in one.
     panel: ClassVar[str] = "Tables (.csv, .parquet)"
+    kept: ClassVar[Kept] = "run"
 
     target: Annotated[
         list[str] | None,
         typer.Option(
             metavar="COLUMN", help="Learn this column of a table, e.g. survived. Required for tables."
         ),
-        Rule("run"),
     ] = None
     inputs: Annotated[
         list[str] | None,
@@ -157,7 +151,6 @@ class TableOptions:
             help="Feed these columns of a table to the model, in this order, e.g. age,weight. Default: all "
             "but the target and --id.",
         ),
-        Rule("run"),
     ] = None
     id: Annotated[
         list[str] | None,
@@ -166,7 +159,6 @@ class TableOptions:
             help="Keep this column of a table out of the inputs and write it beside predictions, e.g. "
             "passenger_id. Default: none.",
         ),
-        Rule("run"),
     ] = None
     missing: Annotated[
         list[str] | None,
@@ -175,7 +167,6 @@ class TableOptions:
             help="Read this text in a table as a missing value, e.g. NA; repeat it for several. Default: only "
             "the empty field is missing.",
         ),
-        Rule("run"),
     ] = None
     # A text, checked by `check`: the message of a choice of typer would not mention the table.
     impute: Annotated[
@@ -185,7 +176,6 @@ class TableOptions:
             help="Fill missing values of a table: numbers by the column's mean or median, categories by the "
             "most frequent one. Default: a missing value is an error.",
         ),
-        Rule("run"),
     ] = None
     categorical: Annotated[
         list[str] | None,
@@ -194,7 +184,6 @@ class TableOptions:
             help="Read these columns of a table as categories although they hold numbers, e.g. zip,pclass. "
             "Default: columns of texts only.",
         ),
-        Rule("run"),
     ] = None
     # Truth values name their option: typer would add --no-one-hot to a name that it makes itself.
     one_hot: Annotated[
@@ -203,7 +192,6 @@ class TableOptions:
             "--one-hot",
             help="One-hot encode categories of a table: one input 0 or 1 per category. Default: off.",
         ),
-        Rule("run"),
     ] = False
     ordinal: Annotated[
         bool,
@@ -211,7 +199,6 @@ class TableOptions:
             "--ordinal",
             help="Encode categories of a table as numbers 0, 1, 2 ... in alphabetical order. Default: off.",
         ),
-        Rule("run"),
     ] = False
     scale: Annotated[
         bool,
@@ -219,7 +206,6 @@ class TableOptions:
             "--scale",
             help="Standardise numeric columns of a table to mean 0 and standard deviation 1. Default: off.",
         ),
-        Rule("run"),
     ] = False
 
     def check(self) -> None:

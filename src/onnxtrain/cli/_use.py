@@ -26,7 +26,6 @@ from onnxtrain.cli._table_graph import export_table_model
 from onnxtrain.cli._tables import Encoding
 from onnxtrain.errors import InputError, ModelError
 from onnxtrain.losses import loss_class
-from onnxtrain.runtime.manifest import InputSpec
 from onnxtrain.trainer import Trainer
 
 
@@ -96,7 +95,8 @@ def write_predictions(
     if source.is_dir():
         found = _run_predictions(source, data, path, batch_size)
     else:
-        found = _model_predictions(source, data, path, batch_size)
+        values, encoding = model_predictions(source, data, path, batch_size)
+        found = _Predictions(values, None if encoding is None else encoding.classes, encoding)
     columns = _ids(data, ids, found.encoding) if isinstance(data, Table) else {}
     try:
         write_file(output, columns, found.outputs, found.classes)
@@ -141,7 +141,9 @@ def _run_predictions(
     trainer, encoding = _open(directory)
     manifest = trainer.manifest
     arrays = to_arrays(data, encoding, manifest, targets=False)
-    x, _ = assign(manifest.inputs, (), _without_targets(arrays, manifest.targets), path)
+    # Predictions are not to fail for targets that the file happens to hold.
+    targets = {"y", *(spec.name for spec in manifest.targets)}
+    x, _ = assign(manifest.inputs, (), {name: arrays[name] for name in arrays if name not in targets}, path)
     result = trainer.predict(x, batch_size=batch_size)
     outputs = result if isinstance(result, dict) else {trainer.outputs[0]: result}
     names = class_names(trainer, None if encoding is None else encoding.classes)
@@ -172,16 +174,3 @@ def _chosen(trainer: Trainer, scores: np.ndarray[Any, Any]) -> np.ndarray[Any, A
     if labels is None or scores.ndim != 2 or labels.count not in (None, scores.shape[1]):
         return None
     return np.asarray(scores.argmax(axis=1))
-
-
-def _without_targets(arrays: Arrays, targets: Sequence[InputSpec]) -> Arrays:
-    # Predictions are not to fail for targets that the file happens to hold.
-    return {name: array for name, array in arrays.items() if name not in {"y", *(t.name for t in targets)}}
-
-
-def _model_predictions(
-    path: Path, data: Arrays | Table, source: Path, batch_size: int | None
-) -> _Predictions:
-    """Computes the outputs of an ONNX file."""
-    outputs, encoding = model_predictions(path, data, source, batch_size)
-    return _Predictions(outputs, None if encoding is None else encoding.classes, encoding)

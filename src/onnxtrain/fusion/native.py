@@ -116,7 +116,8 @@ def _normalization(op: Emitter, node: ir.Node) -> bool:
         _take_over(y, relu)
         return True
     relu6 = _sole_reader(y)
-    if relu6 is not None and _is_relu6(relu6):
+    # A Hardtanh between 0 and 6.
+    if relu6 is not None and _calls(relu6, hardtanh) and _within_relu6(relu6.inputs):
         _become(op, node, batch_normalization_relu6, attributes)
         _take_over(y, relu6)
         return True
@@ -178,11 +179,6 @@ def _pooling(op: Emitter, node: ir.Node) -> bool:
         return False
     _become(op, node, max_pool, windows)
     return True
-
-
-def _is_relu6(node: ir.Node) -> bool:
-    """Tells whether a node is a Hardtanh between 0 and 6."""
-    return _calls(node, hardtanh) and _within_relu6(node.inputs)
 
 
 def _within_relu6(inputs: Sequence[ir.Value | None]) -> bool:

@@ -64,10 +64,6 @@ def _square(x: Pattern) -> Pattern:
     return either(op.Mul(x, x), op.Pow(x, equal_to(2)))
 
 
-def _square_root(x: Pattern) -> Pattern:
-    return either(op.Sqrt(x), op.Pow(x, equal_to(0.5)))
-
-
 def _per_feature(x: ir.Value, parameter: ir.Value) -> bool:
     """Tells whether a value has one number for each element of the last axis of x."""
     dims = static_dims(x)
@@ -154,7 +150,7 @@ _floored = either(
 
 # x / sqrt(mean(x²) + epsilon) * scale, as in torch.nn.RMSNorm and Llama.
 _total = op.Add(op.ReduceMean(_square(_x), ..., where=_over_the_last_axis), _epsilon)
-_root = _square_root(_total)
+_root = either(op.Sqrt(_total), op.Pow(_total, equal_to(0.5)))
 _inverse = either(op.Reciprocal(_root), op.Div(equal_to(1), _root), op.Pow(_total, equal_to(-0.5)))
 
 # (x - mean) / stdev of each series, as in darts' RINorm, which detaches the statistics. Other nodes may read them too,

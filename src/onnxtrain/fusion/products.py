@@ -82,11 +82,10 @@ def _factors(node: ir.Node) -> tuple[_Factor, _Factor] | None:
         _Factor(a, bool(attributes.get_int("transA", 0))).source,
         _Factor(b, bool(attributes.get_int("transB", 0))).source,
     )
-    return factors if all(_is_float_matrix(factor.value) for factor in factors) else None
-
-
-def _is_float_matrix(value: ir.Value) -> bool:
-    return value.dtype == ir.DataType.FLOAT and value.shape is not None and value.shape.rank() == 2
+    for value in (factor.value for factor in factors):
+        if value.dtype != ir.DataType.FLOAT or value.shape is None or value.shape.rank() != 2:
+            return None
+    return factors
 
 
 def _is_slow(first: _Factor) -> bool:

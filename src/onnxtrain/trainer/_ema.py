@@ -11,7 +11,7 @@ import numpy as np
 
 from onnxtrain._words import argument
 from onnxtrain.errors import CheckpointError, InputError
-from onnxtrain.runtime.dtypes import BY_NAME, Array, DType, narrow, widen
+from onnxtrain.runtime.dtypes import BY_NAME, Array, narrow, widen
 from onnxtrain.runtime.store import Buffer, Store
 from onnxtrain.runtime.tensor_file import read_tensors, verification, write_tensors
 
@@ -55,7 +55,11 @@ class MovingAverage:
             **{f"statistic/{name}": buffer for name, buffer in store.statistics.items()},
         }
         self.buffers: dict[str, Buffer] = {
-            key: Buffer.zeros(_wide(value.dtype), value.shape) for key, value in self._values.items()
+            key: Buffer.zeros(
+                BY_NAME["float32"] if value.dtype.name in ("float16", "bfloat16") else value.dtype,
+                value.shape,
+            )
+            for key, value in self._values.items()
         }
         self._applied = False
 
@@ -115,10 +119,6 @@ class MovingAverage:
             )
         for key, buffer in self.buffers.items():
             buffer.write(tensors[key].read())
-
-
-def _wide(dtype: DType) -> DType:
-    return BY_NAME["float32"] if dtype.name in ("float16", "bfloat16") else dtype
 
 
 def _kinds(buffers: Mapping[str, Buffer]) -> dict[str, tuple[str, tuple[int, ...]]]:

@@ -255,9 +255,13 @@ class Stepper:
         kept = f"epoch {position.epoch + 1}, before step {position.batch // self._plan.accumulate + 1}"
         position.unfinished = True
         where = state.save_and_keep()
+        remedy = remedy or (
+            f"Lower the learning rate, clip gradients ({argument('clip_grad_norm', 1.0)}), or scale the inputs and "
+            "targets to about -1 .. 1."
+        )
         raise DivergenceError(
             f"Training stopped in epoch {epoch}, step {step}: {what} (learning rate {rate:g}). The "
-            f"parameters are those of {kept}, saved in '{where}'. {remedy or _remedy()}"
+            f"parameters are those of {kept}, saved in '{where}'. {remedy}"
         ) from None
 
 
@@ -301,8 +305,3 @@ class _StepGradients(StepGradients):
 
     def recompute_at(self, parameters: Mapping[str, Array]) -> None:
         self._stepper.recompute_gradients(self._batches, parameters)
-
-
-def _remedy() -> str:
-    clipping = argument("clip_grad_norm", 1.0)
-    return f"Lower the learning rate, clip gradients ({clipping}), or scale the inputs and targets to about -1 .. 1."

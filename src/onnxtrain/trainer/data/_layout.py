@@ -89,16 +89,18 @@ class Layout:
             inputs = without(inputs, self.unused)
         elif isinstance(inputs, Mapping) and self.predicting:
             inputs = {name: entry for name, entry in inputs.items() if name not in self.unused}
-        elif targets is None and self.targets and self._brings_targets(inputs):
+        elif (
+            targets is None
+            and self.targets
+            and isinstance(inputs, Mapping)
+            and all(spec.name in inputs for spec in self.targets)
+        ):
             raw = self._of_names(inputs)
             return raw if weights is None else raw._replace(weights=weights)
         if targets is None and self.targets:
             raise InputError(f"The model needs targets ({names_of(self.targets)}), received None.")
         given = [] if targets is None else arrange("target", self.targets, targets)
         return Raw(arrange("input", self.inputs, inputs), given, weights)
-
-    def _brings_targets(self, inputs: Any) -> bool:
-        return isinstance(inputs, Mapping) and all(spec.name in inputs for spec in self.targets)
 
     def _of_frame(self, frame: Any, targets: Any, weights: Any) -> tuple[Any, Any, Any]:
         """Takes the targets out of a frame of inputs: by given names of columns, or by the model's names."""
@@ -107,7 +109,8 @@ class Layout:
         if weights is None and targets is None and WEIGHT in names:
             weights = WEIGHT
         if isinstance(weights, str):
-            weights, frame, names = self._taken(frame, names, [weights])[0], *self._rest(frame, [weights])
+            (column,), frame = self._taken(frame, names, [weights]), without(frame, [weights])
+            weights, names = column, column_names(frame)
         if targets is None and self.targets:
             wanted = [spec.name for spec in self.targets]
         elif isinstance(targets, str):
@@ -132,10 +135,6 @@ class Layout:
                 f"has {', '.join(names[:20])}. Pass them as the second argument: a column's name, a Series or an array."
             )
         return [frame[frame.columns[names.index(name)]] for name in wanted]
-
-    def _rest(self, frame: Any, taken: Sequence[str]) -> tuple[Any, list[str]]:
-        rest = without(frame, taken)
-        return rest, column_names(rest)
 
     def batch(self, batch: Any) -> Raw:
         """Extracts inputs, targets and weights from a batch of a loader.
@@ -180,10 +179,9 @@ class Layout:
 
     def _without_targets(self, inputs: Any) -> Raw:
         if self.targets:
-            shown = type(inputs).__name__
             raise InputError(
                 f"a batch should be (inputs, targets) or a dict by name, as the model needs targets "
-                f"({names_of(self.targets)}); received {shown}."
+                f"({names_of(self.targets)}); received {type(inputs).__name__}."
             )
         return Raw(arrange("input", self.inputs, inputs, loose=True), [])
 

@@ -252,8 +252,7 @@ def check(
         typer.Option(
             "--parameter",
             metavar="PATTERN",
-            help="Check only the parameters whose names match, e.g. 'fc.*'; repeat it for several. Default: "
-            "all.",
+            help="Check only the parameters whose names match, e.g. 'fc.*'; repeat it for several. Default: all.",
         ),
     ] = None,
     data: Annotated[
@@ -267,8 +266,7 @@ def check(
         list[str] | None,
         typer.Option(
             metavar="NAME=SIZE",
-            help="Give a symbolic dimension this size, e.g. sequence=16; repeat it for several. Default: a "
-            "small one.",
+            help="Give a symbolic dimension this size, e.g. sequence=16; repeat it for several. Default: a small one.",
         ),
     ] = None,
     seed: Annotated[

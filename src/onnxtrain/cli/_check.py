@@ -95,8 +95,7 @@ def _print(model: Path, results: Sequence[GradientCheck], wrong: int) -> None:
     counts = [f"{agree if wrong or open_ else f'all {agree}'} agree"]
     counts += [f"{wrong} differ"] * bool(wrong) + [f"{len(open_)} inconclusive"] * bool(open_)
     print_table(
-        f"{', '.join(counts)}: finite differences by {how}, tolerance "
-        f"{results[0].tolerance if results else 0:g}"
+        f"{', '.join(counts)}: finite differences by {how}, tolerance {results[0].tolerance if results else 0:g}"
     )
     for result in open_:
         print_table(f"{result.name}: {result.reason}; another --seed takes another direction")

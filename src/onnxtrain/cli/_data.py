@@ -92,7 +92,6 @@ def _pick(arrays: Arrays, specs: Sequence[InputSpec], short: str, path: Path) ->
     if missing:
         alternative = f" (or {short})" if len(specs) == 1 else ""
         raise InputError(
-            f"The data '{path}' lacks {', '.join(missing)}{alternative}; it holds "
-            f"{', '.join(arrays) or 'nothing'}."
+            f"The data '{path}' lacks {', '.join(missing)}{alternative}; it holds {', '.join(arrays) or 'nothing'}."
         )
     return {spec.name: arrays[spec.name] for spec in specs}

@@ -1,7 +1,8 @@
 """Makes the parameters of commands from dataclasses whose fields declare one option each.
 
-A field gives type, default and help text by `typing.Annotated`, and by a :class:`Rule` if a run keeps its value. For all
-fields of a class, `panel` is the heading in `--help`, and `kept` says if a run keeps the values.
+A field gives type, default and help text by `typing.Annotated`, and by a :class:`Rule` if a run keeps its value. The
+class variables `panel` (heading in `--help`) and `kept` (see :class:`Rule`) hold for all fields of a class.
+
 :func:`taking` makes the parameters of a command from the fields of a dataclass. The record of a run (`_remember`) and
 the names of options in messages (`_shell_words`) follow from the fields as well, so a new option is one new field.
 """

@@ -41,8 +41,7 @@ def run_command(path: Path, json: bool) -> None:
         store = read_checkpoint(checkpoint) if checkpoint.is_file() else None
     else:
         raise ModelLoadError(
-            f"Inspecting '{path}': it is neither a checkpoint nor a directory with a manifest.json. Make "
-            "one with: "
+            f"Inspecting '{path}': it is neither a checkpoint nor a directory with a manifest.json. Make one with: "
             "onnxtrain artifacts MODEL --loss NAME --output DIR"
         )
     document = _document(path, manifest, store)

@@ -56,8 +56,7 @@ class ModelOptions:
         list[str] | None,
         typer.Option(
             metavar="PATTERN",
-            help="Do not train the parameters whose names match, e.g. 'conv?.*'; repeat it for several. "
-            "Default: none.",
+            help="Do not train the parameters whose names match, e.g. 'conv?.*'; repeat it for several. Default: none.",
         ),
         Rule(python="frozen_params"),
     ] = None
@@ -90,8 +89,7 @@ class ModelOptions:
         typer.Option(
             min=1,
             metavar="CLASSES",
-            help="Replace the last linear layer by a new one with this many outputs, e.g. 3. Default: the "
-            "model's own.",
+            help="Replace the last linear layer by a new one with this many outputs, e.g. 3. Default: the model's own.",
         ),
     ] = None
 
@@ -417,9 +415,8 @@ class TrainOptions:
         typer.Option(
             min=1,
             metavar="EPOCHS",
-            help="Stop after this many epochs without a lower validation loss (training loss without "
-            "--validation), e.g. 5, and export the weights of the best epoch. Default: train all epochs "
-            "and export the last.",
+            help="Stop after this many epochs without a lower validation loss (training loss without --validation), "
+            "e.g. 5, and export the weights of the best epoch. Default: train all epochs and export the last.",
         ),
         Rule("fit"),
     ] = None
@@ -428,8 +425,7 @@ class TrainOptions:
         Path | None,
         typer.Option(
             metavar="FILE.csv",
-            help="Write a row per epoch to this file, and a row per step beside it, e.g. log.csv. Default: no "
-            "log.",
+            help="Write a row per epoch to this file, and a row per step beside it, e.g. log.csv. Default: no log.",
         ),
         Rule("anew"),
     ] = None

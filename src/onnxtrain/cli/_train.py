@@ -140,9 +140,8 @@ def _new_directory(options: TrainOptions) -> Path:
     directory = _directory(options)
     if (directory / CHECKPOINT).exists() and not options.overwrite:
         raise CheckpointError(
-            f"The directory '{directory}' holds a training run already. Go on with it: onnxtrain train "
-            f"{directory} --data {options.data}, choose another directory by --output, or replace the run with "
-            "--overwrite."
+            f"The directory '{directory}' holds a training run already. Go on with it: onnxtrain train {directory} "
+            f"--data {options.data}, choose another directory by --output, or replace the run with --overwrite."
         )
     return directory
 

@@ -7,7 +7,6 @@ import os
 import sys
 import weakref
 from pathlib import Path
-from types import TracebackType
 
 from onnxtrain.errors import CheckpointError
 
@@ -58,9 +57,7 @@ class DirectoryLock:
         self._depth += 1
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._depth -= 1
         if self._depth or self._descriptor is None:
             return

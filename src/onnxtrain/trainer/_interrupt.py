@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from types import FrameType, TracebackType
+from types import FrameType
 
 
 class InterruptGuard:
@@ -24,9 +24,7 @@ class InterruptGuard:
             self._installed = True
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._installed:
             # None stands for a handler that was not installed from Python, which Python cannot install again.
             signal.signal(

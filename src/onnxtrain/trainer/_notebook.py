@@ -6,7 +6,6 @@ import html
 import importlib
 import sys
 import time
-from types import TracebackType
 from typing import Any
 
 from onnxtrain.trainer._report import Report, format_value
@@ -46,9 +45,7 @@ class NotebookReport(Report):
         self._handle = self._display.display(self._display.HTML(self._text()), display_id=True)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._show(now=True)
 
     def begin_epoch(self, epoch: int, epochs: int, batches: int | None, done: int) -> None:

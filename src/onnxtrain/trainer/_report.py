@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import TracebackType
-
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -27,9 +25,7 @@ class Report:
     def __enter__(self) -> Report:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         pass
 
     def begin_epoch(self, epoch: int, epochs: int, batches: int | None, done: int) -> None:
@@ -125,9 +121,7 @@ class BarReport(PlainReport):
         self._progress.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._progress.stop()
 
     def begin_epoch(self, epoch: int, epochs: int, batches: int | None, done: int) -> None:

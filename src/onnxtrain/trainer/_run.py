@@ -249,9 +249,8 @@ class Run:
                 part = value.numpy()
                 if part.ndim == 0 or len(part) != len(arrays[0]):
                     raise InputError(
-                        f"Predicting: the output '{name}' of shape {list(part.shape)} has no value per "
-                        "sample. "
-                        "Export the model and run it instead."
+                        f"Predicting: the output '{name}' of shape {list(part.shape)} has no value per sample. Export "
+                        "the model and run it instead."
                     )
                 # `numpy` of a result copies it from ONNX Runtime's memory, so parts of several batches can be kept.
                 parts[name].append(part[:count])
@@ -294,8 +293,7 @@ class Run:
         """
         if not self.predicted:
             raise TrainingStateError(
-                f"The models in '{self.directory}' return the loss only, so there is nothing to predict or "
-                "export. "
+                f"The models in '{self.directory}' return the loss only, so there is nothing to predict or export. "
                 "Generate them with additional_output_names=[names of the model's outputs]."
             )
         return self.predicted

@@ -1,6 +1,6 @@
 """Holds what a trainer trains: models and tensors, the position in the training, metrics and moving averages.
 
-`Trainer` shows the state to the user, and the training loop (`_loop`) moves it along.
+`Trainer` shows the state to the user, and the training loop (`_loop`, `_step`) moves it along.
 """
 
 from __future__ import annotations

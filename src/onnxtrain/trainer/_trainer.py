@@ -1,7 +1,7 @@
 """Defines `Trainer`, the class by which Python code trains, evaluates and exports an ONNX model.
 
 The class is the public door: it checks arguments and hands them to the objects that do the work. `_state` holds what is
-trained, `_loop` takes the steps, `_run` runs the models, `data` reads what the user passes.
+trained, `_loop` and `_step` train it, `_run` runs the models, `_datasets` and `data` read what the user passes.
 """
 
 from __future__ import annotations

@@ -36,8 +36,7 @@ class ReduceLROnPlateau(Monitor):
         super().__init__(monitor, mode, min_delta)
         if not 0 < factor < 1 or patience < 1:
             raise InputError(
-                f"ReduceLROnPlateau: expected 0 < factor < 1 and patience >= 1, received {factor} and "
-                f"{patience}."
+                f"ReduceLROnPlateau: expected 0 < factor < 1 and patience >= 1, received {factor} and {patience}."
             )
         self.factor = factor
         self.patience = patience

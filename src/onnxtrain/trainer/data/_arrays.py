@@ -107,13 +107,6 @@ class ArraySource(IndexedSource):
         weights = arrays[last] if self.layout.weighted else None
         return Raw(arrays[:first], arrays[first:last], weights)
 
-    def last(self) -> list[Array] | None:
-        """Reads the incomplete last batch, if there is one."""
-        whole = self.samples // self.batch_size * self.batch_size
-        if whole == self.samples:
-            return None
-        return self._batch(self._select(slice(whole, None), None), Pass(), self.batches - 1)
-
     def held_out(self, samples: Array) -> ArraySource:
         """Selects some samples to evaluate on, without augmentation."""
         if self.transform is not None:
@@ -153,9 +146,8 @@ def split_order(samples: int, fraction: float, seed: int) -> tuple[Array, Array]
     count = round(samples * fraction)
     if not 0 < fraction < 1 or count == 0 or count == samples:
         raise InputError(
-            f"Splitting off validation data: a fraction of {fraction} of {samples} samples leaves "
-            f"nothing to {'validate with' if count == 0 else 'train on'}; choose one between 0 and 1, or pass (inputs, "
-            "targets)."
+            f"Splitting off validation data: a fraction of {fraction} of {samples} samples leaves nothing to "
+            f"{'validate with' if count == 0 else 'train on'}; choose one between 0 and 1, or pass (inputs, targets)."
         )
     order = np.random.default_rng([seed, SPLIT]).permutation(samples)
     # Sorted, so that training without shuffling keeps the order of the data.

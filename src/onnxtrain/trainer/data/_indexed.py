@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Self
 
 from onnxtrain.runtime.dtypes import Array
 from onnxtrain.trainer.data._layout import Layout
-from onnxtrain.trainer.data._source import count_batches
+from onnxtrain.trainer.data._source import Pass, count_batches
 from onnxtrain.trainer.data._transform import Transform
 
 
@@ -42,6 +43,15 @@ class IndexedSource(ABC):
     @abstractmethod
     def held_out(self, samples: Array) -> Self:
         """Selects some samples to evaluate on, without augmentation."""
+
+    @abstractmethod
+    def read(self, epoch: Pass, start: int = 0) -> Iterator[list[Array]]:
+        """Yields the batches of an epoch, from the batch of number `start` on."""
+
+    def last(self) -> list[Array] | None:
+        """Reads the incomplete last batch, if there is one."""
+        whole_batches, rest = divmod(self.samples, self.batch_size)
+        return next(self.read(Pass(), whole_batches)) if rest else None
 
     @property
     def samples(self) -> int:

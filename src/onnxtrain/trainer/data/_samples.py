@@ -93,13 +93,6 @@ class SampleSource(IndexedSource):
         except InputError as error:
             raise InputError(f"{epoch.place(index)} (samples {_shown(indices)}): {error}") from error
 
-    def last(self) -> list[Array] | None:
-        """Reads the incomplete last batch, if there is one."""
-        whole = self.samples // self.batch_size
-        if whole * self.batch_size == self.samples:
-            return None
-        return next(self.read(Pass(), whole))
-
     def held_out(self, samples: Array) -> SampleSource:
         """Selects some samples to evaluate on, without augmentation of batches."""
         return dataclasses.replace(self.take(samples), drop=False, limit=None, transform=None)

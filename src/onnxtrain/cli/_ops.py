@@ -25,11 +25,7 @@ _MEANING = {
 
 
 def list_ops(status: str | None, json: bool) -> None:
-    """Prints one row per op of the standard domain.
-
-    Raises:
-        InputError: there is no status of this name.
-    """
+    """Prints one row per op of the standard domain. Raises InputError: there is no status of this name."""
     if status is not None and status not in _MEANING:
         raise InputError(f"--status is {status!r}; choose from {', '.join(_MEANING)}")
     rows = [row for row in coverage() if status is None or row.status == status]

@@ -52,11 +52,7 @@ def chosen_optimizer(options: OptimizerOptions) -> Optimizer:
 
 
 def _parsed(option: str, text: str, default: Any) -> Any:
-    """Parses the value of a setting; it must have the type of the default.
-
-    Raises:
-        InputError: the value has another type.
-    """
+    """Parses the value of a setting; raises InputError unless it has the type of the default."""
     values = [
         _WORDS[word.lower()] if word.lower() in _WORDS else number_or_text(word)
         for word in map(str.strip, text.split(","))

@@ -82,11 +82,7 @@ def raw_columns(data: Table, encoding: Encoding) -> Arrays:
 def _plain_predictions(
     session: ort.InferenceSession, path: Path, data: Arrays | Table, source: Path, batch_size: int | None
 ) -> Arrays:
-    """Computes the outputs of a model that takes numbers.
-
-    Raises:
-        InputError: the data does not fit, or an output has no axis for the samples.
-    """
+    """Computes the outputs of a model that takes numbers; raises InputError if the data does not fit."""
     specs = []
     for value in session.get_inputs():
         # Sequences, maps and strings have no array in an .npz file or a table.
@@ -118,11 +114,7 @@ def _run(
     *,
     check: bool,
 ) -> Arrays:
-    """Runs a session on all samples, batch by batch; returns the outputs by name.
-
-    Raises:
-        InputError: an output has no value per sample, or an input does not fit (if `check` is set).
-    """
+    """Runs a session batch by batch; returns the outputs by name. `check` compares the inputs with `specs`."""
     parts: dict[str, list[np.ndarray[Any, Any]]] = {name: [] for name in outputs}
     for batch, count in _batches(feeds, specs, batch_size):
         checked = check_arguments(specs, batch) if check else batch
@@ -150,11 +142,7 @@ def _cast(array: np.ndarray[Any, Any], spec: InputSpec) -> np.ndarray[Any, Any]:
 def _batches(
     arrays: Sequence[np.ndarray[Any, Any]], specs: Sequence[InputSpec], asked: int | None
 ) -> Iterator[tuple[list[np.ndarray[Any, Any]], int]]:
-    """Yields batches with their number of real samples: a fixed batch is padded with the last sample.
-
-    Raises:
-        InputError: the arrays have different numbers of samples, or none, or the batch is fixed to another size.
-    """
+    """Yields batches with their number of real samples: a fixed batch is padded with the last sample."""
     lengths = {len(array) if array.ndim else 0 for array in arrays}
     fixed = {spec.shape[0] for spec in specs if spec.shape and isinstance(spec.shape[0], int)}
     if len(lengths) != 1 or 0 in lengths or len(fixed) > 1:

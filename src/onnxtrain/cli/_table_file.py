@@ -21,11 +21,7 @@ _TRUTH = {"true": 1.0, "false": 0.0}
 
 # Imported late: .npz files do without pandas.
 def frame_library() -> Any:
-    """Imports pandas.
-
-    Raises:
-        InputError: pandas is not installed.
-    """
+    """Imports pandas. Raises InputError: pandas is not installed."""
     try:
         import pandas
     except ImportError as error:
@@ -84,11 +80,7 @@ class Table:
         return [str(name) for name in self.frame.columns]
 
     def column(self, name: str) -> Any:
-        """Finds a column, as a pandas series.
-
-        Raises:
-            InputError: the table has no column of this name.
-        """
+        """Finds a column, as a pandas series. Raises InputError: the table has no column of this name."""
         if name not in self.columns:
             raise InputError(
                 f"The table '{self.path}' has no column '{name}'; its columns are {some_names(self.columns)}."
@@ -208,11 +200,9 @@ def _read_csv(pandas: Any, path: Path) -> Any:
         # In a table of one column an empty line is a row with an empty field, not a gap between rows.
         skip_blank_lines=len(header) > 1,
     )
+    # Of rows with more fields than the header pandas would make an index of the first fields, without an error.
     if frame.shape[1] != len(header) or not isinstance(frame.index, pandas.RangeIndex):
-        raise ValueError(
-            f"rows have more fields than the header, which has {len(header)}"
-            # Rows with more fields than the header: pandas would make an index of the first fields, without an error.
-        )
+        raise ValueError(f"rows have more fields than the header, which has {len(header)}")
     # pandas (3.1) renames the second of two equal names, which would hide that there are two.
     frame.columns = header
     return frame

@@ -132,11 +132,7 @@ def _directory(options: TrainOptions) -> Path:
 
 
 def _new_directory(options: TrainOptions) -> Path:
-    """Chooses the directory of a new run.
-
-    Raises:
-        CheckpointError: The directory holds a run already.
-    """
+    """Chooses the directory of a new run. Raises CheckpointError: the directory holds a run already."""
     directory = _directory(options)
     if (directory / CHECKPOINT).exists() and not options.overwrite:
         raise CheckpointError(
@@ -190,11 +186,7 @@ def _begin(options: TrainOptions, data: Arrays | Table, directory: Path) -> Trai
 
 
 def _schedule(options: ScheduleOptions) -> Schedule | None:
-    """Makes the schedule of `--schedule` and `--schedule-option`.
-
-    Raises:
-        InputError: the schedule or one of its options does not exist.
-    """
+    """Makes the schedule of the options; raises InputError if there is no such schedule or parameter."""
     if options.schedule is None:
         if options.schedule_option:
             raise InputError("--schedule-option is given without --schedule.")

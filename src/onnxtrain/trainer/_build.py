@@ -96,11 +96,7 @@ class ModelSettings:
 def build_run(
     model: ModelSource, directory: Path, device: str, threads: int | None, settings: ModelSettings
 ) -> Run:
-    """Writes the artifacts of a model to `directory` and opens them.
-
-    Raises:
-        OnnxTrainError: as `generate_artifacts`.
-    """
+    """Writes the artifacts of a model to `directory` and opens them. Raises OnnxTrainError: as `generate_artifacts`."""
     write = functools.partial(settings.write, model)
     write(directory, sample_weight=False)
     # The run keeps the function: a later fit with sample weights needs models that take them.

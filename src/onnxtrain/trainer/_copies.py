@@ -13,11 +13,7 @@ Stamp = tuple[int, int, int]
 
 
 def stamp(path: Path) -> Stamp:
-    """Reads the identity and version of a file.
-
-    Raises:
-        OSError: There is no such file.
-    """
+    """Reads the identity and version of a file. Raises OSError: there is no such file."""
     status = path.stat()
     return status.st_ino, status.st_size, status.st_mtime_ns
 

@@ -64,7 +64,6 @@ class DirectoryLock:
         descriptor, self._descriptor = self._descriptor, None
         _held.discard(self)
         # Windows does not remove open files. Elsewhere the file goes while the lock is held: nobody locks a dead file.
-        # dead file.
         if sys.platform == "win32":
             os.close(descriptor)
         with contextlib.suppress(OSError):

@@ -286,11 +286,7 @@ class Run:
         )
 
     def require_outputs(self) -> list[str]:
-        """Returns :attr:`predicted`.
-
-        Raises:
-            TrainingStateError: There are none.
-        """
+        """Returns :attr:`predicted`. Raises TrainingStateError: there are none."""
         if not self.predicted:
             raise TrainingStateError(
                 f"The models in '{self.directory}' return the loss only, so there is nothing to predict or export. "

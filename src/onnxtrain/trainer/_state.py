@@ -43,11 +43,7 @@ def scheduler_settings(spec: ScheduleSpec | None) -> dict[str, Any]:
 
 
 def _saved_schedule(directory: Path, settings: Settings, given: ScheduleSpec | None) -> Curve:
-    """Makes the schedule that was saved, or a given one, with the warm-up that was saved.
-
-    Raises:
-        CheckpointError: no schedule of this version has the saved name or parameters.
-    """
+    """Makes the saved schedule, or the given one, with the saved warm-up; raises CheckpointError if unknown."""
     warmup = settings.warmup_steps, settings.warmup_ratio
     if given is not None:
         return make_schedule(given, *warmup)
@@ -267,11 +263,7 @@ class TrainingState:
             averages.add_metrics(self.metrics, *self.judged(step), self.run.manifest.targets[0])
 
     def judged(self, step: Step) -> tuple[Array, Array]:
-        """Picks the prediction and the target of a batch that metrics compare.
-
-        Raises:
-            InputError: There are none.
-        """
+        """Picks the prediction and the target of a batch that metrics compare. Raises InputError: there are none."""
         if self.settings.prediction is None or not self.run.manifest.targets:
             raise InputError("Metrics need a target, and a prediction among the model's outputs.")
         prediction = step.outputs[self.run.outputs.index(self.settings.prediction)]

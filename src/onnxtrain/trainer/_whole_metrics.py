@@ -99,11 +99,7 @@ class _Scores:
 
 
 def _scores(name: str, task: Task, prediction: Array, target: Array) -> _Scores:
-    """Extracts scores and true values of a classification.
-
-    Raises:
-        InputError: The shapes are not those of a classification.
-    """
+    """Extracts scores and true values of a classification; raises InputError for other shapes."""
     if target.dtype.kind in "iu" and prediction.ndim >= 2:
         _require(name, prediction, target, (*prediction.shape[:1], *prediction.shape[2:]))
         rows, truth = _rows(prediction), target.reshape(-1)

@@ -38,11 +38,7 @@ class Monitor(Callback):
         self._rises(trainer)
 
     def _rises(self, trainer: Trainer) -> bool:
-        """Returns True if higher values are better.
-
-        Raises:
-            InputError: The value is a metric that is a function, and no mode was given.
-        """
+        """Returns True if higher values are better; raises InputError if nothing tells."""
         if self.mode != "auto":
             return self.mode == "max"
         name = self.monitor.removeprefix("val_")

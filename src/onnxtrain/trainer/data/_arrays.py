@@ -35,11 +35,7 @@ class ArraySource(IndexedSource):
 
     @classmethod
     def open(cls, layout: Layout, raw: Raw, options: Options, transform: Transform | None) -> ArraySource:
-        """Checks the data and opens it.
-
-        Raises:
-            InputError: The data does not fit the model.
-        """
+        """Checks the data and opens it. Raises InputError: the data does not fit the model."""
         # Checking the values of a file would read all of it before training begins.
         on_disk = any(isinstance(entry, np.memmap) for entry in (*raw.inputs, *raw.targets, raw.weights))
         weighted = raw.weights is not None

@@ -107,11 +107,7 @@ def series_values(word: str, spec: InputSpec, series: Any) -> Array:
 
 
 def _numbers(series: Any, label: str) -> Array:
-    """Reads the numbers of a column of either library.
-
-    Raises:
-        InputError: The column holds no numbers, or values are missing.
-    """
+    """Reads a column of either library; raises InputError for texts and missing values."""
     polars = _library(series) == "polars"
     missing = np.asarray(series.is_null() if polars else series.isna())
     # polars tells null from NaN; pandas does not, and both are missing here.

@@ -111,11 +111,7 @@ def order_of(samples: int, epoch: Pass) -> Array:
 
 
 def count_batches(samples: int, size: int, *, drop: bool, limit: int | None) -> int:
-    """Counts the batches of an epoch.
-
-    Raises:
-        InputError: There are fewer batches than the limit.
-    """
+    """Counts the batches of an epoch. Raises InputError: there are fewer batches than the limit."""
     batches = samples // size if drop else -(-samples // size)
     if limit is not None and limit > batches:
         raise InputError(

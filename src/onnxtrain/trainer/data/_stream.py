@@ -169,11 +169,7 @@ class StreamSource:
         return self._mark
 
     def _restore(self, mark: str) -> None:
-        """Restores the stream's own generators.
-
-        Raises:
-            InputError: The stream has other generators than before, or the record is damaged.
-        """
+        """Restores the stream's own generators; raises InputError if the record is not theirs."""
         try:
             for generator, state in zip(self._generators, mark.split(), strict=True):
                 # numpy fills the tensor's memory, so that torch need not be imported here.
@@ -242,11 +238,7 @@ class StreamSource:
             return raw
 
     def _end_pass(self, epoch: Pass, index: int) -> None:
-        """Starts the next pass within an epoch.
-
-        Raises:
-            InputError: The stream cannot be read again, or gave nothing.
-        """
+        """Starts the next pass within an epoch. Raises InputError: the stream cannot be read again, or gave nothing."""
         assert self._reading is not None
         if self._once:
             raise InputError(

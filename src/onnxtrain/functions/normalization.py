@@ -129,7 +129,9 @@ def group_normalization_gradient(
     groups = _shape_in_groups(op, x, count)
     standard, inverse = _standardize(op, op.Reshape(x, groups, allowzero=1), [2], epsilon)
     ct_standard = op.Reshape(op.Mul(flat, op.Unsqueeze(scale, [1])), groups, allowzero=1)
-    ct_x = _through_standardize(op, ct_standard, standard, inverse, 2)
+    along = op.ReduceMean(op.Mul(ct_standard, standard), [2], keepdims=1)
+    centered = op.Sub(ct_standard, op.ReduceMean(ct_standard, [2], keepdims=1))
+    ct_x = op.Mul(op.Sub(centered, op.Mul(standard, along)), inverse)
     ct_scale = op.ReduceSum(op.Mul(flat, op.reshape_like(standard, flat)), [0, 2], keepdims=0)
     return op.reshape_like(ct_x, x), ct_scale, op.ReduceSum(flat, [0, 2], keepdims=0)
 
@@ -190,15 +192,6 @@ def layer_normalization_gradient(
         op.Reshape(op.MatMul(across, product), shape),
         op.Reshape(op.MatMul(ones, rows), shape),
     )
-
-
-def _through_standardize(
-    op: Emitter, g: ir.Value, standard: ir.Value, inverse: ir.Value, axis: int
-) -> ir.Value:
-    """Returns r * (g - mean(g) - x̂ * mean(g * x̂))."""
-    along = op.ReduceMean(op.Mul(g, standard), [axis], keepdims=1)
-    centered = op.Sub(g, op.ReduceMean(g, [axis], keepdims=1))
-    return op.Mul(op.Sub(centered, op.Mul(standard, along)), inverse)
 
 
 @composite(

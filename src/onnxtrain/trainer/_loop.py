@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Any
 
 from onnxtrain.errors import DivergenceError
-from onnxtrain.trainer._callbacks import Events
+from onnxtrain.trainer._callbacks import Callback, Events
 from onnxtrain.trainer._interrupt import InterruptGuard
 from onnxtrain.trainer._metrics import Averages
 from onnxtrain.trainer._position import Plan
@@ -82,7 +82,7 @@ class FitLoop:
                 raise
             # Callbacks may save the run at the end of the fit, so the position has to say first if the fit is over.
             position.unfinished = position.history.stopped == "interrupted"
-            self._events.fit_end(position.history)
+            self._events.call(Callback.on_fit_end, position.history)
             if position.unfinished:
                 where = state.save_and_keep()
                 of = "" if self._data.batches is None else f" of {self._data.batches}"
@@ -95,18 +95,14 @@ class FitLoop:
                 state.save(state.directory)
 
     def _begin(self) -> dict[str, Any]:
-        """Enters the plan into the position; if a callback or the model refuses, the position is restored.
-
-        Returns:
-            What takes the plan back.
-        """
+        """Enters the plan into the position and begins; returns what :meth:`Position.undo` takes."""
         position = self._state.position
         before = position.begin(self._plan)
         try:
             self._data.begin(position.stream, resumed=self._resumed, epochs=self._plan.epochs)
             if self._validation is not None:
                 self._validation.begin(None, resumed=False, epochs=self._plan.epochs)
-            self._events.fit_begin()
+            self._events.call(Callback.on_fit_begin)
             if not finite_parameters(self._state.run.store):
                 raise DivergenceError(
                     "Training cannot start: parameters of the model are NaN or infinite already. Load a good model."
@@ -174,7 +170,7 @@ class FitLoop:
             # Set before the callbacks, which may save: ModelCheckpoint's last save is that of a finished fit.
             position.unfinished = position.epoch < self._last_epoch
         self._report.end_epoch(position.epoch, self._last_epoch, record, rate)
-        self._events.epoch_end(history)
+        self._events.call(Callback.on_epoch_end, history)
         # A process that is killed between here and the callbacks' on_fit_end has not finished the fit: resuming runs
         # on_fit_end again, which puts the best parameters back.
         position.unfinished = True

@@ -16,7 +16,7 @@ from onnxtrain._words import argument, words
 from onnxtrain.errors import DivergenceError, InputError
 from onnxtrain.runtime.dtypes import Array, narrow, widen
 from onnxtrain.runtime.lock import ProcessLock
-from onnxtrain.trainer._callbacks import Events, StepGradients
+from onnxtrain.trainer._callbacks import Callback, Events, StepGradients
 from onnxtrain.trainer._position import Plan
 from onnxtrain.trainer._run import Step
 from onnxtrain.trainer._snapshot import FiniteCheck, StatisticsBackup, finite_parameters
@@ -86,7 +86,7 @@ class Stepper:
             except _Diverged as reason:
                 self._restore_and_raise(str(reason), reason.remedy)
         if mean is not None:
-            self._events.step_end(mean)
+            self._events.call(Callback.on_step_end, mean)
         return sum(len(arrays[0]) for arrays in batches)
 
     def _update(self, batches: Sequence[list[Array]]) -> float | None:
@@ -102,7 +102,7 @@ class Stepper:
         if done:
             self._require_finite_results([step for step, _ in done])
             if self._events.wants_gradients:
-                self._events.gradients(_StepGradients(self, batches))
+                self._events.call(Callback.on_gradients, _StepGradients(self, batches))
             self._run.optimizer.step()
             state.update_average()
         for step, count in done:

@@ -329,7 +329,7 @@ class Trainer(TrainerProperties):
                 FitLoop(state, data, held_out, plan, events, make_report(verbose)).run()
             except BaseException as error:
                 # Loggers close their files for KeyboardInterrupt and SystemExit, too.
-                events.exception(error)
+                events.call(Callback.on_exception, error)
                 raise
         return self.history
 

@@ -2,61 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 
 from onnxtrain.errors import InputError
-from onnxtrain.trainer._callbacks._base import Callback, StepGradients
+from onnxtrain.trainer._callbacks._base import Callback
 from onnxtrain.trainer._callbacks._early_stopping import EarlyStopping
-from onnxtrain.trainer._history import History
 
 if TYPE_CHECKING:
     from onnxtrain.trainer._trainer import Trainer
 
 
+P = ParamSpec("P")
+
+
 class Events:
-    """Calls the callbacks of a fit in their order."""
+    """Calls the callbacks of a fit in their order.
+
+    Attributes:
+        wants_gradients: True if a callback overrides :meth:`Callback.on_gradients`.
+    """
 
     def __init__(self, callbacks: Sequence[Callback], trainer: Trainer) -> None:
         self._callbacks = callbacks
         self._trainer = trainer
         # Without such a callback a step does not wait for copies of its gradients.
-        self._with_gradients = [c for c in callbacks if type(c).on_gradients is not Callback.on_gradients]
+        self.wants_gradients = any(type(c).on_gradients is not Callback.on_gradients for c in callbacks)
 
-    @property
-    def wants_gradients(self) -> bool:
-        """True if a callback overrides :meth:`Callback.on_gradients`."""
-        return bool(self._with_gradients)
-
-    def gradients(self, gradients: StepGradients) -> None:
-        """Calls :meth:`Callback.on_gradients`."""
-        for callback in self._with_gradients:
-            callback.on_gradients(self._trainer, gradients)
-
-    def fit_begin(self) -> None:
-        """Calls :meth:`Callback.on_fit_begin`."""
+    def call(
+        self, method: Callable[Concatenate[Any, Trainer, P], None], *args: P.args, **kwargs: P.kwargs
+    ) -> None:
+        """Calls a method of all callbacks, e.g. `events.call(Callback.on_step_end, loss)`."""
         for callback in self._callbacks:
-            callback.on_fit_begin(self._trainer)
-
-    def step_end(self, loss: float) -> None:
-        """Calls :meth:`Callback.on_step_end`."""
-        for callback in self._callbacks:
-            callback.on_step_end(self._trainer, loss)
-
-    def epoch_end(self, history: History) -> None:
-        """Calls :meth:`Callback.on_epoch_end`."""
-        for callback in self._callbacks:
-            callback.on_epoch_end(self._trainer, history)
-
-    def fit_end(self, history: History) -> None:
-        """Calls :meth:`Callback.on_fit_end`."""
-        for callback in self._callbacks:
-            callback.on_fit_end(self._trainer, history)
-
-    def exception(self, error: BaseException) -> None:
-        """Calls :meth:`Callback.on_exception`."""
-        for callback in self._callbacks:
-            callback.on_exception(self._trainer, error)
+            getattr(callback, method.__name__)(self._trainer, *args, **kwargs)
 
 
 def callback_list(callbacks: Iterable[Callback] | None) -> list[Callback]:

@@ -1,6 +1,6 @@
 """Makes the parameters of commands from dataclasses whose fields declare one option each.
 
-A field gives type, default and help text by `typing.Annotated`, and by a :class:`Rule` if a run keeps its value. The
+A field is declared by :func:`option`, :func:`switch` or :func:`argument`, which take its default and help text. The
 class variables `panel` (heading in `--help`) and `kept` (see :class:`Rule`) hold for all fields of a class.
 
 :func:`taking` makes the parameters of a command from the fields of a dataclass. The record of a run (`_remember`) and
@@ -9,11 +9,10 @@ the names of options in messages (`_shell_words`) follow from the fields as well
 
 from __future__ import annotations
 
-import copy
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_type_hints
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_type_hints
 
 import typer
 
@@ -38,6 +37,46 @@ class Rule:
     python: str = ""
 
 
+REQUIRED: Any = MISSING
+"""Default of an option that must be given."""
+
+
+def option(
+    metavar: str | None,
+    help: str,
+    *names: str,
+    default: Any = None,
+    kept: Kept | None = None,
+    python: str = "",
+    **settings: Any,
+) -> Any:
+    """Declares a field as an option of a command.
+
+    Args:
+        metavar: name of the value in `--help`, e.g. "STEPS"; None for what typer makes of the type.
+        help: help text; it describes the field, too.
+        names: spellings, e.g. "--output", "-o"; by default that of :func:`flag`.
+        default: value of an option that is not given.
+        kept: see :class:`Rule`.
+        python: see :class:`Rule`.
+        settings: further arguments of `typer.Option`, e.g. min=1.
+    """
+    settings |= {"metavar": metavar, "help": help}
+    metadata = {"make": typer.Option, "names": names, "settings": settings, "rule": Rule(kept, python)}
+    return field(default=default, metadata=metadata)
+
+
+def switch(help: str, python: str = "") -> Any:
+    """Declares a field as an option without a value, which is False unless it is given; see :func:`option`."""
+    return option(None, help, default=False, python=python)
+
+
+def argument(metavar: str, help: str) -> Any:
+    """Declares a field as an argument of a command, which must be given."""
+    settings = {"metavar": metavar, "help": help}
+    return field(metadata={"make": typer.Argument, "names": (), "settings": settings, "rule": Rule()})
+
+
 class Option(NamedTuple):
     """A field of a dataclass of options, without the nesting.
 
@@ -55,7 +94,7 @@ class Option(NamedTuple):
 def options_of(kind: type) -> Mapping[str, Option]:
     """Returns the options of a dataclass by name, those of nested dataclasses in their place."""
     found: dict[str, Option] = {}
-    hints = get_type_hints(kind, include_extras=True)
+    hints = get_type_hints(kind)
     for entry in fields(kind):
         hint = hints[entry.name]
         if is_dataclass(hint):
@@ -63,14 +102,14 @@ def options_of(kind: type) -> Mapping[str, Option]:
             # The parameters of a command have no groups: a name occurs in one group only.
             found |= options_of(hint)
             continue
-        annotated, *extras = get_args(hint)
-        rule = next((extra for extra in extras if isinstance(extra, Rule)), Rule())
-        rule = replace(rule, kept=rule.kept or getattr(kind, "kept", None))
-        # A copy: declarations such as that of --batch-size are shared by several commands.
-        declared = copy.copy(next(extra for extra in extras if not isinstance(extra, Rule)))
-        declared.rich_help_panel = getattr(kind, "panel", None)
+        metadata = entry.metadata
+        rule = replace(metadata["rule"], kept=metadata["rule"].kept or getattr(kind, "kept", None))
+        # A truth value needs a spelling: typer would add --no-one-hot to a name that it makes itself.
+        names = metadata["names"] or ((flag(entry.name),) if hint is bool else ())
+        panel = getattr(kind, "panel", None)
+        declared = metadata["make"](*names, rich_help_panel=panel, **metadata["settings"])
         default = inspect.Parameter.empty if entry.default is MISSING else entry.default
-        found[entry.name] = Option(Annotated[annotated, declared], default, rule)
+        found[entry.name] = Option(Annotated[hint, declared], default, rule)
     return found
 
 

@@ -25,11 +25,7 @@ _MODES = ("as_exported", "training", "inference")
 
 
 def batch_norm_mode(texts: Sequence[str] | None) -> BatchNormMode:
-    """Parses `--batch-norm`: one mode alone, or a mapping made of `PATTERN=MODE`.
-
-    Raises:
-        GraphBuildError: a text is neither a mode nor PATTERN=MODE.
-    """
+    """Parses `--batch-norm`: one mode alone, or PATTERN=MODE for each layer. Raises GraphBuildError: neither."""
     modes: dict[str, Any] = {}
     for text in texts or ():
         # Split at the last "=": names of parameters may contain it, modes do not.

@@ -63,11 +63,7 @@ class Column:
 
     @classmethod
     def learn(cls, table: Table, name: str, options: TableOptions, *, categorical: bool) -> Column:
-        """Learns the encoding of a column from training data.
-
-        Raises:
-            InputError: the column holds values that the options do not encode.
-        """
+        """Learns the encoding of a column from training data. Raises InputError: the options do not encode it."""
         values = table.values(name)
         if values.missing.all():
             raise InputError(
@@ -105,11 +101,7 @@ class Column:
         return len(self.categories or ()) if self.kind == ONE_HOT else 1
 
     def numbers(self, table: Table) -> np.ndarray[Any, Any]:
-        """Encodes the column, float64 [rows, width].
-
-        Raises:
-            InputError: a value is missing or infinite, or a category did not occur in training.
-        """
+        """Encodes the column, float64 [rows, width]. Raises InputError: a value is missing, infinite or unknown."""
         values = table.values(self.name)
         if values.missing.any() and self.fill is None:
             raise InputError(
@@ -145,11 +137,7 @@ class Column:
 
 
 def is_numeric(table: Table, name: str, values: Values, *, categorical: bool) -> bool:
-    """Checks if a column holds numbers and no categories.
-
-    Raises:
-        InputError: a .csv column holds both numbers and texts, so the file does not tell.
-    """
+    """Checks if a column holds numbers and no categories. Raises InputError: a .csv column holds both."""
     present = ~values.missing
     # A .parquet file declares its types; of a .csv file only the values tell.
     if categorical or values.text_type or not values.is_number.any():

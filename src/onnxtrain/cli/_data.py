@@ -19,11 +19,7 @@ Arrays = dict[str, np.ndarray[Any, Any]]
 
 
 def load_data(path: Path) -> Arrays | Table:
-    """Loads the arrays of an .npz file, or the table of a .csv or .parquet file.
-
-    Raises:
-        InputError: the file is missing or damaged.
-    """
+    """Loads an .npz file or a .csv or .parquet table. Raises InputError: the file is missing or damaged."""
     if path.is_file() and path.suffix.lower() in TABLE_SUFFIXES:
         return read_table(path)
     return load_arrays(path)
@@ -57,11 +53,7 @@ def load_arrays(path: Path) -> Arrays:
 def to_arrays(
     data: Arrays | Table, encoding: Encoding | None, manifest: Manifest, *, targets: bool = True
 ) -> Arrays:
-    """Encodes a table as arrays; arrays stay as they are.
-
-    Raises:
-        InputError: the table does not fit the encoding, or the run has no encoding.
-    """
+    """Encodes a table as arrays; arrays stay as they are. Raises InputError: the table does not fit the run."""
     if not isinstance(data, Table):
         return data
     if encoding is None:

@@ -11,11 +11,7 @@ from onnxtrain.errors import OnnxTrainError
 
 
 def run_command(output: Path, epochs: int, seed: int, json: bool) -> None:
-    """Runs the demo and prints its result.
-
-    Raises:
-        OnnxTrainError: the exported file classifies otherwise than the trainer.
-    """
+    """Runs the demo and prints its result. Raises OnnxTrainError: the exported file gives other classes."""
     info("Training a convolutional network on scikit-learn's handwritten digits with ONNX Runtime alone.")
     result = run_demo(output, epochs, seed=seed)
     if json:

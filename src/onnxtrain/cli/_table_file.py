@@ -93,11 +93,7 @@ class Table:
         return f"The table '{self.path}', column '{name}', row {row + 1} (without the header)"
 
     def values(self, name: str) -> Values:
-        """Reads the values of a column.
-
-        Raises:
-            InputError: the column does not exist, or holds dates or other objects.
-        """
+        """Reads the values of a column. Raises InputError: it does not exist, or holds dates or other objects."""
         key = (name, frozenset(self.missing))
         if key not in self._read:
             self._read[key] = self._values(name)

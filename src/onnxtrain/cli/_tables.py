@@ -96,11 +96,7 @@ class Encoding:
 
     @classmethod
     def from_json(cls, text: str, source: str) -> Encoding:
-        """Reads the text of :meth:`to_json`.
-
-        Raises:
-            CheckpointError: the text is damaged; `source` names the run in the message.
-        """
+        """Reads the text of :meth:`to_json`. Raises CheckpointError, which names `source`: the text is damaged."""
         try:
             content = parse_json(text)
             if content["version"] != 1:
@@ -132,11 +128,7 @@ class Encoding:
     def arrays(
         self, table: Table, inputs: Sequence[InputSpec], targets: Sequence[InputSpec]
     ) -> dict[str, np.ndarray[Any, Any]]:
-        """Encodes a table as arrays for a model's inputs and targets.
-
-        Raises:
-            InputError: the table does not fit the encoding or the model.
-        """
+        """Encodes a table as arrays for inputs and targets. Raises InputError: the table does not fit the model."""
         table = replace(table, missing=self.missing)
         blocks = [column.numbers(table) for column in self.columns]
         arrays: dict[str, np.ndarray[Any, Any]] = {}

@@ -79,11 +79,7 @@ def export_run(
 def write_predictions(
     source: Path, path: Path, output: Path, ids: Sequence[str] | None, batch_size: int | None, json: bool
 ) -> None:
-    """Writes the outputs for each sample of the data to a file.
-
-    Raises:
-        InputError: the suffix of the file is unknown, or an output does not fit into a table.
-    """
+    """Writes the outputs for each sample to a file. Raises InputError: its suffix is unknown, or they do not fit."""
     # Checked before the model runs, which may take long.
     suffix = output.suffix.lower()
     if suffix not in (".npz", *TABLE_SUFFIXES):

@@ -106,11 +106,7 @@ class MovingAverage:
         write_tensors(file, self.buffers, _FORMAT)
 
     def read(self, path: Path) -> None:
-        """Reads the averages from a file of :meth:`write`.
-
-        Raises:
-            CheckpointError: The file is missing, damaged, or of another model.
-        """
+        """Reads the averages of :meth:`write`. Raises CheckpointError: missing, damaged, or of another model."""
         with verification(f"'{path}'"):
             metadata, tensors = read_tensors(str(path))
         if metadata.get("format") != _FORMAT["format"] or _kinds(tensors) != _kinds(self.buffers):

@@ -54,11 +54,7 @@ class LearningRateRange:
 def find_range(
     state: TrainingState, data: Source, start: float, stop: float, steps: int
 ) -> LearningRateRange:
-    """Trains with rising rates, then restores the state.
-
-    Raises:
-        InputError: The rates do not rise, or there are too few steps.
-    """
+    """Trains with rising rates, then restores the state. Raises InputError: the rates do not rise, or are too few."""
     if not 0 < start < stop < math.inf or isinstance(steps, bool) or not isinstance(steps, int) or steps < 2:
         raise InputError(
             f"Finding a learning rate: expected 0 < start < stop and steps >= 2, received start={start!r}, "

@@ -266,11 +266,7 @@ class Averages:
         }
 
     def values(self, metrics: Sequence[Metric], prefix: str = "") -> dict[str, float]:
-        """Computes loss and metrics of the whole data set by key; NaN where nothing counted.
-
-        Raises:
-            InputError: A metric function does not return a number.
-        """
+        """Computes loss and metrics of the whole data set, NaN where nothing counted, with keys behind `prefix`."""
         values = self.running(metrics)
         # The arrays of all batches are joined once, at the end of the epoch; joining batch by batch would copy them
         # again and again.

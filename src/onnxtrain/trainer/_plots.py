@@ -90,11 +90,7 @@ def curves(axes: Any, title: str, lines: Mapping[str, tuple[Sequence[float], Seq
 
 
 def plot_epochs(epochs: Sequence[Mapping[str, float]], keys: Sequence[str]) -> Figure:
-    """Draws one panel per key: its values over the epochs, beside those of validation.
-
-    Raises:
-        MissingPackageError: matplotlib is not installed.
-    """
+    """Draws one panel per key with matplotlib: its values over the epochs, beside those of validation."""
     mpl = optional("matplotlib", "A figure", "matplotlib, or 'onnxtrain[plots]'")
     with mpl.rc_context(STYLE):
         columns = min(len(keys), _COLUMNS)
@@ -116,11 +112,7 @@ def plot_epochs(epochs: Sequence[Mapping[str, float]], keys: Sequence[str]) -> F
 
 
 def plot_range(rates: Sequence[float], losses: Sequence[float], suggestion: float | None) -> Figure:
-    """Draws the loss over learning rates on a logarithmic axis.
-
-    Raises:
-        MissingPackageError: matplotlib is not installed.
-    """
+    """Draws the loss over learning rates on a logarithmic axis, with matplotlib."""
     mpl = optional("matplotlib", "A figure", "matplotlib, or 'onnxtrain[plots]'")
     with mpl.rc_context(STYLE):
         figure = new_figure(6.4, 4.2)

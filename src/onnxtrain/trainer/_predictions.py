@@ -39,11 +39,7 @@ def remove_other_predictions(directory: Path, position: Position) -> None:
 
 
 def read_predictions(directory: Path, position: Position) -> None:
-    """Reads the file of :func:`write_predictions` into a position.
-
-    Raises:
-        CheckpointError: The file is missing or damaged.
-    """
+    """Reads the file of :func:`write_predictions`. Raises CheckpointError: it is missing or damaged."""
     path = directory / _name(position)
     try:
         with np.load(path, allow_pickle=False) as content:

@@ -109,11 +109,7 @@ def make_schedule(spec: ScheduleSpec | None, warmup_steps: int = 0, warmup_ratio
 
 
 def named_schedule(name: str, parameters: Mapping[str, Any] | None = None) -> Schedule:
-    """Makes the schedule of a name, with the given parameters or its defaults.
-
-    Raises:
-        InputError: The name or a parameter is unknown, or a value is not allowed.
-    """
+    """Makes the schedule of a name. Raises InputError: the name, a parameter or its value is unknown."""
     if name not in SCHEDULES:
         raise InputError(
             f"Choosing a schedule: {name!r} is unknown; choose from {', '.join(SCHEDULES)}, or pass a "

@@ -58,11 +58,7 @@ class Workspace:
         return cls(path)
 
     def locked(self) -> contextlib.AbstractContextManager[object]:
-        """Locks the directory against other trainers until the block ends.
-
-        Raises:
-            CheckpointError: Another trainer holds the lock.
-        """
+        """Locks the directory until the block ends. Raises CheckpointError: another trainer holds the lock."""
         # Nobody else knows the name of a temporary directory.
         return contextlib.nullcontext() if self.temporary else self._lock
 

@@ -32,11 +32,7 @@ def static_batch(specs: Sequence[InputSpec]) -> int | None:
 
 
 def check_batch_size(specs: Sequence[InputSpec], asked: int | None) -> tuple[int, bool]:
-    """Chooses the batch size; the second result is True if the model fixes it.
-
-    Raises:
-        InputError: The batch size is no positive integer, or the model takes another one.
-    """
+    """Returns the batch size, and if the model fixes it. Raises InputError: the model takes another one."""
     if asked is not None:
         asked = check_integer(argument("batch_size"), asked)
     fixed = static_batch(specs)

@@ -71,11 +71,7 @@ def arrange(word: str, specs: Sequence[InputSpec], data: Any, *, loose: bool = F
 
 
 def to_array(word: str, spec: InputSpec, data: Any) -> Array:
-    """Converts data, also tensors of other libraries, to a numpy array, without copying if possible.
-
-    Raises:
-        InputError: The data is no array of one shape.
-    """
+    """Converts data, also tensors of other libraries, to a numpy array. Raises InputError: it has no one shape."""
     if is_series(data):
         return series_values(word, spec, data)
     # Tensors of PyTorch that require gradients, or are on another device, do not convert to numpy themselves.

@@ -90,11 +90,7 @@ def frame_values(word: str, specs: Sequence[InputSpec], frame: Any) -> list[Arra
 
 
 def series_values(word: str, spec: InputSpec, series: Any) -> Array:
-    """Converts a column to an array; of rank 2 if the model takes one with a single column.
-
-    Raises:
-        InputError: It holds no numbers, or lacks values.
-    """
+    """Converts a column to an array, of rank 2 if the model asks. Raises InputError: no numbers, or gaps."""
     label = f"column '{series.name}'" if series.name is not None else f"{word} '{spec.name}'"
     values = _numbers(series, label)
     wanted = spec.dtype.storage

@@ -240,11 +240,7 @@ class Layout:
         return [cast(spec, array) for spec, array in zip(self.specs, arrays, strict=True)]
 
     def convert(self, raw: Raw) -> list[Array]:
-        """Converts the entries of a batch to checked arrays in the model's dtypes.
-
-        Raises:
-            InputError: The batch does not fit the model.
-        """
+        """Converts a batch to checked arrays in the model's dtypes. Raises InputError: the batch does not fit."""
         # The models were built from the first batch, without weights.
         if raw.weights is not None and not self.weighted:
             raise InputError(

@@ -37,11 +37,7 @@ class SampleSource(IndexedSource):
     def open(
         cls, layout: Layout, dataset: Any, options: Options, transform: Transform | None
     ) -> SampleSource:
-        """Opens a data set and checks its first sample.
-
-        Raises:
-            InputError: There is no sample, or the first one does not fit the model.
-        """
+        """Opens a data set and checks its first sample. Raises InputError: there is none, or it does not fit."""
         size, fixed = check_batch_size(layout.specs, options.batch_size)
         drop = (fixed and options.training) or options.drop_last
         source = cls(

@@ -122,11 +122,7 @@ class StreamSource:
             return None
 
     def look(self, epoch: Pass) -> None:
-        """Checks the first batch that :meth:`read` will give, and finds out if it has weights.
-
-        Raises:
-            InputError: The batch does not fit the model, or there is none.
-        """
+        """Checks the first batch, and notes if it has weights. Raises InputError: there is none, or it does not fit."""
         self._mark = self._states()
         # The generators are recorded before the first batch is drawn: a resumed fit has to draw the same one.
         self._reading = self._open(epoch, 0)

@@ -39,11 +39,7 @@ class Transform:
         self._third, self._named = _generator_argument(function)
 
     def __call__(self, layout: Layout, raw: Raw, epoch: Pass, batch: int) -> Raw:
-        """Transforms a batch; the result is not checked.
-
-        Raises:
-            InputError: The function does not return inputs and targets.
-        """
+        """Transforms a batch, unchecked. Raises InputError: the function gives no inputs and targets."""
         key = (epoch.seed, TRANSFORM, epoch.epoch, batch)
         arguments: list[Any] = [_shown(layout.inputs, raw.inputs), _shown(layout.targets, raw.targets)]
         named: dict[str, Any] = {}

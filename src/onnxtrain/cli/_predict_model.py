@@ -20,6 +20,7 @@ from onnxtrain.runtime.device import CPU
 from onnxtrain.runtime.inputs import check_arguments
 from onnxtrain.runtime.manifest import InputSpec
 from onnxtrain.runtime.session import open_session
+from onnxtrain.trainer.data import fill
 
 _BATCH = 32
 
@@ -156,5 +157,5 @@ def _batches(
         batch = [array[start : start + size] for array in arrays]
         count = len(batch[0])
         if any(isinstance(spec.shape[0], int) for spec in specs if spec.shape) and count < size:
-            batch = [np.concatenate([array, np.repeat(array[-1:], size - count, axis=0)]) for array in batch]
+            batch = [fill(array, size - count) for array in batch]
         yield batch, count

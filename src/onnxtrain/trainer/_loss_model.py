@@ -19,10 +19,10 @@ from onnxtrain.runtime.binding import Binding
 from onnxtrain.runtime.device import Device
 from onnxtrain.runtime.dtypes import Array
 from onnxtrain.runtime.inputs import check_arguments
-from onnxtrain.runtime.manifest import InputSpec, Manifest
+from onnxtrain.runtime.manifest import Manifest
 from onnxtrain.runtime.session import open_session
 from onnxtrain.runtime.store import Buffer
-from onnxtrain.trainer.data import dynamic_remedy
+from onnxtrain.trainer.data import dynamic_remedy, relaxed
 
 # Relative tolerance between the loss of all samples and the sum over two parts: float16 losses have three digits.
 _TOLERANCE = 1e-3
@@ -54,7 +54,7 @@ class LossModel:
         outputs = _cut(model, set(manifest.outputs[1:]))
         inputs = {str(value.name): value for value in model.graph.inputs}
         self._specs = [
-            (index, _any_number(spec)) for index, spec in enumerate(manifest.arguments) if spec.name in inputs
+            (index, spec) for index, spec in enumerate(relaxed(manifest.arguments)) if spec.name in inputs
         ]
         allowed = {spec.name for spec in manifest.targets} | {
             spec.name for spec in manifest.inputs if spec.class_labels is not None
@@ -161,8 +161,3 @@ def _forget_batch(model: ir.Model, inputs: set[str]) -> None:
     for value in model.graph.inputs:
         if value.name in inputs and value.shape is not None:
             value.shape = ir.Shape(["samples", *value.shape[1:]])
-
-
-def _any_number(spec: InputSpec) -> InputSpec:
-    shape = None if spec.shape is None else (None, *spec.shape[1:])
-    return InputSpec(spec.name, spec.dtype, shape, spec.class_labels)

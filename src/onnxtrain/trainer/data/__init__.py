@@ -1,7 +1,7 @@
 """Reads data to train, evaluate and predict on: arrays, tables, data sets and streams, behind one `Source`."""
 
 from onnxtrain.trainer.data._batch_size import dynamic_remedy, static_batch, warn_of_fixed_batch
-from onnxtrain.trainer.data._convert import ArrayLike, fill
+from onnxtrain.trainer.data._convert import ArrayLike, fill, relaxed
 from onnxtrain.trainer.data._layout import Layout
 from onnxtrain.trainer.data._open import TransformFunction, open_source, split
 from onnxtrain.trainer.data._source import Options, Pass, Source
@@ -16,6 +16,7 @@ __all__ = [
     "dynamic_remedy",
     "fill",
     "open_source",
+    "relaxed",
     "split",
     "static_batch",
     "warn_of_fixed_batch",

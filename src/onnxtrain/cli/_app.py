@@ -143,8 +143,7 @@ def evaluate(
 @app.command()
 def predict(
     source: Annotated[
-        Path,
-        typer.Argument(metavar="MODEL|RUN", help="Path of an .onnx file, or directory of a run."),
+        Path, typer.Argument(metavar="MODEL|RUN", help="Path of an .onnx file, or directory of a run.")
     ],
     data: Annotated[
         Path,

@@ -148,9 +148,7 @@ def arguments_for(function: Callable[..., object], options: object) -> dict[str,
     }
 
 
-def taking(
-    kind: type[T],
-) -> Callable[[Callable[[T, frozenset[str]], None]], Callable[..., None]]:
+def taking(kind: type[T]) -> Callable[[Callable[[T, frozenset[str]], None]], Callable[..., None]]:
     """Gives a command one parameter per option of a dataclass.
 
     The command itself takes an object of `kind`, and the names of the options that were given on the command line.

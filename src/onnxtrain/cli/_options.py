@@ -58,7 +58,7 @@ class ModelOptions:
     )
     dynamic_batch: bool = switch(
         "Make the batch of a model that was exported for a fixed number of samples dynamic. Default: "
-        "the model stays as it is.",
+        "the model stays as it is."
     )
     replace_head: int | None = option(
         "CLASSES",
@@ -131,13 +131,13 @@ class TableOptions:
         "Default: columns of texts only.",
     )
     one_hot: bool = switch(
-        "One-hot encode categories of a table: one input 0 or 1 per category. Default: off.",
+        "One-hot encode categories of a table: one input 0 or 1 per category. Default: off."
     )
     ordinal: bool = switch(
-        "Encode categories of a table as numbers 0, 1, 2 ... in alphabetical order. Default: off.",
+        "Encode categories of a table as numbers 0, 1, 2 ... in alphabetical order. Default: off."
     )
     scale: bool = switch(
-        "Standardise numeric columns of a table to mean 0 and standard deviation 1. Default: off.",
+        "Standardise numeric columns of a table to mean 0 and standard deviation 1. Default: off."
     )
 
     def check(self) -> None:
@@ -338,7 +338,7 @@ class TrainOptions:
         "COUNT", "Compute each operation with this many threads, e.g. 4. Default: one per core.", min=1
     )
     overwrite: bool = switch(
-        "Replace a run that is in the output directory already. Default: that is an error.",
+        "Replace a run that is in the output directory already. Default: that is an error."
     )
     output: Path | None = option(
         "DIR",

@@ -221,10 +221,7 @@ def _texts(model: ir.Model, op: Emitter, texts: Sequence[str]) -> ir.Value:
     name = op.unique_name("class_names")
     tensor = ir.StringTensor([text.encode() for text in texts], shape=ir.Shape([len(texts)]), name=name)
     value = ir.Value(
-        name=name,
-        type=ir.TensorType(ir.DataType.STRING),
-        shape=ir.Shape([len(texts)]),
-        const_value=tensor,
+        name=name, type=ir.TensorType(ir.DataType.STRING), shape=ir.Shape([len(texts)]), const_value=tensor
     )
     model.graph.register_initializer(value)
     return value

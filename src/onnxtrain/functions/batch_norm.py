@@ -16,7 +16,8 @@ from .normalization import batch_normalization_cotangents
 
 _INPUTS = ["x", "scale", "bias", "mean", "var"]
 _WINDOWS = dict.fromkeys(("kernel_shape", "strides", "pads"), ir.AttributeType.INTS)
-_ATTRIBUTES = {"epsilon": ir.AttributeType.FLOAT, "momentum": ir.AttributeType.FLOAT}
+_EPSILON = {"epsilon": ir.AttributeType.FLOAT}
+_ATTRIBUTES = _EPSILON | {"momentum": ir.AttributeType.FLOAT}
 
 
 @composite("BatchNormalizationTraining", _INPUTS, _ATTRIBUTES, outputs=3)
@@ -36,12 +37,7 @@ def batch_normalization_relu(op: Emitter, *inputs: ir.Value, **attributes: Any) 
     return op.Relu(y), mean, var
 
 
-@composite(
-    "BatchNormalizationReluGradient",
-    ["ct", "x", "scale", "y"],
-    {"epsilon": ir.AttributeType.FLOAT},
-    outputs=3,
-)
+@composite("BatchNormalizationReluGradient", ["ct", "x", "scale", "y"], _EPSILON, outputs=3)
 def batch_normalization_relu_gradient(
     op: Emitter, ct: ir.Value, x: ir.Value, scale: ir.Value, y: ir.Value, *, epsilon: AttributeRef
 ) -> tuple[ir.Value, ir.Value, ir.Value]:
@@ -56,12 +52,7 @@ def batch_normalization_relu6(op: Emitter, *inputs: ir.Value, **attributes: Any)
     return op.Clip(y, 0.0, 6.0), mean, var
 
 
-@composite(
-    "BatchNormalizationRelu6Gradient",
-    ["ct", "x", "scale", "y"],
-    {"epsilon": ir.AttributeType.FLOAT},
-    outputs=3,
-)
+@composite("BatchNormalizationRelu6Gradient", ["ct", "x", "scale", "y"], _EPSILON, outputs=3)
 def batch_normalization_relu6_gradient(
     op: Emitter, ct: ir.Value, x: ir.Value, scale: ir.Value, y: ir.Value, *, epsilon: AttributeRef
 ) -> tuple[ir.Value, ir.Value, ir.Value]:
@@ -71,12 +62,7 @@ def batch_normalization_relu6_gradient(
     return batch_normalization_cotangents(op, within, x, scale, epsilon)
 
 
-@composite(
-    "BatchNormalizationMaxPoolRelu",
-    _INPUTS,
-    _ATTRIBUTES | _WINDOWS,
-    outputs=4,
-)
+@composite("BatchNormalizationMaxPoolRelu", _INPUTS, _ATTRIBUTES | _WINDOWS, outputs=4)
 def batch_normalization_max_pool_relu(
     op: Emitter,
     *inputs: ir.Value,
@@ -95,7 +81,7 @@ def batch_normalization_max_pool_relu(
 @composite(
     "BatchNormalizationMaxPoolReluGradient",
     ["ct", "x", "scale", "y", "indices"],
-    {"epsilon": ir.AttributeType.FLOAT},
+    _EPSILON,
     outputs=3,
     integers=["indices"],
 )

@@ -57,15 +57,7 @@ def gemm_bfloat16(
     transB: AttributeRef,
 ) -> ir.Value:
     """Computes Gemm with all attributes given. c is not rounded, and optional."""
-    return op.Gemm(
-        rounded(op, a),
-        rounded(op, b),
-        c,
-        alpha=alpha,
-        beta=beta,
-        transA=transA,
-        transB=transB,
-    )
+    return op.Gemm(rounded(op, a), rounded(op, b), c, alpha=alpha, beta=beta, transA=transA, transB=transB)
 
 
 @composite("RoundToBfloat16", ["x"])

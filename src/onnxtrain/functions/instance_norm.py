@@ -60,12 +60,7 @@ def reversible_instance_normalization_gradient(
 
 @composite("ReversibleInstanceNormalizationParameterGradient", ["ct", "centered", "stdev"], _SUMS, outputs=2)
 def reversible_instance_normalization_parameter_gradient(
-    op: Emitter,
-    ct: ir.Value,
-    centered: ir.Value,
-    stdev: ir.Value,
-    axes: AttributeRef,
-    rows: AttributeRef,
+    op: Emitter, ct: ir.Value, centered: ir.Value, stdev: ir.Value, axes: AttributeRef, rows: AttributeRef
 ) -> tuple[ir.Value, ...]:
     """Differentiates ReversibleInstanceNormalization: cotangents of weight and bias, for an x that needs none."""
     return _of_parameters(op, ct, centered, stdev, axes, rows)

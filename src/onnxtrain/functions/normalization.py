@@ -17,6 +17,8 @@ from onnxtrain.emitter import AttributeRef, Emitter
 
 from ._composite import composite
 
+_EPSILON = {"epsilon": ir.AttributeType.FLOAT}
+
 
 def _standardize(
     op: Emitter, x: ir.Value, axes: Sequence[int], epsilon: AttributeRef
@@ -35,7 +37,7 @@ def _center(
     return centered, op.Reciprocal(op.Sqrt(op.Add(variance, op.number(epsilon, x))))
 
 
-@composite("BatchNormalizationGradient", ["ct", "x", "scale"], {"epsilon": ir.AttributeType.FLOAT}, outputs=3)
+@composite("BatchNormalizationGradient", ["ct", "x", "scale"], _EPSILON, outputs=3)
 def batch_normalization_gradient(
     op: Emitter, ct: ir.Value, x: ir.Value, scale: ir.Value, *, epsilon: AttributeRef
 ) -> tuple[ir.Value, ir.Value, ir.Value]:
@@ -64,18 +66,10 @@ def batch_normalization_cotangents(
     along = op.Mul(op.Mul(ct_scale, share), inverse)
     free = op.Sub(op.Sub(flat, op.Mul(ct_bias, share)), op.Mul(centered, along))
     ct_x = op.Mul(free, op.Mul(inverse, op.Unsqueeze(scale, [1])))
-    return (
-        op.reshape_like(ct_x, x),
-        op.Reshape(ct_scale, [-1]),
-        op.Reshape(ct_bias, [-1]),
-    )
+    return (op.reshape_like(ct_x, x), op.Reshape(ct_scale, [-1]), op.Reshape(ct_bias, [-1]))
 
 
-@composite(
-    "GroupNormalization",
-    ["x", "scale", "bias"],
-    {"epsilon": ir.AttributeType.FLOAT, "num_groups": ir.AttributeType.INT},
-)
+@composite("GroupNormalization", ["x", "scale", "bias"], _EPSILON | {"num_groups": ir.AttributeType.INT})
 def group_normalization(
     op: Emitter,
     x: ir.Value,
@@ -106,7 +100,7 @@ def _shape_in_groups(op: Emitter, x: ir.Value, count: ir.Value) -> ir.Value:
 @composite(
     "GroupNormalizationGradient",
     ["ct", "x", "scale"],
-    {"epsilon": ir.AttributeType.FLOAT, "num_groups": ir.AttributeType.INT},
+    _EPSILON | {"num_groups": ir.AttributeType.INT},
     outputs=3,
 )
 def group_normalization_gradient(
@@ -152,18 +146,9 @@ def layer_normalization_training(
     return op.LayerNormalization(x, scale, bias, **attributes, _outputs=3)
 
 
-@composite(
-    "LayerNormalizationGradient",
-    ["ct", "x", "scale", "mean", "inv_std_dev"],
-    outputs=3,
-)
+@composite("LayerNormalizationGradient", ["ct", "x", "scale", "mean", "inv_std_dev"], outputs=3)
 def layer_normalization_gradient(
-    op: Emitter,
-    ct: ir.Value,
-    x: ir.Value,
-    scale: ir.Value,
-    mean: ir.Value,
-    inv_std_dev: ir.Value,
+    op: Emitter, ct: ir.Value, x: ir.Value, scale: ir.Value, mean: ir.Value, inv_std_dev: ir.Value
 ) -> tuple[ir.Value, ir.Value, ir.Value]:
     """Differentiates LayerNormalization: cotangents of x, scale and bias.
 
@@ -194,12 +179,7 @@ def layer_normalization_gradient(
     )
 
 
-@composite(
-    "RMSNormalizationGradient",
-    ["ct", "x", "scale"],
-    {"epsilon": ir.AttributeType.FLOAT},
-    outputs=2,
-)
+@composite("RMSNormalizationGradient", ["ct", "x", "scale"], _EPSILON, outputs=2)
 def rms_normalization_gradient(
     op: Emitter, ct: ir.Value, x: ir.Value, scale: ir.Value, *, epsilon: AttributeRef
 ) -> tuple[ir.Value, ir.Value]:

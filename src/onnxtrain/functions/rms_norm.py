@@ -38,13 +38,7 @@ def floored_rms_normalization(
 
 @composite("FlooredRMSNormalizationGradient", ["ct", "x", "scale", "rms", "factor", "floor"], outputs=2)
 def floored_rms_normalization_gradient(
-    op: Emitter,
-    ct: ir.Value,
-    x: ir.Value,
-    scale: ir.Value,
-    rms: ir.Value,
-    factor: ir.Value,
-    floor: ir.Value,
+    op: Emitter, ct: ir.Value, x: ir.Value, scale: ir.Value, rms: ir.Value, factor: ir.Value, floor: ir.Value
 ) -> tuple[ir.Value, ir.Value]:
     """Differentiates FlooredRMSNormalization: cotangents of x and scale."""
     # A row whose rms is below the floor is divided by a constant. As in torch.clamp and torch.norm, the gradient at the

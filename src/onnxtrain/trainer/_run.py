@@ -373,10 +373,7 @@ class Run:
     def load_parameters(self, path: str | os.PathLike[str]) -> None:
         """Copies parameters and statistics of a checkpoint file into the state."""
         other = CheckpointState.load_checkpoint(path)
-        groups = (
-            (self.state.parameters, other.parameters),
-            (self.state.statistics, other.statistics),
-        )
+        groups = ((self.state.parameters, other.parameters), (self.state.statistics, other.statistics))
         for ours, theirs in groups:
             # All names are compared before the first value is copied: a file of another model changes nothing.
             different = {name for name, _ in ours} ^ {name for name, _ in theirs}

@@ -36,14 +36,7 @@ from onnxtrain.trainer._state import TrainingState, scheduler_settings
 from onnxtrain.trainer._typed import check_integer
 from onnxtrain.trainer._whole_metrics import check_positive, confusion_matrix
 from onnxtrain.trainer._workspace import Workspace
-from onnxtrain.trainer.data import (
-    Layout,
-    Options,
-    Pass,
-    TransformFunction,
-    open_source,
-    warn_of_fixed_batch,
-)
+from onnxtrain.trainer.data import Layout, Options, Pass, TransformFunction, open_source, warn_of_fixed_batch
 
 if TYPE_CHECKING:
     from onnxtrain.artifacts import LossSpec, OptimizerSpec
@@ -384,12 +377,7 @@ class Trainer(TrainerProperties):
         return find_range(self._state, data, start, stop, steps)
 
     def evaluate(
-        self,
-        inputs: Any,
-        targets: Any = None,
-        *,
-        batch_size: int | None = None,
-        sample_weight: Any = None,
+        self, inputs: Any, targets: Any = None, *, batch_size: int | None = None, sample_weight: Any = None
     ) -> dict[str, float]:
         """Computes the loss and the metrics over a data set, in inference mode.
 

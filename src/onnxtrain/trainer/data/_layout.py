@@ -197,9 +197,7 @@ class Layout:
         weights = batch.get(self.weight.name, batch.get(WEIGHT))
         entries = [batch[name] for name in wanted]
         return Raw(
-            entries[: len(self.inputs)],
-            entries[len(self.inputs) :],
-            None if self.predicting else weights,
+            entries[: len(self.inputs)], entries[len(self.inputs) :], None if self.predicting else weights
         )
 
     def arrays(self, raw: Raw) -> Raw:

@@ -40,7 +40,7 @@ class DemoResult:
         seconds: duration of the training, in seconds.
         samples_per_second: median rate of the epochs, without validation.
         training_samples: number of images trained on.
-        validation_samples: number of other images that early stopping looks at.
+        validation_samples: number of other images, on which loss and accuracy are recorded after each epoch.
         test_samples: number of further images, which only the final test sees.
         torch_imported: True if something imported PyTorch.
         files: files that were written.

@@ -25,7 +25,7 @@ class Curve:
     """Schedule with a linear warm-up.
 
     Attributes:
-        schedule: the schedule that follows the warm-up, or runs below it if it counts epochs.
+        schedule: begins behind the warm-up; a schedule that counts epochs begins at once and is multiplied by it.
         warmup_steps: steps of the warm-up; 0 for those of `warmup_ratio`.
         warmup_ratio: fraction of all steps to warm up over, e.g. 0.1; 0 for no warm-up.
     """

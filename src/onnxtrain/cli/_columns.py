@@ -72,14 +72,14 @@ class Column:
         if is_numeric(table, name, values, categorical=categorical):
             _require_finite(table, name, values)
             # Mean and deviation are those of the filled column, as after scikit-learn's SimpleImputer.
-            known = values.numbers[~values.missing]
-            fill = None if options.impute is None else float(getattr(np, options.impute)(known))
+            numbers = values.numbers[~values.missing]
+            fill = None if options.impute is None else float(getattr(np, options.impute)(numbers))
             if fill is not None:
-                known = np.where(values.missing, fill, values.numbers)
+                numbers = np.where(values.missing, fill, values.numbers)
             column = cls(name, NUMBER, fill=fill)
             if options.scale:
                 # A constant column has deviation 0, and dividing by it gives NaN; scikit-learn divides by 1, too.
-                column = replace(column, mean=float(known.mean()), deviation=float(known.std()) or 1.0)
+                column = replace(column, mean=float(numbers.mean()), deviation=float(numbers.std()) or 1.0)
             return column
         present = [text for text in values.texts() if text is not None]
         if not (options.one_hot or options.ordinal):

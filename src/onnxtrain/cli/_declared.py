@@ -93,14 +93,14 @@ class Option(NamedTuple):
 
 def options_of(kind: type) -> Mapping[str, Option]:
     """Returns the options of a dataclass by name, those of nested dataclasses in their place."""
-    found: dict[str, Option] = {}
+    options: dict[str, Option] = {}
     hints = get_type_hints(kind)
     for entry in fields(kind):
         hint = hints[entry.name]
         if is_dataclass(hint):
             assert isinstance(hint, type)
             # The parameters of a command have no groups: a name occurs in one group only.
-            found |= options_of(hint)
+            options |= options_of(hint)
             continue
         metadata = entry.metadata
         rule = replace(metadata["rule"], kept=metadata["rule"].kept or getattr(kind, "kept", None))
@@ -109,8 +109,8 @@ def options_of(kind: type) -> Mapping[str, Option]:
         panel = getattr(kind, "panel", None)
         declared = metadata["make"](*names, rich_help_panel=panel, **metadata["settings"])
         default = inspect.Parameter.empty if entry.default is MISSING else entry.default
-        found[entry.name] = Option(Annotated[hint, declared], default, rule)
-    return found
+        options[entry.name] = Option(Annotated[hint, declared], default, rule)
+    return options
 
 
 def build(kind: type[T], values: Mapping[str, Any]) -> T:
@@ -158,8 +158,10 @@ def taking(kind: type[T]) -> Callable[[Callable[[T, frozenset[str]], None]], Cal
         def run(context: typer.Context, **values: Any) -> None:
             sources = {name: context.get_parameter_source(name) for name in values}
             # Compared by name: typer 0.29 has its own copy of click, and older versions use the package.
-            given = {name for name, source in sources.items() if source and source.name == "COMMANDLINE"}
-            command(build(kind, values), frozenset(given))
+            given_names = {
+                name for name, source in sources.items() if source and source.name == "COMMANDLINE"
+            }
+            command(build(kind, values), frozenset(given_names))
 
         # Keyword parameters may follow in any order, also a required one after one with a default.
         keyword = inspect.Parameter.KEYWORD_ONLY

@@ -31,24 +31,25 @@ def chosen_optimizer(options: OptimizerOptions) -> Optimizer:
     name, weight_decay = options.optimizer, options.weight_decay
     optimizer = make_optimizer(name)
     settings = optimizer_settings(optimizer)
-    known = ", ".join(f"{key}={_shown(value)}" for key, value in settings.items()) or "none"
-    given: dict[str, Any] = {}
+    defaults = ", ".join(f"{key}={_shown(value)}" for key, value in settings.items()) or "none"
+    chosen: dict[str, Any] = {}
     for text in options.optimizer_option or ():
         key, equals, value = text.partition("=")
-        if not equals or key in given:
+        if not equals or key in chosen:
             raise InputError(f"--optimizer-option '{text}' should be NAME=VALUE, each name once.")
         if key not in settings:
             raise InputError(
-                f"--optimizer-option '{text}': {name} has no setting '{key}'. Its settings and their defaults: {known}."
+                f"--optimizer-option '{text}': {name} has no setting '{key}'. Its settings and their "
+                f"defaults: {defaults}."
             )
-        given[key] = _parsed(text, value, settings[key])
+        chosen[key] = _parsed(text, value, settings[key])
     if weight_decay is not None:
         # An optimizer without weight decay would ignore the option silently.
-        if "weight_decay" not in settings or "weight_decay" in given:
-            reason = "is given twice" if "weight_decay" in given else f"does not suit {name}, which has none"
-            raise InputError(f"--weight-decay {weight_decay:g} {reason}. Settings of {name}: {known}.")
-        given["weight_decay"] = weight_decay
-    return type(optimizer)(**given)
+        if "weight_decay" not in settings or "weight_decay" in chosen:
+            reason = "is given twice" if "weight_decay" in chosen else f"does not suit {name}, which has none"
+            raise InputError(f"--weight-decay {weight_decay:g} {reason}. Settings of {name}: {defaults}.")
+        chosen["weight_decay"] = weight_decay
+    return type(optimizer)(**chosen)
 
 
 def _parsed(option: str, text: str, default: Any) -> Any:

@@ -78,16 +78,16 @@ class _Writer:
         with op.placing(before=graph[0] if len(graph) else None):
             blocks = {column.name: self._column(column, rows) for column in self._encoding.columns}
             for spec in inputs:
-                old = replaced[spec.name]
+                network_input = replaced[spec.name]
                 input_blocks = list(blocks.values()) if len(inputs) == 1 else [blocks[spec.name]]
                 joined = input_blocks[0] if len(input_blocks) == 1 else op.Concat(*input_blocks, axis=1)
-                if old.shape is not None and old.shape.rank() == 1:
+                if network_input.shape is not None and network_input.shape.rank() == 1:
                     joined = op.Squeeze(joined, [1])
-                assert old.dtype is not None
+                assert network_input.dtype is not None
                 # Encoded in float64, as in training: float32 would round large numbers before the mean is subtracted.
-                encoded = op.Cast(joined, to=old.dtype)
-                encoded.shape = old.shape
-                old.replace_all_uses_with(encoded, replace_graph_outputs=True)
+                encoded = op.Cast(joined, to=network_input.dtype)
+                encoded.shape = network_input.shape
+                network_input.replace_all_uses_with(encoded, replace_graph_outputs=True)
 
     def _column(self, column: Column, rows: Any) -> ir.Value:
         """Writes the encoding of a column, double [rows, width], and appends its input."""
@@ -117,15 +117,15 @@ class _Writer:
 
     def _number(self, column: Column, x: ir.Value) -> ir.Value:
         op = self._op
-        known: ir.Value = x
+        finite: ir.Value = x
         refused: ir.Value = op.IsInf(x)
-        what = "infinite"
+        fault = "infinite"
         if column.fill is not None:
-            known = op.Where(op.IsNaN(x), op.const(float(column.fill), like=x), x)
+            finite = op.Where(op.IsNaN(x), op.const(float(column.fill), like=x), x)
         else:
-            refused, what = op.Or(refused, op.IsNaN(x)), "missing or infinite"
-        known = op.Add(known, self._refuse(refused, f"column '{column.name}': a value is {what}", x))
-        scaled = op.Div(op.Sub(known, column.mean), column.deviation)
+            refused, fault = op.Or(refused, op.IsNaN(x)), "missing or infinite"
+        finite = op.Add(finite, self._refuse(refused, f"column '{column.name}': a value is {fault}", x))
+        scaled = op.Div(op.Sub(finite, column.mean), column.deviation)
         return op.Unsqueeze(scaled, [1])
 
     def _refuse(self, condition: ir.Value, message: str, like: ir.Value) -> ir.Value:

@@ -71,8 +71,8 @@ class Encoding:
         """
         options.check()
         table = replace(table, missing=tuple(options.missing or ()))
-        wanted = _names(options.target, table)
-        if bool(targets) != bool(wanted):
+        target_names = _names(options.target, table)
+        if bool(targets) != bool(target_names):
             raise InputError(
                 f"The table '{table.path}': name the column to learn by --target; its columns are "
                 f"{some_names(table.columns)}."
@@ -81,18 +81,18 @@ class Encoding:
             )
         ids = _names(options.id, table)
         # Without --inputs all columns but these, in the order of the file.
-        inputs = _names(options.inputs, table) or [n for n in table.columns if n not in (*wanted, *ids)]
-        for option, names in (("--target", wanted), ("--id", ids)):
+        inputs = _names(options.inputs, table) or [n for n in table.columns if n not in (*target_names, *ids)]
+        for option, names in (("--target", target_names), ("--id", ids)):
             # A target among the inputs would be learned by heart, and missing when predicting.
             if both := sorted(set(inputs) & set(names)):
                 raise InputError(f"{', '.join(both)} cannot be among --inputs and be the {option}.")
         categorical = _names(options.categorical, table)
-        if extra := sorted(set(categorical) - {*inputs, *wanted}):
+        if extra := sorted(set(categorical) - {*inputs, *target_names}):
             raise InputError(f"{', '.join(extra)} of --categorical is neither an input nor the target.")
         columns = [Column.learn(table, name, options, categorical=name in categorical) for name in inputs]
         labels = bool(targets) and targets[0].class_labels is not None
         classes = target_classes(table, options) if labels else None
-        return cls(columns, wanted, classes, tuple(table.missing), tuple(ids))
+        return cls(columns, target_names, classes, tuple(table.missing), tuple(ids))
 
     @classmethod
     def from_json(cls, text: str, source: str) -> Encoding:
@@ -137,14 +137,14 @@ class Encoding:
             arrays[inputs[0].name] = _fitted(np.concatenate(blocks, axis=1), inputs[0], self.columns, table)
         else:
             for spec in inputs:
-                own = [i for i, column in enumerate(self.columns) if column.name == spec.name]
-                if not own:
+                indices = [i for i, column in enumerate(self.columns) if column.name == spec.name]
+                if not indices:
                     names = ", ".join(item.name for item in inputs)
                     raise InputError(
                         f"The model has several inputs ({names}), each of which is the column of its name; the table "
                         f"'{table.path}' has no column '{spec.name}' among its inputs."
                     )
-                arrays[spec.name] = _fitted(blocks[own[0]], spec, [self.columns[own[0]]], table)
+                arrays[spec.name] = _fitted(blocks[indices[0]], spec, [self.columns[indices[0]]], table)
         if targets:
             arrays[targets[0].name] = self._target(table, targets[0])
         return arrays
@@ -164,8 +164,8 @@ class Encoding:
                 continue
             values = Column(name, NUMBER).numbers(table)[:, 0]
             # Class labels in a column of floats are the rule in .csv files with gaps; quantities stay floats.
-            whole = spec.class_labels is not None and (values == np.floor(values)).all()
-            columns.append(values.astype(np.int64) if whole else values)
+            is_whole = spec.class_labels is not None and (values == np.floor(values)).all()
+            columns.append(values.astype(np.int64) if is_whole else values)
         array = np.stack(columns, axis=1)
         rank = None if spec.shape is None else len(spec.shape)
         # A model may expect targets [rows] or [rows, 1]; the manifest tells.
@@ -179,11 +179,13 @@ def target_classes(table: Table, options: TableOptions) -> list[str] | None:
         InputError: the column does not exist, or holds numbers and texts.
     """
     table = replace(table, missing=tuple(options.missing or ()))
-    wanted = _names(options.target, table)
-    if len(wanted) != 1:
+    target_names = _names(options.target, table)
+    if len(target_names) != 1:
         return None
-    values = table.values(wanted[0])
-    if is_numeric(table, wanted[0], values, categorical=wanted[0] in _names(options.categorical, table)):
+    values = table.values(target_names[0])
+    if is_numeric(
+        table, target_names[0], values, categorical=target_names[0] in _names(options.categorical, table)
+    ):
         return None
     return sorted({text for text in values.texts() if text is not None})
 
@@ -197,10 +199,10 @@ def _fitted(
         block = block[:, 0]
     width = shape[1] if shape is not None and len(shape) == 2 else None
     if isinstance(width, int) and width != block.shape[1]:
-        made = some_names([c.name if c.width == 1 else f"{c.name} ({c.width})" for c in columns])
+        listed = some_names([c.name if c.width == 1 else f"{c.name} ({c.width})" for c in columns])
         raise InputError(
-            f"The table '{table.path}' gives {block.shape[1]} numbers per row ({made}), and the input '{spec.name}' of "
-            f"the model takes {width}. Choose columns by --inputs."
+            f"The table '{table.path}' gives {block.shape[1]} numbers per row ({listed}), and the input '{spec.name}' "
+            f"of the model takes {width}. Choose columns by --inputs."
         )
     kind = spec.dtype.storage.kind
     # Whole floats only: the trainer refuses fractions for an integer input with a better message.

@@ -89,21 +89,21 @@ def write_predictions(
     if ids and not isinstance(data, Table):
         raise InputError(f"--id names columns of a table (.csv, .parquet); '{path}' is none.")
     if source.is_dir():
-        found = _run_predictions(source, data, path, batch_size)
+        predictions = _run_predictions(source, data, path, batch_size)
     else:
         values, encoding = model_predictions(source, data, path, batch_size)
-        found = _Predictions(values, None if encoding is None else encoding.classes, encoding)
-    columns = _ids(data, ids, found.encoding) if isinstance(data, Table) else {}
+        predictions = _Predictions(values, None if encoding is None else encoding.classes, encoding)
+    columns = _ids(data, ids, predictions.encoding) if isinstance(data, Table) else {}
     try:
-        write_file(output, columns, found.outputs, found.classes)
+        write_file(output, columns, predictions.outputs, predictions.classes)
     except OSError as error:
         raise ModelError(f"Writing the predictions to '{output}' failed: {error}.") from error
-    samples = len(next(iter(found.outputs.values())))
+    samples = len(next(iter(predictions.outputs.values())))
     if json:
-        shapes = {name: list(array.shape) for name, array in found.outputs.items()}
+        shapes = {name: list(array.shape) for name, array in predictions.outputs.items()}
         print_json({"predictions": str(output), "samples": samples, "id": list(columns), "outputs": shapes})
         return
-    names = ", ".join([*columns, *found.outputs])
+    names = ", ".join([*columns, *predictions.outputs])
     print_table(f"Predictions for {samples:,} samples: {output} ({names})")
 
 
@@ -147,14 +147,14 @@ def _run_predictions(
     scores = outputs.get(trainer.prediction or "")
     if scores is None or not manifest.targets:
         return _Predictions(outputs, None, encoding)
-    found = probabilities(trainer.loss_name, scores)
+    probability = probabilities(trainer.loss_name, scores)
     chosen = _chosen(trainer, scores)
     # The trainer gives numbers; the names stand in the encoding of the table.
     if chosen is not None and named and names is not None:
         chosen = np.array(names)[chosen]
     # Computed in float64 and written in the scores' type, as the exported model gives them.
-    found = None if found is None else found.astype(scores.dtype)
-    for kind, array in (("probability", found), ("class", chosen)):
+    probability = None if probability is None else probability.astype(scores.dtype)
+    for kind, array in (("probability", probability), ("class", chosen)):
         name = kind if encoding is None else encoding.output_name(kind)
         if array is not None and name not in outputs:
             outputs[name] = array

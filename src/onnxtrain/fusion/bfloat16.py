@@ -81,9 +81,9 @@ def _matmul(op: Emitter, node: ir.Node) -> None:
 
 
 def _gemm(op: Emitter, node: ir.Node) -> None:
-    given = node.attributes
-    scales = {name: given.get_float(name, 1.0) for name in ("alpha", "beta")}
-    transposed = {name: bool(given.get_int(name, 0)) for name in ("transA", "transB")}
+    attributes = node.attributes
+    scales = {name: attributes.get_float(name, 1.0) for name in ("alpha", "beta")}
+    transposed = {name: bool(attributes.get_int(name, 0)) for name in ("transA", "transB")}
     inputs: list[ir.Value | None] = []
     for name, value in zip(transposed, node.inputs, strict=False):
         assert value is not None
@@ -170,15 +170,15 @@ def _source(value: ir.Value, product: ir.Node) -> tuple[ir.Value, tuple[int, ...
     return value, None if order == tuple(range(len(order or ()))) else order
 
 
-def _is_rounded(value: ir.Value | None, known: dict[ir.Value, bool]) -> bool:
+def _is_rounded(value: ir.Value | None, decided: dict[ir.Value, bool]) -> bool:
     """Tells whether each element of a value was a bfloat16 number before it was cast to float32."""
     if value is None:
         return False
-    if value not in known:
+    if value not in decided:
         node = value.producer()
         moved = node is not None and node.domain == "" and node.op_type in EXACT_OPS and _sources(node)
-        known[value] = all(_is_rounded(source, known) for source in moved) if moved else _widens(value)
-    return known[value]
+        decided[value] = all(_is_rounded(source, decided) for source in moved) if moved else _widens(value)
+    return decided[value]
 
 
 def _sources(node: ir.Node) -> list[ir.Value]:
@@ -217,10 +217,10 @@ def _before_rounding(value: ir.Value, product: ir.Node) -> ir.Value | None:
 def _transposed(value: ir.Value) -> tuple[ir.Value | None, tuple[int, ...] | None]:
     """Returns the value that a Transpose permutes, and the permutation; (None, None) if `value` is no Transpose."""
     node = _producer(value, "Transpose")
-    given = node.attributes.get("perm") if node is not None else None
-    if node is None or given is None:
+    permutation = node.attributes.get("perm") if node is not None else None
+    if node is None or permutation is None:
         return None, None
-    return node.inputs[0], tuple(int(axis) for axis in given.as_ints())
+    return node.inputs[0], tuple(int(axis) for axis in permutation.as_ints())
 
 
 def _producer(value: ir.Value | None, op_type: str) -> ir.Node | None:

@@ -216,21 +216,21 @@ def _take_over(value: ir.Value, last: ir.Node) -> None:
 
 def _windows(pool: ir.Node) -> dict[str, list[int]] | None:
     """Returns the attributes of a MaxPool that the function supports; None for other MaxPools."""
-    kernel, given = list(pool.attributes.get_ints("kernel_shape") or []), pool.attributes
+    kernel, attributes = list(pool.attributes.get_ints("kernel_shape") or []), pool.attributes
     # The kernel has no ceil_mode, storage order or dilations.
     plain = (
         len(kernel) == 2
-        and not given.get_int("ceil_mode", 0)
-        and not given.get_int("storage_order", 0)
-        and given.get_string("auto_pad", "NOTSET") in ("NOTSET", "VALID")
-        and set(given.get_ints("dilations") or [1]) == {1}
+        and not attributes.get_int("ceil_mode", 0)
+        and not attributes.get_int("storage_order", 0)
+        and attributes.get_string("auto_pad", "NOTSET") in ("NOTSET", "VALID")
+        and set(attributes.get_ints("dilations") or [1]) == {1}
     )
-    pads = list(given.get_ints("pads") or [0] * 4)
-    strides = list(given.get_ints("strides") or [1, 1])
+    pads = list(attributes.get_ints("pads") or [0] * 4)
+    strides = list(attributes.get_ints("strides") or [1, 1])
     # A window in the padding alone has no maximum.
     if not plain or any(pad >= size for pad, size in zip(pads, kernel * 2, strict=True)):
         return None
-    if given.get_string("auto_pad", "NOTSET") == "VALID":
+    if attributes.get_string("auto_pad", "NOTSET") == "VALID":
         pads = [0] * 4
     return {"kernel_shape": kernel, "strides": strides, "pads": pads}
 
@@ -276,8 +276,10 @@ def _sole_producer(reader: ir.Node, value: ir.Value | None) -> ir.Node | None:
 
 def _is_spread(unpool: ir.Node, x: ir.Value | None) -> bool:
     """Tells whether a MaxUnpool writes its input to the places in `indices`, in zeros of the shape of x."""
-    value, given = unpool.inputs[0], unpool.attributes
-    unit = set(given.get_ints("kernel_shape") or []) == {1} and set(given.get_ints("strides") or [1]) == {1}
+    value, attributes = unpool.inputs[0], unpool.attributes
+    unit = set(attributes.get_ints("kernel_shape") or []) == {1} and set(
+        attributes.get_ints("strides") or [1]
+    ) == {1}
     result = unpool.outputs[0]
     same = x is not None and x.shape is not None and x.shape == result.shape and x.shape.rank() == 4
-    return unit and same and _is_float(value) and not any(given.get_ints("pads") or [])
+    return unit and same and _is_float(value) and not any(attributes.get_ints("pads") or [])

@@ -55,14 +55,14 @@ class ProductPass(ir.passes.InPlacePass):
             if factors is None or not _is_slow(factors[0]):
                 continue
             modified = True
-            old = [value.producer() for value in node.inputs if value is not None]
+            producers = [value.producer() for value in node.inputs if value is not None]
             node.domain, node.op_type, _ = op.function(matrix_product, ir.DataType.FLOAT)
             node.attributes.clear()
             node.resize_inputs(2)
             for index, (factor, name) in enumerate(zip(factors, matrix_product.attributes, strict=True)):
                 node.replace_input_with(index, factor.value)
                 node.attributes.add(ir.AttrInt64(name, int(factor.transposed)))
-            remove_unread_chains(op.graph, old)
+            remove_unread_chains(op.graph, producers)
         return ir.passes.PassResult(model, modified)
 
 

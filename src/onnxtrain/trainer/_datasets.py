@@ -115,16 +115,16 @@ def weigh(state: TrainingState, *sources: Source | None, for_fit: bool = False) 
         InputError: the loss cannot weigh samples.
         TrainingStateError: a fit without weights is under way.
     """
-    given = [source for source in sources if source is not None]
+    opened = [source for source in sources if source is not None]
     with state.lock:
-        if not state.run.weighted and any(source.weighted for source in given):
+        if not state.run.weighted and any(source.weighted for source in opened):
             # The fit under way reads batches without weights, which the new models would refuse.
             if not for_fit:
                 state.guard.require_none("Using sample weights for the first time")
             state.run.weigh()
         # Once the models take weights they take them always: data without weights gets weights of 1.
         if state.run.weighted:
-            for source in given:
+            for source in opened:
                 source.layout = source.layout.with_weights()
 
 

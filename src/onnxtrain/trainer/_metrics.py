@@ -270,12 +270,12 @@ class Averages:
         values = self.running(metrics)
         # The arrays of all batches are joined once, at the end of the epoch; joining batch by batch would copy them
         # again and again.
-        whole = [np.concatenate(arrays) for arrays in zip(*self.parts, strict=True)]
+        joined = [np.concatenate(arrays) for arrays in zip(*self.parts, strict=True)]
         for metric in metrics:
             if metric.of_loss is not None and "loss" in values:
                 values[metric.name] = _number(metric, metric.of_loss(values["loss"]))
             if metric.function is not None:
-                values[metric.name] = _number(metric, metric.function(*whole)) if whole else math.nan
+                values[metric.name] = _number(metric, metric.function(*joined)) if joined else math.nan
         # In the order of the metrics, whichever of them was computed first: columns of logs keep their places.
         names = [name for name in ("loss", *(metric.name for metric in metrics)) if name in values]
         return {prefix + name: values[name] for name in names}

@@ -139,11 +139,11 @@ class Run:
                 self._write(source, sample_weight=True)
             except GraphBuildError as error:
                 raise InputError(f"Training with sample weights: {error}.") from error
-            made = parse_manifest(
+            new_manifest = parse_manifest(
                 (source / self.files.manifest).read_text(encoding="utf-8"), "the new models"
             )
             # `model` may be an object or a file that has changed since: its parameters would not be those of the run.
-            if made.fingerprint != self.manifest.fingerprint:
+            if new_manifest.fingerprint != self.manifest.fingerprint:
                 raise InputError(
                     "Training with sample weights: the model has been changed since the trainer was made. Make a new "
                     "trainer."
@@ -240,11 +240,11 @@ class Run:
             InputError: An output has no axis for the samples.
         """
         specs, binding = self._predictor
-        wanted = [self.manifest.inputs.index(spec) for spec in specs]
+        input_indices = [self.manifest.inputs.index(spec) for spec in specs]
         parts: dict[str, list[Array]] = {name: [] for name in self.require_outputs()}
         for batch in batches:
             arrays, count = self._filled(batch)
-            values = binding.run(check_arguments(specs, [arrays[index] for index in wanted]))
+            values = binding.run(check_arguments(specs, [arrays[index] for index in input_indices]))
             for name, value in zip(parts, values, strict=True):
                 part = value.numpy()
                 if part.ndim == 0 or len(part) != len(arrays[0]):
@@ -326,12 +326,12 @@ class Run:
         """
         # Refuses parameters without data before a directory is made.
         encode = encode_checkpoint(self.store, f"Saving the run to '{target}'", include_optimizer_state=True)
-        there = target.exists()
+        existed = target.exists()
         target.mkdir(parents=True, exist_ok=True)
         try:
             self._write_files(target, companions, write_more, encode)
         except BaseException:
-            if not there:
+            if not existed:
                 # Another process may have written to the directory meanwhile: then it is not empty, and stays.
                 with contextlib.suppress(OSError):
                     target.rmdir()

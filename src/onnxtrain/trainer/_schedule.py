@@ -115,18 +115,18 @@ def named_schedule(name: str, parameters: Mapping[str, Any] | None = None) -> Sc
             f"Choosing a schedule: {name!r} is unknown; choose from {', '.join(SCHEDULES)}, or pass a "
             "function (step, total_steps) -> factor. What follows a plateau is a callback, ReduceLROnPlateau."
         )
-    kind, given = SCHEDULES[name], dict(parameters or {})
-    known = [entry.name for entry in dataclasses.fields(kind)]
-    if unknown := sorted(set(given) - set(known)):
+    kind, values = SCHEDULES[name], dict(parameters or {})
+    allowed = [entry.name for entry in dataclasses.fields(kind)]
+    if unknown := sorted(set(values) - set(allowed)):
         raise InputError(
             f"Choosing a schedule: {name!r} has no parameter {', '.join(unknown)}; it has "
-            f"{', '.join(known) or 'none'}."
+            f"{', '.join(allowed) or 'none'}."
         )
     try:
-        return kind(**given)
+        return kind(**values)
     except TypeError as error:
         # Comparisons in __post_init__ raise TypeError for a text where a number belongs.
-        raise InputError(f"Choosing a schedule: {name!r} with {given}: {error}.") from error
+        raise InputError(f"Choosing a schedule: {name!r} with {values}: {error}.") from error
 
 
 def describe_schedule(spec: ScheduleSpec | None) -> tuple[str | None, dict[str, Any]] | None:

@@ -46,17 +46,17 @@ class FiniteCheck:
     """
 
     def __init__(self, buffers: Iterable[Buffer | RowGradient]) -> None:
-        given = list(buffers)
+        listed = list(buffers)
         # Half precision overflows in sums of squares, device memory has to be copied, and rows change their size:
         # those are checked one by one.
         direct = {"float32", "float64"}
         self._others = [
             b
-            for b in given
+            for b in listed
             if b.device.type != "cpu" or b.dtype.name not in direct or isinstance(b, RowGradient)
         ]
         # `read` gives the memory itself on the CPU: the views stay valid, as a fit does not move its tensors.
-        flat = [b.read().reshape(-1) for b in given if all(b is not other for other in self._others)]
+        flat = [b.read().reshape(-1) for b in listed if all(b is not other for other in self._others)]
         self._flat = flat
         small = [array for array in flat if array.size <= _BLOCK]
         # Small ones are gathered first: a call costs more than copying them.

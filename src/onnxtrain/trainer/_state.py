@@ -42,11 +42,11 @@ def scheduler_settings(spec: ScheduleSpec | None) -> dict[str, Any]:
     return {"scheduler": name, "scheduler_parameters": parameters}
 
 
-def _saved_schedule(directory: Path, settings: Settings, given: ScheduleSpec | None) -> Curve:
+def _saved_schedule(directory: Path, settings: Settings, passed: ScheduleSpec | None) -> Curve:
     """Makes the saved schedule, or the given one, with the saved warm-up; raises CheckpointError if unknown."""
     warmup = settings.warmup_steps, settings.warmup_ratio
-    if given is not None:
-        return make_schedule(given, *warmup)
+    if passed is not None:
+        return make_schedule(passed, *warmup)
     try:
         name = settings.scheduler
         return make_schedule(name and named_schedule(name, settings.scheduler_parameters), *warmup)
@@ -140,11 +140,11 @@ class TrainingState:
             position = Position(seed=0, learning_rate=rate)
             settings = Settings(prediction=next(iter(run.outputs), None))
         # Code is not saved: a function in a file would be run by whoever opens it.
-        for name, given, saved in (
+        for name, passed, saved in (
             ("metrics", metrics, settings.metrics or ()),
             ("scheduler", scheduler, (settings.scheduler,)),
         ):
-            if given is None and CUSTOM in saved:
+            if passed is None and CUSTOM in saved:
                 raise InputError(
                     f"Resuming from '{directory}': its {name} included a function, which is not saved. Pass "
                     f"{name}=... again."
@@ -166,10 +166,10 @@ class TrainingState:
     def _check_metrics(self, predictions: bool) -> None:
         """Raises InputError if the sums of an unfinished epoch belong to other metrics."""
         sums = set(self.position.averages.sums) - {"loss"}
-        wanted = {metric.name for metric in self.metrics if metric.measure is not None}
-        whole = any(metric.function is not None for metric in self.metrics)
+        metric_keys = {metric.name for metric in self.metrics if metric.measure is not None}
+        needs_predictions = any(metric.function is not None for metric in self.metrics)
         # Sums of other metrics cannot be completed: the batches before the interruption are not read again.
-        if self.position.batch and (sums != wanted or (predictions and not whole)):
+        if self.position.batch and (sums != metric_keys or (predictions and not needs_predictions)):
             raise InputError(
                 f"Resuming from '{self.directory}': it was interrupted in the middle of an epoch with other metrics "
                 f"than {', '.join(metric.name for metric in self.metrics) or 'none'}. Pass the same ones."
@@ -225,9 +225,9 @@ class TrainingState:
 
         `per_epoch` are the optimizer steps of an epoch, None if that is not known.
         """
-        asked, total, position = plan.schedule_epochs, self.settings.total_steps, self.position
+        epochs, total, position = plan.schedule_epochs, self.settings.total_steps, self.position
         if total is not None:
-            if asked is not None:
+            if epochs is not None:
                 raise InputError(
                     f"The trainer has total_steps already; leave {argument('schedule_epochs')} out."
                 )
@@ -241,13 +241,13 @@ class TrainingState:
                     total,
                     last,
                 )
-        if asked is None:
+        if epochs is None:
             return
         start = position.fit_start if position.unfinished else position.epoch
         last = start + plan.epochs
-        if isinstance(asked, bool) or not isinstance(asked, int) or asked < last:
+        if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < last:
             raise InputError(
-                f"{argument('schedule_epochs', asked)} should be the number of epochs of all fits together that share "
+                f"{argument('schedule_epochs', epochs)} should be the number of epochs of all fits together that share "
                 f"the schedule, counted from the trainer's first: at least {last}, which this fit ends with."
             )
 

@@ -239,7 +239,7 @@ class Stepper:
             # One step updates running statistics once, from the activations of the parameters that are trained.
             statistics.restore()
 
-    def _restore_and_raise(self, what: str, remedy: str | None) -> NoReturn:
+    def _restore_and_raise(self, reason: str, remedy: str | None) -> NoReturn:
         """Restores and saves the last good state, then raises DivergenceError."""
         state, position, store = self._state, self._state.position, self._run.store
         # Read before the snapshot is restored: the message names the step that failed.
@@ -260,7 +260,7 @@ class Stepper:
             "targets to about -1 .. 1."
         )
         raise DivergenceError(
-            f"Training stopped in epoch {epoch}, step {step}: {what} (learning rate {rate:g}). The "
+            f"Training stopped in epoch {epoch}, step {step}: {reason} (learning rate {rate:g}). The "
             f"parameters are those of {kept}, saved in '{where}'. {remedy}"
         ) from None
 

@@ -143,8 +143,10 @@ class Trainer(TrainerProperties):
     ) -> None:
         # The arguments that decide how the models are built, by name: an argument of the signature reaches them by
         # being a field of ModelSettings, without further mention here.
-        given = locals()
-        asked = ModelSettings(**{entry.name: given[entry.name] for entry in fields(ModelSettings)})
+        arguments = locals()
+        model_settings = ModelSettings(
+            **{entry.name: arguments[entry.name] for entry in fields(ModelSettings)}
+        )
         # Everything that can be wrong is checked before a file is written: a refused Trainer leaves no directory.
         schedule = make_schedule(scheduler, warmup_steps, warmup_ratio)
         metrics = [metrics] if isinstance(metrics, str) else metrics
@@ -165,7 +167,7 @@ class Trainer(TrainerProperties):
         )
         workspace = Workspace.for_new_run(directory, overwrite=overwrite)
         with workspace.locked():
-            run = build_run(model, workspace.path, device, settings.threads, asked)
+            run = build_run(model, workspace.path, device, settings.threads, model_settings)
             # An earlier run is replaced only now: until the new models are built the old run can be resumed.
             workspace.remove_earlier()
             workspace.note()
@@ -285,15 +287,15 @@ class Trainer(TrainerProperties):
         accumulate = check_integer(argument("accumulate"), accumulate)
         if steps_per_epoch is not None:
             steps_per_epoch = check_integer(argument("steps_per_epoch"), steps_per_epoch)
-        called = callback_list(callbacks)
+        called_back = callback_list(callbacks)
         # Sources count batches, users count steps.
         limit = None if steps_per_epoch is None else steps_per_epoch * accumulate
-        given = Data(
+        user_data = Data(
             inputs, targets, sample_weight, batch_size, validation, transform, bool(drop_last), limit
         )
         state = self._state
         with state.fitting():
-            data, held_out = fit_datasets(state, given)
+            data, held_out = fit_datasets(state, user_data)
             held_out_size = None
             if held_out is not None:
                 held_out_size = validation if isinstance(validation, float) else held_out.samples or 0
@@ -317,7 +319,7 @@ class Trainer(TrainerProperties):
             weigh(state, data, held_out, for_fit=True)
             state.validating = held_out is not None
             warn_of_fixed_batch(state.run.batch_size, data.samples)
-            events = Events(called, self)
+            events = Events(called_back, self)
             try:
                 FitLoop(state, data, held_out, plan, events, make_report(verbose)).run()
             except BaseException as error:

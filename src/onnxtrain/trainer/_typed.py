@@ -24,13 +24,13 @@ def check_integer(name: str, value: Any, least: int = 1) -> int:
     return int(value)
 
 
-def check_types(value: Any, kind: Any, what: str) -> None:
+def check_types(value: Any, kind: Any, name: str) -> None:
     """Raises ValueError unless a value from JSON has a type; integers must not be negative.
 
     Args:
         value: value to check.
         kind: a dataclass, `int`, `float`, `str`, `bool`, None, lists, dicts and unions of these.
-        what: name of the value, for the message.
+        name: name of the value, for the message.
 
     >>> check_types({"a": [1, 2.0]}, dict[str, list[float]], "sums")
     >>> check_types({"a": [1, "x"]}, dict[str, list[float]], "sums")
@@ -40,15 +40,15 @@ def check_types(value: Any, kind: Any, what: str) -> None:
     """
     origin, arguments = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
-        if not any(_fits(value, option, what) for option in arguments):
-            raise ValueError(f"{what} is {str(value)[:60]!r}")
+        if not any(_fits(value, option, name) for option in arguments):
+            raise ValueError(f"{name} is {str(value)[:60]!r}")
     elif origin is list and type(value) is list:
         for index, entry in enumerate(value):
-            check_types(entry, arguments[0], f"{what}[{index}]")
+            check_types(entry, arguments[0], f"{name}[{index}]")
     elif origin is dict and type(value) is dict:
         for key, entry in value.items():
-            check_types(key, arguments[0], what)
-            check_types(entry, arguments[1], f"{what}[{key!r}]")
+            check_types(key, arguments[0], name)
+            check_types(entry, arguments[1], f"{name}[{key!r}]")
     elif is_dataclass(kind) and isinstance(kind, type) and type(value) is kind:
         hints = get_type_hints(kind)
         for entry in fields(kind):
@@ -57,15 +57,15 @@ def check_types(value: Any, kind: Any, what: str) -> None:
     elif kind is float and type(value) is int and -(2**63) <= value < 2**63:
         pass
     elif type(value) is not kind and not (kind in (None, types.NoneType) and value is None):
-        raise ValueError(f"{what} is {str(value)[:60]!r}")
+        raise ValueError(f"{name} is {str(value)[:60]!r}")
     # JSON has integers of any size, and numpy and ONNX Runtime have not.
     elif kind is int and not 0 <= value < 2**63:
-        raise ValueError(f"{what} is {str(value)[:60]}")
+        raise ValueError(f"{name} is {str(value)[:60]}")
 
 
-def _fits(value: Any, kind: Any, what: str) -> bool:
+def _fits(value: Any, kind: Any, name: str) -> bool:
     try:
-        check_types(value, kind, what)
+        check_types(value, kind, name)
     except ValueError:
         return False
     return True

@@ -231,10 +231,10 @@ def top_k_of(name: str) -> int | None:
     >>> top_k_of("top3_accuracy"), top_k_of("top_k_accuracy"), top_k_of("accuracy")
     (3, 5, None)
     """
-    found = _TOP_K.fullmatch(name)
-    if found is None:
+    match = _TOP_K.fullmatch(name)
+    if match is None:
         return None
-    return TOP_K if not found[1].isdecimal() else int(found[1])
+    return TOP_K if not match[1].isdecimal() else int(match[1])
 
 
 WHOLE_METRICS: dict[str, Callable[[str, Task, Array, Array], float]] = {

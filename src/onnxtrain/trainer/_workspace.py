@@ -88,9 +88,9 @@ class Workspace:
         Args:
             doing: refused action, for the message.
         """
-        found = self._stamp()
+        current = self._stamp()
         # Without a checkpoint on either side nothing can be lost.
-        if not self.temporary and None not in (found, self._seen) and found != self._seen:
+        if not self.temporary and None not in (current, self._seen) and current != self._seen:
             raise CheckpointError(
                 f"{doing}: another Trainer has saved to '{self.path}' since this one has read or saved it, and what it "
                 f"has saved would be lost. {words().resume(self.path, 'from there ')}, or save this "

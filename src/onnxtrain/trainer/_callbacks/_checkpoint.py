@@ -124,22 +124,22 @@ class ModelCheckpoint(Monitor):
             return
         try:
             _save_whole(trainer, self.path / f"{kind}-{number:08d}")
-            there = {n: name for k, n, name in self._directories() if k == kind and n <= number}
-            own = trainer.directory.resolve()
-            for gone in there.keys() - choose(list(there)):
+            saves = {n: name for k, n, name in self._directories() if k == kind and n <= number}
+            working_directory = trainer.directory.resolve()
+            for gone in saves.keys() - choose(list(saves)):
                 # A trainer that was resumed from one of the saves works in its directory.
-                if (self.path / there[gone]).resolve() != own:
-                    _remove_whole(self.path / there[gone])
+                if (self.path / saves[gone]).resolve() != working_directory:
+                    _remove_whole(self.path / saves[gone])
         except OSError as error:
             raise CheckpointError(f"Saving the run to '{self.path}' failed: {error}.") from error
 
     def _directories(self) -> list[tuple[str, int, str]]:
         """Lists kind, number and name of the saves in the directory, e.g. ("epoch", 3, "epoch-00000003")."""
         names = [entry.name for entry in self.path.iterdir()] if self.path.is_dir() else []
-        found = [(re.fullmatch(r"(epoch|step)-(\d{8,})", name), name) for name in names]
+        matches = [(re.fullmatch(r"(epoch|step)-(\d{8,})", name), name) for name in names]
         return [
             (match[1], int(match[2]), name)
-            for match, name in found
+            for match, name in matches
             if match is not None and (self.path / name / CHECKPOINT).is_file()
         ]
 

@@ -86,8 +86,8 @@ class CSVLogger(Logger):
                 f"{', '.join(_STEP_COLUMNS)}; move it away, or log to another path."
             )
         # The last row may be incomplete if the process was killed.
-        whole = [row for row in rows[1:] if len(row) == len(_STEP_COLUMNS)]
-        return [row for row in whole if int(row[1]) <= step]
+        complete_rows = [row for row in rows[1:] if len(row) == len(_STEP_COLUMNS)]
+        return [row for row in complete_rows if int(row[1]) <= step]
 
 
 def _replace(path: Path, rows: Iterable[Iterable[object]]) -> None:

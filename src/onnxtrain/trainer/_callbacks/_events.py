@@ -42,11 +42,11 @@ def callback_list(callbacks: Iterable[Callback] | None) -> list[Callback]:
     if callbacks is None:
         return []
     # A generator of callbacks is used up by the first look at it.
-    given = list(callbacks) if isinstance(callbacks, Iterable) else [callbacks]
-    if not all(isinstance(entry, Callback) for entry in given) or isinstance(callbacks, Callback):
-        received = ", ".join(type(entry).__name__ for entry in given)
+    listed = list(callbacks) if isinstance(callbacks, Iterable) else [callbacks]
+    if not all(isinstance(entry, Callback) for entry in listed) or isinstance(callbacks, Callback):
+        received = ", ".join(type(entry).__name__ for entry in listed)
         raise InputError(f"callbacks must be a list of callbacks, received {received}.")
     # Both would write the file `best`, and both would restore its parameters.
-    if sum(isinstance(entry, EarlyStopping) and entry.restore_best for entry in given) > 1:
+    if sum(isinstance(entry, EarlyStopping) and entry.restore_best for entry in listed) > 1:
         raise InputError("Only one EarlyStopping can have restore_best=True: there is one set of parameters.")
-    return given
+    return listed

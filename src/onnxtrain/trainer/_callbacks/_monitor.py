@@ -42,8 +42,10 @@ class Monitor(Callback):
         if self.mode != "auto":
             return self.mode == "max"
         name = self.monitor.removeprefix("val_")
-        known = {"loss": False} | {metric.name: metric.higher_is_better for metric in trainer.metrics}
-        rises = known.get(name)
+        higher_is_better = {"loss": False} | {
+            metric.name: metric.higher_is_better for metric in trainer.metrics
+        }
+        rises = higher_is_better.get(name)
         if rises is None:
             raise InputError(
                 f"{type(self).__name__}: whether more or less of '{self.monitor}' is better is not known, as it is a "

@@ -96,14 +96,16 @@ def _as_numbers(array: Array) -> Array:
 def check_form(word: str, spec: InputSpec, array: Array) -> None:
     """Raises InputError for a dtype that is not converted, and for labels that are not one integer per sample."""
     _check_label_form(spec, array)
-    wanted = spec.dtype.name
+    dtype_name = spec.dtype.name
     # numpy has no bfloat16: such data is passed as its bits, uint16.
-    same = array.dtype.name == wanted or (wanted == "bfloat16" and array.dtype == np.uint16)
+    same = array.dtype.name == dtype_name or (dtype_name == "bfloat16" and array.dtype == np.uint16)
     # Integers for a float input are refused: images of 0 .. 255 that were forgotten to be scaled are the usual
     # reason.
-    floats = array.dtype.kind == "f" and wanted in ("float16", "float32", "float64")
+    floats = array.dtype.kind == "f" and dtype_name in ("float16", "float32", "float64")
     integers = (
-        array.dtype.kind in "iu" and spec.dtype.storage.kind in "iu" and wanted not in ("bfloat16", "bool")
+        array.dtype.kind in "iu"
+        and spec.dtype.storage.kind in "iu"
+        and dtype_name not in ("bfloat16", "bool")
     )
     if not (same or floats or integers):
         raise InputError(_dtype_message(word, spec, array))
@@ -130,11 +132,11 @@ def _chunks(array: Array) -> Iterator[tuple[int, Array]]:
 
 
 def _check_part(word: str, spec: InputSpec, part: Array, first: int) -> None:
-    wanted = spec.dtype.name
+    dtype_name = spec.dtype.name
     if part.dtype.kind in "iu":
         # Casting wraps around without an error: 300 becomes 44 in uint8.
         if not np.array_equal(part.astype(spec.dtype.storage), part):
-            raise InputError(f"The {word} '{spec.name}' holds values that do not fit into {wanted}.")
+            raise InputError(f"The {word} '{spec.name}' holds values that do not fit into {dtype_name}.")
         return
     if not np.isfinite(part).all():
         _refuse_infinite(word, spec, part, first)
@@ -144,17 +146,17 @@ def _check_part(word: str, spec: InputSpec, part: Array, first: int) -> None:
             overflown = np.isinf(part.astype(spec.dtype.storage)).any()
         if overflown:
             raise InputError(
-                f"The {word} '{spec.name}' holds values too large for {wanted} (largest: {np.abs(part).max():g}); "
+                f"The {word} '{spec.name}' holds values too large for {dtype_name} (largest: {np.abs(part).max():g}); "
                 "scale the data."
             )
 
 
 def _refuse_infinite(word: str, spec: InputSpec, part: Array, first: int) -> None:
     """Raises InputError for NaN and infinity; infinity becomes NaN in losses and gradients."""
-    for name, found in (("NaN", np.isnan(part)), ("infinity", np.isinf(part))):
-        if not found.any():
+    for name, places in (("NaN", np.isnan(part)), ("infinity", np.isinf(part))):
+        if not places.any():
             continue
-        sample = first + int(np.argwhere(found)[0][0]) if part.ndim else 0
+        sample = first + int(np.argwhere(places)[0][0]) if part.ndim else 0
         mask = " (of a mask take numpy.finfo('float32').min in place of -inf)" if name == "infinity" else ""
         raise InputError(
             f"The {word} '{spec.name}' contains {name} (first in sample {sample}); remove or fill such samples{mask}."
@@ -186,20 +188,20 @@ def _check_label_form(spec: InputSpec, array: Array) -> None:
 
 
 def _dtype_message(word: str, spec: InputSpec, array: Array) -> str:
-    wanted = spec.dtype.name
-    message = f"The {word} '{spec.name}' should be {wanted}, received dtype {array.dtype}"
+    dtype = spec.dtype.name
+    message = f"The {word} '{spec.name}' should be {dtype}, received dtype {array.dtype}"
     if array.dtype == object:
         return f"{message}: it is no rectangular array of numbers."
     if spec.class_labels is not None and array.dtype.kind == "f":
         return f"{message}. Class labels are integers: .astype('int64'), or choose a regression loss."
-    if wanted.startswith("float") and array.dtype.kind in "iub" and word == "target":
+    if dtype.startswith("float") and array.dtype.kind in "iub" and word == "target":
         return (
-            f"{message}. If they are quantities, convert with .astype('{wanted}'); if they are classes, choose a loss "
+            f"{message}. If they are quantities, convert with .astype('{dtype}'); if they are classes, choose a loss "
             "for classes (cross_entropy)."
         )
-    if wanted.startswith("float") and array.dtype.kind in "iu":
-        return f"{message}. Convert with .astype('{wanted}'), scaled as the model expects (often / 255)."
-    return f"{message}. Convert it with .astype('{wanted}') if that is what is meant."
+    if dtype.startswith("float") and array.dtype.kind in "iu":
+        return f"{message}. Convert with .astype('{dtype}'), scaled as the model expects (often / 255)."
+    return f"{message}. Convert it with .astype('{dtype}') if that is what is meant."
 
 
 def check_lengths(specs: Sequence[InputSpec], arrays: Sequence[Array]) -> None:

@@ -40,8 +40,8 @@ def column_names(frame: Any) -> list[str]:
 
 def without(frame: Any, names: Sequence[str]) -> Any:
     """Drops some columns of a frame."""
-    wanted = [name for name in frame.columns if str(name) not in names]
-    return frame[wanted]
+    kept = [name for name in frame.columns if str(name) not in names]
+    return frame[kept]
 
 
 def frame_values(word: str, specs: Sequence[InputSpec], frame: Any) -> list[Array]:
@@ -93,10 +93,10 @@ def series_values(word: str, spec: InputSpec, series: Any) -> Array:
     """Converts a column to an array, of rank 2 if the model asks. Raises InputError: no numbers, or gaps."""
     label = f"column '{series.name}'" if series.name is not None else f"{word} '{spec.name}'"
     values = _numbers(series, label)
-    wanted = spec.dtype.storage
+    dtype = spec.dtype.storage
     # Columns of whole numbers are quantities as often as not, and pandas reads them as integers.
-    if wanted.kind == "f" and values.dtype.kind in "iub" and spec.dtype.name != "bfloat16":
-        values = values.astype(wanted)
+    if dtype.kind == "f" and values.dtype.kind in "iub" and spec.dtype.name != "bfloat16":
+        values = values.astype(dtype)
     if spec.shape is not None and len(spec.shape) == 2 and spec.shape[1] in (1, None) and values.ndim == 1:
         values = values[:, None]
     return values

@@ -99,8 +99,8 @@ class Layout:
             return raw if weights is None else raw._replace(weights=weights)
         if targets is None and self.targets:
             raise InputError(f"The model needs targets ({names_of(self.targets)}), received None.")
-        given = [] if targets is None else arrange("target", self.targets, targets)
-        return Raw(arrange("input", self.inputs, inputs), given, weights)
+        entries = [] if targets is None else arrange("target", self.targets, targets)
+        return Raw(arrange("input", self.inputs, inputs), entries, weights)
 
     def _of_frame(self, frame: Any, targets: Any, weights: Any) -> tuple[Any, Any, Any]:
         """Takes the targets out of a frame of inputs: by given names of columns, or by the model's names."""

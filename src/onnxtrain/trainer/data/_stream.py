@@ -277,17 +277,19 @@ class StreamSource:
             raise InputError(f"{epoch.place(index)}: {error}") from error
 
     def _nothing(self, epoch: int) -> str:
-        what = "The iterator is exhausted: it" if self._once else f"The data ({type(self._stream).__name__})"
-        return f"{what} gave no batch in epoch {epoch + 1}. {_REMEDY if self._once else ''}".rstrip()
+        subject = (
+            "The iterator is exhausted: it" if self._once else f"The data ({type(self._stream).__name__})"
+        )
+        return f"{subject} gave no batch in epoch {epoch + 1}. {_REMEDY if self._once else ''}".rstrip()
 
 
 def _own_generators(stream: Any) -> list[Any]:
     """Lists the generators of PyTorch that a DataLoader and its samplers draw from instead of the process's."""
     batches = getattr(stream, "batch_sampler", None)
     owners = (stream, getattr(stream, "sampler", None), batches, getattr(batches, "sampler", None))
-    found: list[Any] = []
+    generators: list[Any] = []
     for owner in owners:
         generator = getattr(owner, "generator", None)
-        if hasattr(generator, "get_state") and all(generator is not other for other in found):
-            found.append(generator)
-    return found
+        if hasattr(generator, "get_state") and all(generator is not other for other in generators):
+            generators.append(generator)
+    return generators

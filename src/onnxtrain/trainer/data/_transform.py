@@ -66,10 +66,10 @@ class Transform:
 def _shown(specs: Sequence[InputSpec], arrays: Sequence[Array]) -> Any:
     """Prepares the arguments of the function: arrays that it may write to."""
     # Slices of the user's arrays are copied: an augmentation in place would change the data set.
-    own = [array if array.flags.owndata and array.flags.writeable else array.copy() for array in arrays]
+    writable = [array if array.flags.owndata and array.flags.writeable else array.copy() for array in arrays]
     if len(specs) > 1:
-        return {spec.name: array for spec, array in zip(specs, own, strict=True)}
-    return own[0] if own else None
+        return {spec.name: array for spec, array in zip(specs, writable, strict=True)}
+    return writable[0] if writable else None
 
 
 def _generator_argument(function: Callable[..., Any]) -> tuple[bool, str | None]:

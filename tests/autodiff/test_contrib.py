@@ -227,6 +227,7 @@ OPS = [
     ),
     Op("ExpandDims", [_f(3, 4), np.array(1, np.int32)]),
     Op("ExpandDims", [_f(3, 4), np.array(-1, np.int32)], name="last"),
+    Op("BiasSplitGelu", [_f(2, 3, 8), _f(8)], {}, (0, 1), runs=False),
 ]  # fmt: skip
 
 
@@ -343,6 +344,11 @@ def _parts(a: np.ndarray) -> np.ndarray:
     return np.stack([a.real, a.imag], -1)
 
 
+def _bias_split_gelu(x: np.ndarray, bias: np.ndarray) -> np.ndarray:
+    left, right = torch.from_numpy(x + bias).chunk(2, -1)
+    return (left * torch.nn.functional.gelu(right)).numpy()
+
+
 def _nhwc_conv(x: np.ndarray, w: np.ndarray, b: np.ndarray) -> np.ndarray:
     first = [torch.from_numpy(a).permute(0, 3, 1, 2) for a in (x, w)]
     return torch.nn.functional.conv2d(*first, torch.from_numpy(b), (2, 1)).permute(0, 2, 3, 1).numpy()
@@ -362,6 +368,7 @@ def _skip_group_norm(
 
 WITHOUT_A_KERNEL: dict[str, Callable[..., np.ndarray]] = {
     "BiasAdd": lambda x, bias, skip: x + bias + skip,
+    "BiasSplitGelu": _bias_split_gelu,
     "ComplexMul": lambda a, b: _parts(_complex(a) * _complex(b)),
     "ComplexMulConj": lambda a, b: _parts(_complex(a) * _complex(b).conj()),
     "Irfft": lambda x: np.fft.irfft(_complex(x)),

@@ -56,6 +56,13 @@ def quick_gelu(op: Emitter, n: NodeView) -> ir.Value:
     return op.Mul(n.X, op.Sigmoid(op.Mul(n.X, n.attr("alpha"))))
 
 
+@defbody("BiasSplitGelu", MS, "X bias", "Y")
+def bias_split_gelu(op: Emitter, n: NodeView) -> ir.Value:
+    """Y = left·gelu(right), by the error function, with the halves left and right of X + bias along the last axis."""
+    left, right = op.Split(op.Add(n.X, n.bias), axis=-1, num_outputs=2, _outputs=2)
+    return op.Mul(left, op.Gelu(right))
+
+
 @defbody("BiasSoftmax", MS, "data bias", "output", axis=1, is_inner_broadcast=None)
 def bias_softmax(op: Emitter, n: NodeView) -> ir.Value:
     """Output = softmax(data + bias), over all axes from `axis` on together."""

@@ -225,3 +225,31 @@ def test_gradients_of_gradients_beside_sizes_from_the_data() -> None:
         return [p.grad.requires_grad for p in module.parameters() if p.grad is not None]
 
     compare(of(function), program, ignore="ORTModule: |Using backward")
+
+
+@pytest.mark.parametrize(
+    ("part", "offset"),
+    [(lambda whole: whole[::2], 1), (torch.t, 1), (lambda whole: whole[1:], 3)],
+    ids=["rows", "transposed", "rest"],
+)
+@pytest.mark.parametrize("differentiable", [False, True])
+def test_a_write_by_addresses_in_the_memory_of_an_argument(
+    part: Any, offset: int, differentiable: bool
+) -> None:
+    """The argument is not contiguous, or not the beginning of its memory: addresses are those of the memory."""
+    start = torch.randn(4, 2)
+
+    def forward(module: Of, x: torch.Tensor) -> Any:
+        row = x.as_strided((1, 2), (1, 1), offset)
+        row[..., 0] *= 3
+        return row * 2, x.sin()
+
+    def program(module: nn.Module) -> Any:
+        leaf = start.clone().requires_grad_(differentiable)
+        whole = leaf * 1
+        results = module(part(whole))
+        if differentiable:
+            sum(result.square().sum() for result in results).backward()
+        return [*(result.detach() for result in results), part(whole).detach(), leaf.grad]
+
+    compare(Of(forward), program, ignore="ORTModule: ")

@@ -66,11 +66,12 @@ def _as_strided_scatter(
     stride: Sequence[int],
     offset: int | None = None,
 ) -> torch.Tensor:
-    """Copies `x` and writes `part` to a strided view of the copy."""
+    """Copies the memory that `x` lies in, writes `part` to a strided view of it, and returns the view that `x` is."""
     # The functional operator's derivative (PyTorch 2.13) is not that of a write: the gradient came out twice as large.
-    result = x.clone(memory_format=torch.contiguous_format)
-    result.as_strided(size, stride, offset).copy_(part)
-    return result
+    elements = x.untyped_storage().nbytes() // x.element_size()
+    memory = x.as_strided((elements,), (1,), 0).clone()
+    memory.as_strided(size, stride, x.storage_offset() if offset is None else offset).copy_(part)
+    return memory.as_strided(x.size(), x.stride(), x.storage_offset())
 
 
 def _copy(x: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:

@@ -36,6 +36,7 @@ from onnxtrain.losses import (
     Loss,
     MSELoss,
     NLLLoss,
+    PoissonNLLLoss,
     SmoothL1Loss,
     TargetSpec,
     attach_loss,
@@ -63,10 +64,13 @@ class LossCase:
     twin: Callable[..., torch.Tensor]
     target: Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
     shape: tuple[int, ...] = (6, CLASSES)
+    positive: bool = False
+    """True for scores that must be positive."""
 
     def arrays(self) -> tuple[np.ndarray, np.ndarray]:
         rng = np.random.default_rng(zlib.crc32(self.name.encode()))
-        return rng.normal(size=self.shape) * 3, self.target(rng, self.shape)
+        scores = rng.normal(size=self.shape) * 3
+        return np.abs(scores) if self.positive else scores, self.target(rng, self.shape)
 
 
 def _real(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
@@ -116,6 +120,10 @@ def _focal(
 
 def _bits(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
     return rng.integers(0, 2, shape).astype(np.float64)
+
+
+def _counts(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    return rng.poisson(2.0, shape).astype(np.float64)
 
 
 _weight = _tensor(WEIGHT)
@@ -168,6 +176,22 @@ _FORMS: list[LossCase] = [
         {"alpha": None, "gamma": 0},
         F.binary_cross_entropy_with_logits,
         _unit,
+    ),
+    LossCase("poisson_nll", PoissonNLLLoss, {}, F.poisson_nll_loss, _counts),
+    LossCase(
+        "poisson_nll-full",
+        PoissonNLLLoss,
+        {"full": True},
+        functools.partial(F.poisson_nll_loss, full=True),
+        _counts,
+    ),
+    LossCase(
+        "poisson_nll-rate",
+        PoissonNLLLoss,
+        {"log_input": False, "eps": 0.5},
+        functools.partial(F.poisson_nll_loss, log_input=False, eps=0.5),
+        _counts,
+        positive=True,
     ),
     LossCase("nll", NLLLoss, {}, F.nll_loss, _labels),
     LossCase(
@@ -618,6 +642,7 @@ def test_targets_share_the_symbolic_dimensions_of_the_scores() -> None:
         (lambda: make_loss("hinge"), f"received 'hinge'; give one of {', '.join(sorted(LOSSES))}"),
         (lambda: FocalLoss(alpha=1.5), "alpha is 1.5; it must be from 0 to 1, or None"),
         (lambda: FocalLoss(gamma=-1.0), "gamma is -1.0; it must be zero or a positive number"),
+        (lambda: PoissonNLLLoss(eps=0.0), "eps is 0.0; it must be a positive number"),
         (lambda: make_loss(3), "received 3"),
     ],
 )

@@ -30,6 +30,7 @@ from ._classes import CrossEntropyLoss, NLLLoss
 from ._elementwise import BCEWithLogitsLoss, ElementwiseLoss, HuberLoss, L1Loss, MSELoss, SmoothL1Loss
 from ._focal import FocalLoss
 from ._mean import loss_mean
+from ._poisson import PoissonNLLLoss
 
 __all__ = [
     "LABELS_KEY",
@@ -47,6 +48,7 @@ __all__ = [
     "Loss",
     "MSELoss",
     "NLLLoss",
+    "PoissonNLLLoss",
     "Reduction",
     "SmoothL1Loss",
     "TargetSpec",
@@ -67,6 +69,7 @@ LOSSES: dict[str, type[Loss]] = {
     "bce_with_logits": BCEWithLogitsLoss,
     "nll": NLLLoss,
     "focal": FocalLoss,
+    "poisson_nll": PoissonNLLLoss,
 }
 """The losses by the names that :func:`make_loss` takes."""
 

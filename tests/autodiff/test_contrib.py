@@ -228,6 +228,8 @@ OPS = [
     Op("ExpandDims", [_f(3, 4), np.array(1, np.int32)]),
     Op("ExpandDims", [_f(3, 4), np.array(-1, np.int32)], name="last"),
     Op("BiasSplitGelu", [_f(2, 3, 8), _f(8)], {}, (0, 1), runs=False),
+    Op("UnfoldTensor", [_f(2, 7, 3)], {"dim": 1, "size": 3, "step": 2}),
+    Op("UnfoldTensor", [_f(2, 7)], {"size": 4}, name="last"),
 ]  # fmt: skip
 
 

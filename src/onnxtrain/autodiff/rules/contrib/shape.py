@@ -21,3 +21,14 @@ def expand_dims(op: Emitter, n: NodeView) -> ir.Value:
     """Y = X with a new axis of size one at `axis`, a scalar of int32."""
     # `n.axis` is a method of NodeView, so this input is read by its index. Unsqueeze takes a vector of int64.
     return op.Unsqueeze(n.X, op.Reshape(op.Cast(n.inputs[1], to=ir.DataType.INT64), [1]))
+
+
+@defbody("UnfoldTensor", MS, "input", "output", dim=-1, size=None, step=1)
+def unfold_tensor(op: Emitter, n: NodeView) -> ir.Value:
+    """Output = windows of `size` numbers along `dim`, one each `step`; their numbers lie along a new last axis."""
+    rank, size = n.rank(n.input), n.attr("size")
+    axis = n.axis(n.input, n.attr("dim"))
+    starts = op.Range(0, op.Sub(op.Squeeze(op.dim(n.input, axis), [0]), size - 1), n.attr("step"))
+    places = op.Add(op.Unsqueeze(starts, [1]), list(range(size)))
+    windows = op.Gather(n.input, places, axis=axis)
+    return op.Transpose(windows, perm=[k for k in range(rank + 1) if k != axis + 1] + [axis + 1])

@@ -36,6 +36,9 @@ CASES = [
     _case("adaptive_avg_pool1d", lambda x: F.adaptive_avg_pool1d(x, 5), T(0, 8, 8)),
     _case("adaptive_avg_pool2d", lambda x: F.adaptive_avg_pool2d(x, 3), T(0, 2, 7, 7)),
     _case("max_pool2d", lambda x: F.max_pool2d(x, 2), T(0, 2, 8, 8)),
+    _case(
+        "max_unpool2d", lambda x, i: F.max_unpool2d(x, i, 2), T(0, 2, 4, 4), torch.zeros(0, 2, 4, 4).long()
+    ),
     _case("convolution", F.conv2d, T(0, 2, 8, 8), T(3, 2, 3, 3), T(3)),
     _case("group_norm", lambda x, w: F.group_norm(x, 1, w), T(0, 3, 4), T(3)),
     _case("bilinear", lambda x: F.interpolate(x, scale_factor=2.0, mode="bilinear"), T(0, 2, 4, 4)),

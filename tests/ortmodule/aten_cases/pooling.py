@@ -12,6 +12,11 @@ def _interpolate(**options):
     return partial(F.interpolate, **options)
 
 
+def _unpooled(pool, unpool, **windows):
+    """Pools and writes the maxima back to their places, as the two halves of a SegNet do."""
+    return lambda x: unpool(*pool(x, return_indices=True, **windows), output_size=x.shape, **windows)
+
+
 CASES = [
     Case("max_pool1d", partial(F.max_pool1d, kernel_size=2), (T(2, 3, 8),)),
     Case("max_pool2d", partial(F.max_pool2d, kernel_size=3, stride=2, padding=1), (T(2, 3, 7, 8),)),
@@ -24,6 +29,17 @@ CASES = [
     Case("max_pool2d_indices", partial(F.max_pool2d, kernel_size=2, return_indices=True), (T(2, 3, 4, 6),)),
     Case("max_pool2d_without_batch", partial(F.max_pool2d, kernel_size=2), (T(3, 4, 6),)),
     Case("max_pool3d", partial(F.max_pool3d, kernel_size=2), (T(1, 2, 4, 4, 6),)),
+    Case("max_unpool1d", _unpooled(F.max_pool1d, F.max_unpool1d, kernel_size=2), (T(2, 3, 8),)),
+    Case("max_unpool2d", _unpooled(F.max_pool2d, F.max_unpool2d, kernel_size=2), (T(2, 3, 5, 6),)),
+    Case(
+        "max_unpool2d_without_batch",
+        lambda x: F.max_unpool2d(x, torch.tensor([[[3, 0], [9, 14]]]).expand(3, 2, 2), 2), (T(3, 2, 2),),
+    ),
+    Case(
+        "max_unpool2d_of_overlapping_windows",
+        _unpooled(F.max_pool2d, F.max_unpool2d, kernel_size=3, stride=1), (T(1, 2, 5, 4),),
+    ),
+    Case("max_unpool3d", _unpooled(F.max_pool3d, F.max_unpool3d, kernel_size=2), (T(1, 2, 4, 2, 6),)),
     Case("avg_pool1d", partial(F.avg_pool1d, kernel_size=3, stride=2, padding=1), (T(2, 3, 8),)),
     Case("avg_pool2d", partial(F.avg_pool2d, kernel_size=2), (T(2, 3, 6, 6),)),
     Case(

@@ -15,6 +15,7 @@ import torch
 from torch.nn import functional
 
 from onnxtrain.ortmodule.lowering._table import Lowering, lower
+from onnxtrain.ortmodule.lowering.aten.indexing import counted
 from onnxtrain.ortmodule.lowering.aten.shape import arange
 
 
@@ -192,6 +193,21 @@ def _equal_windows(size_in: int, size_out: int) -> np.ndarray:
     ends = -(-(np.arange(size_out) + 1) * size_in // size_out)
     steps = np.arange((ends - starts).max())
     return np.minimum(starts[:, None] + steps, ends[:, None] - 1)
+
+
+@lower("aten.max_unpool2d.default", "aten.max_unpool3d.default")
+def max_unpool(
+    low: Lowering, x: ir.Value, indices: ir.Value, size: list[Any], *windows: list[int]
+) -> ir.Value:
+    """Lowers to a ScatterElements into planes of zeros; of several maxima for one place PyTorch keeps any."""
+    op, lead = low.op, len(low.fake(0).shape) - len(size)
+    sizes = low.ints(size)
+    before = op.Shape(x, end=lead)
+    rows = op.Concat(before, op.ReduceProd(op.Shape(x, start=lead), keepdims=1), axis=0)
+    planes = op.Expand(op.const(0.0, low.dtype), op.Concat(before, op.ReduceProd(sizes, keepdims=1), axis=0))
+    places = op.Reshape(counted(low, 1, indices), rows)
+    written = op.ScatterElements(planes, places, op.Reshape(x, rows), axis=lead)
+    return op.Reshape(written, op.Concat(before, sizes, axis=0))
 
 
 @lower(

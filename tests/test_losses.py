@@ -39,6 +39,7 @@ from onnxtrain.losses import (
     PoissonNLLLoss,
     SmoothL1Loss,
     TargetSpec,
+    TverskyLoss,
     attach_loss,
     make_loss,
 )
@@ -118,6 +119,21 @@ def _focal(
     return {"mean": terms.mean, "sum": terms.sum, "none": lambda: terms}[reduction]()
 
 
+def _tversky(
+    scores: torch.Tensor,
+    target: torch.Tensor,
+    reduction: str = "mean",
+    alpha: float = 0.5,
+    beta: float = 0.5,
+    smooth: float = 1.0,
+) -> torch.Tensor:
+    """Salehi et al., 2017, equation 3, for each sample; 0.5 and 0.5 count as Dice's 2·TP / (2·TP + FP + FN)."""
+    p, t = torch.sigmoid(scores).flatten(1), target.flatten(1)
+    found, alarms, missed = (p * t).sum(1), (p * (1 - t)).sum(1), ((1 - p) * t).sum(1)
+    terms = 1 - (found + smooth) / (found + alpha * alarms + beta * missed + smooth)
+    return {"mean": terms.mean, "sum": terms.sum, "none": lambda: terms}[reduction]()
+
+
 def _bits(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
     return rng.integers(0, 2, shape).astype(np.float64)
 
@@ -192,6 +208,22 @@ _FORMS: list[LossCase] = [
         functools.partial(F.poisson_nll_loss, log_input=False, eps=0.5),
         _counts,
         positive=True,
+    ),
+    LossCase("tversky", TverskyLoss, {}, _tversky, _bits),
+    LossCase(
+        "tversky-image",
+        TverskyLoss,
+        {"alpha": 0.3, "beta": 0.7},
+        functools.partial(_tversky, alpha=0.3, beta=0.7),
+        _bits,
+        _image,
+    ),
+    LossCase(
+        "tversky-smooth",
+        TverskyLoss,
+        {"alpha": 0, "smooth": 0.01},
+        functools.partial(_tversky, alpha=0.0, smooth=0.01),
+        _unit,
     ),
     LossCase("nll", NLLLoss, {}, F.nll_loss, _labels),
     LossCase(
@@ -643,6 +675,9 @@ def test_targets_share_the_symbolic_dimensions_of_the_scores() -> None:
         (lambda: FocalLoss(alpha=1.5), "alpha is 1.5; it must be from 0 to 1, or None"),
         (lambda: FocalLoss(gamma=-1.0), "gamma is -1.0; it must be zero or a positive number"),
         (lambda: PoissonNLLLoss(eps=0.0), "eps is 0.0; it must be a positive number"),
+        (lambda: TverskyLoss(alpha=-1.0), "alpha is -1.0; it must be zero or a positive number"),
+        (lambda: TverskyLoss(beta=float("inf")), "beta is inf; it must be zero or a positive number"),
+        (lambda: TverskyLoss(smooth=0.0), "smooth is 0.0; it must be a positive number"),
         (lambda: make_loss(3), "received 3"),
     ],
 )
@@ -662,6 +697,7 @@ def test_settings_that_mean_nothing_are_refused(make: Callable[[], Loss], messag
         (CrossEntropyLoss(), _value((4, 3)), _value((4,)), "is FLOAT, not INT64 or INT32"),
         (CrossEntropyLoss(), _value((4, 3)), _value((4, 1), ir.DataType.INT64), r"need \[4\]; reshape"),
         (CrossEntropyLoss(weight=[1, 2]), _value((4, 3)), _value((4,), ir.DataType.INT64), "has 2 entries"),
+        (TverskyLoss(), _value(("n",)), _value(("n",)), r"have shape \[n\]; this loss needs \[N, d1, ...\]"),
         (NLLLoss(weight=[1, 2]), _value((4, 3)), _value((4,), ir.DataType.INT64), "have 3 classes"),
         (BCEWithLogitsLoss(pos_weight=[1, 2]), _value((4, 3)), _value((4, 3)), r"pos_weight has shape \[2\]"),
         (BCEWithLogitsLoss(weight=np.ones((2, 3))), _value((3,)), _value((3,)), r"weight has shape \[2, 3\]"),

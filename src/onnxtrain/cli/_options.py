@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar, Literal
 
 import typer
 
+from onnxtrain._names import OPTIMIZERS, enumerated, losses_by_targets
 from onnxtrain.cli._declared import REQUIRED, Kept, argument, flag, option, switch
 from onnxtrain.errors import InputError
 
@@ -30,8 +31,7 @@ class ModelOptions:
 
     loss: str | None = option(
         "NAME",
-        "Minimise this loss: cross_entropy or nll for classes, bce_with_logits or focal for yes or no, "
-        "mse, l1, huber or smooth_l1 for quantities. Default: the model's first output is the loss.",
+        f"Minimise this loss: {losses_by_targets()}. Default: the model's first output is the loss.",
     )
     train: list[str] | None = option(
         "PATTERN",
@@ -76,8 +76,7 @@ class OptimizerOptions:
 
     optimizer: str = option(
         "NAME",
-        "Update parameters by this optimizer: adamw, adam, sgd, adagrad, rmsprop, lion, adafactor, "
-        "muon, prodigy or sparse_adam, with PyTorch's defaults.",
+        f"Update parameters by this optimizer: {enumerated(list(OPTIMIZERS))}, with PyTorch's defaults.",
         default="adamw",
     )
     weight_decay: float | None = option(

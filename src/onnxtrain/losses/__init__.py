@@ -21,16 +21,26 @@ import json
 
 import onnx_ir as ir
 
+from onnxtrain._names import LOSSES as LOSS_NAMES
 from onnxtrain.emitter import Emitter, find_value, static_dims
 from onnxtrain.errors import GraphBuildError
 from onnxtrain.op_facts import CASTS, VIEWS
 
 from ._base import LABELS_KEY, MEAN_KEY, TARGET_KEY, WEIGHT_NAME, ClassLabels, Loss, Reduction, TargetSpec
 from ._classes import CrossEntropyLoss, NLLLoss
-from ._elementwise import BCEWithLogitsLoss, ElementwiseLoss, HuberLoss, L1Loss, MSELoss, SmoothL1Loss
+from ._elementwise import (
+    BCEWithLogitsLoss,
+    ElementwiseLoss,
+    HuberLoss,
+    L1Loss,
+    MSELoss,
+    SampleLoss,
+    SmoothL1Loss,
+)
 from ._focal import FocalLoss
 from ._mean import loss_mean
 from ._poisson import PoissonNLLLoss
+from ._tversky import TverskyLoss
 
 __all__ = [
     "LABELS_KEY",
@@ -50,8 +60,10 @@ __all__ = [
     "NLLLoss",
     "PoissonNLLLoss",
     "Reduction",
+    "SampleLoss",
     "SmoothL1Loss",
     "TargetSpec",
+    "TverskyLoss",
     "attach_loss",
     "loss_class",
     "loss_mean",
@@ -60,17 +72,7 @@ __all__ = [
     "mark_target",
 ]
 
-LOSSES: dict[str, type[Loss]] = {
-    "mse": MSELoss,
-    "l1": L1Loss,
-    "huber": HuberLoss,
-    "smooth_l1": SmoothL1Loss,
-    "cross_entropy": CrossEntropyLoss,
-    "bce_with_logits": BCEWithLogitsLoss,
-    "nll": NLLLoss,
-    "focal": FocalLoss,
-    "poisson_nll": PoissonNLLLoss,
-}
+LOSSES: dict[str, type[Loss]] = {name: globals()[kind] for name, (kind, _) in LOSS_NAMES.items()}
 """The losses by the names that :func:`make_loss` takes."""
 
 

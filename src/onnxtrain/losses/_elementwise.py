@@ -1,4 +1,4 @@
-"""Defines the losses with one term per score: squared, absolute and Huber's error, binary cross-entropy."""
+"""Defines the losses with one term per score, such as the squared error, and the base of those with one per sample."""
 
 from __future__ import annotations
 
@@ -16,11 +16,8 @@ from onnxtrain.emitter import Emitter, static_dims
 from ._base import Activation, Loss, TargetSpec, narrow, numbers, reduce, widen
 
 
-class ElementwiseLoss(Loss):
-    """A loss with one term per score, and a target of the scores' shape and dtype; subclasses write `_terms`."""
-
-    # Of a regression; subclasses for probabilities replace them.
-    default_metrics: ClassVar[tuple[str, ...]] = ("mae", "rmse")
+class _TermwiseLoss(Loss):
+    """A loss whose target has the shape and dtype of the scores; subclasses write its terms."""
 
     def targets(self, scores: ir.Value) -> list[TargetSpec]:
         dims = self._scores_dims(scores)
@@ -31,12 +28,43 @@ class ElementwiseLoss(Loss):
         self._check_target(self.targets(scores)[0], target)
         terms = self._terms(op, widen(op, scores), widen(op, target))
         # The emitter infers dtypes, but no shapes, and sample weights need the rank of the terms.
-        terms.shape = scores.shape
+        terms.shape = self._terms_shape(scores)
         return narrow(op, reduce(op, terms, self.reduction), scores)
 
     @abstractmethod
     def _terms(self, op: Emitter, scores: ir.Value, target: ir.Value) -> ir.Value:
-        """Writes the terms, of the shape of the scores, from scores and target in float32 or float64."""
+        """Writes the terms from scores and target in float32 or float64."""
+
+    @abstractmethod
+    def _terms_shape(self, scores: ir.Value) -> ir.Shape | None:
+        """Returns the shape of the terms."""
+
+
+class ElementwiseLoss(_TermwiseLoss):
+    """A loss with one term per score, and a target of the scores' shape and dtype; subclasses write `_terms`."""
+
+    # Of a regression; subclasses for probabilities replace them.
+    default_metrics: ClassVar[tuple[str, ...]] = ("mae", "rmse")
+
+    def _terms_shape(self, scores: ir.Value) -> ir.Shape | None:
+        return scores.shape
+
+
+class SampleLoss(_TermwiseLoss):
+    """A loss with one term per sample, shape [N], of scores and a target of shape [N, d1, ...].
+
+    Subclasses write `_terms`, with :func:`sample_sum` for sums over the positions of a sample.
+    """
+
+    def targets(self, scores: ir.Value) -> list[TargetSpec]:
+        if len(self._scores_dims(scores)) < 2:
+            raise self._error(
+                f"scores {scores.name!r} have shape {scores.shape}; this loss needs [N, d1, ...]"
+            )
+        return super().targets(scores)
+
+    def _terms_shape(self, scores: ir.Value) -> ir.Shape | None:
+        return None if scores.shape is None else ir.Shape(scores.shape[:1])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,6 +180,13 @@ def softplus(op: Emitter, x: ir.Value) -> ir.Value:
     positive = op.Greater(x, 0.0)
     size = op.Where(positive, x, op.Neg(x))
     return op.Add(op.Where(positive, x, 0.0), op.Log(op.Add(op.Exp(op.Neg(size)), 1.0)))
+
+
+def sample_sum(op: Emitter, values: ir.Value, like: ir.Value) -> ir.Value:
+    """Sums values of the shape of `like`, e.g. the scores, over all axes but the first: shape [N]."""
+    assert like.shape is not None
+    result: ir.Value = op.ReduceSum(values, list(range(1, len(like.shape))), keepdims=0)
+    return result
 
 
 def _huber(op: Emitter, difference: ir.Value, delta: float) -> ir.Value:

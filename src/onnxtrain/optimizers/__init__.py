@@ -14,6 +14,7 @@ from __future__ import annotations
 # First of all imports: where onnx is missing, the error then says what to install.
 import onnxtrain._desk  # noqa: F401  # isort: skip
 
+from onnxtrain._names import OPTIMIZERS as OPTIMIZER_NAMES
 from onnxtrain.errors import GraphBuildError
 
 from ._adafactor import Adafactor
@@ -54,18 +55,7 @@ __all__ = [
     "moment_dtype",
 ]
 
-OPTIMIZERS: dict[str, type[Optimizer]] = {
-    "adamw": AdamW,
-    "adam": Adam,
-    "sgd": SGD,
-    "adagrad": Adagrad,
-    "rmsprop": RMSprop,
-    "lion": Lion,
-    "adafactor": Adafactor,
-    "muon": Muon,
-    "prodigy": Prodigy,
-    "sparse_adam": SparseAdam,
-}
+OPTIMIZERS: dict[str, type[Optimizer]] = {name: globals()[kind] for name, kind in OPTIMIZER_NAMES.items()}
 """Optimizers by the names that :func:`make_optimizer`, `Trainer` and `--optimizer` take."""
 
 

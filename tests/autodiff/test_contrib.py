@@ -13,6 +13,7 @@ import onnxruntime as ort
 import pytest
 import torch
 from onnx import helper, numpy_helper
+from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema
 
 from autodiff import test_quantized_ops
 from onnxtrain import differentiate
@@ -233,13 +234,23 @@ OPS = [
 ]  # fmt: skip
 
 
-def _model(case: Op) -> onnx.ModelProto:
+CONVOLUTIONS = ("FusedConv", "NhwcConv", "NhwcFusedConv", "ConvTransposeWithDynamicPads")
+"""Ops whose weights, input 1, need sizes that the file knows: the rule of Conv asks for the sizes of the kernel."""
+
+
+def _model(case: Op, *, symbolic: bool = False) -> onnx.ModelProto:
     names = ["" if value is None else f"x{k}" for k, value in enumerate(case.inputs)]
     node = helper.make_node(case.op, names, list(case.outputs), domain=case.domain, **case.attrs)
     square = helper.make_node("Mul", ["y", "y"], ["squares"])
     loss = helper.make_node("ReduceSum", ["squares"], ["loss"], keepdims=0)
     infos = [
-        helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
+        helper.make_tensor_value_info(
+            name,
+            helper.np_dtype_to_tensor_dtype(value.dtype),
+            [f"{name}_{axis}" for axis in range(value.ndim)]
+            if symbolic and not (case.op in CONVOLUTIONS and name == "x1")
+            else value.shape,
+        )
         for name, value in zip(names, case.inputs, strict=True)
         if value is not None and value.dtype.kind != "u"
     ]
@@ -279,6 +290,20 @@ def _skip_what_is_older(case: Op) -> None:
 
 
 @pytest.mark.parametrize("case", OPS, ids=lambda case: case.id)
+def test_sizes_may_be_symbolic(case: Op) -> None:
+    """Each dimension has a symbol of its own: a body that takes a size from the file, or one for another, differs."""
+    _skip_what_is_older(case)
+    wrt, feeds = [f"x{k}" for k in case.wrt], _feeds(case)
+    static = _run(differentiate(_model(case), "loss", wrt), feeds)
+    got = _run(differentiate(_model(case, symbolic=True), "loss", wrt), feeds)
+    for name, value in static.items():
+        if value.dtype.kind == "f":
+            np.testing.assert_allclose(got[name], value, rtol=2e-5, atol=2e-6, err_msg=name)
+        else:
+            np.testing.assert_array_equal(got[name], value, err_msg=name)
+
+
+@pytest.mark.parametrize("case", OPS, ids=lambda case: case.id)
 def test_gradients_of_what_the_kernel_computes(case: Op) -> None:
     _skip_what_is_older(case)
     proto, feeds = _model(case), _feeds(case)
@@ -315,6 +340,35 @@ def test_gradients_of_what_the_kernel_computes(case: Op) -> None:
         assert slope / (2 * scale) == pytest.approx(
             float((gradient * direction).sum()), abs=1e-2 * size + 1e-3
         ), k
+
+
+def _default(attribute: Any) -> Any:
+    """The default of an attribute in one of onnxruntime's schemas, None for no default."""
+    proto = onnx.AttributeProto.FromString(attribute._default_value)
+    value = helper.get_attribute_value(proto) if proto.name else None
+    return value.decode() if isinstance(value, bytes) else value
+
+
+SCHEMAS = {(schema.domain, schema.name): schema for schema in get_all_operator_schema()}
+
+
+@pytest.mark.parametrize("key", sorted(BODIES.keys() & SCHEMAS.keys()), ids="::".join)
+def test_bodies_declare_the_attributes_of_onnxruntime(key: tuple[str, str]) -> None:
+    """An attribute that is missing here is refused, and another default computes something else without an error."""
+    _, signature = BODIES[key].args
+    names = {name: _default(attribute) for name, attribute in SCHEMAS[key].attributes.items()}
+    assert sorted(names.keys() - signature.attributes) == []
+    # Where the schema gives no default, the body may have that of the kernel.
+    defaults = {name: value for name, value in names.items() if value is not None}
+    assert {name: signature.attributes[name] for name in defaults} == pytest.approx(defaults)
+
+
+def test_undeclared_attributes_are_refused() -> None:
+    case = Op("QuickGelu", [X], {"alpha": 1.3, "beta": 2.0})
+    with pytest.raises(
+        NoGradientRule, match=r"com.microsoft.QuickGelu .* does not know the attribute 'beta'"
+    ):
+        differentiate(_model(case), "loss", ["x0"])
 
 
 def test_every_body_has_a_case() -> None:

@@ -17,11 +17,11 @@ import onnx
 import onnx_ir as ir
 
 from onnxtrain.emitter import Emitter, schema_of
-from onnxtrain.errors import GraphBuildError, RuleDefinitionError
+from onnxtrain.errors import GraphBuildError, NoGradientRule, RuleDefinitionError
 from onnxtrain.op_facts import STEPS
 from onnxtrain.passes import BODIES, TWINS
 
-from ._node import NodeView, Signature
+from ._node import NodeView, Signature, where
 
 OPSETS = range(21, 27)
 """Versions of the standard domain that rules are written for."""
@@ -197,7 +197,8 @@ def defbody(
         domain: domain of the op, e.g. "com.microsoft".
         inputs: names of its inputs, separated by blanks, e.g. "X W B".
         outputs: names of its outputs, likewise.
-        attributes: names of its attributes, with their defaults; None for no default.
+        attributes: names of its attributes, with their defaults; None for no default. A node with another attribute is
+            refused, since the body would compute as if it were not there.
     """
     signature = Signature(tuple(inputs.split()), tuple(outputs.split()), attributes=attributes)
 
@@ -209,7 +210,18 @@ def defbody(
 
 
 def _twin(shapes: ShapeFunction, signature: Signature, node: ir.Node, opset: int) -> ir.Function:
-    """Returns a function of standard ops whose outputs have the shapes of those of a node."""
+    """Returns a function of standard ops whose outputs have the shapes of those of a node.
+
+    Raises:
+        NoGradientRule: the node has an attribute that the signature does not declare.
+    """
+    undeclared = [] if signature.attributes is None else sorted(node.attributes.keys() - signature.attributes)
+    if undeclared:
+        raise NoGradientRule(
+            f"differentiating {node.domain or 'ai.onnx'}.{node.op_type} ({where(node)}): its body does not know the "
+            f"attribute {', '.join(map(repr, undeclared))}. Freeze what lies before it, or add the attribute to its "
+            "defbody: CONTRIBUTING.md, 'An op of com.microsoft'"
+        )
     names = [value.name if value is not None else None for value in node.inputs]
     inputs = [
         # Messages show the names of the node's inputs; a function needs a different one for each.

@@ -258,9 +258,9 @@ def _in_order(op: Emitter, past: ir.Value, new: ir.Value, order: ir.Value) -> ir
 
 @defbody(
     "GroupQueryAttention", MS, _GROUPED, "output present_key present_value output_qk",
-    causal=1, do_rotary=0, k_norm_epsilon=None, k_quant_type=None, kv_cache_bit_width=None, kv_num_heads=None,
-    local_window_size=-1, num_heads=None, q_norm_epsilon=None, qk_norm_epsilon=None, qk_output=0,
-    rotary_interleaved=0, scale=None, sliding_window_cache=0, smooth_softmax=0, softcap=None, v_quant_type=None,
+    causal=1, do_rotary=0, k_norm_epsilon=None, k_quant_type="NONE", kv_cache_bit_width=None, kv_num_heads=None,
+    local_window_size=-1, num_heads=None, q_norm_epsilon=None, qk_norm_epsilon=1e-6, qk_output=0,
+    rotary_interleaved=0, scale=None, sliding_window_cache=0, smooth_softmax=-1, softcap=None, v_quant_type="NONE",
 )  # fmt: skip
 def group_query_attention(op: Emitter, n: NodeView) -> list[ir.Value]:
     """Causal attention in which several query heads share one head of keys and values.

@@ -7,7 +7,8 @@ import json
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from inspect import isabstract
+from typing import Any, get_args
 
 import numpy as np
 import onnx
@@ -20,7 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx.reference import ReferenceEvaluator
 
-from onnxtrain import Trainer
+from onnxtrain import Trainer, losses
 from onnxtrain.autodiff import differentiate
 from onnxtrain.emitter import Emitter
 from onnxtrain.errors import GraphBuildError
@@ -43,6 +44,8 @@ from onnxtrain.losses import (
     attach_loss,
     make_loss,
 )
+from onnxtrain.losses._base import Activation
+from onnxtrain.trainer import METRICS
 from onnxtrain.training.training_graph import build_training_graphs
 from runtimes import needs_opset
 from tolerances import NORM_RELATIVE, norm_relative_error
@@ -709,6 +712,23 @@ def test_scores_and_targets_that_do_not_fit_are_refused(
     graph = ir.Graph([scores, target], [], nodes=[], opset_imports={"": 21})
     with pytest.raises(GraphBuildError, match=message):
         loss.build(Emitter(graph), scores, target)
+
+
+def test_every_class_of_loss_has_a_name() -> None:
+    exported = {name for name in losses.__all__ if isinstance(getattr(losses, name), type)}
+    concrete = {
+        name for name in exported if issubclass(kind := getattr(losses, name), Loss) and not isabstract(kind)
+    }
+    nameless = concrete - {kind.__name__ for kind in LOSSES.values()}
+    assert nameless == set(), f"add a row for {nameless} to LOSSES in src/onnxtrain/_names.py"
+
+
+@pytest.mark.parametrize("name", sorted(LOSSES))
+def test_metrics_and_activation_of_losses_exist(name: str) -> None:
+    """A misspelt metric would end a run at its first epoch, a misspelt activation in scores taken for quantities."""
+    kind = LOSSES[name]
+    assert set(kind.default_metrics) <= METRICS.keys()
+    assert kind.activation in (None, *get_args(Activation))
 
 
 def test_names_make_default_losses() -> None:

@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx.reference import ReferenceEvaluator
 
+from onnxtrain import optimizers
 from onnxtrain.artifacts import OptimType, optimizer_for
 from onnxtrain.emitter import Emitter
 from onnxtrain.errors import GraphBuildError, NothingToTrain
@@ -802,6 +803,17 @@ def test_integers_are_floats_where_settings_are(name: str) -> None:
         onnx.checker.check_model(ir.to_proto(build_optimizer_model(optimizer, [spec])), full_check=True)
     assert type(ClipGradNorm(1).max_norm) is type(ClipGradValue(1).value) is float
     assert type(AdamW(betas=(0, 0.9)).betas[0]) is float
+
+
+def test_every_class_of_optimizer_has_a_name() -> None:
+    exported = {name for name in optimizers.__all__ if isinstance(getattr(optimizers, name), type)}
+    concrete = {
+        name
+        for name in exported
+        if issubclass(kind := getattr(optimizers, name), Optimizer) and not inspect.isabstract(kind)
+    }
+    nameless = concrete - {kind.__name__ for kind in OPTIMIZERS.values()}
+    assert nameless == set(), f"add a row for {nameless} to OPTIMIZERS in src/onnxtrain/_names.py"
 
 
 def test_names_make_default_optimizers() -> None:

@@ -81,6 +81,22 @@ def test_commands_of_the_readme_are_targets_of_the_makefile() -> None:
     assert "make test" in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
 
 
+def test_every_loss_and_optimizer_is_in_the_guide() -> None:
+    from onnxtrain.losses import LOSSES, make_loss
+    from onnxtrain.optimizers import OPTIMIZERS
+
+    page = (ROOT / "docs" / "fine-tuning.md").read_text(encoding="utf-8")
+    rows = {name: line for line in page.splitlines() if (name := line.lstrip("> |`").split("`")[0])}
+    for name, kind in {**LOSSES, **OPTIMIZERS}.items():
+        assert f"`{kind.__name__}" in rows.get(name, ""), (
+            f"{name}: add a row to its table in docs/fine-tuning.md"
+        )
+    for name, kind in LOSSES.items():
+        (settings,) = re.findall(rf"`{kind.__name__}\((.*?)\)`", rows[name])
+        declared = {setting.split("=")[0] for setting in settings.split(", ") if setting}
+        assert declared == vars(make_loss(name)).keys() - {"reduction"}, name
+
+
 def test_every_schedule_and_metric_is_in_the_guide() -> None:
     from onnxtrain.trainer import METRICS, SCHEDULES
 

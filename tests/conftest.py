@@ -2,6 +2,7 @@
 
 import functools
 import gc
+import logging
 import os
 import sys
 from collections.abc import Iterator
@@ -15,6 +16,10 @@ from onnxtrain._building import with_room
 # PyTorch's threads wait asleep, not spinning: with two workers on two processors that halves the time of many tests.
 # PyTorch reads it when it is first imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+# Dynamo's trace for tlparse: pytest would print hundreds of its records, without their contents, behind each failure,
+# and keep the parameters that they hold alive.
+logging.getLogger("torch.__trace").disabled = True
 
 gc.set_threshold(10000, 20, 20)  # a capture makes objects by the hundred thousand
 

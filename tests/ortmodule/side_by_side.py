@@ -100,13 +100,21 @@ def _difference(got: Values, want: Values, dtype: torch.dtype, tolerance: float)
         if (value.shape, value.dtype) != (reference.shape, narrowed):
             return f"{value.dtype} {value.shape} instead of {narrowed} {reference.shape}"
         if not _close(value, reference, tolerance):
-            return f"output {value} instead of {reference}"
+            return f"output {_brief(value)} instead of {_brief(reference)}"
     for gradient, expected in zip(got[1], want[1], strict=True):
-        if (gradient is None) != (expected is None):
-            return f"gradient {gradient} instead of {expected}"
-        if gradient is not None and expected is not None and not _close(gradient, expected, tolerance):
-            return f"gradient {gradient} instead of {expected}"
+        if (gradient is None) != (expected is None) or (
+            gradient is not None and expected is not None and not _close(gradient, expected, tolerance)
+        ):
+            return f"gradient {_brief(gradient)} instead of {_brief(expected)}"
     return None
+
+
+def _brief(tensor: torch.Tensor | None) -> str:
+    """The first numbers of a tensor, so that several cases that fail fit on one screen."""
+    if tensor is None:
+        return "None"
+    numbers = tensor.detach().flatten()[:6].tolist()
+    return f"{numbers}{' ...' if tensor.numel() > 6 else ''}"
 
 
 def _close(got: torch.Tensor, want: torch.Tensor, tolerance: float) -> bool:

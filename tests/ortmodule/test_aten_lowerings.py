@@ -46,13 +46,22 @@ def test_lowerings_match_eager(cases: list[Case], dynamic: bool) -> None:
     try:
         found = differences(cases, dynamic=dynamic)
     except Exception as error:
-        for case in cases:  # which of them it is
-            try:
-                differences([case], dynamic=dynamic)
-            except Exception as of_one:
-                raise AssertionError(f"{case.name} fails") from of_one
-        raise AssertionError(f"none of {[case.name for case in cases]} fails alone") from error
-    assert found == {}
+        found = dict(filter(None, (_failure(case, dynamic) for case in cases)))
+        if not found:
+            raise AssertionError(f"none of {[case.name for case in cases]} fails alone") from error
+    # Without the traceback through Dynamo, so that the names and reasons are what the failure ends with.
+    if found:
+        pytest.fail("\n".join(f"{name}: {reason}" for name, reason in found.items()), pytrace=False)
+
+
+def _failure(case: Case, dynamic: bool) -> tuple[str, str] | None:
+    """The name of a case, and the error with which it ends or the difference that it shows; None where it passes."""
+    try:
+        return next(iter(differences([case], dynamic=dynamic).items()), None)
+    except Exception as error:
+        # Dynamo wraps the error of a back end.
+        reason = getattr(error, "inner_exception", error)
+        return case.name, f"{type(reason).__name__}: {reason}"
 
 
 def test_case_names_are_unique() -> None:

@@ -247,8 +247,6 @@ def test_parameters_that_are_swapped_on_conversion(policy: str, monkeypatch: pyt
             return torch.polygamma(1, y.abs() + 1) if policy == "partly" else y
 
     monkeypatch.setattr(torch.__future__, "_swap_module_params_on_conversion", True)
-    # pytest keeps the records of PyTorch's trace log, which hold graphs and with them references to parameters
-    monkeypatch.setattr(logging.getLogger("torch.__trace"), "disabled", True)
     plain = Net()
     model = ORTModule(copy.deepcopy(plain))
     before = list(model.parameters())

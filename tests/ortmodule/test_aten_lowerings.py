@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import pkgutil
 from typing import Any
 
 import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from onnxtrain.ortmodule._torch import bounds_pass_gradients, isolates_recompiles
+from onnxtrain.ortmodule.lowering._table import COMPLEX_LOWERINGS, LOWERINGS, lower
 from ortmodule import aten_cases
 from ortmodule.aten_case import Case
 from ortmodule.side_by_side import batches, differences
+from ortmodule.waiting import waiting
 
 CASES: dict[str, list[Case]] = {
     module.name: importlib.import_module(f"ortmodule.aten_cases.{module.name}").CASES
@@ -62,6 +67,78 @@ def _failure(case: Case, dynamic: bool) -> tuple[str, str] | None:
         # Dynamo wraps the error of a back end.
         reason = getattr(error, "inner_exception", error)
         return case.name, f"{type(reason).__name__}: {reason}"
+
+
+WITHOUT_A_CASE = {
+    "tests/ortmodule/test_random_ops.py": (
+        "cauchy geometric log_normal normal_functional rrelu_with_noise_functional onnxtrain.bernoulli_like"
+    ),
+    "errors of the data: tests/ortmodule/test_assertions.py, test_data_dependent.py": (
+        "_assert_async _functional_assert_async onnxtrain.check_errors"
+    ),
+    "sizes: tests/ortmodule/test_symbolic.py": "sym_is_contiguous sym_numel sym_size",
+    "functionalized graphs alone have it; the cases of the op that is called cover it": (
+        "_native_batch_norm_legit _native_batch_norm_legit_functional _native_batch_norm_legit_no_training _neg_view "
+        "_reshape_alias _unsafe_index _unsafe_index_put alias diagonal_scatter empty_strided lift new_empty_strided "
+        "unsafe_split_with_sizes _cholesky_solve_helper _embedding_bag_forward_only _fused_rms_norm "
+        "prims.convert_element_type prims.copy_strided prims.fmax prims.fmin"
+    ),
+    "eager PyTorch writes it in other ops, of which this test sees the calls; its cases exist": (
+        "avg_pool1d contiguous log_softmax matmul positive reshape softmax special_digamma special_erfc "
+        "special_erfinv true_divide onnxtrain.attention onnxtrain.recurrent_layer"
+    ),
+    "tests/ortmodule/test_huggingface.py": "_grouped_mm transformers.grouped_mm_fallback",
+}
+"""Ops that have a lowering and that no case calls in eager mode, by the reason or their place."""
+
+
+class _Calls(TorchDispatchMode):
+    """Records the ops that PyTorch calls, e.g. "aten.add", also for a call that writes to an argument."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ops: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        op = str(func).rpartition(".")[0].replace("_copy", "")
+        # In a functional graph `x.add_(1)` is aten.add, but `x << 1` is aten.__lshift__.
+        self.ops.add(op if op.endswith("__") else op.removesuffix("_"))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.torch
+def test_every_lowering_has_a_case() -> None:
+    with _Calls() as calls:
+        for case in itertools.chain(*CASES.values()):
+            case.fn(*case.sample(torch.float32))
+    # Names without a dot are Python operators on sizes, e.g. "floordiv".
+    lowered = {".".join(name.split(".")[:2]) for name in LOWERINGS if "." in name}
+    without = {op if "." in op else f"aten.{op}" for ops in WITHOUT_A_CASE.values() for op in ops.split()}
+    missing = lowered - calls.ops
+    assert missing - without == set(), "add a case to the file of its family in tests/ortmodule/aten_cases/"
+    assert without - missing == set(), (
+        "these have a case, or no lowering any more: delete them from WITHOUT_A_CASE"
+    )
+
+
+def test_lowered_ops_exist() -> None:
+    named = [name.split(".") for name in {*LOWERINGS, *COMPLEX_LOWERINGS} if name.startswith("aten.")]
+    # The table has the names of copying variants without `_copy`.
+    unknown = [op for _, op, *_ in named if not any(hasattr(torch.ops.aten, o) for o in (op, f"{op}_copy"))]
+    assert unknown == []
+
+
+def test_misspelt_overloads_are_refused() -> None:
+    with pytest.raises(
+        AssertionError, match=r"no aten.max_unpool3d.defualt; the overloads .* are default, out"
+    ):
+        lower("aten.max_unpool3d.defualt")(lambda low: None)
+
+
+def test_ops_that_wait_are_listed() -> None:
+    ops = waiting("pool")
+    assert "aten.fractional_max_pool2d.default" in ops
+    assert not [op for op in ops if "max_unpool" in op or "out" in op.split(".")]
 
 
 def test_case_names_are_unique() -> None:

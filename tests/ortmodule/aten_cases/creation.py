@@ -17,6 +17,7 @@ CASES = [
     Case("empty", lambda x: torch.empty_like(x).fill_(2.0) * x + x.new_empty(4).zero_(), (X,)),
     Case("scalar_tensor", lambda x: x * torch.tensor(2.0) + torch.tensor([1.0, 2.0, 3.0, 4.0]), (X,)),
     Case("arange", lambda x: (torch.arange(5), torch.arange(2, 9, 3), torch.arange(0, 1, 0.25), x * 2), (X,)),
+    Case("logspace", lambda x: x * torch.logspace(-1, 1, 5, dtype=x.dtype), (T(3, 5),)),
     Case("arange_size", lambda x: x + torch.arange(x.shape[1]) + torch.arange(x.shape[0])[:, None], (X,)),
     Case("arange_float", lambda x: x * torch.arange(1, x.shape[1] + 1, dtype=torch.float32), (X,)),
     Case("arange_step", lambda x: torch.arange(0, 2 * x.shape[1], 2) + x, (X,)),

@@ -59,4 +59,9 @@ CASES = [
         "windows", lambda x: x * torch.hann_window(8, dtype=x.dtype) + torch.hamming_window(8, dtype=x.dtype),
         (T(8),),
     ),
+    Case(
+        "windows_of_other_shapes", lambda x: x
+        * sum(make(8, dtype=x.dtype) for make in (torch.bartlett_window, torch.blackman_window, torch.kaiser_window)),
+        (T(8),),
+    ),
 ]  # fmt: skip

@@ -95,6 +95,8 @@ CASES = [
     Case("upsample_nearest2d_uneven", _interpolate(size=(7, 3)), (T(2, 3, 4, 5),)),
     Case("upsample_nearest3d", _interpolate(scale_factor=2), (T(1, 2, 3, 2, 2),)),
     Case("upsample_nearest_exact", _interpolate(size=(7, 3), mode="nearest-exact"), (T(2, 3, 4, 5),)),
+    Case("upsample_nearest_exact1d", _interpolate(size=7, mode="nearest-exact"), (T(2, 3, 5),)),
+    Case("upsample_nearest_exact3d", _interpolate(size=(2, 5, 3), mode="nearest-exact"), (T(1, 2, 3, 2, 2),)),
     Case("upsample_linear1d", _interpolate(scale_factor=2.5, mode="linear"), (T(2, 3, 5),), dynamic=False),
     Case("upsample_bilinear", _interpolate(scale_factor=2, mode="bilinear"), (T(2, 3, 4, 5),)),
     Case(
@@ -119,6 +121,10 @@ CASES = [
     Case(
         "grid_sample_nearest", partial(F.grid_sample, align_corners=False, mode="nearest"),
         (T(2, 3, 5, 6), T(2, 4, 3, 2, low=-1.1, high=1.1, grad=False)),
+    ),
+    Case(
+        "grid_sample_3d", partial(F.grid_sample, align_corners=False),
+        (T(1, 2, 3, 4, 3), T(1, 2, 3, 2, 3, low=-1.1, high=1.1)),
     ),
     Case(
         "max_pool2d_ties", partial(F.max_pool2d, kernel_size=3, stride=1),

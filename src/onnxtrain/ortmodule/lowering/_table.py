@@ -85,12 +85,25 @@ def lower_complex(*names: str) -> Callable[[F], F]:
 def _registers(table: dict[str, LoweringFunction], names: Sequence[str]) -> Callable[[F], F]:
     def register(function: F) -> F:
         for name in names:
+            _refuse_misspelt(name)
             # The second registration would silently replace the first.
             assert name not in table, f"{name} is lowered twice"
             table[name] = function
         return function
 
     return register
+
+
+def _refuse_misspelt(name: str) -> None:
+    """Raises AssertionError for an overload that an ATen op does not have, e.g. "aten.add.tensor"."""
+    # No call would ever find such a lowering. An op that is missing as a whole passes: other versions of PyTorch have
+    # it, and a test checks the names against the version that is installed.
+    domain, _, rest = name.partition(".")
+    op, _, overload = rest.partition(".")
+    packet = getattr(torch.ops.aten, op, None) if domain == "aten" and overload else None
+    assert packet is None or overload in packet.overloads(), (
+        f"PyTorch {torch.__version__} has no {name}; the overloads of aten.{op} are {', '.join(packet.overloads())}"
+    )
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,7 @@ def _numbers(low: Lowering, *values: Any) -> None:
         raise low.unsupported("parameters of a distribution that are computed in the graph")
 
 
-@lower("aten.bernoulli.p", "aten.bernoulli.float")
+@lower("aten.bernoulli.p")
 def bernoulli(low: Lowering, x: Any, p: Any = 0.5, generator: Any = None) -> ir.Value:
     _numbers(low, p)
     return _filled(low, low.result, lambda tensor: tensor.bernoulli_(p), generator)

@@ -36,6 +36,7 @@ def _contrib() -> list[str]:
         "So does SimplifiedLayerNormalization, which it writes into the standard domain.",
         f"A rule, beside onnxruntime's own kernel: {_names(RULES, microsoft)}.",
         f"Refused with a reason: {_names(NOT_YET, microsoft)}.",
+        "`onnxtrain ops --domain com.microsoft --status unknown` lists the others that the installed onnxruntime has.",
         "",
         "## ai.onnx.ml",
         "",

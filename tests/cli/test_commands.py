@@ -316,6 +316,20 @@ def test_ops_table(run: Any) -> None:
     assert "choose from rule" in wrong.err
 
 
+def test_ops_of_another_domain(run: Any) -> None:
+    rows = {row["op_type"]: row["status"] for row in run("ops", "--domain", "com.microsoft", "--json").json()}
+    assert rows["QuickGelu"] == "function"
+    assert rows["Inverse"] == "rule"
+    assert rows["Sampling"] == "not yet"
+    waiting = run("ops", "--domain", "com.microsoft", "--status", "unknown", "--json").json()
+    # Those that onnxruntime knows and for which nothing is registered.
+    assert "MurmurHash3" in {row["op_type"] for row in waiting}
+    assert {row["op_type"] for row in waiting} == {op for op, status in rows.items() if status == "unknown"}
+    wrong = run("ops", "--domain", "com.micosoft")
+    assert wrong.code == 1
+    assert "onnxruntime knows no op" in wrong.err
+
+
 def test_ops_of_a_model(run: Any, mlp: Path, tmp_path: Path) -> None:
     result = run("ops", mlp)
     assert result.code == 0

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import onnx
+from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema
 
 from onnxtrain.autodiff._registry import NON_DIFFERENTIABLE, NOT_YET, OPSETS, RULES, schemas_by_opset
 from onnxtrain.passes import BODIES, NEWEST_OPSET, has_schema_function
@@ -21,8 +22,8 @@ class OpCoverage:
     """Says by which way the gradient of one op is found.
 
     Attributes:
-        op_type: name of the op in the standard domain.
-        since: oldest supported opset that has it, e.g. 21.
+        op_type: name of the op.
+        since: oldest supported opset that has it, e.g. 21; 0 for an op outside the standard domain.
         status: `rule`: it has a VJP rule. `function`: its function body of the ONNX standard, or one registered with
             `defbody`, is differentiated in its place. `nondifferentiable`: no gradient flows through it. `not yet`: a
             gradient that has to flow through it is an error. `unknown`: the same, as the op is not declared at all.
@@ -37,8 +38,12 @@ class OpCoverage:
     reason: str = ""
 
 
-def coverage() -> list[OpCoverage]:
-    """Returns one row per op of the standard domain in the supported opsets, by name.
+def coverage(domain: str = "") -> list[OpCoverage]:
+    """Returns one row per op of a domain, by name: of the standard domain those in the supported opsets.
+
+    Args:
+        domain: "" for the standard domain. Of another one, e.g. "com.microsoft", the rows are the ops that the
+            installed onnxruntime knows and those that are registered.
 
     Example:
         >>> from onnxtrain.autodiff import coverage
@@ -46,6 +51,12 @@ def coverage() -> list[OpCoverage]:
         >>> rows["Concat"].status, rows["Concat"].inputs, rows["CenterCropPad"].status, rows["Shape"].status
         ('rule', ('inputs',), 'function', 'nondifferentiable')
     """
+    if domain:
+        registered = {
+            op for table in (RULES, NON_DIFFERENTIABLE, NOT_YET, BODIES) for of, op in table if of == domain
+        }
+        known = {schema.name for schema in get_all_operator_schema() if schema.domain == domain}
+        return [coverage_of(domain, name) for name in sorted(registered | known)]
     # Ops that all supported opsets deprecate, such as Upsample, have no row.
     names = sorted({schema.name for schema in onnx.defs.get_all_schemas() if schema.domain == ""})
     return [row for name in names if (row := coverage_of("", name)).since]

@@ -226,13 +226,22 @@ def ops(
             help="List only ops of this status: rule, function, nondifferentiable, not yet or unknown. Default: all.",
         ),
     ] = None,
+    domain: Annotated[
+        str,
+        typer.Option(
+            metavar="DOMAIN",
+            help="List the ops of this domain, e.g. com.microsoft: those that onnxruntime knows. Default: the ONNX "
+            "standard.",
+            show_default=False,
+        ),
+    ] = "",
     json: JsonOption = False,
 ) -> None:
     """List the ops and their gradients; for a model, check if it can be trained and name the obstacle."""
     from onnxtrain.cli._ops import list_ops, model_ops
 
     if model is None:
-        list_ops(status, json)
+        list_ops(domain, status, json)
     else:
         model_ops(model, json)
 

@@ -24,18 +24,24 @@ _MEANING = {
 }
 
 
-def list_ops(status: str | None, json: bool) -> None:
-    """Prints one row per op of the standard domain. Raises InputError: there is no status of this name."""
+def list_ops(domain: str, status: str | None, json: bool) -> None:
+    """Prints one row per op of a domain, "" for the standard one. Raises InputError: no such status, or no such domain."""
     if status is not None and status not in _MEANING:
         raise InputError(f"--status is {status!r}; choose from {', '.join(_MEANING)}")
-    rows = [row for row in coverage() if status is None or row.status == status]
+    # "ai.onnx" is another name of the standard domain.
+    rows = coverage("" if domain == "ai.onnx" else domain)
+    if not rows:
+        raise InputError(
+            f"--domain is {domain!r}, of which onnxruntime knows no op; try com.microsoft or ai.onnx.ml"
+        )
+    rows = [row for row in rows if status is None or row.status == status]
     if json:
         print_json([asdict(row) for row in rows])
         return
     columns = ("op", "gradient", "differentiable inputs", "remark")
     lines = [(row.op_type, _MEANING[row.status], ", ".join(row.inputs), row.reason) for row in rows]
     counts = Counter[str](row.status for row in rows)
-    print_table(table("Ops of opsets 21 to 28", columns, lines))
+    print_table(table(f"Ops of {domain}" if domain else "Ops of opsets 21 to 28", columns, lines))
     print_table(", ".join(f"{_MEANING[name]}: {counts[name]}" for name in _MEANING if counts[name]))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import pytest
 import torch
 
 from onnxtrain.ortmodule.capture._data_dependent import data_dependent_results
@@ -66,6 +67,27 @@ def differences(
     return found
 
 
+def assert_no_differences(cases: Sequence[Case], *arguments: Any, **named: Any) -> None:
+    """Fails with a line for each case that differs or ends in an error; takes the arguments of :func:`differences`."""
+    try:
+        found = differences(cases, *arguments, **named)
+    except Exception as error:
+        # One case that cannot be lowered ends the capture of all: each is compiled alone.
+        found = {}
+        for case in cases:
+            try:
+                found |= differences([case], *arguments, **named)
+            except Exception as of_one:
+                # Dynamo wraps the error of a back end.
+                reason = getattr(of_one, "inner_exception", of_one)
+                found[case.name] = f"{type(reason).__name__}: {reason}"
+        if not found:
+            raise AssertionError(f"none of {[case.name for case in cases]} fails alone") from error
+    # Without the traceback through Dynamo, so that a failure ends with names and reasons.
+    if found:
+        pytest.fail("\n".join(f"{name}: {reason}" for name, reason in found.items()), pytrace=False)
+
+
 def _values_and_gradients(fn: Callable[..., Any], arguments: list[list[Any]]) -> list[Values]:
     torch.manual_seed(0)
     outputs = [_tensors(result) for result in fn(*arguments)]
@@ -100,21 +122,24 @@ def _difference(got: Values, want: Values, dtype: torch.dtype, tolerance: float)
         if (value.shape, value.dtype) != (reference.shape, narrowed):
             return f"{value.dtype} {value.shape} instead of {narrowed} {reference.shape}"
         if not _close(value, reference, tolerance):
-            return f"output {_brief(value)} instead of {_brief(reference)}"
+            return f"output {_brief(value, reference)}"
     for gradient, expected in zip(got[1], want[1], strict=True):
         if (gradient is None) != (expected is None) or (
             gradient is not None and expected is not None and not _close(gradient, expected, tolerance)
         ):
-            return f"gradient {_brief(gradient)} instead of {_brief(expected)}"
+            return f"gradient {_brief(gradient, expected)}"
     return None
 
 
-def _brief(tensor: torch.Tensor | None) -> str:
-    """The first numbers of a tensor, so that several cases that fail fit on one screen."""
-    if tensor is None:
-        return "None"
-    numbers = tensor.detach().flatten()[:6].tolist()
-    return f"{numbers}{' ...' if tensor.numel() > 6 else ''}"
+def _brief(got: torch.Tensor | None, want: torch.Tensor | None) -> str:
+    """Where two tensors of one shape differ most, so that several cases that fail fit on one screen."""
+    if got is None or want is None:
+        return "None instead of a tensor" if got is None else "instead of None"
+    # Infinity and NaN, which differences hide, count as the furthest.
+    distance = (got.detach().double() - want.detach().double()).abs().nan_to_num(torch.inf)
+    distance[got.detach() == want.detach()] = 0.0
+    place = tuple(int(i) for i in torch.unravel_index(distance.argmax(), distance.shape))
+    return f"{got[place].item()} instead of {want[place].item()} at {list(place)} of {list(got.shape)}"
 
 
 def _close(got: torch.Tensor, want: torch.Tensor, tolerance: float) -> bool:

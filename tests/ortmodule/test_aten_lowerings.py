@@ -15,7 +15,7 @@ from onnxtrain.ortmodule._torch import bounds_pass_gradients, isolates_recompile
 from onnxtrain.ortmodule.lowering._table import COMPLEX_LOWERINGS, LOWERINGS, lower
 from ortmodule import aten_cases
 from ortmodule.aten_case import Case
-from ortmodule.side_by_side import batches, differences
+from ortmodule.side_by_side import assert_no_differences, batches
 from ortmodule.waiting import waiting
 
 CASES: dict[str, list[Case]] = {
@@ -48,25 +48,7 @@ def _parameters() -> list[Any]:
 @pytest.mark.torch
 @pytest.mark.parametrize(("cases", "dynamic"), _parameters())
 def test_lowerings_match_eager(cases: list[Case], dynamic: bool) -> None:
-    try:
-        found = differences(cases, dynamic=dynamic)
-    except Exception as error:
-        found = dict(filter(None, (_failure(case, dynamic) for case in cases)))
-        if not found:
-            raise AssertionError(f"none of {[case.name for case in cases]} fails alone") from error
-    # Without the traceback through Dynamo, so that the names and reasons are what the failure ends with.
-    if found:
-        pytest.fail("\n".join(f"{name}: {reason}" for name, reason in found.items()), pytrace=False)
-
-
-def _failure(case: Case, dynamic: bool) -> tuple[str, str] | None:
-    """The name of a case, and the error with which it ends or the difference that it shows; None where it passes."""
-    try:
-        return next(iter(differences([case], dynamic=dynamic).items()), None)
-    except Exception as error:
-        # Dynamo wraps the error of a back end.
-        reason = getattr(error, "inner_exception", error)
-        return case.name, f"{type(reason).__name__}: {reason}"
+    assert_no_differences(cases, dynamic=dynamic)
 
 
 WITHOUT_A_CASE = {

@@ -132,7 +132,7 @@ def _difference(got: Values, want: Values, dtype: torch.dtype, tolerance: float)
 
 
 def _brief(got: torch.Tensor | None, want: torch.Tensor | None) -> str:
-    """Where two tensors of one shape differ most, so that several cases that fail fit on one screen."""
+    """The largest difference of two tensors of one shape: several cases that fail then fit on one screen."""
     if got is None or want is None:
         return "None instead of a tensor" if got is None else "instead of None"
     # Infinity and NaN, which differences hide, count as the furthest.

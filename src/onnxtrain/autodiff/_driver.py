@@ -222,10 +222,11 @@ class _ReverseWalk:
         reason = reason_not_yet(node) or (reason_not_yet(source) if source is not None else None)
         if reason is None and value is not None and value.dtype is not None and value.dtype.is_integer():
             reason = "its values are quantized: pass straight_through=True for gradients as if they were not"
+        section = "An op of com.microsoft" if node.domain == "com.microsoft" else "Adding an op"
         return NoGradientRule(
             f"no VJP rule for '{domain}{node.op_type}'{detail} ({where(node)}, "
             f"{path_to_leaf(node, self.of[0], self.wrt, self.active)}){': ' + reason if reason else ''}. "
-            f"Freeze what lies before it, or register a rule{_how(node)}: CONTRIBUTING.md, 'Adding an op'"
+            f"Freeze what lies before it, or register a rule{_how(node)}: CONTRIBUTING.md, '{section}'"
         )
 
 

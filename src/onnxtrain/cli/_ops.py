@@ -25,7 +25,7 @@ _MEANING = {
 
 
 def list_ops(domain: str, status: str | None, json: bool) -> None:
-    """Prints one row per op of a domain, "" for the standard one. Raises InputError: no such status, or no such domain."""
+    """Prints one row per op of a domain, "" for the standard one. Raises InputError: no such status or domain."""
     if status is not None and status not in _MEANING:
         raise InputError(f"--status is {status!r}; choose from {', '.join(_MEANING)}")
     # "ai.onnx" is another name of the standard domain.

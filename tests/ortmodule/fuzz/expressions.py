@@ -198,6 +198,7 @@ STRUCTURED = (
     "attended({x3=}, {y})",
     "F.avg_pool2d({x4=}, 2)",
     "F.max_pool2d({x4=}, 3, 2, 1)",
+    "F.max_unpool2d(*F.max_pool2d({x4=}, 2, return_indices=True), 2)",
     "F.adaptive_avg_pool2d({x4=}, (2, 3))",
     "F.adaptive_avg_pool2d({x4=}, 1)",
     "F.adaptive_max_pool2d({x4=}, 2)",

@@ -390,11 +390,12 @@ def test_numbers_of_threads_that_nobody_means_are_errors(tmp_path: Path) -> None
             Trainer.resume(tmp_path)
 
 
-def test_a_manifest_that_names_no_file_is_damaged(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["\\ud800", "\u00e9" * 200], ids=["no text", "400 bytes"])
+def test_a_manifest_that_names_no_file_is_damaged(tmp_path: Path, name: str) -> None:
     Trainer(problems.line().model, "mse").save(tmp_path)
     text = (tmp_path / "manifest.json").read_text()
     (tmp_path / "manifest.json").write_text(
-        text.replace('"checkpoint": "checkpoint"', '"checkpoint": "\\ud800"')
+        text.replace('"checkpoint": "checkpoint"', f'"checkpoint": "{name}"'), encoding="utf-8"
     )
     with pytest.raises(ModelLoadError, match=r"its manifest 'manifest\.json' is damaged"):
         Trainer.resume(tmp_path)

@@ -93,9 +93,8 @@ def _read(path: Path) -> dict[str, str]:
         named = {role: files[role] for role in _DEFAULTS if files.get(role) is not None}
         # A name with directories could make a run read, or later replace, files outside of its directory.
         wrong = [name for name in named.values() if name in (".", "..") or Path(name).name != name]
-        for name in named.values():
-            # Raises ValueError for text that no file system can encode.
-            os.fsencode(name)
+        # Linux, macOS and Windows allow names of 255 bytes. `fsencode` raises ValueError for text that none can encode.
+        wrong += [name for name in named.values() if len(os.fsencode(name)) > 255]
         if wrong or not _DEFAULTS.keys() - _OPTIONAL <= named.keys():
             raise ValueError(f"files {files}")
     except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:

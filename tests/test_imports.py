@@ -107,7 +107,7 @@ except ModuleNotFoundError as error:
     assert "pip install 'onnxtrain[build]'" in printed
 
 
-@pytest.mark.parametrize("package", ["nn", "optim", "utils.data"])
+@pytest.mark.parametrize("package", ["nn", "optim", "ortmodule", "utils.data"])
 def test_packages_for_pytorch_without_it(package: str) -> None:
     code = f"""
 import sys

@@ -6,18 +6,8 @@ Forward and backward run in ONNX Runtime; parameters, buffers, hooks and optimiz
 
 from __future__ import annotations
 
-# The core of onnxtrain is installed without PyTorch. Without this check the user would read "No module named 'torch'",
-# and not which extra brings it.
-try:
-    import torch as _torch  # noqa: F401
-except ModuleNotFoundError as error:
-    # PyTorch is there, but lacks a module of its own: an advice to install PyTorch would mislead.
-    if error.name != "torch":
-        raise
-    raise ModuleNotFoundError(
-        "importing onnxtrain.ortmodule: PyTorch is not installed; pip install 'onnxtrain[torch]'",
-        name="torch",
-    ) from error
+# First of all imports: where PyTorch is missing, the error then says what to install.
+import onnxtrain._pytorch  # noqa: F401  # isort: skip
 
 from onnxtrain.ortmodule._exceptions import (
     ORTModuleDeviceException,

@@ -66,18 +66,21 @@ def refuse_call(node: fx.Node) -> None:
         return
     args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda source: source.meta.get("example_value"))
     tensors = [value for value in pytree.tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)]
-    if not _is_plain(node, tensors):
+    dtypes = tuple(tensor.dtype for tensor in tensors)
+    has_mixed_dtypes = len(set(dtypes)) > 1
+    # Not of numbers: `max` may be that of two sizes.
+    is_extremum = len(tensors) == 1 and name_of(node) in ("max", "min")
+    if not (has_mixed_dtypes or is_extremum) or not _is_plain(node, tensors):
         return
     trained = any(
         isinstance(value, torch.Tensor) and value.requires_grad
         for value in pytree.tree_leaves(node.meta.get("example_value"))
     )
     call = _Call(_callable(node), args, kwargs, trained)
-    dtypes = tuple(tensor.dtype for tensor in tensors)
     message = None
-    if len(set(dtypes)) > 1:
+    if has_mixed_dtypes:
         message = _mixed_dtypes(node, call, tensors)
-    elif name_of(node) in ("max", "min") and any(size == 0 for size in map(_hint, tensors[0].shape)):
+    elif any(size == 0 for size in map(_hint, tensors[0].shape)):
         with disable_current_modes():
             message = call.error(dtypes)
     if message is not None:

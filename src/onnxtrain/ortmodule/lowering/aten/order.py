@@ -62,7 +62,7 @@ def extremum(low: Lowering, x: ir.Value, dim: Any = None, keepdim: bool = False)
     largest = str(low.node.target).split(".")[1].endswith("max")
     if low.dtype in SMALL_INTEGERS:
         x = low.tensor(x, ir.DataType.INT32)
-    if not dim and dim != 0:
+    if dim is None or dim == []:
         x = _not_empty(low, x)
     # ReduceMax and ReduceMin share the gradient evenly among equal extrema, as PyTorch does.
     return reduced_extremum(low, "ReduceMax" if largest else "ReduceMin", x, axes_of(low, dim), keepdim)

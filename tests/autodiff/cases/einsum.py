@@ -31,6 +31,8 @@ EQUATIONS = [
     ("ii,ij->j", (3, 3), (3, 2)),
     ("ij,ij->i", (2, 3), (2, 1)),  # broadcast axes of size one
     ("ij,jk->ik", (2, 3), (1, 4)),
+    ("ij,ijm,jim", (3, 2), (1, 2, 1), (1, 3, 1)),  # each of two operands broadcasts against the other
+    ("ij,ij,jj->i", (3, 2), (1, 2), (1, 1)),
     ("i,i->i", (1,), (1,)),
     ("ij,jk,kl->il", (2, 3), (3, 4), (4, 2)),
     (",i->i", (), (3,)),

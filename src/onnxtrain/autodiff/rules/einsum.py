@@ -106,8 +106,9 @@ def _operand_cotangent(
     rivals = {c: [_dims(n, v)[t.index(c)] for t, v in others if c in t] for c in labels}
     result = ct
     if others or present != output:
-        equation = f"{','.join([output, *(t for t, _ in others)])}->{present}"
-        result = op.Einsum(ct, *(v for _, v in others), equation=equation)
+        factors = _without_broadcast_axes(op, n, [(output, ct), *others])
+        equation = f"{','.join(t for t, _ in factors)}->{present}"
+        result = op.Einsum(*(v for _, v in factors), equation=equation)
     # Labels that were summed over come back as axes of size one, for Expand.
     missing = [axis for axis, c in enumerate(labels) if c not in present]
     if missing:
@@ -126,6 +127,32 @@ def _operand_cotangent(
     if missing or any(c not in output and _may_be_short(sizes[c], rivals[c]) for c in labels):
         result = op.Expand(result, shape())
     return _on_diagonals(op, operand, result, term)
+
+
+def _without_broadcast_axes(
+    op: Emitter, n: NodeView, factors: Sequence[tuple[str, ir.Value]]
+) -> list[tuple[str, ir.Value]]:
+    """Removes axes of size one whose label has another size in another factor; Einsum's result is the same.
+
+    onnx (1.23, and ONNX Runtime 1.32) infers the size of a label from the first operand that has it, so
+    "ij,j->ij" of (1, 2) and (3, 2) would be inferred as (1, 2), and onnx's checker refuses the model.
+
+    Args:
+        op: emitter.
+        n: the node that is differentiated.
+        factors: labels and value of each operand, e.g. [("ij", a), ("jk", b)].
+    """
+    long = {c for t, v in factors for c, size in zip(t, _dims(n, v), strict=True) if size != 1}
+    result = []
+    for term, value in factors:
+        axes = [
+            i
+            for i, (c, size) in enumerate(zip(term, _dims(n, value), strict=True))
+            if size == 1 and c in long
+        ]
+        kept = "".join(c for i, c in enumerate(term) if i not in axes)
+        result.append((kept, op.Squeeze(value, axes) if axes else value))
+    return result
 
 
 def _dims(n: NodeView, value: ir.Value | None) -> Sequence[Dim]:

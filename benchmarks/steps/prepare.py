@@ -27,12 +27,12 @@ def write_artifacts(case: Case, directory: Path, precision: str = "fp32") -> Non
     """Writes what engines start from: artifacts, `forward.onnx`, `batch.npz` and `about.json`."""
     directory.mkdir(parents=True, exist_ok=True)
     net, (inputs, target) = make_net(case), make_batch(case)
-    parameters = [name for name, _ in net.named_parameters()]
+    parameters = [name for name, parameter in net.named_parameters() if parameter.requires_grad]
     np.savez(directory / "batch.npz", inputs=inputs, target=target)
     began = time.perf_counter()
     exported = _export(net, case, directory)
     between = time.perf_counter()
-    norms = any(isinstance(m, torch.nn.modules.batchnorm._BatchNorm) for m in net.modules())
+    norms = any(isinstance(m, torch.nn.modules.batchnorm._BatchNorm) and m.training for m in net.modules())
     artifacts.generate_artifacts(
         exported,
         requires_grad=parameters,

@@ -8,12 +8,14 @@ import numpy as np
 import torch
 from torch import nn
 
-from steps.nets import convolutional, dense, layers, sequences, updates
+from steps.nets import convolutional, dense, layers, sequences, untuned, updates
 from steps.nets._net import Net
 
 __all__ = ["CASES", "Case", "Net", "make_batch", "make_net"]
 
-NETS: dict[str, Net] = dense.NETS | convolutional.NETS | sequences.NETS | layers.NETS | updates.NETS
+NETS: dict[str, Net] = (
+    dense.NETS | convolutional.NETS | sequences.NETS | untuned.NETS | layers.NETS | updates.NETS
+)
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ class Net:
         images: whether its inputs are images, which PyTorch also gets as channels_last.
         counts: what of a step counts: "step", or "update", where the rest is there to make gradients for AdamW.
         rate: learning rate of the steps whose losses are compared.
+        draws: whether the net draws random numbers, as dropout does, so that losses agree on the average only.
     """
 
     about: str
@@ -38,6 +39,7 @@ class Net:
     images: bool = False
     counts: str = "step"
     rate: float = 1e-3
+    draws: bool = False
 
 
 def normal(rng: np.random.Generator, *shape: int) -> np.ndarray:

@@ -24,6 +24,8 @@ from onnxtrain._building import without_collection
 from onnxtrain.autodiff import straight_through_rules
 from onnxtrain.emitter import Emitter
 from onnxtrain.errors import GraphBuildError, ModelError
+from onnxtrain.lora import METADATA_KEY as METADATA_KEY_OF_ADAPTERS
+from onnxtrain.lora import LoraConfig, train_adapters
 from onnxtrain.onnxblock.onnxblock import build_forward, parameter_protos
 from onnxtrain.onnxblock.optim import build_optimizer
 from onnxtrain.passes import ModelSource, canonicalize, load_model, save_model, write_model
@@ -93,6 +95,7 @@ def generate_artifacts(
     recompute: bool = False,
     precision: Precision = "fp32",
     sparse_gradients: list[str] | None = None,
+    lora: LoraConfig | None = None,
 ) -> None:
     """Writes the files from which the on-device API trains.
 
@@ -142,6 +145,10 @@ def generate_artifacts(
             a batch reads have one and are updated. `<parameter>_grad` is `[reads, *rest]`, and a further output has the
             numbers of the rows. Such an embedding may be read only by Gather on axis 0, and updated by SparseAdam, or
             by SGD or Adagrad without momentum and weight decay.
+        lora: a :class:`onnxtrain.lora.LoraConfig` to train adapters beside the linear layers that it names, and
+            nothing else but what `requires_grad` names. The checkpoint then holds the adapters, the models hold the
+            other weights. A model that has adapters already (`add_lora`, `load_adapter`) needs no `lora`: they are
+            trained if `requires_grad` is None.
 
     Raises:
         ModelError: the model cannot be loaded or converted, also to ORT format; a file cannot be written.
@@ -163,8 +170,12 @@ def generate_artifacts(
     # Arguments are checked before the graph is built, which takes time.
     optimizer_ = optimizer_for(optimizer)
     library = _library(custom_op_library)
-    parameters = [*(requires_grad or ()), *(frozen_params or ())]
     loaded = load_model(model)
+    requires_grad = train_adapters(loaded, lora, requires_grad)
+    if lora is not None:
+        # A block reads its model again from what the caller has passed, which has no adapters.
+        model = loaded
+    parameters = [*(requires_grad or ()), *(frozen_params or ())]
     # Before the loss changes the outputs.
     model_outputs = [str(value.name) for value in loaded.graph.outputs]
     forward, loss_name, extra = _with_loss(model, loaded, loss, loss_input_names, parameters, sample_weight)
@@ -183,7 +194,8 @@ def generate_artifacts(
         )
     directory = Path(os.fsdecode(artifact_directory)) if artifact_directory is not None else Path.cwd()
     try:
-        _write(graphs, optimizer_, directory, prefix, nominal_checkpoint, ort_format, library)
+        adapters = loaded.metadata_props.get(METADATA_KEY_OF_ADAPTERS)
+        _write(graphs, optimizer_, directory, prefix, nominal_checkpoint, ort_format, library, adapters)
     except OSError as error:
         raise ModelError(
             f"generate_artifacts: writing to the directory '{directory}' failed: {error}. Check that it is a "
@@ -317,8 +329,9 @@ def _write(
     nominal_checkpoint: bool,
     ort_format: bool,
     custom_op_library: Path | None,
+    adapters: str | None,
 ) -> None:
-    """Writes all files of a run."""
+    """Writes all files of a run; `adapters` is the JSON text that describes LoRA adapters, if the model has any."""
     # All models first: nothing is written, not even the directory, if the optimizer model cannot be built.
     models = {"training_model": graphs.training, "eval_model": graphs.eval}
     manifest = graphs.manifest | {"optimizer": None}
@@ -337,6 +350,9 @@ def _write(
         statistics={name: tensor.numpy() for name, tensor in graphs.statistics.items()},
         copy=False,
     )
+    if adapters is not None:
+        # By it the adapters of a checkpoint can be saved without the model.
+        state.properties[METADATA_KEY_OF_ADAPTERS] = adapters
     directory.mkdir(parents=True, exist_ok=True)
     # A process that is killed leaves all new files or all old ones.
     with FileSet(directory) as files:

@@ -13,6 +13,7 @@
     │   └── NothingToTrain               no parameter is left to train
     ├── RuleDefinitionError (ValueError) a gradient rule was registered wrongly (a programming error)
     ├── CheckpointError                  a checkpoint cannot be read, written, or does not fit the model
+    ├── AdapterMismatchError (ValueError) a LoRA adapter is damaged, partial, or of another model
     ├── InputError                       wrong dtype, shape, number, name or range of what was passed at run time
     ├── TrainingStateError               calls in the wrong order (step before a gradient, eval without eval model)
     ├── DivergenceError (ArithmeticError) the loss is NaN or infinite
@@ -28,6 +29,7 @@ message says what was being done, what was received, and what to do next.
 from __future__ import annotations
 
 __all__ = [
+    "AdapterMismatchError",
     "CheckpointError",
     "CompatError",
     "DifferentiationError",
@@ -91,6 +93,10 @@ class RuleDefinitionError(OnnxTrainError, ValueError):
 
 class CheckpointError(OnnxTrainError):
     """A checkpoint is missing, corrupt, or belongs to another model."""
+
+
+class AdapterMismatchError(OnnxTrainError, ValueError):
+    """A LoRA adapter is missing, damaged or partial, or belongs to another model."""
 
 
 class InputError(OnnxTrainError):

@@ -1,0 +1,21 @@
+"""Trains low-rank adapters (LoRA) beside the weights of a deployed model, and exchanges them with PEFT and genai.
+
+`add_lora` puts adapters into a model, `adapter_model` gives a deployed model inputs for them, `save_adapter` and
+`load_adapter` write and read their files, `merge` adds them to the weights.
+"""
+
+from __future__ import annotations
+
+# First of all imports: where onnx is missing, the error then says what to install.
+import onnxtrain._desk  # noqa: F401  # isort: skip
+
+from onnxtrain.errors import AdapterMismatchError
+from onnxtrain.lora._config import LoraConfig
+from onnxtrain.lora._description import METADATA_KEY
+from onnxtrain.lora._files import load_adapter, save_adapter
+from onnxtrain.lora._insert import adapter_model, add_lora, target_names, train_adapters
+
+__all__ = [
+    "METADATA_KEY", "AdapterMismatchError", "LoraConfig", "adapter_model", "add_lora", "load_adapter", "save_adapter",
+    "target_names", "train_adapters",
+]  # fmt: skip

@@ -1,0 +1,102 @@
+"""Describes the adapters of a model: which modules have one, with which settings, on top of which base."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxtrain.errors import AdapterMismatchError
+from onnxtrain.lora._config import LoraConfig
+
+Pair = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]
+"""A and B of an adapter as the graph reads them, e.g. of the shapes [in, r] and [r, out]."""
+
+METADATA_KEY = "onnxtrain.lora"
+"""Key of the description in the metadata of a model, in a manifest, and in the properties of a checkpoint."""
+
+
+@dataclass(frozen=True)
+class Module:
+    """A layer that has an adapter.
+
+    Attributes:
+        path: of the module, e.g. "model.layers.0.self_attn.q_proj".
+        inputs: number of features that it reads.
+        outputs: number of features that it computes.
+        convolution: True for a convolution with a kernel of size one.
+        dtype: of its activations, e.g. "float"; adapters of a deployed model have it.
+    """
+
+    path: str
+    inputs: int
+    outputs: int
+    convolution: bool = False
+    dtype: str = "float"
+
+
+@dataclass(frozen=True)
+class AdapterDescription:
+    """All that is known of the adapters of a model.
+
+    Attributes:
+        config: the settings.
+        modules: the layers with an adapter, each once, in graph order.
+        base: fingerprint of the weights of the model without adapters, see :func:`base_fingerprint`.
+    """
+
+    config: LoraConfig
+    modules: tuple[Module, ...]
+    base: str
+
+    @classmethod
+    def of(cls, config: LoraConfig, modules: Sequence[Module], base: str) -> AdapterDescription:
+        """Makes the description; modules that are named twice count once."""
+        return cls(config, tuple({module.path: module for module in modules}.values()), base)
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the description as a JSON object."""
+        return {
+            "config": asdict(self.config),
+            "modules": [asdict(m) for m in self.modules],
+            "base": self.base,
+        }
+
+    @classmethod
+    def from_text(cls, text: str, doing: str) -> AdapterDescription:
+        """Reads the description from a JSON text.
+
+        Raises:
+            AdapterMismatchError: the text is no description.
+        """
+        try:
+            read: Mapping[str, Any] = json.loads(text)
+            modules = [Module(**entry) for entry in read["modules"]]
+            return cls.of(LoraConfig(**read["config"]), modules, str(read["base"]))
+        except (TypeError, ValueError, KeyError, RuntimeError) as error:
+            raise AdapterMismatchError(
+                f"{doing}: its description of the adapters is damaged ({error}); make it again by add_lora, "
+                "adapter_model or generate_artifacts(lora=)"
+            ) from error
+
+
+def base_fingerprint(model: ir.Model) -> str:
+    """Computes the SHA-256 (hexadecimal) of all tensors of at least two axes that a model stores, without adapters.
+
+    The digest is over name, dtype, shape and bytes of the initializers in the order of their names. Constants that
+    a pass adds or folds are scalars and vectors, and do not change it.
+    """
+    digest = hashlib.sha256()
+    for name, value in sorted(model.graph.initializers.items()):
+        tensor = value.const_value
+        if tensor is None or len(tensor.shape) < 2 or value.is_graph_input():
+            continue
+        signature = [name, tensor.dtype.name, [int(size) for size in tensor.shape.numpy()]]
+        digest.update(json.dumps(signature, separators=(",", ":"), ensure_ascii=False).encode())
+        digest.update(tensor.tobytes())
+    return digest.hexdigest()

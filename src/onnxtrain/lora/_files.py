@@ -1,0 +1,373 @@
+"""Writes and reads files of adapters: `.onnx_adapter` of ONNX Runtime and genai, and folders of PEFT."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime
+import safetensors
+import safetensors.numpy
+
+from onnxtrain.errors import AdapterMismatchError, CheckpointError
+from onnxtrain.lora._config import LoraConfig
+from onnxtrain.lora._description import METADATA_KEY, AdapterDescription, Pair, base_fingerprint
+from onnxtrain.lora._insert import adapter_shapes, insert_adapters, loaded_for_adapters
+from onnxtrain.lora._targets import Target, find_targets
+from onnxtrain.passes import ModelSource, as_given
+from onnxtrain.runtime.atomic import FileSet
+from onnxtrain.runtime.state import CheckpointState
+from onnxtrain.selection import some_names
+
+Format = Literal["onnx_adapter", "peft"]
+Layers = Mapping[str, Target]
+"""The layers of a model by the paths of their modules."""
+
+_WEIGHTS, _CONFIG = "adapter_model.safetensors", "adapter_config.json"
+_PREFIX = "base_model.model."
+_BASE = "onnxtrain.base"
+"""Key of the fingerprint of the base in the metadata of PEFT's safetensors file."""
+# PEFT's settings that change what an adapter computes, and that this package does not compute.
+_REFUSED = (
+    "use_dora",
+    "lora_bias",
+    "modules_to_save",
+    "fan_in_fan_out",
+    "layer_replication",
+    "trainable_token_indices",
+)
+
+
+def save_adapter(
+    state: CheckpointState | ModelSource, path: str | os.PathLike[str], format: Format = "onnx_adapter"
+) -> None:
+    """Writes trained adapters to a file of ONNX Runtime or to a folder of PEFT.
+
+    Args:
+        state: what was trained with `lora=`: a `CheckpointState`; or a model with adapters, from :func:`add_lora` or
+            :func:`load_adapter`, as an `onnx_ir.Model`, `ModelProto` or path.
+        path: file to write, e.g. "french.onnx_adapter"; for PEFT the folder, which is made if missing.
+        format: "onnx_adapter" for `RunOptions.add_active_adapter` and genai's `Adapters`, beside a model of
+            :func:`adapter_model`: names as Olive's `convert-adapters` writes them, A and B transposed, B multiplied by
+            the scaling, in the dtype of the layers' activations. "peft" for `PeftModel.from_pretrained`: float32 A
+            [r, in] and B [out, r] in `adapter_model.safetensors`, and `adapter_config.json`.
+
+    Raises:
+        AdapterMismatchError: `state` has no adapters.
+        CheckpointError: the file cannot be written.
+        ValueError: `format` is neither "onnx_adapter" nor "peft".
+    """
+    doing = f"saving the adapter '{os.fspath(path)}'"
+    if format not in ("onnx_adapter", "peft"):
+        raise ValueError(f"{doing}: format is {format!r}; pass 'onnx_adapter' or 'peft'")
+    description, weights = _adapters_of(state, doing)
+    try:
+        if format == "peft":
+            _write_peft(Path(path), description, weights)
+        else:
+            _write_onnx_adapter(Path(path), description, weights)
+    except OSError as error:
+        raise CheckpointError(
+            f"{doing}: {error}. Check that the directory exists and is writable."
+        ) from error
+
+
+def load_adapter(path: str | os.PathLike[str], model: ModelSource) -> onnx.ModelProto | ir.Model:
+    """Reads an adapter, checks that it fits a model, and returns the model with the adapter in it.
+
+    The result is what :func:`add_lora` returns, with trained weights: it runs in any session, can be trained on by
+    `generate_artifacts` and `Trainer`, and :func:`save_adapter` writes its adapter in the other format.
+
+    Args:
+        path: an `.onnx_adapter` file, or a folder that PEFT or `save_adapter(..., format="peft")` has written.
+        model: the model without adapters, e.g. in int4: path of a `.onnx` file, `ModelProto` or `onnx_ir.Model`.
+
+    Returns:
+        The model with adapters: an `onnx_ir.Model` if `model` is one, else a `ModelProto`.
+
+    Raises:
+        AdapterMismatchError: the adapter is damaged or partial, or belongs to another model: it names layers that
+            `model` does not have, has other sizes, or was trained on other weights.
+        GraphBuildError: `model` has adapters already.
+    """
+    loaded = loaded_for_adapters(model)
+    config, weights = read_adapter(path, loaded)
+    return as_given(insert_adapters(loaded, config, weights), model)
+
+
+def read_adapter(path: str | os.PathLike[str], model: ir.Model) -> tuple[LoraConfig, dict[str, Pair]]:
+    """Reads an adapter and checks that it fits a loaded model; see :func:`load_adapter`.
+
+    Returns:
+        Settings that choose the adapter's modules, and A and B by module in the shapes that the graph reads.
+    """
+    where = Path(path)
+    doing = f"loading the adapter '{os.fspath(path)}'"
+    if not where.exists():
+        raise AdapterMismatchError(f"{doing}: there is no such file or folder; check the path")
+    read = _read_peft if where.is_dir() else _read_onnx_adapter
+    return read(where, model, doing)
+
+
+def _adapters_of(
+    state: CheckpointState | ModelSource, doing: str
+) -> tuple[AdapterDescription, dict[str, Pair]]:
+    """Returns description and weights of the adapters in a state or a model."""
+    if isinstance(state, CheckpointState):
+        text = dict(state.properties).get(METADATA_KEY)
+        arrays: Mapping[str, Any] = {name: parameter.data for name, parameter in state.parameters}
+    else:
+        model = loaded_for_adapters(state)
+        text = model.metadata_props.get(METADATA_KEY)
+        arrays = {
+            name: value.const_value.numpy()
+            for name, value in model.graph.initializers.items()
+            if value.const_value is not None and ".lora_" in name and not value.is_graph_input()
+        }
+    if not isinstance(text, str):
+        raise AdapterMismatchError(
+            f"{doing}: what was passed has no adapters; pass the state of artifacts that were made with lora=, or a "
+            "model of add_lora or load_adapter"
+        )
+    description = AdapterDescription.from_text(text, doing)
+    weights = {}
+    for module in description.modules:
+        names = [f"{module.path}.lora_{letter}.weight" for letter in "AB"]
+        missing = [name for name in names if name not in arrays]
+        if missing:
+            raise AdapterMismatchError(
+                f"{doing}: the weights {', '.join(missing)} are missing; pass the whole state, or a model whose "
+                "adapters are initializers"
+            )
+        a, b = (np.asarray(arrays[name]) for name in names)
+        weights[module.path] = (a, b)
+    return description, weights
+
+
+def _write_onnx_adapter(path: Path, description: AdapterDescription, weights: Mapping[str, Pair]) -> None:
+    values: dict[str, onnxruntime.OrtValue] = {}
+    for module in description.modules:
+        a, b = weights[module.path]
+        dtype = ir.DataType[module.dtype.upper()]
+        for letter, array in (("A", a), ("B", b * np.float32(description.config.scaling(module.path)))):
+            contiguous = np.ascontiguousarray(array.astype(dtype.numpy()))
+            values[f"{module.path}.lora_{letter}.weight"] = onnxruntime.OrtValue.ortvalue_from_numpy(
+                contiguous
+            )
+    file = onnxruntime.AdapterFormat()
+    # The format has no text for a fingerprint; two versions that writers are free in take the number of adapters, by
+    # which a part of a file is told from the whole, and the beginning of the fingerprint.
+    file.set_adapter_version(len(description.modules))
+    file.set_model_version(_short(description.base))
+    # The values must live until the file is written: onnxruntime 1.32 keeps pointers to their memory.
+    file.set_parameters(values)
+    with tempfile.TemporaryDirectory() as directory:
+        temporary = os.path.join(directory, "adapter")
+        file.export_adapter(temporary)
+        del values
+        content = Path(temporary).read_bytes()
+    with FileSet(path.absolute().parent) as files, files.open(path.name) as target:
+        target.write(content)
+
+
+def _short(fingerprint: str) -> int:
+    """Returns the first 28 bits of a fingerprint, which fit the signed 32 bits of a version."""
+    return int(fingerprint[:7], 16)
+
+
+def _write_peft(path: Path, description: AdapterDescription, weights: Mapping[str, Pair]) -> None:
+    tensors: dict[str, np.ndarray[Any, Any]] = {}
+    for module in description.modules:
+        for letter, array in zip("AB", weights[module.path], strict=True):
+            stored = array if module.convolution else array.T
+            tensors[f"{_PREFIX}{module.path}.lora_{letter}.weight"] = np.ascontiguousarray(stored, np.float32)
+    config = description.config.to_peft([module.path for module in description.modules])
+    content = safetensors.numpy.save(tensors, {"format": "pt", _BASE: description.base})
+    path.mkdir(parents=True, exist_ok=True)
+    with FileSet(path.absolute()) as files:
+        with files.open(_WEIGHTS) as target:
+            target.write(content)
+        with files.open(_CONFIG) as target:
+            target.write(json.dumps(config, indent=2).encode())
+
+
+def _read_onnx_adapter(path: Path, model: ir.Model, doing: str) -> tuple[LoraConfig, dict[str, Pair]]:
+    try:
+        file = onnxruntime.AdapterFormat.read_adapter(str(path))
+        # Copied: the arrays would point into a file that is closed.
+        arrays = {name: np.array(value.numpy()) for name, value in file.get_parameters().items()}
+        count, base = file.get_adapter_version(), file.get_model_version()
+    # onnxruntime raises errors of several classes for a damaged file.
+    except Exception as error:
+        raise AdapterMismatchError(
+            f"{doing}: it is no adapter of ONNX Runtime ({error}); check the file"
+        ) from error
+    weights, layers = _pairs(arrays, doing), _layers(model)
+    # Of a file of ours both versions are known; other writers leave 0 or 1 there, or count.
+    if count == len(weights) and base > 1 and base != _short(base_fingerprint(model)):
+        raise AdapterMismatchError(_other_base(doing))
+    if count != len(weights):
+        _check_whole(layers, weights, doing)
+    ranks = {module: _rank(_layer(layers, module, doing), pair, doing) for module, pair in weights.items()}
+    # B holds the scaling: alpha = r makes it 1.
+    return _config_of(ranks, {module: float(rank) for module, rank in ranks.items()}), weights
+
+
+def _read_peft(path: Path, model: ir.Model, doing: str) -> tuple[LoraConfig, dict[str, Pair]]:
+    try:
+        settings: dict[str, Any] = json.loads((path / _CONFIG).read_text())
+        with safetensors.safe_open(str(path / _WEIGHTS), framework="numpy") as file:
+            metadata = file.metadata() or {}
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping
+        kind = settings["peft_type"]
+        config = _peft_config(settings)
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError, safetensors.SafetensorError) as error:
+        raise AdapterMismatchError(
+            f"{doing}: it is no folder of PEFT with {_CONFIG} and {_WEIGHTS} ({error}); check the path"
+        ) from error
+    refused = [name for name in _REFUSED if settings.get(name)]
+    if kind != "LORA" or refused or settings.get("bias", "none") != "none":
+        raise AdapterMismatchError(
+            f"{doing}: it is of the kind {kind} with {', '.join(refused) or 'bias'}, which is not LoRA of linear "
+            "layers alone; merge it in PEFT and export the result"
+        )
+    if metadata.get(_BASE, base := base_fingerprint(model)) != base:
+        raise AdapterMismatchError(_other_base(doing))
+    named = {name.removeprefix(_PREFIX): array for name, array in arrays.items()}
+    weights, layers = {}, _layers(model)
+    for module, (a, b) in _pairs(named, doing).items():
+        weights[module] = (a, b) if _layer(layers, module, doing).is_convolution else (a.T.copy(), b.T.copy())
+    ranks = {module: _rank(_layer(layers, module, doing), pair, doing) for module, pair in weights.items()}
+    for module, rank in ranks.items():
+        if rank != config.rank(module):
+            raise AdapterMismatchError(
+                f"{doing}: the adapter of {module} has rank {rank}, and {_CONFIG} says {config.rank(module)}; take "
+                "both files from one training"
+            )
+    # Layers may be left out on purpose by settings of PEFT that are not read here.
+    if not any(settings.get(name) for name in ("layers_to_transform", "target_parameters")):
+        _check_named(layers, config, weights, doing)
+    return _config_of(ranks, {module: config.scaling(module) * ranks[module] for module in ranks}), weights
+
+
+def _peft_config(settings: Mapping[str, Any]) -> LoraConfig:
+    """Makes the configuration of what is written in PEFT's file."""
+    names = (
+        "r",
+        "lora_alpha",
+        "target_modules",
+        "use_rslora",
+        "rank_pattern",
+        "alpha_pattern",
+        "exclude_modules",
+    )
+    return LoraConfig(**{name: settings[name] for name in names if settings.get(name) is not None})
+
+
+def _config_of(ranks: Mapping[str, int], alphas: Mapping[str, float]) -> LoraConfig:
+    """Makes the configuration for modules whose ranks and values of alpha are known one by one."""
+    first = next(iter(ranks))
+    config = LoraConfig(r=ranks[first], lora_alpha=alphas[first], target_modules=tuple(ranks))
+    return replace(
+        config,
+        rank_pattern={_literally(m): rank for m, rank in ranks.items() if rank != config.r} or None,
+        alpha_pattern={_literally(m): alpha for m, alpha in alphas.items() if alpha != config.lora_alpha}
+        or None,
+    )
+
+
+def _literally(module: str) -> str:
+    """Returns the regular expression that matches a path alone."""
+    return module.replace(".", r"\.")
+
+
+def _pairs(arrays: Mapping[str, np.ndarray[Any, Any]], doing: str) -> dict[str, Pair]:
+    """Groups arrays by module; raises AdapterMismatchError for foreign names and halves of adapters."""
+    found: dict[str, dict[str, np.ndarray[Any, Any]]] = {}
+    foreign = []
+    for name, array in arrays.items():
+        module, separator, rest = name.rpartition(".lora_")
+        if not separator or rest not in ("A.weight", "B.weight"):
+            foreign.append(name)
+        else:
+            found.setdefault(module, {})[rest[0]] = array
+    if foreign or not found:
+        raise AdapterMismatchError(
+            f"{doing}: its tensors {some_names(foreign, 3)} are no A and B of LoRA; there should be "
+            "<module>.lora_A.weight and <module>.lora_B.weight"
+        )
+    half = [module for module, pair in found.items() if len(pair) < 2]
+    if half:
+        raise AdapterMismatchError(
+            f"{doing}: of {some_names(half, 3)} there is one of A and B only; save the whole adapter again"
+        )
+    return {module: (pair["A"], pair["B"]) for module, pair in found.items()}
+
+
+def _layers(model: ir.Model) -> dict[str, Target]:
+    return {target.module: target for target in find_targets(model)}
+
+
+def _layer(layers: Layers, module: str, doing: str) -> Target:
+    """Returns the layer of a module; raises AdapterMismatchError if the model has none."""
+    if module in layers:
+        return layers[module]
+    raise AdapterMismatchError(
+        f"{doing}: it has an adapter for the layer {module}, which the model does not have; the model has "
+        f"{some_names(layers, 5)}. Pass the model that it was trained for"
+    )
+
+
+def _rank(target: Target, pair: Pair, doing: str) -> int:
+    """Returns the rank of an adapter; raises AdapterMismatchError if its shapes do not fit the layer."""
+    axis = 0 if target.is_convolution else 1
+    rank = pair[0].shape[axis] if pair[0].ndim > axis else 0
+    expected = adapter_shapes(target, rank)
+    if rank == 0 or (pair[0].shape, pair[1].shape) != expected:
+        raise AdapterMismatchError(
+            f"{doing}: A and B of {target.module} have the shapes {list(pair[0].shape)} and {list(pair[1].shape)}, and "
+            f"the layer has {target.input_size} inputs and {target.output_size} outputs. Pass the model that the "
+            "adapter was trained for"
+        )
+    return int(rank)
+
+
+def _check_named(layers: Layers, config: LoraConfig, weights: Mapping[str, Pair], doing: str) -> None:
+    """Raises AdapterMismatchError if a layer that PEFT's settings name has no adapter in the file."""
+    missing = [
+        module
+        for module in layers
+        if config.names(module) and not config.excludes(module) and module not in weights
+    ]
+    if missing:
+        raise AdapterMismatchError(
+            f"{doing}: {_CONFIG} names the layers {some_names(missing, 5)}, of which the file has no adapter; save the "
+            "whole adapter again"
+        )
+
+
+def _check_whole(layers: Layers, weights: Mapping[str, Pair], doing: str) -> None:
+    """Raises AdapterMismatchError if layers of one name have adapters in some blocks of the model only."""
+    ends = {module.rpartition(".")[2] for module in weights}
+    missing = [module for module in layers if module.rpartition(".")[2] in ends and module not in weights]
+    if missing:
+        raise AdapterMismatchError(
+            f"{doing}: it has adapters for some layers of a name, and none for {some_names(missing, 5)}; save the "
+            "whole adapter again"
+        )
+
+
+def _other_base(doing: str) -> str:
+    return (
+        f"{doing}: it was trained on other weights than those of this model; pass the model that it was trained for. "
+        "To use it on another one of the same layers all the same, save it in the format of PEFT and remove "
+        f"{_BASE!r} from the metadata of {_WEIGHTS}"
+    )

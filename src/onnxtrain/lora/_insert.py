@@ -1,0 +1,351 @@
+"""Writes adapters beside the linear layers of a model: as weights to train, or as optional inputs to run."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import overload
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from onnxtrain.emitter import Emitter
+from onnxtrain.errors import GraphBuildError
+from onnxtrain.lora._config import LoraConfig
+from onnxtrain.lora._description import METADATA_KEY, AdapterDescription, Module, Pair, base_fingerprint
+from onnxtrain.lora._targets import Target, choose_targets, find_targets
+from onnxtrain.passes import ModelSource, as_given, inline_functions, load_model
+
+
+@dataclass(frozen=True)
+class _Adapter:
+    """The matrices of the adapter of one layer.
+
+    Attributes:
+        target: the layer.
+        a: A transposed, [in, r]; for a convolution A itself, [r, in, 1, 1].
+        b: B transposed, [r, out]; for a convolution [out, r, 1, 1].
+        scaling: factor of the product of both.
+    """
+
+    target: Target
+    a: ir.Value
+    b: ir.Value
+    scaling: float
+
+
+def target_names(model: ModelSource) -> list[str]:
+    """Lists the names by which `target_modules` can choose the linear layers of a model: the last parts of their paths.
+
+    Layers are MatMul, Gemm, FusedMatMul and MatMulNBits with a weight in the file, also behind Cast, Transpose and
+    DequantizeLinear, and convolutions with kernels of size 1. Queries, keys and values that the model builder of
+    onnxruntime-genai has merged into one product are listed as "q_proj", "k_proj" and "v_proj".
+
+    Args:
+        model: path of a `.onnx` file, `ModelProto` or `onnx_ir.Model`.
+
+    Returns:
+        Names in graph order, each once, e.g. ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "lm_head"].
+    """
+    targets = find_targets(loaded_for_adapters(model))
+    merged = {target.node for target in targets if target.output_size != target.total}
+    listed = [t.module for t in targets if t.node not in merged or t.output_size != t.total]
+    return list(dict.fromkeys(module.rpartition(".")[2] for module in listed))
+
+
+@overload
+def add_lora(model: ir.Model, config: LoraConfig) -> ir.Model: ...
+@overload
+def add_lora(model: str | os.PathLike[str] | onnx.ModelProto, config: LoraConfig) -> onnx.ModelProto: ...
+
+
+def add_lora(model: ModelSource, config: LoraConfig) -> onnx.ModelProto | ir.Model:
+    """Adds adapters to a model, as initializers `<module>.lora_A.weight` and `<module>.lora_B.weight`.
+
+    The two are A and B of :class:`LoraConfig` transposed, float32 [in, r] and [r, out], as products in ONNX read them
+    (of a convolution [r, in, 1, 1] and [out, r, 1, 1]). At first B is zero. `generate_artifacts(..., lora=config)` and
+    `Trainer(..., lora=config)` call this function, and train the adapters alone.
+
+    Args:
+        model: path of a `.onnx` file, `ModelProto` or `onnx_ir.Model`; not changed. Its opset is kept.
+        config: which layers get an adapter, of which rank.
+
+    Returns:
+        The model with adapters: an `onnx_ir.Model` if `model` is one, else a `ModelProto`.
+
+    Raises:
+        GraphBuildError: `config` chooses no layer, names one that is not there, or the model has adapters already.
+        ModelError: the model cannot be loaded, or is too big for one proto.
+
+    Example:
+        >>> import onnx
+        >>> model = onnx.parser.parse_model('''
+        ...   <ir_version: 10, opset_import: ["": 21]> g (float[n, 3] x) => (float[n, 2] y)
+        ...   <float[3, 2] fc.weight = {1, 2, 3, 4, 5, 6}> { y = MatMul(x, fc.weight) }''')
+        >>> [i.name for i in add_lora(model, LoraConfig(r=1)).graph.initializer][1:3]
+        ['fc.lora_A.weight', 'fc.lora_B.weight']
+    """
+    return as_given(insert_adapters(loaded_for_adapters(model), config), model)
+
+
+def insert_adapters(
+    model: ir.Model, config: LoraConfig, weights: Mapping[str, Pair] | None = None
+) -> ir.Model:
+    """Adds adapters to a loaded model, in place; see :func:`add_lora`.
+
+    Args:
+        model: the model.
+        config: which layers get an adapter.
+        weights: A and B by module, in the shapes of :func:`add_lora`; None for initial ones.
+    """
+    targets = _chosen(model, config)
+    generator, fingerprint = np.random.default_rng(config.seed), base_fingerprint(model)
+
+    def make(name: str, array: np.ndarray) -> ir.Value:
+        value = ir.Value(name=name, const_value=ir.tensor(array, name=name))
+        value.type, value.shape = ir.TensorType(ir.DataType.FLOAT), ir.Shape(array.shape)
+        model.graph.register_initializer(value)
+        return value
+
+    adapters: dict[str, _Adapter] = {}
+    for target in targets:
+        # A layer that runs twice has one adapter, as it has one weight.
+        if target.module not in adapters:
+            rank = config.rank(target.module)
+            a, b = _initial(generator, target, rank, config) if weights is None else weights[target.module]
+            adapters[target.module] = _Adapter(
+                target,
+                make(f"{target.module}.lora_A.weight", a),
+                make(f"{target.module}.lora_B.weight", b),
+                config.scaling(target.module),
+            )
+    description = AdapterDescription.of(
+        config, [_module(target) for target in targets], base_fingerprint(model)
+    )
+    _write(model, targets, adapters, dropout=config.lora_dropout)
+    model.metadata_props[METADATA_KEY] = json.dumps(description.to_json())
+    return model
+
+
+@overload
+def adapter_model(model: ir.Model, config: LoraConfig) -> ir.Model: ...
+@overload
+def adapter_model(model: str | os.PathLike[str] | onnx.ModelProto, config: LoraConfig) -> onnx.ModelProto: ...
+
+
+def adapter_model(model: ModelSource, config: LoraConfig) -> onnx.ModelProto | ir.Model:
+    """Gives a deployed model optional inputs for adapters, which ONNX Runtime and onnxruntime-genai then exchange.
+
+    The inputs `<module>.lora_A.weight` [in, rank] and `<module>.lora_B.weight` [rank, out] have the dtype of the
+    layer's activations, and defaults of rank 0. A session that activates no adapter computes what `model` computes.
+    One that activates an adapter of :func:`save_adapter`, by `RunOptions.add_active_adapter` or genai's `Adapters`,
+    computes what was trained. Adapters of any rank fit.
+
+    Args:
+        model: path of a `.onnx` file, `ModelProto` or `onnx_ir.Model`; not changed. Its opset is kept.
+        config: which layers get inputs. Ranks and scalings do not count: :func:`save_adapter` multiplies B by the
+            scaling.
+
+    Returns:
+        The model with inputs: an `onnx_ir.Model` if `model` is one, else a `ModelProto`.
+
+    Raises:
+        GraphBuildError: `config` chooses no layer, names one that is not there, or the model has adapters already.
+        ModelError: the model cannot be loaded, or is too big for one proto.
+    """
+    loaded = loaded_for_adapters(model)
+    targets = _chosen(loaded, config)
+
+    def make(name: str, shape: tuple[int | str, ...], dtype: ir.DataType) -> ir.Value:
+        sizes = [0 if isinstance(size, str) else size for size in shape]
+        value = ir.Value(name=name, const_value=ir.tensor(np.zeros(sizes, dtype.numpy()), name=name))
+        value.type, value.shape = ir.TensorType(dtype), ir.Shape(shape)
+        # An input and an initializer of one name are ONNX's optional input.
+        loaded.graph.inputs.append(value)
+        loaded.graph.register_initializer(value)
+        return value
+
+    adapters: dict[str, _Adapter] = {}
+    fingerprint = base_fingerprint(loaded)
+    for target in targets:
+        if target.module not in adapters:
+            # A name for each module: onnxruntime reuses buffers among values whose symbolic sizes have one name, and
+            # ranks may differ.
+            a, b = adapter_shapes(target, f"{target.module}.rank")
+            dtype = target.input.dtype or ir.DataType.FLOAT
+            adapters[target.module] = _Adapter(
+                target,
+                make(f"{target.module}.lora_A.weight", a, dtype),
+                make(f"{target.module}.lora_B.weight", b, dtype),
+                1.0,
+            )
+    description = AdapterDescription.of(config, [_module(target) for target in targets], fingerprint)
+    _write(loaded, targets, adapters, dropout=0.0)
+    loaded.metadata_props[METADATA_KEY] = json.dumps(description.to_json())
+    return as_given(loaded, model)
+
+
+def train_adapters(
+    model: ir.Model, config: LoraConfig | None, requires_grad: Sequence[str] | None
+) -> list[str] | None:
+    """Adds adapters to a loaded model, in place, and returns which parameters are trained.
+
+    Args:
+        model: the model, which may have adapters already.
+        config: which layers get an adapter; None adds none.
+        requires_grad: names and patterns of further parameters to train; None if the caller has named none.
+
+    Returns:
+        The adapters and `requires_grad`. Without `config`, `requires_grad` as it is, but if that is None and the model
+        has adapters already, the adapters.
+    """
+    if config is not None:
+        if model.functions:
+            inline_functions(model)
+        insert_adapters(model, config)
+    elif requires_grad is not None or METADATA_KEY not in model.metadata_props:
+        return None if requires_grad is None else list(requires_grad)
+    description = AdapterDescription.from_text(model.metadata_props[METADATA_KEY], "training LoRA adapters")
+    adapters = [f"{module.path}.lora_{letter}.weight" for module in description.modules for letter in "AB"]
+    return [*(requires_grad or ()), *adapters]
+
+
+def loaded_for_adapters(model: ModelSource) -> ir.Model:
+    """Loads a model and inlines its functions, in which layers would have no names of their own."""
+    loaded = load_model(model)
+    if loaded.functions:
+        inline_functions(loaded)
+    return loaded
+
+
+def _chosen(model: ir.Model, config: LoraConfig) -> list[Target]:
+    """Chooses the layers; raises GraphBuildError if the model has adapters already."""
+    if METADATA_KEY in model.metadata_props:
+        raise GraphBuildError(
+            "adding LoRA adapters: the model has adapters already; pass the model as it was before add_lora or "
+            "adapter_model, or merge the adapters first"
+        )
+    return choose_targets(model, config)
+
+
+def _module(target: Target) -> Module:
+    dtype = target.input.dtype or ir.DataType.FLOAT
+    return Module(
+        target.module, target.input_size, target.output_size, target.is_convolution, dtype.name.lower()
+    )
+
+
+def adapter_shapes(target: Target, rank: int | str) -> tuple[tuple[int | str, ...], tuple[int | str, ...]]:
+    """Returns the shapes in which the graph reads A and B."""
+    if target.is_convolution:
+        ones = (1,) * (len(_weight_dims(target)) - 2)
+        return (rank, target.input_size, *ones), (target.output_size, rank, *ones)
+    return (target.input_size, rank), (rank, target.output_size)
+
+
+def _weight_dims(target: Target) -> Sequence[int]:
+    weight = target.node.inputs[1]
+    while weight is not None and weight.const_value is None:
+        producer = weight.producer()
+        weight = producer.inputs[0] if producer is not None else None
+    assert weight is not None
+    assert weight.const_value is not None
+    return [int(size) for size in weight.const_value.shape.numpy()]
+
+
+def _initial(
+    generator: np.random.Generator, target: Target, rank: int, config: LoraConfig
+) -> tuple[np.ndarray, np.ndarray]:
+    """Draws the initial A and B."""
+    shape_a, shape_b = (tuple(map(int, shape)) for shape in adapter_shapes(target, rank))
+    # PEFT's reset_lora_parameters: Kaiming's uniform distribution with a = sqrt(5), of a bound of 1/sqrt(fan_in).
+    if config.init_lora_weights == "gaussian":
+        a = generator.normal(0, 1 / rank, shape_a)
+    else:
+        bound = 1 / math.sqrt(target.input_size)
+        a = generator.uniform(-bound, bound, shape_a)
+    b = np.zeros(shape_b)
+    if config.init_lora_weights is False:
+        b = generator.uniform(-1 / math.sqrt(rank), 1 / math.sqrt(rank), shape_b)
+    return a.astype(np.float32), b.astype(np.float32)
+
+
+def _write(
+    model: ir.Model, targets: Sequence[Target], adapters: dict[str, _Adapter], *, dropout: float
+) -> None:
+    """Adds the product of each adapter to what its layer computes."""
+    op = Emitter(model.graph, functions=model.functions)
+    for node, parts in groupby(targets, key=lambda target: target.node):
+        chosen = [adapters[target.module] for target in parts]
+        output = node.outputs[0]
+        uses, is_output, name = list(output.uses()), output.is_graph_output(), output.name
+        with op.placing(after=node):
+            op.scope = f"{chosen[0].target.module.rpartition('.')[0] or 'lora'}/lora/"
+            delta = _delta(op, chosen, node, dropout)
+            total = op.Add(output, delta)
+            total.shape = output.shape
+            if total.dtype is None:
+                total.type = output.type
+        for use in uses:
+            use.node.replace_input_with(use.idx, total)
+        if is_output:
+            model.graph.outputs[list(model.graph.outputs).index(output)] = total
+            output.name, total.name = f"{name}.base", name
+    op.scope = ""
+
+
+def _delta(op: Emitter, adapters: Sequence[_Adapter], node: ir.Node, dropout: float) -> ir.Value:
+    """Writes what the adapters of one node add to its output."""
+    x = node.inputs[0]
+    assert x is not None
+    dtype = x.dtype
+    weights = adapters[0].a.dtype
+    narrow = dtype is not None and dtype != weights
+    # Adapters are trained in float32 beside a float16 model, as PEFT does (autocast_adapter_dtype).
+    x = op.Cast(x, to=weights) if narrow else x
+    if node.op_type == "Conv":
+        result = _convolved(op, adapters[0], x, node, dropout)
+    else:
+        result = _multiplied(op, adapters, x, dropout)
+    return op.Cast(result, to=dtype) if narrow else result
+
+
+def _dropped(op: Emitter, x: ir.Value, dropout: float) -> ir.Value:
+    return op.Dropout(x, op.const(dropout, ir.DataType.FLOAT), op.const(True)) if dropout else x
+
+
+def _scaled(op: Emitter, value: ir.Value, scaling: float) -> ir.Value:
+    return value if scaling == 1 else op.Mul(value, scaling)
+
+
+def _convolved(op: Emitter, adapter: _Adapter, x: ir.Value, node: ir.Node, dropout: float) -> ir.Value:
+    strides = list(node.attributes.get_ints("strides", ())) or None
+    hidden = op.Conv(_dropped(op, x, dropout), adapter.a, **({"strides": strides} if strides else {}))
+    return op.Conv(_scaled(op, hidden, adapter.scaling), adapter.b)
+
+
+def _multiplied(op: Emitter, adapters: Sequence[_Adapter], x: ir.Value, dropout: float) -> ir.Value:
+    """Writes x A B for one layer, or for the parts of a merged layer."""
+    total = adapters[0].target.total
+    if len(adapters) == 1 and adapters[0].target.output_size == total:
+        hidden = op.MatMul(_dropped(op, x, dropout), adapters[0].a)
+        return op.MatMul(_scaled(op, hidden, adapters[0].scaling), adapters[0].b)
+    # Parts share one product with x, and one with B: each B is padded by zeros to the outputs of the whole, so that
+    # parts without an adapter get zeros.
+    parts = []
+    for adapter in adapters:
+        behind = total - adapter.target.start - adapter.target.output_size
+        b = _scaled(op, adapter.b, adapter.scaling)
+        parts.append(op.Pad(b, op.const(np.array([0, adapter.target.start, 0, behind], np.int64))))
+    b = op.Concat(*parts, axis=0)
+    if dropout:
+        # Each adapter drops elements of its own, as each of PEFT's layers does.
+        hidden = op.Concat(*(op.MatMul(_dropped(op, x, dropout), adapter.a) for adapter in adapters), axis=-1)
+    else:
+        hidden = op.MatMul(x, op.Concat(*(adapter.a for adapter in adapters), axis=1))
+    return op.MatMul(hidden, b)

@@ -1,0 +1,276 @@
+"""Finds the linear layers of a model that can get an adapter, and names them as PyTorch names their modules."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import onnx_ir as ir
+
+from onnxtrain.errors import GraphBuildError
+from onnxtrain.lora._config import ALL_LINEAR, LoraConfig
+from onnxtrain.selection import some_names
+
+_MS = "com.microsoft"
+# Metadata key of PyTorch's Dynamo exporter: the names of the modules around a node, outermost first.
+_SCOPES = "pkg.torch.onnx.name_scopes"
+# Ops between a weight in the file and the product that reads it; each keeps the elements, Transpose swaps the axes.
+_PASSED_ON = frozenset({"Cast", "DequantizeLinear", "Identity", "QuantizeLinear", "Transpose"})
+# Ends of the names of weights: of onnxruntime's quantizers (`_Q4`, `_quantized`), of genai's builder (`.MatMul`), and
+# of PyTorch (`.weight`), in the order in which they are taken off.
+_ENDS = (r"(_DQ)?_Q\d+(G\d+)?$", r"_quantized$", r"\.(weight|kernel)$", r"\.(MatMul|Gemm|Conv)$")
+# Names that exporters make up for weights; the name of the node tells more.
+_MADE_UP = re.compile(r"(val|const|onnx::\w+|_?inlfunc\w*)_\d+.*|/.*|\d+")
+# The builder of onnxruntime-genai writes `attn` for what Llama's, Qwen's and Phi's PyTorch modules call `self_attn`.
+_BUILDER = re.compile(r"^(model\.layers\.\d+)\.attn\.")
+_OUTPUT_LAYERS = frozenset({"lm_head", "embed_out"})
+_QKV = ("q_proj", "k_proj", "v_proj")
+
+
+@dataclass(frozen=True)
+class Target:
+    """A linear layer, or one part of the outputs of a layer that computes several, that can get an adapter.
+
+    Attributes:
+        module: its path, e.g. "model.layers.0.self_attn.q_proj".
+        node: the node of the product: MatMul, Gemm, FusedMatMul, MatMulNBits or Conv.
+        input_size: number of features that it reads.
+        output_size: number of features that it computes.
+        start: index of its first output feature among those of `node`, e.g. 64 for k_proj behind a q_proj of 64.
+        total: number of all output features of `node`.
+        is_output_layer: True for the layer of a language model that computes the logits.
+    """
+
+    module: str
+    node: ir.Node
+    input_size: int
+    output_size: int
+    start: int
+    total: int
+    is_output_layer: bool = False
+
+    @property
+    def is_convolution(self) -> bool:
+        """True for a convolution with a kernel of size one, whose features lie along axis 1."""
+        return self.node.op_type == "Conv"
+
+    @property
+    def input(self) -> ir.Value:
+        """The activations that the layer reads."""
+        value = self.node.inputs[0]
+        assert value is not None
+        return value
+
+
+def find_targets(model: ir.Model) -> list[Target]:
+    """Returns all layers that can get an adapter, in graph order.
+
+    The parts of merged queries, keys and values are listed after the whole, e.g. "qkv_proj", "q_proj", "k_proj",
+    "v_proj".
+    """
+    found = []
+    named: dict[str, ir.Value] = {}
+    for node in model.graph:
+        layer = _read_layer(node)
+        if layer is None:
+            continue
+        weight, input_size, output_size = layer
+        module = _module_of(node, weight)
+        # Two layers of one name have different weights; one layer that runs twice has one adapter.
+        if named.setdefault(module, weight) is not weight:
+            module = _path_of(node.name or str(node.outputs[0].name))
+        whole = Target(
+            module, node, input_size, output_size, 0, output_size, module.rpartition(".")[2] in _OUTPUT_LAYERS
+        )
+        found += [whole, *_parts(whole)]
+    return found
+
+
+def choose_targets(model: ir.Model, config: LoraConfig) -> list[Target]:
+    """Returns the layers that a configuration chooses.
+
+    A merged layer is chosen by the names of its parts; by its own name, as PEFT names the module of a Phi-3, it gets
+    one adapter for the whole.
+
+    Raises:
+        GraphBuildError: no layer is chosen, or one of several names matches none.
+    """
+    targets = find_targets(model)
+    doing = "adding LoRA adapters"
+    if not targets:
+        raise GraphBuildError(
+            f"{doing}: the model has no linear layer with a weight in the file (MatMul, Gemm, MatMulNBits, or a "
+            "Conv with a kernel of size 1)"
+        )
+    names = list(dict.fromkeys(target.module for target in targets))
+    if config.target_modules == ALL_LINEAR:
+        merged = {target.node for target in targets if target.output_size != target.total}
+        chosen = [
+            target
+            for target in targets
+            if not target.is_output_layer
+            and not target.is_convolution
+            and (target.node not in merged or target.output_size != target.total)
+        ]
+    else:
+        chosen = [target for target in targets if config.names(target.module)]
+        for name in [] if isinstance(config.target_modules, str) else config.target_modules:
+            if not any(replace_targets(config, [name]).names(module) for module in names):
+                raise GraphBuildError(
+                    f"{doing}: no layer is named {name!r} (target_modules); there are {some_names(_ends(names))}"
+                )
+    chosen = [target for target in chosen if not config.excludes(target.module)]
+    if not chosen:
+        raise GraphBuildError(
+            f"{doing}: target_modules={config.target_modules!r} and exclude_modules={config.exclude_modules!r} leave "
+            f"no layer; there are {some_names(names)}"
+        )
+    _check_overlap(chosen, doing)
+    for option in ("rank_pattern", "alpha_pattern"):
+        for pattern in getattr(config, option) or ():
+            if not any(re.fullmatch(rf"(.*\.)?({pattern})", target.module) for target in chosen):
+                raise GraphBuildError(
+                    f"{doing}: {pattern!r} of {option} matches no chosen layer; they are "
+                    f"{some_names([target.module for target in chosen])}"
+                )
+    return chosen
+
+
+def replace_targets(config: LoraConfig, names: Sequence[str]) -> LoraConfig:
+    """Returns a configuration with other target modules."""
+    return replace(config, target_modules=tuple(names))
+
+
+def _check_overlap(chosen: Sequence[Target], doing: str) -> None:
+    """Raises GraphBuildError if a merged layer is chosen as a whole and in parts."""
+    whole = {target.node: target for target in chosen if target.output_size == target.total}
+    for target in chosen:
+        other = whole.get(target.node)
+        if other is not None and other is not target and target.output_size != target.total:
+            raise GraphBuildError(
+                f"{doing}: target_modules chooses {other.module!r} and its part {target.module!r}; choose either"
+            )
+
+
+def _ends(names: Sequence[str]) -> list[str]:
+    """Returns the last parts of paths, e.g. ["q_proj", "fc1"]."""
+    return list(dict.fromkeys(name.rpartition(".")[2] for name in names))
+
+
+def _read_layer(node: ir.Node) -> tuple[ir.Value, int, int] | None:
+    """Reads a product of activations with a matrix in the file; returns the weight, its inputs and its outputs."""
+    kind = (node.domain, node.op_type)
+    if kind == (_MS, "MatMulNBits"):
+        weight = node.inputs[1]
+        if weight is None or not weight.is_initializer():
+            return None
+        return weight, node.attributes["K"].as_int(), node.attributes["N"].as_int()
+    if kind not in {("", "MatMul"), ("", "Gemm"), ("", "Conv"), (_MS, "FusedMatMul")}:
+        return None
+    traced = _trace(node.inputs[1])
+    if traced is None or any(
+        node.attributes.get_int(name, 0) for name in ("transA", "transBatchA", "transBatchB")
+    ):
+        return None
+    weight, dims = traced
+    if node.op_type == "Conv":
+        # `group` divides the channels: A would have to be a convolution of as many groups.
+        plain = node.attributes.get_int("group", 1) == 1 and not any(node.attributes.get_ints("pads", ()))
+        if len(dims) < 3 or not plain or any(size != 1 for size in dims[2:]):
+            return None
+        return weight, dims[1], dims[0]
+    if len(dims) != 2:
+        return None
+    rows, columns = reversed(dims) if node.attributes.get_int("transB", 0) else dims
+    return weight, rows, columns
+
+
+def _trace(value: ir.Value | None) -> tuple[ir.Value, list[int]] | None:
+    """Walks from the second input of a product back to its weight; returns the weight and the dimensions as read."""
+    swapped = False
+    while value is not None and not value.is_initializer():
+        node = value.producer()
+        if node is None or node.domain not in ("", _MS) or node.op_type not in _PASSED_ON:
+            return None
+        if node.op_type == "Transpose":
+            order = node.attributes.get_ints("perm", (1, 0))
+            if sorted(order) != [0, 1]:
+                return None
+            swapped ^= list(order) == [1, 0]
+        value = node.inputs[0]
+    # A graph input of the same name makes an initializer a default that callers may replace: no weight.
+    if value is None or value.const_value is None or value.is_graph_input():
+        return None
+    dims = [int(size) for size in value.const_value.shape.numpy()]
+    return value, dims[::-1] if swapped else dims
+
+
+def _module_of(node: ir.Node, weight: ir.Value) -> str:
+    """Returns the path of the module of a layer, e.g. "model.layers.0.mlp.up_proj"."""
+    scopes = node.metadata_props.get(_SCOPES)
+    if scopes is not None:
+        # The last entry names the node itself, the first the outermost module, which has no name.
+        path = [str(name) for name in ast.literal_eval(scopes)][:-1]
+        if path and path[-1]:
+            return path[-1]
+    name = str(weight.name)
+    # A weight that an embedding reads, too, has the embedding's name.
+    tied = any(node.op_type.startswith("Gather") for node in _readers(weight))
+    if tied or _MADE_UP.fullmatch(name):
+        name = node.name or name
+    return _path_of(name)
+
+
+def _path_of(name: str) -> str:
+    """Returns the path of a module for the name of its weight or node, e.g. "fc" for "fc.weight" or "/fc/MatMul"."""
+    path = name.strip("/").replace("/", ".")
+    for end in _ENDS:
+        path = re.sub(end, "", path)
+    return _BUILDER.sub(r"\1.self_attn.", path)
+
+
+def _readers(value: ir.Value) -> Iterator[ir.Node]:
+    """Yields the nodes that read a value, or what Transpose, Reshape and the like make of it."""
+    for use in value.uses():
+        yield use.node
+        if use.node.op_type in _PASSED_ON | {"Reshape"}:
+            yield from _readers(use.node.outputs[0])
+
+
+def _parts(whole: Target) -> list[Target]:
+    """Returns queries, keys and values of a layer that computes all three; [] for any other layer."""
+    path, _, last = whole.module.rpartition(".")
+    sizes = _part_sizes(whole) if last == "qkv_proj" else None
+    if sizes is None:
+        return []
+    starts = (0, sizes[0], sizes[0] + sizes[1])
+    return [
+        replace(whole, module=f"{path}.{name}" if path else name, output_size=size, start=start)
+        for name, size, start in zip(_QKV, sizes, starts, strict=True)
+    ]
+
+
+def _part_sizes(whole: Target) -> list[int] | None:
+    """Returns the numbers of features of queries, keys and values, as the reader of the product divides them."""
+    value = whole.node.outputs[0]
+    while True:
+        readers = [use.node for use in value.uses()]
+        if len(readers) != 1:
+            return None
+        reader = readers[0]
+        # A bias, and a QuantizeLinear and DequantizeLinear behind the product, keep the features.
+        if reader.op_type in {"Add", "QuantizeLinear", "DequantizeLinear"}:
+            value = reader.outputs[0]
+            continue
+        break
+    sizes: list[int] | None = None
+    if reader.op_type == "GroupQueryAttention":
+        heads, groups = (reader.attributes[name].as_int() for name in ("num_heads", "kv_num_heads"))
+        size = whole.total // (heads + 2 * groups)
+        sizes = [heads * size, groups * size, groups * size]
+    elif reader.op_type == "Split" and len(reader.inputs) > 1:
+        given = ir.convenience.get_const_tensor(reader.inputs[1]) if reader.inputs[1] is not None else None
+        sizes = None if given is None else [int(size) for size in given.numpy()]
+    return sizes if sizes is not None and len(sizes) == 3 and sum(sizes) == whole.total else None

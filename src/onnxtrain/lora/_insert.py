@@ -124,9 +124,7 @@ def insert_adapters(
                 make(f"{target.module}.lora_B.weight", b),
                 config.scaling(target.module),
             )
-    description = AdapterDescription.of(
-        config, [_module(target) for target in targets], base_fingerprint(model)
-    )
+    description = AdapterDescription.of(config, [_module(target) for target in targets], fingerprint)
     _write(model, targets, adapters, dropout=config.lora_dropout)
     model.metadata_props[METADATA_KEY] = json.dumps(description.to_json())
     return model

@@ -14,8 +14,9 @@ from onnxtrain.lora._config import LoraConfig
 from onnxtrain.lora._description import METADATA_KEY
 from onnxtrain.lora._files import load_adapter, save_adapter
 from onnxtrain.lora._insert import adapter_model, add_lora, target_names, train_adapters
+from onnxtrain.lora._merge import merge
 
 __all__ = [
-    "METADATA_KEY", "AdapterMismatchError", "LoraConfig", "adapter_model", "add_lora", "load_adapter", "save_adapter",
-    "target_names", "train_adapters",
+    "METADATA_KEY", "AdapterMismatchError", "LoraConfig", "adapter_model", "add_lora", "load_adapter", "merge",
+    "save_adapter", "target_names", "train_adapters",
 ]  # fmt: skip

@@ -14,7 +14,8 @@ import onnx_ir as ir
 from onnxtrain.errors import AdapterMismatchError
 from onnxtrain.lora._config import LoraConfig
 
-Pair = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]
+Array = np.ndarray[Any, Any]
+Pair = tuple[Array, Array]
 """A and B of an adapter as the graph reads them, e.g. of the shapes [in, r] and [r, out]."""
 
 METADATA_KEY = "onnxtrain.lora"

@@ -1,0 +1,130 @@
+"""Reads and writes the packed weights of MatMulNBits: 2, 4 or 8 bits, a scale for each block of a column."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+from onnxruntime.capi import _pybind_state
+
+from onnxtrain.errors import GraphBuildError
+from onnxtrain.lora._description import Array
+
+# onnxruntime's own rounding, as its MatMulNBitsQuantizer calls it.
+_ROUNDERS = {2: "quantize_matmul_2bits", 4: "quantize_matmul_4bits", 8: "quantize_matmul_8bits"}
+
+
+@dataclass(frozen=True)
+class BlockWeights:
+    """The weight of a MatMulNBits, as com.microsoft defines it (onnxruntime 1.32).
+
+    Attributes:
+        packed: codes, uint8 [N, blocks, block_size * bits / 8], the lowest bits first.
+        scales: [N * blocks], floating-point.
+        zero_points: packed uint8 [N * ceil(blocks * bits / 8)] or floating-point [N * blocks]; None for 2^(bits-1).
+        order: block of each of the K rows, int32 [K]; None for one block after the other.
+        bits: 2, 4 or 8.
+        block_size: rows that share a scale, e.g. 32.
+        shape: (K, N), inputs and outputs.
+    """
+
+    packed: Array
+    scales: Array
+    zero_points: Array | None
+    order: Array | None
+    bits: int
+    block_size: int
+    shape: tuple[int, int]
+
+    @classmethod
+    def of(cls, node: ir.Node) -> BlockWeights:
+        """Reads the weight of a node.
+
+        Raises:
+            GraphBuildError: an input is computed by the graph, or the weights are prepacked.
+        """
+        arrays: list[Array | None] = []
+        for value in node.inputs[1:5]:
+            tensor = value.const_value if value is not None else None
+            if value is not None and tensor is None:
+                raise GraphBuildError(
+                    f"merging adapters: the weight of MatMulNBits '{node.name}' is computed by the graph; merge before "
+                    "the model is changed so"
+                )
+            arrays.append(None if tensor is None else tensor.numpy())
+        packed, scales, zero_points, order = (*arrays, None, None)[:4]
+        attributes = node.attributes
+        bits: int = attributes.get_int("bits", 4)
+        if (
+            bits not in _ROUNDERS
+            or attributes.get_int("weight_prepacked", 0) != 0
+            or packed is None
+            or scales is None
+        ):
+            raise GraphBuildError(
+                f"merging adapters: MatMulNBits '{node.name}' has {bits} bits or prepacked weights; there must be 2, 4 "
+                "or 8 bits, in the order of the standard"
+            )
+        size, shape = attributes["block_size"].as_int(), (attributes["K"].as_int(), attributes["N"].as_int())
+        return cls(packed, scales, zero_points, order, bits, size, shape)
+
+    @property
+    def blocks(self) -> int:
+        """Number of blocks of a column."""
+        return math.ceil(self.shape[0] / self.block_size)
+
+    def matrix(self) -> Array:
+        """Computes the weight in float32 [K, N]: scale · (code - zero point)."""
+        rows, columns = self.shape
+        codes = _unpacked(self.packed.reshape(columns, -1), self.bits)[:, : self.blocks * self.block_size]
+        scales = self.scales.reshape(columns, self.blocks).astype(np.float32)
+        if self.zero_points is None:
+            zeros = np.full((columns, self.blocks), 2.0 ** (self.bits - 1), np.float32)
+        elif self.zero_points.dtype == np.uint8:
+            zeros = _unpacked(self.zero_points.reshape(columns, -1), self.bits)[:, : self.blocks]
+        else:
+            zeros = self.zero_points.reshape(columns, self.blocks).astype(np.float32)
+        block = self.order if self.order is not None else np.arange(rows) // self.block_size
+        return ((codes[:, :rows] - zeros[:, block]) * scales[:, block]).T.copy()
+
+    def quantised_again(self, matrix: Array) -> dict[int, Array]:
+        """Rounds another weight to the same bits and blocks.
+
+        Args:
+            matrix: float32 [K, N].
+
+        Returns:
+            New arrays by the index of the input of the node: codes, scales, and zero points if there are any.
+
+        Raises:
+            GraphBuildError: the rows are in an order of their own, or zero points are floating-point.
+        """
+        if self.order is not None or (self.zero_points is not None and self.zero_points.dtype != np.uint8):
+            raise GraphBuildError(
+                "merging adapters: a weight of MatMulNBits with g_idx or floating-point zero points cannot be rounded "
+                "again; pass requantize=False"
+            )
+        rows, columns = self.shape
+        packed = np.zeros((columns, self.blocks, self.block_size * self.bits // 8), np.uint8)
+        scales = np.zeros(columns * self.blocks, np.float32)
+        zero_points = np.zeros(columns * math.ceil(self.blocks * self.bits / 8), np.uint8)
+        whole = np.zeros((self.blocks * self.block_size, columns), np.float32)
+        whole[:rows] = matrix
+        rounder = getattr(_pybind_state, _ROUNDERS[self.bits])
+        rounder(packed, whole, scales, zero_points, self.block_size, columns, rows, self.zero_points is None)
+        result = {
+            1: packed.reshape(self.packed.shape),
+            2: scales.astype(self.scales.dtype).reshape(self.scales.shape),
+        }
+        if self.zero_points is not None:
+            result[3] = zero_points.reshape(self.zero_points.shape)
+        return result
+
+
+def _unpacked(packed: Array, bits: int) -> Array:
+    """Unpacks codes of `bits` bits from bytes, lowest bits first, to float32."""
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)
+    codes = (packed[..., None] >> shifts) & np.uint8(2**bits - 1)
+    return codes.reshape(*packed.shape[:-1], -1).astype(np.float32)

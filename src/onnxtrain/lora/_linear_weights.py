@@ -1,0 +1,85 @@
+"""Reads weights behind Cast, Transpose and DequantizeLinear, and rounds them to integers again."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from onnx.reference import ReferenceEvaluator
+
+from onnxtrain.errors import GraphBuildError
+from onnxtrain.lora._description import Array
+
+
+def constant_value(value: ir.Value) -> Array:
+    """Computes a value that depends on initializers alone, in float32."""
+    if value.const_value is not None:
+        return np.asarray(value.const_value.numpy(), np.float32)
+    nodes: list[ir.Node] = []
+    tensors: dict[str, onnx.TensorProto] = {}
+    pending = [value]
+    while pending:
+        source = pending.pop()
+        producer = source.producer()
+        if producer is not None:
+            nodes.insert(0, producer)
+            pending += [read for read in producer.inputs if read is not None]
+        elif source.const_value is not None:
+            tensors[str(source.name)] = onnx.numpy_helper.from_array(
+                source.const_value.numpy(), str(source.name)
+            )
+    output = onnx.helper.make_tensor_value_info(str(value.name), onnx.TensorProto.FLOAT, None)
+    protos = [ir.to_proto(node) for node in nodes]
+    for proto in protos:
+        # DequantizeLinear of com.microsoft is that of the standard, which onnx's evaluator knows.
+        proto.domain = ""
+    graph = onnx.helper.make_graph(protos, "weight", [], [output], list(tensors.values()))
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 21)])
+    (result,) = ReferenceEvaluator(model).run(None, {})
+    return np.asarray(result, np.float32)
+
+
+def quantised_linear(node: ir.Node, matrix: Array) -> dict[int, Array]:
+    """Rounds a weight to the codes of a DequantizeLinear, with new scales.
+
+    Args:
+        node: the DequantizeLinear of the old weight, of one scale or one per axis.
+        matrix: the new weight, float32.
+
+    Returns:
+        New arrays by the index of the input of the node: codes, scales, zero points.
+
+    Raises:
+        GraphBuildError: the node has a scale per block, or codes that are neither int8 nor uint8.
+    """
+    arrays: list[Array | None] = [
+        None if v is None or v.const_value is None else v.const_value.numpy() for v in node.inputs
+    ]
+    codes, scales = arrays[0], arrays[1]
+    blocked = node.attributes.get_int("block_size", 0)
+    zero_points = arrays[2] if len(arrays) > 2 else None
+    kinds = (np.int8,) if zero_points is None else (np.int8, np.uint8)
+    if codes is None or scales is None or blocked or codes.dtype not in kinds:
+        raise GraphBuildError(
+            f"merging adapters: the weight of DequantizeLinear '{node.name}' is not int8 or uint8 with one scale per "
+            "tensor or axis; pass requantize=False"
+        )
+    limits = np.iinfo(codes.dtype)
+    axis = node.attributes.get_int("axis", 1) % matrix.ndim
+    others = tuple(i for i in range(matrix.ndim) if i != axis) if scales.ndim else None
+    if codes.dtype == np.int8 and (zero_points is None or not zero_points.any()):
+        # Symmetric, from -127 to 127, as onnxruntime's quantizer rounds such weights.
+        new = np.abs(matrix).max(axis=others, keepdims=True) / limits.max
+        zeros = np.zeros_like(new)
+    else:
+        least = np.minimum(matrix.min(axis=others, keepdims=True), 0)
+        new = (np.maximum(matrix.max(axis=others, keepdims=True), 0) - least) / (
+            int(limits.max) - int(limits.min)
+        )
+        zeros = np.rint(limits.min - least / np.where(new == 0, 1, new))
+    new = np.where(new == 0, 1, new).astype(np.float32)
+    rounded = np.clip(np.rint(matrix / new) + zeros, limits.min, limits.max).astype(codes.dtype)
+    result: dict[int, Array] = {0: rounded, 1: new.reshape(scales.shape).astype(scales.dtype)}
+    if zero_points is not None:
+        result[2] = zeros.reshape(zero_points.shape).astype(zero_points.dtype)
+    return result

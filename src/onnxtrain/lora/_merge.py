@@ -1,0 +1,188 @@
+"""Adds adapters to the weights of a model, which then computes the same without them."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Callable
+from typing import overload
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from onnxtrain.emitter import Emitter
+from onnxtrain.errors import GraphBuildError
+from onnxtrain.lora._block_weights import BlockWeights
+from onnxtrain.lora._description import Array
+from onnxtrain.lora._files import read_adapter
+from onnxtrain.lora._insert import insert_adapters, loaded_for_adapters
+from onnxtrain.lora._linear_weights import constant_value, quantised_linear
+from onnxtrain.lora._targets import Target, choose_targets
+from onnxtrain.passes import ModelSource, as_given, remove_unread_chains, remove_unread_initializers
+
+REPORT_KEY = "onnxtrain.merge"
+"""Key of the losses before and after in the metadata of a merged model."""
+
+_log = logging.getLogger("onnxtrain")
+Evaluate = Callable[[onnx.ModelProto], float]
+
+
+@overload
+def merge(
+    model: ir.Model,
+    adapter: str | os.PathLike[str],
+    requantize: bool = False,
+    *,
+    evaluate: Evaluate | None = None,
+) -> ir.Model: ...
+@overload
+def merge(
+    model: str | os.PathLike[str] | onnx.ModelProto,
+    adapter: str | os.PathLike[str],
+    requantize: bool = False,
+    *,
+    evaluate: Evaluate | None = None,
+) -> onnx.ModelProto: ...
+
+
+def merge(
+    model: ModelSource,
+    adapter: str | os.PathLike[str],
+    requantize: bool = False,
+    *,
+    evaluate: Evaluate | None = None,
+) -> onnx.ModelProto | ir.Model:
+    """Adds an adapter to the weights of a model: W + scaling · B A takes the place of W.
+
+    Args:
+        model: the model without adapters: path of a `.onnx` file, `ModelProto` or `onnx_ir.Model`; not changed.
+        adapter: an `.onnx_adapter` file or a folder of PEFT, as for :func:`load_adapter`.
+        requantize: what becomes of quantised weights (MatMulNBits, DequantizeLinear). False writes them as float32,
+            so that the result computes what the model with the adapter computes, and is larger. True rounds them again
+            to the same bits and blocks, with new scales; what the adapter has learned may be lost in the rounding.
+        evaluate: computes the loss of a `ModelProto` on data of yours, e.g. by a session of its
+            `SerializeToString()`. It is called with the model with the adapter before the merge, and with the result.
+            Both losses are logged, and are in the result's metadata as JSON, {"before": 1.25, "after": 1.5}, with the
+            key "onnxtrain.merge".
+
+    Returns:
+        The merged model, with the inputs and outputs of `model`: an `onnx_ir.Model` if `model` is one, else a
+        `ModelProto`.
+
+    Raises:
+        AdapterMismatchError: the adapter does not fit the model; see :func:`load_adapter`.
+        GraphBuildError: the model has adapters already, or a weight cannot be rounded again.
+    """
+    loaded = loaded_for_adapters(model)
+    config, weights = read_adapter(adapter, loaded)
+    before = None
+    if evaluate is not None:
+        unmerged = insert_adapters(loaded_for_adapters(model), config, weights)
+        before = float(evaluate(ir.to_proto(unmerged)))
+    deltas: dict[ir.Node, Array] = {}
+    targets: dict[ir.Node, Target] = {}
+    for target in choose_targets(loaded, config):
+        delta = deltas.setdefault(target.node, np.zeros((target.input_size, target.total), np.float32))
+        targets[target.node] = target
+        a, b = (np.asarray(array, np.float32) for array in weights[target.module])
+        if target.is_convolution:
+            a, b = a.reshape(a.shape[:2]).T, b.reshape(b.shape[:2]).T
+        part = slice(target.start, target.start + target.output_size)
+        delta[:, part] += np.float32(config.scaling(target.module)) * (a @ b)
+    for node, delta in deltas.items():
+        _merge_into(loaded, targets[node], delta, requantize)
+    remove_unread_initializers(loaded.graph, list(loaded.graph.initializers.values()))
+    result = as_given(loaded, model)
+    if before is not None and evaluate is not None:
+        after = float(evaluate(ir.to_proto(loaded) if isinstance(result, ir.Model) else result))
+        _log.info("merging the adapter '%s': loss %.6g before, %.6g after", os.fspath(adapter), before, after)
+        report = json.dumps({"before": before, "after": after})
+        if isinstance(result, ir.Model):
+            result.metadata_props[REPORT_KEY] = report
+        else:
+            onnx.helper.set_model_props(
+                result, {**{p.key: p.value for p in result.metadata_props}, REPORT_KEY: report}
+            )
+    return result
+
+
+def _merge_into(model: ir.Model, target: Target, delta: Array, requantize: bool) -> None:
+    """Adds `delta` [in, out] to the weight of a layer."""
+    node = target.node
+    old = list(node.inputs)
+    if node.op_type == "MatMulNBits":
+        blocks = BlockWeights.of(node)
+        merged = blocks.matrix() + delta
+        if requantize:
+            for index, array in blocks.quantised_again(merged).items():
+                _replace_input(model, node, index, array)
+        else:
+            _replace_by_product(model, node, _initializer(model, f"{target.module}.weight", merged))
+    else:
+        weight = old[1]
+        assert weight is not None
+        array = constant_value(weight)
+        # The delta in the orientation in which the node reads its weight.
+        if target.is_convolution or node.attributes.get_int("transB", 0) == 1:
+            delta = delta.T.reshape(array.shape)
+        # alpha multiplies the product with the weight, and not that with the adapter.
+        merged = array + delta / np.float32(node.attributes.get_float("alpha", 1.0))
+        producer = weight.producer()
+        if requantize and producer is not None and producer.op_type != "Cast":
+            _requantise(model, node, producer, merged)
+        else:
+            dtype = weight.dtype or ir.DataType.FLOAT
+            new = _initializer(model, f"{target.module}.weight", merged.astype(dtype.numpy()))
+            node.replace_input_with(1, new)
+    remove_unread_chains(model.graph, [value.producer() for value in old if value is not None])
+
+
+def _requantise(model: ir.Model, node: ir.Node, producer: ir.Node, merged: Array) -> None:
+    """Gives a product a DequantizeLinear of its own, of the rounded weight."""
+    if producer.op_type == "Transpose":
+        raise GraphBuildError(
+            f"merging adapters: the weight of {node.op_type} '{node.name}' is dequantised and then transposed, which "
+            "cannot be rounded again; pass requantize=False"
+        )
+    copy = ir.Node(
+        producer.domain, "DequantizeLinear", list(producer.inputs), list(producer.attributes.values()), num_outputs=1,
+        name=f"{producer.name}.merged",
+    )  # fmt: skip
+    copy.outputs[0].name = f"{producer.outputs[0].name}.merged"
+    copy.outputs[0].type, copy.outputs[0].shape = producer.outputs[0].type, producer.outputs[0].shape
+    for index, array in quantised_linear(producer, merged).items():
+        _replace_input(model, copy, index, array)
+    model.graph.insert_before(node, copy)
+    node.replace_input_with(1, copy.outputs[0])
+
+
+def _replace_by_product(model: ir.Model, node: ir.Node, weight: ir.Value) -> None:
+    """Writes MatMul, and Add for a bias, in the place of MatMulNBits."""
+    op = Emitter(model.graph)
+    output, bias = node.outputs[0], node.inputs[5] if len(node.inputs) > 5 else None
+    with op.placing(before=node):
+        # The builder casts weights to the dtype of the activations, e.g. float16.
+        product = op.MatMul(node.inputs[0], op.CastLike(weight, node.inputs[0]))
+        product = product if bias is None else op.Add(product, bias)
+    product.type, product.shape = output.type, output.shape
+    name = output.name
+    output.replace_all_uses_with(product, replace_graph_outputs=True)
+    output.name, product.name = f"{name}.quantised", name
+    model.graph.remove(node, safe=True)
+
+
+def _replace_input(model: ir.Model, node: ir.Node, index: int, array: Array) -> None:
+    """Makes an array an input of a node, in the place of an initializer that other nodes may read."""
+    old = node.inputs[index]
+    assert old is not None
+    node.replace_input_with(index, _initializer(model, f"{old.name}.merged", array))
+
+
+def _initializer(model: ir.Model, name: str, array: Array) -> ir.Value:
+    """Adds an initializer; a weight that is still read elsewhere keeps its name."""
+    value = ir.Value(name=Emitter(model.graph).unique_name(name), const_value=ir.tensor(array, name=name))
+    value.type, value.shape = ir.TensorType(ir.DataType.from_numpy(array.dtype)), ir.Shape(array.shape)
+    model.graph.register_initializer(value)
+    return value

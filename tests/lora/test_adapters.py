@@ -1,0 +1,268 @@
+"""Adapters in a graph compute, and are trained, as LoRA in PyTorch."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+
+from lora.models import TOKENS, exported, in_bits, net, products, run, with_adapters
+from onnxtrain import api
+from onnxtrain.artifacts import generate_artifacts
+from onnxtrain.errors import GraphBuildError
+from onnxtrain.lora import LoraConfig, add_lora, target_names
+
+pytestmark = pytest.mark.torch
+
+NAMES = ["up", "0", "2", "lm_head"]
+
+
+@pytest.fixture(scope="module")
+def model() -> onnx.ModelProto:
+    return exported(net(), torch.from_numpy(TOKENS))
+
+
+def adapters_of(model: onnx.ModelProto) -> dict[str, np.ndarray]:
+    return {i.name: onnx.numpy_helper.to_array(i) for i in model.graph.initializer if ".lora_" in i.name}
+
+
+def trained(directory: Path, losses: int = 20) -> tuple[api.CheckpointState, api.Module, api.Optimizer]:
+    state = api.CheckpointState.load_checkpoint(directory / "checkpoint")
+    module = api.Module(directory / "training_model.onnx", state, directory / "eval_model.onnx")
+    return state, module, api.Optimizer(directory / "optimizer_model.onnx", module)
+
+
+def test_names_are_those_of_the_modules(model: onnx.ModelProto) -> None:
+    assert target_names(model) == NAMES
+
+
+def test_initial_adapters_change_nothing(model: onnx.ModelProto) -> None:
+    changed = add_lora(model, LoraConfig(r=4))
+    assert np.array_equal(run(changed, tokens=TOKENS), run(model, tokens=TOKENS))
+    weights = adapters_of(changed)
+    assert list(weights) == [
+        f"{path}.lora_{letter}.weight" for path in ("up", "blocks.0", "blocks.2") for letter in "AB"
+    ]
+    for name, array in weights.items():
+        assert array.dtype == np.float32
+        assert array.any() == (".lora_A." in name)
+    a = weights["blocks.0.lora_A.weight"]
+    assert a.shape == (64, 4)
+    assert np.abs(a).max() <= 1 / 8
+    # The deviation of the uniform distribution in (-1/8, 1/8).
+    assert a.std() == pytest.approx(1 / 8 / np.sqrt(3), rel=0.1)
+
+
+def test_the_seed_decides_the_initial_weights(model: onnx.ModelProto) -> None:
+    first, again, other = (adapters_of(add_lora(model, LoraConfig(r=2, seed=seed))) for seed in (3, 3, 4))
+    assert all(np.array_equal(first[name], again[name]) for name in first)
+    assert not np.array_equal(first["up.lora_A.weight"], other["up.lora_A.weight"])
+
+
+def test_gaussian_weights_have_the_deviation_of_peft() -> None:
+    model = products({"fc": (400, 50)})
+    a = adapters_of(add_lora(model, LoraConfig(r=50, init_lora_weights="gaussian")))["fc.lora_A.weight"]
+    assert a.std() == pytest.approx(1 / 50, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        LoraConfig(r=3, lora_alpha=5, target_modules=NAMES, init_lora_weights=False),
+        LoraConfig(r=4, lora_alpha=1, use_rslora=True, target_modules=r".*\.\d|up", init_lora_weights=False),
+        LoraConfig(
+            target_modules=NAMES,
+            exclude_modules=["blocks.2"],
+            rank_pattern={"up": 2, r"blocks\.\d": 5},
+            alpha_pattern={"lm_head": 3},
+            init_lora_weights=False,
+        ),
+    ],
+    ids=["alpha", "rank-stabilised", "patterns"],
+)
+def test_gradients_and_steps_are_those_of_pytorch(
+    model: onnx.ModelProto, config: LoraConfig, tmp_path: Path
+) -> None:
+    generate_artifacts(model, loss="mse", optimizer="sgd", artifact_directory=tmp_path, lora=config)
+    state, module, optimizer = trained(tmp_path)
+    reference = net().double()
+    layers = with_adapters(reference, {name: p.data.copy() for name, p in state.parameters}, config)
+    sgd = torch.optim.SGD([p for layer in layers.values() for p in (layer.a, layer.b)], lr=1e-3)
+    optimizer.set_learning_rate(1e-3)
+    target = np.random.default_rng(0).normal(size=(2, 3, 11)).astype(np.float32)
+    for _ in range(5):
+        sgd.zero_grad()
+        expected = torch.nn.functional.mse_loss(
+            reference(torch.from_numpy(TOKENS)), torch.from_numpy(target).double()
+        )
+        expected.backward()
+        assert float(module(TOKENS, target)) == pytest.approx(expected.item(), rel=1e-5)
+        for path, layer in layers.items():
+            for letter, parameter in (("A", layer.a), ("B", layer.b)):
+                gradient = state.parameters[f"{path}.lora_{letter}.weight"].grad
+                scale = parameter.grad.abs().max().item()
+                assert np.abs(gradient - parameter.grad.numpy()).max() <= 1e-5 * scale
+        sgd.step()
+        optimizer.step()
+        module.lazy_reset_grad()
+    assert set(layers) == {name.rpartition(".lora_")[0] for name, _ in state.parameters}
+
+
+@pytest.mark.parametrize(("bits", "block_size", "symmetric"), [(4, 16, True), (4, 32, False), (8, 32, True)])
+def test_a_quantised_base_is_trained_as_its_dequantised_weights(
+    bits: int, block_size: int, symmetric: bool, tmp_path: Path
+) -> None:
+    base = in_bits(products({"fc1": (40, 32), "fc2": (32, 10)}), bits, block_size, symmetric)
+    config = LoraConfig(r=2, init_lora_weights=False)
+    assert target_names(base) == ["fc1", "fc2"]
+    generate_artifacts(base, loss="mse", artifact_directory=tmp_path, lora=config)
+    state = api.CheckpointState.load_checkpoint(tmp_path / "checkpoint")
+    module = api.Module(tmp_path / "training_model.onnx", state)
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(6, 40)).astype(np.float32), rng.normal(size=(6, 10)).astype(np.float32)
+    loss = float(module(x, y))
+    # The rows of the dequantised weight are what the quantised layer makes of unit vectors, before Tanh.
+    hidden = torch.from_numpy(x).double()
+    leaves = {}
+    for name, size in (("fc1", 40), ("fc2", 32)):
+        weight = torch.from_numpy(run(layer_alone(base, name), x=np.eye(size, dtype=np.float32))).double()
+        pair = [torch.tensor(state.parameters[f"{name}.lora_{k}.weight"].data.copy()).double() for k in "AB"]
+        leaves |= {f"{name}.lora_{k}.weight": t.requires_grad_() for k, t in zip("AB", pair, strict=True)}
+        hidden = torch.tanh(hidden @ weight + config.scaling(name) * hidden @ pair[0] @ pair[1])
+    expected = torch.nn.functional.mse_loss(hidden, torch.from_numpy(y).double())
+    expected.backward()
+    assert loss == pytest.approx(expected.item(), rel=1e-5)
+    for name, leaf in leaves.items():
+        difference = np.abs(state.parameters[name].grad - leaf.grad.numpy()).max()
+        assert difference <= 1e-5 * leaf.grad.abs().max().item()
+
+
+def layer_alone(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
+    """The quantised layer of that name alone, with float activations."""
+    node = next(
+        node for node in model.graph.node if node.op_type == "MatMulNBits" and node.input[1].startswith(name)
+    )
+    copy = onnx.NodeProto()
+    copy.CopyFrom(node)
+    copy.input[0], copy.output[0] = "x", "y"
+    kept = [a for a in copy.attribute if a.name != "accuracy_level"]
+    del copy.attribute[:]
+    copy.attribute.extend(kept)
+    graph = onnx.helper.make_graph(
+        [copy],
+        "g",
+        [onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, None)],
+        [onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None)],
+        [i for i in model.graph.initializer if i.name in node.input],
+    )
+    return onnx.helper.make_model(graph, opset_imports=model.opset_import, ir_version=10)
+
+
+def test_further_parameters_are_trained_beside_the_adapters(model: onnx.ModelProto, tmp_path: Path) -> None:
+    config = LoraConfig(r=2, target_modules=["up"])
+    generate_artifacts(
+        model, requires_grad=["blocks.0.bias"], loss="mse", artifact_directory=tmp_path, lora=config
+    )
+    state = api.CheckpointState.load_checkpoint(tmp_path / "checkpoint")
+    assert {name for name, _ in state.parameters} == {"up.lora_A.weight", "up.lora_B.weight", "blocks.0.bias"}
+
+
+def test_a_model_that_has_adapters_trains_them_alone(model: onnx.ModelProto, tmp_path: Path) -> None:
+    changed = add_lora(model, LoraConfig(r=2, target_modules=["up"]))
+    generate_artifacts(changed, loss="mse", artifact_directory=tmp_path)
+    state = api.CheckpointState.load_checkpoint(tmp_path / "checkpoint")
+    assert [name for name, _ in state.parameters] == ["up.lora_A.weight", "up.lora_B.weight"]
+
+
+def test_dropout_acts_on_the_input_of_the_adapter_in_training_alone(tmp_path: Path) -> None:
+    model = products({"fc": (8, 8)})
+    config = LoraConfig(r=8, lora_alpha=8, lora_dropout=0.5, init_lora_weights=False)
+    generate_artifacts(
+        model, loss="mse", artifact_directory=tmp_path, lora=config, additional_output_names=["fc_act"]
+    )
+    state = api.CheckpointState.load_checkpoint(tmp_path / "checkpoint")
+    module = api.Module(tmp_path / "training_model.onnx", state, tmp_path / "eval_model.onnx")
+    weight = onnx.numpy_helper.to_array(model.graph.initializer[0])
+    a, b = (state.parameters[f"fc.lora_{k}.weight"].data.copy() for k in "AB")
+    x, y = np.eye(8, dtype=np.float32), np.zeros((8, 8), np.float32)
+    module.eval()
+    assert np.allclose(module(x, y)[1], np.tanh(weight + a @ b), atol=1e-5)
+    module.train()
+    # Of a unit vector the adapter sees zero or, as dropout scales what it keeps, twice of it.
+    delta = np.arctanh(np.clip(module(x, y)[1], -1 + 1e-7, 1 - 1e-7)) - weight
+    kept = np.abs(delta - 2 * a @ b).max(1) < 1e-2
+    dropped = np.abs(delta).max(1) < 1e-2
+    assert (kept ^ dropped).all()
+
+
+def test_convolutions_of_kernel_one(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    layers = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 8, 1, stride=2), torch.nn.ReLU(), torch.nn.Conv2d(8, 4, 3)
+    )
+    x = torch.randn(2, 3, 9, 9)
+    model = exported(layers, x)
+    assert target_names(model) == ["0"]
+    config = LoraConfig(r=2, target_modules=["0"], init_lora_weights=False)
+    changed = add_lora(model, config)
+    a, b = (torch.tensor(array) for array in adapters_of(changed).values())
+    assert (a.shape, b.shape) == ((2, 3, 1, 1), (8, 2, 1, 1))
+    conv = torch.nn.functional.conv2d
+    hidden = layers[0](x) + config.scaling("0") * conv(conv(x, a, stride=2), b)
+    expected = layers[2](torch.relu(hidden)).detach().numpy()
+    assert np.allclose(run(changed, tokens=x.numpy()), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"r": 0}, "r is 0"),
+        ({"r": True}, "r is True"),
+        ({"lora_alpha": 0}, "lora_alpha is 0"),
+        ({"lora_dropout": 1}, "lora_dropout is 1"),
+        ({"target_modules": []}, "target_modules is"),
+        ({"target_modules": "("}, "target_modules is '('"),
+        ({"init_lora_weights": "pissa"}, "init_lora_weights is 'pissa'"),
+        ({"rank_pattern": {"up": 0}}, "rank_pattern is"),
+        ({"seed": -1}, "seed is -1"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(GraphBuildError, match=re.escape(message)):
+        LoraConfig(**settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (LoraConfig(target_modules=["up", "q_proj"]), "no layer is named 'q_proj'"),
+        (LoraConfig(target_modules="nothing"), "leave no layer; there are up, blocks.0"),
+        (LoraConfig(target_modules=["up"], exclude_modules=["up"]), "leave no layer"),
+        (
+            LoraConfig(target_modules=["up"], rank_pattern={"0": 2}),
+            "'0' of rank_pattern matches no chosen layer",
+        ),
+    ],
+)
+def test_targets_that_are_not_there_are_refused(
+    model: onnx.ModelProto, config: LoraConfig, message: str
+) -> None:
+    with pytest.raises(GraphBuildError, match=message):
+        add_lora(model, config)
+
+
+def test_a_second_set_of_adapters_is_refused(model: onnx.ModelProto) -> None:
+    with pytest.raises(GraphBuildError, match="has adapters already"):
+        add_lora(add_lora(model, LoraConfig()), LoraConfig())
+
+
+def test_a_model_without_linear_layers_is_refused() -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 21]> g (float[2] x, float[2] w) => (float[2] y) { y = Mul(x, w) }'
+    )
+    with pytest.raises(GraphBuildError, match="has no linear layer"):
+        add_lora(model, LoraConfig())

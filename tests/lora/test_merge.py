@@ -1,0 +1,147 @@
+"""Merged weights compute what the model with the adapter computes, and rounded ones what their rounding allows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+
+from lora.models import exported, in_bits, net, products, run
+from onnxtrain.errors import GraphBuildError
+from onnxtrain.lora import LoraConfig, add_lora, merge, save_adapter
+
+LAYERS = {"fc1": (48, 32), "fc2": (32, 16)}
+CONFIG = LoraConfig(r=4, lora_alpha=2, init_lora_weights=False)
+X = np.random.default_rng(1).normal(size=(5, 48)).astype(np.float32)
+
+
+def adapter_for(
+    base: onnx.ModelProto, directory: Path, config: LoraConfig = CONFIG
+) -> tuple[Path, onnx.ModelProto]:
+    """A saved adapter, and the model with it."""
+    model = add_lora(base, config)
+    save_adapter(model, directory / "adapter", format="peft")
+    return directory / "adapter", model
+
+
+def ops(model: onnx.ModelProto) -> list[str]:
+    return [node.op_type for node in model.graph.node]
+
+
+def test_float_weights_take_the_adapter_in(tmp_path: Path) -> None:
+    base = products(LAYERS)
+    path, model = adapter_for(base, tmp_path)
+    merged = merge(base, path)
+    assert np.allclose(run(merged, x=X), run(model, x=X), atol=1e-6)
+    assert ops(merged) == ops(base)
+    # The old weights are gone.
+    assert len(merged.graph.initializer) == len(base.graph.initializer)
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_quantised_weights_become_float_or_are_rounded_again(
+    bits: int, symmetric: bool, tmp_path: Path
+) -> None:
+    # Of accuracy level 0: the float activations of the merged product are those of the quantised one.
+    base = in_bits(products(LAYERS), bits, 16, symmetric)
+    path, model = adapter_for(base, tmp_path)
+    merged = merge(base, path)
+    assert "MatMulNBits" not in ops(merged)
+    assert np.allclose(run(merged, x=X), run(model, x=X), atol=1e-5)
+    rounded = merge(base, path, requantize=True)
+    assert ops(rounded) == ops(base)
+    # What rounding the sum loses: nearer to the model with the adapter than the base for 4 bits and 8.
+    distance = np.abs(run(rounded, x=X) - run(model, x=X)).mean()
+    assert distance < {2: 0.5, 4: 0.1, 8: 0.01}[bits]
+    if bits > 2:
+        assert distance < np.abs(run(base, x=X) - run(model, x=X)).mean() / 2
+    sizes = [[len(i.raw_data) for i in m.graph.initializer] for m in (base, rounded)]
+    assert sorted(sizes[1]) == sorted(sizes[0])
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8])
+@pytest.mark.parametrize("axis", [None, 1])
+def test_weights_behind_dequantize_linear(dtype: type, axis: int | None, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    codes = rng.integers(np.iinfo(dtype).min, np.iinfo(dtype).max, (48, 16)).astype(dtype)
+    scale = np.float32(0.002) if axis is None else rng.uniform(0.001, 0.003, 16).astype(np.float32)
+    zero = np.full(np.shape(scale), 0 if dtype == np.int8 else 128, dtype)
+    nodes = [
+        onnx.helper.make_node("DequantizeLinear", ["w", "scale", "zero"], ["weight"], axis=axis or 0),
+        onnx.helper.make_node("Gemm", ["x", "weight", "b"], ["y"], name="/fc/Gemm", alpha=0.5),
+    ]
+    arrays = {"w": codes, "scale": scale, "zero": zero, "b": rng.normal(size=16).astype(np.float32)}
+    graph = onnx.helper.make_graph(
+        nodes,
+        "g",
+        [onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["n", 48])],
+        [onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, ["n", 16])],
+        [onnx.numpy_helper.from_array(array, name) for name, array in arrays.items()],
+    )
+    base = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 21)], ir_version=10)
+    path, model = adapter_for(base, tmp_path)
+    assert np.allclose(run(merge(base, path), x=X), run(model, x=X), atol=1e-5)
+    rounded = merge(base, path, requantize=True)
+    assert ops(rounded) == ops(base)
+    assert {i.name for i in rounded.graph.initializer} != {i.name for i in base.graph.initializer}
+    difference = np.abs(run(rounded, x=X) - run(model, x=X)).max()
+    # 48 products of half a step each, halved by alpha.
+    largest = max(
+        np.abs(onnx.numpy_helper.to_array(i)).max() for i in rounded.graph.initializer if "scale" in i.name
+    )
+    assert difference <= 0.5 * 0.5 * largest * np.abs(X).sum(1).max() + 1e-5
+
+
+@pytest.mark.torch
+def test_a_tied_head_is_merged_without_its_embedding(tmp_path: Path) -> None:
+    tokens = torch.tensor([[1, 2, 3]])
+    base = exported(net(), tokens)
+    path, model = adapter_for(
+        base, tmp_path, LoraConfig(r=2, target_modules=["lm_head", "up"], init_lora_weights=False)
+    )
+    merged = merge(base, path)
+    assert np.allclose(run(merged, tokens=tokens.numpy()), run(model, tokens=tokens.numpy()), atol=1e-5)
+
+
+@pytest.mark.torch
+def test_convolutions(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    layers = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 1, stride=2), torch.nn.ReLU())
+    x = torch.randn(2, 3, 9, 9)
+    base = exported(layers, x)
+    path, model = adapter_for(base, tmp_path, LoraConfig(r=2, target_modules=["0"], init_lora_weights=False))
+    assert np.allclose(run(merge(base, path), tokens=x.numpy()), run(model, tokens=x.numpy()), atol=1e-5)
+
+
+def test_losses_before_and_after_are_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    base = in_bits(products(LAYERS), 4)
+    path, model = adapter_for(base, tmp_path)
+    target = np.zeros((5, 16), np.float32)
+
+    def loss(candidate: onnx.ModelProto) -> float:
+        return float(((run(candidate, x=X) - target) ** 2).mean())
+
+    with caplog.at_level("INFO", "onnxtrain"):
+        merged = merge(base, path, requantize=True, evaluate=loss)
+    report = {p.key: p.value for p in merged.metadata_props}["onnxtrain.merge"]
+    assert json.loads(report) == {"before": loss(model), "after": loss(merged)}
+    assert loss(model) != loss(merged)
+    assert f"loss {loss(model):.6g} before, {loss(merged):.6g} after" in caplog.text
+
+
+def test_a_transposed_quantised_weight_cannot_be_rounded_again(tmp_path: Path) -> None:
+    base = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 21]> g (float[n, 3] x) => (float[n, 2] y)
+        <int8[2, 3] w = {1, 2, 3, 4, 5, 6}, float s = {0.5}> {
+            d = DequantizeLinear(w, s)  t = Transpose(d)  y = MatMul(x, t) }"""
+    )
+    path, model = adapter_for(base, tmp_path, LoraConfig(r=1, init_lora_weights=False))
+    x = np.eye(3, dtype=np.float32)
+    assert np.allclose(run(merge(base, path), x=x), run(model, x=x), atol=1e-6)
+    with pytest.raises(GraphBuildError, match="then transposed"):
+        merge(base, path, requantize=True)

@@ -20,6 +20,7 @@ PAGES = [
     "docs/derivatives.md",
     "docs/ortmodule.md",
     "docs/layer-norms.md",
+    "docs/lora.md",
     "docs/threads.md",
 ]
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -47,7 +48,7 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, obje
 
 @pytest.mark.parametrize(("text", "page"), blocks())
 def test_a_block_of_code_runs(text: str, page: str, workplace: dict[str, object]) -> None:
-    with_data = page in ("docs/fine-tuning.md", "docs/data.md", "docs/callbacks.md")
+    with_data = page in ("docs/fine-tuning.md", "docs/data.md", "docs/callbacks.md", "docs/lora.md")
     namespace = {"x": workplace["x"], "y": workplace["y"]} if with_data else {}
     if 'resume("run")' in text:
         workplace["Trainer"]("model.onnx", "cross_entropy", directory="run")  # type: ignore[operator]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import fnmatch
 import re
 from collections.abc import Callable, Collection, Iterable
@@ -37,6 +39,10 @@ _COMPUTED_NAMES = (
 )
 
 
+# Metadata key of PyTorch's Dynamo exporter: a list of names as Python writes it, e.g. "['', 'encoder.fc', 'linear']".
+_SCOPES = "pkg.torch.onnx.name_scopes"
+
+
 @dataclass(frozen=True)
 class Selection:
     """Names of initializers by their role, each in graph order.
@@ -55,6 +61,22 @@ class Selection:
     def parameters(self) -> set[str]:
         """All parameters, trainable and frozen."""
         return {*self.trainable, *self.frozen}
+
+
+def module_scope(node: ir.Node) -> str | None:
+    """Returns the path of the PyTorch module that a node comes from, e.g. "encoder.fc"; None if the file does not tell.
+
+    PyTorch's Dynamo exporter notes the modules around each node.
+    """
+    scopes = node.metadata_props.get(_SCOPES)
+    if scopes is None:
+        return None
+    # The metadata of a file may hold any text.
+    with contextlib.suppress(ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        # Outermost first, which has no name; the last entry is the node itself.
+        named = [str(scope) for scope in ast.literal_eval(scopes)[:-1] if scope]
+        return named[-1] if named else None
+    return None
 
 
 def match_names(patterns: Iterable[str], names: Collection[str]) -> dict[str, list[str]]:

@@ -35,7 +35,7 @@ def trained(base: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def with_active(model: onnx.ModelProto, *paths: Path) -> np.ndarray:
-    """What a plain session computes with adapters of ONNX Runtime."""
+    """Runs a plain session with active adapters."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     session = onnxruntime.InferenceSession(model.SerializeToString(), options)

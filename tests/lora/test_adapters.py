@@ -14,7 +14,7 @@ from lora.models import TOKENS, exported, in_bits, net, products, run, with_adap
 from onnxtrain import api
 from onnxtrain.artifacts import generate_artifacts
 from onnxtrain.errors import GraphBuildError
-from onnxtrain.lora import LoraConfig, add_lora, target_names
+from onnxtrain.lora import LoraConfig, adapter_model, add_lora, target_names
 
 pytestmark = pytest.mark.torch
 
@@ -266,3 +266,38 @@ def test_a_model_without_linear_layers_is_refused() -> None:
     )
     with pytest.raises(GraphBuildError, match="has no linear layer"):
         add_lora(model, LoraConfig())
+
+
+@pytest.mark.parametrize("typed", [True, False], ids=["typed", "untyped"])
+def test_a_float16_model_has_float32_adapters(typed: bool) -> None:
+    rng = np.random.default_rng(0)
+    weights = [rng.normal(size=shape).astype(np.float16) for shape in ((8, 16), (16, 4))]
+    arrays = [onnx.numpy_helper.from_array(w, f"fc{i}.weight") for i, w in enumerate(weights)]
+    nodes = [
+        onnx.helper.make_node("MatMul", ["x", "fc0.weight"], ["hidden"]),
+        onnx.helper.make_node("Relu", ["hidden"], ["act"]),
+        onnx.helper.make_node("MatMul", ["act", "fc1.weight"], ["y"]),
+    ]
+    kind = onnx.TensorProto.FLOAT16
+    graph = onnx.helper.make_graph(
+        nodes,
+        "g",
+        [onnx.helper.make_tensor_value_info("x", kind, ["n", 8])],
+        [onnx.helper.make_tensor_value_info("y", kind, ["n", 4])],
+        arrays,
+        value_info=[onnx.helper.make_tensor_value_info("act", kind, ["n", 16])] if typed else [],
+    )
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 21)], ir_version=10)
+    config = LoraConfig(r=2, init_lora_weights=False, lora_alpha=2)
+    changed = add_lora(model, config)
+    x = rng.normal(size=(3, 8)).astype(np.float16)
+    value = x.astype(np.float64)
+    held = {name: array.astype(np.float64) for name, array in adapters_of(changed).items()}
+    for i, weight in enumerate(weights):
+        delta = held[f"fc{i}.lora_A.weight"] @ held[f"fc{i}.lora_B.weight"]
+        value = value @ (weight.astype(np.float64) + delta)
+        value = np.maximum(value, 0) if i == 0 else value
+    assert np.allclose(run(changed, x=x), value, atol=0.02 * np.abs(value).max())
+    inputs = adapter_model(model, config).graph.input[1:]
+    assert {value.type.tensor_type.elem_type for value in inputs} == {kind}
+    assert run(adapter_model(model, config), x=x).tobytes() == run(model, x=x).tobytes()

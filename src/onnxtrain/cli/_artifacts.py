@@ -11,6 +11,7 @@ import onnx_ir as ir
 from onnxtrain.artifacts import generate_artifacts
 from onnxtrain.cli._declared import arguments_for
 from onnxtrain.cli._inspect import run_command as inspect
+from onnxtrain.cli._lora import chosen_lora
 from onnxtrain.cli._optimizer import chosen_optimizer
 from onnxtrain.cli._options import ArtifactsOptions, ModelOptions
 from onnxtrain.cli._tables import PROPERTY as TABLE
@@ -84,6 +85,7 @@ def run_command(options: ArtifactsOptions) -> None:
         "model": model,
         "optimizer": optimizer,
         "batch_norm": batch_norm_mode(options.model.batch_norm),
+        "lora": chosen_lora(options.lora),
         # The device predicts with the eval model, so the model's outputs stay beside the loss.
         "additional_output_names": outputs if loss is not None else outputs[1:],
     }

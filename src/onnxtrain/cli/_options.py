@@ -93,6 +93,33 @@ class OptimizerOptions:
 
 
 @dataclass(frozen=True)
+class LoraOptions:
+    """Adapters that are trained instead of the weights of linear layers; of `train` and `artifacts`."""
+
+    panel: ClassVar[str] = "Adapters (LoRA)"
+    kept: ClassVar[Kept] = "run"
+
+    lora_rank: int | None = option(
+        "RANK",
+        "Train adapters of this rank beside the linear layers, and nothing else but what --train names, e.g. 8. "
+        "Default: no adapters.",
+        min=1,
+    )
+    lora_targets: list[str] | None = option(
+        "NAME",
+        "Give an adapter to the layers of this name, e.g. q_proj; repeat it for several. Default: all linear "
+        "layers but the output layer of a language model.",
+    )
+    lora_alpha: float | None = option(
+        "ALPHA", "Multiply what adapters compute by ALPHA / RANK, e.g. 32. Default: 16."
+    )
+    lora_dropout: float | None = option(
+        "PROBABILITY",
+        "Drop elements of the adapters' inputs in training with this probability, e.g. 0.05. Default: 0.",
+    )
+
+
+@dataclass(frozen=True)
 class TableOptions:
     """Encoding of the columns of a .csv or .parquet file, learned from the table that is trained on."""
 
@@ -211,12 +238,13 @@ class ArtifactsOptions:
 
     Attributes:
         source: path of the model.
-        model, optimizer: groups of options.
+        model, optimizer, lora: groups of options.
     """
 
     source: Path = argument("MODEL", "Path of an .onnx file.")
     model: ModelOptions = field(default_factory=ModelOptions)
     optimizer: OptimizerOptions = field(default_factory=OptimizerOptions)
+    lora: LoraOptions = field(default_factory=LoraOptions)
     output: Path = option(
         "DIR",
         "Write the files to this directory, e.g. device.",
@@ -237,7 +265,7 @@ class TrainOptions:
 
     Attributes:
         source: path of a model, or directory of a run.
-        table, model, optimizer, rate: groups of options.
+        table, model, optimizer, lora, rate: groups of options.
     """
 
     source: Path = argument("MODEL|DIR", "Path of an .onnx file, or directory of a run to go on with.")
@@ -258,6 +286,7 @@ class TrainOptions:
     )
     model: ModelOptions = field(default_factory=ModelOptions)
     optimizer: OptimizerOptions = field(default_factory=OptimizerOptions)
+    lora: LoraOptions = field(default_factory=LoraOptions)
     rate: ScheduleOptions = field(default_factory=ScheduleOptions)
     epochs: int = option("COUNT", "Pass this often over the data, e.g. 30.", default=10, kept="fit", min=1)
     batch_size: int | None = option("SAMPLES", BATCH_SIZE_HELP, kept="fit", min=1)

@@ -18,6 +18,7 @@ from onnxtrain.cli._classes import chosen_metrics, positive_remark
 from onnxtrain.cli._data import Arrays, assign, load_data, to_arrays
 from onnxtrain.cli._declared import arguments_for
 from onnxtrain.cli._interrupts import told_what_is_saved, uninterrupted
+from onnxtrain.cli._lora import chosen_lora
 from onnxtrain.cli._optimizer import chosen_optimizer, number_or_text
 from onnxtrain.cli._options import ScheduleOptions, TrainOptions
 from onnxtrain.cli._output import INTERRUPTED, info
@@ -180,6 +181,7 @@ def _begin(options: TrainOptions, data: Arrays | Table, directory: Path) -> Trai
         "positive": positive,
         "scheduler": _schedule(options.rate),
         "batch_norm": batch_norm_mode(options.model.batch_norm),
+        "lora": chosen_lora(options.lora),
         "directory": directory,
     }
     return Trainer(model, **arguments)

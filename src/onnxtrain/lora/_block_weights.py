@@ -46,6 +46,7 @@ class BlockWeights:
             GraphBuildError: an input is computed by the graph, or the weights are prepacked.
         """
         arrays: list[Array | None] = []
+        # Inputs: A, B, scales, zero_points, g_idx, bias.
         for value in node.inputs[1:5]:
             tensor = value.const_value if value is not None else None
             if value is not None and tensor is None:
@@ -78,11 +79,13 @@ class BlockWeights:
     def matrix(self) -> Array:
         """Computes the weight in float32 [K, N]: scale · (code - zero point)."""
         rows, columns = self.shape
+        # The last block of a column is padded: with 40 rows in blocks of 32, codes 40 to 63 mean nothing.
         codes = _unpacked(self.packed.reshape(columns, -1), self.bits)[:, : self.blocks * self.block_size]
         scales = self.scales.reshape(columns, self.blocks).astype(np.float32)
         if self.zero_points is None:
             zeros = np.full((columns, self.blocks), 2.0 ** (self.bits - 1), np.float32)
         elif self.zero_points.dtype == np.uint8:
+            # Each column begins with a new byte.
             zeros = _unpacked(self.zero_points.reshape(columns, -1), self.bits)[:, : self.blocks]
         else:
             zeros = self.zero_points.reshape(columns, self.blocks).astype(np.float32)
@@ -110,6 +113,7 @@ class BlockWeights:
         packed = np.zeros((columns, self.blocks, self.block_size * self.bits // 8), np.uint8)
         scales = np.zeros(columns * self.blocks, np.float32)
         zero_points = np.zeros(columns * math.ceil(self.blocks * self.bits / 8), np.uint8)
+        # The rounder reads whole blocks.
         whole = np.zeros((self.blocks * self.block_size, columns), np.float32)
         whole[:rows] = matrix
         rounder = getattr(_pybind_state, _ROUNDERS[self.bits])
@@ -125,6 +129,7 @@ class BlockWeights:
 
 def _unpacked(packed: Array, bits: int) -> Array:
     """Unpacks codes of `bits` bits from bytes, lowest bits first, to float32."""
+    # Four codes of 2 bits, two of 4, or one of 8 in each byte.
     shifts = np.arange(0, 8, bits, dtype=np.uint8)
     codes = (packed[..., None] >> shifts) & np.uint8(2**bits - 1)
     return codes.reshape(*packed.shape[:-1], -1).astype(np.float32)

@@ -105,6 +105,7 @@ class LoraConfig:
             modules: paths of all modules that have an adapter; they become `target_modules`, as "all-linear" would
                 choose others in another framework.
         """
+        # PEFT refuses unknown settings with a warning only; the seed is no setting of its.
         settings = asdict(self)
         del settings["seed"]
         return settings | {
@@ -120,6 +121,7 @@ class LoraConfig:
 
 
 def _is_rank(value: object) -> bool:
+    # True is an int to isinstance.
     return type(value) is int and value >= 1
 
 
@@ -143,6 +145,7 @@ def _all_values(holds: Any) -> Any:
 
 def _matches(choice: str | Sequence[str], module: str) -> bool:
     """Says if a regular expression matches the whole path, or a name of a list is its end."""
+    # As PEFT: a text is a regular expression, a list holds names.
     if isinstance(choice, str):
         return re.fullmatch(choice, module) is not None
     return any(module == name or module.endswith(f".{name}") for name in choice)

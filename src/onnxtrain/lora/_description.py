@@ -79,6 +79,7 @@ class AdapterDescription:
             read: Mapping[str, Any] = json.loads(text)
             modules = [Module(**entry) for entry in read["modules"]]
             return cls.of(LoraConfig(**read["config"]), modules, str(read["base"]))
+        # A model of somebody else may hold any text there.
         except (TypeError, ValueError, KeyError, RuntimeError) as error:
             raise AdapterMismatchError(
                 f"{doing}: its description of the adapters is damaged ({error}); make it again by add_lora, "
@@ -95,6 +96,7 @@ def base_fingerprint(model: ir.Model) -> str:
     digest = hashlib.sha256()
     for name, value in sorted(model.graph.initializers.items()):
         tensor = value.const_value
+        # Passes fold and merge scalars and vectors; an input of an adapter is no weight.
         if tensor is None or len(tensor.shape) < 2 or value.is_graph_input():
             continue
         signature = [name, tensor.dtype.name, [int(size) for size in tensor.shape.numpy()]]

@@ -52,8 +52,9 @@ def save_adapter(
     """Writes trained adapters to a file of ONNX Runtime or to a folder of PEFT.
 
     Args:
-        state: what was trained with `lora=`: a `CheckpointState`; or a model with adapters, from :func:`add_lora` or
-            :func:`load_adapter`, as an `onnx_ir.Model`, `ModelProto` or path.
+        state: what was trained with `lora=`: a `CheckpointState`, or the path of a checkpoint, e.g. "run/checkpoint";
+            or a model with adapters, from :func:`add_lora` or :func:`load_adapter`, as an `onnx_ir.Model`,
+            `ModelProto` or path of an `.onnx` file.
         path: file to write, e.g. "french.onnx_adapter"; for PEFT the folder, which is made if missing.
         format: "onnx_adapter" for `RunOptions.add_active_adapter` and genai's `Adapters`, beside a model of
             :func:`adapter_model`: names as Olive's `convert-adapters` writes them, A and B transposed, B multiplied by
@@ -121,6 +122,9 @@ def _adapters_of(
     state: CheckpointState | ModelSource, doing: str
 ) -> tuple[AdapterDescription, dict[str, Pair]]:
     """Returns description and weights of the adapters in a state or a model."""
+    # A checkpoint has no ending of its own.
+    if isinstance(state, str | os.PathLike) and Path(state).suffix != ".onnx":
+        state = CheckpointState.load_checkpoint(state)
     if isinstance(state, CheckpointState):
         text = dict(state.properties).get(METADATA_KEY)
         arrays: Mapping[str, Any] = {name: parameter.data for name, parameter in state.parameters}
@@ -169,6 +173,7 @@ def _write_onnx_adapter(path: Path, description: AdapterDescription, weights: Ma
     file.set_model_version(_short(description.base))
     # The values must live until the file is written: onnxruntime 1.32 keeps pointers to their memory.
     file.set_parameters(values)
+    # onnxruntime writes to a path only, and would leave half a file if the process is killed.
     with tempfile.TemporaryDirectory() as directory:
         temporary = os.path.join(directory, "adapter")
         file.export_adapter(temporary)
@@ -187,9 +192,11 @@ def _write_peft(path: Path, description: AdapterDescription, weights: Mapping[st
     tensors: dict[str, np.ndarray[Any, Any]] = {}
     for module in description.modules:
         for letter, array in zip("AB", weights[module.path], strict=True):
+            # PEFT holds weights of torch.nn.Linear: [out, in] each.
             stored = array if module.convolution else array.T
             tensors[f"{_PREFIX}{module.path}.lora_{letter}.weight"] = np.ascontiguousarray(stored, np.float32)
     config = description.config.to_peft([module.path for module in description.modules])
+    # transformers refuses safetensors files that do not say which framework wrote them.
     content = safetensors.numpy.save(tensors, {"format": "pt", _BASE: description.base})
     path.mkdir(parents=True, exist_ok=True)
     with FileSet(path.absolute()) as files:
@@ -214,6 +221,7 @@ def _read_onnx_adapter(path: Path, model: ir.Model, doing: str) -> tuple[LoraCon
     # Of a file of ours both versions are known; other writers leave 0 or 1 there, or count.
     if count == len(weights) and base > 1 and base != _short(base_fingerprint(model)):
         raise AdapterMismatchError(_other_base(doing))
+    # A file of another writer, or a part of one of ours.
     if count != len(weights):
         _check_whole(layers, weights, doing)
     ranks = {module: _rank(_layer(layers, module, doing), pair, doing) for module, pair in weights.items()}
@@ -233,12 +241,14 @@ def _read_peft(path: Path, model: ir.Model, doing: str) -> tuple[LoraConfig, dic
         raise AdapterMismatchError(
             f"{doing}: it is no folder of PEFT with {_CONFIG} and {_WEIGHTS} ({error}); check the path"
         ) from error
+    # Read without them, the adapter would compute something else than in PEFT, silently.
     refused = [name for name in _REFUSED if settings.get(name)]
     if kind != "LORA" or refused or settings.get("bias", "none") != "none":
         raise AdapterMismatchError(
             f"{doing}: it is of the kind {kind} with {', '.join(refused) or 'bias'}, which is not LoRA of linear "
             "layers alone; merge it in PEFT and export the result"
         )
+    # PEFT itself writes no fingerprint: its adapters are of the float model, and fit quantised ones.
     if metadata.get(_BASE, base := base_fingerprint(model)) != base:
         raise AdapterMismatchError(_other_base(doing))
     named = {name.removeprefix(_PREFIX): array for name, array in arrays.items()}
@@ -274,6 +284,7 @@ def _peft_config(settings: Mapping[str, Any]) -> LoraConfig:
 
 def _config_of(ranks: Mapping[str, int], alphas: Mapping[str, float]) -> LoraConfig:
     """Makes the configuration for modules whose ranks and values of alpha are known one by one."""
+    # The first module's values are the common ones, so that an adapter of one rank has no patterns.
     first = next(iter(ranks))
     config = LoraConfig(r=ranks[first], lora_alpha=alphas[first], target_modules=tuple(ranks))
     return replace(
@@ -286,6 +297,7 @@ def _config_of(ranks: Mapping[str, int], alphas: Mapping[str, float]) -> LoraCon
 
 def _literally(module: str) -> str:
     """Returns the regular expression that matches a path alone."""
+    # A dot of a regular expression would match any character.
     return module.replace(".", r"\.")
 
 
@@ -299,6 +311,7 @@ def _pairs(arrays: Mapping[str, np.ndarray[Any, Any]], doing: str) -> dict[str, 
             foreign.append(name)
         else:
             found.setdefault(module, {})[rest[0]] = array
+    # E.g. `lora_embedding_A`, or `lora_magnitude_vector` of DoRA.
     if foreign or not found:
         raise AdapterMismatchError(
             f"{doing}: its tensors {some_names(foreign, 3)} are no A and B of LoRA; there should be "
@@ -356,6 +369,7 @@ def _check_named(layers: Layers, config: LoraConfig, weights: Mapping[str, Pair]
 
 def _check_whole(layers: Layers, weights: Mapping[str, Pair], doing: str) -> None:
     """Raises AdapterMismatchError if layers of one name have adapters in some blocks of the model only."""
+    # The file does not say which layers were meant; blocks of a transformer are alike, and adapted alike.
     ends = {module.rpartition(".")[2] for module in weights}
     missing = [module for module in layers if module.rpartition(".")[2] in ends and module not in weights]
     if missing:

@@ -104,6 +104,7 @@ def insert_adapters(
         weights: A and B by module, in the shapes of :func:`add_lora`; None for initial ones.
     """
     targets = _chosen(model, config)
+    # Before adapters are registered: the fingerprint is that of the weights that the user deployed.
     generator, fingerprint = np.random.default_rng(config.seed), base_fingerprint(model)
 
     def make(name: str, array: np.ndarray) -> ir.Value:
@@ -175,7 +176,7 @@ def adapter_model(model: ModelSource, config: LoraConfig) -> onnx.ModelProto | i
             # A name for each module: onnxruntime reuses buffers among values whose symbolic sizes have one name, and
             # ranks may differ.
             a, b = adapter_shapes(target, f"{target.module}.rank")
-            dtype = target.input.dtype or ir.DataType.FLOAT
+            dtype = target.dtype or ir.DataType.FLOAT
             adapters[target.module] = _Adapter(
                 target,
                 make(f"{target.module}.lora_A.weight", a, dtype),
@@ -203,6 +204,7 @@ def train_adapters(
         has adapters already, the adapters.
     """
     if config is not None:
+        # Layers in functions would have no names of their own.
         if model.functions:
             inline_functions(model)
         insert_adapters(model, config)
@@ -232,7 +234,7 @@ def _chosen(model: ir.Model, config: LoraConfig) -> list[Target]:
 
 
 def _module(target: Target) -> Module:
-    dtype = target.input.dtype or ir.DataType.FLOAT
+    dtype = target.dtype or ir.DataType.FLOAT
     return Module(
         target.module, target.input_size, target.output_size, target.is_convolution, dtype.name.lower()
     )
@@ -247,6 +249,7 @@ def adapter_shapes(target: Target, rank: int | str) -> tuple[tuple[int | str, ..
 
 
 def _weight_dims(target: Target) -> Sequence[int]:
+    # A convolution's weight may stand behind DequantizeLinear, which keeps its axes.
     weight = target.node.inputs[1]
     while weight is not None and weight.const_value is None:
         producer = weight.producer()
@@ -261,6 +264,7 @@ def _initial(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Draws the initial A and B."""
     shape_a, shape_b = (tuple(map(int, shape)) for shape in adapter_shapes(target, rank))
+    # One generator for all layers, in graph order: the seed then gives the same weights on every machine.
     # PEFT's reset_lora_parameters: Kaiming's uniform distribution with a = sqrt(5), of a bound of 1/sqrt(fan_in).
     if config.init_lora_weights == "gaussian":
         a = generator.normal(0, 1 / rank, shape_a)
@@ -278,19 +282,23 @@ def _write(
 ) -> None:
     """Adds the product of each adapter to what its layer computes."""
     op = Emitter(model.graph, functions=model.functions)
+    # Parts of a merged layer stand side by side, and get one Add.
     for node, parts in groupby(targets, key=lambda target: target.node):
         chosen = [adapters[target.module] for target in parts]
         output = node.outputs[0]
+        # Listed before the Add is written, which reads the output itself.
         uses, is_output, name = list(output.uses()), output.is_graph_output(), output.name
         with op.placing(after=node):
             op.scope = f"{chosen[0].target.module.rpartition('.')[0] or 'lora'}/lora/"
             delta = _delta(op, chosen, node, dropout)
             total = op.Add(output, delta)
+            # Later passes rely on shapes that the file declares.
             total.shape = output.shape
             if total.dtype is None:
                 total.type = output.type
         for use in uses:
             use.node.replace_input_with(use.idx, total)
+        # Callers ask for an output by its name, which goes to the sum.
         if is_output:
             model.graph.outputs[list(model.graph.outputs).index(output)] = total
             output.name, total.name = f"{name}.base", name
@@ -301,16 +309,17 @@ def _delta(op: Emitter, adapters: Sequence[_Adapter], node: ir.Node, dropout: fl
     """Writes what the adapters of one node add to its output."""
     x = node.inputs[0]
     assert x is not None
-    dtype = x.dtype
     weights = adapters[0].a.dtype
-    narrow = dtype is not None and dtype != weights
-    # Adapters are trained in float32 beside a float16 model, as PEFT does (autocast_adapter_dtype).
-    x = op.Cast(x, to=weights) if narrow else x
+    differs = adapters[0].target.dtype != weights
+    # Adapters are trained in float32 beside a float16 model, as PEFT does (autocast_adapter_dtype). ONNX Runtime drops
+    # casts that turn out to be none.
+    read = x
+    x = op.Cast(x, to=weights) if differs else x
     if node.op_type == "Conv":
         result = _convolved(op, adapters[0], x, node, dropout)
     else:
         result = _multiplied(op, adapters, x, dropout)
-    return op.Cast(result, to=dtype) if narrow else result
+    return op.CastLike(result, read) if differs else result
 
 
 def _dropped(op: Emitter, x: ir.Value, dropout: float) -> ir.Value:
@@ -318,10 +327,12 @@ def _dropped(op: Emitter, x: ir.Value, dropout: float) -> ir.Value:
 
 
 def _scaled(op: Emitter, value: ir.Value, scaling: float) -> ir.Value:
+    # A factor of 1 would be a node for nothing: adapters of a deployed model have it.
     return value if scaling == 1 else op.Mul(value, scaling)
 
 
 def _convolved(op: Emitter, adapter: _Adapter, x: ir.Value, node: ir.Node, dropout: float) -> ir.Value:
+    # As PEFT's layer of a convolution: the first of both has its stride, the second none.
     strides = list(node.attributes.get_ints("strides", ())) or None
     hidden = op.Conv(_dropped(op, x, dropout), adapter.a, **({"strides": strides} if strides else {}))
     return op.Conv(_scaled(op, hidden, adapter.scaling), adapter.b)
@@ -331,6 +342,7 @@ def _multiplied(op: Emitter, adapters: Sequence[_Adapter], x: ir.Value, dropout:
     """Writes x A B for one layer, or for the parts of a merged layer."""
     total = adapters[0].target.total
     if len(adapters) == 1 and adapters[0].target.output_size == total:
+        # The scaling multiplies the smallest of the three tensors.
         hidden = op.MatMul(_dropped(op, x, dropout), adapters[0].a)
         return op.MatMul(_scaled(op, hidden, adapters[0].scaling), adapters[0].b)
     # Parts share one product with x, and one with B: each B is padded by zeros to the outputs of the whole, so that

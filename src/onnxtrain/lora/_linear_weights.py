@@ -15,6 +15,7 @@ def constant_value(value: ir.Value) -> Array:
     """Computes a value that depends on initializers alone, in float32."""
     if value.const_value is not None:
         return np.asarray(value.const_value.numpy(), np.float32)
+    # The chain runs in onnx's evaluator, so that each op has the meaning of the standard.
     nodes: list[ir.Node] = []
     tensors: dict[str, onnx.TensorProto] = {}
     pending = [value]
@@ -72,11 +73,13 @@ def quantised_linear(node: ir.Node, matrix: Array) -> dict[int, Array]:
         new = np.abs(matrix).max(axis=others, keepdims=True) / limits.max
         zeros = np.zeros_like(new)
     else:
+        # Zero must be a code, as padding and ReLU rely on it.
         least = np.minimum(matrix.min(axis=others, keepdims=True), 0)
         new = (np.maximum(matrix.max(axis=others, keepdims=True), 0) - least) / (
             int(limits.max) - int(limits.min)
         )
         zeros = np.rint(limits.min - least / np.where(new == 0, 1, new))
+    # A column of zeros has any scale but zero, by which nothing can be divided.
     new = np.where(new == 0, 1, new).astype(np.float32)
     rounded = np.clip(np.rint(matrix / new) + zeros, limits.min, limits.max).astype(codes.dtype)
     result: dict[int, Array] = {0: rounded, 1: new.reshape(scales.shape).astype(scales.dtype)}

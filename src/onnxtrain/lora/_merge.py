@@ -78,6 +78,7 @@ def merge(
     loaded = loaded_for_adapters(model)
     config, weights = read_adapter(adapter, loaded)
     before = None
+    # A second copy is loaded: the weights of the first one are changed below.
     if evaluate is not None:
         unmerged = insert_adapters(loaded_for_adapters(model), config, weights)
         before = float(evaluate(ir.to_proto(unmerged)))
@@ -89,6 +90,7 @@ def merge(
         a, b = (np.asarray(array, np.float32) for array in weights[target.module])
         if target.is_convolution:
             a, b = a.reshape(a.shape[:2]).T, b.reshape(b.shape[:2]).T
+        # Parts of a merged layer fill their columns of one matrix.
         part = slice(target.start, target.start + target.output_size)
         delta[:, part] += np.float32(config.scaling(target.module)) * (a @ b)
     for node, delta in deltas.items():
@@ -111,6 +113,7 @@ def merge(
 def _merge_into(model: ir.Model, target: Target, delta: Array, requantize: bool) -> None:
     """Adds `delta` [in, out] to the weight of a layer."""
     node = target.node
+    # What nothing reads any more is removed at the end.
     old = list(node.inputs)
     if node.op_type == "MatMulNBits":
         blocks = BlockWeights.of(node)
@@ -146,6 +149,7 @@ def _requantise(model: ir.Model, node: ir.Node, producer: ir.Node, merged: Array
             f"merging adapters: the weight of {node.op_type} '{node.name}' is dequantised and then transposed, which "
             "cannot be rounded again; pass requantize=False"
         )
+    # A copy: other products may read the same dequantised weight, e.g. a tied head.
     copy = ir.Node(
         producer.domain, "DequantizeLinear", list(producer.inputs), list(producer.attributes.values()), num_outputs=1,
         name=f"{producer.name}.merged",
@@ -161,6 +165,7 @@ def _requantise(model: ir.Model, node: ir.Node, producer: ir.Node, merged: Array
 def _replace_by_product(model: ir.Model, node: ir.Node, weight: ir.Value) -> None:
     """Writes MatMul, and Add for a bias, in the place of MatMulNBits."""
     op = Emitter(model.graph)
+    # Readers find the value under its old name, which may be that of an output.
     output, bias = node.outputs[0], node.inputs[5] if len(node.inputs) > 5 else None
     with op.placing(before=node):
         # The builder casts weights to the dtype of the activations, e.g. float16.

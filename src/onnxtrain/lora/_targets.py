@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -11,11 +10,9 @@ import onnx_ir as ir
 
 from onnxtrain.errors import GraphBuildError
 from onnxtrain.lora._config import ALL_LINEAR, LoraConfig
-from onnxtrain.selection import some_names
+from onnxtrain.selection import module_scope, some_names
 
 _MS = "com.microsoft"
-# Metadata key of PyTorch's Dynamo exporter: the names of the modules around a node, outermost first.
-_SCOPES = "pkg.torch.onnx.name_scopes"
 # Ops between a weight in the file and the product that reads it; each keeps the elements, Transpose swaps the axes.
 _PASSED_ON = frozenset({"Cast", "DequantizeLinear", "Identity", "QuantizeLinear", "Transpose"})
 # Ends of the names of weights: of onnxruntime's quantizers (`_Q4`, `_quantized`), of genai's builder (`.MatMul`), and
@@ -63,6 +60,14 @@ class Target:
         assert value is not None
         return value
 
+    @property
+    def dtype(self) -> ir.DataType | None:
+        """The dtype of the activations, e.g. float16; None if the file does not tell."""
+        # Exporters need not note the types of values between nodes. The op wants weights, or scales, of the same type.
+        index = 2 if self.node.op_type == "MatMulNBits" else 1
+        other = self.node.inputs[index]
+        return self.input.dtype or (None if other is None else other.dtype)
+
 
 def find_targets(model: ir.Model) -> list[Target]:
     """Returns all layers that can get an adapter, in graph order.
@@ -71,12 +76,14 @@ def find_targets(model: ir.Model) -> list[Target]:
     "v_proj".
     """
     found = []
+    # Layers in branches of If and bodies of Loop and Scan are left out: adapters would have to be written there, too.
     named: dict[str, ir.Value] = {}
     for node in model.graph:
         layer = _read_layer(node)
         if layer is None:
             continue
         weight, input_size, output_size = layer
+        # PEFT and genai exchange adapters by these paths, so a node's own name would not do.
         module = _module_of(node, weight)
         # Two layers of one name have different weights; one layer that runs twice has one adapter.
         if named.setdefault(module, weight) is not weight:
@@ -106,6 +113,8 @@ def choose_targets(model: ir.Model, config: LoraConfig) -> list[Target]:
         )
     names = list(dict.fromkeys(target.module for target in targets))
     if config.target_modules == ALL_LINEAR:
+        # PEFT leaves the output layer out: an adapter of 32,000 words and more would be most of the weights. It leaves
+        # convolutions out, too, as they are no torch.nn.Linear.
         merged = {target.node for target in targets if target.output_size != target.total}
         chosen = [
             target
@@ -116,6 +125,7 @@ def choose_targets(model: ir.Model, config: LoraConfig) -> list[Target]:
         ]
     else:
         chosen = [target for target in targets if config.names(target.module)]
+        # A misspelt name in a list of several would otherwise train fewer layers than asked for, silently.
         for name in [] if isinstance(config.target_modules, str) else config.target_modules:
             if not any(replace_targets(config, [name]).names(module) for module in names):
                 raise GraphBuildError(
@@ -128,6 +138,7 @@ def choose_targets(model: ir.Model, config: LoraConfig) -> list[Target]:
             f"no layer; there are {some_names(names)}"
         )
     _check_overlap(chosen, doing)
+    # PEFT ignores such keys, and the layers get the common rank.
     for option in ("rank_pattern", "alpha_pattern"):
         for pattern in getattr(config, option) or ():
             if not any(re.fullmatch(rf"(.*\.)?({pattern})", target.module) for target in chosen):
@@ -145,6 +156,7 @@ def replace_targets(config: LoraConfig, names: Sequence[str]) -> LoraConfig:
 
 def _check_overlap(chosen: Sequence[Target], doing: str) -> None:
     """Raises GraphBuildError if a merged layer is chosen as a whole and in parts."""
+    # A regular expression such as ".*proj" matches both. Two adapters of the same features would be trained twice.
     whole = {target.node: target for target in chosen if target.output_size == target.total}
     for target in chosen:
         other = whole.get(target.node)
@@ -164,6 +176,7 @@ def _read_layer(node: ir.Node) -> tuple[ir.Value, int, int] | None:
     kind = (node.domain, node.op_type)
     if kind == (_MS, "MatMulNBits"):
         weight = node.inputs[1]
+        # A weight that another node computes has no file in which an adapter could be merged.
         if weight is None or not weight.is_initializer():
             return None
         return weight, node.attributes["K"].as_int(), node.attributes["N"].as_int()
@@ -181,8 +194,10 @@ def _read_layer(node: ir.Node) -> tuple[ir.Value, int, int] | None:
         if len(dims) < 3 or not plain or any(size != 1 for size in dims[2:]):
             return None
         return weight, dims[1], dims[0]
+    # Weights of three axes are those of experts or heads: a product for each, which LoRA of one matrix does not have.
     if len(dims) != 2:
         return None
+    # Only the second input is looked at: ONNX exporters write `x W`, and `W x` multiplies along another axis.
     rows, columns = reversed(dims) if node.attributes.get_int("transB", 0) else dims
     return weight, rows, columns
 
@@ -195,6 +210,7 @@ def _trace(value: ir.Value | None) -> tuple[ir.Value, list[int]] | None:
         if node is None or node.domain not in ("", _MS) or node.op_type not in _PASSED_ON:
             return None
         if node.op_type == "Transpose":
+            # Without `perm` ONNX reverses the axes.
             order = node.attributes.get_ints("perm", (1, 0))
             if sorted(order) != [0, 1]:
                 return None
@@ -209,18 +225,13 @@ def _trace(value: ir.Value | None) -> tuple[ir.Value, list[int]] | None:
 
 def _module_of(node: ir.Node, weight: ir.Value) -> str:
     """Returns the path of the module of a layer, e.g. "model.layers.0.mlp.up_proj"."""
-    scopes = node.metadata_props.get(_SCOPES)
-    if scopes is not None:
-        # The last entry names the node itself, the first the outermost module, which has no name.
-        path = [str(name) for name in ast.literal_eval(scopes)][:-1]
-        if path and path[-1]:
-            return path[-1]
     name = str(weight.name)
     # A weight that an embedding reads, too, has the embedding's name.
-    tied = any(node.op_type.startswith("Gather") for node in _readers(weight))
-    if tied or _MADE_UP.fullmatch(name):
-        name = node.name or name
-    return _path_of(name)
+    tied = any(reader.op_type.startswith("Gather") for reader in _readers(weight))
+    if not tied and not _MADE_UP.fullmatch(name):
+        return _path_of(name)
+    # PyTorch's Dynamo exporter folds the Transpose of a weight into a new one, `val_3`, and notes the module.
+    return module_scope(node) or _path_of(node.name or name)
 
 
 def _path_of(name: str) -> str:
@@ -241,6 +252,7 @@ def _readers(value: ir.Value) -> Iterator[ir.Node]:
 
 def _parts(whole: Target) -> list[Target]:
     """Returns queries, keys and values of a layer that computes all three; [] for any other layer."""
+    # The name alone decides: PyTorch's GPT-2 has a merged layer, too, which PEFT adapts as one, and calls it `c_attn`.
     path, _, last = whole.module.rpartition(".")
     sizes = _part_sizes(whole) if last == "qkv_proj" else None
     if sizes is None:
@@ -257,6 +269,7 @@ def _part_sizes(whole: Target) -> list[int] | None:
     value = whole.node.outputs[0]
     while True:
         readers = [use.node for use in value.uses()]
+        # Two readers may divide the features in two ways.
         if len(readers) != 1:
             return None
         reader = readers[0]
@@ -267,9 +280,11 @@ def _part_sizes(whole: Target) -> list[int] | None:
         break
     sizes: list[int] | None = None
     if reader.op_type == "GroupQueryAttention":
+        # The op's packed layout: all queries, then all keys, then all values.
         heads, groups = (reader.attributes[name].as_int() for name in ("num_heads", "kv_num_heads"))
         size = whole.total // (heads + 2 * groups)
         sizes = [heads * size, groups * size, groups * size]
+    # Qwen3 normalises queries and keys: there the builder splits the product itself.
     elif reader.op_type == "Split" and len(reader.inputs) > 1:
         given = ir.convenience.get_const_tensor(reader.inputs[1]) if reader.inputs[1] is not None else None
         sizes = None if given is None else [int(size) for size in given.numpy()]

@@ -20,6 +20,7 @@ from onnxtrain.artifacts import (
     optimizer_for,
 )
 from onnxtrain.errors import GraphBuildError
+from onnxtrain.lora import LoraConfig
 from onnxtrain.losses import make_loss
 from onnxtrain.op_facts import RANDOM_OPS
 from onnxtrain.optimizers import ClipGradNorm, ClipGradValue, Optimizer, make_optimizer
@@ -49,6 +50,7 @@ class ModelSettings:
         recompute: recompute activations in the backward pass.
         sparse_gradients: names or patterns of embeddings that get row gradients.
         loss_input_names: outputs that the loss reads; None for the first.
+        lora: adapters to train; None for none.
     """
 
     loss: LossSpec
@@ -63,6 +65,7 @@ class ModelSettings:
     recompute: bool
     sparse_gradients: Sequence[str] | str | None
     loss_input_names: Sequence[str] | str | None
+    lora: LoraConfig | None
 
     def __post_init__(self) -> None:
         # The dataclass is frozen; only its constructor may normalise what it was given.

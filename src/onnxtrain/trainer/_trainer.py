@@ -40,6 +40,7 @@ from onnxtrain.trainer.data import Layout, Options, Pass, TransformFunction, ope
 
 if TYPE_CHECKING:
     from onnxtrain.artifacts import LossSpec, OptimizerSpec
+    from onnxtrain.lora import LoraConfig
     from onnxtrain.passes import ModelSource
     from onnxtrain.training.layer_modes import BatchNormMode
     from onnxtrain.training.training_graph import Precision
@@ -86,6 +87,8 @@ class Trainer(TrainerProperties):
         sparse_gradients: embeddings of which a step updates only the rows that its batch reads; see
             :func:`generate_artifacts`.
         loss_input_names: the output that the loss compares with the target, if the model has several outputs.
+        lora: adapters to train beside the linear layers, and nothing else but what `requires_grad` names, e.g.
+            `LoraConfig(r=8)`; see :mod:`onnxtrain.lora`.
         directory: directory of the run's files; the state is saved there after every epoch. Default: a
             temporary directory, which is removed at the end unless an interrupted run was saved there.
         overwrite: replace a run that is in the directory already, once the new models are built; otherwise it is an
@@ -135,6 +138,7 @@ class Trainer(TrainerProperties):
         recompute: bool = False,
         sparse_gradients: Sequence[str] | str | None = None,
         loss_input_names: Sequence[str] | str | None = None,
+        lora: LoraConfig | None = None,
         directory: str | os.PathLike[str] | None = None,
         overwrite: bool = False,
         seed: int = 0,

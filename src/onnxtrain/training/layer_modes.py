@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterable, Mapping
 from typing import Literal
 
@@ -12,14 +11,11 @@ from onnxtrain._words import argument
 from onnxtrain.errors import GraphBuildError
 from onnxtrain.op_facts import SWITCHED
 from onnxtrain.passes import Mode, TrainingModePass
-from onnxtrain.selection import match_names, some_names
+from onnxtrain.selection import match_names, module_scope, some_names
 from onnxtrain.training.running_variance import mark_unbiased
 
 BatchNormMode = Literal["as_exported", "training", "inference"] | Mapping[str, Mode]
 """Mode of BatchNormalization and Dropout: one for all, or one per pattern, e.g. {"backbone.*": "inference"}."""
-
-# Metadata key of PyTorch's Dynamo exporter: the names of the modules around a node, outermost first.
-_SCOPES = "pkg.torch.onnx.name_scopes"
 
 
 def switch_modes(model: ir.Model, batch_norm: BatchNormMode) -> list[ir.Node]:
@@ -76,10 +72,9 @@ def _names(node: ir.Node) -> list[str]:
     """Returns the names by which a pattern can match a node, that of its PyTorch module first."""
     # The first is the one that the message shows if a pattern matches nothing.
     names = []
-    # The Dynamo exporter notes the path of modules, the node's own name last.
-    scopes = node.metadata_props.get(_SCOPES)
-    if scopes:
-        names += [scope for scope in ast.literal_eval(scopes)[:-1] if scope][-1:]
+    scope = module_scope(node)
+    if scope is not None:
+        names.append(scope)
     scale = node.inputs[1] if node.op_type == "BatchNormalization" else None
     if scale is not None and scale.name:
         names += [scale.name.rpartition(".")[0], scale.name]

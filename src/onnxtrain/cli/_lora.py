@@ -1,0 +1,32 @@
+"""Makes the LoRA configuration of `--lora-rank` and the options beside it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from onnxtrain.cli._options import LoraOptions
+from onnxtrain.errors import InputError
+from onnxtrain.lora import LoraConfig
+
+
+def chosen_lora(options: LoraOptions) -> LoraConfig | None:
+    """Makes the configuration; None without `--lora-rank`.
+
+    Raises:
+        InputError: other options are given without `--lora-rank`.
+        GraphBuildError: a value is out of range.
+    """
+    others: dict[str, Any] = {
+        "target_modules": options.lora_targets,
+        "lora_alpha": options.lora_alpha,
+        "lora_dropout": options.lora_dropout,
+    }
+    given = {name: value for name, value in others.items() if value is not None}
+    if options.lora_rank is None:
+        if given:
+            raise InputError(
+                "--lora-targets, --lora-alpha and --lora-dropout are settings of adapters; give their rank, too, e.g. "
+                "--lora-rank 8."
+            )
+        return None
+    return LoraConfig(r=options.lora_rank, **given)

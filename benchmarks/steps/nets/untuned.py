@@ -336,13 +336,15 @@ def _clicks(rng: np.random.Generator, batch: int) -> Batch:
 
 
 class _NBeatsBlock(nn.Module):
-    def __init__(self, past: int, future: int, width: int) -> None:
+    def __init__(self, past: int, future: int, width: int, last: bool) -> None:
         super().__init__()
         layers: list[nn.Module] = []
         for source in (past, width, width, width):
             layers += [nn.Linear(source, width), nn.ReLU()]
         self.layers = nn.Sequential(*layers)
-        self.backcast, self.forecast = nn.Linear(width, past), nn.Linear(width, future)
+        # Nothing is left to explain behind the last block.
+        self.backcast = nn.Identity() if last else nn.Linear(width, past)
+        self.forecast = nn.Linear(width, future)
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         hidden = self.layers(x)
@@ -354,13 +356,15 @@ class NBeats(nn.Module):
 
     def __init__(self, past: int = 96, future: int = 24) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(_NBeatsBlock(past, future, 256) for _ in range(6))
+        self.blocks = nn.ModuleList(_NBeatsBlock(past, future, 256, index == 5) for index in range(6))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         forecast = torch.zeros(())
-        for block in self.blocks:
+        for index, block in enumerate(self.blocks):
             explained, part = block(x)
-            x, forecast = x - explained, forecast + part
+            forecast = forecast + part
+            if index + 1 < len(self.blocks):
+                x = x - explained
         return forecast
 
 
@@ -426,13 +430,13 @@ class Vae(nn.Module):
             down += [nn.Conv2d(source, target, 4, 2, 1), nn.ReLU()]
             up = [nn.ConvTranspose2d(target, source, 4, 2, 1), *([nn.ReLU()] if source > 3 else []), *up]
         self.down = nn.Sequential(*down, nn.Flatten())
-        self.code = nn.Linear(16 * widths[-1], 2 * self.CODE)
+        self.latent = nn.Linear(16 * widths[-1], 2 * self.CODE)
         self.into, self.up = nn.Linear(self.CODE, 16 * widths[-1]), nn.Sequential(*up)
         self.top = widths[-1]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         image, noise = x[:, :3], x[:, 3].flatten(1)[:, : self.CODE]
-        mean, spread = self.code(self.down(image)).chunk(2, 1)
+        mean, spread = self.latent(self.down(image)).chunk(2, 1)
         deviation = torch.exp(0.5 * spread)
         hidden = self.into(mean + deviation * noise).view(-1, self.top, 4, 4)
         return torch.cat([self.up(functional.relu(hidden)).flatten(1), mean, deviation], 1)
@@ -473,7 +477,7 @@ def _words(words: int, length: int, per_word: bool = False):
 
 
 NETS = {
-    "resnet50": Net("ResNet-50, 3x64x64", resnet50, _normals(3, 64, 64), (8,), images=True, rate=1e-5),
+    "resnet50": Net("ResNet-50, 3x64x64", resnet50, _normals(3, 64, 64), (8,), images=True, rate=1e-6),
     "llama": Net("Llama-like, 4 layers of 320, 128 tokens", Llama, _words(Llama.WORDS, Llama.LENGTH, True), (4,)),
     "bert": Net(
         "BERT-like with dropout, 4 layers of 256, 128 tokens", Bert, _words(Bert.WORDS, Bert.LENGTH), (8,), draws=True

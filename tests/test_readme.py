@@ -21,6 +21,7 @@ PAGES = [
     "docs/ortmodule.md",
     "docs/layer-norms.md",
     "docs/lora.md",
+    "docs/quantisation-aware-training.md",
     "docs/threads.md",
 ]
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)

@@ -86,7 +86,7 @@ def add_lora(model: ModelSource, config: LoraConfig) -> onnx.ModelProto | ir.Mod
         >>> import onnx
         >>> model = onnx.parser.parse_model('''
         ...   <ir_version: 10, opset_import: ["": 21]> g (float[n, 3] x) => (float[n, 2] y)
-        ...   <float[3, 2] fc.weight = {1, 2, 3, 4, 5, 6}> { y = MatMul(x, fc.weight) }''')
+        ...   <float[3, 2] fc = {1, 2, 3, 4, 5, 6}> { y = MatMul(x, fc) }''')
         >>> [i.name for i in add_lora(model, LoraConfig(r=1)).graph.initializer][1:3]
         ['fc.lora_A.weight', 'fc.lora_B.weight']
     """

@@ -1,0 +1,157 @@
+"""Rounds the float32 masters of a trained model to integers again."""
+
+from __future__ import annotations
+
+import os
+from typing import overload
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from onnx.reference import ReferenceEvaluator
+
+from onnxtrain.emitter import Emitter
+from onnxtrain.errors import GraphBuildError
+from onnxtrain.passes import ModelSource, as_given, canonicalize, load_model, remove_unread_initializers
+from onnxtrain.qat._layers import Array, constant
+from onnxtrain.qat._prepare import LOGARITHM
+
+_LAYERS = frozenset({"Conv", "ConvTranspose", "Gemm"})
+
+
+@overload
+def convert(model: ir.Model) -> ir.Model: ...
+@overload
+def convert(model: str | os.PathLike[str] | onnx.ModelProto) -> onnx.ModelProto: ...
+
+
+def convert(model: ModelSource) -> onnx.ModelProto | ir.Model:
+    """Writes the integers of a model that was prepared by :func:`prepare`, trained and exported.
+
+    Masters are rounded as the training graph rounded them, so the integers are those that were trained with. Biases of
+    layers between DequantizeLinear nodes are rounded to int32 with the scale of their products. ONNX Runtime then
+    computes the layers in integers, as it did with the model that was prepared: results differ from those of training
+    by one step of the output's scale at most, where a sum lies between two integers.
+
+    Args:
+        model: the exported model: path of a `.onnx` file, `ModelProto` or `onnx_ir.Model`; not changed.
+
+    Returns:
+        The model with integer weights: an `onnx_ir.Model` if `model` is one, else a `ModelProto`.
+
+    Raises:
+        GraphBuildError: the model has no masters.
+        ModelError: the model cannot be loaded.
+    """
+    converted = canonicalize(load_model(model))
+    graph = converted.graph
+    # Scales first: the masters are rounded with them.
+    _compute_scales(graph)
+    masters = [node for node in graph if node.op_type == "QuantizeLinear" and _is_constant(node.inputs[0])]
+    if not masters:
+        raise GraphBuildError(
+            "converting a model after quantisation-aware training: it has no QuantizeLinear of a float weight; pass "
+            "the model that Trainer.export or export_model_for_inferencing has written after qat.prepare"
+        )
+    for node in masters:
+        _round(graph, node)
+    # A float bias would keep onnxruntime from computing the layer in integers.
+    for node in list(graph):
+        if node.domain == "" and node.op_type in _LAYERS:
+            _round_bias(converted, node)
+    remove_unread_initializers(graph, list(graph.initializers.values()))
+    return as_given(converted, model)
+
+
+def _is_constant(value: ir.Value | None) -> bool:
+    return value is not None and value.is_initializer() and value.const_value is not None
+
+
+def _compute_scales(graph: ir.Graph) -> None:
+    """Replaces Exp of a trained logarithm by the scale that it computes."""
+    for node in list(graph):
+        source = node.inputs[0] if node.op_type == "Exp" else None
+        if source is None or not _is_constant(source) or LOGARITHM not in str(source.name):
+            continue
+        name = str(source.name).partition(LOGARITHM)[0]
+        _replace(graph, node, name, np.exp(constant(source).astype(np.float32)))
+
+
+def _round(graph: ir.Graph, node: ir.Node) -> None:
+    """Replaces QuantizeLinear of a master by the integers that it computes."""
+    master, scale = node.inputs[0], node.inputs[1]
+    assert master is not None
+    if not _is_constant(scale):
+        raise GraphBuildError(
+            f"converting a model after quantisation-aware training: the scale of '{master.name}' is computed by "
+            "the graph; train it as qat.prepare writes it"
+        )
+    zero_point = node.inputs[2] if len(node.inputs) > 2 else None
+    # onnx's own evaluator rounds: half to even, saturating, by axis or block, as the standard says.
+    name = f"{master.name}_quantized"
+    inputs = {"x": master, "s": scale, **({} if zero_point is None else {"z": zero_point})}
+    proto = onnx.helper.make_node("QuantizeLinear", list(inputs), ["y"])
+    proto.attribute.extend(ir.to_proto(attribute) for attribute in node.attributes.values())
+    arrays = {key: constant(value) for key, value in inputs.items() if value is not None}
+    types = [onnx.helper.make_tensor_value_info("y", onnx.TensorProto.UNDEFINED, None)]
+    tensors = [onnx.numpy_helper.from_array(array, key) for key, array in arrays.items()]
+    body = onnx.helper.make_graph([proto], "codes", [], types, tensors)
+    model = onnx.helper.make_model(
+        body, opset_imports=[onnx.helper.make_opsetid("", graph.opset_imports[""])]
+    )
+    (codes,) = ReferenceEvaluator(model).run(None, {})
+    _replace(graph, node, name, np.asarray(codes))
+
+
+def _round_bias(model: ir.Model, layer: ir.Node) -> None:
+    """Rounds the float bias of a layer between DequantizeLinear nodes to int32."""
+    bias = layer.inputs[2] if len(layer.inputs) > 2 else None
+    steps = [_scale_of(value) for value in layer.inputs[:2]]
+    if bias is None or not _is_constant(bias) or bias.dtype != ir.DataType.FLOAT:
+        return
+    activations, weights = steps
+    if activations is None or weights is None:
+        return
+    # The layer adds up products of both integers. onnxruntime wants the bias in the same steps, one per output channel.
+    scale = np.asarray(activations * weights, np.float32)
+    # Activations have one scale in all ops that onnxruntime computes in integers.
+    if activations.size != 1 or scale.size not in (1, constant(bias).size):
+        return
+    rounded = np.clip(np.rint(constant(bias) / scale.reshape(-1)), -(2.0**31), 2.0**31 - 1).astype(np.int32)
+    op = Emitter(model.graph)
+    with op.placing(before=layer):
+        inputs = [
+            _add(op, f"{bias.name}_quantized", rounded),
+            _add(op, f"{bias.name}_scale", scale.reshape(-1)[: scale.size]),
+        ]
+        # A vector of one scale would belong to an axis.
+        if scale.size == 1:
+            inputs[1].const_value = ir.tensor(scale.reshape(()), name=inputs[1].name)
+            inputs[1].shape = ir.Shape(())
+        real = op.DequantizeLinear(*inputs, axis=0)
+    layer.replace_input_with(2, real)
+
+
+def _scale_of(value: ir.Value | None) -> Array | None:
+    """Returns the scale of the DequantizeLinear that a value comes from; None if there is none of fixed scale."""
+    node = value.producer() if value is not None else None
+    if node is None or node.op_type != "DequantizeLinear" or node.attributes.get_int("block_size", 0) != 0:
+        return None
+    scale = node.inputs[1]
+    return constant(scale).astype(np.float32) if scale is not None and _is_constant(scale) else None
+
+
+def _replace(graph: ir.Graph, node: ir.Node, name: str, array: Array) -> None:
+    """Puts an initializer in the place of a node."""
+    value = _add(Emitter(graph), name, array)
+    node.outputs[0].replace_all_uses_with(value, replace_graph_outputs=True)
+    graph.remove(node, safe=True)
+
+
+def _add(op: Emitter, name: str, array: Array) -> ir.Value:
+    """Adds an initializer; the name gets a number if it is taken."""
+    value = ir.Value(name=op.unique_name(name))
+    value.const_value = ir.tensor(array, name=value.name)
+    value.type, value.shape = ir.TensorType(ir.DataType.from_numpy(array.dtype)), ir.Shape(array.shape)
+    op.graph.register_initializer(value)
+    return value

@@ -1,0 +1,155 @@
+"""Finds the integer weights and biases of quantised layers, with the scales that they were rounded with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+Array = np.ndarray[Any, Any]
+
+_MS = "com.microsoft"
+# Input indices of weight, scale and zero point, and the axis of a scale per channel, in onnxruntime 1.32's ops. None
+# stands for the `axis` of the node.
+_WEIGHTS: Mapping[tuple[str, str], tuple[int, int, int, int | None]] = {
+    ("", "DequantizeLinear"): (0, 1, 2, None),
+    (_MS, "DequantizeLinear"): (0, 1, 2, None),
+    ("", "QLinearConv"): (3, 4, 5, 0),
+    (_MS, "QLinearConv"): (3, 4, 5, 0),
+    ("", "QLinearMatMul"): (3, 4, 5, 1),
+    (_MS, "QGemm"): (3, 4, 5, 1),
+}
+_CODES = frozenset({ir.DataType.INT8, ir.DataType.UINT8})
+
+
+@dataclass(frozen=True)
+class IntegerWeight:
+    """An initializer of integers that a layer multiplies with, or adds.
+
+    Attributes:
+        value: the integers, e.g. `fc.weight_quantized`, int8.
+        node: the node that reads them: DequantizeLinear, QLinearConv, QLinearMatMul or QGemm.
+        index: which of its inputs they are.
+        scale: the scale, an initializer.
+        zero_point: the zero point, an initializer; None for 0.
+        axis: axis along which scales differ, e.g. 0.
+        block_size: number of integers along `axis` that share a scale; 0 for one scale per entry.
+    """
+
+    value: ir.Value
+    node: ir.Node
+    index: int
+    scale: ir.Value
+    zero_point: ir.Value | None
+    axis: int
+    block_size: int = 0
+
+    @property
+    def is_bias(self) -> bool:
+        """True for integers of 32 bits, which layers add."""
+        return self.value.dtype == ir.DataType.INT32
+
+    def real(self) -> Array:
+        """Computes the numbers that the integers stand for: (integer - zero point) * scale."""
+        # In wide integers: a code of uint8 less its zero point may be negative.
+        codes = constant(self.value).astype(np.int64)
+        zero = (
+            np.zeros((), np.int64) if self.zero_point is None else constant(self.zero_point).astype(np.int64)
+        )
+        real: Array = (codes - self._spread(zero)) * self._spread(constant(self.scale))
+        return real.astype(np.float32)
+
+    def _spread(self, array: Array) -> Array:
+        """Gives scales or zero points the rank and sizes that broadcast along `axis`."""
+        dims = [int(size) for size in constant(self.value).shape]
+        if self.block_size:
+            repeated = np.repeat(array, self.block_size, self.axis)
+            return repeated[tuple(slice(size) for size in dims)]
+        # ONNX allows [] and [1] for one scale.
+        if array.size == 1:
+            return array.reshape(())
+        shape = [1] * len(dims)
+        shape[self.axis] = array.size
+        return array.reshape(shape)
+
+
+def integer_weights(model: ir.Model) -> list[IntegerWeight]:
+    """Returns the integer weights and biases of a canonical model, each once, in graph order."""
+    found: dict[ir.Value, IntegerWeight] = {}
+    for node in model.graph:
+        place = _WEIGHTS.get((node.domain, node.op_type))
+        # Ops on activations alone (QLinearAdd, ...) have no weights.
+        if place is None:
+            continue
+        index, scale, zero_point, axis = place
+        value = _initializer(node, index)
+        step = _initializer(node, scale)
+        # Weights that the graph computes, and scales that come with them, cannot be replaced by a master.
+        if value is None or step is None or value.dtype is None:
+            continue
+        wanted = {*_CODES, ir.DataType.INT32} if node.op_type == "DequantizeLinear" else _CODES
+        if value.dtype in wanted and value not in found:
+            axis = _axis(node, value) if axis is None else axis
+            # Rows of a transposed weight are output channels.
+            if node.op_type == "QGemm" and node.attributes.get_int("transB", 0) == 1:
+                axis = 0
+            found[value] = IntegerWeight(
+                value, node, index, step, _initializer(node, zero_point), axis, _block_size(node)
+            )
+    return list(found.values())
+
+
+def scales(model: ir.Model) -> list[ir.Value]:
+    """Returns the scales of all quantising and dequantising nodes that are initializers, each once."""
+    return list(dict.fromkeys(_scales(model)))
+
+
+def _scales(model: ir.Model) -> Iterator[ir.Value]:
+    for node in model.graph:
+        for index in _SCALES.get((node.domain, node.op_type), ()):
+            value = _initializer(node, index)
+            if value is not None and value.dtype is not None and value.dtype.is_floating_point():
+                yield value
+
+
+# Input indices of scales.
+_SCALES: Mapping[tuple[str, str], tuple[int, ...]] = {
+    **{(domain, op): (1,) for domain in ("", _MS) for op in ("QuantizeLinear", "DequantizeLinear")},
+    ("", "QLinearConv"): (1, 4, 6),
+    (_MS, "QLinearConv"): (1, 4, 6),
+    ("", "QLinearMatMul"): (1, 4, 6),
+    (_MS, "QGemm"): (1, 4, 7),
+    (_MS, "QLinearAdd"): (1, 4, 6),
+    (_MS, "QLinearMul"): (1, 4, 6),
+    (_MS, "QLinearSigmoid"): (1, 3),
+    (_MS, "QLinearLeakyRelu"): (1, 3),
+    (_MS, "QLinearSoftmax"): (1, 3),
+    (_MS, "QLinearAveragePool"): (1, 3),
+    (_MS, "QLinearGlobalAveragePool"): (1, 3),
+}
+
+
+def constant(value: ir.Value) -> Array:
+    """Returns the array of an initializer."""
+    assert value.const_value is not None
+    return value.const_value.numpy()
+
+
+def _initializer(node: ir.Node, index: int) -> ir.Value | None:
+    """Returns an input that is an initializer; None for any other, and for an input that is left out."""
+    value = node.inputs[index] if index < len(node.inputs) else None
+    return None if value is None or value.const_value is None or not value.is_initializer() else value
+
+
+def _axis(node: ir.Node, value: ir.Value) -> int:
+    rank = len(constant(value).shape)
+    axis = node.attributes.get_int("axis", 1)
+    # ONNX ignores the axis of a scale of one number, e.g. 1 for a bias of one axis.
+    return axis % rank if rank and -rank <= axis < rank else 0
+
+
+def _block_size(node: ir.Node) -> int:
+    return node.attributes.get_int("block_size", 0) if node.op_type == "DequantizeLinear" else 0

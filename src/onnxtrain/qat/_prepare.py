@@ -1,0 +1,144 @@
+"""Puts float32 masters under the integer weights of a quantised model."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import overload
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from onnxtrain.emitter import Emitter
+from onnxtrain.errors import GraphBuildError
+from onnxtrain.passes import ModelSource, as_given, canonicalize, load_model, remove_unread_initializers
+from onnxtrain.qat._layers import Array, IntegerWeight, constant, integer_weights, scales
+
+LOGARITHM = ".log_of_scale"
+"""End of the name of the logarithm that is trained in the place of a scale."""
+# Ends that quantisers give to the names of integers.
+_END = re.compile(r"_quantized$|_(u?int8|QuantizeLinear|q)$")
+
+
+@overload
+def prepare(model: ir.Model, train_scales: bool = False) -> ir.Model: ...
+@overload
+def prepare(
+    model: str | os.PathLike[str] | onnx.ModelProto, train_scales: bool = False
+) -> onnx.ModelProto: ...
+
+
+def prepare(model: ModelSource, train_scales: bool = False) -> onnx.ModelProto | ir.Model:
+    """Makes the integer weights of a quantised model trainable.
+
+    Each int8 or uint8 weight becomes `QuantizeLinear(master)`, where the master is a float32 initializer of the values
+    that the integers stand for, e.g. `fc.weight` for `fc.weight_quantized`. The model computes what it computed before.
+    An int32 bias behind DequantizeLinear becomes a float32 one. Train the result with `straight_through=True`:
+    gradients then pass the rounding, and are zero where a value lies outside of the integers' range.
+
+    Args:
+        model: path of a `.onnx` file, `ModelProto` or `onnx_ir.Model`, in int8 by onnxruntime's quantizer: with
+            QuantizeLinear and DequantizeLinear (QDQ), or with QLinearConv, QLinearMatMul and QGemm (QOperator), whose
+            int32 biases stay as they are. Not changed.
+        train_scales: True also makes the scales trainable (Learned Step Size Quantization, Esser et al. 2020). Trained
+            is the logarithm of each scale, `<scale>.log_of_scale`, so that scales stay positive.
+
+    Returns:
+        The model in canonical form (opset 21 or newer): an `onnx_ir.Model` if `model` is one, else a `ModelProto`.
+
+    Raises:
+        GraphBuildError: the model has no integer weights.
+        ModelError: the model cannot be loaded.
+
+    Example:
+        >>> import numpy as np, onnx
+        >>> model = onnx.parser.parse_model('''
+        ...   <ir_version: 10, opset_import: ["": 21]> g (float[n, 2] x) => (float[n, 2] y)
+        ...   <int8[2, 2] fc_quantized = {1, 2, 3, 4}, float s = {0.5}>
+        ...   { w = DequantizeLinear(fc_quantized, s)  y = MatMul(x, w) }''')
+        >>> trainable = {i.name: onnx.numpy_helper.to_array(i) for i in prepare(model).graph.initializer}
+        >>> trainable["fc"].tolist()
+        [[0.5, 1.0], [1.5, 2.0]]
+    """
+    prepared = canonicalize(load_model(model))
+    weights = integer_weights(prepared)
+    if not any(not weight.is_bias for weight in weights):
+        raise GraphBuildError(
+            "preparing quantisation-aware training: the model has no int8 or uint8 weights in DequantizeLinear, "
+            "QLinearConv, QLinearMatMul or QGemm; quantise it first, e.g. by onnxruntime.quantization.quantize_static"
+        )
+    op = Emitter(prepared.graph, functions=prepared.functions)
+    # Masters first: the logarithms below take the places of scales that they read, too.
+    for weight in weights:
+        _replace_by_master(op, weight)
+    if train_scales:
+        _replace_scales(op, scales(prepared))
+    return as_given(prepared, model)
+
+
+def _replace_by_master(op: Emitter, weight: IntegerWeight) -> None:
+    """Writes QuantizeLinear of a float32 master in the place of integers."""
+    # Listed first, as uses change while inputs are replaced. A weight that two layers read has one master.
+    readers = [(use.node, use.idx) for use in weight.value.uses()]
+    array = weight.real()
+    if weight.is_bias:
+        # Rounded to 32 bits, biases have errors below those of float32. `convert` rounds them.
+        name = str(readers[0][0].outputs[0].name)
+        for node, _ in readers:
+            # The master takes the name, which is that of the bias before it was quantised.
+            node.outputs[0].name = f"{node.outputs[0].name}.dequantised"
+        master = _parameter(op, name, array)
+        for node, _ in readers:
+            node.outputs[0].replace_all_uses_with(master, replace_graph_outputs=True)
+        op.graph.remove([node for node, _ in readers], safe=True)
+    else:
+        # Freezing and groups of parameters go by the name that the weight had before it was quantised.
+        name = _END.sub("", str(weight.value.name))
+        name = name if name != weight.value.name else f"{name}.master"
+        master = _parameter(op, op.unique_name(name), array)
+        # ONNX wants nodes in order: the rounding stands before the first node that reads its integers.
+        first = min((node for node, _ in readers), key=list(op.graph).index)
+        zero_point = weight.zero_point or _zero(op, weight)
+        with op.placing(before=first):
+            codes = op.QuantizeLinear(
+                master, weight.scale, zero_point, axis=weight.axis, block_size=weight.block_size
+            )
+        codes.type, codes.shape = weight.value.type, weight.value.shape
+        for node, index in readers:
+            node.replace_input_with(index, codes)
+    remove_unread_initializers(op.graph, [weight.value, weight.scale, weight.zero_point])
+
+
+def _parameter(op: Emitter, name: str, array: Array) -> ir.Value:
+    """Adds a float32 initializer, which is a parameter."""
+    value = ir.Value(name=name, const_value=ir.tensor(array, name=name))
+    value.type, value.shape = ir.TensorType(ir.DataType.FLOAT), ir.Shape(array.shape)
+    op.graph.register_initializer(value)
+    return value
+
+
+def _zero(op: Emitter, weight: IntegerWeight) -> ir.Value:
+    """Returns the zero point 0 of the dtype of the integers, without which QuantizeLinear gives uint8."""
+    assert weight.value.dtype is not None
+    zeros = np.zeros(constant(weight.scale).shape, weight.value.dtype.numpy())
+    return op.const(zeros, weight.value.dtype)
+
+
+def _replace_scales(op: Emitter, values: list[ir.Value]) -> None:
+    """Writes Exp of a trainable logarithm in the place of each scale."""
+    for scale in values:
+        array = constant(scale).astype(np.float32)
+        # A scale of zero belongs to a weight of zeros, and has no logarithm.
+        if (array <= 0).any():
+            continue
+        exponent = np.log(array.astype(np.float64)).astype(np.float32)
+        logarithm = _parameter(op, op.unique_name(f"{scale.name}{LOGARITHM}"), exponent)
+        readers = [(use.node, use.idx) for use in scale.uses()]
+        first = min((node for node, _ in readers), key=list(op.graph).index)
+        with op.placing(before=first):
+            positive = op.Exp(logarithm)
+        positive.shape = scale.shape
+        for node, index in readers:
+            node.replace_input_with(index, positive)
+        del op.graph.initializers[str(scale.name)]

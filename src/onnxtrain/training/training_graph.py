@@ -20,6 +20,7 @@ from onnxtrain.fusion import fuse_exported, fuse_kernels
 from onnxtrain.losses import LABELS_KEY, TARGET_KEY, loss_mean, mark_labels
 from onnxtrain.passes import (
     CleanupPass,
+    FoldFrozenBatchNormPass,
     ReluAfterMaxPoolPass,
     TrainingModePass,
     infer_shapes,
@@ -224,6 +225,8 @@ def _training_model(build: _Build, *, recompute: bool, bfloat16: bool) -> ir.Mod
     gradients, the updated statistics, and the gradients of inputs.
     """
     build.updated = _chain_statistics(build.forward, list(build.statistics))
+    # Of a frozen backbone, whose values are constants of the graph.
+    FoldFrozenBatchNormPass()(build.forward)
     # Chains of standard ops become ops with a better gradient, so before differentiation.
     fuse_exported(build.forward)
     # Taken now, as afterwards nothing tells forward and gradient nodes of one graph apart.

@@ -54,6 +54,8 @@ from onnxtrain.passes.tidy.cleanup import CleanupPass
 from onnxtrain.passes.tidy.constants import is_constant, is_float_parameter, lift_constants, mark_constant
 from onnxtrain.passes.tidy.cross_entropy import CrossEntropyPass
 from onnxtrain.passes.tidy.fold_constants import FoldConstantsPass
+
+# Of a frozen backbone alone: `training` runs it, where parameters are graph inputs already.
 from onnxtrain.passes.tidy.frozen_batch_norm import FoldFrozenBatchNormPass
 from onnxtrain.passes.tidy.implicit_expand import ImplicitExpandPass
 from onnxtrain.passes.tidy.relu_after_pooling import ReluAfterMaxPoolPass

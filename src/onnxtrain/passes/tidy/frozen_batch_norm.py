@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from onnxtrain.passes.parameters.training_mode import is_training_batch_norm
+
 Array = np.ndarray[Any, Any]
 
 
@@ -45,11 +47,8 @@ class FoldFrozenBatchNormPass(ir.passes.InPlacePass):
 
 def _convolution_before(norm: ir.Node) -> ir.Node | None:
     """Return the Conv that a frozen BatchNormalization reads if both can be one Conv; else None."""
-    if (
-        norm.op_type != "BatchNormalization"
-        or norm.domain != ""
-        or norm.attributes.get_int("training_mode", 0)
-    ):
+    # In training mode the statistics are those of the batch.
+    if norm.op_type != "BatchNormalization" or norm.domain != "" or is_training_batch_norm(norm):
         return None
     value = norm.inputs[0]
     conv = value.producer() if value is not None else None

@@ -29,6 +29,7 @@ from onnxtrain.losses import (
     LOSSES,
     TARGET_KEY,
     BCEWithLogitsLoss,
+    CausalLMLoss,
     ClassLabels,
     CrossEntropyLoss,
     FocalLoss,
@@ -319,6 +320,34 @@ for _shape in ((3, 4, CLASSES), (3, CLASSES, CLASSES), (2, 3, 2, CLASSES)):
             _shape,
         ),
         LossCase(f"nll-{_at}", NLLLoss, {"axis": -1}, _last(F.nll_loss), _last_labels, _shape),
+    ]
+
+
+def _next_token(
+    scores: torch.Tensor, labels: torch.Tensor, reduction: str = "mean", ignore_index: int = -100
+) -> torch.Tensor:
+    """transformers' ForCausalLMLoss, which computes in float32 whatever the dtype: the labels are shifted."""
+    shifted = F.pad(labels, (0, 1), value=ignore_index)[:, 1:]
+    terms = F.cross_entropy(
+        scores.flatten(0, 1), shifted.flatten(), reduction=reduction, ignore_index=ignore_index
+    )
+    return terms.view(labels.shape) if reduction == "none" else terms
+
+
+_ignoring_first = functools.partial(_some_ignored, ignore_index=0)
+
+for _shape in ((3, 4, CLASSES), (2, CLASSES, CLASSES), (4, 2, CLASSES)):
+    _at = f"causal_lm-{'x'.join(map(str, _shape))}"
+    _FORMS += [
+        LossCase(_at, CausalLMLoss, {}, _next_token, _last_labels, _shape),
+        LossCase(
+            f"{_at}-ignore=0",
+            CausalLMLoss,
+            {"ignore_index": 0},
+            functools.partial(_next_token, ignore_index=0),
+            lambda rng, shape: _ignoring_first(rng, (shape[0], shape[-1], *shape[1:-1])),
+            _shape,
+        ),
     ]
 
 CASES = [
@@ -714,6 +743,88 @@ def test_scores_and_targets_that_do_not_fit_are_refused(
         loss.build(Emitter(graph), scores, target)
 
 
+def _head_model(head: str) -> ir.Model:
+    """Scores of 4 positions, computed by the nodes `head` from `x` and weights."""
+    model = onnx.parser.parse_model(
+        f"""
+        <ir_version: 10, opset_import: ["": 21, "com.microsoft": 1]>
+        net (float[batch, 4, 8] x) => (float[batch, 4, 512] y) {{ {head} }}
+        """
+    )
+    shapes = {"w": (8, 512), "wt": (512, 8), "b": (512,), "each": (1, 8, 512), "s": (512,), "q": (512, 1, 8)}
+    for name, shape in shapes.items():
+        array = np.zeros(shape, np.uint8 if name == "q" else np.float32)
+        model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    return ir.from_proto(model)
+
+
+LINEAR_HEADS = {
+    "MatMul": "y = MatMul(x, w)",
+    "tied": "wt2 = Transpose<perm=[1, 0]>(wt) y = MatMul(x, wt2)",
+    "bias and soft cap": "a = MatMul(x, w) c = Add(b, a) t = Tanh(c) y = Mul(t, s)",
+    "int4": """a = com.microsoft.MatMulNBits<K=8, N=512, bits=4, block_size=16>(x, q, s)
+        y = Add(a, b)""",
+}
+
+
+@pytest.mark.parametrize("head", LINEAR_HEADS)
+@pytest.mark.parametrize("loss", [CrossEntropyLoss, NLLLoss])
+def test_scores_of_a_linear_layer_have_their_classes_last(head: str, loss: type[Loss]) -> None:
+    """Labels `[batch, 512]` would be taken for classes 0 .. 3 at 512 places."""
+    model = _head_model(LINEAR_HEADS[head])
+    with pytest.raises(
+        GraphBuildError, match=r"linear layer along the last axis.*'causal_lm'.*axis=-1.*axis=1"
+    ):
+        attach_loss(Emitter(model.graph), loss(), "y")
+    for axis, shape in ((1, ["batch", 512]), (-1, ["batch", 4])):
+        attach_loss(Emitter(model.graph), loss(axis=axis), "y")
+        assert list(map(str, model.graph.inputs[-1].shape or ())) == list(map(str, shape))
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        "y = MatMul(x, each)",
+        "a = MatMul(x, w) y = Softmax(a)",
+        "a = MatMul(x, w) t = Transpose<perm=[0, 2, 1]>(a) y = Transpose<perm=[0, 2, 1]>(t)",
+        "a = MatMul(x, w) y = Add(a, a)",
+    ],
+)
+def test_other_scores_of_three_axes_have_their_classes_on_axis_1(head: str) -> None:
+    model = _head_model(head)
+    attach_loss(Emitter(model.graph), CrossEntropyLoss(), "y")
+    assert json.loads(model.graph.inputs[-1].metadata_props[TARGET_KEY])["class_labels"]["count"] == 4
+
+
+def test_causal_lm_equals_the_loss_of_transformers() -> None:
+    loss_utils = pytest.importorskip("transformers.loss.loss_utils")
+    rng = np.random.default_rng(0)
+    scores, labels = rng.normal(size=(3, 6, CLASSES)) * 3, rng.integers(0, CLASSES, (3, 6))
+    labels[0, 3:] = labels[2, 0] = -100
+    leaf = _tensor(scores.astype(np.float32)).requires_grad_()
+    expected = loss_utils.ForCausalLMLoss(leaf, _tensor(labels), vocab_size=CLASSES)
+    model = _loss_model(CausalLMLoss(), ("batch", "sequence", CLASSES))
+    feeds = {"scores": scores.astype(np.float32), "target": labels}
+    assert float(_run(model, feeds)) == pytest.approx(float(expected.detach()), rel=1e-6)
+    gradient = _run(differentiate(model, of="loss", wrt=["scores"]), feeds, "scores_grad")
+    assert norm_relative_error(gradient, torch.autograd.grad(expected, leaf)[0].numpy()) < 1e-6
+
+
+@pytest.mark.parametrize("shape", [("batch", 5), ("batch", 2, 3, 5)])
+def test_causal_lm_needs_scores_of_each_token(shape: tuple[int | str, ...]) -> None:
+    with pytest.raises(GraphBuildError, match=r"gives \[batch, sequence, vocabulary\]"):
+        _loss_model(CausalLMLoss(), shape)
+
+
+def test_causal_lm_computes_no_copy_of_the_scores() -> None:
+    """What is as large as the scores: their matrix, which is a view of them, and the logarithms of the softmax."""
+    model = _loss_model(CausalLMLoss(), (2, 6, CLASSES))
+    assert [node.op_type for node in model.graph.node if "scores" in node.input] == ["Reshape"]
+    assert not {"Transpose", "Slice", "Gather"} & {
+        node.op_type for node in model.graph.node if "target" not in node.input
+    }
+
+
 def test_every_class_of_loss_has_a_name() -> None:
     exported = {name for name in losses.__all__ if isinstance(getattr(losses, name), type)}
     concrete = {
@@ -727,7 +838,7 @@ def test_every_class_of_loss_has_a_name() -> None:
 def test_metrics_and_activation_of_losses_exist(name: str) -> None:
     """A misspelt metric would end a run at its first epoch, a misspelt activation in scores taken for quantities."""
     kind = LOSSES[name]
-    assert set(kind.default_metrics) <= METRICS.keys()
+    assert {*kind.default_metrics, *kind.label_metrics} <= METRICS.keys()
     assert kind.activation in (None, *get_args(Activation))
 
 

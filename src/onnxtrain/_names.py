@@ -11,6 +11,7 @@ from itertools import groupby
 LOSSES: dict[str, tuple[str, str]] = {
     "cross_entropy": ("CrossEntropyLoss", "classes"),
     "nll": ("NLLLoss", "classes"),
+    "causal_lm": ("CausalLMLoss", "the next token"),
     "bce_with_logits": ("BCEWithLogitsLoss", "yes or no"),
     "focal": ("FocalLoss", "yes or no"),
     "tversky": ("TverskyLoss", "the overlap of regions"),

@@ -62,7 +62,7 @@ def test_what_no_batch_could_show_is_an_error_when_the_graph_is_built(length: in
 
 
 def test_the_first_batch_names_the_axis(tmp_path: Path) -> None:
-    trainer = Trainer(language_model(5), "cross_entropy")
+    trainer = Trainer(language_model(5), CrossEntropyLoss(axis=1))
     with pytest.raises(InputError, match=LAST.format(5)):
         trainer.fit(IDS, IDS)
     run = Run.generate(tmp_path, language_model("seq"), loss=CrossEntropyLoss(axis=1))

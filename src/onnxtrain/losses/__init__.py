@@ -27,6 +27,7 @@ from onnxtrain.errors import GraphBuildError
 from onnxtrain.op_facts import CASTS, VIEWS
 
 from ._base import LABELS_KEY, MEAN_KEY, TARGET_KEY, WEIGHT_NAME, ClassLabels, Loss, Reduction, TargetSpec
+from ._causal_lm import CausalLMLoss
 from ._classes import CrossEntropyLoss, NLLLoss
 from ._elementwise import (
     BCEWithLogitsLoss,
@@ -49,6 +50,7 @@ __all__ = [
     "TARGET_KEY",
     "WEIGHT_NAME",
     "BCEWithLogitsLoss",
+    "CausalLMLoss",
     "ClassLabels",
     "CrossEntropyLoss",
     "ElementwiseLoss",
@@ -137,7 +139,8 @@ def attach_loss(
         GraphBuildError: a name is no value of the graph, or the loss does not fit the values.
     """
     scored = _find(op.graph, scores, loss)
-    spec = loss.targets(scored)[0]
+    # The model and not `op.graph` shows by which ops the scores are computed.
+    spec = loss.targets(_find(origin or op.graph, scores, loss))[0]
     source: ir.Value | None
     if target is not None:
         value = _find(op.graph, target, loss)

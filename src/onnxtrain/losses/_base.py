@@ -47,17 +47,20 @@ class ClassLabels:
         ignore_index: label of positions that do not count, e.g. -100; None if every label counts.
         axis: axis of the scores along which the classes lie, e.g. 1.
         scores: dimensions of scores with more than two axes, e.g. ("batch", 7, 512), for error messages; else None.
+        shift: the scores at position t of axis 1 belong to the label at t + shift: 1 where the next token is predicted.
     """
 
     count: int | None
     ignore_index: int | None
     axis: int = 1
     scores: tuple[int | str | None, ...] | None = None
+    shift: int = 0
 
     def described(self) -> dict[str, Any]:
-        """Returns the fields for JSON; `axis` and `scores` only for scores with more than two axes."""
+        """Returns the fields for JSON: `axis` and `scores` if the scores have more than two axes, `shift` unless 0."""
         several = {} if self.scores is None else {"axis": self.axis, "scores": list(self.scores)}
-        return {"count": self.count, "ignore_index": self.ignore_index, **several}
+        shifted = {"shift": self.shift} if self.shift else {}
+        return {"count": self.count, "ignore_index": self.ignore_index, **several, **shifted}
 
 
 @dataclass(frozen=True)
@@ -96,11 +99,13 @@ class Loss(ABC):
         reduction: "mean" or "sum" for a scalar of shape [], "none" for one number per position.
         activation: function that turns the scores into probabilities, e.g. "softmax" along the axis of the classes;
             None if they stand for no probabilities, as in regression.
+        label_metrics: names of the metrics that `Trainer` records for class labels, e.g. ("accuracy",).
         default_metrics: names of the metrics that `Trainer` records for targets without class labels, e.g. ("mae",).
     """
 
     reduction: Reduction = "mean"
     activation: ClassVar[Activation | None] = None
+    label_metrics: ClassVar[tuple[str, ...]] = ("accuracy",)
     default_metrics: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
@@ -185,7 +190,8 @@ class Loss(ABC):
 
         Returns:
             None for a sum, {} for a mean over samples. For a mean over the labels that are not ignored, weighted by
-            class: {"labels": "labels", "ignore_index": -100, "weight": None}, where the weight None is 1 for all.
+            class: {"labels": "labels", "ignore_index": -100, "weight": None}, where the weight None is 1 for all. With
+            "shift": 1 the first label of each sequence does not count.
         """
         return {} if self.reduction == "mean" else None
 

@@ -87,7 +87,16 @@ class _ClassLoss(Loss):
         if rank == 2 or (
             dims[1] != dims[2] if is_static and rank == 3 else is_static or not (rank == 3 or last_is_static)
         ):
-            return 1
+            product = _last_axis_product(scores) if rank > 2 else None
+            if product is None:
+                return 1
+            raise self._error(
+                f"the scores {scores.name!r} have shape {scores.shape}. Classes are taken from axis 1, as in ONNX and "
+                f"PyTorch, but {product} computes the scores by a linear layer along the last axis, as the head of a "
+                "language model does. Pass loss='causal_lm' if they predict the next token. "
+                f"{_other_axis(type(self).__name__, dims, 1)} If the classes do lie along axis 1, pass "
+                f"loss={type(self).__name__}(axis=1)"
+            )
         why = (
             f"which is as long as the last one ({dims[1]})"
             if is_static
@@ -326,6 +335,40 @@ def _other_axis(loss: str, scores: tuple[int | str | None, ...], axis: int) -> s
     labels = ir.Shape(scores[:-1] if last else (scores[0], *scores[2:]))
     where = "the last axis, as the vocabulary of a language model" if last else "axis 1"
     return f"If they lie along {where}, pass loss={loss}(axis={-1 if last else 1}), with labels of shape {labels}."
+
+
+# Ops between a linear layer and the scores that leave the axes in their places.
+_KEEPING_AXES = frozenset(
+    {"Add", "Cast", "Clip", "DequantizeLinear", "Div", "Identity", "Mul", "QuantizeLinear", "Sub", "Tanh"}
+)
+_OF_WEIGHTS = frozenset({"Cast", "DequantizeLinear", "Identity", "Transpose"})
+
+
+def _last_axis_product(scores: ir.Value) -> str | None:
+    """Names the linear layer along the last axis that computes the scores, e.g. "MatMul 'lm_head'"; None for other ops.
+
+    A bias, a scale or a soft cap may come after the layer.
+    """
+    node = scores.producer()
+    while node is not None and node.op_type in _KEEPING_AXES:
+        computed = [value for value in node.inputs if value is not None and value.producer() is not None]
+        node = computed[0].producer() if len(computed) == 1 else None
+    if node is None:
+        return None
+    # Products by a matrix of weights; MatMulNBits has no other.
+    by_weights = node.op_type == "MatMulNBits" or (
+        node.op_type in ("MatMul", "FusedMatMul") and _is_weight_matrix(node.inputs[1])
+    )
+    return f"{node.op_type} {node.name or node.outputs[0].name!r}" if by_weights else None
+
+
+def _is_weight_matrix(value: ir.Value | None) -> bool:
+    """Says if a value is an initializer of rank 2, or one that was transposed, cast or dequantised."""
+    while value is not None and (node := value.producer()) is not None and node.op_type in _OF_WEIGHTS:
+        value = node.inputs[0]
+    return (
+        value is not None and value.is_initializer() and value.shape is not None and value.shape.rank() == 2
+    )
 
 
 def _class_sum(op: Emitter, terms: ir.Value, weight: ir.Value | None, *, like: ir.Value) -> ir.Value:

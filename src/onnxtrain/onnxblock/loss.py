@@ -19,6 +19,7 @@ from onnxtrain.onnxblock._block import Block
 
 __all__ = [
     "BCEWithLogitsLoss",
+    "CausalLMLoss",
     "CrossEntropyLoss",
     "HuberLoss",
     "L1Loss",
@@ -210,6 +211,22 @@ class CrossEntropyLoss(_LabelLoss):
     ignore_index: int | None = None
     label_smoothing: float = 0.0
     axis: int | None = None
+
+
+@dataclass(eq=False, repr=False)
+class CausalLMLoss(_LabelLoss):
+    """Cross-entropy of the scores [batch, sequence, vocabulary] at each token against the next token.
+
+    The labels, [batch, sequence], are the tokens themselves; the loss shifts them.
+
+    Args:
+        reduction: "mean", "sum" or "none".
+        ignore_index: label of tokens that do not count, e.g. 0 for padding. None stands for -100.
+    """
+
+    makes = losses.CausalLMLoss
+    reduction: losses.Reduction = "mean"
+    ignore_index: int | None = None
 
 
 @dataclass(eq=False, repr=False)

@@ -57,12 +57,14 @@ class ClassLabels:
         axis: axis of the scores along which the classes lie, e.g. -1 for [batch, sequence, vocabulary].
         scores: sizes of the scores if they have more than two axes, e.g. ("batch", "seq", 512). Only such scores leave
             a choice of axes.
+        shift: the scores at position t of axis 1 belong to the label at t + shift; 1 where the next token is predicted.
     """
 
     count: int | None
     ignore_index: int | None
     axis: int = 1
     scores: tuple[Dim, ...] | None = None
+    shift: int = 0
 
 
 @dataclass(frozen=True)
@@ -77,12 +79,14 @@ class LossMean:
         weight: weight per class, e.g. (1.0, 0.5); None if each label counts 1.
         sample_weight: name of the input with a weight per sample, by which the counts are multiplied; None if each
             sample counts 1.
+        shift: number of labels at the start of each sequence that do not count, as no scores belong to them, e.g. 1.
     """
 
     labels: str | None = None
     ignore_index: int | None = None
     weight: tuple[float, ...] | None = None
     sample_weight: str | None = None
+    shift: int = 0
 
     def count(self, specs: Sequence[InputSpec], arrays: Sequence[Array]) -> float:
         """Computes the weight of a batch's loss in a mean over batches.
@@ -100,6 +104,7 @@ class LossMean:
             named = {spec.name: array for spec, array in zip(specs, arrays, strict=True)}
             return self._weighted(named, named[self.sample_weight])
         labels = next(a for spec, a in zip(specs, arrays, strict=True) if spec.name == self.labels)
+        labels = labels[:, self.shift :] if self.shift else labels
         if self.weight is None:
             return float(
                 labels.size if self.ignore_index is None else np.count_nonzero(labels != self.ignore_index)
@@ -116,6 +121,7 @@ class LossMean:
             # The loss is then the weighted mean of the losses of the samples.
             return float(weights.sum(dtype=np.float64))
         labels = named[self.labels]
+        labels = labels[:, self.shift :] if self.shift else labels
         counted = np.ones(labels.shape, bool) if self.ignore_index is None else labels != self.ignore_index
         of_class = np.ones(1) if self.weight is None else np.asarray(self.weight)
         # An ignored label, e.g. -100, is no index: it reads the weight of class 0, and the line below sets it to 0.
@@ -295,6 +301,7 @@ def _input(entry: Mapping[str, Any]) -> InputSpec:
             _optional(int, labels.get("ignore_index"), "ignore_index"),
             _optional(int, labels.get("axis"), "the axis of the classes") or 1,
             _dims(labels.get("scores")),
+            _optional(int, labels.get("shift"), "the shift of the labels") or 0,
         ),
         sample_weight=weighs,
     )
@@ -316,6 +323,7 @@ def _loss_mean(entry: Mapping[str, Any] | None, arguments: Iterable[InputSpec]) 
         _optional(int, entry.get("ignore_index"), "ignore_index"),
         None if weight is None else tuple(map(float, weight)),
         samples,
+        _optional(int, entry.get("shift"), "the shift of the labels") or 0,
     )
 
 

@@ -15,7 +15,7 @@ from onnxtrain.errors import InputError
 from onnxtrain.losses import loss_class
 from onnxtrain.runtime.dtypes import Array
 from onnxtrain.runtime.manifest import InputSpec
-from onnxtrain.trainer._whole_metrics import WHOLE_METRICS, Task, measure_of
+from onnxtrain.trainer._whole_metrics import WHOLE_METRICS, Task, aligned, measure_of
 
 # `Measure` returns sums instead of a mean: means of batches of different sizes cannot be averaged.
 Measure = Callable[[Array, Array, InputSpec], tuple[float, float]]
@@ -68,9 +68,7 @@ def _accuracy(prediction: Array, target: Array, spec: InputSpec) -> tuple[float,
 
     The classes lie along the axis of the scores that the loss uses.
     """
-    if spec.class_labels is not None and prediction.ndim > spec.class_labels.axis > 1:
-        # Language models have the classes last, [batch, sequence, vocabulary].
-        prediction = np.moveaxis(prediction, spec.class_labels.axis, 1)
+    prediction, target = aligned(prediction, target, spec)
     _require_shape("accuracy", prediction, target, (*prediction.shape[:1], *prediction.shape[2:]))
     hits = prediction.argmax(axis=1) == target
     ignored = spec.class_labels.ignore_index if spec.class_labels else None
@@ -145,7 +143,7 @@ def default_metrics(target: InputSpec | None, loss: str) -> list[str]:
     if target is None:
         return []
     if target.class_labels is not None:
-        return ["accuracy"]
+        return list(loss_class(loss).label_metrics)
     return list(loss_class(loss).default_metrics)
 
 

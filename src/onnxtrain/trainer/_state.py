@@ -102,12 +102,13 @@ class TrainingState:
         # `[]` means no metrics; only None asks for those of the loss.
         if metrics is None:
             metrics = default_metrics(self.task.target, settings.loss) if measurable else []
+            # The exponential of a sum over a data set is no perplexity.
+            metrics = [name for name in metrics if name != "perplexity" or run.manifest.loss_mean is not None]
         self.metrics: list[Metric] = make_metrics(metrics, self.task)
         if not measurable and any(metric.looks_at_predictions for metric in self.metrics):
             raise InputError(
                 "metrics need a target, and a prediction among the model's outputs; pass metrics=[]."
             )
-        # The exponential of a sum over a data set is no perplexity.
         if run.manifest.loss_mean is None and any(metric.name == "perplexity" for metric in self.metrics):
             raise InputError("The perplexity is the exponential of a mean loss, and this loss is a sum.")
 

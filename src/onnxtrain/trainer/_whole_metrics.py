@@ -100,6 +100,7 @@ class _Scores:
 
 def _scores(name: str, task: Task, prediction: Array, target: Array) -> _Scores:
     """Extracts scores and true values of a classification; raises InputError for other shapes."""
+    prediction, target = aligned(prediction, target, task.target)
     if target.dtype.kind in "iu" and prediction.ndim >= 2:
         _require(name, prediction, target, (*prediction.shape[:1], *prediction.shape[2:]))
         rows, truth = _rows(prediction), target.reshape(-1)
@@ -116,6 +117,25 @@ def _scores(name: str, task: Task, prediction: Array, target: Array) -> _Scores:
     one = prediction.ndim != 2 or prediction.shape[1] == 1
     shape = (-1,) if one else prediction.shape
     return _Scores(prediction.reshape(shape), (target.reshape(shape) > 0.5).astype(np.int64), 0)
+
+
+def aligned(prediction: Array, target: Array, spec: InputSpec | None) -> tuple[Array, Array]:
+    """Arranges scores of a language model as those of other models: classes along axis 1, one label per position.
+
+    Args:
+        prediction: scores, e.g. [batch, sequence, vocabulary].
+        target: labels, e.g. [batch, sequence].
+        spec: description of the target; None if nothing is known.
+
+    Returns:
+        Scores, e.g. [batch, vocabulary, sequence - 1], and labels, e.g. [batch, sequence - 1] of the next tokens.
+    """
+    labels = spec.class_labels if spec is not None else None
+    if labels is None or not prediction.ndim > labels.axis > 1:
+        return prediction, target
+    if labels.shift:
+        prediction, target = prediction[:, : -labels.shift], target[:, labels.shift :]
+    return np.moveaxis(prediction, labels.axis, 1), target
 
 
 def _rows(array: Array) -> Array:

@@ -817,7 +817,7 @@ def test_causal_lm_needs_scores_of_each_token(shape: tuple[int | str, ...]) -> N
 
 
 def test_causal_lm_computes_no_copy_of_the_scores() -> None:
-    """What is as large as the scores: their matrix, which is a view of them, and the logarithms of the softmax."""
+    """Only the matrix of scores, a view of them, and the logarithms of the softmax are as large as the scores."""
     model = _loss_model(CausalLMLoss(), (2, 6, CLASSES))
     assert [node.op_type for node in model.graph.node if "scores" in node.input] == ["Reshape"]
     assert not {"Transpose", "Slice", "Gather"} & {

@@ -14,9 +14,11 @@ import onnxruntime.capi.onnxruntime_pybind11_state as ort_state
 import pytest
 from onnx import numpy_helper
 from onnxruntime.quantization import quantize_dynamic
+from typer.testing import CliRunner
 
 import models
 from onnxtrain import Trainer, differentiate
+from onnxtrain.cli._app import app
 from onnxtrain.cli._inspect import run_command
 from onnxtrain.cli._ops import model_ops
 from onnxtrain.errors import GraphBuildError, NothingToTrain
@@ -72,7 +74,7 @@ def trained(model: onnx.ModelProto, **options: Any) -> set[str]:
     return {name for name, parameter in trainer.parameters if parameter.requires_grad}
 
 
-def test_the_training_graph_computes_with_dequantised_weights_and_the_export_as_the_file(
+def test_training_and_eval_graph_compute_with_dequantised_weights_and_the_export_as_the_file(
     tmp_path: Path,
 ) -> None:
     """The first layer lies off the gradient's path, the second on it."""
@@ -80,17 +82,52 @@ def test_the_training_graph_computes_with_dequantised_weights_and_the_export_as_
     loss = run_.module(X, TARGET)
     gradient = dict(run_.state.parameters)["gain"].grad
     assert mean_square(reference()) == pytest.approx(float(loss), rel=1e-6)
-    # With activations in int8 it differs by far more: the file's own numbers, which the exported model keeps.
+    run_.module.eval()
+    assert mean_square(reference()) == pytest.approx(float(run_.module(X, TARGET)), rel=1e-6)
+    # With activations in int8 it differs by far more: the file's own numbers, which the inference model keeps.
     deployed = run(int4_net())[0]
     assert mean_square(deployed) != pytest.approx(float(loss), rel=1e-4)
-    run_.module.eval()
-    assert float(run_.module(X, TARGET)) == pytest.approx(mean_square(deployed), rel=1e-6)
-    run_.module.export_model_for_inferencing(tmp_path / "out.onnx", ["y"])
+    trainer = Trainer(int4_net(), "mse", "sgd")
+    trainer.export(tmp_path / "out.onnx")
     np.testing.assert_array_equal(run(onnx.load(tmp_path / "out.onnx"))[0], deployed)
 
     hidden = np.tanh(X.astype(np.float64) @ weights("w1").T)
     expected = ((2 / TARGET.size * (reference() - TARGET)) @ weights("w2") * hidden).sum(0)
     np.testing.assert_allclose(gradient, expected, rtol=1e-5, atol=1e-7 * np.abs(expected).max())
+
+
+def test_deployed_activations_train_on_the_numbers_of_the_file(tmp_path: Path) -> None:
+    """On the path of the gradient and off it; the gradient passes the rounding as if there were none."""
+    run_ = Run.generate(tmp_path, int4_net(), loss="mse", optimizer="sgd", activations="deployed")
+    deployed = run(int4_net())[0]
+    assert float(run_.module(X, TARGET)) == pytest.approx(mean_square(deployed), rel=1e-6)
+    gradient = dict(run_.state.parameters)["gain"].grad
+    model = int4_net()
+    model.graph.output.append(onnx.helper.make_tensor_value_info("b", onnx.TensorProto.FLOAT, ["n", 32]))
+    y, hidden = run(model)
+    expected = ((2 / TARGET.size * (y - TARGET)) @ weights("w2") * hidden).sum(0)
+    np.testing.assert_allclose(gradient, expected, rtol=1e-5, atol=1e-6 * np.abs(expected).max())
+    run_.module.eval()
+    assert float(run_.module(X, TARGET)) == pytest.approx(mean_square(deployed), rel=1e-6)
+
+
+def test_scales_that_are_named_get_the_gradient_of_the_weights(tmp_path: Path) -> None:
+    run_ = Run.generate(tmp_path, int4_net(), loss="mse", requires_grad=["w1_scales"])
+    run_.module(X, TARGET)
+    inside = (2 / TARGET.size * (reference() - TARGET)) @ weights("w2") * GAIN
+    ct = inside * (1 - np.tanh(X.astype(np.float64) @ weights("w1").T) ** 2)
+    codes = weights("w1").reshape(32, 2, 16) / SCALES["w1_scales"].astype(np.float64)[..., None]
+    expected = ((ct.T @ X).reshape(32, 2, 16) * codes).sum(-1)
+    gradient = dict(run_.state.parameters)["w1_scales"].grad
+    np.testing.assert_allclose(gradient, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())
+
+
+def test_the_shell_takes_activations(tmp_path: Path) -> None:
+    onnx.save(int4_net(), tmp_path / "net.onnx")
+    options = ["--loss", "mse", "--activations", "deployed", "-o", str(tmp_path / "run")]
+    result = CliRunner().invoke(app, ["artifacts", str(tmp_path / "net.onnx"), *options])
+    assert result.exit_code == 0, result.output
+    assert json.loads((tmp_path / "run" / "manifest.json").read_text())["activations"] == "deployed"
 
 
 def test_what_differentiate_returns_has_one_precision() -> None:

@@ -34,8 +34,9 @@ from onnxtrain.runtime.checkpoint import encode_checkpoint
 from onnxtrain.runtime.manifest import METADATA_KEY
 from onnxtrain.runtime.state import CheckpointState
 from onnxtrain.selection import expand_names
+from onnxtrain.training.key_value_cache import cache_outputs
 from onnxtrain.training.layer_modes import BatchNormMode
-from onnxtrain.training.training_graph import Precision, TrainingGraphs, build_training_graphs
+from onnxtrain.training.training_graph import Activations, Precision, TrainingGraphs, build_training_graphs
 
 __all__ = ["LossType", "OptimType", "generate_artifacts", "optimizer_for"]
 
@@ -96,6 +97,7 @@ def generate_artifacts(
     precision: Precision = "fp32",
     sparse_gradients: list[str] | None = None,
     lora: LoraConfig | None = None,
+    activations: Activations = "float",
 ) -> None:
     """Writes the files from which the on-device API trains.
 
@@ -149,6 +151,10 @@ def generate_artifacts(
             nothing else but what `requires_grad` names. The checkpoint then holds the adapters, the models hold the
             other weights. A model that has adapters already (`add_lora`, `load_adapter`) needs no `lora`: they are
             trained if `requires_grad` is None.
+        activations: "float" to multiply by quantised weights (MatMulNBits) in floating point in the training and eval
+            models, or "deployed" to round the other factor to int8 where the file does (`accuracy_level=4`). Gradients
+            pass that rounding unchanged, so that they are those of the float product at the rounded model's loss. The
+            inference model computes as the file does. The manifest records the mode.
 
     Raises:
         ModelError: the model cannot be loaded or converted, also to ORT format; a file cannot be written.
@@ -157,7 +163,7 @@ def generate_artifacts(
         NothingToTrain: no parameter is left to train, or the loss depends on no trainable parameter.
         NoGradientRule: an op between the loss and a trainable parameter has no gradient rule.
         TypeError: `loss`, `optimizer` or a list of names is of an unknown type.
-        ValueError: `batch_norm` or `precision` has an unknown value.
+        ValueError: `batch_norm`, `precision` or `activations` has an unknown value.
     """
     for option, names in (
         ("requires_grad", requires_grad),
@@ -191,6 +197,7 @@ def generate_artifacts(
             recompute=recompute,
             precision=precision,
             sparse_gradients=sparse_gradients or (),
+            activations=activations,
         )
     directory = Path(os.fsdecode(artifact_directory)) if artifact_directory is not None else Path.cwd()
     try:
@@ -255,7 +262,8 @@ def _with_loss(
     Returns:
         The canonical model, the name of the loss, and names of further outputs that a block has returned.
     """
-    outputs = [str(value.name) for value in loaded.graph.outputs]
+    caches = cache_outputs(loaded.graph)
+    outputs = [str(value.name) for value in loaded.graph.outputs if value.name not in caches]
     names = list(loss_input_names or (outputs[:1] if spec is None else outputs))
     if sample_weight and (spec is None or isinstance(spec, onnxblock.Block)):
         raise GraphBuildError(

@@ -115,9 +115,16 @@ def differentiate(
 
 
 def add_gradients(
-    model: ir.Model, of: str, wrt: Sequence[str], *, cotangent: str | None = None
+    model: ir.Model,
+    of: str,
+    wrt: Sequence[str],
+    *,
+    cotangent: str | None = None,
+    float_products: bool = True,
 ) -> tuple[ir.Model, list[ir.Value]]:
-    """Appends the gradient computation to a copy of a canonical model; arguments as in :func:`differentiate`.
+    """Appends the gradient computation to a copy of a canonical model.
+
+    The arguments are those of :func:`differentiate`, and `float_products` as in :func:`expand_path`.
 
     Returns:
         The model, and one gradient per name in `wrt`, of the value's shape and dtype; zeros if `of` does not depend on
@@ -128,7 +135,7 @@ def add_gradients(
     typed_values(model.graph, wrt, "wrt")
     if cotangent is None:
         check_scalar(target)
-    model = expand_path(model, [of], wrt)
+    model = expand_path(model, [of], wrt, float_products=float_products)
     target, leaves = _find(model.graph, of, "of"), find_values(model.graph, wrt, "wrt")
     op = Emitter(model.graph, functions=model.functions)
     if cotangent is None:
@@ -164,11 +171,13 @@ def append_outputs(
         model.graph.outputs.append(gradient)
 
 
-def expand_path(model: ir.Model, of: Sequence[str], wrt: Sequence[str]) -> ir.Model:
+def expand_path(
+    model: ir.Model, of: Sequence[str], wrt: Sequence[str], *, float_products: bool = True
+) -> ir.Model:
     """Returns a copy of a model in which active ops without a rule are replaced by their function bodies.
 
-    The bodies of quantized products (QLinearMatMul) multiply in floating point. Other quantized products, which need no
-    gradient, are rewritten alike, so that one model does not round in two ways.
+    With `float_products`, products with quantised weights (MatMulNBits) compute in floating point. Otherwise they round
+    activations as the file says, and gradients pass that rounding unchanged. Ops between `wrt` and `of` are active.
     """
     targets, leaves = find_values(model.graph, of, "of"), find_values(model.graph, wrt, "wrt")
     active = {value.name for value in active_values(model.graph, targets, leaves)}
@@ -180,7 +189,8 @@ def expand_path(model: ir.Model, of: Sequence[str], wrt: Sequence[str]) -> ir.Mo
         return declared or not any(v.name in active for v in node.outputs)
 
     expanded = inline_schema_functions(model, keep)
-    FloatProductsPass()(expanded)
+    if float_products:
+        FloatProductsPass()(expanded)
     return expanded
 
 

@@ -56,6 +56,12 @@ class ModelOptions:
         "and parameters in float32, e.g. bf16.",
         default="fp32",
     )
+    activations: Literal["float", "deployed"] = option(
+        None,
+        "Multiply by quantised weights (MatMulNBits) in floating point, or round activations to int8 where "
+        "the file does, e.g. deployed.",
+        default="float",
+    )
     dynamic_batch: bool = switch(
         "Make the batch of a model that was exported for a fixed number of samples dynamic. Default: "
         "the model stays as it is."

@@ -221,6 +221,8 @@ class Manifest:
         optimizer: the optimizer, None if the run has no optimizer model.
         loss_mean: the denominator of the loss; None if the loss is a sum.
         inference_outputs: names of the outputs of the inference model; empty if the run has none.
+        inference_inputs: names of its user inputs. A language model that generates text has those of `inputs` and its
+            cache of keys and values, e.g. "past_key_values.0.key".
     """
 
     fingerprint: str
@@ -232,6 +234,7 @@ class Manifest:
     optimizer: OptimizerSpec | None
     loss_mean: LossMean | None = LossMean()
     inference_outputs: tuple[str, ...] = ()
+    inference_inputs: tuple[str, ...] = ()
 
     @property
     def arguments(self) -> tuple[InputSpec, ...]:
@@ -392,6 +395,11 @@ def parse_manifest(text: str | bytes, source: str) -> Manifest:
             inference_outputs=tuple(
                 list_of_texts(
                     (raw.get("inference") or {"outputs": []})["outputs"], "the inference model's outputs"
+                )
+            ),
+            inference_inputs=tuple(
+                list_of_texts(
+                    (raw.get("inference") or {"inputs": []})["inputs"], "the inference model's inputs"
                 )
             ),
         )

@@ -26,8 +26,9 @@ from onnxtrain.op_facts import RANDOM_OPS
 from onnxtrain.optimizers import ClipGradNorm, ClipGradValue, Optimizer, make_optimizer
 from onnxtrain.passes import ModelSource, load_model
 from onnxtrain.trainer._run import Run
+from onnxtrain.training.key_value_cache import cache_outputs
 from onnxtrain.training.layer_modes import BatchNormMode
-from onnxtrain.training.training_graph import Precision
+from onnxtrain.training.training_graph import Activations, Precision
 
 # Dropout is random too, but `_forget_seeds` makes it draw from the session's generator, whose state a checkpoint holds.
 _STATEFUL = RANDOM_OPS - {"Dropout"}
@@ -49,6 +50,7 @@ class ModelSettings:
         precision: "fp32" or "bf16".
         recompute: recompute activations in the backward pass.
         sparse_gradients: names or patterns of embeddings that get row gradients.
+        activations: "float" or "deployed".
         loss_input_names: outputs that the loss reads; None for the first.
         lora: adapters to train; None for none.
     """
@@ -64,6 +66,7 @@ class ModelSettings:
     precision: Precision
     recompute: bool
     sparse_gradients: Sequence[str] | str | None
+    activations: Activations
     loss_input_names: Sequence[str] | str | None
     lora: LoraConfig | None
 
@@ -80,7 +83,8 @@ class ModelSettings:
         """
         loaded = load_model(model)
         _forget_seeds(loaded)
-        outputs = [str(value.name) for value in loaded.graph.outputs]
+        caches = cache_outputs(loaded.graph)
+        outputs = [str(value.name) for value in loaded.graph.outputs if value.name not in caches]
         # Without a loss to append, one of the outputs is the loss itself and comes first already.
         if self.loss is None:
             outputs.remove((self.loss_input_names or outputs)[0])

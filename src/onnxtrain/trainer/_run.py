@@ -60,6 +60,8 @@ class Run:
         optimizer: parameter updates.
         outputs: names of the model's own outputs, which training and eval models return after the loss.
         predicted: names of the outputs that :meth:`predict` returns.
+        exported: names of the outputs that :meth:`export` writes by default: those of `predicted`, and the cache of
+            keys and values of a language model that generates text.
 
     Args:
         directory: directory of the artifacts.
@@ -111,7 +113,12 @@ class Run:
         self.outputs = self.module.output_names()[1:]
         inference = self.directory / self.files.inference_model if self.files.inference_model else None
         self._inference = inference if inference is not None and inference.is_file() else None
-        self.predicted = list(self.manifest.inference_outputs) if self._inference else self.outputs
+        exported = list(self.manifest.inference_outputs) if self._inference else self.outputs
+        # Samples bring no cache of keys and values: the eval model, which has none, predicts.
+        self._cached = not {spec.name for spec in self.manifest.inputs}.issuperset(
+            self.manifest.inference_inputs
+        )
+        self.exported, self.predicted = exported, self.outputs if self._cached else exported
 
     @property
     def weighted(self) -> bool:
@@ -261,8 +268,9 @@ class Run:
         """Inputs and binding of the inference model, whose parameters are those of the state."""
         # Artifacts of earlier versions have no inference model: the same part is cut out of the eval model then.
         outputs = self.require_outputs()
-        if self._inference is not None:
-            session = open_session(self._inference, "inference model", self._device, self._options)
+        inference = None if self._cached else self._inference
+        if inference is not None:
+            session = open_session(inference, "inference model", self._device, self._options)
         else:
             with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
                 path = Path(folder) / "model.onnx"
@@ -272,8 +280,8 @@ class Run:
         names = {value.name for value in session.get_inputs()}
         specs = [spec for spec in self.manifest.inputs if spec.name in names]
         buffers = self._buffers
-        if self._inference is not None:
-            source = f"inference model '{self._inference}'"
+        if inference is not None:
+            source = f"inference model '{inference}'"
             require_values(session, source, {*buffers, *(spec.name for spec in specs)}, set(outputs))
         return specs, Binding(
             session,
@@ -295,10 +303,10 @@ class Run:
         return self.predicted
 
     def export(self, path: str | os.PathLike[str], outputs: Sequence[str] | None) -> None:
-        """Writes a model that contains the parameters and computes outputs; by default :attr:`predicted`."""
-        names = self.require_outputs() if outputs is None else outputs
+        """Writes a model that contains the parameters and computes outputs; by default :attr:`exported`."""
+        names = (self.require_outputs() and self.exported) if outputs is None else outputs
         # Values inside of the network are no outputs of the inference model: they are cut out of the eval model.
-        if self._inference is None or not set(names) <= set(self.predicted):
+        if self._inference is None or not set(names) <= set(self.exported):
             self.module.export_model_for_inferencing(path, names)
             return
         self.store.require_defined("Exporting for inference")

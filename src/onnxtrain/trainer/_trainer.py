@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from onnxtrain.lora import LoraConfig
     from onnxtrain.passes import ModelSource
     from onnxtrain.training.layer_modes import BatchNormMode
-    from onnxtrain.training.training_graph import Precision
+    from onnxtrain.training.training_graph import Activations, Precision
 
 
 class Trainer(TrainerProperties):
@@ -83,6 +83,8 @@ class Trainer(TrainerProperties):
             matches decides: `{"backbone.*": "inference", "*": "training"}`.
         straight_through: pass gradients through rounding and quantisation unchanged (straight-through estimator).
         precision: "bf16" computes products and convolutions in bfloat16; see :func:`generate_artifacts`.
+        activations: "float" multiplies by quantised weights (MatMulNBits) in floating point, "deployed" rounds
+            activations to int8 where the file does; see :func:`generate_artifacts`.
         recompute: recompute activations in the backward pass to take less memory; see :func:`generate_artifacts`.
         sparse_gradients: embeddings of which a step updates only the rows that its batch reads; see
             :func:`generate_artifacts`.
@@ -135,6 +137,7 @@ class Trainer(TrainerProperties):
         batch_norm: BatchNormMode = "as_exported",
         straight_through: bool = False,
         precision: Precision = "fp32",
+        activations: Activations = "float",
         recompute: bool = False,
         sparse_gradients: Sequence[str] | str | None = None,
         loss_input_names: Sequence[str] | str | None = None,

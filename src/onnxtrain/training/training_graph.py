@@ -20,6 +20,7 @@ from onnxtrain.fusion import fuse_exported, fuse_kernels
 from onnxtrain.losses import LABELS_KEY, TARGET_KEY, loss_mean, mark_labels
 from onnxtrain.passes import (
     CleanupPass,
+    FloatProductsPass,
     FoldFrozenBatchNormPass,
     ReluAfterMaxPoolPass,
     TrainingModePass,
@@ -34,6 +35,7 @@ from onnxtrain.runtime.manifest import FORMAT, METADATA_KEY, SPARSE_VERSION, VER
 from onnxtrain.selection import batch_norms, float_initializers, is_float, select_parameters, some_names
 from onnxtrain.training.export_warnings import check_training_mode, warn_of_export
 from onnxtrain.training.inference_graph import build_inference_model, inference_entry
+from onnxtrain.training.key_value_cache import DropCachePass
 from onnxtrain.training.layer_modes import BatchNormMode, switch_modes
 from onnxtrain.training.recompute import RecomputePass
 from onnxtrain.training.running_variance import update_unbiased
@@ -41,6 +43,10 @@ from onnxtrain.training.sparse_gradients import keep_rows, match_sparse
 
 Precision = Literal["fp32", "bf16"]
 """Precision of products and convolutions of float32 values: float32, or bfloat16 with sums in float32."""
+
+Activations = Literal["float", "deployed"]
+"""Activations in products with quantised weights (MatMulNBits): in floating point, or rounded to int8 where the file
+says so (`accuracy_level=4`)."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +89,7 @@ def build_training_graphs(
     recompute: bool = False,
     precision: Precision = "fp32",
     sparse_gradients: Iterable[str] = (),
+    activations: Activations = "float",
 ) -> TrainingGraphs:
     """Builds the training, eval and inference models from a canonical model that computes the scalar `loss`.
 
@@ -102,6 +109,8 @@ def build_training_graphs(
         recompute: True recomputes activations in the backward pass instead of keeping them.
         precision: precision of the training model's products and convolutions; the other models compute in float32.
         sparse_gradients: names of embedding tables whose gradients hold only the rows that a batch reads.
+        activations: "float" or "deployed" products with quantised weights in the training and eval models, see
+            :data:`Activations`. The inference model computes as the file does.
 
     Raises:
         DifferentiationError: one of `input_gradients` is no floating-point value.
@@ -109,18 +118,27 @@ def build_training_graphs(
             one of `sparse_gradients` is read otherwise than by rows.
         NothingToTrain: no parameter is left to train, or the loss depends on none of them.
         NoGradientRule: an op between loss and parameters has no gradient rule.
-        ValueError: `precision` is unknown.
+        ValueError: `precision` or `activations` is unknown.
     """
     if precision not in get_args(Precision):
         raise ValueError(
             f"building the training graph: precision={precision!r} is unknown; pass 'fp32' (the default), or "
             "'bf16' for products and convolutions in bfloat16"
         )
+    if activations not in get_args(Activations):
+        raise ValueError(
+            f"building the training graph: activations={activations!r} is unknown; pass 'float' (the default), or "
+            "'deployed' to round activations to int8 where the file does"
+        )
     mean = loss_mean(_named(model, loss))
     frozen = list(frozen or ())
     forward = _cut_to_loss(model, [loss, *additional_outputs], frozen)
     as_exported = switch_modes(forward, batch_norm)
     check_training_mode(forward, asked=batch_norm == "training")
+    # In both models: one with both kinds of products would compute neither the file's results nor those of the float
+    # weights.
+    if activations == "float":
+        FloatProductsPass()(forward)
     build = _choose_parameters(forward, requires_grad, frozen, sparse_gradients)
     build.input_gradients = input_gradients
     active = _active_values(forward, build.trainable)
@@ -128,7 +146,7 @@ def build_training_graphs(
     _promote_parameters(build)
     evaluation = _evaluation_model(build)
     training = _training_model(build, recompute=recompute, bfloat16=precision == "bf16")
-    manifest = _manifest(build, training) | {"loss_mean": mean}
+    manifest = _manifest(build, training) | {"loss_mean": mean, "activations": activations}
     parameters, statistics = list(build.parameters), list(build.statistics)
     inference = build_inference_model(model, inference_outputs, parameters, statistics)
     manifest["inference"] = None if inference is None else inference_entry(inference, parameters + statistics)
@@ -170,6 +188,8 @@ def _cut_to_loss(model: ir.Model, outputs: Sequence[str], frozen: Collection[str
     forward = model.clone()
     _set_outputs(forward, outputs)
     _make_scalar(forward)
+    # The loss reads no cache, and training has no earlier tokens; the inference model keeps both.
+    DropCachePass()(forward)
     # Unused initializers stay, too: the selection of parameters names those that a user asked for in its errors.
     CleanupPass(keep={*(name for name, _ in float_initializers(forward)), *frozen})(forward)
     mark_labels(forward.graph)
@@ -232,7 +252,11 @@ def _training_model(build: _Build, *, recompute: bool, bfloat16: bool) -> ir.Mod
     # Taken now, as afterwards nothing tells forward and gradient nodes of one graph apart.
     forward_values = {str(value.name) for node in build.forward.graph for value in node.outputs if value.name}
     training, gradients = add_gradients(
-        build.forward, str(build.forward.graph.outputs[0].name), [*build.trainable, *build.input_gradients]
+        build.forward,
+        str(build.forward.graph.outputs[0].name),
+        [*build.trainable, *build.input_gradients],
+        # What is to be in floating point is so already.
+        float_products=False,
     )
     _append_gradients(build, training, gradients)
     CleanupPass(keep=set())(training)

@@ -8,9 +8,8 @@ import onnx_ir as ir
 class FloatProductsPass(ir.passes.InPlacePass):
     """Remove `accuracy_level` from onnxruntime's products with quantised weights, such as MatMulNBits.
 
-    With `accuracy_level=4`, which onnxruntime-genai's model builder writes, kernels round activations to int8. Products
-    on the path of a gradient become products in floating point with dequantised weights. A graph with both kinds would
-    compute neither the file's results nor those of the dequantised weights.
+    With `accuracy_level=4`, which onnxruntime-genai's model builder writes, kernels round activations to int8.
+    Gradients are those of products in floating point, and so is the forward graph after this pass.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,7 +11,7 @@ import onnx_ir as ir
 from onnxtrain.autodiff._node import NodeView
 from onnxtrain.autodiff._registry import defbody
 from onnxtrain.autodiff.rules.contrib._shared import MS, refused
-from onnxtrain.emitter import Emitter
+from onnxtrain.emitter import Emitter, static_dims
 
 
 @defbody(
@@ -181,11 +182,13 @@ def _later(op: Emitter, scores: ir.Value, before: int = 0, places: ir.Value | No
 def rotary_embedding(op: Emitter, n: NodeView) -> ir.Value:
     """Rotates pairs of features by angles that depend on the position."""
     rank = n.rank(n.input)
-    if n.attr("rotary_embedding_dim") or n.attr("is_packed_batching") or n.attr("scale") not in (1.0, 0.0):
-        raise refused(n, "part of the features, a scale or packed batches")
-    half = op.Shape(n.cos_cache, start=1)
+    if n.attr("is_packed_batching") or n.attr("scale") not in (1.0, 0.0):
+        raise refused(n, "a scale or packed batches")
+    part, heads = n.attr("rotary_embedding_dim"), n.attr("num_heads")
+    # Unless part of the features is rotated, the cosines tell the size of a head.
+    size = None if part else op.Mul(op.Shape(n.cos_cache, start=1), [2])
     if rank == 3:  # [batch, sequence, heads * size]
-        per_head = op.Concat([0], [0], [-1], op.Mul(half, [2]), axis=0)
+        per_head = [0, 0, heads, -1] if size is None else op.Concat([0], [0], [-1], size, axis=0)
         x = op.Reshape(n.input, per_head)
     else:  # [batch, heads, sequence, size]
         x = op.Transpose(n.input, perm=[0, 2, 1, 3])
@@ -194,13 +197,23 @@ def rotary_embedding(op: Emitter, n: NodeView) -> ir.Value:
     if n.rank(positions) == 1:
         length = op.Squeeze(op.Shape(x, start=1, end=2), [0])
         positions = op.Unsqueeze(op.Add(op.Range(0, length, 1), positions), [0])
-    y = _turned(op, n, x, positions, n.attr("interleaved"))
+    y = _turned(op, n, x, positions, n.attr("interleaved"), whole=not part)
     return op.Reshape(y, op.Shape(n.input)) if rank == 3 else op.Transpose(y, perm=[0, 2, 1, 3])
 
 
-def _turned(op: Emitter, n: NodeView, x: ir.Value, positions: ir.Value, interleaved: int) -> ir.Value:
-    """Rotates all features of `[batch, sequence, heads, size]` by the node's cos_cache and sin_cache."""
+def _turned(
+    op: Emitter, n: NodeView, x: ir.Value, positions: ir.Value, interleaved: int, *, whole: bool
+) -> ir.Value:
+    """Rotates features of `[batch, sequence, heads, size]` by the node's cos_cache and sin_cache.
+
+    The caches have a column per pair of features. Unless `whole`, there may be fewer pairs than features: the first
+    features are rotated and the others stay, as in Phi.
+    """
     half = op.Shape(n.cos_cache, start=1)
+    if not whole:
+        end, last = op.Mul(half, [2]), op.const([sys.maxsize])
+        x, rest = op.Slice(x, [0], end, [3]), op.Slice(x, end, last, [3])
+        return op.Concat(_turned(op, n, x, positions, interleaved, whole=True), rest, axis=3)
     cos, sin = (op.Unsqueeze(op.Gather(cache, positions), [2]) for cache in (n.cos_cache, n.sin_cache))
     if interleaved:
         pairs = op.Reshape(x, op.Concat([0], [0], [0], half, [2], axis=0))
@@ -272,6 +285,8 @@ def group_query_attention(op: Emitter, n: NodeView) -> list[ir.Value]:
         raise refused(n, "biases, sinks, norms of queries and keys or smooth softmax")
     heads, shared = n.attr("num_heads"), n.attr("kv_num_heads")
     before, places = _places(op, n)
+    features = (static_dims(n.query) or (None,))[-1]
+    head_size = features // (heads if n.key is not None else heads + 2 * shared) if features else None
     # Without `key`, queries, keys and values are packed in `query`.
     if n.key is None:
         joint = op.Reshape(n.query, [0, 0, heads + 2 * shared, -1])
@@ -281,7 +296,10 @@ def group_query_attention(op: Emitter, n: NodeView) -> list[ir.Value]:
         k, v = (op.Reshape(value, [0, 0, shared, -1]) for value in (n.key, n.value))
     if n.attr("do_rotary"):
         positions = places if n.position_ids is None else n.position_ids
-        q, k = (_turned(op, n, x, positions, n.attr("rotary_interleaved")) for x in (q, k))
+        # The cosines have a column per pair of features.
+        columns = (static_dims(n.cos_cache) or (None, None))[1]
+        whole = columns is not None and head_size == 2 * columns
+        q, k = (_turned(op, n, x, positions, n.attr("rotary_interleaved"), whole=whole) for x in (q, k))
     k, v = (op.Transpose(x, perm=[0, 2, 1, 3]) for x in (k, v))
     if n.past_key is not None and n.past_value is not None:
         order = _order(op, n, before)

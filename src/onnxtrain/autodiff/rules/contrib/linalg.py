@@ -59,18 +59,61 @@ def fused_gemm(op: Emitter, n: NodeView) -> ir.Value:
     return activated(op, n, y, n.attr("activation"), [number for number in numbers if number is not None])
 
 
-@defbody(
-    "MatMulNBits", MS, "A B scales zero_points g_idx bias", "Y",
-    K=None, N=None, accuracy_level=0, bits=4, block_size=None, weight_prepacked=0,
+def _nbits_shape(op: Emitter, n: NodeView) -> ir.Value:
+    """Writes a product of the shape and dtype of MatMulNBits, for shape inference."""
+    weight = op.ConstantOfShape(op.const([n.attr("K"), n.attr("N")]))
+    return op.MatMul(n.A, op.CastLike(weight, n.A))
+
+
+@vjp(
+    "MatMulNBits", wrt=("A", "scales", "zero_points", "bias"), domain=MS, shapes=_nbits_shape,
+    signature=Signature(
+        ("A", "B", "scales", "zero_points", "g_idx", "bias"), ("Y",),
+        attributes={
+            "K": None, "N": None, "accuracy_level": 0, "bits": 4, "block_size": None, "weight_prepacked": 0,
+        },
+    ),
 )  # fmt: skip
-def matmul_nbits(op: Emitter, n: NodeView) -> ir.Value:
-    """Y = A·(scales·(B - zero_points))ᵀ + bias, with the codes of B packed in bytes; only A and bias have gradients."""
+def matmul_nbits(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
+    """Y = A·Wᵀ + bias with W = scales·(B - zero_points), whose codes B are packed in bytes.
+
+    ct_A = ct·W, ct_bias = sum of ct. With ct_W = ctᵀ·A, the cotangents of scales and of zero points are the sums of
+    (B - zero_points)·ct_W and of -scales·ct_W over each block. `accuracy_level=4` rounds A to int8 in the forward
+    product; gradients pass this rounding unchanged.
+    """
+    # The node stays in the forward graph: the kernel reads the packed weights, and rounds as the deployed file does.
+    codes, scales = _nbits_weights(op, n)
+    cotangents: dict[str | ir.Value, ir.Value | None] = {}
+    if n.needs("A"):
+        cotangents["A"] = op.MatMul(ct, op.Mul(codes, scales))
+    if n.needs("bias"):
+        cotangents["bias"] = op.ReduceSum(op.Reshape(ct, [-1, n.attr("N")]), [0], keepdims=0)
+    if n.needs("scales") or n.needs("zero_points"):
+        rows, columns = op.Reshape(ct, [-1, n.attr("N")]), op.Reshape(n.A, [-1, n.attr("K")])
+        ct_weight = op.MatMul(op.Transpose(rows, perm=[1, 0]), columns)
+        for name, factor in (("scales", codes), ("zero_points", op.Neg(scales))):
+            if n.needs(name):
+                blocks = _block_sums(op, n, op.Mul(ct_weight, factor))
+                cotangents[name] = op.CastLike(
+                    op.Reshape(blocks, op.Shape(getattr(n, name))), getattr(n, name)
+                )
+    return cotangents
+
+
+def _nbits_weights(op: Emitter, n: NodeView) -> tuple[ir.Value, ir.Value]:
+    """Unpacks the weights of a MatMulNBits: codes minus zero points, and scales, both float [N, K]."""
     bits, size, rows, columns = (n.attr(name) for name in ("bits", "block_size", "N", "K"))
-    if bits not in (2, 4, 8) or n.g_idx is not None or n.attr("weight_prepacked"):
-        raise refused(n, f"{bits} bits, an order of groups or prepacked weights")
+    if bits not in (2, 4, 8):
+        raise refused(n, f"weights of {bits} bits")
+    if n.attr("weight_prepacked"):
+        raise refused(n, "prepacked weights")
+    # ONNX Runtime's kernel (1.32) computes something else of packed zero points with g_idx, so that the forward product
+    # would not be that of the gradients.
+    if n.g_idx is not None and n.zero_points is not None and n.zero_points.dtype == ir.DataType.UINT8:
+        raise refused(n, "g_idx with packed zero points")
     blocks = math.ceil(columns / size)
     like = n.A
-    codes = _unpacked(op, n.B, bits, [rows, blocks, size], like)
+    codes = op.Slice(_unpacked(op, n.B, bits, [rows, blocks * size], like), [0], [columns], [1])
     # Without zero points the codes are around the middle of their range, e.g. 8 for 4 bits.
     if n.zero_points is None:
         zeros = op.const(float(2 ** (bits - 1)), like=like)
@@ -78,16 +121,35 @@ def matmul_nbits(op: Emitter, n: NodeView) -> ir.Value:
         # Packed row by row: each row of zero points begins with a new byte.
         per_row = math.ceil(blocks * bits / 8) * 8 // bits
         packed = _unpacked(op, n.zero_points, bits, [rows, per_row], like)
-        zeros = op.Unsqueeze(op.Slice(packed, [0], [blocks], [1]), [2])
+        zeros = _of_columns(op, n, op.Slice(packed, [0], [blocks], [1]))
     else:
-        zeros = op.Reshape(op.CastLike(n.zero_points, like), [rows, blocks, 1])
-    scales = op.Reshape(op.CastLike(n.scales, like), [rows, blocks, 1])
+        zeros = _of_columns(op, n, op.Reshape(op.CastLike(n.zero_points, like), [rows, blocks]))
+    return op.Sub(codes, zeros), _of_columns(op, n, op.Reshape(op.CastLike(n.scales, like), [rows, blocks]))
+
+
+def _of_columns(op: Emitter, n: NodeView, values: ir.Value) -> ir.Value:
+    """Repeats the values of blocks, [N, blocks], for the columns of each: [N, K]."""
+    # Quantisers that order columns by importance say which block a column belongs to.
+    if n.g_idx is not None:
+        return op.Gather(values, n.g_idx, axis=1)
+    columns, size, rows = n.attr("K"), n.attr("block_size"), n.attr("N")
+    blocks = math.ceil(columns / size)
+    repeated = op.Reshape(op.Expand(op.Unsqueeze(values, [2]), [rows, blocks, size]), [rows, blocks * size])
     # The last block of a row may be longer than the columns that are left.
-    weight = op.Slice(
-        op.Reshape(op.Mul(op.Sub(codes, zeros), scales), [rows, blocks * size]), [0], [columns], [1]
-    )
-    y = op.MatMul(n.A, op.Transpose(weight, perm=[1, 0]))
-    return y if n.bias is None else op.Add(y, n.bias)
+    return repeated if blocks * size == columns else op.Slice(repeated, [0], [columns], [1])
+
+
+def _block_sums(op: Emitter, n: NodeView, terms: ir.Value) -> ir.Value:
+    """Sums terms of columns, [N, K], over the columns of each block: [N, blocks]."""
+    columns, size, rows = n.attr("K"), n.attr("block_size"), n.attr("N")
+    blocks = math.ceil(columns / size)
+    if n.g_idx is not None:
+        zeros = op.Expand(op.const(0.0, like=terms), [rows, blocks])
+        places = op.Expand(op.Unsqueeze(n.g_idx, [0]), [rows, columns])
+        return op.ScatterElements(zeros, places, terms, axis=1, reduction="add")
+    if blocks * size != columns:
+        terms = op.Pad(terms, [0, 0, 0, blocks * size - columns])
+    return op.ReduceSum(op.Reshape(terms, [rows, blocks, size]), [2], keepdims=0)
 
 
 def _unpacked(op: Emitter, packed: ir.Value, bits: int, shape: Sequence[int], like: ir.Value) -> ir.Value:

@@ -10,6 +10,7 @@ import onnx
 import pytest
 
 import models
+from test_generation_models import generation_model
 
 ROOT = Path(__file__).parents[1]
 PAGES = [
@@ -43,6 +44,7 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, obje
 
     monkeypatch.chdir(tmp_path)
     onnx.save(models.mlp(), "model.onnx")
+    onnx.save(generation_model(), "llm.onnx")
     x = np.random.default_rng(0).standard_normal((100, 4))
     return {"x": x, "y": x[:, :3].argmax(axis=1), "Trainer": Trainer}
 

@@ -18,6 +18,7 @@ from onnxtrain.trainer.data._layout import Layout
 from onnxtrain.trainer.data._samples import SampleSource, collate
 from onnxtrain.trainer.data._source import Options, Pass, Source
 from onnxtrain.trainer.data._stream import StreamSource
+from onnxtrain.trainer.data._tokens import Padding
 from onnxtrain.trainer.data._transform import Transform
 
 TransformFunction = Callable[..., Any]
@@ -48,6 +49,9 @@ def open_source(
         InputError: The data does not fit the model.
     """
     augment = None if transform is None else Transform(transform)
+    padding = Padding.of(layout)
+    if padding is not None and (columns := padding.columns(inputs, targets, weights)) is not None:
+        return SampleSource.open(layout, columns, options, augment, padding)
     if _is_whole(layout, inputs, targets):
         return ArraySource.open(layout, layout.whole(inputs, targets, weights), options, augment)
     for name, value in (("targets", targets), ("sample_weight", weights)):
@@ -57,7 +61,8 @@ def open_source(
                 "are (inputs, targets) or (inputs, targets, sample_weight)."
             )
     if _gives_samples_by_index(inputs):
-        return SampleSource.open(layout, inputs, options, augment)
+        padded = padding is not None and len(inputs) > 0 and padding.fits(inputs[0])
+        return SampleSource.open(layout, inputs, options, augment, padding if padded else None)
     if _is_iterable_dataset(inputs):
         # An IterableDataset gives samples, unlike every other stream, and has to be batched here.
         inputs = _Grouped(layout, inputs, options.batch_size or 32)

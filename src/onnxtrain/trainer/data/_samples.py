@@ -17,6 +17,7 @@ from onnxtrain.trainer.data._indexed import IndexedSource
 from onnxtrain.trainer.data._layout import Layout
 from onnxtrain.trainer.data._random import seeded
 from onnxtrain.trainer.data._source import STREAM, Options, Pass, order_of
+from onnxtrain.trainer.data._tokens import Padding
 from onnxtrain.trainer.data._transform import Transform
 
 
@@ -29,13 +30,20 @@ class SampleSource(IndexedSource):
 
     Attributes:
         dataset: the user's data set.
+        padding: pads sequences of tokens; None for samples of one shape.
     """
 
     dataset: Any
+    padding: Padding | None = None
 
     @classmethod
     def open(
-        cls, layout: Layout, dataset: Any, options: Options, transform: Transform | None
+        cls,
+        layout: Layout,
+        dataset: Any,
+        options: Options,
+        transform: Transform | None,
+        padding: Padding | None = None,
     ) -> SampleSource:
         """Opens a data set and checks its first sample. Raises InputError: there is none, or it does not fit."""
         size, fixed = check_batch_size(layout.specs, options.batch_size)
@@ -47,6 +55,8 @@ class SampleSource(IndexedSource):
             drop=drop,
             limit=options.limit,
             transform=transform,
+            # Batches of predictions are joined, which they can only be if all sequences have one length.
+            padding=padding.to_longest(dataset) if padding and layout.predicting else padding,
         )
         if source.samples == 0:
             raise InputError(f"The data set ({type(dataset).__name__}) has no samples.")
@@ -57,7 +67,7 @@ class SampleSource(IndexedSource):
         with seeded(0, STREAM):
             # The data set is not read as a whole: it may be larger than memory. Its other samples are checked batch
             # by batch.
-            raw = layout.batch(collate(_fetch(dataset, [0])))
+            raw = layout.batch(source._joined(_fetch(dataset, [0])))
         source.weighted = raw.weights is not None
         if source.weighted:
             source.layout = layout.with_weights()
@@ -67,6 +77,10 @@ class SampleSource(IndexedSource):
 
     def _size(self) -> int:
         return len(self.dataset)
+
+    def _joined(self, samples: list[Any], indices: Sequence[int] = ()) -> Any:
+        """Joins samples to a batch; `indices` are their numbers, for messages."""
+        return self.padding.batch(samples, indices) if self.padding else collate(samples, indices)
 
     def read(self, epoch: Pass, start: int = 0) -> Iterator[list[Array]]:
         """Yields the batches of an epoch."""
@@ -82,7 +96,7 @@ class SampleSource(IndexedSource):
         with seeded(epoch.seed, STREAM, epoch.epoch, index):
             samples = _fetch(self.dataset, indices)
         try:
-            raw = self.layout.batch(collate(samples, indices))
+            raw = self.layout.batch(self._joined(samples, indices))
             if self.transform is not None:
                 raw = self.transform(self.layout, self.layout.arrays(raw), epoch, index)
             return self.layout.convert(raw)

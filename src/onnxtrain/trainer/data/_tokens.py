@@ -1,0 +1,260 @@
+"""Pads token sequences of unequal length, and makes the masks, positions and labels of language models.
+
+A sample is a sequence of token numbers, or a dict with one: `{"input_ids": [5, 17, 2], "labels": [-100, 17, 2]}`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from onnxtrain.errors import InputError
+from onnxtrain.runtime.dtypes import Array
+from onnxtrain.runtime.manifest import InputSpec
+from onnxtrain.trainer.data._frames import column_names, is_frame, is_series
+from onnxtrain.trainer.data._layout import WEIGHT, Layout
+
+# The names that transformers and onnxruntime-genai give the inputs of language models.
+_TOKENS, _MASK, _POSITIONS, _TYPES = "input_ids", "attention_mask", "position_ids", "token_type_ids"
+
+
+class Columns:
+    """Samples of which each is a dict with one entry per column.
+
+    Args:
+        columns: per name, one entry per sample, e.g. {"input_ids": [[5, 17, 2], [8, 2]]}.
+
+    Raises:
+        InputError: the columns have different lengths.
+    """
+
+    def __init__(self, columns: Mapping[str, Sequence[Any]]) -> None:
+        lengths = {name: len(column) for name, column in columns.items()}
+        if len(set(lengths.values())) > 1:
+            listed = ", ".join(f"{name}: {length}" for name, length in lengths.items())
+            raise InputError(f"The data holds different numbers of samples ({listed}); they must be equal.")
+        self._columns = columns
+
+    def __len__(self) -> int:
+        return len(next(iter(self._columns.values())))
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {name: column[index] for name, column in self._columns.items()}
+
+
+@dataclass(frozen=True)
+class Padding:
+    """Joins samples with sequences to batches whose sequences are as long as the longest one.
+
+    Sequences are padded at their end: tokens, masks and other inputs by 0, labels by the label that is ignored. Where a
+    sample has no attention mask or positions, they are made. Where it has no labels, those of a loss that predicts the
+    next token are the tokens.
+
+    Attributes:
+        layout: arguments of the model.
+        tokens: description of the input with the tokens, [batch, sequence].
+        length: length of the padded sequences; None for that of the longest one in the batch.
+    """
+
+    layout: Layout
+    tokens: InputSpec
+    length: int | None = None
+
+    @classmethod
+    def of(cls, layout: Layout) -> Padding | None:
+        """Makes the padding for a model with an input of tokens, [batch, sequence]; None for other models."""
+        matrices = [spec for spec in layout.inputs if _is_matrix(spec) and spec.dtype.storage.kind in "iu"]
+        named = [spec for spec in matrices if spec.name == _TOKENS]
+        # Integers of a fixed number of columns may as well be features of a table.
+        others = [
+            spec
+            for spec in matrices
+            if spec.name not in (_MASK, _POSITIONS, _TYPES) and not isinstance(_columns_of(spec), int)
+        ]
+        found = named or (others if len(others) == 1 else [])
+        if not found:
+            return None
+        fixed = _columns_of(found[0])
+        return cls(layout, found[0], fixed if isinstance(fixed, int) else None)
+
+    def fits(self, sample: Any) -> bool:
+        """Tells if a sample holds a sequence of tokens, so that it is no batch and no array of another kind."""
+        tokens = self._entries(sample).get(self.tokens.name)
+        return _is_sequence(tokens)
+
+    def columns(self, inputs: Any, targets: Any, weights: Any) -> Columns | None:
+        """Sorts data that is passed as a whole into columns; None if it holds arrays that need no padding."""
+        columns = self._by_name(inputs)
+        tokens = columns.get(self.tokens.name)
+        if tokens is None or len(tokens) == 0 or not _is_sequence(tokens[0]):
+            return None
+        known = {*self._names, WEIGHT, *self.layout.unused}
+        # A misspelt name must not be ignored, as the tokens would be taken for missing labels: it is refused later.
+        if isinstance(inputs, Mapping) and not known.issuperset(inputs):
+            return None
+        if isinstance(targets, Mapping):
+            columns |= targets
+        elif targets is not None and self.layout.targets:
+            columns[self.layout.targets[0].name] = targets
+        given = {name: column for name, column in columns.items() if name in {*self._names, WEIGHT}}
+        ragged = not _is_array(tokens) and len({len(entry) for entry in tokens}) > 1
+        if not ragged and given.keys() >= set(self._names):
+            return None
+        return Columns(given | ({} if weights is None else {WEIGHT: weights}))
+
+    def to_longest(self, samples: Any) -> Padding:
+        """Returns the padding to the longest of all sequences: predictions of all batches then have one shape."""
+        lengths = (len(self._entries(samples[index])[self.tokens.name]) for index in range(len(samples)))
+        return self if self.length is not None else dataclasses.replace(self, length=max(lengths))
+
+    def batch(self, samples: Sequence[Any], indices: Sequence[int] = ()) -> dict[str, Array]:
+        """Joins samples to arrays by name. Raises InputError: a sample lacks an entry, or its entries do not fit."""
+        rows = [self._entries(sample) for sample in samples]
+        numbers = list(indices) or list(range(len(rows)))
+        for number, row in zip(numbers, rows, strict=True):
+            self._complete(row, number)
+        lengths = [len(row[self.tokens.name]) for row in rows]
+        length = self.length or max(lengths)
+        if max(lengths) > length:
+            longest = numbers[int(np.argmax(lengths))]
+            raise InputError(
+                f"sample {longest} has {max(lengths)} tokens, and the model takes {length}; cut it."
+            )
+        self._require_no_padding_in_the_way(lengths, length)
+        arrays = {}
+        for spec in (*self.layout.inputs, *self.layout.targets):
+            entries = [np.asarray(row[spec.name]) for row in rows]
+            if entries[0].ndim == 1 and _is_matrix(spec) and self._runs_along(spec):
+                arrays[spec.name] = self._padded(spec, entries, numbers, lengths, length)
+            else:
+                arrays[spec.name] = np.stack(entries)
+        if WEIGHT in rows[0]:
+            arrays[WEIGHT] = np.asarray([row[WEIGHT] for row in rows])
+        return arrays
+
+    @property
+    def _names(self) -> list[str]:
+        """Names of the inputs and targets."""
+        return [spec.name for spec in (*self.layout.inputs, *self.layout.targets)]
+
+    def _by_name(self, inputs: Any) -> dict[str, Any]:
+        """Sorts inputs into columns by name: those of a mapping, of a frame, or the tokens alone."""
+        if is_frame(inputs):
+            names = column_names(inputs)
+            return {name: _listed(inputs[name]) for name in {*self._names, WEIGHT} if name in names}
+        if isinstance(inputs, Mapping):
+            return {name: _listed(column) for name, column in inputs.items()}
+        entries = _listed(inputs)
+        samples = isinstance(entries, list | tuple) and bool(entries) and isinstance(entries[0], Mapping)
+        if samples:
+            names = [name for name in entries[0] if all(name in entry for entry in entries)]
+            return {name: [entry[name] for entry in entries] for name in names}
+        return {self.tokens.name: entries} if isinstance(entries, list | tuple) or _is_array(entries) else {}
+
+    def _entries(self, sample: Any) -> dict[str, Any]:
+        """Sorts a sample into entries by name: a mapping or tokens, or a tuple of either, target and weight."""
+        inputs, target, weight = sample, None, None
+        if isinstance(sample, tuple) and 1 < len(sample) <= 3 and not np.isscalar(sample[0]):
+            inputs, target, weight = (*sample, None)[:3]
+        entries = dict(inputs) if isinstance(inputs, Mapping) else {self.tokens.name: inputs}
+        if target is not None and self.layout.targets:
+            entries |= target if isinstance(target, Mapping) else {self.layout.targets[0].name: target}
+        return entries | ({} if weight is None else {WEIGHT: weight})
+
+    def _complete(self, row: dict[str, Any], number: int) -> None:
+        """Adds mask, positions and labels that a sample lacks. Raises InputError: it has no tokens, or lacks others."""
+        tokens = np.asarray(row.get(self.tokens.name, ()))
+        if tokens.ndim != 1 or tokens.size == 0:
+            raise InputError(f"sample {number} has no sequence of tokens '{self.tokens.name}'; leave it out.")
+        row[self.tokens.name] = tokens
+        made = {_MASK: np.ones(tokens.size, np.int64), _POSITIONS: np.arange(tokens.size)}
+        for spec in self.layout.targets:
+            if spec.class_labels is not None and spec.class_labels.shift:
+                made[spec.name] = tokens
+        for name in self._names:
+            if name not in row and name in made:
+                row[name] = made[name]
+            if name not in row:
+                raise InputError(
+                    f"sample {number} has no '{name}'; the model takes {', '.join(self._names)}."
+                )
+
+    def _require_no_padding_in_the_way(self, lengths: Sequence[int], length: int) -> None:
+        """Raises InputError if tokens would see padding: without a mask only causal models can be padded."""
+        causal = any(
+            spec.class_labels is not None and spec.class_labels.shift for spec in self.layout.targets
+        )
+        masked = any(spec.name == _MASK for spec in self.layout.inputs)
+        if min(lengths) < length and not (masked or causal or self.layout.predicting):
+            raise InputError(
+                f"the sequences have {min(lengths)} to {length} tokens, and the model has no input '{_MASK}' that "
+                "hides padding. Pass sequences of one length, or export the model with this input."
+            )
+
+    def _runs_along(self, spec: InputSpec) -> bool:
+        """Tells if the second axis of an input or target runs along the tokens."""
+        return spec.name in (_MASK, _POSITIONS, _TYPES) or _columns_of(spec) in (
+            None,
+            _columns_of(self.tokens),
+        )
+
+    def _padded(
+        self, spec: InputSpec, entries: list[Array], numbers: list[int], lengths: list[int], length: int
+    ) -> Array:
+        """Stacks entries of one sequence each, padded to a length."""
+        labels = spec.class_labels
+        if labels is not None and labels.ignore_index is None and min(lengths) < length:
+            raise InputError(
+                f"padding the labels '{spec.name}' needs a label to ignore: set ignore_index of the loss."
+            )
+        fill = 0 if labels is None else labels.ignore_index
+        # Integers stay integers, whatever the type of the list's entries: the layout then checks dtype and values.
+        result = np.full((len(entries), length), 0 if fill is None else fill, np.result_type(*entries))
+        # Positions go on behind the tokens: those of a cache of cosines are all valid.
+        if spec.name == _POSITIONS:
+            result[:] = np.arange(length)
+        for row, (entry, number, count) in enumerate(zip(entries, numbers, lengths, strict=True)):
+            if len(entry) != count:
+                raise InputError(
+                    f"sample {number} has {count} tokens '{self.tokens.name}' and {len(entry)} entries of "
+                    f"'{spec.name}'; there must be one per token."
+                )
+            result[row, :count] = entry
+        return result
+
+
+def _is_matrix(spec: InputSpec) -> bool:
+    return spec.shape is not None and len(spec.shape) == 2
+
+
+def _columns_of(spec: InputSpec) -> int | str | None:
+    """Returns the size of the second axis, e.g. "sequence_length"."""
+    return spec.shape[1] if spec.shape is not None else None
+
+
+def _is_array(value: object) -> bool:
+    """Tells if a value is an array of numbers, of numpy or another library."""
+    return hasattr(value, "__array__") and getattr(value, "dtype", None) != np.dtype(object)
+
+
+def _is_sequence(value: Any) -> bool:
+    """Tells if a value is a sequence of integers, also an empty one."""
+    if value is None or isinstance(value, str | bytes | Mapping) or not hasattr(value, "__len__"):
+        return False
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError):
+        return False
+    return array.ndim == 1 and (array.dtype.kind in "iu" or array.size == 0)
+
+
+def _listed(column: Any) -> Any:
+    """Converts a column of a frame, or an array of objects, to a list; other columns stay as they are."""
+    if is_series(column) or (isinstance(column, np.ndarray) and column.dtype == object):
+        entries: Iterable[Any] = column
+        return list(entries)
+    return column

@@ -122,6 +122,22 @@ def test_scales_that_are_named_get_the_gradient_of_the_weights(tmp_path: Path) -
     np.testing.assert_allclose(gradient, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())
 
 
+@pytest.mark.filterwarnings("ignore")  # of the quantiser
+def test_deployed_activations_pass_the_rounding_of_dynamic_quantisation(tmp_path: Path) -> None:
+    onnx.save(models.mlp(), tmp_path / "net.onnx")
+    quantize_dynamic(tmp_path / "net.onnx", tmp_path / "q.onnx", op_types_to_quantize=["Gemm", "MatMul"])
+    gradients = []
+    for options in ({"activations": "deployed"}, {"straight_through": True}):
+        run_ = Run.generate(tmp_path / "run", onnx.load(tmp_path / "q.onnx"), loss="mse", **options)
+        y = run_.module(X[:, :4], np.zeros((len(X), 3), np.float32))
+        gradients.append(
+            [np.array(p.grad) for _, p in run_.state.parameters if p.requires_grad] + [np.array(y)]
+        )
+    assert all(gradient.any() for gradient in gradients[0])
+    for first, second in zip(*gradients, strict=True):
+        np.testing.assert_array_equal(first, second)
+
+
 def test_the_shell_takes_activations(tmp_path: Path) -> None:
     onnx.save(int4_net(), tmp_path / "net.onnx")
     options = ["--loss", "mse", "--activations", "deployed", "-o", str(tmp_path / "run")]

@@ -153,8 +153,8 @@ def generate_artifacts(
             trained if `requires_grad` is None.
         activations: "float" to multiply by quantised weights (MatMulNBits) in floating point in the training and eval
             models, or "deployed" to round the other factor to int8 where the file does (`accuracy_level=4`). Gradients
-            pass that rounding unchanged, so that they are those of the float product at the rounded model's loss. The
-            inference model computes as the file does. The manifest records the mode.
+            pass that rounding unchanged, and all other rounding as with `straight_through`. The inference model
+            computes as the file does. The manifest records the mode.
 
     Raises:
         ModelError: the model cannot be loaded or converted, also to ORT format; a file cannot be written.
@@ -185,7 +185,7 @@ def generate_artifacts(
     # Before the loss changes the outputs.
     model_outputs = [str(value.name) for value in loaded.graph.outputs]
     forward, loss_name, extra = _with_loss(model, loaded, loss, loss_input_names, parameters, sample_weight)
-    with straight_through_rules(straight_through):
+    with straight_through_rules(straight_through or activations == "deployed"):
         graphs = build_training_graphs(
             forward,
             loss_name,

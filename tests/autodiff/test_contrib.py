@@ -439,11 +439,16 @@ def test_kernel_takes_wrong_zero_points_where_columns_have_an_order() -> None:
         (Op("FusedGemm", [_f(2, 2), _f(2, 2)], {"activation": "Round"}), "the activation Round"),
         (Op("Attention", [X, _f(8, 12), _f(12)], {"num_heads": 2, "do_rotary": 1}), "rotary embeddings"),
         (Op("CDist", [_f(2, 2), _f(2, 2)], {"metric": "cosine"}), "the metric 'cosine'"),
+        (
+            Op("GroupQueryAttention", [_f(2, 5, 128), *[None] * 4, *LENGTHS, *[None] * 4, _f(4)],
+               {"num_heads": 4, "kv_num_heads": 2}),
+            "GroupQueryAttention.* attention with head_sink",
+        ),
         (_nbits(bits=3), "MatMulNBits.* weights of 3 bits"),
         (_nbits(weight_prepacked=1), "MatMulNBits.* prepacked weights"),
         (_nbits(ordered=True), "MatMulNBits.* g_idx with packed zero points"),
     ],
-    ids=["activation", "rotary", "metric", "3 bits", "prepacked", "g_idx"],
+    ids=["activation", "rotary", "metric", "sink", "3 bits", "prepacked", "g_idx"],
 )  # fmt: skip
 def test_what_is_not_written_is_a_clear_error(case: Op, message: str) -> None:
     with pytest.raises(NoGradientRule, match=message):

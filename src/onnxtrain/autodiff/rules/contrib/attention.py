@@ -281,8 +281,11 @@ def group_query_attention(op: Emitter, n: NodeView) -> list[ir.Value]:
     New keys and values are written into the cache behind the valid ones of each sequence. Shorter sequences are padded
     at the end, and the causal mask hides the padding from the queries before it.
     """
-    if any(getattr(n, name) is not None for name in _REFUSED) or n.attr("smooth_softmax") in (1, True):
-        raise refused(n, "biases, sinks, norms of queries and keys or smooth softmax")
+    unknown = [name for name in _REFUSED if getattr(n, name) is not None]
+    if n.attr("smooth_softmax") in (1, True):
+        unknown.append("smooth_softmax")
+    if unknown:
+        raise refused(n, f"attention with {' and '.join(unknown)}")
     heads, shared = n.attr("num_heads"), n.attr("kv_num_heads")
     before, places = _places(op, n)
     features = (static_dims(n.query) or (None,))[-1]

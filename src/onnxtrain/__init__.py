@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         TensorBoardLogger,
         Trainer,
         WandbLogger,
+        pack_tokens,
     )
 
 __version__ = "0.1.0"
@@ -56,6 +57,7 @@ __all__ = [
     "jvp",
     "lower_training_ops",
     "make_batch_dynamic",
+    "pack_tokens",
     "per_sample_gradients",
     "replace_head",
     "restore_dropout",
@@ -73,7 +75,7 @@ _HOME = {
         "functional": "check_gradients hessian_vector_product jvp per_sample_gradients vjp",
         "surgery": "lower_training_ops make_batch_dynamic replace_head restore_dropout",
         "trainer": "CSVLogger Callback EarlyStopping History ModelCheckpoint ReduceLROnPlateau TensorBoardLogger "
-        "Trainer WandbLogger",
+        "Trainer WandbLogger pack_tokens",
     }.items()
     for name in names.split()
 }

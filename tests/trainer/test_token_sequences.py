@@ -10,7 +10,7 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from onnxtrain import Trainer
+from onnxtrain import Trainer, pack_tokens
 from onnxtrain.errors import InputError
 from onnxtrain.losses import CrossEntropyLoss
 from test_generation_models import generation_model
@@ -193,3 +193,39 @@ def test_padding_that_every_token_would_see_is_refused() -> None:
     causal = Trainer(language_model("seq"), "causal_lm")
     expected = causal.evaluate(IDS, PADDED_LABELS)
     assert causal.evaluate(SEQUENCES, batch_size=2) == pytest.approx(expected, rel=1e-5)
+
+
+def test_packed_rows_hold_each_token_once_and_count_all_but_the_first() -> None:
+    rows = pack_tokens(SEQUENCES, 6)
+    assert rows["input_ids"].shape == rows["labels"].shape == (5, 6)
+    whole = np.concatenate(SEQUENCES)
+    np.testing.assert_array_equal(rows["input_ids"].ravel()[: len(whole)], whole)
+    counted = rows["labels"].ravel()[: len(whole)]
+    np.testing.assert_array_equal(counted[counted != -100], np.concatenate([ids[1:] for ids in SEQUENCES]))
+    assert (rows["labels"].ravel()[len(whole) :] == -100).all()
+    assert (rows["input_ids"].ravel()[len(whole) :] == 0).all()
+
+
+def test_packed_rows_are_trained_and_evaluated_as_they_are() -> None:
+    """This model predicts from one token, so that packing changes nothing but what a row cuts off."""
+    trainer = Trainer(language_model("seq"), "causal_lm")
+    packed = pack_tokens(SEQUENCES, sum(map(len, SEQUENCES)))
+    by_name = {"ids": packed["input_ids"], "labels": packed["labels"]}
+    assert trainer.evaluate(by_name) == pytest.approx(trainer.evaluate(SEQUENCES), rel=1e-5)
+    history = Trainer(generation_model(), "causal_lm").fit(pack_tokens(SEQUENCES, 5, separator=3), epochs=2)
+    assert history["loss"][1] < history["loss"][0]
+
+
+@pytest.mark.parametrize(
+    ("sequences", "length", "message"),
+    [
+        ([[1, 2]], 1, "length is 1"),
+        ([[1, 2]], 4.0, r"length is 4\.0"),
+        ([[]], 4, "no tokens"),
+        ([[1, 2], [0.5]], 4, "sequence 1 is an array of float64"),
+        ([[[1, 2]]], 4, r"sequence 0 is an array of int64 of shape \[1, 2\]"),
+    ],
+)
+def test_nothing_else_is_packed(sequences: Any, length: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        pack_tokens(sequences, length)

@@ -21,6 +21,7 @@ from onnxtrain.trainer._finder import LearningRateRange
 from onnxtrain.trainer._history import History
 from onnxtrain.trainer._metrics import METRICS, Metric
 from onnxtrain.trainer._trainer import Trainer
+from onnxtrain.trainer.data import pack_tokens
 
 __all__ = [
     "METRICS",
@@ -39,4 +40,5 @@ __all__ = [
     "TensorBoardLogger",
     "Trainer",
     "WandbLogger",
+    "pack_tokens",
 ]

@@ -4,6 +4,7 @@ from onnxtrain.trainer.data._batch_size import dynamic_remedy, static_batch, war
 from onnxtrain.trainer.data._convert import ArrayLike, fill, relaxed
 from onnxtrain.trainer.data._layout import Layout
 from onnxtrain.trainer.data._open import TransformFunction, open_source, split
+from onnxtrain.trainer.data._packing import pack_tokens
 from onnxtrain.trainer.data._source import Options, Pass, Source
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "dynamic_remedy",
     "fill",
     "open_source",
+    "pack_tokens",
     "relaxed",
     "split",
     "static_batch",

@@ -102,6 +102,7 @@ class Padding:
             columns[self.layout.targets[0].name] = targets
         given = {name: column for name, column in columns.items() if name in {*self._names, WEIGHT}}
         ragged = not _is_array(tokens) and len({len(entry) for entry in tokens}) > 1
+        # Whole arrays are read by `ArraySource`, which checks them once and cuts batches without copies.
         if not ragged and given.keys() >= set(self._names):
             return None
         return Columns(given | ({} if weights is None else {WEIGHT: weights}))
@@ -128,6 +129,7 @@ class Padding:
         arrays = {}
         for spec in (*self.layout.inputs, *self.layout.targets):
             entries = [np.asarray(row[spec.name]) for row in rows]
+            # Other entries have no axis of tokens: the label of a whole text, features of a sample.
             if entries[0].ndim == 1 and _is_matrix(spec) and self._runs_along(spec):
                 arrays[spec.name] = self._padded(spec, entries, numbers, lengths, length)
             else:
@@ -158,6 +160,7 @@ class Padding:
     def _entries(self, sample: Any) -> dict[str, Any]:
         """Sorts a sample into entries by name: a mapping or tokens, or a tuple of either, target and weight."""
         inputs, target, weight = sample, None, None
+        # A tuple of numbers is a sequence of tokens, as tokenizers may give it.
         if isinstance(sample, tuple) and 1 < len(sample) <= 3 and not np.isscalar(sample[0]):
             inputs, target, weight = (*sample, None)[:3]
         entries = dict(inputs) if isinstance(inputs, Mapping) else {self.tokens.name: inputs}
@@ -173,6 +176,7 @@ class Padding:
         row[self.tokens.name] = tokens
         made = {_MASK: np.ones(tokens.size, np.int64), _POSITIONS: np.arange(tokens.size)}
         for spec in self.layout.targets:
+            # Labels of other losses, such as tags of words, are no function of the tokens.
             if spec.class_labels is not None and spec.class_labels.shift:
                 made[spec.name] = tokens
         for name in self._names:
@@ -207,6 +211,7 @@ class Padding:
     ) -> Array:
         """Stacks entries of one sequence each, padded to a length."""
         labels = spec.class_labels
+        # Any other label would be trained on.
         if labels is not None and labels.ignore_index is None and min(lengths) < length:
             raise InputError(
                 f"padding the labels '{spec.name}' needs a label to ignore: set ignore_index of the loss."

@@ -1,0 +1,69 @@
+"""Packs token sequences into rows of one length, so that no step is spent on padding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from onnxtrain.errors import InputError
+from onnxtrain.runtime.dtypes import Array
+
+_IGNORED = -100
+
+
+def pack_tokens(
+    sequences: Sequence[npt.ArrayLike], length: int, *, separator: int | None = None
+) -> dict[str, Array]:
+    """Joins token sequences and cuts them into rows of one length, for training with the loss "causal_lm".
+
+    A token attends to all tokens before it in its row, also to those of other sequences. The first token of a sequence
+    does not count, as nothing before it predicts it, nor does the padding of the last row.
+
+    Args:
+        sequences: sequences of token numbers, e.g. [[5, 17, 9], [8, 4]].
+        length: tokens per row, e.g. 512.
+        separator: token to put behind each sequence, e.g. the end of a text; it counts as a token to predict.
+
+    Returns:
+        `input_ids` and `labels`, int64 [rows, length], as :meth:`Trainer.fit` takes them.
+
+    Raises:
+        InputError: there are no tokens, a sequence holds no integers, or `length` is less than 2.
+
+    Example:
+        >>> rows = pack_tokens([[5, 17, 9], [8, 4]], 4, separator=2)
+        >>> rows["input_ids"].tolist()
+        [[5, 17, 9, 2], [8, 4, 2, 0]]
+        >>> rows["labels"].tolist()
+        [[-100, 17, 9, 2], [-100, 4, 2, -100]]
+    """
+    # A row of one token predicts nothing.
+    if isinstance(length, bool) or not isinstance(length, int) or length < 2:
+        raise InputError(
+            f"Packing tokens: length is {length!r}; pass the number of tokens per row, at least 2."
+        )
+    end = [] if separator is None else [separator]
+    parts = []
+    for number, sequence in enumerate(sequences):
+        tokens = np.asarray(sequence)
+        if tokens.ndim != 1 or (tokens.size and tokens.dtype.kind not in "iu"):
+            raise InputError(
+                f"Packing tokens: sequence {number} is an array of {tokens.dtype} of shape {list(tokens.shape)}; pass "
+                "a list of sequences of integers."
+            )
+        if tokens.size:
+            parts.append(np.concatenate([tokens.astype(np.int64), np.asarray(end, np.int64)]))
+    if not parts:
+        raise InputError("Packing tokens: there are no tokens in the sequences.")
+    tokens = np.concatenate(parts)
+    labels = tokens.copy()
+    labels[np.cumsum([0, *(len(part) for part in parts[:-1])])] = _IGNORED
+    # As many as the last row lacks.
+    missing = -len(tokens) % length
+    rows = {
+        "input_ids": np.pad(tokens, (0, missing)),
+        "labels": np.pad(labels, (0, missing), constant_values=_IGNORED),
+    }
+    return {name: array.reshape(-1, length) for name, array in rows.items()}

@@ -14,7 +14,7 @@ import torch
 from onnx import numpy_helper
 
 from onnxtrain import Trainer, differentiate, generate_artifacts
-from onnxtrain.errors import NoGradientRule
+from onnxtrain.errors import GraphBuildError, NoGradientRule
 from runtimes import needs_opset
 from tolerances import norm_relative_error
 from training_run import Run
@@ -282,6 +282,59 @@ def test_other_attention_ops_lose_their_cache(node: str, tmp_path: Path) -> None
     y = session.run(["y"], {"x": x, "pk": empty, "pv": empty})[0]
     assert loss == pytest.approx(float(np.square(y - target).mean()), rel=1e-5)
     assert np.abs(dict(run_.state.parameters)["w"].grad).max() > 0
+
+
+def concat_model(past: str = "past", heads: int | str = 2) -> onnx.ModelProto:
+    """Attention in standard ops, with a cache that a Concat extends, as PyTorch's exporter writes it."""
+    model = onnx.parser.parse_model(f"""
+        <ir_version: 10, opset_import: ["": 21]>
+        g (float[b, n, 8] x, float[b, {heads}, p, 4] {past}_key, float[b, {heads}, p, 4] {past}_value)
+            => (float[b, n, 8] y, float[b, {heads}, t, 4] present_key, float[b, {heads}, t, 4] present_value)
+        <int64[4] split = {{0, 0, 2, 4}}, int64[3] joined = {{0, 0, 8}}> {{
+            h = MatMul(x, w)
+            s = Reshape(h, split)
+            new = Transpose<perm=[0, 2, 1, 3]>(s)
+            present_key = Concat<axis=-2>({past}_key, new)
+            present_value = Concat<axis=2>({past}_value, new)
+            length = Shape<start=2, end=3>({past}_key)
+            position = Cast<to=1>(length)
+            query = Add(new, position)
+            keys = Transpose<perm=[0, 1, 3, 2]>(present_key)
+            scores = MatMul(query, keys)
+            p = Softmax(scores)
+            a = MatMul(p, present_value)
+            back = Transpose<perm=[0, 2, 1, 3]>(a)
+            y = Reshape(back, joined)
+        }}""")
+    model.graph.initializer.append(numpy_helper.from_array(RNG.normal(size=(8, 8)).astype(np.float32), "w"))
+    return model
+
+
+def test_a_cache_that_a_concat_extends_is_dropped(tmp_path: Path) -> None:
+    model = concat_model()
+    trainer = Trainer(model, "mse", "sgd", directory=tmp_path / "run")
+    assert [spec.name for spec in trainer.manifest.inputs] == ["x"]
+    x, target = (RNG.normal(size=(2, 5, 8)).astype(np.float32) for _ in range(2))
+    empty = np.zeros((2, 2, 0, 4), np.float32)
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    y = session.run(["y"], {"x": x, "past_key": empty, "past_value": empty})[0]
+    assert trainer.evaluate(x, target)["loss"] == pytest.approx(float(np.square(y - target).mean()), rel=1e-5)
+    before = trainer.evaluate(x, target)["loss"]
+    trainer.fit(x, target, epochs=5)
+    assert trainer.evaluate(x, target)["loss"] < before
+    trainer.export(tmp_path / "trained.onnx")
+    names = [value.name for value in onnx.load(tmp_path / "trained.onnx").graph.input]
+    assert names == ["x", "past_key", "past_value"]
+
+
+def test_a_concat_of_other_inputs_is_no_cache() -> None:
+    trainer = Trainer(concat_model("side"), "mse", loss_input_names="y")
+    assert [spec.name for spec in trainer.manifest.inputs] == ["x", "side_key", "side_value"]
+
+
+def test_a_cache_of_unknown_sizes_is_an_error() -> None:
+    with pytest.raises(GraphBuildError, match=r"the input 'past_key' has shape .* without a cache"):
+        Trainer(concat_model(heads="h"), "mse")
 
 
 def test_what_cannot_be_trained_is_named() -> None:

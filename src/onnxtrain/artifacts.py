@@ -34,7 +34,7 @@ from onnxtrain.runtime.checkpoint import encode_checkpoint
 from onnxtrain.runtime.manifest import METADATA_KEY
 from onnxtrain.runtime.state import CheckpointState
 from onnxtrain.selection import expand_names
-from onnxtrain.training.key_value_cache import cache_outputs
+from onnxtrain.training.key_value_cache import find_cache
 from onnxtrain.training.layer_modes import BatchNormMode
 from onnxtrain.training.training_graph import Activations, Precision, TrainingGraphs, build_training_graphs
 
@@ -262,8 +262,8 @@ def _with_loss(
     Returns:
         The canonical model, the name of the loss, and names of further outputs that a block has returned.
     """
-    caches = cache_outputs(loaded.graph)
-    outputs = [str(value.name) for value in loaded.graph.outputs if value.name not in caches]
+    cached = find_cache(loaded.graph).values()
+    outputs = [str(value.name) for value in loaded.graph.outputs if value.name not in cached]
     names = list(loss_input_names or (outputs[:1] if spec is None else outputs))
     if sample_weight and (spec is None or isinstance(spec, onnxblock.Block)):
         raise GraphBuildError(

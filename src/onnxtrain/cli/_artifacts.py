@@ -20,7 +20,7 @@ from onnxtrain.losses import LOSSES
 from onnxtrain.passes import canonicalize, load_model
 from onnxtrain.surgery import replace_head
 from onnxtrain.surgery._dynamic_batch import make_batch_dynamic
-from onnxtrain.training.key_value_cache import cache_outputs
+from onnxtrain.training.key_value_cache import find_cache
 from onnxtrain.training.layer_modes import BatchNormMode
 
 _MODES = ("as_exported", "training", "inference")
@@ -81,8 +81,8 @@ def run_command(options: ArtifactsOptions) -> None:
     loaded = canonicalize(model)
     loss = options.model.loss
     check_loss(loaded, loss)
-    caches = cache_outputs(loaded.graph)
-    outputs = [str(value.name) for value in loaded.graph.outputs if value.name not in caches]
+    cached = find_cache(loaded.graph).values()
+    outputs = [str(value.name) for value in loaded.graph.outputs if value.name not in cached]
     arguments = arguments_for(generate_artifacts, options) | {
         "model": model,
         "optimizer": optimizer,

@@ -26,7 +26,7 @@ from onnxtrain.op_facts import RANDOM_OPS
 from onnxtrain.optimizers import ClipGradNorm, ClipGradValue, Optimizer, make_optimizer
 from onnxtrain.passes import ModelSource, load_model
 from onnxtrain.trainer._run import Run
-from onnxtrain.training.key_value_cache import cache_outputs
+from onnxtrain.training.key_value_cache import find_cache
 from onnxtrain.training.layer_modes import BatchNormMode
 from onnxtrain.training.training_graph import Activations, Precision
 
@@ -83,8 +83,8 @@ class ModelSettings:
         """
         loaded = load_model(model)
         _forget_seeds(loaded)
-        caches = cache_outputs(loaded.graph)
-        outputs = [str(value.name) for value in loaded.graph.outputs if value.name not in caches]
+        cached = find_cache(loaded.graph).values()
+        outputs = [str(value.name) for value in loaded.graph.outputs if value.name not in cached]
         # Without a loss to append, one of the outputs is the loss itself and comes first already.
         if self.loss is None:
             outputs.remove((self.loss_input_names or outputs)[0])

@@ -35,7 +35,7 @@ from onnxtrain.runtime.manifest import FORMAT, METADATA_KEY, SPARSE_VERSION, VER
 from onnxtrain.selection import batch_norms, float_initializers, is_float, select_parameters, some_names
 from onnxtrain.training.export_warnings import check_training_mode, warn_of_export
 from onnxtrain.training.inference_graph import build_inference_model, inference_entry
-from onnxtrain.training.key_value_cache import DropCachePass
+from onnxtrain.training.key_value_cache import DropCachePass, find_cache
 from onnxtrain.training.layer_modes import BatchNormMode, switch_modes
 from onnxtrain.training.recompute import RecomputePass
 from onnxtrain.training.running_variance import update_unbiased
@@ -189,7 +189,7 @@ def _cut_to_loss(model: ir.Model, outputs: Sequence[str], frozen: Collection[str
     _set_outputs(forward, outputs)
     _make_scalar(forward)
     # The loss reads no cache, and training has no earlier tokens; the inference model keeps both.
-    DropCachePass()(forward)
+    DropCachePass(find_cache(model.graph))(forward)
     # Unused initializers stay, too: the selection of parameters names those that a user asked for in its errors.
     CleanupPass(keep={*(name for name, _ in float_initializers(forward)), *frozen})(forward)
     mark_labels(forward.graph)

@@ -322,5 +322,9 @@ def group_query_attention(op: Emitter, n: NodeView) -> list[ir.Value]:
         hidden = _later(op, scores, max(n.attr("local_window_size"), 0), op.Unsqueeze(places, [1, 2]))
         scores = op.Where(hidden, op.const(float(np.finfo(np.float32).min), like=scores), scores)
     y = op.MatMul(op.Softmax(scores, axis=-1), op.Unsqueeze(v, [2]))
-    y = op.Reshape(op.Transpose(y, perm=[0, 3, 1, 2, 4]), [0, 0, -1])
+    # By this shape onnx's shape inference knows that batch and sequence are those of the queries. Otherwise the sizes
+    # behind the mask are unknown, and gradients of every later Add are summed over axes that are found at run time.
+    last = [-1] if head_size is None else [heads * head_size]
+    shape = op.Concat(op.Shape(n.query, end=2), last, axis=0)
+    y = op.Reshape(op.Transpose(y, perm=[0, 3, 1, 2, 4]), shape)
     return [y, k, v]

@@ -170,7 +170,8 @@ def _later(op: Emitter, scores: ir.Value, before: int = 0, places: ir.Value | No
     if places is None:
         places = op.Add(op.Range(0, rows, 1), op.Sub(columns, rows))
     row = op.Unsqueeze(places, [-1])
-    column = op.Range(0, columns, 1)
+    # Reshaped for shape inference, which does not know the length of a Range.
+    column = op.Reshape(op.Range(0, columns, 1), op.Shape(scores, start=-1))
     later = op.Greater(column, row)
     return op.Or(later, op.LessOrEqual(column, op.Sub(row, op.const(before)))) if before else later
 
@@ -237,7 +238,8 @@ _REFUSED = _GROUPED.split()[10:]
 def _places(op: Emitter, n: NodeView) -> tuple[ir.Value, ir.Value]:
     """Returns the number of valid cached keys of each sequence, [batch, 1], and the positions of its queries."""
     length = op.Squeeze(op.Shape(n.query, start=1, end=2), [0])
-    order = op.Unsqueeze(op.Range(0, length, 1), [0])
+    # Shape inference does not know the length of a Range; that of the shape it knows.
+    order = op.Reshape(op.Range(0, length, 1), op.Concat([1], op.Shape(n.query, start=1, end=2), axis=0))
     if n.past_key is None:
         return op.const([[0]]), order
     last_valid = op.Reshape(op.Cast(n.seqlens_k, to=ir.DataType.INT64), [-1, 1])

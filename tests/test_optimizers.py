@@ -692,6 +692,28 @@ def test_each_parameter_is_one_call_of_a_composite(case: OptimizerCase) -> None:
     assert all(node.op_type.endswith("Step_float") for node in calls)
 
 
+@each_clipping
+@pytest.mark.parametrize(
+    "case", [case for case in CASES if case.optimizer.elementwise], ids=lambda case: case.name
+)
+def test_scalars_have_the_rank_of_tensors_with_a_last_axis_of_one(case: OptimizerCase, clipping: Any) -> None:
+    shapes = {"pointwise": (4, 3, 1, 1), "column": (5, 1)}
+    model = build_optimizer_model(case.make(clip_grad=clipping), _specs(shapes=shapes))
+    ir.passes.common.InlinePass()(model)
+    ir.passes.common.ShapeInferencePass()(model)
+    combining = {"Add", "Sub", "Mul", "Div", "Max"}
+    ranks = [
+        {v.shape.rank() for v in node.inputs}
+        for node in model.graph
+        if node.op_type in combining and node.outputs[0].shape.numpy() in shapes.values()
+    ]
+    # Scalars of shape [] would take ONNX Runtime 60 times as long, and a Reshape of a tensor copies it.
+    assert ranks
+    assert all(len(different) == 1 for different in ranks)
+    reshaped = [node.inputs[0] for node in model.graph if node.op_type == "Reshape"]
+    assert all(value.shape == () for value in reshaped)
+
+
 @pytest.mark.parametrize("opset", [pytest.param(n, marks=needs_opset(n)) for n in range(21, 27)])
 @pytest.mark.parametrize(
     "name", [name for name, kind in OPTIMIZERS.items() if kind().gradient_refusal(sparse=False) is None]

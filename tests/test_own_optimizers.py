@@ -9,13 +9,14 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnx_ir as ir
+import onnxruntime as ort
 import pytest
 
 from onnxtrain import generate_artifacts
 from onnxtrain.api import CheckpointState, Module
 from onnxtrain.api import Optimizer as DeviceOptimizer
 from onnxtrain.emitter import Emitter, Operand
-from onnxtrain.optimizers import Moment, Optimizer
+from onnxtrain.optimizers import SGD, Moment, Optimizer, ParameterSpec, build_optimizer_model
 
 RATE, STEPS = 0.05, 5
 
@@ -117,3 +118,26 @@ def test_optimizers_of_ones_own(
         wanted = {name: reference(w, gradients[name], states[name]) for name, w in wanted.items()}
     for name, want in wanted.items():
         np.testing.assert_allclose(state.parameters[name].data, want, rtol=2e-5, atol=2e-6, err_msg=name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClippedStep(SGD):
+    """SGD whose step limits the gradient by its learning rate, which Clip takes as a scalar of shape [] only."""
+
+    def update(
+        self, op: Emitter, w: ir.Value, g: ir.Value, moments: Sequence[ir.Value], scalars: Sequence[Operand]
+    ) -> tuple[ir.Value, ...]:
+        return (op.Sub(w, op.Clip(g, 0.0, scalars[0])),)
+
+
+def test_steps_of_ones_own_get_scalars_without_axes_and_a_vector() -> None:
+    parameters = [ParameterSpec("w", "float32", (4, 3, 1, 1))]
+    model = ir.to_proto(build_optimizer_model(ClippedStep(), parameters))
+    op_types = [node.op_type for node in model.graph.node]
+    assert op_types == ["Reshape", "Reshape", "Clip", "Sub", "Reshape"]
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    w, g = np.random.default_rng(0).normal(size=(2, 4, 3, 1, 1)).astype(np.float32)
+    feeds = {"w": w, "w_grad": g, "learning_rate": np.float32(RATE), "step": np.int64(1)}
+    feeds = {value.name: np.asarray(feeds[value.name]) for value in session.get_inputs()}
+    (updated,) = session.run(None, feeds)
+    np.testing.assert_array_equal(updated, w - g.clip(0, np.float32(RATE)))

@@ -45,6 +45,12 @@ def test_step(name: str, shape: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("name", NATIVE)
+def test_step_with_scalars_of_the_rank_of_the_tensors(name: str) -> None:
+    inputs = _inputs(name, (5, 7, 1, 1))
+    check(name, {key: value if value.ndim else value.reshape(1, 1, 1, 1) for key, value in inputs.items()})
+
+
+@pytest.mark.parametrize("name", NATIVE)
 def test_step_in_place(name: str) -> None:
     inputs = _inputs(name, (50, 801))
     expected = run(name, inputs, {}, native=True)

@@ -118,7 +118,9 @@ def _define_rmsprop(centered: bool, momentum: bool) -> CompositeOp:
             mean = op.Add(op.Mul(value["m"], alpha), op.Mul(g, one_minus_alpha))
             new.append(mean)
             # Rounding can make the variance slightly negative, and its root NaN.
-            variance = op.Max(op.Sub(variance, op.Mul(mean, mean)), 0.0)
+            # The zero has the shape of eps, as that decides how fast ONNX Runtime combines it with a tensor.
+            zero = op.Sub(value["eps"], value["eps"])
+            variance = op.Max(op.Sub(variance, op.Mul(mean, mean)), zero)
         change = op.Div(g, op.Add(op.Sqrt(variance), value["eps"]))
         if momentum:
             change = op.Add(op.Mul(value["b"], value["momentum"]), change)

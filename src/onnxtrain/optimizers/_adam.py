@@ -11,7 +11,15 @@ from onnxtrain._settings import require
 from onnxtrain.emitter import Emitter, Operand
 from onnxtrain.functions.optimizer import adam_step, adamw_step
 
-from ._base import Moment, Optimizer, add_l2, bias_correction, require_betas, require_not_negative
+from ._base import (
+    Moment,
+    Optimizer,
+    add_l2,
+    bias_correction,
+    require_betas,
+    require_not_negative,
+    takes_ranked_scalars,
+)
 
 _MOMENTS = (Moment("running mean of the gradient"), Moment("running mean of its square"))
 
@@ -106,6 +114,7 @@ class AdamW(_AdamFamily):
             step_size = op.Mul(step_size, decay)
         return *self._coefficients(), step_size, eps, decay
 
+    @takes_ranked_scalars
     def update(
         self, op: Emitter, w: ir.Value, g: ir.Value, moments: Sequence[ir.Value], scalars: Sequence[Operand]
     ) -> tuple[ir.Value, ...]:
@@ -140,6 +149,7 @@ class Adam(_AdamFamily):
         # The penalty is added to the clipped gradient and not clipped itself: a factor in the scalars would scale both.
         return None if self.weight_decay else super().scaled(op, scalars, factor)
 
+    @takes_ranked_scalars
     def update(
         self, op: Emitter, w: ir.Value, g: ir.Value, moments: Sequence[ir.Value], scalars: Sequence[Operand]
     ) -> tuple[ir.Value, ...]:
@@ -171,6 +181,7 @@ class SparseAdam(_AdamFamily):
         # torch.optim.SparseAdam adds eps to the root before the bias correction, unlike Adam.
         return *self._coefficients(), *self._corrected(op, learning_rate, step, scale_eps=False)
 
+    @takes_ranked_scalars
     def update(
         self, op: Emitter, w: ir.Value, g: ir.Value, moments: Sequence[ir.Value], scalars: Sequence[Operand]
     ) -> tuple[ir.Value, ...]:

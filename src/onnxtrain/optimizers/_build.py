@@ -13,7 +13,7 @@ from onnxtrain.errors import GraphBuildError, NothingToTrain
 from onnxtrain.passes.canonical.opset import fit_ir_version
 from onnxtrain.passes.io.load import CANONICAL_OPSET, MAX_OPSET
 
-from ._base import Optimizer, StepInputs
+from ._base import Optimizer, StepInputs, has_unit_tail, ranked
 from ._clipping import cast
 from ._plan import ParameterSpec, Update, moment_dtype, plan_updates
 from ._rows import Rows
@@ -147,10 +147,15 @@ class _Slot:
     @property
     def is_flat(self) -> bool:
         """True if the step is computed on the flattened parameter."""
-        # If the last of several axes has size one, as in the weight of a 1x1 convolution, ONNX Runtime (1.31.1)
-        # combines the tensor with a scalar element by element, and takes 60 times as long as for a vector.
-        shape = self.w.shape
-        return self.update.optimizer.elementwise and shape is not None and shape.rank() > 1 and shape[-1] == 1
+        # A step written outside of this package may have scalars of its own, with which ONNX Runtime combines such a
+        # tensor slowly, see `ranked`. The Reshape nodes copy the tensors, which is the smaller evil.
+        optimizer = self.update.optimizer
+        return optimizer.elementwise and not self.takes_ranked_scalars and has_unit_tail(self.w.shape)
+
+    @property
+    def takes_ranked_scalars(self) -> bool:
+        """True if the scalars of the step may have as many axes as the parameter."""
+        return "takes_ranked_scalars" in type(self.update.optimizer).update.__dict__
 
     @property
     def inputs(self) -> list[ir.Value]:
@@ -181,6 +186,17 @@ def _write(
     op: Emitter, optimizer: Optimizer, slots: Sequence[_Slot], learning_rate: ir.Value, step: ir.Value
 ) -> None:
     """Writes the nodes in three stages: clipped gradients, scalars per settings, the update of each parameter."""
+    reshaped: dict[tuple[ir.Value, int], Operand] = {}
+
+    def for_shape_of(w: ir.Value, scalar: Operand, like: ir.Value) -> Operand:
+        """Returns the scalar as :func:`ranked` does; parameters with equally many axes share the Reshape node."""
+        if not isinstance(scalar, ir.Value) or w.shape is None or not has_unit_tail(w.shape):
+            return ranked(op, scalar, w.shape, like)
+        key = scalar, w.shape.rank()
+        if key not in reshaped:
+            reshaped[key] = ranked(op, scalar, w.shape, like)
+        return reshaped[key]
+
     gradients = [cast(op, slot.g, slot.dtype) for slot in slots]
     # Sparse gradients are summed per row before clipping, whose norm is that of the whole gradient.
     rows_of = [None if slot.indices is None else Rows(op, slot.indices) for slot in slots]
@@ -205,7 +221,7 @@ def _write(
             scalars_of[settings] = (scalars, pending) if scaled is None else (scaled, None)
         pending = scalars_of[settings][1]
         if pending is not None:
-            gradient = op.Mul(gradient, pending)
+            gradient = op.Mul(gradient, for_shape_of(slot.w, pending, gradient))
         state = slot.state if rows is None else [rows.read(table) for table in slot.state]
         values = [cast(op, state[0], dtype), gradient, *state[1:]]
         w, g, *moments = (op.Reshape(value, [-1]) for value in values) if slot.is_flat else values
@@ -217,7 +233,10 @@ def _write(
         members = [entry for slot, entry in zip(slots, inputs, strict=True) if slot.settings == settings]
         shared[settings] = settings[0].shared_scalars(op, scalars, members)
     for slot, rows, state, step_inputs in zip(slots, rows_of, states, inputs, strict=True):
-        results = slot.update.optimizer.update(op, *step_inputs, shared[slot.settings])
+        step_scalars = shared[slot.settings]
+        if slot.takes_ranked_scalars:
+            step_scalars = [for_shape_of(slot.w, scalar, step_inputs.w) for scalar in step_scalars]
+        results = slot.update.optimizer.update(op, *step_inputs, step_scalars)
         for held, old, new, name in zip(slot.state, state, results, slot.outputs, strict=True):
             assert old.dtype is not None
             output = cast(op, op.reshape_like(new, old) if slot.is_flat else new, old.dtype)

@@ -49,6 +49,7 @@ CHECKS: list[tuple[Check, tuple[Any, ...]]] = [
         for shape in test_attention.MASKS[:2]
     ),
     (test_batch_norm.test_against_bodies, ([3, 5, 4, 9],)),
+    (test_batch_norm.test_against_bodies, ([3, 5, 3, 3],)),
     *((test_batch_norm.test_max_pool, pooling) for pooling in test_batch_norm.POOLINGS[1:6:2]),
     (test_indexing.test_embedding_gradient, ([30, 9], (5, 7))),
     (test_losses.test_cross_entropy_gradient, ([4, 21],)),

@@ -32,6 +32,11 @@ SHAPES = (
     [1, 4, 33, 40],
     [2, 3, 2, 5, 3],
     [6, 2, 1, 1],
+    # Short planes: several groups of channels on a thread, and more samples than are summed in float.
+    [70, 130, 3, 3],
+    [3, 600, 2],
+    [40, 9, 4, 4],
+    [9, 1, 15],
 )
 
 

@@ -21,9 +21,7 @@ struct Along {
 // The lanes that are not there are `other`.
 inline vfloat load_or(const float* from, Full, float) { return load(from); }
 inline vfloat load_or(const float* from, Part part, float other) {
-  vfloat v = splat(other);
-  std::memcpy(&v, from, part.count * sizeof(float));
-  return v;
+  return select(among_first(part.count), load(from, part.count), splat(other));
 }
 
 // exp(x - max) / sum; zero where all are minus infinity.

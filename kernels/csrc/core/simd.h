@@ -8,6 +8,10 @@
 #include <cstdint>
 #include <cstring>
 
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
 namespace onnxtrain::ONNXTRAIN_LEVEL {
 
 #if defined(__AVX512F__)
@@ -38,13 +42,59 @@ inline vfloat load(const float* from) {
 inline void store(float* to, vfloat v) { std::memcpy(to, &v, sizeof v); }
 #endif
 
-// The first `count` < lanes elements; the others are zero.
-inline vfloat load(const float* from, std::size_t count) {
-  vfloat v{};
-  std::memcpy(&v, from, count * sizeof(float));
-  return v;
+// Indices, which(i) at place i.
+template <class Which>
+inline vint indices(Which&& which) {
+  vint all;
+#pragma GCC unroll 16
+  for (int i = 0; i < static_cast<int>(lanes); ++i) all[i] = which(i);
+  return all;
 }
-inline void store(float* to, vfloat v, std::size_t count) { std::memcpy(to, &v, count * sizeof(float)); }
+
+// Whether a lane is among the first `count`.
+inline vint among_first(std::size_t count) { return indices([](int i) { return i; }) < static_cast<int32_t>(count); }
+
+// The first `count` <= lanes elements; the others are zero, and their memory is not touched. Not by memcpy, which is a
+// call where the number of bytes is known at run time only, and writes a vector that is read again at once.
+inline vfloat load(const float* from, std::size_t count) {
+#if defined(__AVX512F__)
+  return (vfloat)_mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << count) - 1), from);
+#elif defined(__AVX2__)
+  return (vfloat)_mm256_maskload_ps(from, (__m256i)among_first(count));
+#else
+  vfloat v{};
+  if (count > 0) v[0] = from[0];
+  if (count > 1) v[1] = from[1];
+  if (count > 2) v[2] = from[2];
+  if (count > 3) v[3] = from[3];
+  return v;
+#endif
+}
+inline void store(float* to, vfloat v, std::size_t count) {
+#if defined(__AVX512F__)
+  _mm512_mask_storeu_ps(to, static_cast<__mmask16>((1u << count) - 1), (__m512)v);
+#elif defined(__AVX2__)
+  // By halves: AMD's processors take some twenty cycles for a store with a mask.
+  if (count == lanes) return store(to, v);
+  __m128 part = _mm256_castps256_ps128((__m256)v);
+  if (count & 4) {
+    _mm_storeu_ps(to, part);
+    part = _mm256_extractf128_ps((__m256)v, 1);
+    to += 4;
+  }
+  if (count & 2) {
+    _mm_storel_pi(reinterpret_cast<__m64*>(to), part);
+    part = _mm_movehl_ps(part, part);
+    to += 2;
+  }
+  if (count & 1) _mm_store_ss(to, part);
+#else
+  if (count > 0) to[0] = v[0];
+  if (count > 1) to[1] = v[1];
+  if (count > 2) to[2] = v[2];
+  if (count > 3) to[3] = v[3];
+#endif
+}
 
 // The first `count` <= lanes elements, of which most often there are as many as that.
 inline vfloat load_some(const float* from, std::size_t count) { return count == lanes ? load(from) : load(from, count); }
@@ -60,15 +110,6 @@ inline vfloat select(vint where, vfloat yes, vfloat no) { return where ? yes : n
 inline vfloat max(vfloat a, vfloat b) { return a > b ? a : b; }
 inline vfloat min(vfloat a, vfloat b) { return a < b ? a : b; }
 inline vfloat abs(vfloat a) { return a < 0 ? -a : a; }
-
-// Indices, which(i) at place i.
-template <class Which>
-inline vint indices(Which&& which) {
-  vint all;
-#pragma GCC unroll 16
-  for (int i = 0; i < static_cast<int>(lanes); ++i) all[i] = which(i);
-  return all;
-}
 
 // The elements at these places of a and b, which lie one after the other. Indices must be known when this is compiled.
 inline vfloat shuffle(vfloat a, vfloat b, vint from) {

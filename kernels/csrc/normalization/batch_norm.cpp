@@ -1,8 +1,9 @@
 // BatchNormalization by the statistics of the batch, alone or with a ReLU or ReLU6 behind it, and their gradients.
 #include <cmath>
+#include <type_traits>
 
-#include "normalization/channels.h"
 #include "normalization/family.h"
+#include "normalization/planes.h"
 
 namespace onnxtrain::ONNXTRAIN_LEVEL {
 namespace {
@@ -44,19 +45,38 @@ struct Normalization {
       require(parameter.size() == sizes.channels, "one scale, bias, mean and variance per channel");
     const auto y = context.output<float>(0, x.shape);
     const auto new_mean = context.output<float>(1, mean.shape), new_var = context.output<float>(2, var.shape);
-    for_channels(context.threads(), sizes, [&](std::size_t c) {
-      const Channel channel = sizes.channel();
-      const float* const from = x.data + c * sizes.positions;
-      const Statistics statistics(channel, from);
-      const float center = statistics.center;
-      const double variance = statistics.variance;
-      if (new_mean.data) new_mean.data[c] = mean.data[c] * momentum_ + center * (1 - momentum_);
-      if (new_var.data) new_var.data[c] = var.data[c] * momentum_ + static_cast<float>(variance) * (1 - momentum_);
+    for_planes(context.threads(), sizes, [&](const auto& channels, std::size_t first) {
+      using Channels = std::decay_t<decltype(channels)>;
+      const float* const from = x.data + first * sizes.positions;
+      double off[Channels::most], variance[Channels::most];
+      const auto totals = channels.template sums<1>(
+          [=](std::size_t i, std::size_t, auto extent, vfloat* sums) { sums[0] += load(from + i, extent); });
+      // Rounded for what is subtracted from x; what that leaves is in the variance.
+      const typename Channels::Numbers center(channels, [&](std::size_t c) {
+        const double exact = totals[0][c] / channels.count();
+        const float rounded = static_cast<float>(exact);
+        off[c] = exact - rounded;
+        if (new_mean.data) new_mean.data[first + c] = mean.data[first + c] * momentum_ + rounded * (1 - momentum_);
+        return rounded;
+      });
+      const auto squares = channels.template sums<1>([&](std::size_t i, std::size_t place, auto extent, vfloat* sums) {
+        const vfloat d = kept(load(from + i, extent) - center(place, extent), extent);
+        sums[0] += d * d;
+      });
+      for (std::size_t c = 0; c < channels.channels(); ++c) {
+        variance[c] = squares[0][c] / channels.count() - off[c] * off[c];
+        if (new_var.data)
+          new_var.data[first + c] = var.data[first + c] * momentum_ + static_cast<float>(variance[c]) * (1 - momentum_);
+      }
       if (y.data == nullptr) return;
-      const float factor = scale.data[c] / std::sqrt(static_cast<float>(variance) + epsilon_), shift = bias.data[c];
-      float* const to = y.data + c * sizes.positions;
-      channel.all([=](std::size_t i, auto extent) {
-        store(to + i, Activation::apply((load(from + i, extent) - center) * factor + shift), extent);
+      const typename Channels::Numbers factor(channels, [&](std::size_t c) {
+        return scale.data[first + c] / std::sqrt(static_cast<float>(variance[c]) + epsilon_);
+      });
+      const typename Channels::Numbers shift(channels, [&](std::size_t c) { return bias.data[first + c]; });
+      float* const to = y.data + first * sizes.positions;
+      channels.all([&](std::size_t i, std::size_t place, auto extent) {
+        const vfloat d = load(from + i, extent) - center(place, extent);
+        store(to + i, Activation::apply(d * factor(place, extent) + shift(place, extent)), extent);
       });
     });
   }
@@ -83,32 +103,46 @@ struct NormalizationGradient {
     require(scale.size() == sizes.channels, "one scale per channel");
     const auto ct_x = context.output<float>(0, x.shape);
     const auto ct_scale = context.output<float>(1, {x.shape[1]}), ct_bias = context.output<float>(2, {x.shape[1]});
-    for_channels(context.threads(), sizes, [&](std::size_t c) {
-      const Channel channel = sizes.channel();
-      const std::size_t first = c * sizes.positions;
-      const float *const xs = x.data + first, *const cts = ct.data + first, *const ys = y.data + first;
+    for_planes(context.threads(), sizes, [&](const auto& channels, std::size_t first) {
+      using Channels = std::decay_t<decltype(channels)>;
+      const std::size_t begin = first * sizes.positions;
+      const float *const xs = x.data + begin, *const cts = ct.data + begin, *const ys = y.data + begin;
       const auto cotangent = [=](std::size_t i, auto extent) {
         return Activation::back(load(ys + i, extent), load(cts + i, extent));
       };
-      const double exact = mean_of(channel, xs);
-      const float center = static_cast<float>(exact);
-      const double off = exact - center;
-      const auto [squares, total, along] = channel.sums<3>([=](std::size_t i, auto extent, vfloat* sums) {
-        const vfloat d = kept(load(xs + i, extent) - center, extent), g = cotangent(i, extent);
+      double off[Channels::most];
+      const auto totals = channels.template sums<1>(
+          [=](std::size_t i, std::size_t, auto extent, vfloat* sums) { sums[0] += load(xs + i, extent); });
+      const typename Channels::Numbers center(channels, [&](std::size_t c) {
+        const double exact = totals[0][c] / channels.count();
+        const float rounded = static_cast<float>(exact);
+        off[c] = exact - rounded;
+        return rounded;
+      });
+      const auto sums = channels.template sums<3>([&](std::size_t i, std::size_t place, auto extent, vfloat* sums) {
+        const vfloat d = kept(load(xs + i, extent) - center(place, extent), extent), g = cotangent(i, extent);
         sums[0] += d * d;
         sums[1] += g;
         sums[2] += g * d;
       });
-      const double variance = squares / channel.count() - off * off, product = along - off * total;
-      const double inverse = 1 / std::sqrt(variance + epsilon_);
-      if (ct_scale.data) ct_scale.data[c] = static_cast<float>(product * inverse);
-      if (ct_bias.data) ct_bias.data[c] = static_cast<float>(total);
+      float factors[Channels::most], means[Channels::most], slopes[Channels::most];
+      for (std::size_t c = 0; c < channels.channels(); ++c) {
+        const double total = sums[1][c], product = sums[2][c] - off[c] * total;
+        const double inverse = 1 / std::sqrt(sums[0][c] / channels.count() - off[c] * off[c] + epsilon_);
+        if (ct_scale.data) ct_scale.data[first + c] = static_cast<float>(product * inverse);
+        if (ct_bias.data) ct_bias.data[first + c] = static_cast<float>(total);
+        factors[c] = static_cast<float>(scale.data[first + c] * inverse);
+        means[c] = static_cast<float>(total / channels.count());
+        slopes[c] = static_cast<float>(product / channels.count() * inverse * inverse);
+      }
       if (ct_x.data == nullptr) return;
-      const float factor = static_cast<float>(scale.data[c] * inverse), mean = static_cast<float>(total / channel.count());
-      const float slope = static_cast<float>(product / channel.count() * inverse * inverse);
-      float* const to = ct_x.data + first;
-      channel.all([=](std::size_t i, auto extent) {
-        store(to + i, (cotangent(i, extent) - mean - (load(xs + i, extent) - center) * slope) * factor, extent);
+      const typename Channels::Numbers factor(channels, [&](std::size_t c) { return factors[c]; });
+      const typename Channels::Numbers mean(channels, [&](std::size_t c) { return means[c]; });
+      const typename Channels::Numbers slope(channels, [&](std::size_t c) { return slopes[c]; });
+      float* const to = ct_x.data + begin;
+      channels.all([&](std::size_t i, std::size_t place, auto extent) {
+        const vfloat d = load(xs + i, extent) - center(place, extent);
+        store(to + i, (cotangent(i, extent) - mean(place, extent) - d * slope(place, extent)) * factor(place, extent), extent);
       });
     });
   }

@@ -59,11 +59,7 @@ struct Channel {
 
 // Zeros the lanes of a vector that are not there.
 inline vfloat kept(vfloat v, Full) { return v; }
-inline vfloat kept(vfloat v, Part part) {
-  float values[lanes];
-  store(values, v);
-  return load(values, part.count);
-}
+inline vfloat kept(vfloat v, Part part) { return select(among_first(part.count), v, vfloat{}); }
 
 inline double mean_of(const Channel& channel, const float* x) {
   return channel.sums<1>([=](std::size_t i, auto extent, vfloat* sums) { sums[0] += load(x + i, extent); })[0] /
@@ -97,13 +93,17 @@ struct Sizes {
   std::size_t batch, channels, positions;
 };
 
-// Calls task(channel) for all channels, some at a time on each thread.
+// Calls task(first, last) for ranges of at least so many channels, where there are as many, on the threads.
+template <class Task>
+void for_channel_ranges(const Threads& threads, const Sizes& sizes, std::size_t least, Task&& task) {
+  threads.ranges(sizes.channels, std::max(least, 1 + 4096 / (1 + sizes.batch * sizes.positions)), task);
+}
+
+// Calls task(channel) for all channels.
 template <class Task>
 void for_channels(const Threads& threads, const Sizes& sizes, Task&& task) {
-  const std::size_t least = 1 + 4096 / (1 + sizes.batch * sizes.positions);
-  const std::size_t parts = std::clamp<std::size_t>(sizes.channels / least, 1, most_parts);
-  threads.run(parts, [&](std::size_t part) {
-    for (std::size_t c = sizes.channels * part / parts; c < sizes.channels * (part + 1) / parts; ++c) task(c);
+  for_channel_ranges(threads, sizes, 1, [&](std::size_t begin, std::size_t end) {
+    for (std::size_t c = begin; c < end; ++c) task(c);
   });
 }
 

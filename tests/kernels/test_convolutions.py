@@ -70,6 +70,16 @@ GEOMETRIES = {
     "depthwise": plain(2, 1, 1, 12, 3, group=20),
     "depthwise, stride 2": plain(2, 1, 1, 13, 3, 2, group=16),
     "depthwise of 5": plain(1, 1, 1, 33, 5, group=3),
+    "depthwise, rows in parts": plain(1, 1, 1, 44, 3, 2, group=18),
+    "depthwise, rows in uneven parts": Geometry(
+        2, 17, 1, 1, (37, 50), (5, 3), (3, 2), (1, 2), (1, 3), (2, 0)
+    ),
+    "depthwise, padding beyond the kernel": Geometry(
+        1, 3, 1, 1, (4, 5), (2, 2), (2, 1), (1, 1), (3, 4), (2, 3)
+    ),
+    "depthwise, positions that no tap reads": Geometry(
+        1, 3, 1, 1, (9, 9), (2, 2), (3, 3), (1, 1), (0, 0), (0, 0)
+    ),
     "depthwise, two filters": plain(2, 1, 2, 9, 3, group=5),
     "batch 1": plain(1, 32, 32, 32, 3),
     "many weights": plain(1, 160, 96, 4, 3),

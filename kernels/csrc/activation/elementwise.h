@@ -11,6 +11,7 @@ template <class Op>
 struct Unary {
   static constexpr Floats<1> inputs{};
   static constexpr Floats<1> outputs{};
+  static constexpr int in_place[] = {0};
 
   void compute(Context& context) const {
     const auto x = context.input<float>(0);
@@ -28,6 +29,7 @@ template <class Op>
 struct Elementwise {
   static constexpr Floats<2> inputs{};
   static constexpr Floats<1> outputs{};
+  static constexpr int in_place[] = {1, 0};
 
   void compute(Context& context) const {
     const auto a = context.input<float>(0), b = context.input<float>(1);

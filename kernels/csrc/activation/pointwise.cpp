@@ -80,6 +80,7 @@ template <class Op>
 struct Bounded {
   static constexpr Floats<4> inputs{};
   static constexpr Floats<1> outputs{};
+  static constexpr int in_place[] = {3, 0};
 
   void compute(Context& context) const {
     const auto x = context.input<const float>(0), ct = context.input<const float>(3);

@@ -108,6 +108,7 @@ struct AlongAxis {
   static constexpr const char* name = Formula::name;
   static constexpr Floats<2> inputs{};
   static constexpr Floats<1> outputs{};
+  static constexpr int in_place[] = {1, 0};
 
   explicit AlongAxis(const Attributes& attributes) : axis_(attributes.integer("axis")) {}
 

@@ -12,6 +12,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <deque>
 #include <exception>
@@ -271,6 +272,28 @@ constexpr std::size_t first_optional = std::size(Op::inputs);
 template <class Op>
 constexpr std::size_t first_optional<Op, std::void_t<decltype(Op::optional_from)>> = Op::optional_from;
 
+// The inputs whose memory output 0 may take, the preferred one first: `Op::in_place`, where an op has it. ONNX Runtime does
+// so where an input has the output's shape, as the model says, and nothing reads it later. Each element of these inputs
+// must have been read for the last time when its place is written.
+template <class Op, class = void>
+struct InPlace {
+  static std::size_t pairs(int**, int**) { return 0; }
+};
+template <class Op>
+struct InPlace<Op, std::void_t<decltype(Op::in_place)>> {
+  static std::size_t pairs(int** inputs, int** outputs) {
+    using Indices = std::array<int, std::size(Op::in_place)>;
+    static Indices from = [] {
+      Indices copy{};
+      std::copy(std::begin(Op::in_place), std::end(Op::in_place), copy.begin());
+      return copy;
+    }();
+    static Indices to{};  // all zero
+    *inputs = from.data(), *outputs = to.data();
+    return from.size();
+  }
+};
+
 inline OrtStatus* as_status(const Api& api, std::string op, const std::string& message) {
   op.erase(std::remove(op.begin(), op.end(), '#'), op.end());
   return api.CreateStatus(ORT_FAIL, (op + ": " + message).c_str());
@@ -339,7 +362,7 @@ const OrtCustomOp& table() {
     t.KernelComputeV2 = compute<Op>;
     t.GetStartVersion = [](const OrtCustomOp*) { return 1; };
     t.GetEndVersion = [](const OrtCustomOp*) { return INT32_MAX; };
-    t.GetMayInplace = [](int**, int**) -> size_t { return 0; };
+    t.GetMayInplace = InPlace<Op>::pairs;
     t.ReleaseMayInplace = [](int*, int*) {};
     t.GetAliasMap = [](int**, int**) -> size_t { return 0; };
     t.ReleaseAliasMap = [](int*, int*) {};

@@ -10,6 +10,7 @@ struct SoftmaxCrossEntropyGradient {
   static constexpr const char* name = "SoftmaxCrossEntropyGradient_float";
   static constexpr Type inputs[] = {Type::Float, Type::Int64, Type::Float};
   static constexpr Type outputs[] = {Type::Float};
+  static constexpr int in_place[] = {0};
 
   void compute(Context& context) const {
     const auto log_prob = context.input<float>(0), scale = context.input<float>(2);

@@ -1,4 +1,5 @@
 // BatchNormalization by the statistics of the batch, alone or with a ReLU or ReLU6 behind it, and their gradients.
+#include <array>
 #include <cmath>
 #include <type_traits>
 
@@ -12,18 +13,21 @@ namespace {
 // by max() or min(), which of what is no number would make a bound.
 struct Nothing {
   static constexpr bool reads_result = false;
+  static constexpr std::array<int, 2> in_place{0, 1};
   static constexpr const char *name = "BatchNormalizationTraining_float", *gradient = "BatchNormalizationGradient_float";
   static vfloat apply(vfloat value) { return value; }
   static vfloat back(vfloat, vfloat ct) { return ct; }
 };
 struct Relu {
   static constexpr bool reads_result = true;
+  static constexpr std::array<int, 3> in_place{0, 1, 3};
   static constexpr const char *name = "BatchNormalizationRelu_float", *gradient = "BatchNormalizationReluGradient_float";
   static vfloat apply(vfloat value) { return select(value < 0.f, vfloat{}, value); }
   static vfloat back(vfloat y, vfloat ct) { return select(y <= 0.f, vfloat{}, ct); }
 };
 struct Relu6 {
   static constexpr bool reads_result = true;
+  static constexpr std::array<int, 3> in_place{0, 1, 3};
   static constexpr const char *name = "BatchNormalizationRelu6_float", *gradient = "BatchNormalizationRelu6Gradient_float";
   static vfloat apply(vfloat value) { return select(value > 6.f, splat(6.f), Relu::apply(value)); }
   static vfloat back(vfloat y, vfloat ct) { return select(y < 6.f, Relu::back(y, ct), vfloat{}); }
@@ -92,6 +96,7 @@ struct NormalizationGradient {
   static constexpr const char* name = Activation::gradient;
   static constexpr Floats<(Activation::reads_result ? 4 : 3)> inputs{};
   static constexpr Floats<3> outputs{};
+  static constexpr auto in_place = Activation::in_place;
 
   explicit NormalizationGradient(const Attributes& a) : epsilon_(a.number("epsilon")) {}
 

@@ -57,6 +57,7 @@ struct GroupNormalizationGradient {
   static constexpr const char* name = "GroupNormalizationGradient_float";
   static constexpr Floats<3> inputs{};
   static constexpr Floats<3> outputs{};
+  static constexpr int in_place[] = {0, 1};
 
   explicit GroupNormalizationGradient(const Attributes& attributes)
       : epsilon_(attributes.number("epsilon")), groups_(attributes.integer("num_groups")) {}

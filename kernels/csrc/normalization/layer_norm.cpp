@@ -56,6 +56,7 @@ struct LayerNormalizationGradient {
   static constexpr const char* name = "LayerNormalizationGradient_float";
   static constexpr Floats<5> inputs{};
   static constexpr Floats<3> outputs{};
+  static constexpr int in_place[] = {0, 1};
 
   // Gradients of scale and bias over a part of the rows.
   struct Sums {

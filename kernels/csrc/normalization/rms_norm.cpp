@@ -119,6 +119,7 @@ struct InverseRMSNormalizationGradient {
   static constexpr const char* name = "InverseRMSNormalizationGradient_float";
   static constexpr Floats<4> inputs{};
   static constexpr Floats<2> outputs{};
+  static constexpr int in_place[] = {0, 1};
 
   void compute(Context& context) const {
     const auto scale = context.input<float>(2), inverse = context.input<float>(3);
@@ -149,6 +150,7 @@ struct FlooredRMSNormalizationGradient {
   static constexpr const char* name = "FlooredRMSNormalizationGradient_float";
   static constexpr Floats<6> inputs{};
   static constexpr Floats<2> outputs{};
+  static constexpr int in_place[] = {0, 1};
 
   void compute(Context& context) const {
     const auto rms = context.input<float>(3);
@@ -166,6 +168,7 @@ struct RMSNormalizationGradient {
   static constexpr const char* name = "RMSNormalizationGradient_float";
   static constexpr Floats<3> inputs{};
   static constexpr Floats<2> outputs{};
+  static constexpr int in_place[] = {0, 1};
 
   explicit RMSNormalizationGradient(const Attributes& attributes) : epsilon_(attributes.number("epsilon")) {}
 

@@ -237,8 +237,8 @@ def has_unit_tail(shape: ir.Shape | None) -> bool:
 def ranked(op: Emitter, scalar: Operand, shape: ir.Shape | None, like: ir.Value) -> Operand:
     """Returns a scalar in the shape in which ONNX Runtime combines it fastest with tensors of `shape`.
 
-    If the last axis has size one, ONNX Runtime (1.32) combines a tensor with a scalar of shape [] element by element,
-    and takes 60 times as long as for a vector. It skips axes that have size one in both, hence [1, ..., 1].
+    If the last axis has size one, ONNX Runtime (1.20 to 1.32) combines a tensor with a scalar of shape [] element by
+    element, and takes 60 times as long as for a vector. It skips axes that have size one in both, hence [1, ..., 1].
 
     Args:
         op: writes into the optimizer model.

@@ -28,7 +28,7 @@ from onnxtrain.lora import METADATA_KEY as METADATA_KEY_OF_ADAPTERS
 from onnxtrain.lora import LoraConfig, train_adapters
 from onnxtrain.onnxblock.onnxblock import build_forward, parameter_protos
 from onnxtrain.onnxblock.optim import build_optimizer
-from onnxtrain.passes import ModelSource, canonicalize, load_model, save_model, write_model
+from onnxtrain.passes import ModelSource, canonicalize, load_model, save_model, write_models
 from onnxtrain.runtime.atomic import FileSet
 from onnxtrain.runtime.checkpoint import encode_checkpoint
 from onnxtrain.runtime.manifest import METADATA_KEY
@@ -367,9 +367,9 @@ def _write(
         for name, model in models.items():
             # Also in each model, so that a model file is enough for a device.
             model.metadata_props[METADATA_KEY] = text
-            write_model(model, files, file_names[name])
             if ort_format:
                 _write_ort_format(model, files, directory / file_names[name], custom_op_library)
+        write_models({file_names[name]: model for name, model in models.items()}, files)
         for name in names[len(models) :]:
             encode = encode_checkpoint(
                 state._store, f"Writing '{name}'", nominal=name == "nominal_checkpoint"

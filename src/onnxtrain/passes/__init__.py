@@ -24,7 +24,7 @@ from onnxtrain.passes.io.load import (
     ModelSource,
     load_model,
 )
-from onnxtrain.passes.io.save import as_given, save_model, to_proto, write_model
+from onnxtrain.passes.io.save import as_given, save_model, to_proto, write_models
 
 # `selection` asks these which initializers are never trained.
 from onnxtrain.passes.parameters.op_settings import is_quantisation_or_rotary, is_setting
@@ -124,5 +124,5 @@ __all__ = [
     "to_proto",
     "why_untyped",
     "widen_narrow_floats",
-    "write_model",
+    "write_models",
 ]

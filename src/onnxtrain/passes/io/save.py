@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 import os
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import BinaryIO
 
 import onnx
@@ -16,6 +19,9 @@ from onnxtrain.runtime.atomic import FileSet, external_data_name
 
 DEFAULT_EXTERNAL_DATA_THRESHOLD = 1_500_000_000
 """Bytes of all initializers above which weights go to a second file. protobuf holds 2 GiB."""
+
+DEFAULT_SHARED_DATA_THRESHOLD = 16_000_000
+"""Bytes of weights that several models of a run have above which they share a file."""
 
 # Smaller tensors stay in the model file: runtimes and converters read the values of shapes and axes.
 _EXTERNAL_TENSOR_BYTES = 1024
@@ -78,72 +84,129 @@ def save_model(
         write_model(model, files, path.name, external_data_threshold)
 
 
+def write_models(
+    models: Mapping[str, ir.Model],
+    files: FileSet,
+    shared_data_threshold: int = DEFAULT_SHARED_DATA_THRESHOLD,
+) -> None:
+    """Write models to a set of files that appear together, and weights that several of them have only once.
+
+    Args:
+        models: models by the name of their file, e.g. {"training_model.onnx": model}.
+        files: set of files.
+        shared_data_threshold: If the initializers that several models have are more bytes than this together, those
+            over 1 kB go to one file, which these models name. It is named after the first model, see
+            :func:`save_model`.
+    """
+    for name, model in models.items():
+        _map_tensors_beside(model, name)
+    # A pass that copies a model copies no tensors: equal weights of the models are the same object.
+    held = [{id(t): t for t in _tensors(model)} for model in models.values()]
+    counts = Counter(key for tensors in held for key in tensors)
+    common = {key: t for tensors in held for key, t in tensors.items() if counts[key] > 1}
+    large = {key: t for key, t in common.items() if t.nbytes > _EXTERNAL_TENSOR_BYTES}
+    places: dict[int, ir.ExternalTensor] = {}
+    if sum(t.nbytes for t in large.values()) > shared_data_threshold:
+        data = external_data_name(next(iter(models)))
+        with files.open(data) as file:
+            places = {key: _placed(tensor, file, data) for key, tensor in large.items()}
+    for name, model in models.items():
+        write_model(model, files, name, placed=places)
+
+
 def write_model(
     model: ir.Model,
     files: FileSet,
     name: str,
     external_data_threshold: int = DEFAULT_EXTERNAL_DATA_THRESHOLD,
+    *,
+    placed: Mapping[int, ir.ExternalTensor] = MappingProxyType({}),
 ) -> None:
-    """Write `model` to the file `name` of a set of files that appear together; see :func:`save_model`."""
+    """Write `model` to the file `name` of a set of files that appear together; see :func:`save_model`.
+
+    Args:
+        model: the model.
+        files: set of files.
+        name: name of the file, e.g. "net.onnx".
+        external_data_threshold: see :func:`save_model`.
+        placed: tensors that a data file has already, by the `id` of the tensor.
+    """
     # The model may have been loaded from the file that it now replaces, whose data file will be removed.
     _map_tensors_beside(model, name)
-    if _initializer_bytes(model) > external_data_threshold:
+    if sum(t.nbytes for t in _tensors(model) if id(t) not in placed) > external_data_threshold:
         data = external_data_name(name)
         with files.open(data) as file:
-            model = _with_tensors_in(model, file, data)
+            model = _with_tensors_in(model, file, data, placed)
     else:
-        model = _with_tensors_in_memory(model)
+        model = _with_tensors_in_memory(model, placed=placed)
     with files.open(name) as file:
         file.write(ir.to_proto(model).SerializeToString())
 
 
+def _tensors(model: ir.Model) -> Iterator[ir.TensorProtocol]:
+    """Yield the tensors of all initializers."""
+    for graph in model.graphs():
+        for value in graph.initializers.values():
+            if value.const_value is not None:
+                yield value.const_value
+
+
 def _initializer_bytes(model: ir.Model) -> int:
     """Return the size of all initializers in bytes."""
-    return sum(
-        value.const_value.nbytes
-        for graph in model.graphs()
-        for value in graph.initializers.values()
-        if value.const_value is not None
-    )
+    return sum(tensor.nbytes for tensor in _tensors(model))
 
 
-def _with_tensors_in_memory(model: ir.Model, limit: float = math.inf) -> ir.Model:
-    """Return a clone of `model` in which initializers of up to `limit` bytes are in memory, not external."""
+def _with_tensors_in_memory(
+    model: ir.Model,
+    limit: float = math.inf,
+    placed: Mapping[int, ir.ExternalTensor] = MappingProxyType({}),
+) -> ir.Model:
+    """Return a clone of `model` with initializers of up to `limit` bytes in memory, and `placed` ones in their file."""
     clone = model.clone()
     for graph in clone.graphs():
         for value in graph.initializers.values():
             tensor = value.const_value
-            if isinstance(tensor, ir.ExternalTensor) and tensor.nbytes <= limit:
+            if id(tensor) in placed:
+                value.const_value = placed[id(tensor)]
+            elif isinstance(tensor, ir.ExternalTensor) and tensor.nbytes <= limit:
                 value.const_value = ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=tensor.name)
     return clone
 
 
-def _with_tensors_in(model: ir.Model, file: BinaryIO, name: str) -> ir.Model:
-    """Write large initializers to `file`; return a clone of `model` that refers to it by `name`."""
-    clone = _with_tensors_in_memory(model, _EXTERNAL_TENSOR_BYTES)
+def _with_tensors_in(
+    model: ir.Model, file: BinaryIO, name: str, placed: Mapping[int, ir.ExternalTensor]
+) -> ir.Model:
+    """Write large initializers to `file`; return a clone of `model` that refers to it by `name`.
+
+    Tensors in `placed` are in another file already.
+    """
+    clone = _with_tensors_in_memory(model, _EXTERNAL_TENSOR_BYTES, placed)
+    there = set(map(id, placed.values()))
     for graph in clone.graphs():
         for value in graph.initializers.values():
             tensor = value.const_value
             # ONNX has no external form of strings.
             if (
                 tensor is None
+                or id(tensor) in there
                 or tensor.dtype == ir.DataType.STRING
                 or tensor.nbytes <= _EXTERNAL_TENSOR_BYTES
             ):
                 continue
-            # Zeros up to the next page.
-            file.write(bytes(-file.tell() % _ALIGNMENT))
-            offset = file.tell()
-            _write_data(tensor, file)
-            value.const_value = ir.ExternalTensor(
-                name,
-                offset,
-                file.tell() - offset,
-                tensor.dtype,
-                shape=ir.Shape(tensor.shape.numpy()),
-                name=str(value.name),
-            )
+            value.const_value = _placed(tensor, file, name)
     return clone
+
+
+def _placed(tensor: ir.TensorProtocol, file: BinaryIO, name: str) -> ir.ExternalTensor:
+    """Append the data of a tensor to the open file `name`; return the tensor that refers to it."""
+    # Zeros up to the next page.
+    file.write(bytes(-file.tell() % _ALIGNMENT))
+    offset = file.tell()
+    _write_data(tensor, file)
+    shape = ir.Shape(tensor.shape.numpy())
+    return ir.ExternalTensor(
+        name, offset, file.tell() - offset, tensor.dtype, shape=shape, name=str(tensor.name)
+    )
 
 
 def _write_data(tensor: ir.TensorProtocol, file: BinaryIO) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import onnx
@@ -22,11 +22,15 @@ from onnxtrain.runtime.kernels import register_kernels
 
 CASES = int(os.environ.get("ONNXTRAIN_FUZZ_CONVOLUTIONS", "15"))
 CONVOLUTIONS = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}
+TRANSPOSED = {1: functional.conv_transpose1d, 2: functional.conv_transpose2d, 3: functional.conv_transpose3d}
 
 
 @dataclass(frozen=True)
 class Geometry:
-    """A convolution of `[batch, group * channels, *size]` with `[group * rows, channels, *kernel]`."""
+    """A convolution of `[batch, group * channels, *size]` with `[group * rows, channels, *kernel]`.
+
+    Transposed: one of `[batch, group * rows, *counts]`, whose result has the shape above.
+    """
 
     batch: int
     group: int
@@ -41,12 +45,27 @@ class Geometry:
     bias: bool = True
     symbolic: bool = False
     wrt: tuple[str, ...] = field(default=("x", "w", "b"))
+    transposed: bool = False
 
     @property
     def counts(self) -> tuple[int, ...]:
         """Positions of the result."""
         axes = zip(self.size, self.kernel, self.strides, self.dilations, self.begins, self.ends, strict=True)
         return tuple((n + b + e - (k - 1) * d - 1) // s + 1 for n, k, s, d, b, e in axes)
+
+    @property
+    def behind(self) -> tuple[int, ...]:
+        """Positions of the padded input behind the last window: `output_padding` of a transposed convolution."""
+        axes = zip(self.size, self.kernel, self.strides, self.dilations, self.begins, self.ends, strict=True)
+        return tuple((n + b + e - (k - 1) * d - 1) % s for n, k, s, d, b, e in axes)
+
+    @property
+    def shapes(self) -> dict[str, list[int]]:
+        """Shapes of the input, the weights, the bias, and the result."""
+        image = [self.batch, self.group * self.channels, *self.size]
+        windows = [self.batch, self.group * self.rows, *self.counts]
+        x, y = (windows, image) if self.transposed else (image, windows)
+        return {"x": x, "w": [self.group * self.rows, self.channels, *self.kernel], "b": [y[1]], "y": y}
 
 
 def plain(
@@ -118,24 +137,26 @@ def gradient_model(g: Geometry, *, bfloat16: bool = False) -> onnx.ModelProto:
     """Returns the convolution and its gradients, with the forward convolution as a function too."""
     batch = "n" if g.symbolic else g.batch
     shapes = {
-        "x": [batch, g.group * g.channels, *g.size],
-        "w": [g.group * g.rows, g.channels, *g.kernel],
-        **({"b": [g.group * g.rows]} if g.bias else {}),
+        name: [batch, *shape[1:]] if name in ("x", "y") else shape
+        for name, shape in g.shapes.items()
+        if name != "b" or g.bias
     }
+    result = shapes.pop("y")
     node = helper.make_node(
-        "Conv",
+        "ConvTranspose" if g.transposed else "Conv",
         list(shapes),
         ["y"],
         strides=g.strides,
         dilations=g.dilations,
         pads=g.begins + g.ends,
         group=g.group,
+        **({"output_padding": g.behind} if g.transposed else {}),
     )
     graph = helper.make_graph(
         [node],
         "convolution",
         [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in shapes.items()],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [batch, g.group * g.rows, *g.counts])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, result)],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
     joint = ir.from_proto(differentiate(model, of="y", wrt=list(g.wrt), cotangent="ct"))
@@ -163,12 +184,7 @@ def run(
 
 def inputs_of(g: Geometry, seed: int) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(seed)
-    shapes = {
-        "x": (g.batch, g.group * g.channels, *g.size),
-        "w": (g.group * g.rows, g.channels, *g.kernel),
-        "b": (g.group * g.rows,),
-        "ct": (g.batch, g.group * g.rows, *g.counts),
-    }
+    shapes = {"ct" if name == "y" else name: shape for name, shape in g.shapes.items()}
     return {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
 
 
@@ -180,9 +196,15 @@ def expected(g: Geometry, feeds: dict[str, np.ndarray], *, bfloat16: bool = Fals
     x, w, b, ct = (value.double() for value in (x, w, b, ct))
     leaves = {"x": x.requires_grad_(), "w": w.requires_grad_(), "b": b.requires_grad_()}
     pads = [n for pair in reversed(list(zip(g.begins, g.ends, strict=True))) for n in pair]
-    y = CONVOLUTIONS[len(g.size)](
-        functional.pad(x, pads), w, b if g.bias else None, g.strides, 0, g.dilations, g.group
-    )
+    if g.transposed:
+        # PyTorch has no more positions behind the last window than the stride allows, and no uneven padding.
+        whole = TRANSPOSED[len(g.size)](x, w, None, g.strides, 0, g.behind, g.group, g.dilations)
+        y = functional.pad(whole, [-n for n in pads])
+        y = y + b.reshape([-1, *[1] * len(g.size)]) if g.bias else y
+    else:
+        y = CONVOLUTIONS[len(g.size)](
+            functional.pad(x, pads), w, b if g.bias else None, g.strides, 0, g.dilations, g.group
+        )
     gradients = list(torch.autograd.grad(y, [leaves[name] for name in g.wrt], ct))
     if "b" in g.wrt and "w" not in g.wrt:  # a sum of its own, of what is not rounded
         gradients[g.wrt.index("b")] = torch.from_numpy(feeds["ct"]).double().sum([0, *range(2, ct.ndim)])
@@ -191,9 +213,10 @@ def expected(g: Geometry, feeds: dict[str, np.ndarray], *, bfloat16: bool = Fals
 
 def check(g: Geometry, seed: int = 0, *, bfloat16: bool = False) -> None:
     bfloat16 &= g.channels > 1 or g.group == 1  # depthwise ones stay
+    bfloat16 &= not g.transposed
     model, feeds = gradient_model(g, bfloat16=bfloat16), inputs_of(g, seed)
     called = {node.op_type for node in model.graph.node if node.domain == "onnxtrain"}
-    assert f"Convolution{'Bfloat16' * bfloat16}_float" in called
+    assert f"Convolution{'Bfloat16' * bfloat16}{'Transpose' * g.transposed}_float" in called
     assert ["Bfloat16" in name for name in called if "Gradient" in name] == [bfloat16]
     exact = expected(g, feeds, bfloat16=bfloat16)
     body, kernel = run(model, feeds, native=False), run(model, feeds, native=True)
@@ -210,6 +233,12 @@ def check(g: Geometry, seed: int = 0, *, bfloat16: bool = False) -> None:
 @pytest.mark.parametrize("name", GEOMETRIES)
 def test_convolution(name: str) -> None:
     check(GEOMETRIES[name])
+
+
+@needs_kernels
+@pytest.mark.parametrize("name", GEOMETRIES)
+def test_transposed_convolution(name: str) -> None:
+    check(replace(GEOMETRIES[name], transposed=True))
 
 
 @needs_kernels
@@ -305,11 +334,13 @@ def _random_of_three_taps(rng: np.random.Generator) -> Geometry:
 def test_convolutions_of_three_taps() -> None:
     """`ONNXTRAIN_FUZZ_CONVOLUTIONS` is the number of cases."""
     for seed in range(CASES):
-        check(_random_of_three_taps(np.random.default_rng([seed, 3])), seed, bfloat16=seed % 3 == 0)
+        g = _random_of_three_taps(np.random.default_rng([seed, 3]))
+        check(replace(g, transposed=seed % 3 == 1), seed, bfloat16=seed % 3 == 0)
 
 
 @needs_kernels
 def test_convolutions_of_random_geometry() -> None:
     """`ONNXTRAIN_FUZZ_CONVOLUTIONS` is the number of cases."""
     for seed in range(CASES):
-        check(_random_geometry(np.random.default_rng(seed)), seed, bfloat16=seed % 3 == 0)
+        g = _random_geometry(np.random.default_rng(seed))
+        check(replace(g, transposed=seed % 3 == 1), seed, bfloat16=seed % 3 == 0)

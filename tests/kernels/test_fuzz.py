@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -146,7 +147,8 @@ def _direction_and_sizes(rng: np.random.Generator) -> Arguments:
 def _convolution(seed: int) -> None:
     rng = np.random.default_rng(seed)
     draw = test_convolutions._random_of_three_taps if seed % 2 else test_convolutions._random_geometry
-    test_convolutions.check(draw(rng), seed, bfloat16=seed % 5 < 2)
+    geometry = replace(draw(rng), transposed=seed % 5 > 2)
+    test_convolutions.check(geometry, seed, bfloat16=seed % 5 < 2)
 
 
 CHECKS: list[tuple[Callable[..., None], Callable[[np.random.Generator], Arguments]]] = [

@@ -104,6 +104,38 @@ REFUSED: dict[str, tuple[Call, str]] = {
         ),
         "as many axes as strides, and two",
     ),
+    "a transposed convolution of other channels": (
+        (
+            "ConvolutionTranspose",
+            _inputs("ConvolutionTranspose", (1, 3, 5, 5), (2, 2, 3, 3), (2,)),
+            {"strides": [1, 1], "dilations": [1, 1], "pads": [1] * 4, "group": 1, "output_padding": [0, 0]},
+        ),
+        r"channels of x and w must fit \(inputs: \[1, 3, 5, 5\], \[2, 2, 3, 3\], \[2\]\)",
+    ),
+    "a transposed convolution of no positions": (
+        (
+            "ConvolutionTranspose",
+            _inputs("ConvolutionTranspose", (1, 2, 0, 5), (2, 2, 3, 3), (2,)),
+            {"strides": [1, 1], "dilations": [1, 1], "pads": [1] * 4, "group": 1, "output_padding": [0, 0]},
+        ),
+        "a position along each axis",
+    ),
+    "more padding than a transposed convolution has": (
+        (
+            "ConvolutionTranspose",
+            _inputs("ConvolutionTranspose", (1, 2, 1, 5), (2, 2, 3, 3), (2,)),
+            {"strides": [1, 1], "dilations": [1, 1], "pads": [2] * 4, "group": 1, "output_padding": [0, 0]},
+        ),
+        "takes away more than there is",
+    ),
+    "output padding of a stride": (
+        (
+            "ConvolutionTranspose",
+            _inputs("ConvolutionTranspose", (1, 2, 4, 5), (2, 2, 3, 3), (2,)),
+            {"strides": [2, 1], "dilations": [1, 1], "pads": [0] * 4, "group": 1, "output_padding": [2, 0]},
+        ),
+        "smaller than the stride",
+    ),
     "a repeated axis": (
         (
             "MatMulPermutedLeftBfloat16",
@@ -176,19 +208,24 @@ GEOMETRY = {"strides": [1, 1], "dilations": [1, 1], "pads": [1, 1, 1, 1], "group
 
 @pytest.mark.parametrize("kernel", [3, 1])
 @pytest.mark.parametrize("channels", [(3, 4), (0, 4), (3, 0), (40, 40)], ids=str)
-def test_any_output_of_a_convolution_gradient_may_be_unread(channels: tuple[int, int], kernel: int) -> None:
+@pytest.mark.parametrize("form", ["", "Transpose"])
+def test_any_output_of_a_convolution_gradient_may_be_unread(
+    channels: tuple[int, int], kernel: int, form: str
+) -> None:
     inputs, rows = channels
     rng = np.random.default_rng(0)
     geometry = {**GEOMETRY, "pads": [kernel // 2] * 4}
-    shapes = {"ct": (2, rows, 5, 5), "x": (2, inputs, 5, 5), "w": (rows, inputs, kernel, kernel)}
+    weights = (inputs, rows) if form else (rows, inputs)
+    shapes = {"ct": (2, rows, 5, 5), "x": (2, inputs, 5, 5), "w": (*weights, kernel, kernel)}
     feeds = {name: rng.standard_normal(shape, np.float32) for name, shape in shapes.items()}
-    every = _session("ConvolutionGradient0_float", shapes, ["dx", "dw", "db"], geometry).run(None, feeds)
+    op = f"Convolution{form}Gradient0_float"
+    every = _session(op, shapes, ["dx", "dw", "db"], geometry).run(None, feeds)
     assert [value.shape for value in every] == [shapes["x"], shapes["w"], (rows,)]
     np.testing.assert_allclose(every[2], feeds["ct"].sum((0, 2, 3)), rtol=1e-4, atol=1e-5)
     for index, name in enumerate(("dx", "dw", "db")):
         names = ["", "", ""]
         names[index] = name
-        (value,) = _session("ConvolutionGradient0_float", shapes, names, geometry).run(None, feeds)
+        (value,) = _session(op, shapes, names, geometry).run(None, feeds)
         np.testing.assert_array_equal(value, every[index])
 
 
@@ -205,8 +242,9 @@ def test_any_output_of_a_convolution_gradient_may_be_unread(channels: tuple[int,
 )
 def test_attributes_of_no_convolution(attribute: str, value: int | list[int]) -> None:
     shapes = {"x": (1, 2, 5, 5), "w": (2, 2, 3, 3), "b": (2,)}
-    with pytest.raises(Exception, match="Convolution_float: "):
-        _session("Convolution_float", shapes, ["y"], {**GEOMETRY, attribute: value})
+    for op, more in (("Convolution", {}), ("ConvolutionTranspose", {"output_padding": [0, 0]})):
+        with pytest.raises(Exception, match=f"{op}_float: "):
+            _session(f"{op}_float", shapes, ["y"], {**GEOMETRY, **more, attribute: value})
 
 
 def _mutated_shape(rng: np.random.Generator, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -247,7 +285,8 @@ def _mutated(
             if values and rng.random() < 0.7:
                 values[int(rng.integers(len(values)))] = int(rng.choice([-3, -1, 0, 1, 2, 9]))
             else:
-                values = [*values, 1] if rng.random() < 0.5 else values[1:]
+                # onnx.helper (1.23) makes no attribute of an empty list.
+                values = [*values, 1] if rng.random() < 0.5 or len(values) < 2 else values[1:]
             attributes[key] = values
             continue
         key = str(rng.choice([key for key, value in inputs.items() if value is not None]))
@@ -268,6 +307,15 @@ def _of_shape(value: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
 CONVOLUTIONS: list[Call] = [
     ("Convolution", _inputs("Convolution", (2, channels, 9, 8), (rows, channels // group, *kernel), (rows,)),
      {"strides": [stride] * 2, "dilations": [1, 1], "pads": [1, 0, 1, 2], "group": group})
+    for channels, rows, group, kernel, stride in (
+        (3, 4, 1, (3, 3), 1), (40, 40, 1, (3, 3), 1), (6, 6, 6, (3, 3), 2), (4, 2, 2, (1, 1), 1), (3, 5, 1, (5, 2), 3),
+    )
+]  # fmt: skip
+CONVOLUTIONS += [
+    ("ConvolutionTranspose",
+     _inputs("ConvolutionTranspose", (2, rows, 9, 8), (rows, channels // group, *kernel), (channels,)),
+     {"strides": [stride] * 2, "dilations": [1, 1], "pads": [1, 0, 1, 2], "group": group,
+      "output_padding": [0, stride - 1]})
     for channels, rows, group, kernel, stride in (
         (3, 4, 1, (3, 3), 1), (40, 40, 1, (3, 3), 1), (6, 6, 6, (3, 3), 2), (4, 2, 2, (1, 1), 1), (3, 5, 1, (5, 2), 3),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import onnxruntime as ort
@@ -40,7 +41,8 @@ def test_every_kernel_at_every_level(level: str, monkeypatch: pytest.MonkeyPatch
                 distance = np.linalg.norm(own[finite].astype(np.float64) - body[finite])
                 assert distance <= 1e-5 * np.linalg.norm(body[finite]) + 1e-6, name
         for name in ("odd channels", "stride 2", "groups", "long rows of tiles", "depthwise, stride 2"):
-            test_convolutions.check(test_convolutions.GEOMETRIES[name])
+            for transposed in (False, True):
+                test_convolutions.check(replace(test_convolutions.GEOMETRIES[name], transposed=transposed))
     finally:
         forget_sessions()
 
@@ -54,7 +56,7 @@ def test_the_calls_are_of_every_kernel() -> None:
         "KernelInfoGetAttribute"
     )  # of ONNX Runtime's interface, in a library with debugging information
     of_convolutions = {name for name in names if name.startswith("Convolution")}
-    assert len(of_convolutions) == 8
+    assert len(of_convolutions) == 12
     # Linkers keep a name that is the end of another one within that one.
     assert names - of_convolutions <= {name for name, *_ in recorded_calls()}
 
@@ -102,8 +104,10 @@ def _composite(name: str, *inputs: np.ndarray, **attributes: object) -> Callable
     return lambda threads: run(name, feeds, attributes, native=True, threads=threads)
 
 
-def _convolution(*sizes: int, bfloat16: bool = False) -> Callable[[int], list[np.ndarray]]:
-    geometry = plain(*sizes)
+def _convolution(
+    *sizes: int, bfloat16: bool = False, transposed: bool = False
+) -> Callable[[int], list[np.ndarray]]:
+    geometry = replace(plain(*sizes), transposed=transposed)
     model, feeds = gradient_model(geometry, bfloat16=bfloat16), inputs_of(geometry, 0)
     return lambda threads: test_convolutions.run(model, feeds, native=True, threads=threads)
 
@@ -112,6 +116,7 @@ WITH_SUMS_OF_PARTS = {
     "minimal filtering": lambda: _convolution(8, 32, 32, 28, 3),
     "taps": lambda: _convolution(6, 6, 8, 41, 5),
     "taps, many weights": lambda: _convolution(2, 64, 64, 17, 5),
+    "transposed": lambda: _convolution(6, 6, 8, 41, 5, 2, transposed=True),
     "taps in bfloat16": lambda: _convolution(6, 6, 8, 41, 5, bfloat16=True),
     "depthwise": lambda: _convolution(9, 1, 1, 15, 3, 1, 20),
     "layer norm": lambda: _composite(

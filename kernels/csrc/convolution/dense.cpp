@@ -69,18 +69,21 @@ void forward(
   product(threads, c.groups, from, channels.data, a, bias, to, y, c.bfloat16);
 }
 
-void input_gradient(const Threads& threads, const Convolution& c, const float* dy, const float* w, float* dx) {
-  if (winograd_pays(c)) return winograd_input_gradient(threads, c, dy, w, dx);
+void input_gradient(
+    const Threads& threads, const Convolution& c, const float* dy, const float* w, const float* bias, float* dx) {
+  if (winograd_pays(c)) return winograd_input_gradient(threads, c, dy, w, bias, dx);
   thread_local Scratch memory;
   const int64_t size = volume(c.in), positions = volume(c.out), kernel = taps_of(c);
   const Channels channels(threads, c, c.rows, positions, dy);
   float* const a = memory.floats(c.groups * c.rows * c.channels * kernel);
   // x at i takes from y at (i + pad - t * dilation) / stride for the taps t that make it whole: for every i = r + stride
   // * j with the same r these are the same taps.
-  for_taps(c.stride, [&](const Axes& r) {
+  Axes residues;
+  for (int i = 0; i < 3; ++i) residues[i] = std::min(c.stride[i], c.in[i]);
+  for_taps(residues, [&](const Axes& r) {
     Gather from{c.batch, channels.count, c.groups * channels.count * positions, positions, c.out, {}, {1, 1, 1}, {}};
     Scatter to{c.channels, c.groups * c.channels * size, size, c.in, r, c.stride};
-    for (int i = 0; i < 3; ++i) from.grid[i] = r[i] < c.in[i] ? (c.in[i] - r[i] + c.stride[i] - 1) / c.stride[i] : 0;
+    for (int i = 0; i < 3; ++i) from.grid[i] = (c.in[i] - r[i] + c.stride[i] - 1) / c.stride[i];
     std::vector<int64_t> taps;
     int64_t tap = 0;
     for_taps(c.kernel, [&](const Axes& t) {
@@ -101,7 +104,7 @@ void input_gradient(const Threads& threads, const Convolution& c, const float* d
     flatten(from, to);
     const Rows rows{c.channels, c.rows, c.rows * c.channels * kernel, kernel, c.channels * kernel, taps, c.bfloat16};
     pack_rows(threads, c.groups, rows, w, a);
-    product(threads, c.groups, from, channels.data, a, nullptr, to, dx, c.bfloat16);
+    product(threads, c.groups, from, channels.data, a, bias, to, dx, c.bfloat16);
   });
 }
 

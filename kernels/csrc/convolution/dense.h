@@ -9,8 +9,10 @@ namespace onnxtrain::ONNXTRAIN_LEVEL {
 // y = convolution of x with w (+ bias, which may be null).
 void forward(const Threads& threads, const Convolution& c, const float* x, const float* w, const float* bias, float* y);
 
-// dx from dy and w.
-void input_gradient(const Threads& threads, const Convolution& c, const float* dy, const float* w, float* dx);
+// dx (+ a bias for each channel of x, which may be null) from dy and w. With a bias this is a transposed convolution, whose
+// input is dy.
+void input_gradient(
+    const Threads& threads, const Convolution& c, const float* dy, const float* w, const float* bias, float* dx);
 
 // dw, and db unless it is null, from dy and x.
 void weight_gradient(

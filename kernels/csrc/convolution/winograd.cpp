@@ -199,11 +199,11 @@ void winograd_forward(
 }
 
 void winograd_input_gradient(
-    const Threads& threads, const Convolution& c, const float* dy, const float* w, float* dx) {
+    const Threads& threads, const Convolution& c, const float* dy, const float* w, const float* bias, float* dx) {
   const int64_t depth = c.channels * 9;
   const Convolution back{c.batch, c.groups, c.rows, c.channels, c.out, c.in, c.kernel, c.stride, c.dilation,
                          {0, 2 - c.pad[1], 2 - c.pad[2]}};
-  convolve(threads, back, {c.groups, c.channels, c.rows, c.rows * depth, 9, depth, true}, dy, w, nullptr, dx);
+  convolve(threads, back, {c.groups, c.channels, c.rows, c.rows * depth, 9, depth, true}, dy, w, bias, dx);
 }
 
 }  // namespace onnxtrain::ONNXTRAIN_LEVEL

@@ -17,8 +17,9 @@ bool winograd_pays(const Convolution& c);
 void winograd_forward(
     const Threads& threads, const Convolution& c, const float* x, const float* w, const float* bias, float* y);
 
+// The bias, of a transposed convolution, may be null.
 void winograd_input_gradient(
-    const Threads& threads, const Convolution& c, const float* dy, const float* w, float* dx);
+    const Threads& threads, const Convolution& c, const float* dy, const float* w, const float* bias, float* dx);
 
 // db may be null.
 void winograd_weight_gradient(

@@ -45,7 +45,7 @@ from .batch_norm import (
     max_pool,
 )
 from .bfloat16 import gemm_bfloat16, matmul_bfloat16, round_to_bfloat16
-from .convolution import convolution, convolution_bfloat16
+from .convolution import convolution, convolution_bfloat16, convolution_transpose
 from .indexing import embedding_gradient
 from .instance_norm import (
     instance_standardization,
@@ -119,6 +119,7 @@ __all__ = [
     "composite",
     "convolution",
     "convolution_bfloat16",
+    "convolution_transpose",
     "embedding_gradient",
     "floored_rms_normalization",
     "floored_rms_normalization_gradient",

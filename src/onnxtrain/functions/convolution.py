@@ -1,6 +1,7 @@
 """Defines convolutions as functions that native kernels replace.
 
-Their gradients are `SpecializedOp`s, which the rule of Conv makes; :func:`of_rounded` makes the bfloat16 ones.
+Their gradients are `SpecializedOp`s, which the rules of Conv and ConvTranspose make; :func:`of_rounded` makes the
+bfloat16 ones.
 """
 
 from __future__ import annotations
@@ -25,6 +26,14 @@ def convolution(op: Emitter, x: ir.Value, w: ir.Value, b: ir.Value, **geometry: 
     """Computes Conv with all attributes given. b is optional."""
     # auto_pad is not among the attributes: kernels get explicit pads.
     return op.Conv(x, w, b, **geometry)
+
+
+@composite("ConvolutionTranspose", ["x", "w", "b"], _GEOMETRY | {"output_padding": ir.AttributeType.INTS})
+def convolution_transpose(
+    op: Emitter, x: ir.Value, w: ir.Value, b: ir.Value, **geometry: AttributeRef
+) -> ir.Value:
+    """Computes ConvTranspose with all attributes given. b is optional."""
+    return op.ConvTranspose(x, w, b, **geometry)
 
 
 @composite("ConvolutionBfloat16", ["x", "w", "b"], _GEOMETRY)

@@ -23,6 +23,7 @@ from onnxtrain.functions import (
     batch_normalization_relu_gradient,
     batch_normalization_training,
     convolution,
+    convolution_transpose,
     hardtanh,
     hardtanh_gradient_of_finite,
     layer_normalization_training,
@@ -36,7 +37,7 @@ _Attributes = Mapping[str, int | float | list[int]]
 
 
 class NativeOpsPass(ir.passes.InPlacePass):
-    """Rewrite Conv, MaxPool, LayerNormalization, training BatchNormalization (with ReLU) and its gradient, in float32.
+    """Rewrite convolutions, MaxPool, LayerNormalization, training BatchNormalization and its gradient, in float32.
 
     To be run last: other passes look for the standard ops.
     """
@@ -77,22 +78,28 @@ def _become(op: Emitter, node: ir.Node, composite: CompositeOp, attributes: _Att
 
 
 def _convolution(op: Emitter, node: ir.Node) -> bool:
-    """Rewrites Conv if its padding is known."""
-    weight = node.inputs[1] if (node.op_type, node.domain) == ("Conv", "") else None
+    """Rewrites Conv and ConvTranspose if their padding is known."""
+    composite = {"Conv": convolution, "ConvTranspose": convolution_transpose}.get(node.op_type)
+    weight = node.inputs[1] if composite is not None and node.domain == "" else None
     dims = static_dims(weight) if weight is not None else None
     auto_pad = node.attributes.get_string("auto_pad", "NOTSET")
     # SAME_UPPER and SAME_LOWER pad by the size of the input, which may be symbolic.
-    if dims is None or not 3 <= len(dims) <= 5 or auto_pad not in ("NOTSET", "VALID"):
+    if composite is None or dims is None or not 3 <= len(dims) <= 5 or auto_pad not in ("NOTSET", "VALID"):
+        return False
+    # With output_shape, too, padding depends on the size of the input.
+    if "output_shape" in node.attributes:
         return False
     rank = len(dims) - 2
     pads = node.attributes.get_ints("pads") if auto_pad == "NOTSET" else None
-    attributes: _Attributes = {
+    attributes: dict[str, int | float | list[int]] = {
         "strides": list(node.attributes.get_ints("strides") or [1] * rank),
         "dilations": list(node.attributes.get_ints("dilations") or [1] * rank),
         "pads": list(pads or [0] * 2 * rank),
         "group": node.attributes.get_int("group", 1),
     }
-    _become(op, node, convolution, attributes)
+    if composite is convolution_transpose:
+        attributes["output_padding"] = list(node.attributes.get_ints("output_padding") or [0] * rank)
+    _become(op, node, composite, attributes)
     return True
 
 

@@ -33,9 +33,9 @@ _FUNCTION, _NAME = 25, 1
 _NUMBERED_NAME = re.compile(r"(.+?)(\d+)_(float)")
 # Per numbered name, the count that the library registers unless the session config entry says otherwise.
 _NUMBERED = {
-    f"Convolution{dtype}{kind}#_float": count
-    for dtype in ("", "Bfloat16")
-    for kind, count in (("Gradient", 64), ("WeightGradient", 16), ("InputGradient", 16))
+    f"Convolution{form}{kind}#_float": count
+    for form, counts in {"": (64, 16, 16), "Bfloat16": (64, 16, 16), "Transpose": (16, 4, 4)}.items()
+    for kind, count in zip(("Gradient", "WeightGradient", "InputGradient"), counts, strict=True)
 }
 # Per session options and registration of the library, the number of names of each kind from then on. ONNX Runtime does
 # not tell what has been registered with options. Weak, so that the options can be freed.
@@ -102,7 +102,7 @@ def register_kernels(options: ort.SessionOptions, names: Iterable[str] | None = 
 def _register(options: ort.SessionOptions, names: Iterable[str] | None, path: str) -> None:
     """Registers the library at `path`, with the names that the options lack; the caller holds the lock."""
     # As few names as the model needs: ONNX Runtime makes a schema of each, which takes some 20 microseconds. Without
-    # the 192 default names, opening a small model took 2.7 ms instead of 10.6.
+    # the default names, 192 at that time, opening a small model took 2.7 ms instead of 10.6.
     kernels = importlib.import_module("onnxtrain_kernels")
     _warn_of_level(os.environ.get(LEVEL), path)
     entry = getattr(kernels, "NUMBERED", None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import onnx_ir as ir
 
@@ -20,6 +20,9 @@ from onnxtrain.autodiff.rules._windows import (
 from onnxtrain.emitter import Emitter, static_dims
 from onnxtrain.functions import SpecializedOp
 
+_Body = Callable[[Emitter, ir.Value, ir.Value, ir.Value], ir.Value]
+"""Writes the cotangent of one input: `(op, ct, x, weight)` -> cotangent."""
+
 _FEW_CHANNELS = 16
 """Below this many channels per group, one product over all taps beats one per tap (measured on CPU)."""
 
@@ -34,30 +37,51 @@ def conv(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     shape = n.static(n.W)
     w = windows_of(op, n, n.X, shape[2:], n.out.Y)
     group = n.attr("group")
-    if w.pads is not None and _has_kernel(op, w, ct) and (n.needs("X") or n.needs("W")):
-        return _in_functions(op, n, ct, w, shape, group)
-    return {
-        "X": scatter_windows(op, ct, n.W, w, n.X, group) if n.needs("X") else None,
-        "W": _kernel_cotangent(op, ct, n.X, w, shape, group) if n.needs("W") else None,
-        "B": _sum_over_positions(op, n, ct) if n.needs("B") else None,
+    bodies: dict[str, _Body] = {
+        "X": lambda op, ct, x, weight: scatter_windows(op, ct, weight, w, x, group),
+        "W": lambda op, ct, x, weight: _kernel_cotangent(op, ct, x, w, shape, group),
     }
+    return _cotangents(op, n, ct, w, "Convolution", bodies)
 
 
-def _has_kernel(op: Emitter, w: Windows, ct: ir.Value) -> bool:
+def _cotangents(
+    op: Emitter, n: NodeView, ct: ir.Value, w: Windows, function: str, bodies: dict[str, _Body]
+) -> Cotangents:
+    """Returns the cotangents of X, W and B, as results of a function if native kernels may know the gradient.
+
+    Args:
+        op: emitter.
+        n: a Conv or ConvTranspose.
+        ct: cotangent of its result.
+        w: its windows.
+        function: begins the names of the functions, e.g. "Convolution" for "ConvolutionWeightGradient".
+        bodies: write the cotangents of X and W.
+    """
+    if w.pads is not None and _has_kernel(op, n, w, ct) and (n.needs("X") or n.needs("W")):
+        return _in_functions(op, n, ct, w, function, bodies)
+    grads: dict[str, ir.Value | None] = {
+        name: body(op, ct, n.X, n.W) for name, body in bodies.items() if n.needs(name)
+    }
+    return grads | ({"B": _sum_over_positions(op, n, ct)} if n.needs("B") else {})
+
+
+def _has_kernel(op: Emitter, n: NodeView, w: Windows, ct: ir.Value) -> bool:
     """Says if native kernels know the gradient as a function."""
     # Half precision is included, as a later pass can have these products computed in float32.
     return (
         op.can_call
         and 0 not in spatial_sizes(ct)
+        and 0 not in spatial_sizes(n.X)
         and ct.dtype in (ir.DataType.FLOAT, ir.DataType.BFLOAT16, ir.DataType.FLOAT16)
         and 1 <= len(w.kernel) <= 3
     )
 
 
 def _in_functions(
-    op: Emitter, n: NodeView, ct: ir.Value, w: Windows, shape: Sequence[int], group: int
+    op: Emitter, n: NodeView, ct: ir.Value, w: Windows, name: str, bodies: dict[str, _Body]
 ) -> dict[str, ir.Value | None]:
     """Returns the cotangents as results of one function, in whose place a native kernel can run."""
+    shape, group = n.static(n.W), n.attr("group")
     wanted = [name for name in ("X", "W", "B") if n.needs(name)]
     grads: dict[str, ir.Value | None] = {}
     # There is no kernel of input and bias without the weight: the bias is a sum by itself then.
@@ -68,19 +92,17 @@ def _in_functions(
     def body(
         inner: Emitter, ct: ir.Value, x: ir.Value, weight: ir.Value, **_: object
     ) -> tuple[ir.Value, ...]:
-        results = {
-            "X": lambda: scatter_windows(inner, ct, weight, w, x, group),
-            "W": lambda: _kernel_cotangent(inner, ct, x, w, shape, group),
-            "B": lambda: inner.ReduceSum(ct, [0, *range(2, len(shape))], keepdims=0),
-        }
-        return tuple(results[name]() for name in wanted)
+        axes = [0, *range(2, len(shape))]
+        return tuple(
+            inner.ReduceSum(ct, axes, keepdims=0) if wrt == "B" else bodies[wrt](inner, ct, x, weight)
+            for wrt in wanted
+        )
 
     attributes = {"strides": w.strides, "dilations": w.dilations, "pads": w.pads, "group": group}
     shapes = {"ct": _static(ct), "x": _static(n.X), "w": ir.Shape(shape)}
+    kind = {"X": "InputGradient", "W": "WeightGradient"}.get("".join(wanted).removesuffix("B"), "Gradient")
     op_of = SpecializedOp(
-        {"X": "ConvolutionInputGradient", "W": "ConvolutionWeightGradient"}.get(
-            "".join(wanted).removesuffix("B"), "ConvolutionGradient"
-        ),
+        name + kind,
         shapes,
         {name: ir.AttributeType.INT if name == "group" else ir.AttributeType.INTS for name in attributes},
         len(wanted),
@@ -106,11 +128,11 @@ def conv_transpose(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     group = n.attr("group")
     # As many windows as X has positions: runtimes refuse output_padding of a stride or more.
     attributes = {"strides": w.strides, "dilations": w.dilations, "group": group, "kernel_shape": w.kernel}
-    return {
-        "X": op.Conv(pad(op, ct, w), n.W, **attributes) if n.needs("X") else None,
-        "W": _kernel_cotangent(op, n.X, ct, w, shape, group) if n.needs("W") else None,
-        "B": _sum_over_positions(op, n, ct) if n.needs("B") else None,
+    bodies: dict[str, _Body] = {
+        "X": lambda op, ct, x, weight: op.Conv(pad(op, ct, w), weight, **attributes),
+        "W": lambda op, ct, x, weight: _kernel_cotangent(op, x, ct, w, shape, group),
     }
+    return _cotangents(op, n, ct, w, "ConvolutionTranspose", bodies)
 
 
 def _transposed_windows(n: NodeView, kernel: Sequence[int]) -> Windows:

@@ -62,11 +62,14 @@ void forward(
   });
   Scatter to{c.rows, c.groups * c.rows * positions, positions, c.out, {0, 0, 0}, {1, 1, 1}};
   flatten(from, to);
+  // Weights that few positions read take longer to pack than to multiply with where they are.
+  if (!c.bfloat16 && from.positions() < 1024)
+    return product(threads, c.groups, from, channels.data, w, false, bias, to, y, false);
   float* const a = memory.floats(c.groups * c.rows * depth);
   Rows rows{c.rows, c.channels, c.rows * depth, depth, taps_of(c), {}, c.bfloat16};
   for (int64_t tap = 0; tap < taps_of(c); ++tap) rows.taps.push_back(tap);
   pack_rows(threads, c.groups, rows, w, a);
-  product(threads, c.groups, from, channels.data, a, bias, to, y, c.bfloat16);
+  product(threads, c.groups, from, channels.data, a, true, bias, to, y, c.bfloat16);
 }
 
 void input_gradient(
@@ -104,7 +107,7 @@ void input_gradient(
     flatten(from, to);
     const Rows rows{c.channels, c.rows, c.rows * c.channels * kernel, kernel, c.channels * kernel, taps, c.bfloat16};
     pack_rows(threads, c.groups, rows, w, a);
-    product(threads, c.groups, from, channels.data, a, bias, to, dx, c.bfloat16);
+    product(threads, c.groups, from, channels.data, a, true, bias, to, dx, c.bfloat16);
   });
 }
 

@@ -103,8 +103,14 @@ inline void copy_apart(const float* from, int64_t distance, const Run& run, floa
 
 // Which of `length` positions from `start` on, `step` apart, lie in [0, size).
 inline void inside(int64_t start, int64_t step, int64_t size, int64_t length, int64_t& low, int64_t& high) {
-  low = start >= 0 ? 0 : std::min(length, (-start + step - 1) / step);
-  high = start >= size ? 0 : std::min(length, (size - start + step - 1) / step);
+  if (step == 1) {  // without divisions, which take most of the time of a plan
+    low = std::clamp<int64_t>(-start, 0, length);
+    high = std::clamp<int64_t>(size - start, low, length);
+    return;
+  }
+  const auto steps = [=](int64_t distance) { return step == 2 ? (distance + 1) / 2 : (distance + step - 1) / step; };
+  low = start >= 0 ? 0 : std::min(length, steps(-start));
+  high = start >= size ? 0 : std::min(length, steps(size - start));
   if (high < low) low = high = 0;
 }
 
@@ -149,59 +155,92 @@ void cut(const Axes& grid, int64_t batch, int64_t begin, int64_t width, std::vec
   }
 }
 
-void plan(const Gather& from, int64_t begin, int64_t width, Plan& what) {
-  thread_local std::vector<Segment> segments;
+namespace {
+
+// Where the inputs of a segment lie that a tap reads: the place of the first of a row of x, which may not be there.
+struct Row {
+  bool there;
+  int64_t start;
+};
+
+Row row_of(const Gather& from, const Axes& tap, const Segment& s) {
+  const int64_t a = s.row0 * from.step[0] + tap[0], b = s.row1 * from.step[1] + tap[1];
+  return {a >= 0 && a < from.in[0] && b >= 0 && b < from.in[1],
+          s.sample * from.per_sample + (a * from.in[1] + b) * from.in[2]};
+}
+
+void plan_picks(const Gather& from, const std::vector<Segment>& segments, int64_t width, Plan& what) {
   constexpr int64_t n = lanes;
-  cut(from.grid, from.batch, begin, width, segments);
-  what.runs.clear();
-  what.picks.clear();
-  what.paired = in_pairs(from);
-  const bool picked = picks_pay(from);
-  for (std::size_t index = 0; index < from.taps.size(); index += what.paired && !picked ? 2 : 1) {
-    const Axes& tap = from.taps[index];
-    if (picked) what.picks.resize(what.picks.size() + static_cast<std::size_t>((width + n - 1) / n), Plan::Picks{});
-    Plan::Picks* const picks = what.picks.data() + what.picks.size() - (picked ? (width + n - 1) / n : 0);
-    int64_t filled = 0;
+  const int64_t vectors = (width + n - 1) / n;
+  what.picks.assign(from.taps.size() * static_cast<std::size_t>(vectors), Plan::Picks{});
+  Plan::Picks* picks = what.picks.data();
+  for (const Axes& tap : from.taps) {
     for (const Segment& s : segments) {
-      const int64_t a = s.row0 * from.step[0] + tap[0], b = s.row1 * from.step[1] + tap[1];
-      const bool there = a >= 0 && a < from.in[0] && b >= 0 && b < from.in[1];
-      const int64_t row = s.sample * from.per_sample + (a * from.in[1] + b) * from.in[2];
+      const Row row = row_of(from, tap, s);
+      const int64_t column = s.column * from.step[2] + tap[2];
+      int64_t low = 0, high = 0;
+      if (row.there) inside(column, from.step[2], from.in[2], s.length, low, high);
+      for (int64_t k = low; k < high; ++k) {
+        const int64_t place = s.place + k;
+        picks[place / n].sources[place % n] = static_cast<int32_t>(row.start + column + k * from.step[2]);
+        picks[place / n].bits |= 1u << place % n;
+      }
+    }
+    picks += vectors;
+  }
+}
+
+// Of each tap, or pair of taps, as many runs: those of the segments, and zeros behind the last one.
+void plan_runs(const Gather& from, const std::vector<Segment>& segments, int64_t width, Plan& what) {
+  constexpr int64_t n = lanes;
+  const std::size_t each = what.paired ? 2 : 1;
+  const int64_t filled = segments.empty() ? 0 : segments.back().place + segments.back().length, step = from.step[2];
+  int64_t count = (width - filled + n - 1) / n;
+  for (const Segment& s : segments) count += (s.length + n - 1) / n;
+  what.runs.resize(from.taps.size() / each * static_cast<std::size_t>(count));
+  Run* run = what.runs.data();
+  for (std::size_t index = 0; index < from.taps.size(); index += each) {
+    const Axes& tap = from.taps[index];
+    for (const Segment& s : segments) {
+      const Row row = row_of(from, tap, s);
       for (int64_t i = 0; i < s.length; i += n) {
-        const int64_t column = (s.column + i) * from.step[2] + tap[2], length = std::min(n, s.length - i);
+        const int64_t column = (s.column + i) * step + tap[2], length = std::min(n, s.length - i);
         int64_t low = 0, high = 0;
-        if (picked) {
-          if (there) inside(column, from.step[2], from.in[2], length, low, high);
-          for (int64_t k = low; k < high; ++k) {
-            const int64_t place = s.place + i + k;
-            picks[place / n].sources[place % n] = static_cast<int32_t>(row + column + k * from.step[2]);
-            picks[place / n].bits |= 1u << place % n;
-          }
-          continue;
-        }
         // Nothing outside of x is pointed at where nothing is read.
         uint32_t bits;
         int64_t source;
         if (what.paired) {
-          if (there) inside(column, 1, from.in[2], 2 * length, low, high);
+          if (row.there) inside(column, 1, from.in[2], 2 * length, low, high);
           bits = bits_of(low, high);
-          source = high > low ? row + column : 0;
+          source = high > low ? row.start + column : 0;
           low = 0, high = length;
         } else {
-          if (there) inside(column, from.step[2], from.in[2], length, low, high);
-          const int64_t step = from.step[2] <= 2 ? from.step[2] : 1;
-          bits = bits_of(step * low, step * (high - 1) + 1);
-          source = high > low ? row + column : 0;
+          if (row.there) inside(column, step, from.in[2], length, low, high);
+          bits = step <= 2 ? bits_of(step * low, step * (high - 1) + 1) : bits_of(low, high);
+          source = high > low ? row.start + column : 0;
         }
-        what.runs.push_back({source, static_cast<int32_t>(s.place + i), bits, static_cast<int32_t>(low), static_cast<int32_t>(high)});
+        *run++ = {source, static_cast<int32_t>(s.place + i), bits, static_cast<int32_t>(low), static_cast<int32_t>(high)};
       }
-      filled = s.place + s.length;
     }
-    if (!picked)
-      for (; filled < width; filled += n) {
-        const int64_t length = what.paired ? std::min(n, width - filled) : 0;
-        what.runs.push_back({0, static_cast<int32_t>(filled), 0, 0, static_cast<int32_t>(length)});
-      }
+    for (int64_t place = filled; place < width; place += n) {
+      const int64_t length = what.paired ? std::min(n, width - place) : 0;
+      *run++ = {0, static_cast<int32_t>(place), 0, 0, static_cast<int32_t>(length)};
+    }
   }
+}
+
+}  // namespace
+
+void plan(const Gather& from, int64_t begin, int64_t width, Plan& what) {
+  thread_local std::vector<Segment> segments;
+  cut(from.grid, from.batch, begin, width, segments);
+  what.runs.clear();
+  what.picks.clear();
+  what.paired = in_pairs(from);
+  if (picks_pay(from))
+    plan_picks(from, segments, width, what);
+  else
+    plan_runs(from, segments, width, what);
 }
 
 void pack(const Gather& from, const Plan& what, const float* x, int64_t first, int64_t last, int64_t pitch, float* panel) {

@@ -59,7 +59,7 @@ struct Job {
   const Scatter& to;
   const float *x, *a, *bias;
   float* y;
-  bool bfloat16;
+  bool packed, bfloat16;
 };
 
 // The results of some rows at `panels` panels of positions. They are packed and written as one: rows of x and y are often
@@ -67,6 +67,7 @@ struct Job {
 void compute(const Job& job, int64_t group, int64_t begin, int64_t panels, int64_t first_tile, int64_t last_tile) {
   thread_local Scratch panel_memory, sum_memory;
   thread_local std::vector<Segment> segments;
+  thread_local Plan what;
   const Gather& from = job.from;
   const int64_t rows = job.to.rows, depth = from.depth(), taps = static_cast<int64_t>(from.taps.size());
   const PackedRows packed = tiles_of(rows);
@@ -76,18 +77,20 @@ void compute(const Job& job, int64_t group, int64_t begin, int64_t panels, int64
   const int64_t pitch = width + (panels % 2 ? 0 : lanes);  // an odd number of lines apart, all sets of the cache are used
   float* const panel = panel_memory.floats(most * taps * pitch);
   float* const sums = sum_memory.floats((last_row - first_row) * width);
+  plan(from, begin, width, what);  // once for all chunks: with short rows it takes as long as a chunk's product
   if (chunks == 0) std::fill_n(sums, (last_row - first_row) * width, 0.f);
   for (int64_t chunk = 0; chunk < chunks; ++chunk) {
     const int64_t first = from.channels * chunk / chunks, last = from.channels * (chunk + 1) / chunks;
-    pack(from, job.x + group * from.channels * from.per_channel, first, last, begin, width, pitch, panel);
+    pack(from, what, job.x + group * from.channels * from.per_channel, first, last, pitch, panel);
     for (int64_t p = 0; p < panels; ++p) {
       const int64_t left = from.positions() - begin - p * tile_width;
       const int64_t vectors = std::min<int64_t>(tile_vectors, (left + lanes - 1) / lanes);
       for (int64_t t = first_tile; t < last_tile; ++t) {
         const int64_t top = packed.begin(t, rows), height = packed.begin(t + 1, rows) - top;
-        const float* const a = job.a + group * rows * depth + top * depth + first * taps * height;
+        const int64_t step = job.packed ? height : 1, row = job.packed ? 1 : depth;
+        const float* const a = job.a + (group * rows + top) * depth + first * taps * step;
         const Tile tile = job.bfloat16 ? pair_tile_of(height, vectors) : tile_of(height, vectors);
-        tile((last - first) * taps, a, height, 1, panel + p * tile_width, pitch,
+        tile((last - first) * taps, a, step, row, panel + p * tile_width, pitch,
                                  sums + (top - first_row) * width + p * tile_width, width, chunk > 0);
       }
     }
@@ -108,16 +111,20 @@ void pack_rows(const Threads& threads, int64_t groups, const Rows& rows, const f
   const PackedRows packed = tiles_of(rows.count);
   const int64_t taps = static_cast<int64_t>(rows.taps.size()), tiles = groups * packed.tiles;
   const int64_t depth = rows.channels * taps, kept = rows.bfloat16 ? pairs_of(rows.channels) * taps : depth;
-  threads.ranges(static_cast<std::size_t>(tiles), 1 + 16 * 1024 / (1 + depth * tile_rows), [&](std::size_t begin, std::size_t end) {
+  const int64_t least = 1 + std::max(16 * 1024 / (1 + depth * tile_rows), tiles / 16);
+  // Some channels of all tiles, then the next ones: those of an input gradient are a page or more apart. Pairs are made of all.
+  const int64_t at_once = rows.bfloat16 ? std::max<int64_t>(rows.channels, 1) : 2 * static_cast<int64_t>(lanes);
+  threads.ranges(static_cast<std::size_t>(tiles), static_cast<std::size_t>(least), [&](std::size_t begin, std::size_t end) {
     thread_local Scratch memory;
+    for (int64_t start = 0; start < rows.channels; start += at_once)
     for (auto i = static_cast<int64_t>(begin); i < static_cast<int64_t>(end); ++i) {
       const int64_t group = i / packed.tiles, t = i % packed.tiles;
       const int64_t first = packed.begin(t, rows.count), height = packed.begin(t + 1, rows.count) - first;
       const float* const own = from + group * rows.per_group + first * rows.per_row;
       float* const target = to + (group * rows.count + first) * kept;
       float* const tile = rows.bfloat16 ? memory.floats(depth * height) : target;
-      float* at = tile;
-      for (int64_t c = 0; c < rows.channels; ++c)
+      float* at = tile + start * taps * height;
+      for (int64_t c = start; c < std::min(rows.channels, start + at_once); ++c)
         for (const int64_t tap : rows.taps)
           for (int64_t m = 0; m < height; ++m) *at++ = own[c * rows.per_channel + tap + m * rows.per_row];
       if (rows.bfloat16) pair(tile, rows.channels, taps * height, target);
@@ -125,7 +132,7 @@ void pack_rows(const Threads& threads, int64_t groups, const Rows& rows, const f
   });
 }
 
-void product(const Threads& threads, int64_t groups, const Gather& from, const float* x, const float* a,
+void product(const Threads& threads, int64_t groups, const Gather& from, const float* x, const float* a, bool packed,
              const float* bias, const Scatter& to, float* y, bool bfloat16) {
   const int64_t positions = from.positions();
   if (positions == 0 || to.rows == 0 || groups == 0) return;
@@ -135,7 +142,7 @@ void product(const Threads& threads, int64_t groups, const Gather& from, const f
   // Rows are shared, too, where there are few blocks: the inputs of a block are packed once for each part of the rows.
   const int64_t wanted = (16 + blocks * groups - 1) / (blocks * groups);
   const int64_t parts = std::min(wanted, std::max(tiles / 8, blocks * groups == 1 ? std::min<int64_t>(tiles, 2) : 1));
-  const Job job{from, to, x, a, bias, y, bfloat16};
+  const Job job{from, to, x, a, bias, y, packed, bfloat16};
   threads.run(static_cast<std::size_t>(groups * blocks * parts), [&](std::size_t task) {
     const auto index = static_cast<int64_t>(task);
     const int64_t part = index % parts, block = index / parts % blocks, group = index / parts / blocks;

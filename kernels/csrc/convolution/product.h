@@ -13,7 +13,7 @@ struct Scatter {
   Axes out, start, step;            // sizes of y, places of the positions
 };
 
-// a: [groups][tiles][depth][rows of the tile], as `pack_rows` writes it.
+// a: [groups][tiles][depth][rows of the tile], as `pack_rows` writes it, or as it is: [groups][rows][depth].
 struct PackedRows {
   int64_t tiles;
   int64_t begin(int64_t tile, int64_t rows) const { return rows * tile / tiles; }
@@ -32,8 +32,8 @@ struct Rows {
 void pack_rows(const Threads& threads, int64_t groups, const Rows& rows, const float* from, float* to);
 
 // All groups; x and y are those of the first one. Results in y are written, not added to. In bfloat16 the channels of x and a
-// have been paired.
-void product(const Threads& threads, int64_t groups, const Gather& from, const float* x, const float* a,
+// have been paired, and a is packed.
+void product(const Threads& threads, int64_t groups, const Gather& from, const float* x, const float* a, bool packed,
              const float* bias, const Scatter& to, float* y, bool bfloat16);
 
 }  // namespace onnxtrain::ONNXTRAIN_LEVEL

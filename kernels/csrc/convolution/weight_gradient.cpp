@@ -28,7 +28,7 @@ struct Job {
   int64_t depth, columns;         // rows (c, tap) of a group; outputs of it, in whole vectors
   int64_t parts, splits, block;   // ranges of channels, of positions, and positions that are packed at once
   const float *dy, *x;
-  float *sums, *bias_sums;        // [splits][groups][depth][columns], [splits][groups][columns]
+  float *sums, *bias_sums;        // [splits][groups][depth][columns] unless there is one split, [splits][groups][columns]
 };
 
 // Turns dy over for positions from `begin` on: [panel of columns][position][columns of the panel].
@@ -73,8 +73,8 @@ void add_columns(const float* rows, int64_t count, int64_t width, bool pairs, fl
   }
 }
 
-// Adds the gradients of some channels' weights over some positions.
-void accumulate(const Job& job, int64_t group, int64_t part, int64_t split) {
+// Sums the gradients of some channels' weights over some positions: sums[(c, tap)][o].
+void accumulate(const Job& job, int64_t group, int64_t part, int64_t split, float* sums) {
   thread_local Scratch input_memory, output_memory;
   const Convolution& c = job.c;
   const int64_t taps = static_cast<int64_t>(job.from.taps.size()), positions = job.from.positions();
@@ -83,10 +83,9 @@ void accumulate(const Job& job, int64_t group, int64_t part, int64_t split) {
   const int64_t rows = (last - first) * taps, tiles = (rows + tile_rows - 1) / tile_rows;
   float* const inputs = input_memory.floats(rows * job.block);
   float* const outputs = output_memory.floats(job.columns * job.block);
-  float* const sums = job.sums + ((split * c.groups + group) * job.depth + first * taps) * job.columns;
   float* const bias = job.bias_sums + (split * c.groups + group) * job.columns;
   const bool own_bias = part == 0;
-  std::fill_n(sums, rows * job.columns, 0.f);
+  if (begin == end) std::fill_n(sums, rows * job.columns, 0.f);
   if (own_bias) std::fill_n(bias, job.columns, 0.f);
   const Panels panels = panels_of(job.columns);
   const float* const own_x = job.x + group * c.channels * job.from.per_channel;
@@ -110,13 +109,24 @@ void accumulate(const Job& job, int64_t group, int64_t part, int64_t split) {
         const int64_t top = rows * t / tiles, height = rows * (t + 1) / tiles - top;
         const Tile tile = c.bfloat16 ? pair_tile_of(height, vectors) : tile_of(height, vectors);
         tile(length, inputs + top * length, 1, length, b, wide,
-             sums + top * job.columns + column, job.columns, true);
+             sums + top * job.columns + column, job.columns, at > begin);
       }
     }
   }
 }
 
-// Adds up what the splits have, and turns it back over.
+// Turns sums of `rows` gradients back over, from row `first` of the weights on.
+void write(const Job& job, int64_t group, int64_t first, int64_t rows, const float* sums, float* dw) {
+  constexpr int64_t n = lanes;
+  float* const own = dw + group * job.c.rows * job.depth + first;
+  // A vector of outputs at a time: the weights of each are a page or more apart.
+  for (int64_t o = 0; o < job.c.rows; o += n)
+    for (int64_t k = 0; k < rows; k += n)
+      transpose_to<false>(sums + k * job.columns + o, job.columns, std::min(n, rows - k), std::min(n, job.c.rows - o),
+                          [=](int64_t i) { return own + k + (o + i) * job.depth; });
+}
+
+// Adds up what the splits have, and writes it.
 void finish(const Job& job, int64_t group, int64_t first, int64_t last, float* dw) {
   const Convolution& c = job.c;
   const int64_t size = c.groups * job.depth * job.columns;
@@ -125,12 +135,7 @@ void finish(const Job& job, int64_t group, int64_t first, int64_t last, float* d
     for (int64_t split = 1; split < job.splits; ++split)
       for (int64_t o = 0; o < job.columns; o += lanes) store(row + o, load(row + o) + load(row + split * size + o));
   }
-  for (int64_t k = first; k < last; k += lanes) {
-    const int64_t rows = std::min<int64_t>(lanes, last - k);
-    const float* const from = job.sums + (group * job.depth + k) * job.columns;
-    for (int64_t o = 0; o < c.rows; ++o)
-      for (int64_t r = 0; r < rows; ++r) dw[(group * c.rows + o) * job.depth + k + r] = from[r * job.columns + o];
-  }
+  write(job, group, first, last - first, job.sums + (group * job.depth + first) * job.columns, dw);
 }
 
 // In bfloat16 a sample is a pair of them.
@@ -155,19 +160,32 @@ void direct(const Threads& threads, const Convolution& c, const float* dy, const
   const int64_t most = std::min(wanted, std::max<int64_t>(job.depth / 128, 4));
   if (weights > most_sums || positions < least * fewest_positions) job.parts = std::clamp<int64_t>(c.channels, 1, most);
   job.splits = std::clamp<int64_t>(positions / fewest_positions, 1, (wanted + job.parts - 1) / job.parts);
+  if (job.splits == 1) {
+    const int64_t pieces = std::min<int64_t>(weights / c.groups / most_sums, most_parts / c.groups);
+    job.parts = std::max(job.parts, std::min(pieces, c.channels));
+  }
   const int64_t rows = (job.depth + job.parts - 1) / job.parts;
   job.block = std::clamp<int64_t>(block_floats / std::max(rows, job.columns) / n * n, 2 * n, rows < shortest_block ? longest_block : shortest_block);
-  job.sums = memory.floats(job.splits * (weights + c.groups * job.columns));
-  job.bias_sums = job.sums + job.splits * weights;
+  // Without splits, sums are written as weights while they are in the second-level cache.
+  const int64_t kept = job.splits > 1 ? weights : 0;
+  job.bias_sums = memory.floats(job.splits * (kept + c.groups * job.columns));
+  job.sums = job.bias_sums + job.splits * c.groups * job.columns;
   threads.run(static_cast<std::size_t>(c.groups * job.parts * job.splits), [&](std::size_t task) {
+    thread_local Scratch own_memory;
     const auto index = static_cast<int64_t>(task);
-    accumulate(job, index / (job.parts * job.splits), index / job.splits % job.parts, index % job.splits);
+    const int64_t split = index % job.splits, part = index / job.splits % job.parts, group = index / job.splits / job.parts;
+    const int64_t first = c.channels * part / job.parts * taps, end = c.channels * (part + 1) / job.parts * taps;
+    float* const sums = kept ? job.sums + ((split * c.groups + group) * job.depth + first) * job.columns
+                             : own_memory.floats((end - first) * job.columns);
+    accumulate(job, group, part, split, sums);
+    if (!kept) write(job, group, first, end - first, sums, dw);
   });
   const int64_t pieces = std::clamp<int64_t>(weights / (16 * 1024) / c.groups, 1, most_parts);
-  threads.run(static_cast<std::size_t>(c.groups * pieces), [&](std::size_t task) {
-    const int64_t group = static_cast<int64_t>(task) / pieces, piece = static_cast<int64_t>(task) % pieces;
-    finish(job, group, job.depth * piece / pieces, job.depth * (piece + 1) / pieces, dw);
-  });
+  if (kept)
+    threads.run(static_cast<std::size_t>(c.groups * pieces), [&](std::size_t task) {
+      const int64_t group = static_cast<int64_t>(task) / pieces, piece = static_cast<int64_t>(task) % pieces;
+      finish(job, group, job.depth * piece / pieces, job.depth * (piece + 1) / pieces, dw);
+    });
   if (db == nullptr) return;
   for (int64_t group = 0; group < c.groups; ++group)
     for (int64_t o = 0; o < c.rows; ++o) {

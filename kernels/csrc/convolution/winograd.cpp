@@ -30,30 +30,42 @@ struct Kernels {
 // Floats of a term of all kernels of a group.
 int64_t kernel_plane(int64_t rows, int64_t channels) { return pitch_of(divided_up(rows * channels, n)); }
 
+inline vfloat gathered(const float* from, vint offsets) {
+#if defined(__AVX512F__)
+  return (vfloat)_mm512_i32gather_ps((__m512i)offsets, from, 4);
+#else
+  vfloat v;
+  for (int64_t i = 0; i < n; ++i) v[i] = from[offsets[i]];
+  return v;
+#endif
+}
+
 // Writes them transformed: [group][term][tile of rows][channel][row of the tile].
 void transform_kernels(const Threads& threads, const Kernels& k, const float* w, float* to) {
   const int64_t tiles = divided_up(k.rows, tile_rows), plane = kernel_plane(k.rows, k.channels);
   threads.ranges(static_cast<std::size_t>(k.groups * tiles), 1 + 2048 / (1 + k.channels * tile_rows), [&](std::size_t begin, std::size_t end) {
-    thread_local Scratch memory;
-    const int64_t pitch = pitch_of(divided_up(tile_rows * k.channels, n));
-    float* const taps = memory.floats(9 * pitch + winograd_terms * n);
-    float* const tail = taps + 9 * pitch;
+    float taps[9 * lanes], tail[winograd_terms * lanes];
     for (auto index = static_cast<int64_t>(begin); index < static_cast<int64_t>(end); ++index) {
       const int64_t group = index / tiles, first = index % tiles * tile_rows;
       const int64_t height = std::min<int64_t>(tile_rows, k.rows - first), size = height * k.channels;
-      for (int64_t m = 0; m < height; ++m) {
-        const float* const row = w + group * k.per_group + (first + m) * k.per_row;
-        for (int64_t c = 0; c < k.channels; ++c)
-          for (int64_t tap = 0; tap < 9; ++tap)
-            taps[(k.turned ? 8 - tap : tap) * pitch + c * height + m] = row[c * k.per_channel + tap];
-      }
+      const float* const rows = w + group * k.per_group + first * k.per_row;
       float* const own = to + group * winograd_terms * plane + first * k.channels;
+      vint offsets{};
       for (int64_t i = 0; i < size; i += n) {
-        const auto from = [=](int a, int b) { return taps + (a * 3 + b) * pitch + i; };
+        const int64_t channel = i / height;
+        // Element i + j is of channel (i + j) / height and row (i + j) % height: the same distances in each vector, mostly.
+        if (i == 0 || n % height != 0 || i + n > size)
+          for (int64_t j = 0; j < n; ++j) {
+            const int64_t place = std::min(i + j, size - 1);  // nothing behind the last one is read
+            offsets[j] = static_cast<int32_t>((place / height - channel) * k.per_channel + place % height * k.per_row);
+          }
+        for (int64_t tap = 0; tap < 9; ++tap)
+          store(taps + (k.turned ? 8 - tap : tap) * n, gathered(rows + channel * k.per_channel + tap, offsets));
+        const auto from = [&](int a, int b) { return taps + (a * 3 + b) * n; };
         if (i + n <= size) {
           winograd_transform<detail::KernelMatrix>(from, [=](int a, int b) { return own + (a * 4 + b) * plane + i; });
         } else {
-          winograd_transform<detail::KernelMatrix>(from, [=](int a, int b) { return tail + (a * 4 + b) * n; });
+          winograd_transform<detail::KernelMatrix>(from, [&](int a, int b) { return tail + (a * 4 + b) * n; });
           for (int64_t term = 0; term < winograd_terms; ++term)
             std::copy_n(tail + term * n, size - i, own + term * plane + i);
         }
@@ -187,6 +199,7 @@ void convolve(const Threads& threads, const Convolution& c, const Kernels& kerne
 bool winograd_pays(const Convolution& c) {
   if (c.bfloat16) return false;  // sums of what has been rounded would have to be rounded again
   if (c.kernel != Axes{1, 3, 3} || c.stride != Axes{1, 1, 1} || c.dilation != Axes{1, 1, 1} || c.pad[0] != 0) return false;
+  if (9 * c.channels * c.rows >= int64_t{1} << 31) return false;  // offsets of 32 bits
   // The transforms cost as much as a product with some sixteen channels would, and tiles reach over an odd edge.
   if (c.channels * c.rows <= 12 * (c.channels + c.rows)) return false;
   return 4 * ((c.out[1] + 1) / 2) * ((c.out[2] + 1) / 2) * 4 <= 5 * c.out[1] * c.out[2];

@@ -27,10 +27,17 @@ struct Job {
   int64_t channel_parts, column_parts, splits;    // a task has one of each
   int64_t block;                                  // vectors of tiles that are transformed at once
   const float *x, *dy;
-  float *sums, *bias_sums;  // [splits][groups][terms][channels][columns], [splits][groups][columns]
+  // [splits][groups][terms][channels][columns], which is there with several splits only; [splits][groups][columns]
+  float *sums, *bias_sums;
 
   // Floats of a term of a group's sums.
   int64_t plane() const { return pitch_of(c.channels * columns / n); }
+};
+
+// Sums of some channels and outputs: element (term, channel, output) is at data[term * plane + channel * pitch + output].
+struct Sums {
+  float* data;
+  int64_t plane, pitch;
 };
 
 // The columns of a task, in vectors, and the panels they are cut into.
@@ -67,8 +74,31 @@ void transform_results(const Job& job, int64_t group, const Plan& what, const Co
   }
 }
 
-void accumulate(const Job& job, int64_t group, int64_t channel_part, int64_t column_part, int64_t split) {
-  thread_local Scratch input_memory, result_memory;
+// Writes sums of the channels from `first` and the outputs from `output` on as weights.
+void write(const Job& job, int64_t group, int64_t first, int64_t channels, int64_t output, int64_t outputs,
+           const Sums& sums, float* dw) {
+  const Convolution& c = job.c;
+  float kernels[9 * lanes * lanes];  // of n channels: their taps are turned over together, vector by vector
+  // A vector of outputs at a time: the weights of each are a page or more apart.
+  for (int64_t o = 0; o < outputs; o += n)
+    for (int64_t channel = 0; channel < channels; channel += n) {
+      const int64_t taken = std::min(n, channels - channel);
+      for (int64_t k = 0; k < taken; ++k) {
+        const float* const own = sums.data + (channel + k) * sums.pitch + o;
+        winograd_transform<detail::KernelTransposed>([&](int i, int j) { return own + (i * 4 + j) * sums.plane; },
+                                                     [&](int i, int j) { return kernels + (k * 9 + i * 3 + j) * n; });
+      }
+      for (int64_t k = 0; k < 9 * taken; k += n) {
+        float* const to = dw + ((group * c.rows + output + o) * c.channels + first + channel) * 9 + k;
+        transpose_to<false>(kernels + k * n, n, std::min(n, 9 * taken - k), std::min(n, outputs - o),
+                            [=](int64_t r) { return to + r * c.channels * 9; });
+      }
+    }
+}
+
+// Without splits, sums are written as weights while they are in the second-level cache.
+void accumulate(const Job& job, int64_t group, int64_t channel_part, int64_t column_part, int64_t split, float* dw) {
+  thread_local Scratch input_memory, result_memory, sum_memory;
   thread_local Plan input_plan, result_plan;
   const Convolution& c = job.c;
   const int64_t vectors = job.columns / n, tiles = divided_up(job.inputs.positions(), n);  // in vectors, too
@@ -79,7 +109,13 @@ void accumulate(const Job& job, int64_t group, int64_t channel_part, int64_t col
   const int64_t blocks = std::max<int64_t>(divided_up(end - begin, job.block), 1);
   float* const inputs = input_memory.floats(winograd_terms * rows * pitch_of(job.block));
   float* const results = result_memory.floats(winograd_terms * own_columns * job.block * n);
-  float* const sums = job.sums + (split * c.groups + group) * winograd_terms * job.plane() + first * job.columns;
+  Sums sums{job.sums, job.plane(), job.columns};
+  if (job.splits > 1) {
+    sums.data += (split * c.groups + group) * winograd_terms * sums.plane + first * sums.pitch + columns.first * n;
+  } else {
+    sums.plane = pitch_of(rows * (columns.last - columns.first)), sums.pitch = own_columns;
+    sums.data = sum_memory.floats(winograd_terms * sums.plane);
+  }
   float* const bias = channel_part == 0 ? job.bias_sums + (split * c.groups + group) * job.columns : nullptr;
   if (bias != nullptr) std::fill_n(bias + columns.first * n, own_columns, 0.f);
   for (int64_t block = 0; block < blocks; ++block) {
@@ -97,28 +133,23 @@ void accumulate(const Job& job, int64_t group, int64_t channel_part, int64_t col
         for (int64_t r = 0; r < rows; r += tile_rows)
           tile_of(std::min<int64_t>(tile_rows, rows - r), wide)(
               width, inputs + (term * rows + r) * pitch, 1, pitch, b, wide * n,
-              sums + term * job.plane() + r * job.columns + column * n, job.columns, block > 0);
+              sums.data + term * sums.plane + r * sums.pitch + (column - columns.first) * n, sums.pitch, block > 0);
       }
   }
+  if (job.splits == 1)
+    write(job, group, first, rows, columns.first * n, std::min(own_columns, c.rows - columns.first * n), sums, dw);
 }
 
-// Adds up what the splits have of some channels, and transforms it to weights.
+// Adds up what the splits have of some channels, and writes it.
 void finish(const Job& job, int64_t group, int64_t first, int64_t last, float* dw) {
-  const Convolution& c = job.c;
-  const int64_t plane = job.plane(), size = c.groups * winograd_terms * plane;
-  float kernel[9 * lanes];
-  for (int64_t channel = first; channel < last; ++channel)
-    for (int64_t o = 0; o < c.rows; o += n) {
-      float* const sums = job.sums + group * winograd_terms * plane + channel * job.columns + o;
-      for (int64_t split = 1; split < job.splits; ++split)
-        for (int64_t term = 0; term < winograd_terms; ++term)
-          store(sums + term * plane, load(sums + term * plane) + load(sums + split * size + term * plane));
-      winograd_transform<detail::KernelTransposed>([=](int i, int j) { return sums + (i * 4 + j) * plane; },
-                                                   [&](int i, int j) { return kernel + (i * 3 + j) * n; });
-      for (int64_t r = 0; r < std::min(n, c.rows - o); ++r)
-        for (int64_t tap = 0; tap < 9; ++tap)
-          dw[((group * c.rows + o + r) * c.channels + channel) * 9 + tap] = kernel[tap * n + r];
+  const int64_t plane = job.plane(), size = job.c.groups * winograd_terms * plane;
+  float* const own = job.sums + group * winograd_terms * plane + first * job.columns;
+  for (int64_t term = 0; term < winograd_terms; ++term)
+    for (int64_t i = 0; i < (last - first) * job.columns; i += n) {
+      float* const to = own + term * plane + i;
+      for (int64_t split = 1; split < job.splits; ++split) store(to, load(to) + load(to + split * size));
     }
+  write(job, group, first, last - first, 0, job.c.rows, {own, plane, job.columns}, dw);
 }
 
 }  // namespace
@@ -136,21 +167,23 @@ void winograd_weight_gradient(
   const int64_t per_vector = winograd_terms * n * (divided_up(c.channels, job.channel_parts) + divided_up(job.columns, job.column_parts));
   job.block = std::clamp<int64_t>(block_floats / per_vector, 2, 9);
   const int64_t sums = c.groups * winograd_terms * job.plane();
-  job.sums = memory.floats(job.splits * (sums + c.groups * job.columns));
-  job.bias_sums = job.sums + job.splits * sums;
+  const int64_t kept = job.splits > 1 ? sums : 0;
+  job.bias_sums = memory.floats(job.splits * (kept + c.groups * job.columns));
+  job.sums = job.bias_sums + job.splits * c.groups * job.columns;
   const int64_t tasks = c.groups * job.channel_parts * job.column_parts * job.splits;
   threads.run(static_cast<std::size_t>(tasks), [&](std::size_t task) {
     auto index = static_cast<int64_t>(task);
     const int64_t split = index % job.splits;
     const int64_t column_part = (index /= job.splits) % job.column_parts;
     const int64_t channel_part = (index /= job.column_parts) % job.channel_parts;
-    accumulate(job, index / job.channel_parts, channel_part, column_part, split);
+    accumulate(job, index / job.channel_parts, channel_part, column_part, split, dw);
   });
   const int64_t pieces = std::clamp<int64_t>(sums / (64 * 1024) / c.groups, 1, std::min<int64_t>(most_parts, c.channels));
-  threads.run(static_cast<std::size_t>(c.groups * pieces), [&](std::size_t task) {
-    const int64_t group = static_cast<int64_t>(task) / pieces, piece = static_cast<int64_t>(task) % pieces;
-    finish(job, group, c.channels * piece / pieces, c.channels * (piece + 1) / pieces, dw);
-  });
+  if (kept)
+    threads.run(static_cast<std::size_t>(c.groups * pieces), [&](std::size_t task) {
+      const int64_t group = static_cast<int64_t>(task) / pieces, piece = static_cast<int64_t>(task) % pieces;
+      finish(job, group, c.channels * piece / pieces, c.channels * (piece + 1) / pieces, dw);
+    });
   if (db == nullptr) return;
   for (int64_t i = 0; i < c.groups * c.rows; ++i) {
     const int64_t group = i / c.rows, o = i % c.rows;

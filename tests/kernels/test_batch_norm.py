@@ -71,6 +71,9 @@ POOLS = {
     "halves of odd sizes": ((9, 7), (2, 2), (2, 2), (0, 0, 0, 0)),
     "thirds, padded": ((8, 7), (3, 3), (3, 3), (1, 1, 1, 1)),
     "rows": ((4, 9), (1, 3), (2, 3), (0, 1, 0, 1)),
+    "thirds of one axis": ((11,), (3,), (3,), (1, 1)),
+    "halves of three axes": ((4, 7, 8), (2, 2, 2), (2, 2, 2), (0,) * 6),
+    "three axes": ((4, 7, 8), (1, 3, 2), (1, 3, 3), (0, 1, 0, 0, 1, 1)),
     "overlapping": ((9, 9), (3, 3), (2, 2), (1, 1, 1, 1)),  # stays a MaxPool
 }
 
@@ -79,15 +82,15 @@ def _net(
     size: Sequence[int], kernel: Sequence[int], strides: Sequence[int], pads: Sequence[int]
 ) -> onnx.ModelProto:
     """Conv, BatchNormalization, MaxPool and Relu, then a depthwise Conv, BatchNormalization, Relu, Conv."""
-    text = helper.make_node
+    text, rank = helper.make_node, len(size)
     nodes = [
-        text("Conv", ["x", "w1", "b1"], ["c1"], pads=[1, 1, 1, 1]),
+        text("Conv", ["x", "w1", "b1"], ["c1"], pads=[1] * 2 * rank),
         text(
             "BatchNormalization", ["c1", "s1", "o1", "m1", "v1"], ["n1", "m1_new", "v1_new"], training_mode=1
         ),
         text("Relu", ["n1"], ["r1"]),
         text("MaxPool", ["r1"], ["p1"], kernel_shape=kernel, strides=strides, pads=pads),
-        text("Conv", ["p1", "w2"], ["c2"], pads=[1, 1, 1, 1], group=6),
+        text("Conv", ["p1", "w2"], ["c2"], pads=[1] * 2 * rank, group=6),
         text(
             "BatchNormalization", ["c2", "s2", "o2", "m2", "v2"], ["n2", "m2_new", "v2_new"], training_mode=1
         ),
@@ -97,7 +100,8 @@ def _net(
         text("ReduceMean", ["squares"], ["loss"], keepdims=0),
     ]
     rng = np.random.default_rng(3)
-    shapes = {"w1": (6, 3, 3, 3), "b1": (6,), "w2": (6, 1, 3, 3), "w3": (2, 6, 1, 1)}
+    taps, one = (3,) * rank, (1,) * rank
+    shapes = {"w1": (6, 3, *taps), "b1": (6,), "w2": (6, 1, *taps), "w3": (2, 6, *one)}
     shapes |= {f"{name}{i}": (6,) for i in (1, 2) for name in "som"}
     values = {name: rng.standard_normal(shape) for name, shape in shapes.items()}
     values |= {"v1": np.abs(values["m1"]), "v2": np.abs(values["m2"]) + 1}
@@ -116,15 +120,19 @@ def _expected(
 ) -> dict[str, np.ndarray]:
     """Loss, gradients and updated statistics by PyTorch in float64; ONNX's variance has no correction, PyTorch's 1."""
     kernel, strides, pads = pool
+    rank = len(kernel)
+    conv = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[rank - 1]
+    norm = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)[rank - 1]
+    max_pool = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)[rank - 1]
     values = {
         t.name: torch.from_numpy(onnx.numpy_helper.to_array(t).astype(np.float64))
         for t in model.graph.initializer
     }
-    first, second = nn.Conv2d(3, 6, 3, padding=1), nn.Conv2d(6, 6, 3, padding=1, groups=6, bias=False)
-    head = nn.Conv2d(6, 2, 1, bias=False)
-    norms = [nn.BatchNorm2d(6), nn.BatchNorm2d(6)]
+    first, second = conv(3, 6, 3, padding=1), conv(6, 6, 3, padding=1, groups=6, bias=False)
+    head = conv(6, 2, 1, bias=False)
+    norms = [norm(6), norm(6)]
     net = nn.Sequential(
-        first, norms[0], nn.ReLU(), nn.MaxPool2d(kernel, strides, pads[:2]), second, norms[1], nn.ReLU(), head
+        first, norms[0], nn.ReLU(), max_pool(kernel, strides, pads[:rank]), second, norms[1], nn.ReLU(), head
     ).double()
     parameters = {"w1": first.weight, "b1": first.bias, "w2": second.weight, "w3": head.weight}
     parameters |= {"s1": norms[0].weight, "o1": norms[0].bias, "s2": norms[1].weight, "o2": norms[1].bias}
@@ -135,9 +143,10 @@ def _expected(
     loss = (net(data) ** 2).mean()
     loss.backward()
     result = {"loss": loss} | {f"{name}_grad": p.grad for name, p in parameters.items()}
+    axes = (0, *range(2, 2 + rank))
     for i, source in ((1, first(data)), (2, second(net[:4](data)))):
-        result[f"m{i}_updated"] = 0.9 * values[f"m{i}"] + 0.1 * source.mean((0, 2, 3))
-        result[f"v{i}_updated"] = 0.9 * values[f"v{i}"] + 0.1 * source.var((0, 2, 3), correction=correction)
+        result[f"m{i}_updated"] = 0.9 * values[f"m{i}"] + 0.1 * source.mean(axes)
+        result[f"v{i}_updated"] = 0.9 * values[f"v{i}"] + 0.1 * source.var(axes, correction=correction)
     return {name: value.detach().numpy() for name, value in result.items()}
 
 
@@ -197,6 +206,12 @@ POOLINGS = [
     ((2, 3, 5, 7), (2, 2), (2, 2), (0, 0, 1, 1)),
     ((2, 3, 8, 7), (2, 2), (2, 2), (0, 0, 0, 1)),
     ((2, 3, 7, 32), (2, 2), (2, 2), (0, 0, 1, 0)),
+    ((2, 3, 9), (3,), (2,), (1, 1)),
+    ((2, 3, 8, 16, 16), (2, 2, 2), (2, 2, 2), (0,) * 6),
+    ((2, 3, 5, 6, 8), (2, 2, 2), (2, 2, 2), (0,) * 6),
+    ((1, 2, 4, 7, 5), (2, 2, 2), (2, 2, 2), (0,) * 6),
+    ((2, 3, 3, 6, 6), (2, 2, 2), (2, 2, 2), (0, 0, 0, 1, 0, 0)),
+    ((2, 3, 5, 6, 7), (3, 2, 3), (2, 1, 2), (1, 0, 1, 1, 1, 1)),
     ((0, 3, 6, 6), (2, 2), (2, 2), (0, 0, 0, 0)),
 ]
 
@@ -226,16 +241,19 @@ def test_what_is_no_number_is_a_maximum(
     x[rng.random(shape) < 0.1] = -np.inf
     attributes = {"kernel_shape": list(kernel), "strides": list(strides), "pads": list(pads)}
     y, places = run("MaxPool", {"x": x}, attributes, native=True)
-    top, left, bottom, right = pads
-    filled = torch.nn.functional.pad(torch.from_numpy(x), (left, right, top, bottom), value=-np.inf)
-    want, indices = torch.nn.functional.max_pool2d(filled, kernel, strides, return_indices=True)
+    rank = len(kernel)
+    around = [n for axis in reversed(range(rank)) for n in (pads[axis], pads[rank + axis])]
+    filled = torch.nn.functional.pad(torch.from_numpy(x), around, value=-np.inf)
+    max_pool = getattr(torch.nn.functional, f"max_pool{rank}d")
+    want, indices = max_pool(filled, kernel, strides, return_indices=True)
     np.testing.assert_array_equal(y, want)
     nan = np.isnan(y)
     assert nan.any()
     assert not nan.all()
-    rows, columns = np.divmod(indices.numpy(), filled.shape[-1])
-    planes = np.arange(shape[0] * shape[1]).reshape(*shape[:2], 1, 1) * shape[2] * shape[3]
-    expected = planes + (rows - top) * shape[3] + columns - left
+    planes = np.arange(shape[0] * shape[1]).reshape(*shape[:2], *[1] * rank)
+    within = np.unravel_index(indices.numpy(), filled.shape[2:])
+    inside = [place - begin for place, begin in zip(within, pads, strict=False)]
+    expected = planes * np.prod(shape[2:]) + np.ravel_multi_index(inside, shape[2:])
     np.testing.assert_array_equal(places[nan], expected[nan])
 
 

@@ -8,6 +8,7 @@
 
 #include "convolution/geometry.h"
 #include "core/op.h"
+#include "core/scratch.h"
 #include "core/simd.h"
 
 namespace onnxtrain::ONNXTRAIN_LEVEL {
@@ -40,14 +41,20 @@ struct Pool {
   }
 
   bool halves() const {
-    const Axes window{1, 2, 2}, none{0, 0, 0};
+    const Axes window{kernel[0], 2, 2}, none{0, 0, 0};
     const bool inside = 2 * out[1] <= in[1] && 2 * out[2] <= in[2];  // no padding behind the last window either
-    return kernel == window && stride == window && pad == none && in[0] == 1 && inside;
+    const bool thin = kernel[0] == 1 ? in[0] == 1 : kernel[0] == 2 && 2 * out[0] <= in[0];
+    return kernel == window && stride == window && pad == none && inside && thin;
   }
 
   // The maximum of each window, or `floor` where that is more, and base + its place.
   void run(const float* z, int64_t base, float* y, int64_t* places) const {
-    halves() ? run_halves(z, base, y, places) : run_any(z, base, y, places);
+    if (!halves())
+      run_any(z, base, y, places);
+    else if (kernel[0] == 1)
+      run_halves(z, base, y, places);
+    else
+      run_half_volumes(z, base, y, places);
   }
 
   float floor = 0.f;
@@ -87,6 +94,29 @@ struct Pool {
       for (const int64_t candidate : candidates) place = counts(z[candidate], z[place]) ? candidate : place;
       y[o] = z[place] < floor ? floor : z[place];
       places[o] = base + place;
+    }
+  }
+
+  // Windows of 2 x 2 x 2: of each of two planes the windows of 2 x 2, then the better of both.
+  void run_half_volumes(const float* z, int64_t base, float* y, int64_t* places) const {
+    thread_local Scratch value_memory;
+    thread_local std::vector<int64_t> second_places;
+    const int64_t size = in[1] * in[2], windows = out[1] * out[2];
+    Pool plane = *this;
+    plane.in[0] = plane.out[0] = 1;
+    plane.floor = -__builtin_inff();
+    float* const values = value_memory.floats(static_cast<std::size_t>(windows));
+    second_places.resize(static_cast<std::size_t>(windows));
+    for (int64_t d = 0; d < out[0]; ++d, y += windows, places += windows) {
+      const int64_t first = 2 * d * size;
+      plane.run_halves(z + first, base + first, y, places);
+      plane.run_halves(z + first + size, base + first + size, values, second_places.data());
+      for (int64_t o = 0; o < windows; ++o) {
+        const bool second = counts(values[o], y[o]);
+        const float best = second ? values[o] : y[o];
+        places[o] = second ? second_places[static_cast<std::size_t>(o)] : places[o];
+        y[o] = best < floor ? floor : best;
+      }
     }
   }
 

@@ -97,18 +97,20 @@ def batch_normalization_max_pool_relu_gradient(
 ) -> tuple[ir.Value, ir.Value, ir.Value]:
     """Differentiates BatchNormalizationMaxPoolRelu: cotangents of x, scale and bias.
 
-    x: `[batch, channels, height, width]`; y: the result; indices: positions of the maxima in x as one vector, all
-        different; ct is finite.
+    x: `[batch, channels, *spatial]`; y: the result; indices: positions of the maxima in x as one vector, all different;
+        ct is finite.
     """
-    positive = _where_positive(op, y, ct)
-    # MaxUnpool with windows of 1 writes each cotangent to its index, zeros elsewhere.
-    spread = op.MaxUnpool(positive, indices, op.Shape(x), kernel_shape=[1, 1], strides=[1, 1])
-    return batch_normalization_cotangents(op, spread, x, scale, epsilon)
+    # MaxUnpool with windows of 1 writes each cotangent to its index, zeros elsewhere. As one row, so that the body
+    # serves any number of spatial axes.
+    positive, indices = (op.Reshape(value, [1, 1, -1]) for value in (_where_positive(op, y, ct), indices))
+    size = op.Concat([1, 1], op.Reshape(op.Size(x), [1]), axis=0)
+    spread = op.MaxUnpool(positive, indices, size, kernel_shape=[1], strides=[1])
+    return batch_normalization_cotangents(op, op.Reshape(spread, op.Shape(x)), x, scale, epsilon)
 
 
 @composite("MaxPool", ["x"], _WINDOWS, outputs=2)
 def max_pool(op: Emitter, x: ir.Value, **windows: AttributeRef) -> tuple[ir.Value, ...]:
-    """Computes MaxPool, and the indices of the maxima as int64. x: `[batch, channels, height, width]`."""
+    """Computes MaxPool, and the indices of the maxima as int64. x: `[batch, channels, *spatial]`."""
     return op.MaxPool(x, **windows, _outputs=2)
 
 

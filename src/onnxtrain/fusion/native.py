@@ -225,20 +225,21 @@ def _windows(pool: ir.Node) -> dict[str, list[int]] | None:
     """Returns the attributes of a MaxPool that the function supports; None for other MaxPools."""
     kernel, attributes = list(pool.attributes.get_ints("kernel_shape") or []), pool.attributes
     # The kernel has no ceil_mode, storage order or dilations.
+    rank = len(kernel)
     plain = (
-        len(kernel) == 2
+        1 <= rank <= 3
         and not attributes.get_int("ceil_mode", 0)
         and not attributes.get_int("storage_order", 0)
         and attributes.get_string("auto_pad", "NOTSET") in ("NOTSET", "VALID")
         and set(attributes.get_ints("dilations") or [1]) == {1}
     )
-    pads = list(attributes.get_ints("pads") or [0] * 4)
-    strides = list(attributes.get_ints("strides") or [1, 1])
+    pads = list(attributes.get_ints("pads") or [0] * 2 * rank)
+    strides = list(attributes.get_ints("strides") or [1] * rank)
     # A window in the padding alone has no maximum.
     if not plain or any(pad >= size for pad, size in zip(pads, kernel * 2, strict=True)):
         return None
     if attributes.get_string("auto_pad", "NOTSET") == "VALID":
-        pads = [0] * 4
+        pads = [0] * 2 * rank
     return {"kernel_shape": kernel, "strides": strides, "pads": pads}
 
 
@@ -288,5 +289,5 @@ def _is_spread(unpool: ir.Node, x: ir.Value | None) -> bool:
         attributes.get_ints("strides") or [1]
     ) == {1}
     result = unpool.outputs[0]
-    same = x is not None and x.shape is not None and x.shape == result.shape and x.shape.rank() == 4
+    same = x is not None and x.shape is not None and x.shape == result.shape
     return unit and same and _is_float(value) and not any(attributes.get_ints("pads") or [])

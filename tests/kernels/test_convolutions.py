@@ -118,6 +118,15 @@ GEOMETRIES = {
     "three axes, depthwise": Geometry(
         1, 5, 1, 1, (3, 6, 5), (2, 3, 3), (1, 1, 2), (1, 1, 1), (1, 1, 1), (1, 1, 1)
     ),
+    "three axes, three taps": Geometry(
+        2, 1, 20, 24, (5, 6, 7), (3, 3, 3), (1, 1, 1), (1, 1, 1), (1, 1, 1), (1, 1, 1)
+    ),
+    "three axes, three taps, dilated planes": Geometry(
+        2, 2, 18, 20, (6, 9, 34), (2, 3, 3), (1, 1, 1), (3, 1, 1), (0, 2, 1), (2, 0, 1)
+    ),
+    "three axes, many weights": Geometry(
+        1, 1, 70, 150, (2, 4, 4), (3, 3, 3), (1, 1, 1), (1, 1, 1), (1, 1, 1), (1, 1, 1)
+    ),
     "without bias": Geometry(
         2, 1, 4, 5, (6, 9), (3, 3), (1, 1), (1, 1), (1, 1), (1, 1), bias=False, wrt=("x", "w")
     ),
@@ -309,21 +318,23 @@ def _random_geometry(rng: np.random.Generator) -> Geometry:
 
 
 def _random_of_three_taps(rng: np.random.Generator) -> Geometry:
-    """With enough channels, and a kernel of 3 x 3, for minimal filtering."""
+    """With enough channels, and a kernel of 3 x 3, or more such planes, for minimal filtering."""
     size = tuple(int(n) for n in rng.integers(1, 50 if rng.random() < 0.3 else 18, 2))
-    depth = (int(rng.integers(1, 4)),) if rng.random() < 0.2 else ()
+    depth = (int(rng.integers(1, 6)),) if rng.random() < 0.3 else ()
+    planes, apart = (tuple(int(n) for n in rng.integers(1, 4, len(depth))) for _ in range(2))
     pads = [tuple(int(n) for n in rng.integers(0, 4, 2)) for _ in range(2)]
-    zeros, ones = (0,) * len(depth), (1,) * len(depth)
+    around = [tuple(int(n) for n in rng.integers(0, 4, len(depth))) for _ in range(2)]
+    ones = (1,) * len(depth)
     g = Geometry(
         int(rng.integers(1, 6)),
         int(rng.choice([1, 1, 2])),
         *map(int, rng.integers(18, 70, 2)),
         (*depth, *size),
-        (*ones, 3, 3),
+        (*planes, 3, 3),
         (*ones, 1, 1),
-        (*ones, 1, 1),
-        (*zeros, *pads[0]),
-        (*zeros, *pads[1]),
+        (*apart, 1, 1),
+        (*around[0], *pads[0]),
+        (*around[1], *pads[1]),
         symbolic=bool(rng.integers(2)),
         wrt=[("x", "w", "b"), ("x", "w"), ("w",), ("w", "b"), ("x",)][rng.integers(5)],
     )

@@ -14,7 +14,7 @@ import pytest
 from kernels import against_body, test_convolutions
 from kernels.against_body import LEVELS, best_level, needs_kernels, run
 from kernels.every_kernel import forget_sessions, recorded_calls, results_of_bodies
-from kernels.test_convolutions import gradient_model, inputs_of, plain
+from kernels.test_convolutions import Geometry, gradient_model, inputs_of, plain
 from onnxtrain.runtime import kernels
 from onnxtrain.runtime.kernels import kernel_library, register_kernels
 
@@ -107,13 +107,22 @@ def _composite(name: str, *inputs: np.ndarray, **attributes: object) -> Callable
 def _convolution(
     *sizes: int, bfloat16: bool = False, transposed: bool = False
 ) -> Callable[[int], list[np.ndarray]]:
-    geometry = replace(plain(*sizes), transposed=transposed)
+    return _of_geometry(replace(plain(*sizes), transposed=transposed), bfloat16=bfloat16)
+
+
+def _volumes(batch: int, channels: int, rows: int, size: int) -> Callable[[int], list[np.ndarray]]:
+    ones = (1,) * 3
+    return _of_geometry(Geometry(batch, 1, channels, rows, (size,) * 3, (3,) * 3, ones, ones, ones, ones))
+
+
+def _of_geometry(geometry: Geometry, *, bfloat16: bool = False) -> Callable[[int], list[np.ndarray]]:
     model, feeds = gradient_model(geometry, bfloat16=bfloat16), inputs_of(geometry, 0)
     return lambda threads: test_convolutions.run(model, feeds, native=True, threads=threads)
 
 
 WITH_SUMS_OF_PARTS = {
     "minimal filtering": lambda: _convolution(8, 32, 32, 28, 3),
+    "minimal filtering of volumes": lambda: _volumes(3, 32, 32, 16),
     "taps": lambda: _convolution(6, 6, 8, 41, 5),
     "taps, many weights": lambda: _convolution(2, 64, 64, 17, 5),
     "transposed": lambda: _convolution(6, 6, 8, 41, 5, 2, transposed=True),

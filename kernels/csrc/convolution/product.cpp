@@ -116,8 +116,9 @@ void pack_rows(const Threads& threads, int64_t groups, const Rows& rows, const f
   const int64_t at_once = rows.bfloat16 ? std::max<int64_t>(rows.channels, 1) : 2 * static_cast<int64_t>(lanes);
   threads.ranges(static_cast<std::size_t>(tiles), static_cast<std::size_t>(least), [&](std::size_t begin, std::size_t end) {
     thread_local Scratch memory;
-    for (int64_t start = 0; start < rows.channels; start += at_once)
-    for (auto i = static_cast<int64_t>(begin); i < static_cast<int64_t>(end); ++i) {
+    const auto count = static_cast<int64_t>(end - begin);
+    for (int64_t step = 0; step < (rows.channels + at_once - 1) / at_once * count; ++step) {
+      const int64_t start = step / count * at_once, i = static_cast<int64_t>(begin) + step % count;
       const int64_t group = i / packed.tiles, t = i % packed.tiles;
       const int64_t first = packed.begin(t, rows.count), height = packed.begin(t + 1, rows.count) - first;
       const float* const own = from + group * rows.per_group + first * rows.per_row;

@@ -21,10 +21,14 @@ constexpr int64_t most_vectors = 9;            // of tiles in a block
 constexpr int64_t fewest_tasks = 8;            // where there are as many tiles and rows
 constexpr int64_t group_rows = 4 * tile_rows;  // of results that are summed before they are written
 
-// Kernels as factors: element (m, k) of group g is at g * per_group + m * per_row + k * per_channel, with its nine taps.
+// Kernels as factors: element (m, k) of group g is at g * per_group + m * per_row + k / depth * per_channel + k % depth * 9,
+// with its nine taps. `depth` is the number of taps of the first axis.
 struct Kernels {
-  int64_t groups, rows, channels, per_group, per_row, per_channel;
+  int64_t groups, rows, channels, depth, per_group, per_row, per_channel;
   bool turned;  // by half a turn, as an input gradient reads them
+
+  int64_t place(int64_t channel) const { return channel / depth * per_channel + channel % depth * 9; }
+  bool apart_alike() const { return depth == 1 || per_channel == depth * 9; }
 };
 
 // Floats of a term of all kernels of a group.
@@ -54,13 +58,13 @@ void transform_kernels(const Threads& threads, const Kernels& k, const float* w,
       for (int64_t i = 0; i < size; i += n) {
         const int64_t channel = i / height;
         // Element i + j is of channel (i + j) / height and row (i + j) % height: the same distances in each vector, mostly.
-        if (i == 0 || n % height != 0 || i + n > size)
+        if (i == 0 || n % height != 0 || i + n > size || !k.apart_alike())
           for (int64_t j = 0; j < n; ++j) {
             const int64_t place = std::min(i + j, size - 1);  // nothing behind the last one is read
-            offsets[j] = static_cast<int32_t>((place / height - channel) * k.per_channel + place % height * k.per_row);
+            offsets[j] = static_cast<int32_t>(k.place(place / height) - k.place(channel) + place % height * k.per_row);
           }
         for (int64_t tap = 0; tap < 9; ++tap)
-          store(taps + (k.turned ? 8 - tap : tap) * n, gathered(rows + channel * k.per_channel + tap, offsets));
+          store(taps + (k.turned ? 8 - tap : tap) * n, gathered(rows + k.place(channel) + tap, offsets));
         const auto from = [&](int a, int b) { return taps + (a * 3 + b) * n; };
         if (i + n <= size) {
           winograd_transform<detail::KernelMatrix>(from, [=](int a, int b) { return own + (a * 4 + b) * plane + i; });
@@ -93,6 +97,7 @@ inline void store_alternating(vfloat a, vfloat b, int64_t count, float* to) {
 struct Job {
   const Convolution& c;
   Gather from;
+  int64_t channels;  // that are summed over
   const float *x, *kernels, *bias;
   float* y;
 };
@@ -135,9 +140,9 @@ void compute(const Job& job, int64_t group, int64_t begin, int64_t width, int64_
   thread_local Plan what;
   thread_local std::vector<Segment> segments;
   const Convolution& c = job.c;
-  const int64_t vectors = width / n, pitch = pitch_of(vectors), plane = kernel_plane(c.rows, c.channels);
-  const int64_t chunks = divided_up(c.channels, chunk_channels), panels = divided_up(vectors, tile_vectors);
-  float* const inputs = input_memory.floats(winograd_terms * c.channels * pitch);
+  const int64_t vectors = width / n, pitch = pitch_of(vectors), plane = kernel_plane(c.rows, job.channels);
+  const int64_t chunks = divided_up(job.channels, chunk_channels), panels = divided_up(vectors, tile_vectors);
+  float* const inputs = input_memory.floats(winograd_terms * job.channels * pitch);
   float* const sums = sum_memory.floats(winograd_terms * group_rows * pitch + 4 * width);
   const float* const own_kernels = job.kernels + group * winograd_terms * plane;
   plan(job.from, begin, width, what);
@@ -149,11 +154,11 @@ void compute(const Job& job, int64_t group, int64_t begin, int64_t width, int64_
       for (int64_t p = 0; p < panels; ++p) {
         const int64_t place = vectors * p / panels, wide = vectors * (p + 1) / panels - place;
         for (int64_t chunk = 0; chunk < chunks; ++chunk) {
-          const int64_t first = c.channels * chunk / chunks, depth = c.channels * (chunk + 1) / chunks - first;
-          const float* const panel = inputs + (term * c.channels + first) * pitch + place * n;
+          const int64_t first = job.channels * chunk / chunks, depth = job.channels * (chunk + 1) / chunks - first;
+          const float* const panel = inputs + (term * job.channels + first) * pitch + place * n;
           for (int64_t row = top; row < top + height; row += tile_rows) {
             const int64_t high = std::min<int64_t>(tile_rows, c.rows - row);
-            tile_of(high, wide)(depth, own_kernels + term * plane + row * c.channels + first * high, high, 1, panel, pitch,
+            tile_of(high, wide)(depth, own_kernels + term * plane + row * job.channels + first * high, high, 1, panel, pitch,
                                 sums + (term * height + row - top) * pitch + place * n, pitch, chunk > 0);
           }
         }
@@ -169,12 +174,13 @@ void compute(const Job& job, int64_t group, int64_t begin, int64_t width, int64_
 void convolve(const Threads& threads, const Convolution& c, const Kernels& kernels, const float* x, const float* w,
               const float* bias, float* y) {
   thread_local Scratch memory;
-  const Job job{c, winograd_inputs(c), x, memory.floats(c.groups * winograd_terms * kernel_plane(c.rows, c.channels)), bias, y};
+  const int64_t plane = kernel_plane(kernels.rows, kernels.channels);
+  const Job job{c, winograd_inputs(c, kernels.turned), kernels.channels, x, memory.floats(c.groups * winograd_terms * plane), bias, y};
   const int64_t tiles = job.from.positions();
   if (tiles == 0) return;
   transform_kernels(threads, kernels, w, const_cast<float*>(job.kernels));
   const int64_t all = divided_up(tiles, n);
-  const int64_t per_vector = winograd_terms * n * c.channels;
+  const int64_t per_vector = winograd_terms * n * job.channels;
   const int64_t most = std::clamp<int64_t>(block_floats / per_vector / tile_vectors * tile_vectors, tile_vectors, most_vectors);
   // Where that is too few blocks for some threads there are smaller ones, an even number; and where there are few of them
   // yet, parts of the rows, for each of which the inputs are transformed again.
@@ -198,25 +204,28 @@ void convolve(const Threads& threads, const Convolution& c, const Kernels& kerne
 
 bool winograd_pays(const Convolution& c) {
   if (c.bfloat16) return false;  // sums of what has been rounded would have to be rounded again
-  if (c.kernel != Axes{1, 3, 3} || c.stride != Axes{1, 1, 1} || c.dilation != Axes{1, 1, 1} || c.pad[0] != 0) return false;
-  if (9 * c.channels * c.rows >= int64_t{1} << 31) return false;  // offsets of 32 bits
+  if (c.kernel[1] != 3 || c.kernel[2] != 3 || c.stride != Axes{1, 1, 1} || c.dilation[1] != 1 || c.dilation[2] != 1) return false;
+  const int64_t depth = c.kernel[0];
+  if (9 * depth * c.channels * c.rows >= int64_t{1} << 31) return false;  // offsets of 32 bits
   // The transforms cost as much as a product with some sixteen channels would, and tiles reach over an odd edge.
-  if (c.channels * c.rows <= 12 * (c.channels + c.rows)) return false;
+  // Inputs are transformed for each tap of the first axis, results once.
+  if (depth * c.channels * c.rows <= 12 * (depth * c.channels + c.rows)) return false;
   return 4 * ((c.out[1] + 1) / 2) * ((c.out[2] + 1) / 2) * 4 <= 5 * c.out[1] * c.out[2];
 }
 
 void winograd_forward(
     const Threads& threads, const Convolution& c, const float* x, const float* w, const float* bias, float* y) {
-  const int64_t depth = c.channels * 9;
-  convolve(threads, c, {c.groups, c.rows, c.channels, c.rows * depth, depth, 9, false}, x, w, bias, y);
+  const int64_t taps = c.kernel[0] * 9, row = c.channels * taps;
+  convolve(threads, c, {c.groups, c.rows, winograd_channels(c), c.kernel[0], c.rows * row, row, taps, false}, x, w, bias, y);
 }
 
 void winograd_input_gradient(
     const Threads& threads, const Convolution& c, const float* dy, const float* w, const float* bias, float* dx) {
-  const int64_t depth = c.channels * 9;
+  const int64_t taps = c.kernel[0] * 9, row = c.channels * taps;
+  const int64_t reach = (c.kernel[0] - 1) * c.dilation[0];
   const Convolution back{c.batch, c.groups, c.rows, c.channels, c.out, c.in, c.kernel, c.stride, c.dilation,
-                         {0, 2 - c.pad[1], 2 - c.pad[2]}};
-  convolve(threads, back, {c.groups, c.channels, c.rows, c.rows * depth, 9, depth, true}, dy, w, bias, dx);
+                         {reach - c.pad[0], 2 - c.pad[1], 2 - c.pad[2]}};
+  convolve(threads, back, {c.groups, c.channels, winograd_channels(back), c.kernel[0], c.rows * row, taps, row, true}, dy, w, bias, dx);
 }
 
 }  // namespace onnxtrain::ONNXTRAIN_LEVEL

@@ -4,6 +4,9 @@
 // multiplications for each pair of channels where the sum over taps has 36 (Lavin and Gray, "Fast Algorithms for
 // Convolutional Neural Networks", 2015, section 4.1). Over all channels each of the 16 is a product of matrices. The
 // transforms have only sums and halves, so that results are as exact as those of the sum over taps, whose sums are nine times as long.
+//
+// A kernel of k x 3 x 3 has k times as many channels: each tap of the first axis is a channel of its own, whose inputs are
+// those of other planes.
 #pragma once
 
 #include "convolution/geometry.h"

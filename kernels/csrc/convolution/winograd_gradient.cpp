@@ -23,6 +23,7 @@ constexpr int64_t fewest_tiles = 512;         // for a task
 struct Job {
   const Convolution& c;
   Gather inputs, results;
+  int64_t depth;                                  // taps of the first axis: rows of sums for each channel
   int64_t columns;                                // outputs of a group, in whole vectors
   int64_t channel_parts, column_parts, splits;    // a task has one of each
   int64_t block;                                  // vectors of tiles that are transformed at once
@@ -31,10 +32,11 @@ struct Job {
   float *sums, *bias_sums;
 
   // Floats of a term of a group's sums.
-  int64_t plane() const { return pitch_of(c.channels * columns / n); }
+  int64_t plane() const { return pitch_of(c.channels * depth * columns / n); }
 };
 
-// Sums of some channels and outputs: element (term, channel, output) is at data[term * plane + channel * pitch + output].
+// Sums of some channels and outputs: element (term, (channel, tap), output) is at data[term * plane + (channel, tap) * pitch +
+// output].
 struct Sums {
   float* data;
   int64_t plane, pitch;
@@ -74,10 +76,11 @@ void transform_results(const Job& job, int64_t group, const Plan& what, const Co
   }
 }
 
-// Writes sums of the channels from `first` and the outputs from `output` on as weights.
+// Writes sums of the channels from `first` and the outputs from `output` on as weights. A channel is one of a tap.
 void write(const Job& job, int64_t group, int64_t first, int64_t channels, int64_t output, int64_t outputs,
            const Sums& sums, float* dw) {
   const Convolution& c = job.c;
+  const int64_t all = c.channels * job.depth;
   float kernels[9 * lanes * lanes];  // of n channels: their taps are turned over together, vector by vector
   // A vector of outputs at a time: the weights of each are a page or more apart.
   for (int64_t o = 0; o < outputs; o += n)
@@ -89,9 +92,9 @@ void write(const Job& job, int64_t group, int64_t first, int64_t channels, int64
                                                      [&](int i, int j) { return kernels + (k * 9 + i * 3 + j) * n; });
       }
       for (int64_t k = 0; k < 9 * taken; k += n) {
-        float* const to = dw + ((group * c.rows + output + o) * c.channels + first + channel) * 9 + k;
+        float* const to = dw + ((group * c.rows + output + o) * all + first + channel) * 9 + k;
         transpose_to<false>(kernels + k * n, n, std::min(n, 9 * taken - k), std::min(n, outputs - o),
-                            [=](int64_t r) { return to + r * c.channels * 9; });
+                            [=](int64_t r) { return to + r * all * 9; });
       }
     }
 }
@@ -105,13 +108,13 @@ void accumulate(const Job& job, int64_t group, int64_t channel_part, int64_t col
   const int64_t first = c.channels * channel_part / job.channel_parts, last = c.channels * (channel_part + 1) / job.channel_parts;
   const Columns columns{vectors * column_part / job.column_parts, vectors * (column_part + 1) / job.column_parts};
   const int64_t begin = tiles * split / job.splits, end = tiles * (split + 1) / job.splits;
-  const int64_t rows = last - first, own_columns = (columns.last - columns.first) * n;
+  const int64_t rows = (last - first) * job.depth, own_columns = (columns.last - columns.first) * n;
   const int64_t blocks = std::max<int64_t>(divided_up(end - begin, job.block), 1);
   float* const inputs = input_memory.floats(winograd_terms * rows * pitch_of(job.block));
   float* const results = result_memory.floats(winograd_terms * own_columns * job.block * n);
   Sums sums{job.sums, job.plane(), job.columns};
   if (job.splits > 1) {
-    sums.data += (split * c.groups + group) * winograd_terms * sums.plane + first * sums.pitch + columns.first * n;
+    sums.data += (split * c.groups + group) * winograd_terms * sums.plane + first * job.depth * sums.pitch + columns.first * n;
   } else {
     sums.plane = pitch_of(rows * (columns.last - columns.first)), sums.pitch = own_columns;
     sums.data = sum_memory.floats(winograd_terms * sums.plane);
@@ -137,7 +140,7 @@ void accumulate(const Job& job, int64_t group, int64_t channel_part, int64_t col
       }
   }
   if (job.splits == 1)
-    write(job, group, first, rows, columns.first * n, std::min(own_columns, c.rows - columns.first * n), sums, dw);
+    write(job, group, first * job.depth, rows, columns.first * n, std::min(own_columns, c.rows - columns.first * n), sums, dw);
 }
 
 // Adds up what the splits have of some channels, and writes it.
@@ -157,14 +160,16 @@ void finish(const Job& job, int64_t group, int64_t first, int64_t last, float* d
 void winograd_weight_gradient(
     const Threads& threads, const Convolution& c, const float* dy, const float* x, float* dw, float* db) {
   thread_local Scratch memory;
-  Job job{c, winograd_inputs(c), winograd_results(c), divided_up(c.rows, n) * n, divided_up(c.channels, most_channels),
+  const int64_t channels = winograd_channels(c);
+  Job job{c, winograd_inputs(c, false), winograd_results(c), c.kernel[0], divided_up(c.rows, n) * n, divided_up(channels, most_channels),
           divided_up(c.rows, most_channels), 1, 1, x, dy, nullptr, nullptr};
   const int64_t tiles = job.inputs.positions(), parts = c.groups * job.channel_parts * job.column_parts;
   // A split has sums of its own, which are added up in the end: four at first, more where each has tiles enough.
   const int64_t wanted = std::clamp<int64_t>(tiles / (4 * fewest_tiles), 4, 16);
   job.splits = std::clamp<int64_t>(tiles / fewest_tiles, 1, divided_up(wanted, parts));
   if (parts * job.splits == 1) job.channel_parts = std::min<int64_t>(c.channels, 2);
-  const int64_t per_vector = winograd_terms * n * (divided_up(c.channels, job.channel_parts) + divided_up(job.columns, job.column_parts));
+  job.channel_parts = std::min(job.channel_parts, c.channels);
+  const int64_t per_vector = winograd_terms * n * (divided_up(channels, job.channel_parts) + divided_up(job.columns, job.column_parts));
   job.block = std::clamp<int64_t>(block_floats / per_vector, 2, 9);
   const int64_t sums = c.groups * winograd_terms * job.plane();
   const int64_t kept = job.splits > 1 ? sums : 0;
@@ -178,11 +183,11 @@ void winograd_weight_gradient(
     const int64_t channel_part = (index /= job.column_parts) % job.channel_parts;
     accumulate(job, index / job.channel_parts, channel_part, column_part, split, dw);
   });
-  const int64_t pieces = std::clamp<int64_t>(sums / (64 * 1024) / c.groups, 1, std::min<int64_t>(most_parts, c.channels));
+  const int64_t pieces = std::clamp<int64_t>(sums / (64 * 1024) / c.groups, 1, std::min<int64_t>(most_parts, channels));
   if (kept)
     threads.run(static_cast<std::size_t>(c.groups * pieces), [&](std::size_t task) {
       const int64_t group = static_cast<int64_t>(task) / pieces, piece = static_cast<int64_t>(task) % pieces;
-      finish(job, group, c.channels * piece / pieces, c.channels * (piece + 1) / pieces, dw);
+      finish(job, group, channels * piece / pieces, channels * (piece + 1) / pieces, dw);
     });
   if (db == nullptr) return;
   for (int64_t i = 0; i < c.groups * c.rows; ++i) {

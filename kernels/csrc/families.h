@@ -13,6 +13,7 @@ namespace onnxtrain::ONNXTRAIN_LEVEL {
 void add_indexing(Domain& domain);
 void add_losses(Domain& domain);
 void add_max_pool(Domain& domain);
+void add_window_spread(Domain& domain);
 void add_optimizers(Domain& domain);
 void add_recurrent(Domain& domain);
 
@@ -23,6 +24,7 @@ inline void add_all(Domain& domain) {
   add_attention_gradient(domain);
   add_convolutions(domain);
   add_max_pool(domain);
+  add_window_spread(domain);
   add_batch_norm(domain);
   add_layer_norm(domain);
   add_rms_norm(domain);

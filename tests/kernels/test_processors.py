@@ -57,6 +57,8 @@ def test_the_calls_are_of_every_kernel() -> None:
     )  # of ONNX Runtime's interface, in a library with debugging information
     of_convolutions = {name for name in names if name.startswith("Convolution")}
     assert len(of_convolutions) == 12
+    # The gradient of an average has tests of its own, as it is a function with a number.
+    names.discard("WindowSpread")
     # Linkers keep a name that is the end of another one within that one.
     assert names - of_convolutions <= {name for name, *_ in recorded_calls()}
 

@@ -117,6 +117,12 @@ def spatial_sizes(value: ir.Value) -> tuple[int | None, ...]:
     return (static_dims(value) or ())[2:]
 
 
+def sizes_without_batch(value: ir.Value) -> ir.Shape | None:
+    """Returns the static sizes of a value, without that of the batch and without names of symbolic ones."""
+    dims = static_dims(value)
+    return None if dims is None else ir.Shape([None, *dims[1:]])
+
+
 def _run_time_sizes(op: Emitter, value: ir.Value) -> ir.Value:
     """Returns the spatial sizes as int64 [axes]: a constant if all are static."""
     sizes = spatial_sizes(value)

@@ -13,6 +13,7 @@ from onnxtrain.autodiff.rules._windows import (
     Windows,
     pad,
     scatter_windows,
+    sizes_without_batch,
     spatial_sizes,
     tap_slices,
     windows_of,
@@ -99,7 +100,7 @@ def _in_functions(
         )
 
     attributes = {"strides": w.strides, "dilations": w.dilations, "pads": w.pads, "group": group}
-    shapes = {"ct": _static(ct), "x": _static(n.X), "w": ir.Shape(shape)}
+    shapes = {"ct": sizes_without_batch(ct), "x": sizes_without_batch(n.X), "w": ir.Shape(shape)}
     kind = {"X": "InputGradient", "W": "WeightGradient"}.get("".join(wanted).removesuffix("B"), "Gradient")
     op_of = SpecializedOp(
         name + kind,
@@ -111,13 +112,11 @@ def _in_functions(
     )
     # Equal convolutions of a model share one function: its key is all that the body depends on.
     results = op.call(op_of, ct, n.X, n.W, **attributes, _outputs=len(wanted))
+    # Rules of the nodes before this one write less where sizes are known.
+    for wrt, result in zip(wanted, results, strict=True):
+        primal = {"X": n.X, "W": n.W}.get(wrt)
+        result.shape = None if primal is None else primal.shape
     return grads | dict(zip(wanted, results, strict=True))
-
-
-def _static(value: ir.Value) -> ir.Shape | None:
-    """Returns the static sizes of a value, without that of the batch and without names of symbolic ones."""
-    dims = static_dims(value)
-    return None if dims is None else ir.Shape([None, *dims[1:]])
 
 
 @vjp("ConvTranspose", wrt=("X", "W", "B"))

@@ -10,8 +10,16 @@ from onnxtrain.autodiff._node import NodeView
 from onnxtrain.autodiff._registry import vjp
 from onnxtrain.autodiff.rules._count import counting_dtype, divide_by_count
 from onnxtrain.autodiff.rules._scatter import positions, scatter_nd, scatter_to
-from onnxtrain.autodiff.rules._windows import Sizes, Windows, scatter_windows, spatial_sizes, windows_of
+from onnxtrain.autodiff.rules._windows import (
+    Sizes,
+    Windows,
+    scatter_windows,
+    sizes_without_batch,
+    spatial_sizes,
+    windows_of,
+)
 from onnxtrain.emitter import Emitter, static_dims
+from onnxtrain.functions import SpecializedOp
 
 # float32 has all integers below this; larger positions are moved as two such numbers.
 _DIGIT = 2**24
@@ -54,7 +62,7 @@ def max_pool(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
 def average_pool(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
     """Each window spreads its cotangent evenly over the positions that it averaged."""
     w = windows_of(op, n, n.X, n.attr("kernel_shape"), n.out.Y)
-    return _spread(op, n, _divided_by_count(op, n, ct, w), w)
+    return _spread(op, n.X, _divided_by_count(op, n, ct, w), w)
 
 
 @vjp("LpPool", wrt=("X",))
@@ -62,7 +70,7 @@ def lp_pool(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
     """Y = (sum |x|^p)^(1/p): ct_x = sign(x) |x|^(p-1) * sum over windows of ct Y^(1-p); zero where Y is."""
     w = windows_of(op, n, n.X, n.attr("kernel_shape"), n.out.Y)
     p = n.attr("p")
-    return op.Mul(_power_slope(op, n.X, p), _spread(op, n, _over_norm(op, ct, n.out.Y, p), w))
+    return op.Mul(_power_slope(op, n.X, p), _spread(op, n.X, _over_norm(op, ct, n.out.Y, p), w))
 
 
 @vjp("GlobalAveragePool", wrt=("X",))
@@ -127,19 +135,43 @@ def _counts_over_result(n: NodeView) -> bool:
     return source is not None and source.op_type == "MaxPool" and {*n.attr("kernel_shape"), *strides} == {1}
 
 
-def _spread(op: Emitter, n: NodeView, ct: ir.Value, w: Windows) -> ir.Value:
-    """Adds the cotangent of each window to all positions that it reads."""
-    channels = (static_dims(n.X) or (None, None))[1]
+def _spread(op: Emitter, x: ir.Value, ct: ir.Value, w: Windows) -> ir.Value:
+    """Adds the cotangent of each window to all positions that it reads; a native kernel can do it."""
+    if w.pads is None or not op.can_call or not 1 <= len(w.kernel) <= 3 or ct.dtype == ir.DataType.DOUBLE:
+        return _spread_by_products(op, x, ct, w)
+    attributes = {
+        "kernel_shape": w.kernel,
+        "strides": w.strides,
+        "dilations": w.dilations,
+        "pads": w.pads,
+    }
+    shapes = {"ct": sizes_without_batch(ct), "x": sizes_without_batch(x)}
+    # The body depends on these sizes, so that each different pooling has a function of its own.
+    op_of = SpecializedOp(
+        "WindowSpread",
+        shapes,
+        dict.fromkeys(attributes, ir.AttributeType.INTS),
+        1,
+        f"{attributes} {shapes}",
+        lambda inner, ct, x, **_: _spread_by_products(inner, x, ct, w),
+    )
+    result: ir.Value = op.call(op_of, ct, x, **attributes)
+    return result
+
+
+def _spread_by_products(op: Emitter, x: ir.Value, ct: ir.Value, w: Windows) -> ir.Value:
+    """Adds the cotangent of each window to all positions that it reads: a transposed convolution with ones."""
+    channels = (static_dims(x) or (None, None))[1]
     if channels is not None:
         ones = op.Expand(op.const(1, like=ct), [channels, 1, *w.kernel])
-        return scatter_windows(op, ct, ones, w, n.X, channels, maybe_none=True)
+        return scatter_windows(op, ct, ones, w, x, channels, maybe_none=True)
     # An unknown number of channels: each plane becomes a sample of one channel, as Conv needs a static weight.
     planes = op.Shape(op.Flatten(ct, axis=2), end=1)
     folded = op.Reshape(ct, op.Concat(planes, [1], op.Shape(ct, start=2), axis=0), allowzero=1)
     counts = [None] * len(w.kernel) if ct.shape is None else list(ct.shape)[2:]
     folded.shape = ir.Shape([None, 1, *counts])
     ones = op.Expand(op.const(1, like=ct), [1, 1, *w.kernel])
-    return op.reshape_like(scatter_windows(op, folded, ones, w, n.X, maybe_none=True), n.X)
+    return op.reshape_like(scatter_windows(op, folded, ones, w, x, maybe_none=True), x)
 
 
 def _divided_by_count(op: Emitter, n: NodeView, ct: ir.Value, w: Windows) -> ir.Value:

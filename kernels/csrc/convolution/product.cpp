@@ -16,6 +16,7 @@ namespace {
 // Rows of a panel that are packed at once: with tile_width columns they stay in the first-level cache (30 KB of AVX-512's
 // 48) while all rows of weights, which need a sixth of the bandwidth, come from the second.
 constexpr int64_t panel_rows = 160;
+constexpr int64_t ahead = 12;  // channels of weights that are asked for before they are packed
 constexpr int64_t sum_floats = 48 * 1024;  // of the results of several panels
 
 #if defined(__AVX512F__)
@@ -125,9 +126,22 @@ void pack_rows(const Threads& threads, int64_t groups, const Rows& rows, const f
       float* const target = to + (group * rows.count + first) * kept;
       float* const tile = rows.bfloat16 ? memory.floats(depth * height) : target;
       float* at = tile + start * taps * height;
-      for (int64_t c = start; c < std::min(rows.channels, start + at_once); ++c)
-        for (const int64_t tap : rows.taps)
-          for (int64_t m = 0; m < height; ++m) *at++ = own[c * rows.per_channel + tap + m * rows.per_row];
+      for (int64_t c = start; c < std::min(rows.channels, start + at_once); ++c) {
+        // Too few rows lie side by side for the processor to foresee the next channel's.
+        if (rows.per_row < rows.per_channel)
+          for (int64_t j = 0; j < height * rows.per_row; j += 16)
+            __builtin_prefetch(own + std::min(c + ahead, rows.channels - 1) * rows.per_channel + j);
+        for (const int64_t tap : rows.taps) {
+          const float* const column = own + c * rows.per_channel + tap;
+          if (height == tile_rows) {
+#pragma GCC unroll 8
+            for (int64_t m = 0; m < tile_rows; ++m) at[m] = column[m * rows.per_row];
+          } else {
+            for (int64_t m = 0; m < height; ++m) at[m] = column[m * rows.per_row];
+          }
+          at += height;
+        }
+      }
       if (rows.bfloat16) pair(tile, rows.channels, taps * height, target);
     }
   });

@@ -36,7 +36,7 @@ int64_t kernel_plane(int64_t rows, int64_t channels) { return pitch_of(divided_u
 
 inline vfloat gathered(const float* from, vint offsets) {
 #if defined(__AVX512F__)
-  return (vfloat)_mm512_i32gather_ps((__m512i)offsets, from, 4);
+  return (vfloat)_mm512_mask_i32gather_ps(_mm512_setzero_ps(), 0xffff, (__m512i)offsets, from, 4);  // all of them
 #else
   vfloat v;
   for (int64_t i = 0; i < n; ++i) v[i] = from[offsets[i]];

@@ -62,10 +62,11 @@ def _softmax(rng: np.random.Generator) -> str:
 
 def _pooling(rng: np.random.Generator) -> Arguments:
     """A shape, and windows that pass over it, half of them of 2 x 2 in steps of 2."""
-    batch, channels, *axes = [1 + size for size in (sizes(rng, 4, 4))]
+    rank = int(rng.choice([1, 2, 2, 3]))
+    batch, channels, *axes = [1 + size for size in (sizes(rng, rank + 2, rank + 2))]
     halves = rng.random() < 0.5
-    kernel = [2, 2] if halves else rng.integers(1, 5, 2).tolist()
-    strides = [2, 2] if halves else rng.integers(1, 4, 2).tolist()
+    kernel = [2] * rank if halves else rng.integers(1, 5, rank).tolist()
+    strides = [2] * rank if halves else rng.integers(1, 4, rank).tolist()
     pads = [int(rng.integers(size)) for size in kernel * 2]
     axes = [max(axis, size) for axis, size in zip(axes, kernel, strict=True)]
     return [batch, channels, *axes], kernel, strides, pads

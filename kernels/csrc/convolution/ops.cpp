@@ -173,10 +173,12 @@ struct ConvolutionTranspose : Geometry {
  private:
   static void add_bias(const Threads& threads, const Convolution& c, const float* bias, float* y) {
     const auto size = static_cast<std::size_t>(volume(c.in)), channels = static_cast<std::size_t>(c.groups * c.channels);
-    threads.ranges(static_cast<std::size_t>(c.batch) * channels, 1 + 16384 / size, [&](std::size_t plane, std::size_t end) {
+    const auto planes = static_cast<std::size_t>(c.batch) * channels;
+    threads.ranges(planes, 1 + 16384 / size, [&](std::size_t plane, std::size_t end) {
       for (; plane < end; ++plane) {
         float* const at = y + plane * size;
-        vectors(size, [&](std::size_t i, auto extent) { store(at + i, load(at + i, extent) + bias[plane % channels], extent); });
+        const float own = bias[plane % channels];
+        vectors(size, [=](std::size_t i, auto extent) { store(at + i, load(at + i, extent) + own, extent); });
       }
     });
   }

@@ -175,10 +175,11 @@ void convolve(const Threads& threads, const Convolution& c, const Kernels& kerne
               const float* bias, float* y) {
   thread_local Scratch memory;
   const int64_t plane = kernel_plane(kernels.rows, kernels.channels);
-  const Job job{c, winograd_inputs(c, kernels.turned), kernels.channels, x, memory.floats(c.groups * winograd_terms * plane), bias, y};
+  float* const transformed = memory.floats(c.groups * winograd_terms * plane);
+  const Job job{c, winograd_inputs(c, kernels.turned), kernels.channels, x, transformed, bias, y};
   const int64_t tiles = job.from.positions();
   if (tiles == 0) return;
-  transform_kernels(threads, kernels, w, const_cast<float*>(job.kernels));
+  transform_kernels(threads, kernels, w, transformed);
   const int64_t all = divided_up(tiles, n);
   const int64_t per_vector = winograd_terms * n * job.channels;
   const int64_t most = std::clamp<int64_t>(block_floats / per_vector / tile_vectors * tile_vectors, tile_vectors, most_vectors);
@@ -204,7 +205,8 @@ void convolve(const Threads& threads, const Convolution& c, const Kernels& kerne
 
 bool winograd_pays(const Convolution& c) {
   if (c.bfloat16) return false;  // sums of what has been rounded would have to be rounded again
-  if (c.kernel[1] != 3 || c.kernel[2] != 3 || c.stride != Axes{1, 1, 1} || c.dilation[1] != 1 || c.dilation[2] != 1) return false;
+  if (c.kernel[1] != 3 || c.kernel[2] != 3 || c.dilation[1] != 1 || c.dilation[2] != 1) return false;
+  if (c.stride != Axes{1, 1, 1}) return false;
   const int64_t depth = c.kernel[0];
   if (9 * depth * c.channels * c.rows >= int64_t{1} << 31) return false;  // offsets of 32 bits
   // The transforms cost as much as a product with some sixteen channels would, and tiles reach over an odd edge.
@@ -216,7 +218,8 @@ bool winograd_pays(const Convolution& c) {
 void winograd_forward(
     const Threads& threads, const Convolution& c, const float* x, const float* w, const float* bias, float* y) {
   const int64_t taps = c.kernel[0] * 9, row = c.channels * taps;
-  convolve(threads, c, {c.groups, c.rows, winograd_channels(c), c.kernel[0], c.rows * row, row, taps, false}, x, w, bias, y);
+  const Kernels kernels{c.groups, c.rows, winograd_channels(c), c.kernel[0], c.rows * row, row, taps, false};
+  convolve(threads, c, kernels, x, w, bias, y);
 }
 
 void winograd_input_gradient(
@@ -225,7 +228,8 @@ void winograd_input_gradient(
   const int64_t reach = (c.kernel[0] - 1) * c.dilation[0];
   const Convolution back{c.batch, c.groups, c.rows, c.channels, c.out, c.in, c.kernel, c.stride, c.dilation,
                          {reach - c.pad[0], 2 - c.pad[1], 2 - c.pad[2]}};
-  convolve(threads, back, {c.groups, c.channels, winograd_channels(back), c.kernel[0], c.rows * row, taps, row, true}, dy, w, bias, dx);
+  const Kernels kernels{c.groups, c.channels, winograd_channels(back), c.kernel[0], c.rows * row, taps, row, true};
+  convolve(threads, back, kernels, dy, w, bias, dx);
 }
 
 }  // namespace onnxtrain::ONNXTRAIN_LEVEL

@@ -161,15 +161,16 @@ void winograd_weight_gradient(
     const Threads& threads, const Convolution& c, const float* dy, const float* x, float* dw, float* db) {
   thread_local Scratch memory;
   const int64_t channels = winograd_channels(c);
-  Job job{c, winograd_inputs(c, false), winograd_results(c), c.kernel[0], divided_up(c.rows, n) * n, divided_up(channels, most_channels),
-          divided_up(c.rows, most_channels), 1, 1, x, dy, nullptr, nullptr};
+  Job job{c, winograd_inputs(c, false), winograd_results(c), c.kernel[0], divided_up(c.rows, n) * n,
+          std::min(divided_up(channels, most_channels), c.channels), divided_up(c.rows, most_channels), 1, 1, x, dy,
+          nullptr, nullptr};
   const int64_t tiles = job.inputs.positions(), parts = c.groups * job.channel_parts * job.column_parts;
   // A split has sums of its own, which are added up in the end: four at first, more where each has tiles enough.
   const int64_t wanted = std::clamp<int64_t>(tiles / (4 * fewest_tiles), 4, 16);
   job.splits = std::clamp<int64_t>(tiles / fewest_tiles, 1, divided_up(wanted, parts));
   if (parts * job.splits == 1) job.channel_parts = std::min<int64_t>(c.channels, 2);
-  job.channel_parts = std::min(job.channel_parts, c.channels);
-  const int64_t per_vector = winograd_terms * n * (divided_up(channels, job.channel_parts) + divided_up(job.columns, job.column_parts));
+  const int64_t rows = divided_up(c.channels, job.channel_parts) * job.depth;
+  const int64_t per_vector = winograd_terms * n * (rows + divided_up(job.columns, job.column_parts));
   job.block = std::clamp<int64_t>(block_floats / per_vector, 2, 9);
   const int64_t sums = c.groups * winograd_terms * job.plane();
   const int64_t kept = job.splits > 1 ? sums : 0;

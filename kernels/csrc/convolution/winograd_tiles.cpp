@@ -75,7 +75,8 @@ void transform_inputs(const Gather& from, const Plan& what, const float* x, int6
   float* const copied = memory.floats(packed_channels * depth * winograd_terms * pitch);
 #if defined(__AVX512F__)
   if (what.paired && what.picks.empty() && from.grid[2] >= long_row) {
-    for (int64_t c = first; c < last; ++c) transform_directly(what, x + c * from.per_channel, depth, pitch, plane, to + (c - first) * depth * pitch);
+    for (int64_t c = first; c < last; ++c)
+      transform_directly(what, x + c * from.per_channel, depth, pitch, plane, to + (c - first) * depth * pitch);
     return;
   }
 #endif

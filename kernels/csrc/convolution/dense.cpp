@@ -50,7 +50,10 @@ struct Channels {
 
 void forward(
     const Threads& threads, const Convolution& c, const float* x, const float* w, const float* bias, float* y) {
-  if (winograd_pays(c)) return winograd_forward(threads, c, x, w, bias, y);
+  // Kernels that few tiles read take longer to transform than to multiply with where they are.
+  const int64_t tiles = c.batch * c.out[0] * ((c.out[1] + 1) / 2) * ((c.out[2] + 1) / 2);
+  const bool transforms = tiles > 32 || (tiles > 8 && c.channels * c.rows * c.kernel[0] <= 256 * 256);
+  if (transforms && winograd_pays(c)) return winograd_forward(threads, c, x, w, bias, y);
   thread_local Scratch memory;
   const int64_t size = volume(c.in), positions = volume(c.out), depth = c.channels * taps_of(c);
   const Channels channels(threads, c, c.channels, size, x);

@@ -286,10 +286,18 @@ holder.start()
 held.wait()
 assert forked(is_refused) == 0
 
+interrupted = threading.Event()
+def raise_once(*_):
+    if not interrupted.is_set():
+        interrupted.set()
+        raise KeyboardInterrupt
+signal.signal(signal.SIGINT, raise_once)
 def interrupt():
-    while not module.lock._next.locked():  # until the main thread waits
+    while not module.lock._next.locked():
         pass
-    signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+    # Again and again: Python notices no signal that comes just before the thread begins to wait.
+    while not interrupted.wait(0.01):
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 threading.Thread(target=interrupt).start()
 try:
     module(*batch)

@@ -22,6 +22,7 @@ from onnxtrain.cli._app import app
 from onnxtrain.cli._inspect import run_command
 from onnxtrain.cli._ops import model_ops
 from onnxtrain.errors import GraphBuildError, NothingToTrain
+from onnxtrain.passes.io import save
 from onnxtrain.passes.parameters.op_settings import _QUANTISATION, _ROTARY
 from training_run import Run
 
@@ -274,3 +275,56 @@ def test_the_tables_name_every_scale_and_cache_of_the_schemas() -> None:
         )
     ]
     assert not missing
+
+
+def test_packed_weights_are_stored_once_and_unpacked_by_no_arithmetic(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Forward and backward product read the same bytes; a session folds nothing to float."""
+    rng = np.random.default_rng(0)
+    model = onnx.parser.parse_model("""
+        <ir_version: 10, opset_import: ["": 21, "com.microsoft": 1]>
+        g (float[n, 32] x) => (float[n, 32] y) {
+            a = Mul(x, gain)
+            b = com.microsoft.MatMulNBits<K=32, N=256, bits=4, block_size=16>(a, w1, w1_scales)
+            c = Tanh(b)
+            y = com.microsoft.MatMulNBits<K=256, N=32, bits=8, block_size=32>(c, w2, w2_scales, w2_zeros)
+        }""")
+    arrays = {
+        "w1": rng.integers(0, 256, (256, 2, 8)).astype(np.uint8),
+        "w2": rng.integers(0, 256, (32, 8, 32)).astype(np.uint8),
+        "w1_scales": rng.uniform(0.01, 0.05, (256, 2)).astype(np.float32),
+        "w2_scales": rng.uniform(0.001, 0.005, (32, 8)).astype(np.float32),
+        "w2_zeros": rng.integers(0, 256, (32, 8)).astype(np.uint8),
+        "gain": GAIN,
+    }
+    for name, array in arrays.items():
+        model.graph.initializer.append(numpy_helper.from_array(array, name))
+    packed = arrays["w1"].nbytes + arrays["w2"].nbytes
+    onnx.save(model, tmp_path / "net.onnx", save_as_external_data=True, size_threshold=1000)
+    monkeypatch.setattr(save.write_models, "__defaults__", (1000,))
+    run_ = Run.generate(tmp_path / "run", tmp_path / "net.onnx", loss="mse", optimizer="sgd")
+    (data,) = (tmp_path / "run").glob("*.data")
+    # Two tensors, each from the beginning of a page, and the second one's scales.
+    assert packed <= data.stat().st_size < packed + 3 * 4096
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    options.optimized_model_filepath = str(tmp_path / "run" / "optimised.onnx")
+    ort.InferenceSession(tmp_path / "run" / "training_model.onnx", options)
+    held = onnx.load(tmp_path / "run" / "optimised.onnx").graph
+    assert max(numpy_helper.to_array(i).nbytes for i in held.initializer if i.data_type == 1) < packed
+    assert [node.op_type for node in held.node].count("DequantizeLinear") == 2
+
+    loss = run_.module(X, TARGET)
+    codes = [
+        np.stack([arrays["w1"] & 15, arrays["w1"] >> 4], -1).reshape(256, 32).astype(np.float64) - 8,
+        arrays["w2"].reshape(32, 256).astype(np.float64) - np.repeat(arrays["w2_zeros"], 32, 1),
+    ]
+    scales = [np.repeat(arrays[f"w{n}_scales"].astype(np.float64), size, 1) for n, size in ((1, 16), (2, 32))]
+    first, second = (a * b for a, b in zip(codes, scales, strict=True))
+    hidden = np.tanh(X * GAIN @ first.T)
+    y = hidden @ second.T
+    assert float(loss) == pytest.approx(((y - TARGET) ** 2).mean(), rel=1e-5)
+    expected = (((2 / TARGET.size * (y - TARGET)) @ second * (1 - hidden**2)) @ first * X).sum(0)
+    gradient = dict(run_.state.parameters)["gain"].grad
+    np.testing.assert_allclose(gradient, expected, rtol=1e-4, atol=1e-6 * np.abs(expected).max())

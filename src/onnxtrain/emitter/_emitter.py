@@ -63,6 +63,24 @@ class Emitter(NodeWriter):
         output.shape = like.shape
         return output
 
+    def reshape_after(self, value: ir.Value, shape: Operand, signal: ir.Value) -> ir.Value:
+        """Returns `value` reshaped, but not before `signal` is computed.
+
+        A runtime computes at once what depends on no value that is missing. Here the shape depends on the signal: a
+        zero is added to it that is computed from the signal's first number (x < x is false, for NaN as well), which no
+        optimizer folds.
+
+        Args:
+            value: the tensor to reshape.
+            shape: int64 [rank].
+            signal: a floating-point tensor.
+        """
+        if signal not in self._zeros:
+            first = self.Slice(self.Reshape(signal, [-1]), [0], [1])
+            none = self.Cast(self.Less(first, first), to=ir.DataType.INT64)
+            self._zeros[signal] = self.ReduceSum(none, keepdims=0)
+        return self.Reshape(value, self.Add(shape, self._zeros[signal]), allowzero=1)
+
     def merge_from(self, value: ir.Value, axis: int) -> ir.Value:
         """Returns `value` with its axes from `axis` on merged into one, also if it has no elements.
 

@@ -76,6 +76,7 @@ class NodeWriter:
         self._in_function = in_function
         self._constants: dict[tuple[Any, ...], ir.Value] = {}
         self._shapes: dict[ir.Value, ir.Value] = {}
+        self._zeros: dict[ir.Value, ir.Value] = {}
         self._names = Names(all_names(graph))
 
     def __getattr__(self, op_type: str) -> Write:

@@ -149,7 +149,6 @@ class _Writer:
     def __init__(self, op: Emitter, plan: _Plan) -> None:
         self._op, self._plan = op, plan
         self._again: dict[ir.Value, ir.Value] = {}
-        self._zeros: dict[ir.Value, ir.Value] = {}
 
     def rewrite(self, node: ir.Node) -> None:
         """Makes a gradient node read recomputed values."""
@@ -188,15 +187,8 @@ class _Writer:
     def _delayed(self, value: ir.Value, signal: ir.Value) -> ir.Value:
         """Makes a value depend on a signal, so that no runtime recomputes from it before the signal is computed."""
         # ONNX Runtime runs a node as soon as its inputs are there, and then the recomputed values would live as long as
-        # the kept ones. Here the shape of a Reshape depends on the signal: a zero is added to it that is computed from
-        # the signal's first number (x < x is false, for NaN as well), which no optimizer folds.
-        op = self._op
-        if signal not in self._zeros:
-            first = op.Slice(op.Reshape(signal, [-1]), [0], [1])
-            self._zeros[signal] = op.ReduceSum(
-                op.Cast(op.Less(first, first), to=ir.DataType.INT64), keepdims=0
-            )
-        result: ir.Value = op.Reshape(value, op.Add(op.shape_of(value), self._zeros[signal]), allowzero=1)
+        # the kept ones.
+        result = self._op.reshape_after(value, self._op.shape_of(value), signal)
         result.shape, result.type = value.shape, value.type
         return result
 

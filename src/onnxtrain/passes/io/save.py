@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import BinaryIO
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 
@@ -100,16 +101,23 @@ def write_models(
     """
     for name, model in models.items():
         _map_tensors_beside(model, name)
-    # A pass that copies a model copies no tensors: equal weights of the models are the same object.
-    held = [{id(t): t for t in _tensors(model)} for model in models.values()]
-    counts = Counter(key for tensors in held for key in tensors)
-    common = {key: t for tensors in held for key, t in tensors.items() if counts[key] > 1}
-    large = {key: t for key, t in common.items() if t.nbytes > _EXTERNAL_TENSOR_BYTES}
+    # A pass that copies a model copies no tensors: equal weights of the models have one storage.
+    tensors: dict[Hashable, dict[int, ir.TensorProtocol]] = {}
+    readers: Counter[Hashable] = Counter()
+    for model in models.values():
+        for tensor in _tensors(model):
+            if tensor.nbytes > _EXTERNAL_TENSOR_BYTES and tensor.dtype != ir.DataType.STRING:
+                tensors.setdefault(_storage(tensor), {})[id(tensor)] = tensor
+                readers[_storage(tensor)] += 1
+    # Two initializers of one model count as two models do.
+    shared = {storage: views for storage, views in tensors.items() if readers[storage] > 1}
     places: dict[int, ir.ExternalTensor] = {}
-    if sum(t.nbytes for t in large.values()) > shared_data_threshold:
+    if sum(next(iter(views.values())).nbytes for views in shared.values()) > shared_data_threshold:
         data = external_data_name(next(iter(models)))
         with files.open(data) as file:
-            places = {key: _placed(tensor, file, data) for key, tensor in large.items()}
+            for views in shared.values():
+                place = _placed(next(iter(views.values())), file, data)
+                places |= {key: _at(place, tensor) for key, tensor in views.items()}
     for name, model in models.items():
         write_model(model, files, name, placed=places)
 
@@ -195,6 +203,24 @@ def _with_tensors_in(
                 continue
             value.const_value = _placed(tensor, file, name)
     return clone
+
+
+def _storage(tensor: ir.TensorProtocol) -> Hashable:
+    """Return what tells the bytes of a tensor from those of others; views of one storage have the same."""
+    if isinstance(tensor, ir.ExternalTensor):
+        return str(tensor.path), tensor.offset, tensor.length
+    # Views of one array, e.g. the bytes of int4 weights as MatMulNBits reads them and as DequantizeLinear does.
+    array = getattr(tensor, "raw", None)
+    if isinstance(array, np.ndarray) and array.flags.c_contiguous:
+        return array.__array_interface__["data"][0], array.nbytes
+    return id(tensor)
+
+
+def _at(place: ir.ExternalTensor, tensor: ir.TensorProtocol) -> ir.ExternalTensor:
+    """Return the tensor of the bytes at `place` with dtype and shape of `tensor`."""
+    shape = ir.Shape(tensor.shape.numpy())
+    name = str(tensor.name)
+    return ir.ExternalTensor(place.location, place.offset, place.length, tensor.dtype, shape=shape, name=name)
 
 
 def _placed(tensor: ir.TensorProtocol, file: BinaryIO, name: str) -> ir.ExternalTensor:

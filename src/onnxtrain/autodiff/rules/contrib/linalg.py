@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from onnxtrain.autodiff._node import NodeView, Signature
 from onnxtrain.autodiff._registry import Cotangents, defbody, vjp
+from onnxtrain.autodiff.rules.contrib._packed import blockwise_weight
 from onnxtrain.autodiff.rules.contrib._shared import MS, refused
 from onnxtrain.autodiff.rules.contrib.activation import activated
 from onnxtrain.autodiff.rules.linalg import inverse_rule
@@ -81,10 +82,15 @@ def matmul_nbits(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     (B - zero_points)·ct_W and of -scales·ct_W over each block. `accuracy_level=4` rounds A to int8 in the forward
     product; gradients pass this rounding unchanged.
     """
+    _check_nbits(n)
     # The node stays in the forward graph: the kernel reads the packed weights, and rounds as the deployed file does.
-    codes, scales = _nbits_weights(op, n)
     cotangents: dict[str | ir.Value, ir.Value | None] = {}
-    if n.needs("A"):
+    weight = blockwise_weight(op, n, ct) if n.needs("A") else None
+    if weight is not None:
+        cotangents["A"] = op.MatMul(ct, weight)
+    needs_codes = n.needs("scales") or n.needs("zero_points") or (n.needs("A") and weight is None)
+    codes, scales = _nbits_weights(op, n) if needs_codes else (ct, ct)
+    if n.needs("A") and weight is None:
         cotangents["A"] = op.MatMul(ct, op.Mul(codes, scales))
     if n.needs("bias"):
         cotangents["bias"] = op.ReduceSum(op.Reshape(ct, [-1, n.attr("N")]), [0], keepdims=0)
@@ -100,9 +106,9 @@ def matmul_nbits(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     return cotangents
 
 
-def _nbits_weights(op: Emitter, n: NodeView) -> tuple[ir.Value, ir.Value]:
-    """Unpacks the weights of a MatMulNBits: codes minus zero points, and scales, both float [N, K]."""
-    bits, size, rows, columns = (n.attr(name) for name in ("bits", "block_size", "N", "K"))
+def _check_nbits(n: NodeView) -> None:
+    """Raises NoGradientRule for weights that the gradient would read in another way than the kernel."""
+    bits = n.attr("bits")
     if bits not in (2, 4, 8):
         raise refused(n, f"weights of {bits} bits")
     if n.attr("weight_prepacked"):
@@ -111,6 +117,11 @@ def _nbits_weights(op: Emitter, n: NodeView) -> tuple[ir.Value, ir.Value]:
     # would not be that of the gradients.
     if n.g_idx is not None and n.zero_points is not None and n.zero_points.dtype == ir.DataType.UINT8:
         raise refused(n, "g_idx with packed zero points")
+
+
+def _nbits_weights(op: Emitter, n: NodeView) -> tuple[ir.Value, ir.Value]:
+    """Unpacks the weights of a MatMulNBits: codes minus zero points, and scales, both float [N, K]."""
+    bits, size, rows, columns = (n.attr(name) for name in ("bits", "block_size", "N", "K"))
     blocks = math.ceil(columns / size)
     like = n.A
     codes = op.Slice(_unpacked(op, n.B, bits, [rows, blocks * size], like), [0], [columns], [1])

@@ -1,0 +1,105 @@
+"""Reads the packed weights of MatMulNBits as integers of 4 or 8 bits, which DequantizeLinear takes, without a copy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxtrain.autodiff._node import NodeView
+from onnxtrain.emitter import Emitter
+from onnxtrain.passes import mark_constant
+
+_TYPES = {4: ir.DataType.UINT4, 8: ir.DataType.UINT8}
+
+
+def blockwise_weight(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value | None:
+    """Writes the weight of a MatMulNBits, float [N, K], as a DequantizeLinear of its bytes.
+
+    ONNX Runtime folds no DequantizeLinear: it computes the weight in each step, when the cotangent `ct` is there, and
+    frees it. A weight that is unpacked by arithmetic would be folded to float32 when a session is made, eight times the
+    memory of 4 bits.
+
+    Returns:
+        The weight; None if the graph computes the codes or zero points, for 2 bits, and for columns in an order of
+        their own, which DequantizeLinear cannot read.
+    """
+    bits, size, rows, columns = (n.attr(name) for name in ("bits", "block_size", "N", "K"))
+    codes, zero_points = _tensor(n.B), _tensor(n.zero_points)
+    unreadable = codes is None or (n.zero_points is not None and zero_points is None)
+    if bits not in _TYPES or n.g_idx is not None or unreadable:
+        return None
+    if zero_points is not None and zero_points.dtype != ir.DataType.UINT8:
+        return None
+    assert codes is not None
+    blocks = math.ceil(columns / size)
+    name = f"{n.B.name}.blocks"
+    zeros = _zero_points(zero_points, bits, rows, blocks, name)
+    weight = op.DequantizeLinear(
+        _constant(op, name, viewed(codes, _TYPES[bits], (rows, blocks * size))),
+        # Without waiting for the cotangent, the float weights of all layers would be there before the first of them is
+        # needed.
+        op.reshape_after(n.scales, op.const([rows, blocks]), ct),
+        _constant(op, f"{name}.zero_points", zeros),
+        axis=1,
+        block_size=size,
+    )
+    # The last block of a row may be longer than the columns that are left.
+    return weight if blocks * size == columns else op.Slice(weight, [0], [columns], [1])
+
+
+def viewed(tensor: ir.TensorProtocol, dtype: ir.DataType, shape: Sequence[int]) -> ir.TensorProtocol:
+    """Returns the bytes of a tensor as a tensor of another dtype and shape; both share file or memory."""
+    if isinstance(tensor, ir.ExternalTensor):
+        return ir.ExternalTensor(
+            tensor.location,
+            tensor.offset,
+            tensor.length,
+            dtype,
+            shape=ir.Shape(shape),
+            name=str(tensor.name),
+            base_dir=tensor.base_dir,
+        )
+    # ONNX packs integers of 4 bits as MatMulNBits does: two in a byte, the first one in the low half.
+    array = np.ascontiguousarray(tensor.numpy()).reshape(-1)
+    if dtype == ir.DataType.UINT4:
+        return ir.PackedTensor(array, dtype, shape=ir.Shape(shape))
+    return ir.Tensor(array.reshape(tuple(shape)), dtype=dtype)
+
+
+def _tensor(value: ir.Value | None) -> ir.TensorProtocol | None:
+    """Returns the tensor of a constant; None for a value that the graph or the device computes."""
+    return None if value is None or value.is_graph_input() else value.const_value
+
+
+def _zero_points(
+    tensor: ir.TensorProtocol | None, bits: int, rows: int, blocks: int, name: str
+) -> ir.TensorProtocol:
+    """Returns the zero points as DequantizeLinear wants them: [N, blocks], packed without gaps."""
+    per_byte = 8 // bits
+    if tensor is None:
+        # Without zero points the codes are around the middle of their range.
+        values = np.full((rows, blocks), 2 ** (bits - 1), np.uint8)
+    else:
+        packed = tensor.numpy().reshape(rows, -1)
+        # Each row of the kernel's zero points begins with a new byte.
+        shifts = np.arange(0, 8, bits, dtype=np.uint8)
+        unpacked = (packed[..., None] >> shifts) & np.uint8(2**bits - 1)
+        values = unpacked.reshape(rows, -1)[:, :blocks]
+    flat = values.reshape(-1)
+    if bits == 8:
+        return ir.Tensor(values.copy(), dtype=ir.DataType.UINT8, name=name)
+    flat = np.pad(flat, (0, -len(flat) % per_byte))
+    joined = flat[0::2] | (flat[1::2] << np.uint8(4))
+    return ir.PackedTensor(joined.astype(np.uint8), ir.DataType.UINT4, shape=ir.Shape((rows, blocks)))
+
+
+def _constant(op: Emitter, name: str, tensor: ir.TensorProtocol) -> ir.Value:
+    """Adds an initializer, which is no parameter."""
+    value = ir.Value(name=op.unique_name(name), const_value=tensor)
+    value.type, value.shape = ir.TensorType(tensor.dtype), ir.Shape(tensor.shape.numpy())
+    mark_constant(value)
+    op.graph.register_initializer(value)
+    return value

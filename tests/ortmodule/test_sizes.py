@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -14,6 +14,15 @@ from onnxtrain.ortmodule import ORTModule
 from ortmodule.eager import Of, compare, pair
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("fresh_dynamo")]
+
+
+@pytest.fixture(autouse=True)
+def two_threads() -> Iterator[None]:
+    """Lets PyTorch sum on two threads on every machine: the error of its sums, the tolerance here, depends on them."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
 
 
 def assert_same(plain: nn.Module, *shapes: tuple[int, ...]) -> ORTModule:

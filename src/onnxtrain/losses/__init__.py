@@ -6,7 +6,7 @@
     >>> scores = ir.Value(name="scores", shape=ir.Shape(["n", 10]), type=ir.TensorType(ir.DataType.FLOAT))
     >>> loss.targets(scores)
     [TargetSpec(name='labels', dtype=INT64, shape=('n',),
-                class_labels=ClassLabels(count=10, ignore_index=-100, axis=1, scores=None))]
+                class_labels=ClassLabels(count=10, ignore_index=-100, axis=1, scores=None, shift=0))]
 
 Losses of float16 and bfloat16 scores are computed in float32, so that sums over a batch neither overflow nor
 lose digits; the result has the dtype of the scores again, as in PyTorch.

@@ -92,11 +92,11 @@ class LoraConfig:
 
     def names(self, module: str) -> bool:
         """Says if `target_modules` names a module; always False for "all-linear", which names none."""
-        return self.target_modules != ALL_LINEAR and _matches(self.target_modules, module)
+        return self.target_modules != ALL_LINEAR and matches(self.target_modules, module)
 
     def excludes(self, module: str) -> bool:
         """Says if `exclude_modules` names a module."""
-        return self.exclude_modules is not None and _matches(self.exclude_modules, module)
+        return self.exclude_modules is not None and matches(self.exclude_modules, module)
 
     def to_peft(self, modules: Sequence[str]) -> dict[str, Any]:
         """Returns the content of PEFT's `adapter_config.json`.
@@ -143,7 +143,7 @@ def _all_values(holds: Any) -> Any:
     return lambda patterns: patterns is None or all(holds(value) for value in patterns.values())
 
 
-def _matches(choice: str | Sequence[str], module: str) -> bool:
+def matches(choice: str | Sequence[str], module: str) -> bool:
     """Says if a regular expression matches the whole path, or a name of a list is its end."""
     # As PEFT: a text is a regular expression, a list holds names.
     if isinstance(choice, str):
@@ -154,7 +154,12 @@ def _matches(choice: str | Sequence[str], module: str) -> bool:
 def _by_pattern(patterns: Mapping[str, Any] | None, module: str, default: Any) -> Any:
     """Returns the value of the first pattern that matches the end of a path, else the default."""
     for pattern, value in (patterns or {}).items():
-        # PEFT's own rule: the key may be a path, its end, or a regular expression.
-        if re.fullmatch(rf"(.*\.)?({pattern})", module):
+        if matches_end(pattern, module):
             return value
     return default
+
+
+def matches_end(pattern: str, module: str) -> bool:
+    """Says if a key of `rank_pattern` or `alpha_pattern` is for a module."""
+    # PEFT's own rule: the key may be a path, its end, or a regular expression.
+    return re.fullmatch(rf"(.*\.)?({pattern})", module) is not None

@@ -20,6 +20,7 @@ from onnxtrain.lora._config import LoraConfig
 from onnxtrain.lora._description import METADATA_KEY, AdapterDescription, Module, Pair, base_fingerprint
 from onnxtrain.lora._targets import Target, choose_targets, find_targets
 from onnxtrain.passes import ModelSource, as_given, inline_functions, load_model
+from onnxtrain.passes.tidy.constants import add_initializer
 
 
 @dataclass(frozen=True)
@@ -108,10 +109,7 @@ def insert_adapters(
     generator, fingerprint = np.random.default_rng(config.seed), base_fingerprint(model)
 
     def make(name: str, array: np.ndarray) -> ir.Value:
-        value = ir.Value(name=name, const_value=ir.tensor(array, name=name))
-        value.type, value.shape = ir.TensorType(ir.DataType.FLOAT), ir.Shape(array.shape)
-        model.graph.register_initializer(value)
-        return value
+        return add_initializer(model.graph, ir.tensor(array, name=name))
 
     adapters: dict[str, _Adapter] = {}
     for target in targets:

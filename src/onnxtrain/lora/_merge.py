@@ -21,6 +21,7 @@ from onnxtrain.lora._insert import insert_adapters, loaded_for_adapters
 from onnxtrain.lora._linear_weights import constant_value, quantised_linear
 from onnxtrain.lora._targets import Target, choose_targets
 from onnxtrain.passes import ModelSource, as_given, remove_unread_chains, remove_unread_initializers
+from onnxtrain.passes.tidy.constants import add_initializer
 
 REPORT_KEY = "onnxtrain.merge"
 """Key of the losses before and after in the metadata of a merged model."""
@@ -187,7 +188,4 @@ def _replace_input(model: ir.Model, node: ir.Node, index: int, array: Array) -> 
 
 def _initializer(model: ir.Model, name: str, array: Array) -> ir.Value:
     """Adds an initializer; a weight that is still read elsewhere keeps its name."""
-    value = ir.Value(name=Emitter(model.graph).unique_name(name), const_value=ir.tensor(array, name=name))
-    value.type, value.shape = ir.TensorType(ir.DataType.from_numpy(array.dtype)), ir.Shape(array.shape)
-    model.graph.register_initializer(value)
-    return value
+    return add_initializer(model.graph, ir.tensor(array, name=Emitter(model.graph).unique_name(name)))

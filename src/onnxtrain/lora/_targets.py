@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import onnx_ir as ir
 
 from onnxtrain.errors import GraphBuildError
-from onnxtrain.lora._config import ALL_LINEAR, LoraConfig
+from onnxtrain.lora._config import ALL_LINEAR, LoraConfig, matches, matches_end
 from onnxtrain.selection import module_scope, some_names
 
 _MS = "com.microsoft"
@@ -127,7 +127,7 @@ def choose_targets(model: ir.Model, config: LoraConfig) -> list[Target]:
         chosen = [target for target in targets if config.names(target.module)]
         # A misspelt name in a list of several would otherwise train fewer layers than asked for, silently.
         for name in [] if isinstance(config.target_modules, str) else config.target_modules:
-            if not any(replace_targets(config, [name]).names(module) for module in names):
+            if not any(matches([name], module) for module in names):
                 raise GraphBuildError(
                     f"{doing}: no layer is named {name!r} (target_modules); there are {some_names(_ends(names))}"
                 )
@@ -141,17 +141,12 @@ def choose_targets(model: ir.Model, config: LoraConfig) -> list[Target]:
     # PEFT ignores such keys, and the layers get the common rank.
     for option in ("rank_pattern", "alpha_pattern"):
         for pattern in getattr(config, option) or ():
-            if not any(re.fullmatch(rf"(.*\.)?({pattern})", target.module) for target in chosen):
+            if not any(matches_end(pattern, target.module) for target in chosen):
                 raise GraphBuildError(
                     f"{doing}: {pattern!r} of {option} matches no chosen layer; they are "
                     f"{some_names([target.module for target in chosen])}"
                 )
     return chosen
-
-
-def replace_targets(config: LoraConfig, names: Sequence[str]) -> LoraConfig:
-    """Returns a configuration with other target modules."""
-    return replace(config, target_modules=tuple(names))
 
 
 def _check_overlap(chosen: Sequence[Target], doing: str) -> None:

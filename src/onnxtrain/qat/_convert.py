@@ -13,6 +13,7 @@ from onnx.reference import ReferenceEvaluator
 from onnxtrain.emitter import Emitter
 from onnxtrain.errors import GraphBuildError
 from onnxtrain.passes import ModelSource, as_given, canonicalize, load_model, remove_unread_initializers
+from onnxtrain.passes.tidy.constants import add_initializer
 from onnxtrain.qat._layers import Array, constant
 from onnxtrain.qat._prepare import LOGARITHM
 
@@ -120,15 +121,10 @@ def _round_bias(model: ir.Model, layer: ir.Node) -> None:
     rounded = np.clip(np.rint(constant(bias) / scale.reshape(-1)), -(2.0**31), 2.0**31 - 1).astype(np.int32)
     op = Emitter(model.graph)
     with op.placing(before=layer):
-        inputs = [
-            _add(op, f"{bias.name}_quantized", rounded),
-            _add(op, f"{bias.name}_scale", scale.reshape(-1)[: scale.size]),
-        ]
+        codes = _add(op, f"{bias.name}_quantized", rounded)
         # A vector of one scale would belong to an axis.
-        if scale.size == 1:
-            inputs[1].const_value = ir.tensor(scale.reshape(()), name=inputs[1].name)
-            inputs[1].shape = ir.Shape(())
-        real = op.DequantizeLinear(*inputs, axis=0)
+        step = _add(op, f"{bias.name}_scale", scale.reshape(() if scale.size == 1 else -1))
+        real = op.DequantizeLinear(codes, step, axis=0)
     layer.replace_input_with(2, real)
 
 
@@ -150,8 +146,4 @@ def _replace(graph: ir.Graph, node: ir.Node, name: str, array: Array) -> None:
 
 def _add(op: Emitter, name: str, array: Array) -> ir.Value:
     """Adds an initializer; the name gets a number if it is taken."""
-    value = ir.Value(name=op.unique_name(name))
-    value.const_value = ir.tensor(array, name=value.name)
-    value.type, value.shape = ir.TensorType(ir.DataType.from_numpy(array.dtype)), ir.Shape(array.shape)
-    op.graph.register_initializer(value)
-    return value
+    return add_initializer(op.graph, ir.tensor(array, name=op.unique_name(name)))

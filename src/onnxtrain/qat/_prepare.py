@@ -13,7 +13,8 @@ import onnx_ir as ir
 from onnxtrain.emitter import Emitter
 from onnxtrain.errors import GraphBuildError
 from onnxtrain.passes import ModelSource, as_given, canonicalize, load_model, remove_unread_initializers
-from onnxtrain.qat._layers import Array, IntegerWeight, constant, integer_weights, scales
+from onnxtrain.passes.tidy.constants import add_initializer
+from onnxtrain.qat._layers import IntegerWeight, constant, integer_weights, scales
 
 LOGARITHM = ".log_of_scale"
 """End of the name of the logarithm that is trained in the place of a scale."""
@@ -88,7 +89,7 @@ def _replace_by_master(op: Emitter, weight: IntegerWeight) -> None:
         for node, _ in readers:
             # The master takes the name, which is that of the bias before it was quantised.
             node.outputs[0].name = f"{node.outputs[0].name}.dequantised"
-        master = _parameter(op, name, array)
+        master = add_initializer(op.graph, ir.tensor(array, name=name))
         for node, _ in readers:
             node.outputs[0].replace_all_uses_with(master, replace_graph_outputs=True)
         op.graph.remove([node for node, _ in readers], safe=True)
@@ -96,7 +97,7 @@ def _replace_by_master(op: Emitter, weight: IntegerWeight) -> None:
         # Freezing and groups of parameters go by the name that the weight had before it was quantised.
         name = _END.sub("", str(weight.value.name))
         name = name if name != weight.value.name else f"{name}.master"
-        master = _parameter(op, op.unique_name(name), array)
+        master = add_initializer(op.graph, ir.tensor(array, name=op.unique_name(name)))
         # ONNX wants nodes in order: the rounding stands before the first node that reads its integers.
         first = min((node for node, _ in readers), key=list(op.graph).index)
         zero_point = weight.zero_point or _zero(op, weight)
@@ -108,14 +109,6 @@ def _replace_by_master(op: Emitter, weight: IntegerWeight) -> None:
         for node, index in readers:
             node.replace_input_with(index, codes)
     remove_unread_initializers(op.graph, [weight.value, weight.scale, weight.zero_point])
-
-
-def _parameter(op: Emitter, name: str, array: Array) -> ir.Value:
-    """Adds a float32 initializer, which is a parameter."""
-    value = ir.Value(name=name, const_value=ir.tensor(array, name=name))
-    value.type, value.shape = ir.TensorType(ir.DataType.FLOAT), ir.Shape(array.shape)
-    op.graph.register_initializer(value)
-    return value
 
 
 def _zero(op: Emitter, weight: IntegerWeight) -> ir.Value:
@@ -133,7 +126,9 @@ def _replace_scales(op: Emitter, values: list[ir.Value]) -> None:
         if (array <= 0).any():
             continue
         exponent = np.log(array.astype(np.float64)).astype(np.float32)
-        logarithm = _parameter(op, op.unique_name(f"{scale.name}{LOGARITHM}"), exponent)
+        logarithm = add_initializer(
+            op.graph, ir.tensor(exponent, name=op.unique_name(f"{scale.name}{LOGARITHM}"))
+        )
         readers = [(use.node, use.idx) for use in scale.uses()]
         first = min((node for node, _ in readers), key=list(op.graph).index)
         with op.placing(before=first):

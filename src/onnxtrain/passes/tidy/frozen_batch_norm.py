@@ -8,6 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.passes.parameters.training_mode import is_training_batch_norm
+from onnxtrain.passes.tidy.constants import add_initializer
 
 Array = np.ndarray[Any, Any]
 
@@ -93,7 +94,4 @@ def _initializer(graph: ir.Graph, norm: ir.Node, array: Array) -> ir.Value:
     """Add an initializer named after the normalisation, e.g. `bn1_out.folded_weight`."""
     kind = "weight" if array.ndim > 1 else "bias"
     name = f"{norm.outputs[0].name}.folded_{kind}"
-    value = ir.Value(name=name, const_value=ir.tensor(array, name=name))
-    value.type, value.shape = ir.TensorType(ir.DataType.from_numpy(array.dtype)), ir.Shape(array.shape)
-    graph.register_initializer(value)
-    return value
+    return add_initializer(graph, ir.tensor(array, name=name))

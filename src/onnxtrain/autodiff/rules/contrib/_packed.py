@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from onnxtrain.autodiff._node import NodeView
 from onnxtrain.emitter import Emitter
-from onnxtrain.passes import mark_constant
+from onnxtrain.passes.tidy.constants import add_constant
 
 _TYPES = {4: ir.DataType.UINT4, 8: ir.DataType.UINT8}
 
@@ -98,8 +98,5 @@ def _zero_points(
 
 def _constant(op: Emitter, name: str, tensor: ir.TensorProtocol) -> ir.Value:
     """Adds an initializer, which is no parameter."""
-    value = ir.Value(name=op.unique_name(name), const_value=tensor)
-    value.type, value.shape = ir.TensorType(tensor.dtype), ir.Shape(tensor.shape.numpy())
-    mark_constant(value)
-    op.graph.register_initializer(value)
-    return value
+    tensor.name = op.unique_name(name)
+    return add_constant(op.graph, tensor)

@@ -40,6 +40,21 @@ def test_names_are_those_of_the_modules(model: onnx.ModelProto) -> None:
     assert target_names(model) == NAMES
 
 
+@pytest.mark.parametrize(("feed_forward", "expected"), [("fc1", "dense"), ("gate_proj", "o_proj")])
+def test_names_in_files_of_genais_builder_are_those_of_pytorch(feed_forward: str, expected: str) -> None:
+    # The builder calls the output layer of attention `o_proj` in every model; PyTorch's Phi, the one with an `fc1`, `dense`.
+    layers = {
+        f"model.layers.{n}.{name}.MatMul": (4, 4)
+        for n in (0, 1)
+        for name in ("attn.o_proj", f"mlp.{feed_forward}")
+    }
+    model = products(layers)
+    assert target_names(model) == [expected, feed_forward]
+    assert sorted(adapters_of(add_lora(model, LoraConfig(r=1, target_modules=[expected])))) == [
+        f"model.layers.{n}.self_attn.{expected}.lora_{letter}.weight" for n in (0, 1) for letter in "AB"
+    ]
+
+
 def test_initial_adapters_change_nothing(model: onnx.ModelProto) -> None:
     changed = add_lora(model, LoraConfig(r=4))
     assert np.array_equal(run(changed, tokens=TOKENS), run(model, tokens=TOKENS))

@@ -22,6 +22,8 @@ _ENDS = (r"(_DQ)?_Q\d+(G\d+)?$", r"_quantized$", r"\.(weight|kernel)$", r"\.(Mat
 _MADE_UP = re.compile(r"(val|const|onnx::\w+|_?inlfunc\w*)_\d+.*|/.*|\d+")
 # The builder of onnxruntime-genai writes `attn` for what Llama's, Qwen's and Phi's PyTorch modules call `self_attn`.
 _BUILDER = re.compile(r"^(model\.layers\.\d+)\.attn\.")
+# It writes `o_proj` for what PyTorch's Phi calls `dense`. Of its decoders, Phi alone has an `fc1` (genai 0.18).
+_BUILDER_OUTPUT = re.compile(r"^(model\.layers\.\d+)\.attn\.o_proj\b")
 _OUTPUT_LAYERS = frozenset({"lm_head", "embed_out"})
 _QKV = ("q_proj", "k_proj", "v_proj")
 
@@ -78,13 +80,13 @@ def find_targets(model: ir.Model) -> list[Target]:
     found = []
     # Layers in branches of If and bodies of Loop and Scan are left out: adapters would have to be written there, too.
     named: dict[str, ir.Value] = {}
-    for node in model.graph:
-        layer = _read_layer(node)
-        if layer is None:
-            continue
-        weight, input_size, output_size = layer
+    layers = [(node, *layer) for node in model.graph if (layer := _read_layer(node)) is not None]
+    is_phi = any(
+        re.match(r"model\.layers\.\d+\.mlp\.fc1\.MatMul", str(weight.name)) for _, weight, *_ in layers
+    )
+    for node, weight, input_size, output_size in layers:
         # PEFT and genai exchange adapters by these paths, so a node's own name would not do.
-        module = _module_of(node, weight)
+        module = _module_of(node, weight, is_phi)
         # Two layers of one name have different weights; one layer that runs twice has one adapter.
         if named.setdefault(module, weight) is not weight:
             module = _path_of(node.name or str(node.outputs[0].name))
@@ -218,9 +220,11 @@ def _trace(value: ir.Value | None) -> tuple[ir.Value, list[int]] | None:
     return value, dims[::-1] if swapped else dims
 
 
-def _module_of(node: ir.Node, weight: ir.Value) -> str:
+def _module_of(node: ir.Node, weight: ir.Value, is_phi: bool) -> str:
     """Returns the path of the module of a layer, e.g. "model.layers.0.mlp.up_proj"."""
     name = str(weight.name)
+    if is_phi:
+        name = _BUILDER_OUTPUT.sub(r"\1.attn.dense", name)
     # A weight that an embedding reads, too, has the embedding's name.
     tied = any(reader.op_type.startswith("Gather") for reader in _readers(weight))
     if not tied and not _MADE_UP.fullmatch(name):

@@ -79,6 +79,11 @@ def module_scope(node: ir.Node) -> str | None:
     return None
 
 
+def set_module_scope(node: ir.Node, module: str) -> None:
+    """Notes the path of the PyTorch module that a node comes from, as :func:`module_scope` reads it."""
+    node.metadata_props[_SCOPES] = repr(["", module, node.name or ""])
+
+
 def match_names(patterns: Iterable[str], names: Collection[str]) -> dict[str, list[str]]:
     """Expands patterns: a pattern that is a name stands for that name, any other for all names that match it.
 

@@ -14,7 +14,7 @@ from lora.models import TOKENS, exported, in_bits, net, products, run, with_adap
 from onnxtrain import api
 from onnxtrain.artifacts import generate_artifacts
 from onnxtrain.errors import GraphBuildError
-from onnxtrain.lora import LoraConfig, adapter_model, add_lora, target_names
+from onnxtrain.lora import LoraConfig, adapter_model, add_lora, copy_module_names, target_names
 
 pytestmark = pytest.mark.torch
 
@@ -42,7 +42,7 @@ def test_names_are_those_of_the_modules(model: onnx.ModelProto) -> None:
 
 @pytest.mark.parametrize(("feed_forward", "expected"), [("fc1", "dense"), ("gate_proj", "o_proj")])
 def test_names_in_files_of_genais_builder_are_those_of_pytorch(feed_forward: str, expected: str) -> None:
-    # The builder calls the output layer of attention `o_proj` in every model; PyTorch's Phi, the one with an `fc1`, `dense`.
+    # The builder writes `o_proj` for the output layer of attention. PyTorch has `dense` in Phi, which has an `fc1`.
     layers = {
         f"model.layers.{n}.{name}.MatMul": (4, 4)
         for n in (0, 1)
@@ -53,6 +53,23 @@ def test_names_in_files_of_genais_builder_are_those_of_pytorch(feed_forward: str
     assert sorted(adapters_of(add_lora(model, LoraConfig(r=1, target_modules=[expected])))) == [
         f"model.layers.{n}.self_attn.{expected}.lora_{letter}.weight" for n in (0, 1) for letter in "AB"
     ]
+
+
+def test_a_quantised_file_takes_the_module_names_of_its_float_file(model: onnx.ModelProto) -> None:
+    quantised = in_bits(model, 4)
+    # The quantizer writes new nodes, without the notes of PyTorch's exporter.
+    assert not set(NAMES) & set(target_names(quantised))
+    named = copy_module_names(quantised, model)
+    assert target_names(named) == NAMES
+    assert [*adapters_of(add_lora(named, LoraConfig(r=1)))] == [
+        *adapters_of(add_lora(model, LoraConfig(r=1)))
+    ]
+    assert np.array_equal(run(named, tokens=TOKENS), run(quantised, tokens=TOKENS))
+    # Given to another model, no layer of which is the same, nothing would be named.
+    with pytest.raises(
+        GraphBuildError, match=r"the quantised model has 4 layers, the other 1\. Pass the file"
+    ):
+        copy_module_names(quantised, products({"fc": (3, 2)}))
 
 
 def test_initial_adapters_change_nothing(model: onnx.ModelProto) -> None:

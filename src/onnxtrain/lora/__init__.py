@@ -15,8 +15,9 @@ from onnxtrain.lora._description import METADATA_KEY
 from onnxtrain.lora._files import load_adapter, save_adapter
 from onnxtrain.lora._insert import adapter_model, add_lora, target_names, train_adapters
 from onnxtrain.lora._merge import merge
+from onnxtrain.lora._names import copy_module_names
 
 __all__ = [
-    "METADATA_KEY", "AdapterMismatchError", "LoraConfig", "adapter_model", "add_lora", "load_adapter", "merge",
-    "save_adapter", "target_names", "train_adapters",
+    "METADATA_KEY", "AdapterMismatchError", "LoraConfig", "adapter_model", "add_lora", "copy_module_names",
+    "load_adapter", "merge", "save_adapter", "target_names", "train_adapters",
 ]  # fmt: skip

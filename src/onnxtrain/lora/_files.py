@@ -335,7 +335,8 @@ def _layer(layers: Layers, module: str, doing: str) -> Target:
         return layers[module]
     raise AdapterMismatchError(
         f"{doing}: it has an adapter for the layer {module}, which the model does not have; the model has "
-        f"{some_names(layers, 5)}. Pass the model that it was trained for"
+        f"{some_names(layers, 5)}. Pass the model that it was trained for; if a quantizer has dropped the names of its "
+        "modules, onnxtrain.lora.copy_module_names(model, float_model) restores them"
     )
 
 

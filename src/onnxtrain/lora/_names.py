@@ -1,0 +1,69 @@
+"""Gives the layers of a quantised file the module names that onnxruntime's quantizer has dropped."""
+
+from __future__ import annotations
+
+import os
+from typing import overload
+
+import onnx
+import onnx_ir as ir
+
+from onnxtrain.errors import GraphBuildError
+from onnxtrain.lora._insert import loaded_for_adapters
+from onnxtrain.lora._targets import Target, find_targets
+from onnxtrain.passes import ModelSource, as_given
+from onnxtrain.selection import set_module_scope
+
+
+@overload
+def copy_module_names(model: ir.Model, names_from: ModelSource) -> ir.Model: ...
+@overload
+def copy_module_names(
+    model: str | os.PathLike[str] | onnx.ModelProto, names_from: ModelSource
+) -> onnx.ModelProto: ...
+
+
+def copy_module_names(model: ModelSource, names_from: ModelSource) -> onnx.ModelProto | ir.Model:
+    """Names the linear layers of a quantised model after the modules that its float file names.
+
+    PyTorch's exporter notes the module of each node, e.g. "model.layers.0.self_attn.q_proj". `MatMulNBitsQuantizer` of
+    onnxruntime (1.32) writes new nodes without that note, and the layers are called "node_linear", "node_linear_1" and
+    so on. Adapters of PEFT name modules, and fit only a model whose layers have these names.
+
+    Args:
+        model: the quantised model: path of a `.onnx` file, `ModelProto` or `onnx_ir.Model`; not changed.
+        names_from: the float model that was quantised.
+
+    Returns:
+        The quantised model with the names in the metadata of its nodes, else the same: an `onnx_ir.Model` if `model`
+        is one, else a `ModelProto`. Its weights are the same, so adapters that were trained on the file fit.
+
+    Raises:
+        GraphBuildError: no layer of `names_from` has the output and sizes of a layer of `model`.
+
+    Example:
+        `copy_module_names("model-int4.onnx", "model.onnx")`
+    """
+    loaded = loaded_for_adapters(model)
+    # Quantizers replace the product and keep its output, on which the rest of the graph depends.
+    modules = {_key(target): target.module for target in _layers(loaded_for_adapters(names_from))}
+    layers = _layers(loaded)
+    named = [target for target in layers if _key(target) in modules]
+    if not named:
+        raise GraphBuildError(
+            "copying the names of modules: no linear layer of the two models has the same output, inputs and outputs; "
+            f"the quantised model has {len(layers)} layers, the other {len(modules)}. Pass the file that was quantised"
+        )
+    for target in named:
+        set_module_scope(target.node, modules[_key(target)])
+    return as_given(loaded, model)
+
+
+def _layers(model: ir.Model) -> list[Target]:
+    """Returns the linear layers; a layer of merged queries, keys and values once, as a whole."""
+    return [target for target in find_targets(model) if target.output_size == target.total]
+
+
+def _key(target: Target) -> tuple[str | None, int, int]:
+    """Returns what a layer has in common in both files: the name of its output, and its sizes."""
+    return target.node.outputs[0].name, target.input_size, target.output_size

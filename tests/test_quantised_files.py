@@ -112,6 +112,43 @@ def test_deployed_activations_train_on_the_numbers_of_the_file(tmp_path: Path) -
     assert float(run_.module(X, TARGET)) == pytest.approx(mean_square(deployed), rel=1e-6)
 
 
+def test_deployed_activations_keep_the_ops_of_the_file(tmp_path: Path) -> None:
+    """A fused norm may differ in the last bit, and an activation half-way between two integers goes to the other."""
+    model = int4_net()
+    del model.graph.node[1]
+    norm = onnx.parser.parse_graph("""
+        g (float[n, 32] a) => (float[n, 32] b) <float two = {2}, float eps = {1e-6}, int64[1] axes = {-1}> {
+            square = Pow(a, two)
+            mean = ReduceMean<keepdims=1>(square, axes)
+            shifted = Add(mean, eps)
+            root = Sqrt(shifted)
+            inverse = Reciprocal(root)
+            b = Mul(a, inverse)
+        }""")
+    model.graph.node.extend(norm.node)
+    model.graph.initializer.extend(norm.initializer)
+    # Shape inference of ONNX does not know MatMulNBits; exporters write the shape.
+    model.graph.value_info.append(onnx.helper.make_tensor_value_info("a", onnx.TensorProto.FLOAT, ["n", 32]))
+    model.graph.node.sort(
+        key=lambda node: ["a", "square", "mean", "shifted", "root", "inverse", "b", "c", "y"].index(
+            node.output[0]
+        )
+    )
+    outputs, ops = {}, {}
+    for activations in ("float", "deployed"):
+        run_ = Run.generate(
+            tmp_path / activations, model, loss="mse", optimizer="sgd", activations=activations, requires_grad=["gain"],
+            additional_output_names=["y"],
+        )  # fmt: skip
+        outputs[activations] = run_.module(X, TARGET)[1]
+        ops[activations] = {
+            node.op_type for node in onnx.load(tmp_path / activations / "training_model.onnx").graph.node
+        }
+    assert "InverseRMSNormalization_float" in ops["float"]
+    assert not any("Normalization" in name for name in ops["deployed"])
+    np.testing.assert_array_equal(outputs["deployed"], run(model)[0])
+
+
 def test_scales_that_are_named_get_the_gradient_of_the_weights(tmp_path: Path) -> None:
     run_ = Run.generate(tmp_path, int4_net(), loss="mse", requires_grad=["w1_scales"])
     run_.module(X, TARGET)

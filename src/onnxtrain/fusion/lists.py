@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import onnx_ir as ir
 
 from onnxtrain.fusion._pass import FusionPass
@@ -30,14 +32,15 @@ def fuse_exported(model: ir.Model) -> None:
     ir.passes.Sequential(Relu6Pass(), AttentionPass())(model)
 
 
-def fuse_kernels(model: ir.Model, *, bfloat16: bool = False) -> None:
+def fuse_kernels(model: ir.Model, *, bfloat16: bool = False, kept: Collection[str] = ()) -> None:
     """Rewrite a graph with its gradients, as the last step, with the functions that native kernels know.
 
     Args:
         model: the graph, with shapes inferred.
         bfloat16: whether to compute products of float32 in bfloat16.
+        kept: names of values that ONNX Runtime's own kernels have to compute, e.g. those of the forward graph.
     """
     # NativeOpsPass first: it makes the functions of convolutions, which Bfloat16ProductPass rewrites. ProductPass takes
     # the products that are left in float32.
     products = [Bfloat16ProductPass()] if bfloat16 else []
-    ir.passes.Sequential(NativeOpsPass(), *products, ProductPass())(model)
+    ir.passes.Sequential(NativeOpsPass(kept), *products, ProductPass(kept))(model)

@@ -6,7 +6,7 @@ On a stock runtime the functions' bodies are the nodes that were there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -42,6 +42,15 @@ class NativeOpsPass(ir.passes.InPlacePass):
     To be run last: other passes look for the standard ops.
     """
 
+    def __init__(self, kept: Collection[str] = ()) -> None:
+        """Makes the pass.
+
+        Args:
+            kept: names of the outputs of convolutions and of LayerNormalization that stay as they are.
+        """
+        super().__init__()
+        self._kept = frozenset(kept)
+
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Rewrite in place; subgraphs stay."""
         op = Emitter(model.graph, functions=model.functions)
@@ -57,6 +66,8 @@ class NativeOpsPass(ir.passes.InPlacePass):
             for node in tuple(model.graph)
             for rewrite in rewrites
             if node.graph is model.graph and node.inputs and _is_float(node.inputs[0])
+            # The other kernels compute the same, to the last bit, or what a file at inference does not.
+            if not (rewrite in (_convolution, _layer_normalization) and node.outputs[0].name in self._kept)
         ]
         return ir.passes.PassResult(model, any(modified))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -46,11 +47,22 @@ class ProductPass(ir.passes.InPlacePass):
     outputs has long rows. To be run last: other passes do not know the function.
     """
 
+    def __init__(self, kept: Collection[str] = ()) -> None:
+        """Makes the pass.
+
+        Args:
+            kept: names of products that stay as they are.
+        """
+        super().__init__()
+        self._kept = frozenset(kept)
+
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Rewrite in place; subgraphs stay."""
         op = Emitter(model.graph, functions=model.functions)
         modified = False
         for node in tuple(model.graph):
+            if node.outputs[0].name in self._kept:
+                continue
             factors = _factors(node) if node.graph is model.graph else None
             if factors is None or not _is_slow(factors[0]):
                 continue

@@ -194,6 +194,16 @@ def layer_alone(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
     return onnx.helper.make_model(graph, opset_imports=model.opset_import, ir_version=10)
 
 
+def test_no_warning_says_that_the_exporter_has_lost_the_quantised_weights(
+    model: onnx.ModelProto, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("WARNING", "onnxtrain"):
+        generate_artifacts(
+            in_bits(model, 4), loss="causal_lm", lora=LoraConfig(r=1), artifact_directory=tmp_path
+        )
+    assert not [record.getMessage() for record in caplog.records]
+
+
 def test_further_parameters_are_trained_beside_the_adapters(model: onnx.ModelProto, tmp_path: Path) -> None:
     config = LoraConfig(r=2, target_modules=["up"])
     generate_artifacts(

@@ -27,7 +27,7 @@ from onnxtrain.passes.io.load import (
 from onnxtrain.passes.io.save import as_given, save_model, to_proto, write_models
 
 # `selection` asks these which initializers are never trained.
-from onnxtrain.passes.parameters.op_settings import is_quantisation_or_rotary, is_setting
+from onnxtrain.passes.parameters.op_settings import has_quantised_ops, is_quantisation_or_rotary, is_setting
 from onnxtrain.passes.parameters.promotion import embed_parameters, promote_initializers
 from onnxtrain.passes.parameters.stop_gradient import (
     is_stop_gradient,
@@ -95,6 +95,7 @@ __all__ = [
     "fixed_batch",
     "free_batch",
     "has_narrow_floats",
+    "has_quantised_ops",
     "has_schema_function",
     "infer_shapes",
     "inline_functions",

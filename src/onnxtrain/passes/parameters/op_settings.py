@@ -103,6 +103,13 @@ def is_setting(value: ir.Value) -> bool:
     )
 
 
+def has_quantised_ops(graph: ir.Graph) -> bool:
+    """Return whether a node of the graph, or of its subgraphs, reads quantisation scales, e.g. MatMulNBits."""
+    return any(
+        (node.domain, node.op_type) in _QUANTISATION for node in ir.traversal.RecursiveGraphIterator(graph)
+    )
+
+
 def is_quantisation_or_rotary(value: ir.Value) -> bool:
     """Return whether all readers of `value` take it as quantisation scale, zero point or rotary cache.
 

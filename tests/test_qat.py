@@ -21,6 +21,7 @@ from onnxtrain import Trainer, qat
 from onnxtrain.api import CheckpointState, Module
 from onnxtrain.artifacts import generate_artifacts
 from onnxtrain.errors import GraphBuildError
+from onnxtrain.lora import LoraConfig, adapter_model, merge, save_adapter
 
 pytestmark = pytest.mark.torch
 
@@ -83,6 +84,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return paths
 
 
+STEP = 0.0874
+"""Scale of the scores in all four files, rounded up."""
 NAMES = ["QDQ-tensor", "QDQ-channel", "QOperator-tensor", "QOperator-channel"]
 
 
@@ -168,6 +171,43 @@ def test_turned_digits_are_learned_and_the_integers_compute_the_same(
     assert (integers.argmax(1) == trained.argmax(1)).mean() >= 0.99
     assert accuracy(integers) == pytest.approx(accuracy(trained), abs=0.01)
     assert all((array > 0).all() for key, array in after.items() if "scale" in key)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_turned_digits_are_learned_by_adapters(files: dict[str, Path], name: str, tmp_path: Path) -> None:
+    """The adapter of the last layer alone, which the file without it does not change."""
+    config = LoraConfig(r=8)
+    deployed = adapter_model(files[name], config)
+    assert np.array_equal(compute(deployed, IMAGES), compute(files[name], IMAGES))
+    directory = tmp_path / "run"
+    trainer = Trainer(
+        files[name],
+        "cross_entropy",
+        learning_rate=1e-2,
+        straight_through=True,
+        lora=config,
+        directory=directory,
+    )
+    assert {parameter for parameter, _ in trainer.parameters} == {"4.lora_A.weight", "4.lora_B.weight"}
+    before = accuracy(trainer.predict(TURNED[TEST]))
+    trainer.fit(TURNED[TRAIN], CLASSES[TRAIN], epochs=6, batch_size=64, verbose=False)
+    trained = trainer.predict(TURNED[TEST])
+    assert accuracy(trained) > 0.75 > 0.3 > before
+    save_adapter(directory / "checkpoint", tmp_path / "mine.onnx_adapter")
+    adapter, options = ort.LoraAdapter(), ort.RunOptions()
+    adapter.Load(str(tmp_path / "mine.onnx_adapter"))
+    options.add_active_adapter(adapter)
+    session = ort.InferenceSession(deployed.SerializeToString())
+    assert np.abs(session.run(None, {"x": TURNED[TEST]}, options)[0] - trained).max() <= 1.01 * STEP
+    merged = merge(files[name], tmp_path / "mine.onnx_adapter", requantize=True)
+    assert ops(merged) == ops(onnx.load(files[name]))
+    integers = compute(merged, TURNED[TEST])
+    assert accuracy(integers) == pytest.approx(accuracy(trained), abs=0.04)
+    # As written, op by op, and as ONNX Runtime makes it of integers.
+    written = ort.SessionOptions()
+    written.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    plain = ort.InferenceSession(merged.SerializeToString(), written).run(None, {"x": TURNED[TEST]})[0]
+    assert np.abs(integers - plain).max() <= 1.01 * STEP
 
 
 SMALL = """<ir_version: 10, opset_import: ["": 21]> g (float[n, 3] x) => (float[n, 2] y)

@@ -7,12 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 import torch
+from onnxruntime.quantization import CalibrationDataReader, QuantFormat, quantize_static
 
 from lora.models import exported, in_bits, net, products, run
 from onnxtrain.errors import GraphBuildError
-from onnxtrain.lora import LoraConfig, add_lora, merge, save_adapter
+from onnxtrain.lora import LoraConfig, add_lora, merge, save_adapter, target_names
 
 LAYERS = {"fc1": (48, 32), "fc2": (32, 16)}
 CONFIG = LoraConfig(r=4, lora_alpha=2, init_lora_weights=False)
@@ -145,3 +147,50 @@ def test_a_transposed_quantised_weight_cannot_be_rounded_again(tmp_path: Path) -
     assert np.allclose(run(merge(base, path), x=x), run(model, x=x), atol=1e-6)
     with pytest.raises(GraphBuildError, match="then transposed"):
         merge(base, path, requantize=True)
+
+
+class Random(CalibrationDataReader):
+    def __init__(self) -> None:
+        rng = np.random.default_rng(0)
+        self.batches = iter([{"x": rng.normal(size=(4, 6, 3, 3)).astype(np.float32)} for _ in range(20)])
+
+    def get_next(self) -> dict[str, np.ndarray] | None:  # type: ignore[override]
+        return next(self.batches, None)
+
+
+@pytest.mark.filterwarnings("ignore")  # of the quantizer
+@pytest.mark.parametrize("per_channel", [False, True])
+@pytest.mark.parametrize("form", list(QuantFormat))
+def test_integer_layers_with_large_biases(form: QuantFormat, per_channel: bool, tmp_path: Path) -> None:
+    """The scale of a bias in int32 is that of the products, which a merged weight changes."""
+    rng = np.random.default_rng(1)
+    base = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
+        g (float[n, 6, 3, 3] x) => (float[n, 5] y) {
+            c = Conv<kernel_shape=[1, 1]>(x, conv, conv_bias)
+            f = Flatten(c)
+            y = Gemm<transB=1>(f, fc, fc_bias)
+        }""")
+    for name, shape, size in (
+        *(("conv", (4, 6, 1, 1), 0.4), ("conv_bias", (4,), 3)),
+        *(("fc", (5, 36), 0.1), ("fc_bias", (5,), 20)),
+    ):
+        array = rng.normal(size=shape).astype(np.float32) * np.float32(size)
+        base.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    onnx.save(base, tmp_path / "float.onnx")
+    quantize_static(
+        tmp_path / "float.onnx", tmp_path / "int8.onnx", Random(), quant_format=form, per_channel=per_channel
+    )
+    config = LoraConfig(r=2, lora_alpha=1, target_modules=["conv", "fc"], init_lora_weights=False)
+    assert {target.rpartition(".")[2] for target in target_names(tmp_path / "int8.onnx")} == {"conv", "fc"}
+    path, model = adapter_for(onnx.load(tmp_path / "int8.onnx"), tmp_path, config)
+    merged = merge(tmp_path / "int8.onnx", path, requantize=True)
+    assert sorted(ops(merged)) == sorted(ops(onnx.load(tmp_path / "int8.onnx")))
+    x = rng.normal(size=(50, 6, 3, 3)).astype(np.float32)
+    (step,) = {float(onnx.numpy_helper.to_array(i)) for i in merged.graph.initializer if i.name == "y_scale"}
+    expected, results = run(model, x=x), run(merged, x=x)
+    # The adapter and the rounding of the weights move a score by some steps, a wrong bias by tens.
+    assert np.abs(results - expected).mean() < 2 * step
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    written = onnxruntime.InferenceSession(merged.SerializeToString(), options).run(None, {"x": x})[0]
+    assert np.abs(results - written).max() <= 1.01 * step

@@ -18,7 +18,7 @@ from onnxtrain.emitter import Emitter
 from onnxtrain.errors import GraphBuildError
 from onnxtrain.lora._config import LoraConfig
 from onnxtrain.lora._description import METADATA_KEY, AdapterDescription, Module, Pair, base_fingerprint
-from onnxtrain.lora._targets import Target, choose_targets, find_targets
+from onnxtrain.lora._targets import INTEGER_PRODUCTS, Target, choose_targets, find_targets
 from onnxtrain.passes import ModelSource, as_given, inline_functions, load_model
 from onnxtrain.passes.tidy.constants import add_initializer
 
@@ -44,8 +44,8 @@ def target_names(model: ModelSource) -> list[str]:
     """Lists the names by which `target_modules` can choose the linear layers of a model: the last parts of their paths.
 
     Layers are MatMul, Gemm, FusedMatMul and MatMulNBits with a weight in the file, also behind Cast, Transpose and
-    DequantizeLinear, and convolutions with kernels of size 1. Queries, keys and values that the model builder of
-    onnxruntime-genai has merged into one product are listed as "q_proj", "k_proj" and "v_proj".
+    DequantizeLinear, QLinearMatMul and QGemm, and convolutions with kernels of size 1. Queries, keys and values that
+    the model builder of onnxruntime-genai has merged into one product are listed as "q_proj", "k_proj" and "v_proj".
 
     Args:
         model: path of a `.onnx` file, `ModelProto` or `onnx_ir.Model`.
@@ -248,7 +248,7 @@ def adapter_shapes(target: Target, rank: int | str) -> tuple[tuple[int | str, ..
 
 def _weight_dims(target: Target) -> Sequence[int]:
     # A convolution's weight may stand behind DequantizeLinear, which keeps its axes.
-    weight = target.node.inputs[1]
+    weight = target.node.inputs[target.weight_index]
     while weight is not None and weight.const_value is None:
         producer = weight.producer()
         weight = producer.inputs[0] if producer is not None else None
@@ -283,13 +283,15 @@ def _write(
     # Parts of a merged layer stand side by side, and get one Add.
     for node, parts in groupby(targets, key=lambda target: target.node):
         chosen = [adapters[target.module] for target in parts]
-        output = node.outputs[0]
+        output, form = _output_of(chosen[0].target)
+        producer = output.producer()
+        assert producer is not None
         # Listed before the Add is written, which reads the output itself.
         uses, is_output, name = list(output.uses()), output.is_graph_output(), output.name
-        with op.placing(after=node):
+        with op.placing(after=producer):
             op.scope = f"{chosen[0].target.module.rpartition('.')[0] or 'lora'}/lora/"
             delta = _delta(op, chosen, node, dropout)
-            total = op.Add(output, delta)
+            total = form.rounded(op, op.Add(form.real(op, output), delta))
             # Later passes rely on shapes that the file declares.
             total.shape = output.shape
             if total.dtype is None:
@@ -303,6 +305,57 @@ def _write(
     op.scope = ""
 
 
+@dataclass(frozen=True)
+class _Form:
+    """Tells in which form a layer's output is, to which an adapter is added in floating point.
+
+    Attributes:
+        scale: scale and zero point of the layer's output, e.g. values `y_scale` and `y_zero_point`; [] if it is not
+            quantised.
+        is_integer: True if the output itself is integers, False if it is what DequantizeLinear makes of them.
+    """
+
+    scale: Sequence[ir.Value]
+    is_integer: bool = False
+
+    def real(self, op: Emitter, output: ir.Value) -> ir.Value:
+        """Writes the output in floating point."""
+        return op.DequantizeLinear(output, *self.scale) if self.is_integer else output
+
+    def rounded(self, op: Emitter, total: ir.Value) -> ir.Value:
+        """Writes the sum in the form of the output."""
+        # The next layer multiplies integers. Without an adapter the sum is the output, and is rounded to itself.
+        if self.scale:
+            total = op.QuantizeLinear(total, *self.scale)
+        return op.DequantizeLinear(total, *self.scale) if self.scale and not self.is_integer else total
+
+
+def _output_of(target: Target) -> tuple[ir.Value, _Form]:
+    """Returns the value to which the adapter of a layer is added."""
+    node, output = target.node, target.node.outputs[0]
+    if target.is_integer:
+        indices = INTEGER_PRODUCTS[node.domain, node.op_type][:2]
+        scale = [value for i in indices if i < len(node.inputs) and (value := node.inputs[i]) is not None]
+        # QGemm without a scale of its result computes it in floating point.
+        return output, _Form(scale, is_integer=bool(scale))
+    quantize = _sole_reader(output, "QuantizeLinear")
+    dequantize = None if quantize is None else _sole_reader(quantize.outputs[0], "DequantizeLinear")
+    # ONNX Runtime computes a product between DequantizeLinear and QuantizeLinear in integers. An Add between the two
+    # would make it a product in floating point, which is rounded otherwise now and then.
+    if quantize is None or dequantize is None or quantize.inputs[1:] != dequantize.inputs[1:]:
+        return output, _Form([])
+    return dequantize.outputs[0], _Form([value for value in quantize.inputs[1:] if value is not None])
+
+
+def _sole_reader(value: ir.Value, op_type: str) -> ir.Node | None:
+    """Returns the node of this op that alone reads a value; None if there is another reader, or none."""
+    uses = list(value.uses())
+    if len(uses) != 1 or value.is_graph_output():
+        return None
+    node = uses[0].node
+    return node if node.domain == "" and node.op_type == op_type and uses[0].idx == 0 else None
+
+
 def _delta(op: Emitter, adapters: Sequence[_Adapter], node: ir.Node, dropout: float) -> ir.Value:
     """Writes what the adapters of one node add to its output."""
     x = node.inputs[0]
@@ -311,9 +364,11 @@ def _delta(op: Emitter, adapters: Sequence[_Adapter], node: ir.Node, dropout: fl
     differs = adapters[0].target.dtype != weights
     # Adapters are trained in float32 beside a float16 model, as PEFT does (autocast_adapter_dtype). ONNX Runtime drops
     # casts that turn out to be none.
+    if adapters[0].target.is_integer:
+        x = op.DequantizeLinear(x, *(value for value in node.inputs[1:3] if value is not None))
     read = x
     x = op.Cast(x, to=weights) if differs else x
-    if node.op_type == "Conv":
+    if adapters[0].target.is_convolution:
         result = _convolved(op, adapters[0], x, node, dropout)
     else:
         result = _multiplied(op, adapters, x, dropout)

@@ -18,8 +18,8 @@ from onnxtrain.lora._block_weights import BlockWeights
 from onnxtrain.lora._description import Array
 from onnxtrain.lora._files import read_adapter
 from onnxtrain.lora._insert import insert_adapters, loaded_for_adapters
-from onnxtrain.lora._linear_weights import constant_value, quantised_linear
-from onnxtrain.lora._targets import Target, choose_targets
+from onnxtrain.lora._linear_weights import Codes, constant_value, quantised_linear
+from onnxtrain.lora._targets import INTEGER_PRODUCTS, Target, choose_targets
 from onnxtrain.passes import ModelSource, as_given, remove_unread_chains, remove_unread_initializers
 from onnxtrain.passes.tidy.constants import add_initializer
 
@@ -63,6 +63,8 @@ def merge(
         requantize: what becomes of quantised weights (MatMulNBits, DequantizeLinear). False writes them as float32,
             so that the result computes what the model with the adapter computes, and is larger. True rounds them again
             to the same bits and blocks, with new scales; what the adapter has learned may be lost in the rounding.
+            Weights of QLinearConv, QLinearMatMul and QGemm can only be rounded again. An output that is rounded to int8
+            is cut off at the end of its range after the merge, where before the adapter was added to what was cut off.
         evaluate: computes the loss of a `ModelProto` on data of yours, e.g. by a session of its
             `SerializeToString()`. It is called with the model with the adapter before the merge, and with the result.
             Both losses are logged, and are in the result's metadata as JSON, {"before": 1.25, "after": 1.5}, with the
@@ -124,6 +126,13 @@ def _merge_into(model: ir.Model, target: Target, delta: Array, requantize: bool)
                 _replace_input(model, node, index, array)
         else:
             _replace_by_product(model, node, _initializer(model, f"{target.module}.weight", merged))
+    elif target.is_integer:
+        if not requantize:
+            raise GraphBuildError(
+                f"merging adapters: {node.op_type} '{node.name}' multiplies integers, so that its weight cannot become "
+                "float32; pass requantize=True"
+            )
+        _requantise_integers(model, target, delta)
     else:
         weight = old[1]
         assert weight is not None
@@ -157,10 +166,57 @@ def _requantise(model: ir.Model, node: ir.Node, producer: ir.Node, merged: Array
     )  # fmt: skip
     copy.outputs[0].name = f"{producer.outputs[0].name}.merged"
     copy.outputs[0].type, copy.outputs[0].shape = producer.outputs[0].type, producer.outputs[0].shape
-    for index, array in quantised_linear(producer, merged).items():
+    new = quantised_linear(Codes.of(producer), merged)
+    for index, array in new.items():
         _replace_input(model, copy, index, array)
     model.graph.insert_before(node, copy)
     node.replace_input_with(1, copy.outputs[0])
+    _rescale_bias(model, node, new[1])
+
+
+def _requantise_integers(model: ir.Model, target: Target, delta: Array) -> None:
+    """Rounds the merged weight of a product of integers, and its bias, whose scale is that of the products."""
+    node = target.node
+    codes = Codes.of(node)
+    old = codes.real()
+    new = quantised_linear(codes, old + (delta.T.reshape(old.shape) if codes.axis == 0 else delta))
+    bias_index = INTEGER_PRODUCTS[node.domain, node.op_type][2]
+    bias = node.inputs[bias_index] if bias_index < len(node.inputs) else None
+    if bias is not None and bias.const_value is not None:
+        scales = codes.arrays()[1]
+        assert scales is not None
+        real = bias.const_value.numpy().astype(np.float64) * scales.ravel()
+        _replace_input(model, node, bias_index, np.rint(real / new[codes.first + 1].ravel()).astype(np.int32))
+    for index, array in new.items():
+        _replace_input(model, node, index, array)
+
+
+def _rescale_bias(model: ir.Model, node: ir.Node, weight_scales: Array) -> None:
+    """Rounds the int32 bias of a layer with the scale of its products: that of the activations times the weight's.
+
+    ONNX Runtime (1.32) adds the integers of the bias to the products, and does not look at the scale of the bias.
+    """
+    x, bias = node.inputs[0], node.inputs[2] if len(node.inputs) > 2 else None
+    activations, dequantize = (None if value is None else value.producer() for value in (x, bias))
+    if bias is None or dequantize is None or dequantize.op_type != "DequantizeLinear":
+        return
+    # A bias in floating point has no scale; nor have activations that no DequantizeLinear makes.
+    if activations is None or activations.op_type != "DequantizeLinear" or activations.inputs[1] is None:
+        return
+    if dequantize.inputs[0] is None or dequantize.inputs[0].dtype != ir.DataType.INT32:
+        return
+    scale = constant_value(activations.inputs[1]) * weight_scales.ravel()
+    codes = np.rint(constant_value(bias).astype(np.float64) / scale).astype(np.int32)
+    copy = ir.Node(
+        dequantize.domain, "DequantizeLinear", list(dequantize.inputs[:2]), [ir.AttrInt64("axis", 0)], num_outputs=1,
+        name=f"{dequantize.name}.merged",
+    )  # fmt: skip
+    copy.outputs[0].name = f"{bias.name}.merged"
+    copy.outputs[0].type, copy.outputs[0].shape = bias.type, bias.shape
+    _replace_input(model, copy, 0, codes)
+    _replace_input(model, copy, 1, scale.astype(np.float32).reshape(weight_scales.shape))
+    model.graph.insert_before(node, copy)
+    node.replace_input_with(2, copy.outputs[0])
 
 
 def _replace_by_product(model: ir.Model, node: ir.Node, weight: ir.Value) -> None:

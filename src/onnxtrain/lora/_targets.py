@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import onnx_ir as ir
@@ -24,6 +24,13 @@ _MADE_UP = re.compile(r"(val|const|onnx::\w+|_?inlfunc\w*)_\d+.*|/.*|\d+")
 _BUILDER = re.compile(r"^(model\.layers\.\d+)\.attn\.")
 # It writes `o_proj` for what PyTorch's Phi calls `dense`. Of its decoders, Phi alone has an `fc1` (genai 0.18).
 _BUILDER_OUTPUT = re.compile(r"^(model\.layers\.\d+)\.attn\.o_proj\b")
+# Products of integers (onnxruntime 1.32): input 1 is the scale of the activations, 3 the weight, 4 and 5 its scale and
+# zero point; the value holds the inputs that are scale and zero point of the result, and the bias.
+INTEGER_PRODUCTS: Mapping[tuple[str, str], tuple[int, int, int]] = {
+    ("", "QLinearConv"): (6, 7, 8),
+    ("", "QLinearMatMul"): (6, 7, 8),
+    (_MS, "QGemm"): (7, 8, 6),
+}
 _OUTPUT_LAYERS = frozenset({"lm_head", "embed_out"})
 _QKV = ("q_proj", "k_proj", "v_proj")
 
@@ -34,7 +41,7 @@ class Target:
 
     Attributes:
         module: its path, e.g. "model.layers.0.self_attn.q_proj".
-        node: the node of the product: MatMul, Gemm, FusedMatMul, MatMulNBits or Conv.
+        node: the node of the product: MatMul, Gemm, FusedMatMul, MatMulNBits, Conv or one of INTEGER_PRODUCTS.
         input_size: number of features that it reads.
         output_size: number of features that it computes.
         start: index of its first output feature among those of `node`, e.g. 64 for k_proj behind a q_proj of 64.
@@ -53,7 +60,17 @@ class Target:
     @property
     def is_convolution(self) -> bool:
         """True for a convolution with a kernel of size one, whose features lie along axis 1."""
-        return self.node.op_type == "Conv"
+        return self.node.op_type in ("Conv", "QLinearConv")
+
+    @property
+    def is_integer(self) -> bool:
+        """True for a product that reads integers, both of activations and of weights."""
+        return (self.node.domain, self.node.op_type) in INTEGER_PRODUCTS
+
+    @property
+    def weight_index(self) -> int:
+        """Index of the weight among the inputs of `node`."""
+        return 3 if self.is_integer else 1
 
     @property
     def input(self) -> ir.Value:
@@ -64,7 +81,9 @@ class Target:
 
     @property
     def dtype(self) -> ir.DataType | None:
-        """The dtype of the activations, e.g. float16; None if the file does not tell."""
+        """The dtype of the activations, e.g. float16, or of their scale if they are integers; None if unknown."""
+        if self.is_integer:
+            return None if self.node.inputs[1] is None else self.node.inputs[1].dtype
         # Exporters need not note the types of values between nodes. The op wants weights, or scales, of the same type.
         index = 2 if self.node.op_type == "MatMulNBits" else 1
         other = self.node.inputs[index]
@@ -177,15 +196,15 @@ def _read_layer(node: ir.Node) -> tuple[ir.Value, int, int] | None:
         if weight is None or not weight.is_initializer():
             return None
         return weight, node.attributes["K"].as_int(), node.attributes["N"].as_int()
-    if kind not in {("", "MatMul"), ("", "Gemm"), ("", "Conv"), (_MS, "FusedMatMul")}:
+    if kind not in {("", "MatMul"), ("", "Gemm"), ("", "Conv"), (_MS, "FusedMatMul"), *INTEGER_PRODUCTS}:
         return None
-    traced = _trace(node.inputs[1])
+    traced = _trace(node.inputs[3 if kind in INTEGER_PRODUCTS else 1])
     if traced is None or any(
         node.attributes.get_int(name, 0) for name in ("transA", "transBatchA", "transBatchB")
     ):
         return None
     weight, dims = traced
-    if node.op_type == "Conv":
+    if node.op_type in ("Conv", "QLinearConv"):
         # `group` divides the channels: A would have to be a convolution of as many groups.
         plain = node.attributes.get_int("group", 1) == 1 and not any(node.attributes.get_ints("pads", ()))
         if len(dims) < 3 or not plain or any(size != 1 for size in dims[2:]):

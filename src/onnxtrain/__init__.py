@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from onnxtrain.autodiff import differentiate
     from onnxtrain.errors import OnnxTrainError
     from onnxtrain.functional import check_gradients, hessian_vector_product, jvp, per_sample_gradients, vjp
+    from onnxtrain.planning import PlanChoice, plan_training
     from onnxtrain.surgery import lower_training_ops, make_batch_dynamic, replace_head, restore_dropout
     from onnxtrain.trainer import (
         Callback,
@@ -45,6 +46,7 @@ __all__ = [
     "OnnxTrainError",
     "OptimType",
     "Optimizer",
+    "PlanChoice",
     "ReduceLROnPlateau",
     "TensorBoardLogger",
     "Trainer",
@@ -59,6 +61,7 @@ __all__ = [
     "make_batch_dynamic",
     "pack_tokens",
     "per_sample_gradients",
+    "plan_training",
     "replace_head",
     "restore_dropout",
     "vjp",
@@ -73,6 +76,7 @@ _HOME = {
         "autodiff": "differentiate",
         "errors": "OnnxTrainError",
         "functional": "check_gradients hessian_vector_product jvp per_sample_gradients vjp",
+        "planning": "PlanChoice plan_training",
         "surgery": "lower_training_ops make_batch_dynamic replace_head restore_dropout",
         "trainer": "CSVLogger Callback EarlyStopping History ModelCheckpoint ReduceLROnPlateau TensorBoardLogger "
         "Trainer WandbLogger pack_tokens",

@@ -19,6 +19,7 @@ from onnxtrain.cli._options import (
     BatchSizeOption,
     JsonOption,
     ModelArgument,
+    PlanOptions,
     RunArgument,
     TrainOptions,
 )
@@ -101,6 +102,20 @@ def demo(
 def artifacts(options: ArtifactsOptions, given: frozenset[str]) -> None:
     """Write the files that a device trains from."""
     from onnxtrain.cli._artifacts import run_command
+
+    run_command(options)
+
+
+@app.command()
+@taking(PlanOptions)
+def plan(options: PlanOptions, given: frozenset[str]) -> None:
+    """Measure which trainings of a model fit into a memory: all parameters, adapters, the last layers.
+
+    Each is a dry run of a few steps on random inputs, in a process of
+    its own that does what a device does. The command that trains the
+    recommended choice is printed.
+    """
+    from onnxtrain.cli._plan import run_command
 
     run_command(options)
 

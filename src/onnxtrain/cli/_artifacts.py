@@ -74,6 +74,16 @@ def prepared(path: Path, options: ModelOptions, *, seed: int) -> ir.Model:
     return model
 
 
+def returned_outputs(model: ir.Model, loss: str | None) -> list[str]:
+    """Lists the outputs of a canonical model that training and eval models return beside the loss.
+
+    The device predicts with the eval model, so they are all but the cache of a language model, and but the loss.
+    """
+    cached = find_cache(model.graph).values()
+    outputs = [str(value.name) for value in model.graph.outputs if value.name not in cached]
+    return outputs if loss is not None else outputs[1:]
+
+
 def run_command(options: ArtifactsOptions) -> None:
     """Writes the artifacts, and shows them as `onnxtrain inspect` does."""
     model = prepared(options.source, options.model, seed=0)
@@ -81,15 +91,12 @@ def run_command(options: ArtifactsOptions) -> None:
     loaded = canonicalize(model)
     loss = options.model.loss
     check_loss(loaded, loss)
-    cached = find_cache(loaded.graph).values()
-    outputs = [str(value.name) for value in loaded.graph.outputs if value.name not in cached]
     arguments = arguments_for(generate_artifacts, options) | {
         "model": model,
         "optimizer": optimizer,
         "batch_norm": batch_norm_mode(options.model.batch_norm),
         "lora": chosen_lora(options.lora),
-        # The device predicts with the eval model, so the model's outputs stay beside the loss.
-        "additional_output_names": outputs if loss is not None else outputs[1:],
+        "additional_output_names": returned_outputs(loaded, loss),
     }
     generate_artifacts(**arguments)
     inspect(options.output, options.json)

@@ -10,6 +10,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 from onnxtrain.cli._data import Arrays, load_arrays
+from onnxtrain.cli._options import parse_dims
 from onnxtrain.cli._output import print_json, print_table, table
 from onnxtrain.errors import InputError
 from onnxtrain.functional._gradient_check import GradientCheck, check_gradients
@@ -33,7 +34,7 @@ def run_command(
     TrainingModePass(dropout="inference")(loaded)
     names = select_parameters(loaded, only or None, None).trainable
     inputs = _inputs(loaded, data) if data is not None else None
-    results = check_gradients(loaded, of=of, wrt=names, inputs=inputs, dims=_dims(dim or ()), seed=seed)
+    results = check_gradients(loaded, of=of, wrt=names, inputs=inputs, dims=parse_dims(dim or ()), seed=seed)
     wrong = sum(1 for result in results if result.verdict == "differs")
     if json:
         rows = [asdict(result) | {"passed": result.passed} for result in results]
@@ -59,16 +60,6 @@ def _inputs(model: ir.Model, path: Path) -> Arrays:
             f"inputs are {', '.join(names)}. Name the arrays after them."
         )
     return chosen
-
-
-def _dims(items: Sequence[str]) -> dict[str, int]:
-    sizes = {}
-    for item in items:
-        name, equals, size = item.partition("=")
-        if not equals or not size.isdecimal() or int(size) < 1:
-            raise InputError(f"--dim is {item!r}; write it as NAME=SIZE, such as sequence=16")
-        sizes[name] = int(size)
-    return sizes
 
 
 def _print(model: Path, results: Sequence[GradientCheck], wrong: int) -> None:

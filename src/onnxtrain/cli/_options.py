@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
@@ -70,6 +71,19 @@ class ModelOptions:
         "CLASSES",
         "Replace the last linear layer by a new one with this many outputs, e.g. 3. Default: the model's own.",
         min=1,
+    )
+
+
+@dataclass(frozen=True)
+class RecomputeOptions:
+    """The choice between memory and time; of `train` and `artifacts`. `plan` measures both."""
+
+    panel: ClassVar[str] = "Model"
+    kept: ClassVar[Kept] = "run"
+
+    recompute: bool = switch(
+        "Compute activations again for the gradients instead of keeping them, which takes less memory and more "
+        "time. Default: keep them."
     )
 
 
@@ -244,11 +258,12 @@ class ArtifactsOptions:
 
     Attributes:
         source: path of the model.
-        model, optimizer, lora: groups of options.
+        model, recomputation, optimizer, lora: groups of options.
     """
 
     source: Path = argument("MODEL", "Path of an .onnx file.")
     model: ModelOptions = field(default_factory=ModelOptions)
+    recomputation: RecomputeOptions = field(default_factory=RecomputeOptions)
     optimizer: OptimizerOptions = field(default_factory=OptimizerOptions)
     lora: LoraOptions = field(default_factory=LoraOptions)
     output: Path = option(
@@ -271,7 +286,7 @@ class TrainOptions:
 
     Attributes:
         source: path of a model, or directory of a run.
-        table, model, optimizer, lora, rate: groups of options.
+        table, model, recomputation, optimizer, lora, rate: groups of options.
     """
 
     source: Path = argument("MODEL|DIR", "Path of an .onnx file, or directory of a run to go on with.")
@@ -291,6 +306,7 @@ class TrainOptions:
         kept="fit",
     )
     model: ModelOptions = field(default_factory=ModelOptions)
+    recomputation: RecomputeOptions = field(default_factory=RecomputeOptions)
     optimizer: OptimizerOptions = field(default_factory=OptimizerOptions)
     lora: LoraOptions = field(default_factory=LoraOptions)
     rate: ScheduleOptions = field(default_factory=ScheduleOptions)
@@ -381,3 +397,52 @@ class TrainOptions:
         "-o",
     )
     json: bool = switch(JSON_HELP)
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """Options of `onnxtrain plan`.
+
+    Attributes:
+        source: path of the model.
+        model, optimizer: groups of options.
+    """
+
+    source: Path = argument("MODEL", "Path of an .onnx file.")
+    memory: str = option(
+        "SIZE",
+        "Find trainings that fit into this memory, the whole process included, e.g. 512MB, 1.5GB or 800MiB.",
+        default=REQUIRED,
+        show_default=False,
+    )
+    model: ModelOptions = field(default_factory=ModelOptions)
+    optimizer: OptimizerOptions = field(default_factory=OptimizerOptions)
+    lora_rank: list[int] | None = option(
+        "RANK",
+        "Measure adapters of this rank, e.g. 8; repeat it for several. Default: 4, 8, 16 and 32.",
+        python="ranks",
+        min=1,
+    )
+    batch_size: int | None = option("SAMPLES", BATCH_SIZE_HELP, min=1)
+    dim: list[str] | None = option(
+        "NAME=SIZE",
+        "Give a symbolic dimension this size, e.g. sequence_length=128; repeat it for several. Default: only the "
+        "batch has one, see --batch-size.",
+        python="dims",
+    )
+    threads: int | None = option(
+        "COUNT", "Compute each operation with this many threads, e.g. 4. Default: one per core.", min=1
+    )
+    json: bool = switch(JSON_HELP)
+
+
+def parse_dims(items: Sequence[str]) -> dict[str, int]:
+    """Parses the values of `--dim`, e.g. ["sequence=16"]; raises InputError for one that is not NAME=SIZE."""
+    sizes = {}
+    for item in items:
+        # Split at the last "=": names that tools compute, e.g. of a convolution's output, may contain it.
+        name, equals, size = item.rpartition("=")
+        if not equals or not size.isdecimal() or int(size) < 1:
+            raise InputError(f"--dim is {item!r}; write it as NAME=SIZE, such as sequence=16")
+        sizes[name] = int(size)
+    return sizes

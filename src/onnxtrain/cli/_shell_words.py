@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from onnxtrain._words import Words
 from onnxtrain.cli._declared import flag, options_of
-from onnxtrain.cli._options import TrainOptions
+from onnxtrain.cli._options import PlanOptions, TrainOptions
 
 
 class ShellWords(Words):
@@ -18,7 +18,7 @@ class ShellWords(Words):
     def argument(self, name: str, *value: object) -> str:
         """Names the option that sets an argument; the argument itself where no option does."""
         # Those of `train` are a superset of those of `artifacts`.
-        for option, (_, _, rule) in options_of(TrainOptions).items():
+        for option, (_, _, rule) in {**options_of(PlanOptions), **options_of(TrainOptions)}.items():
             if name == (rule.python or option):
                 # A truth value is the option alone: `--overwrite`, not `--overwrite True`.
                 return " ".join([flag(option), *(str(v) for v in value if v is not True)])

@@ -177,12 +177,12 @@ def random_inputs(model: ir.Model, rng: np.random.Generator, dims: Mapping[str, 
         if value.dtype.is_floating_point():
             result[str(value.name)] = rng.uniform(-1, 1, shape).astype(dtype)
         else:
-            result[str(value.name)] = rng.integers(0, _index_bound(value), shape).astype(dtype)
+            result[str(value.name)] = rng.integers(0, index_bound(value) or 2, shape).astype(dtype)
     return result
 
 
-def _index_bound(value: ir.Value) -> int:
-    """Returns the size of the smallest axis that an integer input indexes; 2 if it is not known to be an index."""
+def index_bound(value: ir.Value) -> int | None:
+    """Returns the size of the smallest axis that an integer input indexes; None if it is not known to be an index."""
     bounds = []
     for node, index in value.uses():
         other = _INDEXES.get((node.op_type, index))
@@ -192,7 +192,7 @@ def _index_bound(value: ir.Value) -> int:
             # Class labels index axis 1 of the scores.
             axis = node.attributes.get_int("axis", 0) if node.op_type == "Gather" else 1
             bounds.append(sizes[axis] or 2)
-    return min(bounds, default=2)
+    return min(bounds, default=None)
 
 
 def _check_dims(model: ir.Model, dims: Mapping[str, int]) -> None:

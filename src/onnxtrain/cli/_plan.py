@@ -1,0 +1,135 @@
+"""Runs `onnxtrain plan`."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from onnxtrain.cli._artifacts import batch_norm_mode, check_loss, prepared, returned_outputs
+from onnxtrain.cli._declared import arguments_for, flag, flat, options_of
+from onnxtrain.cli._optimizer import chosen_optimizer
+from onnxtrain.cli._options import PlanOptions, parse_dims
+from onnxtrain.cli._output import info, print_json, print_table, table
+from onnxtrain.errors import InputError
+from onnxtrain.passes import canonicalize
+from onnxtrain.planning import PlanChoice, memory_text, parse_memory, plan_training
+
+
+def run_command(options: PlanOptions) -> None:
+    """Measures the choices, and prints them and the commands that train the recommended one.
+
+    Raises:
+        InputError: no choice fits.
+    """
+    # Before the model is loaded, which may take longer than reading a wrong size.
+    memory = parse_memory(options.memory)
+    model = prepared(options.source, options.model, seed=0)
+    loaded, loss = canonicalize(model), options.model.loss
+    check_loss(loaded, loss)
+    arguments = arguments_for(plan_training, options) | {
+        "model": model,
+        "memory": memory,
+        "optimizer": chosen_optimizer(options.optimizer),
+        "batch_norm": batch_norm_mode(options.model.batch_norm),
+        # As `onnxtrain artifacts` writes them: logits that are returned stay in memory.
+        "additional_output_names": returned_outputs(loaded, loss),
+        "dims": parse_dims(options.dim or ()),
+        "report": info,
+    }
+    # Without the option the function's own default holds.
+    if options.lora_rank is None:
+        del arguments["ranks"]
+    plan = plan_training(**arguments)
+    best = next((choice for choice in plan if choice.recommended), None)
+    commands = (
+        {} if best is None else {name: _command(name, options, best) for name in ("artifacts", "train")}
+    )
+    if options.json:
+        choices = [asdict(choice) for choice in plan]
+        print_json({"model": str(options.source), "memory": memory, "choices": choices, "commands": commands})
+    else:
+        _print(options, plan, memory)
+        if best is not None:
+            _print_recommendation(best, commands, memory)
+    if best is None:
+        raise InputError(f"no training of '{options.source}' fits in {memory_text(memory)}: {_least(plan)}")
+
+
+def _print(options: PlanOptions, plan: Sequence[PlanChoice], memory: int) -> None:
+    rows = [
+        (
+            choice.name,
+            "yes" if choice.recompute else "",
+            _peak(choice),
+            "" if choice.seconds is None else f"{1000 * choice.seconds:.4g} ms",
+            f"{choice.trained:,}",
+            f"{choice.share:.2%}",
+            "recommended" if choice.recommended else "yes" if choice.fits else "no",
+        )
+        for choice in plan
+    ]
+    columns = ("train", "recompute", "memory", "time per step", "parameters", "share", "fits")
+    title = f"Trainings of {options.source.name} in {memory_text(memory)}"
+    print_table(table(title, columns, rows, right=(2, 3, 4, 5)))
+    for choice in plan:
+        if choice.problem:
+            print_table(f"{choice.name}: {choice.problem}")
+
+
+def _peak(choice: PlanChoice) -> str:
+    if choice.problem:
+        return "cannot be trained"
+    return memory_text(choice.peak) if choice.complete else f"more than {memory_text(choice.peak)}"
+
+
+def _print_recommendation(best: PlanChoice, commands: dict[str, str], memory: int) -> None:
+    way = ", with recomputation" if best.recompute else ""
+    print_table(
+        f"Recommended: {best.name}{way}, in {memory_text(best.peak)} of {memory_text(memory)}. Files for the device:"
+    )
+    # Not as a table: a long command must stay one line, to be copied.
+    print(f"    {commands['artifacts']}")
+    print_table("Or train on this machine, where the process also holds what builds the models:")
+    print(f"    {commands['train']}")
+
+
+def _least(plan: Sequence[PlanChoice]) -> str:
+    """Names the choice that takes the least memory, as the end of a message."""
+    complete = [choice for choice in plan if choice.complete]
+    if not complete:
+        return "each takes more than " + memory_text(min(choice.peak for choice in plan))
+    least = min(complete, key=lambda choice: choice.peak)
+    way = ", with recomputation," if least.recompute else ""
+    return (
+        f"the least, {least.name}{way} takes {memory_text(least.peak)}. A smaller {flag('batch_size')} or "
+        f"{flag('dim')} takes less"
+    )
+
+
+def _command(name: str, options: PlanOptions, choice: PlanChoice) -> str:
+    """Writes the command that trains a choice: `onnxtrain artifacts ...` or `onnxtrain train ...`."""
+    words: list[str] = ["onnxtrain", name, str(options.source)]
+    if name == "train":
+        words += ["--data", "FILE"]
+    # What was measured with a setting is trained with it.
+    values: dict[str, Any] = flat(options.model) | flat(options.optimizer)
+    declared = {**options_of(type(options.model)), **options_of(type(options.optimizer))}
+    chosen = {option: value for option, value in values.items() if value != declared[option].default}
+    chosen["train"] = choice.requires_grad
+    chosen["recompute"] = choice.recompute
+    if choice.lora is not None:
+        chosen["lora_rank"] = choice.lora.r
+        # The text is "all-linear", the default.
+        if not isinstance(choice.lora.target_modules, str):
+            chosen["lora_targets"] = list(choice.lora.target_modules)
+    if name == "train":
+        chosen |= {"batch_size": options.batch_size, "threads": options.threads}
+    for option, value in chosen.items():
+        if value is True:
+            words.append(flag(option))
+        elif value is not None and value is not False:
+            for one in value if isinstance(value, list) else [value]:
+                words += [flag(option), str(one)]
+    return shlex.join(words)

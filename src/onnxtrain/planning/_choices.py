@@ -1,0 +1,249 @@
+"""Lists the choices of parameters that a model can train: all, adapters, biases and norms, the last layers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from onnxtrain.errors import GraphBuildError
+from onnxtrain.lora import LoraConfig
+from onnxtrain.lora._insert import loaded_for_adapters
+from onnxtrain.lora._targets import Target, choose_targets, find_targets
+from onnxtrain.op_facts import VIEWS
+from onnxtrain.passes import ModelSource
+from onnxtrain.selection import match_names, select_parameters
+
+# Parts of the paths of attention modules, as PyTorch's and Hugging Face's models name them.
+_ATTENTION = re.compile(r"attn|attention", re.IGNORECASE)
+# Layers of attention in files that keep the last part of a path only.
+_ATTENTION_LAYERS = frozenset(
+    {
+        "q_proj",
+        "k_proj",
+        "v_proj",
+        "o_proj",
+        "qkv_proj",
+        "out_proj",
+        "query",
+        "key",
+        "value",
+        "query_key_value",
+    }
+)
+# Nodes between a weight and the product that reads it.
+_PASSED_ON = VIEWS | {"Cast", "DequantizeLinear", "Transpose"}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Parameters to train.
+
+    Attributes:
+        name: description, e.g. "LoRA of rank 8, attention".
+        requires_grad: argument of `generate_artifacts`: patterns of the parameters, or None for its default.
+        lora: argument of `generate_artifacts`: the adapters, or None.
+        trained: number of trained elements, e.g. 2048.
+        reached: number of elements of the model that training changes. Adapters reach the weights that they stand
+            beside, so that this is the reach of the choice and not its cost.
+    """
+
+    name: str
+    requires_grad: list[str] | None
+    lora: LoraConfig | None
+    trained: int
+    reached: int
+
+
+@dataclass(frozen=True)
+class Choices:
+    """Choices that a model has.
+
+    Attributes:
+        choices: the choices, in the order in which they are shown.
+        elements: number of elements of all parameters of the model, those of quantised linear layers included.
+    """
+
+    choices: list[Choice]
+    elements: int
+
+
+def list_choices(
+    source: ModelSource,
+    model: ir.Model,
+    requires_grad: Sequence[str] | None,
+    frozen: Sequence[str] | None,
+    ranks: Sequence[int],
+) -> Choices:
+    """Lists what a model can train.
+
+    Args:
+        source: the model as the user has given it, in which adapters find their layers.
+        model: the same model in canonical form.
+        requires_grad: names and patterns to choose from; None for all that train by default.
+        frozen: names and patterns of parameters that are never trained.
+        ranks: ranks of adapters, e.g. (4, 8).
+
+    Raises:
+        NothingToTrain: there are no parameters to train, and no layers for adapters.
+        GraphBuildError: a name or pattern is unknown, or a rank is below 1.
+    """
+    with_adapters = loaded_for_adapters(source)
+    targets = find_targets(with_adapters)
+    quantised = {t.node: t.input_size * t.total for t in targets if _is_quantised(t.node.inputs[1])}
+    adapters = [] if requires_grad is not None else list(_adapters(with_adapters, targets, ranks))
+    try:
+        trainable = select_parameters(model, requires_grad, frozen).trainable
+    except GraphBuildError:
+        # A model whose floats are scales alone trains adapters, or nothing.
+        if not adapters or requires_grad or frozen:
+            raise
+        trainable = []
+    sizes = {
+        name: value.const_value.size
+        for name, value in model.graph.initializers.items()
+        if value.const_value is not None
+    }
+    universe = trainable if requires_grad is None and not frozen else _all_parameters(model)
+    # All of them are named as the user has named them.
+    everything = None if requires_grad is None else list(requires_grad)
+    plain = list(_parameter_choices(model, trainable, universe, sizes, everything, bool(quantised)))
+    elements = sum(sizes[name] for name in universe) + sum(quantised.values())
+    return Choices([*plain[:1], *adapters, *plain[1:]], max(elements, 1))
+
+
+def _all_parameters(model: ir.Model) -> list[str]:
+    """Returns the names of all parameters that train by default."""
+    return select_parameters(model, None, None).trainable
+
+
+def _parameter_choices(
+    model: ir.Model,
+    trainable: Sequence[str],
+    universe: Sequence[str],
+    sizes: dict[str, int],
+    everything: list[str] | None,
+    quantised: bool,
+) -> Iterator[Choice]:
+    """Yields the choices of the model's own parameters: all of them first."""
+    order = _reading_order(model, trainable)
+    matrices = [name for name in order if len(model.graph.initializers[name].shape or ()) > 1]
+    groups = {
+        # Weights in int4 or int8 cannot move: there, all parameters are the embedding, norms and biases.
+        "all float parameters" if quantised else "all parameters": list(trainable),
+        "the last half of the layers": _from_matrix(order, matrices, len(matrices) // 2),
+        "the last layer": _from_matrix(order, matrices, len(matrices) - 1),
+        "biases and norms": [name for name in trainable if name not in set(matrices)],
+    }
+    listed: list[set[str]] = []
+    for title, names in groups.items():
+        # In a small model two groups may be the same parameters.
+        if names and set(names) not in listed:
+            listed.append(set(names))
+            elements = sum(sizes[name] for name in names)
+            patterns = everything if set(names) == set(trainable) else shortest_patterns(names, universe)
+            yield Choice(title, patterns, None, elements, elements)
+
+
+def _from_matrix(order: Sequence[str], matrices: Sequence[str], number: int) -> list[str]:
+    """Returns the parameters from one matrix on, e.g. the last layer's weight and bias."""
+    return list(order[order.index(matrices[number]) :]) if matrices else []
+
+
+def _reading_order(model: ir.Model, names: Sequence[str]) -> list[str]:
+    """Sorts parameters by the first node that computes with them: files may list weights in any order."""
+    places = {node: place for place, node in enumerate(model.graph)}
+
+    def first(value: ir.Value) -> int:
+        readers = [use.node for use in value.uses()]
+        # Exporters write the Transpose of a weight anywhere before the product, often at the beginning. Readers in the
+        # body of a Loop have no place of their own in the graph.
+        return min(
+            (
+                first(reader.outputs[0]) if reader.op_type in _PASSED_ON else places.get(reader, 0)
+                for reader in readers
+            ),
+            default=0,
+        )
+
+    return sorted(names, key=lambda name: first(model.graph.initializers[name]))
+
+
+def _adapters(model: ir.Model, targets: Sequence[Target], ranks: Sequence[int]) -> Iterator[Choice]:
+    """Yields the choices of adapters, on all linear layers and on those of attention, for each rank."""
+    everywhere: set[str] | None = None
+    for title, modules in (("all linear layers", None), ("attention", _attention_names(targets))):
+        if modules == []:
+            continue
+        for rank in ranks:
+            config = LoraConfig(r=rank) if modules is None else LoraConfig(r=rank, target_modules=modules)
+            try:
+                chosen = {target.module: target for target in choose_targets(model, config)}
+            except GraphBuildError:
+                # The model has no linear layers: an answer here, not an error.
+                return
+            if modules is None:
+                everywhere = set(chosen)
+            elif set(chosen) == everywhere:
+                return
+            trained = sum(rank * (target.input_size + target.output_size) for target in chosen.values())
+            reached = sum(target.input_size * target.output_size for target in chosen.values())
+            yield Choice(f"LoRA of rank {rank}, {title}", None, config, trained, reached)
+
+
+def _attention_names(targets: Sequence[Target]) -> list[str]:
+    """Returns names for `target_modules` that choose the layers of attention, e.g. ["q_proj", "k_proj", "v_proj"].
+
+    A name is the shortest end of a path that no other layer has: BERT's "attention.output.dense" beside "output.dense".
+    """
+    merged = {target.node for target in targets if target.output_size != target.total}
+    modules = [t.module for t in targets if t.node not in merged or t.output_size != t.total]
+    attention = [module for module in modules if _is_attention(module)]
+    others = [module for module in modules if module not in attention]
+    names: dict[str, None] = {}
+    for module in attention:
+        parts = module.split(".")
+        ends = [".".join(parts[-count:]) for count in range(1, len(parts) + 1)]
+        # The whole path is always an end that no other layer has.
+        names[next(end for end in ends if not any(f".{other}".endswith(f".{end}") for other in others))] = (
+            None
+        )
+    return list(names)
+
+
+def _is_attention(module: str) -> bool:
+    """Tells if the path of a module is that of a layer of attention."""
+    path, _, last = module.rpartition(".")
+    return _ATTENTION.search(path) is not None or last in _ATTENTION_LAYERS
+
+
+def _is_quantised(weight: ir.Value | None) -> bool:
+    """Tells if a weight is stored in integers."""
+    while weight is not None and not weight.is_initializer():
+        node = weight.producer()
+        weight = None if node is None else node.inputs[0]
+    return weight is not None and weight.dtype is not None and not weight.dtype.is_floating_point()
+
+
+def shortest_patterns(names: Collection[str], universe: Collection[str]) -> list[str]:
+    """Writes names as patterns that match no other name, so that a command line with them stays short.
+
+    >>> shortest_patterns(["0.norm.w", "1.norm.w", "fc.bias"], ["0.norm.w", "1.norm.w", "fc.bias", "fc.w"])
+    ['*.norm.w', '*.bias']
+    """
+    patterns: list[str] = []
+    left = dict.fromkeys(names)
+    while left:
+        name = next(iter(left))
+        # Without digits, "layers.0.norm.weight" is the norm of all layers; "*.bias" is every bias.
+        ends = [f"*.{name.rpartition('.')[2]}"] if "." in name else []
+        for pattern in [*ends, re.sub(r"\d+", "*", name), name]:
+            matched = match_names([pattern], universe)[pattern]
+            if matched and set(matched) <= set(names):
+                break
+        patterns.append(pattern)
+        for other in matched:
+            left.pop(other, None)
+    return patterns

@@ -1,0 +1,191 @@
+"""`plan_training`: measured memory is that of the training that it recommends, and wrong questions are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+
+import models
+from fresh_process import python
+from lora.models import in_bits
+from onnxtrain import PlanChoice, generate_artifacts, plan_training
+from onnxtrain.api import CheckpointState
+from onnxtrain.errors import GraphBuildError, InputError, NothingToTrain
+from onnxtrain.planning import memory_text, parse_memory
+from onnxtrain.planning._choices import list_choices, shortest_patterns
+from onnxtrain.passes import canonicalize, load_model
+
+needs_proc = pytest.mark.skipif(
+    not Path("/proc/self/status").exists(), reason="peak memory is read from /proc"
+)
+TOLERANCE = 0.15
+
+# A training on a device as docs/contracts.md writes it, with other numbers than the dry run's.
+TRAIN = """
+import sys
+import numpy as np
+from pathlib import Path
+from onnxtrain.api import CheckpointState, Module, Optimizer
+folder = Path(sys.argv[1])
+state = CheckpointState.load_checkpoint(folder / "checkpoint")
+module = Module(folder / "training_model.onnx", state, folder / "eval_model.onnx")
+optimizer = Optimizer(folder / "optimizer_model.onnx", module)
+data = np.load(folder / "data.npz")
+batch = [data[name] for name in data.files]
+for _ in range(8):
+    module(*batch)
+    optimizer.step()
+    module.lazy_reset_grad()
+module.eval()
+module(*batch)
+CheckpointState.save_checkpoint(state, folder / "checkpoint", include_optimizer_state=True)
+print(next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1])
+"""
+
+
+def peak_of_training(
+    model: onnx.ModelProto, choice: PlanChoice, loss: str, folder: Path, **data: np.ndarray
+) -> int:
+    """Trains a choice in a process of its own; returns its peak memory in bytes."""
+    generate_artifacts(
+        model,
+        loss=loss,
+        optimizer="adamw",
+        requires_grad=choice.requires_grad,
+        lora=choice.lora,
+        recompute=choice.recompute,
+        artifact_directory=folder,
+    )
+    np.savez(folder / "data.npz", **data)
+    return int(python("-c", TRAIN, folder).stdout) * 1024
+
+
+def weights_of(shapes: dict[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    return {
+        name: (rng.normal(size=shape) / np.sqrt(max(np.prod(shape[1:]), 1))).astype(np.float32)
+        for name, shape in shapes.items()
+    }
+
+
+def cnn(channels: int = 32) -> onnx.ModelProto:
+    """x [batch, 3, 32, 32] -> four convolutions with ReLU, mean over the image, a linear layer of ten classes."""
+    shapes: dict[str, tuple[int, ...]] = {"fc.weight": (channels, 10), "fc.bias": (10,)}
+    nodes, last, width = [], "x", 3
+    for k in range(4):
+        shapes |= {f"conv{k}.weight": (channels, width, 3, 3), f"conv{k}.bias": (channels,)}
+        nodes.append(
+            helper.make_node("Conv", [last, f"conv{k}.weight", f"conv{k}.bias"], [f"c{k}"], pads=[1] * 4)
+        )
+        nodes.append(helper.make_node("Relu", [f"c{k}"], [f"r{k}"]))
+        last, width = f"r{k}", channels
+    nodes += [
+        helper.make_node("GlobalAveragePool", [last], ["mean"]),
+        helper.make_node("Flatten", ["mean"], ["flat"]),
+        helper.make_node("Gemm", ["flat", "fc.weight", "fc.bias"], ["logits"]),
+    ]
+    return models.make_model(
+        nodes, {"x": ["batch", 3, 32, 32]}, {"logits": ["batch", 10]}, weights_of(shapes)
+    )
+
+
+def llama(width: int = 128, layers: int = 2, vocabulary: int = 2048) -> onnx.ModelProto:
+    """A decoder with grouped-query attention, of which onnxruntime's quantizer has written the products in int4."""
+    size, wide = width // 4, 3 * width
+    projections = {"q_proj": (width, width), "k_proj": (width, width // 2), "v_proj": (width, width // 2)}
+    rotary = f"do_rotary=1, num_heads=4, kv_num_heads=2, scale={size**-0.5}"
+    shapes: dict[str, tuple[int, ...]] = {"embed_tokens.weight": (vocabulary, width)}
+    body = "x0 = Gather(embed_tokens.weight, input_ids)\n"
+
+    def product(x: str, name: str, shape: tuple[int, int], y: str) -> str:
+        shapes[f"{name}.weight"] = shape
+        return f"{y} = MatMul({x}, {name}.weight)\n"
+
+    def norm(x: str, name: str, y: str) -> str:
+        shapes[name] = (width,)
+        return f"{y} = SimplifiedLayerNormalization<axis=-1, epsilon=1e-06>({x}, {name})\n"
+
+    for k in range(layers):
+        block = f"layers.{k}"
+        body += norm(f"x{k}", f"{block}.input_layernorm.weight", f"n{k}")
+        for name, shape in projections.items():
+            body += product(f"n{k}", f"{block}.self_attn.{name}", shape, f"{name[0]}{k}")
+        body += f"a{k} = com.microsoft.GroupQueryAttention<{rotary}>"
+        body += f"(q{k}, k{k}, v{k}, , , last, total, cos_cache, sin_cache)\n"
+        body += product(f"a{k}", f"{block}.self_attn.o_proj", (width, width), f"o{k}")
+        body += f"y{k} = Add(x{k}, o{k})\n" + norm(
+            f"y{k}", f"{block}.post_attention_layernorm.weight", f"m{k}"
+        )
+        body += product(f"m{k}", f"{block}.mlp.up_proj", (width, wide), f"u{k}")
+        body += f"e{k} = Sigmoid(u{k})\ns{k} = Mul(u{k}, e{k})\n"
+        body += (
+            product(f"s{k}", f"{block}.mlp.down_proj", (wide, width), f"d{k}")
+            + f"x{k + 1} = Add(y{k}, d{k})\n"
+        )
+    body += norm(f"x{layers}", "norm.weight", "end")
+    body += product("end", "lm_head", (width, vocabulary), "logits")
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1]>
+        g (int64[batch, length] input_ids, int64[batch, length] attention_mask)
+            => (float[batch, length, {vocabulary}] logits)
+        <int64[1] one = {{1}}, int64 axis = {{1}}> {{
+            sums = ReduceSum<keepdims=0>(attention_mask, one)
+            before = Sub(sums, one)
+            last = Cast<to=6>(before)
+            shape = Shape(attention_mask)
+            count = Gather<axis=0>(shape, axis)
+            total = Cast<to=6>(count)
+            {quoted(body)}
+        }}"""
+    )
+    angles = np.outer(np.arange(512), 0.6 ** np.arange(size // 2)).astype(np.float32)
+    arrays = weights_of(shapes) | {"cos_cache": np.cos(angles), "sin_cache": np.sin(angles)}
+    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in arrays.items())
+    return in_bits(model, 4, block_size=32)
+
+
+def quoted(text: str) -> str:
+    """Puts names with dots into quotes, without which ONNX's parser does not take them."""
+    import re
+
+    return re.sub(r"(?<![\w.])((?:layers|embed_tokens|norm|lm_head)\.[\w.]+)", r'"\1"', text)
+
+
+@needs_proc
+@pytest.mark.slow
+def test_memory_of_an_image_network_is_that_of_the_training(tmp_path: Path) -> None:
+    plan = plan_training(cnn(), "2GB", loss="cross_entropy", batch_size=128, ranks=(4,))
+    (best,) = [choice for choice in plan if choice.recommended]
+    assert best.name == "all parameters"
+    assert not best.recompute
+    rng = np.random.default_rng(1)
+    images = rng.normal(size=(128, 3, 32, 32)).astype(np.float32)
+    peak = peak_of_training(cnn(), best, "cross_entropy", tmp_path, x=images, labels=rng.integers(0, 10, 128))
+    assert best.peak == pytest.approx(peak, rel=TOLERANCE)
+    # The last layer keeps no activations, and the tolerance tells the two apart.
+    (least,) = [choice for choice in plan if choice.name == "the last layer"]
+    assert best.peak > 1.3 * least.peak
+
+
+@needs_proc
+@pytest.mark.slow
+def test_memory_of_a_language_model_in_int4_is_that_of_the_training(tmp_path: Path) -> None:
+    model = llama()
+    arguments: dict[str, Any] = {"loss": "causal_lm", "dims": {"length": 64}, "ranks": (8,)}
+    plan = plan_training(model, "2GB", batch_size=8, **arguments)
+    (best,) = [choice for choice in plan if choice.recommended]
+    assert best.name == "LoRA of rank 8, all linear layers"
+    rng = np.random.default_rng(1)
+    tokens = rng.integers(0, 2048, (8, 64))
+    data = {"input_ids": tokens, "attention_mask": np.ones_like(tokens), "labels": tokens}
+    peak = peak_of_training(model, best, "causal_lm", tmp_path / "a", **data)
+    assert best.peak == pytest.approx(peak, rel=TOLERANCE)
+    (small, *_) = plan_training(
+        model, "2GB", batch_size=1, frozen_params=["embed_tokens.weight"], **arguments
+    )
+    assert small.peak < best.peak / 1.3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,9 @@ from lora.models import in_bits
 from onnxtrain import PlanChoice, generate_artifacts, plan_training
 from onnxtrain.api import CheckpointState
 from onnxtrain.errors import GraphBuildError, InputError, NothingToTrain
+from onnxtrain.passes import canonicalize, load_model
 from onnxtrain.planning import memory_text, parse_memory
 from onnxtrain.planning._choices import list_choices, shortest_patterns
-from onnxtrain.passes import canonicalize, load_model
 
 needs_proc = pytest.mark.skipif(
     not Path("/proc/self/status").exists(), reason="peak memory is read from /proc"
@@ -151,8 +152,6 @@ def llama(width: int = 128, layers: int = 2, vocabulary: int = 2048) -> onnx.Mod
 
 def quoted(text: str) -> str:
     """Puts names with dots into quotes, without which ONNX's parser does not take them."""
-    import re
-
     return re.sub(r"(?<![\w.])((?:layers|embed_tokens|norm|lm_head)\.[\w.]+)", r'"\1"', text)
 
 
@@ -189,3 +188,141 @@ def test_memory_of_a_language_model_in_int4_is_that_of_the_training(tmp_path: Pa
         model, "2GB", batch_size=1, frozen_params=["embed_tokens.weight"], **arguments
     )
     assert small.peak < best.peak / 1.3
+
+
+@needs_proc
+def test_a_training_that_needs_too_much_is_stopped() -> None:
+    """Python and ONNX Runtime alone take more than four times 8 MB."""
+    plan = plan_training(models.mlp(), "8MB", loss="cross_entropy", ranks=(1,))
+    assert {(choice.peak, choice.seconds, choice.complete, choice.fits) for choice in plan} == {
+        (32_000_000, None, False, False)
+    }
+    assert not any(choice.recommended for choice in plan)
+
+
+@needs_proc
+def test_the_arguments_of_a_choice_train_what_it_says(tmp_path: Path) -> None:
+    model = models.mlp(hidden=16)
+    lines: list[str] = []
+    plan = plan_training(model, "1GB", loss="cross_entropy", ranks=(2,), steps=1, report=lines.append)
+    assert [choice.name for choice in plan if not choice.recompute] == [
+        "all parameters",
+        "LoRA of rank 2, all linear layers",
+        "the last layer",
+        "biases and norms",
+    ]
+    assert lines[0] == "1 of 8: all parameters"
+    elements = 4 * 16 + 16 + 16 * 3 + 3
+    for place, choice in enumerate(plan):
+        generate_artifacts(
+            model,
+            loss="cross_entropy",
+            requires_grad=choice.requires_grad,
+            lora=choice.lora,
+            recompute=choice.recompute,
+            artifact_directory=tmp_path / str(place),
+        )
+        state = CheckpointState.load_checkpoint(tmp_path / str(place) / "checkpoint")
+        trained = [p for _, p in state.parameters if p.requires_grad]
+        assert choice.trained == sum(np.asarray(p.data).size for p in trained)
+        assert choice.share == choice.trained / elements
+        assert choice.complete
+        assert choice.seconds
+    named = {choice.name: choice.requires_grad for choice in plan}
+    assert named["the last layer"] == ["w2", "b2"]
+    assert named["biases and norms"] == ["b*"]
+
+
+def test_weights_in_int4_count_and_are_reached_by_adapters() -> None:
+    model = llama(width=64, layers=1, vocabulary=128)
+    listed = list_choices(model, canonicalize(load_model(model)), None, None, (4,))
+    products = 64 * (64 + 32 + 32 + 64 + 192 + 192)
+    norms = 3 * 64
+    assert listed.elements == 128 * 64 + norms + products + 64 * 128
+    found = {choice.name: choice for choice in listed.choices}
+    assert list(found) == [
+        "all float parameters",
+        "LoRA of rank 4, all linear layers",
+        "LoRA of rank 4, attention",
+        "biases and norms",
+    ]
+    everywhere, attention = found["LoRA of rank 4, all linear layers"], found["LoRA of rank 4, attention"]
+    assert everywhere.reached == products
+    assert everywhere.trained == 4 * (2 * (64 + 64) + 2 * (64 + 32) + 2 * (64 + 192))
+    assert attention.lora is not None
+    assert attention.lora.target_modules == ["q_proj", "k_proj", "v_proj", "o_proj"]
+    assert found["biases and norms"].trained == norms
+
+
+def test_adapters_are_recommended_before_the_floats_of_an_int4_model() -> None:
+    model = llama(width=64, layers=1, vocabulary=64)
+    plan = plan_training(
+        model, "2GB", loss="causal_lm", dims={"length": 4}, batch_size=1, ranks=(2, 4), steps=1
+    )
+    (best,) = [choice for choice in plan if choice.recommended]
+    assert (best.name, best.recompute) == ("LoRA of rank 4, all linear layers", False)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("512MB", 512_000_000),
+        ("512 mb", 512_000_000),
+        ("1.5GiB", 3 << 29),
+        ("800 MiB", 800 << 20),
+        ("64k", 64_000),
+        ("123", 123),
+        (4096, 4096),
+    ],
+)
+def test_sizes_of_memory(text: str | int, size: int) -> None:
+    assert parse_memory(text) == size
+
+
+@pytest.mark.parametrize("text", ["512 Mb?", "", "MB", "-5MB", "0", "1e9", "5 XB", "1,5GB", 0, -1, True])
+def test_unreadable_sizes_are_refused(text: str | int) -> None:
+    with pytest.raises(InputError, match=rf"memory is {re.escape(repr(text))}; write a number and a unit"):
+        parse_memory(text)
+
+
+def test_sizes_are_written_in_decimal_units() -> None:
+    assert [memory_text(size) for size in (370_400_000, 1_250_000_000)] == ["370 MB", "1.25 GB"]
+
+
+def test_patterns_match_no_other_parameter() -> None:
+    names = ["a.0.norm.w", "a.1.norm.w", "fc.bias", "x[0].b"]
+    patterns = shortest_patterns(names, [*names, "a.0.fc.w", "x0.c"])
+    assert patterns == ["a.*.norm.w", "*.bias", "*.b"]
+    assert shortest_patterns(["w1"], ["w1", "w2"]) == ["w1"]
+
+
+def test_a_size_that_is_missing_or_unknown_is_an_error() -> None:
+    model = llama(width=64, layers=1, vocabulary=64)
+    with pytest.raises(InputError, match="the size of 'length', a dimension of 'input_ids', is needed"):
+        plan_training(model, "1GB", loss="causal_lm")
+    with pytest.raises(InputError, match="symbolic dimension 'lenght'; they have 'batch', 'length'"):
+        plan_training(model, "1GB", loss="causal_lm", dims={"lenght": 4})
+
+
+def test_a_model_without_parameters_has_nothing_to_train() -> None:
+    model = models.make_model(models.parse_nodes("y = Tanh(x)"), {"x": ["n", 3]}, {"y": ["n", 3]}, {})
+    with pytest.raises(NothingToTrain, match="no parameter is left to train"):
+        plan_training(model, "1GB", loss="mse")
+
+
+def test_errors_of_the_loss_are_those_of_the_artifacts() -> None:
+    with pytest.raises(GraphBuildError, match="choosing a loss: received 'nonsense'"):
+        plan_training(models.mlp(), "1GB", loss="nonsense")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"optimizer": None}, "optimizer is None"),
+        ({"batch_size": 0}, "batch_size is 0"),
+        ({"steps": 0}, "steps is 0"),
+    ],
+)
+def test_numbers_that_make_no_training_are_refused(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        plan_training(models.mlp(), "1GB", **{"loss": "cross_entropy", **wrong})

@@ -44,7 +44,18 @@ def test_python_m_is_the_command_line() -> None:
 def test_help_lists_the_commands(run: Any) -> None:
     result = run("--help")
     assert result.code == 0
-    for command in ("demo", "artifacts", "train", "evaluate", "predict", "export", "ops", "check", "inspect"):
+    for command in (
+        "demo",
+        "artifacts",
+        "train",
+        "evaluate",
+        "predict",
+        "export",
+        "ops",
+        "check",
+        "inspect",
+        "plan",
+    ):
         assert f" {command} " in result.out
 
 

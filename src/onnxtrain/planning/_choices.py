@@ -109,7 +109,11 @@ def list_choices(
     universe = trainable if requires_grad is None and not frozen else _all_parameters(model)
     # All of them are named as the user has named them.
     everything = None if requires_grad is None else list(requires_grad)
-    plain = list(_parameter_choices(model, trainable, universe, sizes, everything, bool(quantised)))
+    # Weights in int4 or int8 cannot move: there, all parameters are the embedding, norms and biases.
+    title = "all float parameters" if quantised else "all parameters"
+    if everything is not None or frozen:
+        title = "all chosen parameters"
+    plain = list(_parameter_choices(model, trainable, universe, sizes, everything, title))
     elements = sum(sizes[name] for name in universe) + sum(quantised.values())
     return Choices([*plain[:1], *adapters, *plain[1:]], max(elements, 1))
 
@@ -125,16 +129,15 @@ def _parameter_choices(
     universe: Sequence[str],
     sizes: dict[str, int],
     everything: list[str] | None,
-    quantised: bool,
+    title_of_all: str,
 ) -> Iterator[Choice]:
     """Yields the choices of the model's own parameters: all of them first."""
     order = _reading_order(model, trainable)
     matrices = [name for name in order if len(model.graph.initializers[name].shape or ()) > 1]
     groups = {
-        # Weights in int4 or int8 cannot move: there, all parameters are the embedding, norms and biases.
-        "all float parameters" if quantised else "all parameters": list(trainable),
-        "the last half of the layers": _from_matrix(order, matrices, len(matrices) // 2),
+        title_of_all: list(trainable),
         "the last layer": _from_matrix(order, matrices, len(matrices) - 1),
+        "the last half of the layers": _from_matrix(order, matrices, len(matrices) // 2),
         "biases and norms": [name for name in trainable if name not in set(matrices)],
     }
     listed: list[set[str]] = []

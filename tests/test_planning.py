@@ -304,6 +304,13 @@ def test_a_size_that_is_missing_or_unknown_is_an_error() -> None:
         plan_training(model, "1GB", loss="causal_lm", dims={"lenght": 4})
 
 
+def test_a_batch_that_the_file_has_fixed_is_not_another_one() -> None:
+    model = models.mlp()
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 2
+    with pytest.raises(InputError, match="batch_size is 8, but the file has fixed the batch of 'x' to 2"):
+        plan_training(model, "1GB", loss="cross_entropy", batch_size=8)
+
+
 def test_a_model_without_parameters_has_nothing_to_train() -> None:
     model = models.make_model(models.parse_nodes("y = Tanh(x)"), {"x": ["n", 3]}, {"y": ["n", 3]}, {})
     with pytest.raises(NothingToTrain, match="no parameter is left to train"):

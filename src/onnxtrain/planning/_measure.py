@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import onnx_ir as ir
 
-from onnxtrain._words import argument
+from onnxtrain._words import argument, words
 from onnxtrain.errors import InputError, OnnxTrainError
 from onnxtrain.functional._gradient_check import index_bound
 from onnxtrain.planning import _dry_run
@@ -111,8 +111,14 @@ def write_inputs(
     np.savez(path, *arrays)
 
 
-def check_dims(manifest: Manifest, dims: Mapping[str, int]) -> None:
-    """Raises InputError if a size is missing, or given for a dimension that no input or target has."""
+def check_sizes(manifest: Manifest, batch_size: int | None, dims: Mapping[str, int]) -> None:
+    """Raises InputError if a size is missing, contradicts the file, or is of a dimension that nothing has."""
+    fixed = next((spec for spec in manifest.inputs if spec.shape and isinstance(spec.shape[0], int)), None)
+    if fixed is not None and batch_size is not None and fixed.shape and fixed.shape[0] != batch_size:
+        raise InputError(
+            f"planning: {argument('batch_size')} is {batch_size}, but the file has fixed the batch of '{fixed.name}' "
+            f"to {fixed.shape[0]}; leave it out, or {words().dynamic_batch('plan_training')}"
+        )
     symbols = {
         dim: spec.name for spec in manifest.arguments for dim in spec.shape or () if isinstance(dim, str)
     }

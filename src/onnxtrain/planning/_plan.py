@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ from onnxtrain.errors import InputError, NothingToTrain, OnnxTrainError
 from onnxtrain.lora import LoraConfig
 from onnxtrain.passes import ModelSource, canonicalize, load_model
 from onnxtrain.planning._choices import Choice, list_choices
-from onnxtrain.planning._measure import Measured, check_dims, run_steps, write_inputs
+from onnxtrain.planning._measure import Measured, check_sizes, run_steps, write_inputs
 from onnxtrain.planning._memory import parse_memory
 from onnxtrain.runtime.manifest import parse_manifest
 from onnxtrain.training.layer_modes import BatchNormMode
@@ -122,6 +123,7 @@ def plan_training(
         NothingToTrain: the model has no parameters to train.
         GraphBuildError: the loss or the optimizer does not fit, or no choice can be built; also DifferentiationError.
         ModelError: the model cannot be loaded.
+        OnnxTrainError: this is Windows.
     """
     limit = parse_memory(memory)
     if optimizer is None:
@@ -129,6 +131,9 @@ def plan_training(
     for name, number in (("batch_size", batch_size), ("steps", steps)):
         if number is not None and number < 1:
             raise InputError(f"planning: {argument(name)} is {number}; it must be at least 1")
+    # Its processes neither tell their peak without packages that a device lacks, nor end by SIGKILL.
+    if sys.platform == "win32":
+        raise OnnxTrainError("planning: memory is measured on Linux and macOS only; plan there")
     canonical = canonicalize(load_model(model))
     listed = list_choices(model, canonical, requires_grad, frozen_params, ranks)
     if not listed.choices:
@@ -157,7 +162,7 @@ def plan_training(
 
     def measure(directory: Path) -> Measured:
         manifest = parse_manifest((directory / "manifest.json").read_bytes(), "manifest of the dry run")
-        check_dims(manifest, dims or {})
+        check_sizes(manifest, batch_size, dims or {})
         write_inputs(directory / "inputs.npz", canonical, manifest, batch_size or _BATCH_SIZE, dims or {})
         return run_steps(directory, steps, stop_at, threads)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from pathlib import Path
 from typing import Any
@@ -302,6 +303,24 @@ def test_a_size_that_is_missing_or_unknown_is_an_error() -> None:
         plan_training(model, "1GB", loss="causal_lm")
     with pytest.raises(InputError, match="symbolic dimension 'lenght'; they have 'batch', 'length'"):
         plan_training(model, "1GB", loss="causal_lm", dims={"lenght": 4})
+
+
+@needs_proc
+def test_a_warning_is_given_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Each set of artifacts would repeat what an exporter has done to the model."""
+    logger = logging.getLogger("onnxtrain")
+    lines: list[str] = []
+
+    def report(line: str) -> None:
+        lines.append(line)
+        logger.warning("folded")
+
+    with pytest.raises(GraphBuildError, match="choosing a loss"):
+        plan_training(models.mlp(), "1GB", loss="nonsense", ranks=(1,), report=report)
+    assert len(lines) == 4
+    assert [record.message for record in caplog.records] == ["folded"]
+    logger.warning("folded")
+    assert [record.message for record in caplog.records] == ["folded"] * 2
 
 
 def test_a_batch_that_the_file_has_fixed_is_not_another_one() -> None:

@@ -101,9 +101,9 @@ def _least(plan: Sequence[PlanChoice]) -> str:
     if not complete:
         return "each takes more than " + memory_text(min(choice.peak for choice in plan))
     least = min(complete, key=lambda choice: choice.peak)
-    way = ", with recomputation," if least.recompute else ""
+    way = ", with recomputation" if least.recompute else ""
     return (
-        f"the least, {least.name}{way} takes {memory_text(least.peak)}. A smaller {flag('batch_size')} or "
+        f"the least ({least.name}{way}) takes {memory_text(least.peak)}. A smaller {flag('batch_size')} or "
         f"{flag('dim')} takes less"
     )
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import onnx
 
@@ -66,6 +69,28 @@ class PlanChoice:
     recommended: bool = False
 
 
+@contextmanager
+def _each_warning_once() -> Iterator[None]:
+    """Makes the package's log give each message once."""
+    # Warnings of what an exporter has done to the model would come with each set of artifacts.
+    seen: set[str] = set()
+
+    def is_new(record: logging.LogRecord) -> bool:
+        text = record.getMessage()
+        if text in seen:
+            return False
+        seen.add(text)
+        return True
+
+    logger = logging.getLogger("onnxtrain")
+    logger.addFilter(is_new)
+    try:
+        yield
+    finally:
+        logger.removeFilter(is_new)
+
+
+@_each_warning_once()
 def plan_training(
     model: ModelSource,
     memory: str | int,
@@ -149,16 +174,7 @@ def plan_training(
         "activations": activations,
         "additional_output_names": additional_output_names,
     }
-
-    def generate(choice: Choice, recompute: bool, directory: Path) -> None:
-        generate_artifacts(
-            model,
-            requires_grad=choice.requires_grad,
-            lora=choice.lora,
-            recompute=recompute,
-            artifact_directory=directory,
-            **settings,  # type: ignore[arg-type]
-        )
+    stop_at = int(min(_STOP_AT * limit, _SHARE_OF_FREE_MEMORY * _free_memory()))
 
     def measure(directory: Path) -> Measured:
         manifest = parse_manifest((directory / "manifest.json").read_bytes(), "manifest of the dry run")
@@ -166,12 +182,10 @@ def plan_training(
         write_inputs(directory / "inputs.npz", canonical, manifest, batch_size or _BATCH_SIZE, dims or {})
         return run_steps(directory, steps, stop_at, threads)
 
-    stop_at = int(min(_STOP_AT * limit, _SHARE_OF_FREE_MEMORY * _free_memory()))
     plan: list[PlanChoice] = []
     errors: list[OnnxTrainError] = []
-    count = 2 * len(listed.choices)
     for number, choice in enumerate(listed.choices):
-        unmeasured = PlanChoice(
+        row = PlanChoice(
             choice.name, False, choice.requires_grad, choice.lora, choice.trained, choice.trained / listed.elements,
             stop_at, None, complete=False, fits=False,
         )  # fmt: skip
@@ -179,29 +193,43 @@ def plan_training(
         for recompute in (False, True):
             if report is not None:
                 way = ", recomputing" if recompute else ""
-                report(f"{2 * number + recompute + 1} of {count}: {choice.name}{way}")
+                report(f"{2 * number + recompute + 1} of {2 * len(listed.choices)}: {choice.name}{way}")
+            row = replace(row, recompute=recompute)
             # The files of one choice alone are on the disk at a time: each set holds the weights.
             with tempfile.TemporaryDirectory(prefix="onnxtrain-plan-") as folder:
                 try:
-                    generate(choice, recompute, Path(folder))
+                    _generate(model, choice, recompute, Path(folder), settings)
                     graph = _graph(Path(folder) / "training_model.onnx")
                     # Nothing is worth recomputing here, so that the second row would repeat the first.
                     if graph == plain_graph:
                         continue
                     plain_graph = graph
-                    measured = measure(Path(folder))
+                    plan.append(_measured(row, measure(Path(folder)), limit))
                 except InputError:
                     raise
                 except OnnxTrainError as error:
                     # One choice may lack a gradient rule that another does not need.
                     errors.append(error)
-                    plan.append(replace(unmeasured, recompute=recompute, problem=str(error)))
+                    plan.append(replace(row, problem=str(error)))
                     break
-            plan.append(_measured(replace(unmeasured, recompute=recompute), measured, limit))
     if len(errors) == len(plan):
         raise errors[0]
     reach = {choice.name: (choice.reached, choice.trained) for choice in listed.choices}
     return list(_with_recommendation(plan, reach))
+
+
+def _generate(
+    model: ModelSource, choice: Choice, recompute: bool, directory: Path, settings: Mapping[str, Any]
+) -> None:
+    """Writes the artifacts of a choice; `settings` are arguments of `generate_artifacts` that all choices share."""
+    generate_artifacts(
+        model,
+        requires_grad=choice.requires_grad,
+        lora=choice.lora,
+        recompute=recompute,
+        artifact_directory=directory,
+        **settings,
+    )
 
 
 def _measured(choice: PlanChoice, measured: Measured, limit: int) -> PlanChoice:

@@ -21,7 +21,7 @@ from onnxruntime.quantization.matmul_nbits_quantizer import (
 )
 
 from onnxtrain import generate_artifacts
-from onnxtrain.lora import LoraConfig, adapter_model
+from onnxtrain.lora import LoraConfig, adapter_model, copy_module_names
 
 BATCH, RATE = 16, 2e-3
 ADAPTERS = LoraConfig(r=16, lora_alpha=32)
@@ -64,7 +64,8 @@ def quantise(source: Path, target: Path) -> None:
     settings = DefaultWeightOnlyQuantConfig(block_size=32, is_symmetric=True, bits=4)
     quantizer = MatMulNBitsQuantizer(onnx.load(source), algo_config=settings)
     quantizer.process()
-    onnx.save(quantizer.model.model, target)
+    # The quantizer drops the names of modules, by which the output layer is known: it gets no adapter.
+    onnx.save(copy_module_names(quantizer.model.model, source), target)
 
 
 def prepare(folder: Path, steps: int) -> None:
@@ -84,8 +85,13 @@ def prepare(folder: Path, steps: int) -> None:
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters", flush=True)
     train(model, rows["docs"], steps)
     export(model, folder / "float.onnx")
+    make_trainings(folder)
+
+
+def make_trainings(folder: Path) -> None:
+    """Quantises the float model, and writes the files from which a device trains both."""
     quantise(folder / "float.onnx", folder / "int4.onnx")
-    # For the device: adapters on the int4 file, and, to compare with, all parameters of the float file.
+    # Adapters on the int4 file, and, to compare with, all parameters of the float file.
     common = {"loss": "causal_lm", "optimizer": "adamw"}
     generate_artifacts(folder / "int4.onnx", lora=ADAPTERS, artifact_directory=folder / "lora", **common)
     generate_artifacts(folder / "float.onnx", artifact_directory=folder / "full", **common)
@@ -95,7 +101,7 @@ def prepare(folder: Path, steps: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--steps", type=int, default=800)
+    parser.add_argument("--steps", type=int, default=1000)
     options = parser.parse_args()
     logging.getLogger().setLevel(logging.WARNING)  # onnxruntime's quantizer logs each node
     prepare(options.folder, options.steps)

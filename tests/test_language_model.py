@@ -105,8 +105,27 @@ def test_the_model_with_its_adapter_is_the_one_that_was_trained(
     assert table["int4 + LoRA"]["code"] == pytest.approx(trained, rel=1e-5)
     for text in ("code", "docs"):
         assert table["merged, float"][text] == pytest.approx(table["int4 + LoRA"][text], rel=1e-4)
-    # All but the adapters stays: the device's checkpoint holds nothing else.
-    assert all(".lora_" in name for name, _ in state.parameters)
+    # All but the adapters stays: the device's checkpoint holds nothing else, and the output layer has none.
+    names = {name for name, _ in state.parameters}
+    assert len(names) == 4 * 6 * 2
+    assert "layers.0.self_attn.q_proj.lora_A.weight" in names
+    assert not any("lm_head" in name for name in names)
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_without_its_adapter_the_deployed_file_is_the_int4_file(
+    run: tuple[Path, dict[str, dict[str, float]]],
+) -> None:
+    folder, _ = run
+    batch = np.load(folder / "tokens.npz")["code_held_out"][:256].reshape(2, 128)
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3  # onnxruntime warns of optional inputs
+    logits = [
+        onnxruntime.InferenceSession(folder / file, options).run(["logits"], {"tokens": batch})[0]
+        for file in ("int4.onnx", "deployed.onnx")
+    ]
+    np.testing.assert_array_equal(*logits)
 
 
 @pytest.mark.torch

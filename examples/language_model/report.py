@@ -96,8 +96,8 @@ def plot(folder: Path, table: dict[str, dict[str, float]], path: Path) -> None:
         right.bar_label(bars, [f"{value:.1f}" for value in values], padding=3, fontsize=8)
     right.set_yticks(places + 0.2, list(table))
     right.invert_yaxis()
-    right.set(xlabel="perplexity per token (log scale)", xscale="log", title="Held-out text")
-    right.margins(x=0.12)
+    right.set(xlabel="perplexity per token", title="Held-out text")
+    right.margins(x=0.1)
     right.legend(frameon=False, loc="lower right")
     for axes in (left, right):
         axes.spines[["top", "right"]].set_visible(False)

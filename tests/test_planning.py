@@ -255,6 +255,24 @@ def test_weights_in_int4_count_and_are_reached_by_adapters() -> None:
     assert found["biases and norms"].trained == norms
 
 
+def test_integer_products_count_and_are_reached_by_adapters() -> None:
+    model = onnx.parser.parse_model("""
+        <ir_version: 10, opset_import: ["": 21]>
+        g (float[n, 4] x) => (float[n, 3] y) <float s = {0.1}, uint8 z = {128}, float[3] gain = {1, 2, 3}> {
+            q = QuantizeLinear(x, s, z)
+            p = QLinearMatMul(q, s, z, w, s, z, s, z)
+            d = DequantizeLinear(p, s, z)
+            y = Mul(d, gain)
+        }""")
+    model.graph.initializer.append(numpy_helper.from_array(np.ones((4, 3), np.uint8), "w"))
+    listed = list_choices(model, canonicalize(load_model(model)), None, None, (2,))
+    assert listed.elements == 4 * 3 + 3
+    assert [(choice.name, choice.trained, choice.reached) for choice in listed.choices] == [
+        ("all float parameters", 3, 3),
+        ("LoRA of rank 2, all linear layers", 2 * (4 + 3), 12),
+    ]
+
+
 def test_adapters_are_recommended_before_the_floats_of_an_int4_model() -> None:
     model = llama(width=64, layers=1, vocabulary=64)
     plan = plan_training(

@@ -92,7 +92,9 @@ def list_choices(
     """
     with_adapters = loaded_for_adapters(source)
     targets = find_targets(with_adapters)
-    quantised = {t.node: t.input_size * t.total for t in targets if _is_quantised(t.node.inputs[t.weight_index])}
+    quantised = {
+        t.node: t.input_size * t.total for t in targets if _is_quantised(t.node.inputs[t.weight_index])
+    }
     adapters = [] if requires_grad is not None else list(_adapters(with_adapters, targets, ranks))
     try:
         trainable = select_parameters(model, requires_grad, frozen).trainable

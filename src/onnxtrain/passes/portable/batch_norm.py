@@ -1,0 +1,66 @@
+"""Write BatchNormalization in training mode as standard ops."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from onnxtrain.passes.parameters.training_mode import STATISTICS, is_training_batch_norm
+from onnxtrain.passes.portable._nodes import WriterBefore, standard_nodes
+from onnxtrain.passes.tidy.replace_value import stand_in
+
+
+class TrainingBatchNormPass(ir.passes.InPlacePass):
+    """Normalise by means and variances that ReduceMean gives, and update the running statistics by Add and Mul.
+
+    ONNX Runtime's WebGPU provider (1.30) fails at run at a BatchNormalization with training_mode=1. The batch is first
+    reshaped to rank 3, because the provider fails at reductions of rank 4 as well.
+    """
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Rewrite in place."""
+        nodes = [node for node in standard_nodes(model, "BatchNormalization") if is_training_batch_norm(node)]
+        for node in nodes:
+            _rewrite(node)
+        return ir.passes.PassResult(model, bool(nodes))
+
+
+def _rewrite(node: ir.Node) -> None:
+    """Replace one node by the formulas of BatchNormalization-15."""
+    write = WriterBefore(node)
+    x, scale, bias = node.inputs[:3]
+
+    def setting(name: str, default: float, like: ir.Value | None) -> ir.Value:
+        number = node.attributes.get_float(name, default)
+        return write("CastLike", write.number(number, ir.DataType.FLOAT), like)
+
+    def column(vector: ir.Value | None) -> ir.Value:
+        return write("Reshape", write("CastLike", vector, x), [-1, 1])
+
+    # [batch, channels, places]: a batch of rank 2 gets one place.
+    batch = write("Reshape", x, [0, 0, -1])
+    mean = write("ReduceMean", batch, [0, 2], keepdims=0)
+    centred = write("Sub", batch, column(mean))
+    # From centred numbers: the mean of squares minus the square of the mean loses the digits of a large mean.
+    variance = write("ReduceMean", write("Mul", centred, centred), [0, 2], keepdims=0)
+    deviation = write("Sqrt", write("Add", variance, setting("epsilon", 1e-5, x)))
+    slope = column(write("Div", write("CastLike", scale, x), deviation))
+    result = write("Add", write("Mul", centred, slope), column(bias))
+    for (source, target), of_batch in zip(STATISTICS, (mean, variance), strict=True):
+        running = node.inputs[source]
+        if len(node.outputs) <= target:
+            continue
+        # Statistics may be wider than the batch.
+        momentum = setting("momentum", 0.9, running)
+        kept = write("Mul", running, momentum)
+        share = write("Sub", write("CastLike", 1, running), momentum)
+        _stand_in(node, target, write("Add", kept, write("Mul", write("CastLike", of_batch, running), share)))
+    _stand_in(node, 0, write("Reshape", result, write("Shape", x), allowzero=1))
+    assert node.graph is not None
+    node.graph.remove(node, safe=True)
+
+
+def _stand_in(node: ir.Node, index: int, result: ir.Value) -> None:
+    """Let readers of an output read another value, which gets the type and shape of the output."""
+    output = node.outputs[index]
+    result.type, result.shape = output.type, output.shape
+    stand_in(output, result, node)

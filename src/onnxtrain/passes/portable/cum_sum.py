@@ -1,0 +1,45 @@
+"""Write CumSum that is both reversed and exclusive as a shifted CumSum."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from onnxtrain.passes.portable._nodes import WriterBefore, constant_input, standard_nodes
+from onnxtrain.passes.tidy.replace_value import replace_node
+
+_END = 2**63 - 1
+
+
+class CumSumPass(ir.passes.InPlacePass):
+    """Replace a reversed exclusive CumSum by the reversed one without its first element, and a zero behind it.
+
+    The default bundle of onnxruntime-web (JSEP, 1.30) computes another sum on WebGPU, without an error. The values are
+    the same bit for bit: element i of one is element i + 1 of the other. An axis that is computed at run time is left
+    as it is, as Concat needs to know it.
+    """
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Rewrite in place."""
+        nodes = [node for node in standard_nodes(model, "CumSum") if _is_both(node)]
+        for node in nodes:
+            axis = constant_input(node, 1)
+            assert axis is not None
+            _shift(node, int(axis.item()))
+        return ir.passes.PassResult(model, bool(nodes))
+
+
+def _is_both(node: ir.Node) -> bool:
+    flags = (node.attributes.get_int(name, 0) for name in ("reverse", "exclusive"))
+    return all(flags) and constant_input(node, 1) is not None
+
+
+def _shift(node: ir.Node, axis: int) -> None:
+    """Replace one node."""
+    write, x = WriterBefore(node), node.inputs[0]
+    sums = write("CumSum", x, node.inputs[1], reverse=1)
+    rest = write("Slice", sums, [1], [_END], [axis])
+    # As many zeros as x has rows along the axis: none if the axis is empty, else one.
+    first = write("Slice", x, [0], [1], [axis])
+    # CastLike: the dtype may be unknown inside a function.
+    zeros = write("Expand", write("CastLike", 0, x), write("Shape", first))
+    replace_node(node, write("Concat", rest, zeros, axis=axis))

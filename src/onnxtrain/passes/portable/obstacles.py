@@ -1,0 +1,121 @@
+"""Find what keeps a model from running in every stock build of ONNX Runtime."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from onnxtrain.op_facts import RANDOM_OPS
+from onnxtrain.passes.io.load import MAX_IR_VERSION, MAX_OPSET
+from onnxtrain.passes.portable._nodes import every_node
+
+
+@dataclass(frozen=True)
+class Obstacle:
+    """One node that a stock build cannot run, or runs differently.
+
+    Attributes:
+        op: type of the op, with its domain if it is not the standard one, e.g. "com.microsoft::Inverse".
+        node: name of the node, e.g. "encoder/cast"; empty for the model itself.
+        reason: what is missing where, e.g. "its dtype bfloat16 has no tensors in onnxruntime-web".
+    """
+
+    op: str
+    node: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.op} (node {self.node!r}): {self.reason}" if self.node else f"{self.op}: {self.reason}"
+
+
+_NO_STRINGS = "onnxruntime-web's bundles with WebGPU have no ops on texts"
+_OTHER_NUMBERS = "it draws other numbers on other hosts, and a seed does not change that"
+
+# Measured with the node tests of onnx 1.23 and onnxruntime-web 1.30: ops without a kernel in its bundle /webgpu.
+_MISSING_OPS = {
+    **dict.fromkeys(("RegexFullMatch", "StringConcat", "StringNormalizer", "StringSplit"), _NO_STRINGS),
+    "TfIdfVectorizer": _NO_STRINGS,
+    **dict.fromkeys(
+        ("Optional", "OptionalGetElement", "OptionalHasElement"),
+        "onnxruntime-web's bundles with WebGPU have no optional values",
+    ),
+    **dict.fromkeys(RANDOM_OPS - {"Dropout"}, _OTHER_NUMBERS),
+    "Dropout": _OTHER_NUMBERS,
+}
+
+# Dtypes that a build lacks for most ops, by the reason that is given.
+_MISSING_DTYPES = {
+    ir.DataType.BFLOAT16: "onnxruntime-web has no tensors of bfloat16, and its bundles with WebGPU no Cast to it",
+    ir.DataType.DOUBLE: "onnxruntime-web's bundles with WebGPU have no kernels for float64, not even Cast",
+    **dict.fromkeys(
+        (
+            ir.DataType.FLOAT8E4M3FN,
+            ir.DataType.FLOAT8E4M3FNUZ,
+            ir.DataType.FLOAT8E5M2,
+            ir.DataType.FLOAT8E5M2FNUZ,
+            ir.DataType.FLOAT8E8M0,
+        ),
+        "onnxruntime-web has no floats of 8 bits",
+    ),
+    **dict.fromkeys(
+        (ir.DataType.INT16, ir.DataType.UINT16),
+        "onnxruntime-web's bundles with WebGPU have no arithmetic of 16-bit integers",
+    ),
+}
+
+# Ops of com.microsoft that were loaded, one by one, on the CPU of onnxruntime-web 1.30's bundles /wasm, /webgpu and
+# default. GatherBlockQuantized, for one, is missing in /webgpu.
+_SHARED_CONTRIB = frozenset(
+    {
+        "Attention", "BiasGelu", "CDist", "DynamicQuantizeMatMul", "EmbedLayerNormalization", "ExpandDims", "FastGelu",
+        "FusedConv", "FusedGemm", "FusedMatMul", "GatherND", "Gelu", "GroupQueryAttention", "Inverse", "MatMulNBits",
+        "MultiHeadAttention", "Pad", "QuickGelu", "RotaryEmbedding", "SkipLayerNormalization",
+        "SkipSimplifiedLayerNormalization", "Trilu", "Unique",
+    }
+)  # fmt: skip
+
+
+def find_obstacles(model: ir.Model) -> list[Obstacle]:
+    """List the nodes that a stock build of ONNX Runtime for browsers or phones lacks or computes differently.
+
+    Expects a model after :func:`onnxtrain.passes.portable.suit_every_host` with inferred shapes: what that function
+    writes in other ops is no obstacle before it.
+    """
+    found = []
+    opset = model.graph.opset_imports.get("", 0)
+    if opset > MAX_OPSET:
+        found.append(Obstacle("model", "", f"opset {opset}; stock builds take opsets up to {MAX_OPSET}"))
+    if model.ir_version > MAX_IR_VERSION:
+        found.append(
+            Obstacle("model", "", f"IR version {model.ir_version}; stock builds take up to {MAX_IR_VERSION}")
+        )
+    functions = {(function.domain, function.name) for function in model.functions.values()}
+    for node in every_node(model):
+        reason = None if (node.domain, node.op_type) in functions else _reason(node)
+        if reason is not None:
+            op = f"{node.domain}::{node.op_type}" if node.domain else node.op_type
+            found.append(Obstacle(op, node.name or "", reason))
+    return found
+
+
+def _reason(node: ir.Node) -> str | None:
+    """Return why a node does not run everywhere; None if it does."""
+    if node.domain == "com.microsoft" and node.op_type not in _SHARED_CONTRIB:
+        return "this op of com.microsoft is not known to be in every build of ONNX Runtime"
+    if node.domain not in ("", "com.microsoft", "ai.onnx.ml"):
+        return f"an op of the domain {node.domain!r}, which stock builds do not have"
+    if not node.domain and node.op_type in _MISSING_OPS:
+        return _MISSING_OPS[node.op_type]
+    for value in (*node.inputs, *node.outputs):
+        if value is not None and value.dtype in _MISSING_DTYPES:
+            return _MISSING_DTYPES[value.dtype]
+    # CPU builds widen most ops of float16 to float32, but not a ScatterND that adds: it fails when it runs.
+    if (
+        node.op_type in ("ScatterND", "ScatterElements")
+        and node.attributes.get_string("reduction", "none") != "none"
+    ):
+        data = node.inputs[0]
+        if data is not None and data.dtype == ir.DataType.FLOAT16:
+            return "CPU builds cannot add float16 in place; train in float32"
+    return None

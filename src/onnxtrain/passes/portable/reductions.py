@@ -1,0 +1,51 @@
+"""Reduce tensors of rank 4 and more as tensors of lower rank."""
+
+from __future__ import annotations
+
+import math
+
+import onnx_ir as ir
+
+from onnxtrain.op_facts import REDUCTIONS
+from onnxtrain.passes.portable._nodes import WriterBefore, constant_input, standard_nodes
+from onnxtrain.passes.tidy.replace_value import replace_node
+
+
+class ReductionRankPass(ir.passes.InPlacePass):
+    """Merge the last axes of a tensor of rank 4 or more into one, if all of them are reduced.
+
+    ONNX Runtime's WebGPU provider (1.30) fails at reductions of rank 4, such as that of the gradient of a convolution's
+    bias over [batch, channels, height, width]. The sum over [batch, channels, height * width] is the same.
+    """
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Rewrite in place."""
+        modified = False
+        for op_type in sorted(REDUCTIONS):
+            for node in standard_nodes(model, op_type):
+                modified |= _merge(node)
+        return ir.passes.PassResult(model, modified)
+
+
+def _merge(node: ir.Node) -> bool:
+    """Rewrite one node; return whether it is such a reduction."""
+    x, constant = node.inputs[0], constant_input(node, 1)
+    if x is None or x.shape is None or x.shape.rank() < 4 or constant is None or not constant.size:
+        return False
+    rank = x.shape.rank()
+    axes = {int(axis) % rank for axis in constant.ravel().tolist()}
+    first = next(axis for axis in range(rank, -1, -1) if axis - 1 not in axes)
+    # With one axis to merge, or all of them, nothing is gained.
+    if not 0 < first < rank - 1:
+        return False
+    write, sizes = WriterBefore(node), list(x.shape)[first:]
+    # A size of -1 could not be computed for a batch without samples.
+    known = [size for size in sizes if isinstance(size, int)]
+    merged = math.prod(known) if len(known) == len(sizes) else -1
+    flat = write("Reshape", x, [*[0] * first, merged])
+    keepdims = node.attributes.get_int("keepdims", 1)
+    result = write(node.op_type, flat, sorted(axis for axis in axes if axis <= first), keepdims=keepdims)
+    if keepdims:
+        result = write("Unsqueeze", result, list(range(first + 1, rank)))
+    replace_node(node, result)
+    return True

@@ -29,6 +29,7 @@ from onnxtrain.lora import LoraConfig, train_adapters
 from onnxtrain.onnxblock.onnxblock import build_forward, parameter_protos
 from onnxtrain.onnxblock.optim import build_optimizer
 from onnxtrain.passes import ModelSource, canonicalize, load_model, save_model, write_models
+from onnxtrain.passes.portable import find_obstacles, suit_every_host
 from onnxtrain.runtime.atomic import FileSet
 from onnxtrain.runtime.checkpoint import encode_checkpoint
 from onnxtrain.runtime.manifest import METADATA_KEY
@@ -36,7 +37,13 @@ from onnxtrain.runtime.state import CheckpointState
 from onnxtrain.selection import expand_names
 from onnxtrain.training.key_value_cache import find_cache
 from onnxtrain.training.layer_modes import BatchNormMode
-from onnxtrain.training.training_graph import Activations, Precision, TrainingGraphs, build_training_graphs
+from onnxtrain.training.training_graph import (
+    Activations,
+    Precision,
+    Profile,
+    TrainingGraphs,
+    build_training_graphs,
+)
 
 __all__ = ["LossType", "OptimType", "generate_artifacts", "optimizer_for"]
 
@@ -98,6 +105,7 @@ def generate_artifacts(
     sparse_gradients: list[str] | None = None,
     lora: LoraConfig | None = None,
     activations: Activations = "float",
+    profile: Profile = "default",
 ) -> None:
     """Writes the files from which the on-device API trains.
 
@@ -155,15 +163,20 @@ def generate_artifacts(
             models, or "deployed" to round the other factor to int8 where the file does (`accuracy_level=4`). Gradients
             pass that rounding unchanged, and all other rounding as with `straight_through`. The inference model
             computes as the file does. The manifest records the mode.
+        profile: "default", or "portable" for models that also run, and compute the same, in ONNX Runtime's builds for
+            browsers and phones: what one of them lacks or gets wrong is written in other ops, and masks of Dropout
+            follow from an input of the training model. `docs/own-host.md` says what a host feeds there; the on-device
+            API does it. The manifest records the profile.
 
     Raises:
         ModelError: the model cannot be loaded or converted, also to ORT format; a file cannot be written.
         GraphBuildError: a name is unknown, a parameter is both frozen and trainable, a value would be returned twice,
-            the loss does not fit, a parameter cannot have a sparse gradient, or its optimizer cannot use one.
+            the loss does not fit, a parameter cannot have a sparse gradient, its optimizer cannot use one, or a model
+            of `profile="portable"` has an op that some build lacks.
         NothingToTrain: no parameter is left to train, or the loss depends on no trainable parameter.
         NoGradientRule: an op between the loss and a trainable parameter has no gradient rule.
         TypeError: `loss`, `optimizer` or a list of names is of an unknown type.
-        ValueError: `batch_norm`, `precision` or `activations` has an unknown value.
+        ValueError: `batch_norm`, `precision`, `activations` or `profile` has an unknown value.
     """
     for option, names in (
         ("requires_grad", requires_grad),
@@ -198,6 +211,7 @@ def generate_artifacts(
             precision=precision,
             sparse_gradients=sparse_gradients or (),
             activations=activations,
+            profile=profile,
         )
     directory = Path(os.fsdecode(artifact_directory)) if artifact_directory is not None else Path.cwd()
     try:
@@ -347,11 +361,14 @@ def _write(
         models["optimizer_model"], manifest["optimizer"] = _optimizer_model(graphs, optimizer)
     if graphs.inference is not None:
         models["inference_model"] = graphs.inference
+    if manifest["profile"] == "portable":
+        models = {name: _suit_every_host(name, model) for name, model in models.items()}
     names = [*models, "checkpoint", *(["nominal_checkpoint"] if nominal_checkpoint else [])]
     manifest["files"] = file_names = {
         name: f"{prefix}{name}" + (".onnx" if name in models else "") for name in names
     }
-    text = json.dumps(manifest, indent=2)
+    # Names of data files are new with each write, so only the manifest file has them.
+    text = json.dumps(manifest | {"external_data": {}}, indent=2)
     state = CheckpointState.from_arrays(
         {name: tensor.numpy() for name, tensor in graphs.parameters.items()},
         trainable=graphs.trainable,
@@ -369,7 +386,10 @@ def _write(
             model.metadata_props[METADATA_KEY] = text
             if ort_format:
                 _write_ort_format(model, files, directory / file_names[name], custom_op_library)
-        write_models({file_names[name]: model for name, model in models.items()}, files)
+        data = write_models({file_names[name]: model for name, model in models.items()}, files)
+        manifest["external_data"] = {
+            name: data[file_names[name]] for name in models if data.get(file_names[name])
+        }
         for name in names[len(models) :]:
             encode = encode_checkpoint(
                 state._store, f"Writing '{name}'", nominal=name == "nominal_checkpoint"
@@ -377,8 +397,25 @@ def _write(
             with files.open(file_names[name]) as file:
                 encode(file)
         with files.open(f"{prefix}manifest.json") as file:
-            file.write(text.encode())
+            file.write(json.dumps(manifest, indent=2).encode())
     _log.info("wrote %s to %s", ", ".join(names), directory)
+
+
+def _suit_every_host(name: str, model: ir.Model) -> ir.Model:
+    """Rewrites a model of the portable profile in ops that every build has; `name` is its role, e.g. "eval_model".
+
+    Raises:
+        GraphBuildError: some nodes cannot be written so.
+    """
+    model = suit_every_host(model)
+    obstacles = find_obstacles(model)
+    if obstacles:
+        listed = "; ".join(map(str, obstacles[:3])) + ("; ..." if len(obstacles) > 3 else "")
+        raise GraphBuildError(
+            f"generate_artifacts with profile='portable': {len(obstacles)} nodes of the {name.replace('_', ' ')} do "
+            f"not run on every host: {listed}. Change the model, or leave out profile to train on desks and servers."
+        )
+    return model
 
 
 def _optimizer_model(

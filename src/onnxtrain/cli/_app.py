@@ -250,6 +250,14 @@ def ops(
             show_default=False,
         ),
     ] = "",
+    profile: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Check also if artifacts of the model can be made with this profile, and name the nodes that stop it, "
+            "e.g. portable. Default: no such check.",
+        ),
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """List the ops and their gradients; for a model, check if it can be trained and name the obstacle."""
@@ -258,7 +266,7 @@ def ops(
     if model is None:
         list_ops(domain, status, json)
     else:
-        model_ops(model, json)
+        model_ops(model, json, profile)
 
 
 @app.command()

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
+from typing import get_args
 
 import onnx_ir as ir
 
 from onnxtrain.autodiff import OpCoverage, add_gradients, coverage, coverage_of
 from onnxtrain.cli._output import print_json, print_table, table
-from onnxtrain.errors import InputError, NothingToTrain, OnnxTrainError
-from onnxtrain.passes import canonicalize, load_model
+from onnxtrain.errors import GraphBuildError, InputError, NothingToTrain, OnnxTrainError
+from onnxtrain.passes import canonicalize, infer_shapes, load_model
+from onnxtrain.passes.portable import Obstacle, draw_masks, find_obstacles, suit_every_host
 from onnxtrain.selection import select_parameters
+from onnxtrain.training.training_graph import Profile
 
 _MEANING = {
     "rule": "gradient rule",
@@ -45,8 +49,16 @@ def list_ops(domain: str, status: str | None, json: bool) -> None:
     print_table(", ".join(f"{_MEANING[name]}: {counts[name]}" for name in _MEANING if counts[name]))
 
 
-def model_ops(path: Path, json: bool) -> None:
-    """Prints the ops of a model, and if a loss on its first output can train it; exit code 1 if not."""
+def model_ops(path: Path, json: bool, profile: str | None = None) -> None:
+    """Prints the ops of a model, and if a loss on its first output can train it; exit code 1 if not.
+
+    With a profile, also prints the nodes that artifacts of this profile cannot have; exit code 1 if there are any.
+
+    Raises:
+        InputError: there is no such profile.
+    """
+    if profile not in (None, *get_args(Profile)):
+        raise InputError(f"--profile is {profile!r}; choose from {', '.join(get_args(Profile))}")
     model = canonicalize(load_model(path))
     # Counted after canonicalization: ops are those that gradients are built of.
     counts = Counter((node.domain, node.op_type) for node in model.graph)
@@ -59,15 +71,43 @@ def model_ops(path: Path, json: bool) -> None:
         }
         for (domain, op), count in sorted(counts.items())
     ]
+    obstacles = _obstacles(model) if profile == "portable" else []
     if json:
-        print_json({"model": str(path), "trainable": problem is None, "problem": problem, "ops": rows})
+        document = {"model": str(path), "trainable": problem is None, "problem": problem, "ops": rows}
+        listed = {"profile": profile, "fits": not obstacles, "obstacles": [asdict(o) for o in obstacles]}
+        print_json(document | (listed if profile else {}))
     else:
         lines = [tuple(row.values()) for row in rows]
         print_table(table(f"Ops of {path.name}", ("op", "nodes", "gradient", "remark"), lines, right=(1,)))
         parameters = "" if problem else f" ({len(select_parameters(model, None, None).trainable)} parameters)"
         print_table(f"Cannot be trained: {problem}" if problem else f"Can be trained{parameters}.")
-    if problem:
+        if obstacles:
+            lines = [(obstacle.op, obstacle.node, obstacle.reason) for obstacle in obstacles]
+            print_table(table(f"Not in profile {profile}", ("op", "node", "reason"), lines))
+        elif profile:
+            print_table(f"Fits profile {profile}.")
+    if problem or obstacles:
         sys.exit(1)
+
+
+def _obstacles(model: ir.Model) -> list[Obstacle]:
+    """Lists the nodes of a model and of its gradients that profile "portable" cannot have."""
+    model = model.clone()
+    try:
+        draw_masks(model)
+    except GraphBuildError as error:
+        return [Obstacle("Dropout", "", str(error))]
+    # Gradients too: an op may have one that needs more than the op itself. A model without any is checked as it is.
+    with contextlib.suppress(OnnxTrainError, StopIteration):
+        model = _with_gradients(model.clone())
+    return find_obstacles(suit_every_host(infer_shapes(model)))
+
+
+def _with_gradients(model: ir.Model) -> ir.Model:
+    """Adds the gradients of the first floating-point output to a model, which may be changed."""
+    output = next(v for v in model.graph.outputs if v.dtype is not None and v.dtype.is_floating_point())
+    names = select_parameters(model, None, None).trainable
+    return add_gradients(model, str(output.name), names, cotangent="onnxtrain.cotangent")[0]
 
 
 def _describe(row: OpCoverage, domain: str) -> dict[str, str]:
@@ -77,13 +117,11 @@ def _describe(row: OpCoverage, domain: str) -> dict[str, str]:
 
 def _problem(model: ir.Model) -> str | None:
     """Builds the gradients of the first floating-point output; returns the reason if that fails, else None."""
-    outputs = [v for v in model.graph.outputs if v.dtype is not None and v.dtype.is_floating_point()]
-    if not outputs:
-        return "it has no floating-point output"
     try:
-        names = select_parameters(model, None, None).trainable
         # Building the gradients is the test: the table of ops does not know attributes, shapes and subgraphs.
-        add_gradients(model.clone(), str(outputs[0].name), names, cotangent="onnxtrain.cotangent")
+        _with_gradients(model.clone())
+    except StopIteration:
+        return "it has no floating-point output"
     except NothingToTrain:
         return "it has no floating-point parameters"
     except OnnxTrainError as error:

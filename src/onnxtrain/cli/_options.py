@@ -63,6 +63,11 @@ class ModelOptions:
         "the file does, e.g. deployed.",
         default="float",
     )
+    profile: Literal["default", "portable"] = option(
+        None,
+        "Write models for desks and servers, or such that also run in browsers and on phones, e.g. portable.",
+        default="default",
+    )
     dynamic_batch: bool = switch(
         "Make the batch of a model that was exported for a fixed number of samples dynamic. Default: "
         "the model stays as it is."

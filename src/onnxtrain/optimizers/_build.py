@@ -88,6 +88,17 @@ def manifest_entry(optimizer: Optimizer, parameters: Sequence[ParameterSpec]) ->
         "type": type(optimizer).__name__,
         "moments": names,
         "initial_values": [values[name] for name in names],
+        # Sizes too: a host without Python need not read them from the model, whose moments may be smaller.
+        "states": [
+            {
+                "parameter": update.parameter.name,
+                "moment": moment.name,
+                "dtype": moment_dtype(update.parameter.data_type).numpy().name,
+                "shape": list(moment.shape),
+            }
+            for update in updates
+            for moment in update.moments
+        ],
         "learning_rate": "learning_rate",
         "step": "step",
     }

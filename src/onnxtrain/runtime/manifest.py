@@ -188,6 +188,25 @@ class StatisticSpec:
     output: str
 
 
+HOST_VALUES = ("seed", "step", "run")
+"""Numbers that a host feeds beside data and parameters: the seed that the user gives, 0 by default; the number of
+optimizer steps taken so far, which checkpoints keep; and the number of runs of the training model since the last of
+these steps."""
+
+
+@dataclass(frozen=True)
+class HostInput:
+    """An input of the training model that holds numbers which the host knows, e.g. to draw masks of Dropout from.
+
+    Attributes:
+        name: name of the graph input, e.g. "onnxtrain.random".
+        holds: per element of the input, int64 [n], one of :data:`HOST_VALUES`, e.g. ("seed", "step", "run").
+    """
+
+    name: str
+    holds: tuple[str, ...]
+
+
 @dataclass(frozen=True)
 class OptimizerSpec:
     """The optimizer model of a run.
@@ -223,6 +242,8 @@ class Manifest:
         inference_outputs: names of the outputs of the inference model; empty if the run has none.
         inference_inputs: names of its user inputs. A language model that generates text has those of `inputs` and its
             cache of keys and values, e.g. "past_key_values.0.key".
+        profile: "default", or "portable" for models that run in every build of ONNX Runtime.
+        host_inputs: further inputs of the training model, which the runtime fills; empty for most models.
     """
 
     fingerprint: str
@@ -235,6 +256,8 @@ class Manifest:
     loss_mean: LossMean | None = LossMean()
     inference_outputs: tuple[str, ...] = ()
     inference_inputs: tuple[str, ...] = ()
+    profile: str = "default"
+    host_inputs: tuple[HostInput, ...] = ()
 
     @property
     def arguments(self) -> tuple[InputSpec, ...]:
@@ -349,6 +372,18 @@ def _statistic(entry: Mapping[str, Any]) -> StatisticSpec:
     )
 
 
+def _host_input(entry: Mapping[str, Any]) -> HostInput:
+    """Reads an input that the host fills from its entry in the manifest."""
+    name, holds = _text(entry, "name"), tuple(list_of_texts(entry["holds"], "the numbers of a host input"))
+    unknown = sorted({*holds} - {*HOST_VALUES})
+    if unknown or entry["dtype"] != "int64" or entry["shape"] != [len(holds)]:
+        raise ValueError(
+            f"the input '{name}' is {entry['dtype']} of shape {entry['shape']} and holds {list(holds)}; known are "
+            f"int64 vectors of {', '.join(HOST_VALUES)}"
+        )
+    return HostInput(name, holds)
+
+
 def _optimizer(entry: Mapping[str, Any]) -> OptimizerSpec:
     """Reads the optimizer from its entry in the manifest."""
     # Older manifests have no initial values: their moments start from 0.
@@ -402,9 +437,12 @@ def parse_manifest(text: str | bytes, source: str) -> Manifest:
                     (raw.get("inference") or {"inputs": []})["inputs"], "the inference model's inputs"
                 )
             ),
+            profile=_text(raw, "profile") if "profile" in raw else "default",
+            host_inputs=tuple(map(_host_input, raw.get("host_inputs", ()))),
         )
         names = [s.name for group in (inputs, targets) for s in group] + [p.name for p in manifest.parameters]
-        list_of_texts(names + [spec.name for spec in manifest.statistics], "what the model takes")
+        names += [spec.name for group in (manifest.statistics, manifest.host_inputs) for spec in group]
+        list_of_texts(names, "what the model takes")
         # The manifest in an optimizer model that onnxblock has built has no inputs, targets and outputs.
         if not manifest.outputs and (inputs or targets):
             raise ValueError("there is no output")

@@ -11,6 +11,7 @@ import numpy as np
 import onnxruntime as ort
 
 from onnxtrain.errors import InputError, ModelLoadError, TrainingStateError
+from onnxtrain.runtime import dtypes
 from onnxtrain.runtime.binding import Binding
 from onnxtrain.runtime.device import parse_device
 from onnxtrain.runtime.dtypes import Array, add_inplace
@@ -40,9 +41,12 @@ class Module:
         device: "cpu", "cuda" or "cuda:<index>". On a GPU `Parameter.data` is a copy, and adding up gradients
             goes through host memory.
         session_options: options for all sessions. Default: log errors only.
+        seed: from this number models of `profile="portable"` draw the masks of Dropout, equal ones on all hosts; see
+            :attr:`seed`.
 
     Raises:
-        InputError: the device is unknown, or the installed onnxruntime cannot use it.
+        InputError: the seed is no integer of 64 bits, the device is unknown, or the installed onnxruntime cannot use
+            it.
         ModelLoadError: a model is missing, corrupt, no training model, or the two models are of different runs.
         CheckpointError: the state belongs to another model.
     """
@@ -54,7 +58,10 @@ class Module:
         eval_model_uri: ModelSource | None = None,
         device: str = "cpu",
         session_options: ort.SessionOptions | None = None,
+        *,
+        seed: int = 0,
     ) -> None:
+        self.seed = seed
         self._device = parse_device(device)
         if not isinstance(state, CheckpointState):
             raise TypeError(
@@ -71,7 +78,8 @@ class Module:
             train_model_uri, "training model", self._device, session_options
         )
         source = describe(train_model_uri, "training model")
-        require_values(self._session, source, self._input_set(), self._output_set())
+        drawn = {spec.name for spec in self._manifest.host_inputs}
+        require_values(self._session, source, self._input_set() | drawn, self._output_set())
         self._eval_model = eval_model_uri
         self._eval_session = None if eval_model_uri is None else self._open_eval(eval_model_uri)
         self._store = state._store
@@ -81,6 +89,10 @@ class Module:
             self._suit_store(source)
         self._new_statistics = {
             s.name: Buffer.zeros(s.dtype, s.shape, self._device) for s in self._manifest.statistics
+        }
+        self._host_inputs = {
+            spec.name: Buffer.zeros(dtypes.BY_NAME["int64"], (len(spec.holds),), self._device)
+            for spec in self._manifest.host_inputs
         }
 
     def _suit_store(self, source: str) -> None:
@@ -94,6 +106,21 @@ class Module:
         for spec in self._sparse:
             if spec.name not in self._store.row_gradients:
                 self._store.row_gradients[spec.name] = RowGradient(spec.dtype, spec.shape, self._device)
+
+    @property
+    def seed(self) -> int:
+        """The number from which masks of Dropout are drawn, together with the number of the step.
+
+        Without effect on models of the default profile: they draw from ONNX Runtime's own generator, which
+        `onnxruntime.set_seed` seeds.
+        """
+        return self._seed
+
+    @seed.setter
+    def seed(self, value: int) -> None:
+        if isinstance(value, bool) or not isinstance(value, int) or not -(2**63) <= value < 2**63:
+            raise InputError(f"The seed must be an integer of 64 bits, received {value!r}.")
+        self._seed = value
 
     @property
     def lock(self) -> StateLock:
@@ -169,7 +196,7 @@ class Module:
             self._device,
             arguments=[spec.name for spec in self._manifest.arguments],
             results=[*self._manifest.outputs, *rows],
-            inputs=self._bound_inputs(),
+            inputs={**self._bound_inputs(), **self._host_inputs},
             outputs=outputs,
             doing="The training step",
         )
@@ -248,9 +275,11 @@ class Module:
                 store.gradient_owner.check_replace("A training step")
             # A run that fails half way leaves gradients that no optimizer may use.
             store.gradients_valid = False
+            self._fill_host_inputs()
             results = self._direct.run(values)
         else:
             store.gradient_owner.check_add("A training step")
+            self._fill_host_inputs()
             results = self._adding.run(values)
             for name, term in self._scratch.items():
                 total = store.gradients[name]
@@ -268,9 +297,18 @@ class Module:
         for name, statistic in self._new_statistics.items():
             store.statistics[name].write(statistic.read())
         self._reset = False
+        store.runs += 1
         store.gradients_valid = True
         (store.gradient_owner.replaced if first else store.gradient_owner.added)()
         return results[:count]
+
+    def _fill_host_inputs(self) -> None:
+        """Writes the seed and the counts of steps and runs into the inputs that hold them."""
+        progress = self._store.optimizer
+        step = 0 if progress is None else progress.step
+        values = {"seed": self._seed, "step": step, "run": self._store.runs}
+        for spec in self._manifest.host_inputs:
+            self._host_inputs[spec.name].write(np.array([values[name] for name in spec.holds], np.int64))
 
     def train(self, mode: bool = True) -> Module:
         """Switches to training steps, or to evaluation steps if `mode` is False; returns the module."""

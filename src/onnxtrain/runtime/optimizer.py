@@ -139,6 +139,7 @@ class Optimizer:
             self._binding.run([value for g in self._row_gradients for value in (g.rows, g.indices)])
             # After the run: a step that failed has not been taken.
             progress.step += 1
+            store.runs = 0
             store.gradient_owner.used()
 
     def set_learning_rate(self, learning_rate: float) -> None:

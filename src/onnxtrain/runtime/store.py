@@ -179,6 +179,7 @@ class Store:
         complete: True once every parameter is known to have data.
         shapes_known: False for a nominal checkpoint of onnxruntime-training, which keeps names only, until a
             `Module` supplies the shapes.
+        runs: runs of the training model since the last optimizer step.
         lock: held by whoever reads or changes the store.
         gradient_owner: the thread to which the gradients belong.
     """
@@ -195,6 +196,7 @@ class Store:
     device: Device = CPU
     complete: bool = False
     shapes_known: bool = True
+    runs: int = 0
     lock: StateLock = field(default_factory=StateLock)
     gradient_owner: GradientOwner = field(init=False)
 

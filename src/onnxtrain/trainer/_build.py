@@ -28,7 +28,7 @@ from onnxtrain.passes import ModelSource, load_model
 from onnxtrain.trainer._run import Run
 from onnxtrain.training.key_value_cache import find_cache
 from onnxtrain.training.layer_modes import BatchNormMode
-from onnxtrain.training.training_graph import Activations, Precision
+from onnxtrain.training.training_graph import Activations, Precision, Profile
 
 # Dropout is random too, but `_forget_seeds` makes it draw from the session's generator, whose state a checkpoint holds.
 _STATEFUL = RANDOM_OPS - {"Dropout"}
@@ -51,6 +51,7 @@ class ModelSettings:
         recompute: recompute activations in the backward pass.
         sparse_gradients: names or patterns of embeddings that get row gradients.
         activations: "float" or "deployed".
+        profile: "default" or "portable".
         loss_input_names: outputs that the loss reads; None for the first.
         lora: adapters to train; None for none.
     """
@@ -67,6 +68,7 @@ class ModelSettings:
     recompute: bool
     sparse_gradients: Sequence[str] | str | None
     activations: Activations
+    profile: Profile
     loss_input_names: Sequence[str] | str | None
     lora: LoraConfig | None
 

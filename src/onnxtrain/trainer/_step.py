@@ -153,8 +153,11 @@ class Stepper:
         return done, losses / total if total else losses if done else math.nan
 
     def _seed(self, index: int) -> None:
-        """Seeds ONNX Runtime's generator by the trainer's seed and the position, so that Dropout resumes exactly."""
+        """Seeds what Dropout draws from by the trainer's seed and the position, so that it resumes exactly."""
         position = self._state.position
+        # Models of the portable profile draw from numbers that they are fed. The batch's place counts the runs, so that
+        # gradients that are computed again have the same masks.
+        self._run.module.seed, self._run.store.runs = position.seed, index
         numbers = struct.pack("<4q", position.seed, position.epoch, position.batch, index)
         # ONNX Runtime keeps 31 bits of the seed.
         ort.set_seed(int.from_bytes(hashlib.blake2b(numbers, digest_size=4).digest(), "little") >> 1)

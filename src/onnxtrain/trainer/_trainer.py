@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from onnxtrain.lora import LoraConfig
     from onnxtrain.passes import ModelSource
     from onnxtrain.training.layer_modes import BatchNormMode
-    from onnxtrain.training.training_graph import Activations, Precision
+    from onnxtrain.training.training_graph import Activations, Precision, Profile
 
 
 class Trainer(TrainerProperties):
@@ -85,6 +85,8 @@ class Trainer(TrainerProperties):
         precision: "bf16" computes products and convolutions in bfloat16; see :func:`generate_artifacts`.
         activations: "float" multiplies by quantised weights (MatMulNBits) in floating point, "deployed" rounds
             activations to int8 where the file does; see :func:`generate_artifacts`.
+        profile: "portable" trains models that also run, and drop the same elements, in browsers and on phones; see
+            :func:`generate_artifacts`.
         recompute: recompute activations in the backward pass to take less memory; see :func:`generate_artifacts`.
         sparse_gradients: embeddings of which a step updates only the rows that its batch reads; see
             :func:`generate_artifacts`.
@@ -138,6 +140,7 @@ class Trainer(TrainerProperties):
         straight_through: bool = False,
         precision: Precision = "fp32",
         activations: Activations = "float",
+        profile: Profile = "default",
         recompute: bool = False,
         sparse_gradients: Sequence[str] | str | None = None,
         loss_input_names: Sequence[str] | str | None = None,

@@ -31,6 +31,7 @@ from onnxtrain.passes import (
     suit_runtime,
     why_untyped,
 )
+from onnxtrain.passes.portable import HOLDS, draw_masks
 from onnxtrain.runtime.manifest import FORMAT, METADATA_KEY, SPARSE_VERSION, VERSION, fingerprint
 from onnxtrain.selection import batch_norms, float_initializers, is_float, select_parameters, some_names
 from onnxtrain.training.export_warnings import check_training_mode, warn_of_export
@@ -47,6 +48,9 @@ Precision = Literal["fp32", "bf16"]
 Activations = Literal["float", "deployed"]
 """Activations in products with quantised weights (MatMulNBits): in floating point, or rounded to int8 where the file
 says so (`accuracy_level=4`)."""
+
+Profile = Literal["default", "portable"]
+"""Hosts that the models are for: ONNX Runtime on desks and servers, or also its builds for browsers and phones."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +94,7 @@ def build_training_graphs(
     precision: Precision = "fp32",
     sparse_gradients: Iterable[str] = (),
     activations: Activations = "float",
+    profile: Profile = "default",
 ) -> TrainingGraphs:
     """Builds the training, eval and inference models from a canonical model that computes the scalar `loss`.
 
@@ -111,6 +116,8 @@ def build_training_graphs(
         sparse_gradients: names of embedding tables whose gradients hold only the rows that a batch reads.
         activations: "float" or "deployed" products with quantised weights in the training and eval models, see
             :data:`Activations`. The inference model computes as the file does.
+        profile: "portable" draws the masks of Dropout by integer ops from an input that the host feeds, so that all
+            hosts drop the same elements; "default" leaves Dropout to ONNX Runtime.
 
     Raises:
         DifferentiationError: one of `input_gradients` is no floating-point value.
@@ -118,7 +125,7 @@ def build_training_graphs(
             one of `sparse_gradients` is read otherwise than by rows.
         NothingToTrain: no parameter is left to train, or the loss depends on none of them.
         NoGradientRule: an op between loss and parameters has no gradient rule.
-        ValueError: `precision` or `activations` is unknown.
+        ValueError: `precision`, `activations` or `profile` is unknown.
     """
     if precision not in get_args(Precision):
         raise ValueError(
@@ -129,6 +136,16 @@ def build_training_graphs(
         raise ValueError(
             f"building the training graph: activations={activations!r} is unknown; pass 'float' (the default), or "
             "'deployed' to round activations to int8 where the file does"
+        )
+    if profile not in get_args(Profile):
+        raise ValueError(
+            f"building the training graph: profile={profile!r} is unknown; pass 'default', or 'portable' for models "
+            "that also run in browsers and on phones"
+        )
+    if profile == "portable" and precision == "bf16":
+        raise GraphBuildError(
+            "building the training graph: profile='portable' and precision='bf16' do not go together, as "
+            "onnxruntime-web has no bfloat16; leave out one of them"
         )
     mean = loss_mean(_named(model, loss))
     frozen = list(frozen or ())
@@ -145,10 +162,17 @@ def build_training_graphs(
     warn_of_export(forward, build.trainable, active, as_exported=as_exported)
     _promote_parameters(build)
     evaluation = _evaluation_model(build)
+    if profile == "portable":
+        # Before differentiation, so that the gradient has the same masks. The eval model drops nothing.
+        build.random = draw_masks(build.forward)
     training = _training_model(
         build, recompute=recompute, bfloat16=precision == "bf16", as_deployed=activations == "deployed"
     )
-    manifest = _manifest(build, training) | {"loss_mean": mean, "activations": activations}
+    manifest = _manifest(build, training) | {
+        "loss_mean": mean,
+        "activations": activations,
+        "profile": profile,
+    }
     parameters, statistics = list(build.parameters), list(build.statistics)
     inference = build_inference_model(model, inference_outputs, parameters, statistics)
     manifest["inference"] = None if inference is None else inference_entry(inference, parameters + statistics)
@@ -173,6 +197,7 @@ class _Build:
             {"bn.running_mean": "bn.running_mean_updated"}.
         row_indices: per sparse parameter, the output that holds the row numbers of its gradient, e.g.
             {"table": "table_grad_indices"}.
+        random: the input from which masks are drawn, behind all other inputs; None if nothing is drawn from an input.
     """
 
     forward: ir.Model
@@ -183,6 +208,7 @@ class _Build:
     input_gradients: Sequence[str] = ()
     updated: dict[str, str] = field(default_factory=dict)
     row_indices: dict[str, str] = field(default_factory=dict)
+    random: ir.Value | None = None
 
 
 def _cut_to_loss(model: ir.Model, outputs: Sequence[str], frozen: Collection[str]) -> ir.Model:
@@ -404,7 +430,10 @@ def _manifest(build: _Build, training: ir.Model) -> dict[str, Any]:
     input_gradients = dict(zip(build.input_gradients, outputs[first_input_gradient:], strict=True))
     parameters = [_tensor_entry(inputs[name]) for name in build.parameters]
     statistics = [_tensor_entry(inputs[name]) for name in build.statistics]
-    users = [value for name, value in inputs.items() if name not in {*build.parameters, *build.statistics}]
+    drawn = set() if build.random is None else {str(build.random.name)}
+    users = [
+        value for name, value in inputs.items() if name not in {*build.parameters, *build.statistics, *drawn}
+    ]
     return {
         "format": FORMAT,
         # Runtimes of version 1 do not know sparse gradients and refuse the file; they load all others.
@@ -431,6 +460,7 @@ def _manifest(build: _Build, training: ir.Model) -> dict[str, Any]:
             for entry in parameters
         ],
         "statistics": [entry | {"output": build.updated[entry["name"]]} for entry in statistics],
+        "host_inputs": [_tensor_entry(inputs[name]) | {"holds": list(HOLDS)} for name in sorted(drawn)],
         "opset": training.graph.opset_imports[""],
     }
 

@@ -89,7 +89,7 @@ def write_models(
     models: Mapping[str, ir.Model],
     files: FileSet,
     shared_data_threshold: int = DEFAULT_SHARED_DATA_THRESHOLD,
-) -> None:
+) -> dict[str, list[str]]:
     """Write models to a set of files that appear together, and weights that several of them have only once.
 
     Args:
@@ -98,6 +98,9 @@ def write_models(
         shared_data_threshold: If the initializers that several models have are more bytes than this together, those
             over 1 kB go to one file, which these models name. It is named after the first model, see
             :func:`save_model`.
+
+    Returns:
+        Per model that has some, the names of its data files, e.g. {"training_model.onnx": [...]}.
     """
     for name, model in models.items():
         _map_tensors_beside(model, name)
@@ -118,8 +121,12 @@ def write_models(
             for views in shared.values():
                 place = _placed(next(iter(views.values())), file, data)
                 places |= {key: _at(place, tensor) for key, tensor in views.items()}
+    data_files: dict[str, list[str]] = {}
     for name, model in models.items():
-        write_model(model, files, name, placed=places)
+        own = write_model(model, files, name, placed=places)
+        shared_files = {places[id(t)].location for t in _tensors(model) if id(t) in places}
+        data_files[name] = sorted({*map(str, shared_files), *([own] if own else [])})
+    return {name: names for name, names in data_files.items() if names}
 
 
 def write_model(
@@ -129,7 +136,7 @@ def write_model(
     external_data_threshold: int = DEFAULT_EXTERNAL_DATA_THRESHOLD,
     *,
     placed: Mapping[int, ir.ExternalTensor] = MappingProxyType({}),
-) -> None:
+) -> str | None:
     """Write `model` to the file `name` of a set of files that appear together; see :func:`save_model`.
 
     Args:
@@ -138,7 +145,11 @@ def write_model(
         name: name of the file, e.g. "net.onnx".
         external_data_threshold: see :func:`save_model`.
         placed: tensors that a data file has already, by the `id` of the tensor.
+
+    Returns:
+        The name of the data file that was written; None if there is none.
     """
+    data = None
     # The model may have been loaded from the file that it now replaces, whose data file will be removed.
     _map_tensors_beside(model, name)
     if sum(t.nbytes for t in _tensors(model) if id(t) not in placed) > external_data_threshold:
@@ -149,6 +160,7 @@ def write_model(
         model = _with_tensors_in_memory(model, placed=placed)
     with files.open(name) as file:
         file.write(ir.to_proto(model).SerializeToString())
+    return data
 
 
 def _tensors(model: ir.Model) -> Iterator[ir.TensorProtocol]:

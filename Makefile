@@ -73,6 +73,7 @@ test: $(TEST_VENV)/.installed
 	stage imports $(TEST_VENV)/bin/lint-imports; \
 	stage pytest $(TEST_VENV)/bin/python -m pytest $(PARALLEL); \
 	$(SANITIZERS); \
+	command -v cmake >/dev/null && command -v $(CXX) >/dev/null || echo "No CMake or C++ compiler: the host in C++ is not tested."; \
 	printf '\nPassed:%s\n' "$${passed:- none}"; \
 	if [ -n "$$failed" ]; then echo "FAILED:$$failed"; exit 1; fi
 

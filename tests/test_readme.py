@@ -22,6 +22,7 @@ PAGES = [
     "docs/ortmodule.md",
     "docs/layer-norms.md",
     "docs/lora.md",
+    "docs/own-host.md",
     "docs/quantisation-aware-training.md",
     "docs/threads.md",
 ]

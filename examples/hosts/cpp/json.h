@@ -1,0 +1,48 @@
+// A small JSON reader and writer, enough for manifests, feeds and headers of checkpoints.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+class Json {
+ public:
+  enum class Kind { Null, Bool, Number, Text, List, Object };
+
+  Json() = default;
+  explicit Json(double number) : kind_(Kind::Number), number_(number) {}
+  explicit Json(std::string text) : kind_(Kind::Text), text_(std::move(text)) {}
+
+  // Throws std::runtime_error, which tells the position, if the text is no JSON.
+  static Json parse(const std::string& text);
+  std::string dump() const;
+
+  bool is_null() const { return kind_ == Kind::Null; }
+  bool has(const std::string& key) const { return kind_ == Kind::Object && object_.count(key) != 0; }
+
+  // Each throws std::runtime_error if the value is of another kind, or the key is missing.
+  double number() const;
+  int64_t integer() const;
+  bool truth() const;
+  const std::string& text() const;
+  const std::vector<Json>& list() const;
+  const std::map<std::string, Json>& object() const;
+  const Json& at(const std::string& key) const;
+  std::vector<int64_t> shape() const;
+
+  // Makes an object or a list of a new value.
+  void set(const std::string& key, Json value);
+  void append(Json value);
+
+ private:
+  friend class Parser;
+
+  Kind kind_ = Kind::Null;
+  bool truth_ = false;
+  double number_ = 0;
+  // The digits of a number as they stood in the file: a double has not all integers of 64 bits.
+  std::string text_;
+  std::vector<Json> list_;
+  std::map<std::string, Json> object_;
+};

@@ -91,7 +91,7 @@ def train(artifacts, feeds, checkpoint_out=None):
     for arrays in np.frombuffer(data, batch):
         values |= {name: np.array(arrays[name]) for name in batch.names}
         numbers = {"seed": settings.get("seed", 0), "step": progress["step"], "run": 0}
-        for x in manifest["host_inputs"]:
+        for x in manifest.get("host_inputs", []):
             require(
                 numbers.keys() >= {*x["holds"]}, f"the model wants {x['holds']}; known are {list(numbers)}"
             )

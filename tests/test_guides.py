@@ -71,6 +71,8 @@ def test_the_guide_to_tabular_data_runs(play: Any) -> None:
     assert evaluated["accuracy"] == pytest.approx(result["accuracy"], abs=0.03)
     linear = LogisticRegression().fit(names["x"], names["y"]).score(names["others"], names["fates"])
     assert result["accuracy"] > linear - 0.02
+    assert names["accuracy"] > linear - 0.02
+    assert Path("perceptron.onnx").is_file()
     predictions = pd.read_csv("predictions.csv")
     accuracy = (predictions["class"].to_numpy() == names["fates"]).mean()
     assert accuracy == pytest.approx(evaluated["accuracy"])

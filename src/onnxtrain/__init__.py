@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from onnxtrain.artifacts import LossType, OptimType, generate_artifacts
     from onnxtrain.autodiff import differentiate
     from onnxtrain.errors import OnnxTrainError
+    from onnxtrain.estimators import OnnxClassifier, OnnxRegressor
     from onnxtrain.functional import check_gradients, hessian_vector_product, jvp, per_sample_gradients, vjp
     from onnxtrain.planning import PlanChoice, plan_training
     from onnxtrain.surgery import lower_training_ops, make_batch_dynamic, replace_head, restore_dropout
@@ -43,6 +44,8 @@ __all__ = [
     "LossType",
     "ModelCheckpoint",
     "Module",
+    "OnnxClassifier",
+    "OnnxRegressor",
     "OnnxTrainError",
     "OptimType",
     "Optimizer",
@@ -75,6 +78,7 @@ _HOME = {
         "artifacts": "LossType OptimType generate_artifacts",
         "autodiff": "differentiate",
         "errors": "OnnxTrainError",
+        "estimators": "OnnxClassifier OnnxRegressor",
         "functional": "check_gradients hessian_vector_product jvp per_sample_gradients vjp",
         "planning": "PlanChoice plan_training",
         "surgery": "lower_training_ops make_batch_dynamic replace_head restore_dropout",

@@ -12,7 +12,8 @@ import pytest
 from sklearn import metrics
 
 import models
-from onnxtrain.cli._classes import chosen_metrics, class_report, probabilities
+from onnxtrain.cli._classes import chosen_metrics, class_report
+from onnxtrain.trainer._probabilities import probabilities
 
 
 @pytest.fixture

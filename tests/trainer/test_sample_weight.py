@@ -106,6 +106,24 @@ def test_weights_that_are_no_whole_numbers() -> None:
     assert result == pytest.approx((terms * weights).sum() / weights.sum(), rel=1e-6)
 
 
+def test_a_model_in_float64_takes_weights_from_its_first_fit_on() -> None:
+    """Opened before the models are rebuilt to take weights, the data learns their dtype afterwards."""
+    from trainer.test_sam import doubled
+
+    x, y = np.random.default_rng(0).standard_normal((TIMES.size, 4)), np.arange(TIMES.size) % 3
+    value, gradients = torch_loss(
+        doubled(), functional.cross_entropy, np.repeat(x, TIMES, 0), np.repeat(y, TIMES, 0)
+    )
+    trainer = Trainer(doubled(), "cross_entropy", "sgd", learning_rate=0.125)
+    before = {key: p.data.copy() for key, p in trainer.parameters}
+    history = trainer.fit(x, y, sample_weight=TIMES, batch_size=TIMES.size, verbose=False)
+    assert history.last["loss"] == pytest.approx(value, rel=1e-12)
+    for key, parameter in trainer.parameters:
+        np.testing.assert_allclose(
+            parameter.data, before[key] - 0.125 * gradients[key], rtol=1e-10, atol=1e-12
+        )
+
+
 def test_batches_bring_weights_as_their_third_entry_or_by_name() -> None:
     problem = problems.classes(samples=40)
     weights = TIMES[:40].astype(np.float32)

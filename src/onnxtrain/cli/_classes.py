@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from onnxtrain.cli._table_report import share
 from onnxtrain.errors import InputError
 from onnxtrain.losses import loss_class
@@ -172,19 +170,3 @@ def judged_matrix(
         # Targets of other shapes hold a class per position of a sample, or several labels.
         return None
     return trainer.confusion_matrix(x, y, batch_size=batch_size)
-
-
-def probabilities(loss: str, scores: Array) -> Array | None:
-    """Computes probabilities from the scores of a loss, float64 of their shape; None if the loss has none."""
-    exact = scores.astype(np.float64)
-    activation = loss_class(loss).activation
-    if activation == "sigmoid":
-        # exp(-|x|) is at most 1 for both signs of x and does not overflow.
-        small = np.exp(-np.abs(exact))
-        return np.where(exact >= 0, 1 / (1 + small), small / (1 + small))
-    if activation == "exp":
-        return np.asarray(np.exp(exact))
-    if activation != "softmax" or scores.ndim < 2:
-        return None
-    exponentials = np.exp(exact - exact.max(axis=1, keepdims=True))
-    return np.asarray(exponentials / exponentials.sum(axis=1, keepdims=True))

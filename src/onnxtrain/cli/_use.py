@@ -13,7 +13,6 @@ from onnxtrain.cli._classes import (
     class_report,
     judged_matrix,
     metric_labels,
-    probabilities,
     report_rows,
 )
 from onnxtrain.cli._data import Arrays, assign, load_data, to_arrays
@@ -27,6 +26,7 @@ from onnxtrain.cli._tables import Encoding
 from onnxtrain.errors import InputError, ModelError
 from onnxtrain.losses import loss_class
 from onnxtrain.trainer import Trainer
+from onnxtrain.trainer._probabilities import probabilities
 
 
 def evaluate_run(directory: Path, path: Path, batch_size: int | None, json: bool) -> None:
@@ -147,7 +147,8 @@ def _run_predictions(
     scores = outputs.get(trainer.prediction or "")
     if scores is None or not manifest.targets:
         return _Predictions(outputs, None, encoding)
-    probability = probabilities(trainer.loss_name, scores)
+    labels = manifest.targets[0].class_labels
+    probability = probabilities(trainer.loss_name, scores, labels.axis if labels is not None else 1)
     chosen = _chosen(trainer, scores)
     # The trainer gives numbers; the names stand in the encoding of the table.
     if chosen is not None and named and names is not None:

@@ -124,8 +124,10 @@ def weigh(state: TrainingState, *sources: Source | None, for_fit: bool = False) 
             state.run.weigh()
         # Once the models take weights they take them always: data without weights gets weights of 1.
         if state.run.weighted:
+            # Data that was opened before the models took weights does not know their dtype, float64 for float64 scores.
+            weight = Layout.of(state.run.manifest).weight
             for source in opened:
-                source.layout = source.layout.with_weights()
+                source.layout = source.layout.with_weights(weight)
 
 
 def weighed_dataset(

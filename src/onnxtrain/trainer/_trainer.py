@@ -17,6 +17,7 @@ import numpy as np
 
 from onnxtrain._words import argument
 from onnxtrain.errors import InputError
+from onnxtrain.losses import loss_class
 from onnxtrain.runtime.dtypes import Array
 from onnxtrain.runtime.optimizer import check_learning_rate
 from onnxtrain.runtime.state import CheckpointState
@@ -29,6 +30,7 @@ from onnxtrain.trainer._history import History
 from onnxtrain.trainer._loop import FitLoop
 from onnxtrain.trainer._metrics import MetricSpec, make_metrics
 from onnxtrain.trainer._position import CUSTOM, MOST_THREADS, Plan, Position, Settings
+from onnxtrain.trainer._probabilities import probabilities
 from onnxtrain.trainer._properties import TrainerProperties
 from onnxtrain.trainer._report import make_report
 from onnxtrain.trainer._schedule import ScheduleSpec, make_schedule
@@ -419,6 +421,46 @@ class Trainer(TrainerProperties):
         with self.averaged():
             result = self._state.run.predict(data.read(Pass()))
         return result if len(result) > 1 else next(iter(result.values()))
+
+    def predict_proba(self, inputs: Any, *, batch_size: int | None = None) -> Array:
+        """Computes the probabilities that the scores of the loss stand for, in inference mode.
+
+        For a cross-entropy they are the softmax of the scores over the classes, for `nll` their exponential, for
+        losses of yes-or-no logits (`bce_with_logits`, `focal`, `tversky`) their sigmoid.
+
+        Args:
+            inputs: as for :meth:`predict`.
+            batch_size: samples per batch, 32 by default.
+
+        Returns:
+            Probabilities in the shape and dtype of the scores, e.g. float32 [samples, classes].
+
+        Raises:
+            InputError: the inputs do not fit, or the loss has no probabilities, such as that of a regression.
+
+        Example:
+            >>> import numpy as np, onnx
+            >>> model = onnx.parser.parse_model('''
+            ...   <ir_version: 10, opset_import: ["": 21]>
+            ...   net (float[n, 1] x) => (float[n, 2] y) <float[1, 2] w = {0., 2.}> { y = MatMul(x, w) }''')
+            >>> Trainer(model, "cross_entropy").predict_proba(np.array([[0.0], [1.0]])).round(2)
+            array([[0.5 , 0.5 ],
+                   [0.12, 0.88]], dtype=float32)
+        """
+        outputs = self.predict(inputs, batch_size=batch_size)
+        scores = outputs.get(self.prediction or "") if isinstance(outputs, dict) else outputs
+        labels = self.manifest.targets[0].class_labels if self.manifest.targets else None
+        # Targets that are probabilities do not tell the axis of the classes; of two axes it is the second.
+        told = labels is not None or (scores is not None and scores.ndim <= 2)
+        result = None
+        if scores is not None and (told or loss_class(self.loss_name).activation != "softmax"):
+            result = probabilities(self.loss_name, scores, 1 if labels is None else labels.axis)
+        if scores is None or result is None:
+            raise InputError(
+                f"Predicting probabilities: the loss ({self.loss_name or 'that of the model'}) does not tell how to "
+                "compute them from the outputs of the model. Use predict."
+            )
+        return result.astype(scores.dtype)
 
     def confusion_matrix(self, inputs: Any, targets: Any = None, *, batch_size: int | None = None) -> Array:
         """Counts how often each class (rows) is predicted as each class (columns): integers [classes, classes].

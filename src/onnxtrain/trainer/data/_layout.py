@@ -77,9 +77,9 @@ class Layout:
         """Specifications of the arrays of a batch, in the model's order."""
         return (*self.inputs, *self.targets, *([self.weight] if self.weighted else []))
 
-    def with_weights(self) -> Layout:
-        """Copies the layout with sample weights added."""
-        return dataclasses.replace(self, weighted=True)
+    def with_weights(self, weight: InputSpec | None = None) -> Layout:
+        """Copies the layout with sample weights added; `weight` describes them as the models take them."""
+        return dataclasses.replace(self, weighted=True, weight=weight or self.weight)
 
     def whole(self, inputs: Any, targets: Any, weights: Any) -> Raw:
         """Extracts inputs, targets and weights from data that is passed as a whole."""

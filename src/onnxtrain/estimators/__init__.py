@@ -1,0 +1,25 @@
+"""Estimators of scikit-learn that train ONNX models: `OnnxClassifier` and `OnnxRegressor`.
+
+They go wherever scikit-learn takes an estimator: pipelines, `GridSearchCV`, `cross_val_score`.
+"""
+
+from __future__ import annotations
+
+import onnxtrain._desk  # noqa: F401  # isort: skip
+
+# Devices and most users of `Trainer` have no scikit-learn; `onnxtrain` imports this package on first use alone.
+try:
+    import sklearn as _sklearn  # noqa: F401
+except ModuleNotFoundError as error:
+    # A package that scikit-learn itself lacks is another problem, which its own message names.
+    if error.name != "sklearn":
+        raise
+    raise ModuleNotFoundError(
+        "scikit-learn is not installed, which OnnxClassifier and OnnxRegressor need; pip install 'onnxtrain[sklearn]'",
+        name=error.name,
+    ) from error
+
+from onnxtrain.estimators._classifier import OnnxClassifier
+from onnxtrain.estimators._regressor import OnnxRegressor
+
+__all__ = ["OnnxClassifier", "OnnxRegressor"]

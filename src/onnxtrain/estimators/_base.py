@@ -1,0 +1,243 @@
+"""Trains the model of an estimator with `Trainer`, keeps the result as an ONNX file in memory, and predicts with it."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime as ort
+from sklearn.base import BaseEstimator
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted
+
+from onnxtrain.errors import InputError
+from onnxtrain.estimators._perceptron import perceptron
+from onnxtrain.passes import canonicalize, load_model
+from onnxtrain.runtime.atomic import replace_file
+from onnxtrain.runtime.device import parse_device
+from onnxtrain.runtime.dtypes import Array
+from onnxtrain.runtime.session import open_session
+from onnxtrain.runtime.session_settings import SessionSettings
+from onnxtrain.surgery import replace_head
+from onnxtrain.trainer import Callback, EarlyStopping, Trainer
+
+if TYPE_CHECKING:
+    from onnxtrain.artifacts import LossSpec, OptimizerSpec
+    from onnxtrain.passes import ModelSource
+
+
+class OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no annotations
+    """Base class of the estimators; its constructor stores the arguments, as scikit-learn asks."""
+
+    # By name: scikit-learn reads the parameters of an estimator from the signature of its constructor.
+    # `check_estimator` also asks that nothing is checked or converted here: `set_params` bypasses the constructor.
+    def __init__(
+        self,
+        model: ModelSource | None = None,
+        *,
+        hidden_layer_sizes: Sequence[int] = (100,),
+        loss: LossSpec = None,
+        optimizer: OptimizerSpec = "adamw",
+        learning_rate: float = 1e-3,
+        epochs: int = 200,
+        batch_size: int = 128,
+        dtype: str | None = None,
+        validation: float | None = None,
+        patience: int | None = None,
+        callbacks: Sequence[Callback] | None = None,
+        trainer_options: Mapping[str, Any] | None = None,
+        fit_options: Mapping[str, Any] | None = None,
+        device: str = "cpu",
+        threads: int | None = None,
+        random_state: int | np.random.RandomState | None = None,
+        verbose: bool = False,
+    ) -> None:
+        self.model = model
+        self.hidden_layer_sizes = hidden_layer_sizes
+        self.loss = loss
+        self.optimizer = optimizer
+        self.learning_rate = learning_rate
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.dtype = dtype
+        self.validation = validation
+        self.patience = patience
+        self.callbacks = callbacks
+        self.trainer_options = trainer_options
+        self.fit_options = fit_options
+        self.device = device
+        self.threads = threads
+        self.random_state = random_state
+        self.verbose = verbose
+
+    def _validated(self, x: Any, *y: Any, **settings: Any) -> Any:
+        """Checks samples, and targets if there are some, as scikit-learn does; returns them as arrays."""
+        # A perceptron takes rows of features. A model of the user's may take images or sequences.
+        settings |= {"ensure_2d": self.model is None, "allow_nd": self.model is not None}
+        try:
+            from sklearn.utils.validation import validate_data
+        except ImportError:  # scikit-learn before 1.6
+            checked = self._validate_data(x, *y, **settings)
+        else:
+            checked = validate_data(self, x, *y, **settings)
+        # scikit-learn counts features only if it insists on two axes.
+        if self.model is not None:
+            self._count_features(checked[0] if y else checked, reset=bool(y))
+        return checked
+
+    def _count_features(self, x: Array, *, reset: bool) -> None:
+        """Records the number of features in a fit; raises ValueError if samples to predict have another number."""
+        features = x.shape[1] if x.ndim > 1 else 1
+        if reset:
+            self.n_features_in_ = features
+        elif features != self.n_features_in_:
+            raise ValueError(
+                f"X has {features} features, but {type(self).__name__} is expecting {self.n_features_in_} features as "
+                "input."
+            )
+
+    def _fit_model(
+        self, x: Array, y: Array, weight: Any, outputs: int, loss: LossSpec, **options: Any
+    ) -> None:
+        """Trains on checked data, and keeps the trained model.
+
+        Args:
+            x: samples.
+            y: targets as the loss wants them.
+            weight: sample weights; None for equal ones.
+            outputs: number of outputs that the targets need: of classes, or of quantities.
+            loss: loss, or its name.
+            options: further arguments of :meth:`Trainer.fit`.
+        """
+        # Drawn once: with an integer two fits are equal, with a RandomState each fit goes on in its numbers.
+        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        model, self._dtype = self._prepared(x, outputs, seed)
+        trainer = Trainer(
+            model,
+            loss,
+            self.optimizer,
+            self.learning_rate,
+            seed=seed,
+            device=self.device,
+            threads=self.threads,
+            **(self.trainer_options or {}),
+        )
+        # A copy: the list is a parameter of the estimator, which a fit must not change.
+        callbacks = list(self.callbacks or ())
+        if self.patience is not None:
+            # Without validation data the training loss is the only one that is recorded.
+            monitor = "loss" if self.validation is None else "val_loss"
+            callbacks.append(EarlyStopping(monitor, self.patience, restore_best=True))
+        options |= {"sample_weight": weight, "validation": self.validation, "verbose": bool(self.verbose)}
+        options |= {"epochs": self.epochs, "batch_size": self.batch_size, "callbacks": callbacks}
+        self.history_ = trainer.fit(_cast(x, self._dtype), y, **options | dict(self.fit_options or {}))
+        # As scikit-learn's own iterative estimators: early stopping shows here.
+        self.n_iter_ = len(self.history_)
+        self._output, self._loss_name = str(trainer.prediction), trainer.loss_name
+        # The trainer has sessions, which cannot be pickled, and files; the model has all that predictions need.
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+            trainer.export(Path(folder) / "model.onnx")
+            self.onnx_model_ = (Path(folder) / "model.onnx").read_bytes()
+        self._open()
+
+    def _prepared(self, x: Array, outputs: int, seed: int) -> tuple[Any, Any]:
+        """Builds or loads the model, with as many outputs as the targets need; returns it and the dtype of its input.
+
+        Raises:
+            InputError: the model has several inputs, or takes a fixed number of samples.
+        """
+        if self.model is None:
+            # As scikit-learn's own perceptrons: float32 for float32 data, else float64.
+            dtype = np.dtype(self.dtype or (np.float32 if x.dtype == np.float32 else np.float64))
+            return perceptron(x.shape[1], tuple(self.hidden_layer_sizes), outputs, dtype, seed), dtype
+        model = canonicalize(load_model(self.model))
+        if len(model.graph.inputs) != 1:
+            names = ", ".join(str(value.name) for value in model.graph.inputs)
+            raise InputError(
+                f"{type(self).__name__} takes models of one input, received {names}. Use Trainer."
+            )
+        value = model.graph.inputs[0]
+        if value.shape is not None and value.shape.rank() and isinstance(value.shape[0], int):
+            raise InputError(
+                f"{type(self).__name__}: the model takes exactly {value.shape[0]} samples at a time. Pass "
+                "model=onnxtrain.make_batch_dynamic(model)."
+            )
+        # Scores along further axes (segmentation) have no width, and are refused by `replace_head` with a reason.
+        if _width(model.graph.outputs[0]) != outputs:
+            model = replace_head(model, outputs, seed=seed)
+        assert value.dtype is not None
+        return model, np.dtype(value.dtype.numpy())
+
+    def _open(self) -> None:
+        """Opens a session of the trained model."""
+        options = None if self.threads is None else SessionSettings(threads=self.threads).options()
+        self._session: ort.InferenceSession = open_session(
+            self.onnx_model_, "model", parse_device(self.device), options
+        )
+
+    def _scores(self, X: Any) -> Array:
+        """Computes the output of the trained model for each sample."""
+        check_is_fitted(self)
+        x = _cast(self._validated(X, reset=False), self._dtype)
+        # Opened in `fit`, not here: `check_estimator` asks that predictions leave the attributes as they are.
+        name = self._session.get_inputs()[0].name
+        # In batches, as activations of all samples at once may not fit into memory.
+        parts = [
+            self._session.run([self._output], {name: x[first : first + self.batch_size]})[0]
+            for first in range(0, len(x), self.batch_size)
+        ]
+        return np.concatenate(parts)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the trained model as an ordinary `.onnx` file for inference, with the inputs and outputs of the model.
+
+        Classes are numbered in the order of `classes_`; the outputs are scores, not probabilities.
+
+        Args:
+            path: file to write, e.g. "model.onnx".
+
+        Raises:
+            NotFittedError: the estimator has not been fitted.
+            OSError: the file cannot be written.
+        """
+        check_is_fitted(self)
+        # A file of that name is replaced as a whole, also if the process is killed meanwhile.
+        with replace_file(Path(path)) as file:
+            file.write(self.onnx_model_)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Sessions cannot be pickled; `__setstate__` opens another.
+        return {name: value for name, value in super().__getstate__().items() if name != "_session"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        # An estimator may be pickled before it is fitted, e.g. by `GridSearchCV` with several processes.
+        if "onnx_model_" in self.__dict__:
+            self._open()
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "onnx_model_")
+
+
+def _width(value: ir.Value) -> int | None:
+    """Returns the number of scores of a sample; None unless the output is [samples, N] with a known N."""
+    shape = value.shape
+    return shape[1] if shape is not None and shape.rank() == 2 and isinstance(shape[1], int) else None
+
+
+def _cast(x: Array, dtype: np.dtype[Any]) -> Array:
+    """Casts checked samples to the dtype of the model's input. Raises ValueError: some do not fit into it."""
+    # A cast would cut off fractions of what should be token ids.
+    if dtype.kind in "iu" and x.dtype.kind == "f" and not (x == np.floor(x)).all():
+        raise ValueError(f"The model takes {dtype.name}, and the samples hold fractions.")
+    with np.errstate(over="ignore"):
+        result = np.ascontiguousarray(x, dtype)
+    # float64 values from 3.4e38 on become infinite in float32.
+    if dtype.kind == "f" and not np.isfinite(result).all():
+        raise ValueError(f"The samples hold values too large for {dtype.name}; scale them.")
+    return result

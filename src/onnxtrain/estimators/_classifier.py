@@ -1,0 +1,177 @@
+"""Defines the classifier."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+from sklearn.base import ClassifierMixin
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import _check_sample_weight
+
+from onnxtrain.estimators._base import OnnxEstimator
+from onnxtrain.runtime.dtypes import Array
+from onnxtrain.trainer import Callback
+from onnxtrain.trainer._probabilities import probabilities
+from onnxtrain.trainer.data import balanced_weights
+
+if TYPE_CHECKING:
+    from onnxtrain.artifacts import LossSpec, OptimizerSpec
+    from onnxtrain.passes import ModelSource
+
+
+class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]  # scikit-learn has no annotations
+    """Classifier of scikit-learn that trains an ONNX model.
+
+    Without a model it trains a multilayer perceptron. Features are not scaled: put a `StandardScaler` before it.
+
+    Args:
+        model: model to fine-tune: path of an `.onnx` file, `ModelProto` or `onnx_ir.Model`, with one input
+            [batch, ...] and scores [batch, classes] as first output. If the number of its scores is not that of the
+            classes, the last linear layer is replaced (:func:`onnxtrain.replace_head`). None builds a perceptron.
+        hidden_layer_sizes: sizes of the perceptron's hidden layers, e.g. (100,); () for a linear model.
+        loss: loss for class labels, e.g. `CrossEntropyLoss(label_smoothing=0.1)`; None for "cross_entropy".
+        optimizer: as for :class:`onnxtrain.Trainer`.
+        learning_rate: learning rate, or the highest one of a schedule.
+        epochs: passes over the data.
+        batch_size: samples per step, and per run of predictions.
+        dtype: dtype of the perceptron, "float32" or "float64"; None for that of X, float64 unless X is float32. A model
+            of your own keeps its dtype.
+        class_weight: weight of each class in the loss: "balanced" for n / (k * n_c), where n_c of all n samples are of
+            this class and k is the number of classes, or a dict of weights by class, 1 for classes that it lacks. None
+            for equal weights.
+        validation: fraction of the samples to validate with after each epoch, e.g. 0.1; they
+            are not trained on. None for no validation.
+        patience: end after this many epochs without a lower validation loss (training loss without `validation`), and
+            keep the best epoch. None trains all epochs.
+        callbacks: callbacks of the fit, e.g. `[ReduceLROnPlateau()]`.
+        trainer_options: further arguments of :class:`onnxtrain.Trainer`, e.g. `{"scheduler": "cosine"}`.
+        fit_options: further arguments of :meth:`onnxtrain.Trainer.fit`, e.g. `{"accumulate": 4}`.
+        device: "cpu", "cuda" or "cuda:<index>".
+        threads: number of threads per operation; None for all cores. Take 1 if scikit-learn runs several fits at once.
+        random_state: seed of initial weights, shuffling, Dropout and the validation split; None for another each time.
+        verbose: show a progress bar.
+
+    Attributes:
+        classes_: labels of the classes, in the order of the scores.
+        n_features_in_: number of features, `X.shape[1]`.
+        feature_names_in_: names of the features, if X was a frame whose columns are named by texts.
+        history_: record of the epochs, :class:`onnxtrain.History`.
+        n_iter_: number of epochs trained.
+        onnx_model_: trained model, as the bytes of an `.onnx` file.
+
+    Example:
+        >>> from sklearn.datasets import load_iris
+        >>> from sklearn.pipeline import make_pipeline
+        >>> from sklearn.preprocessing import StandardScaler
+        >>> X, y = load_iris(return_X_y=True)
+        >>> classifier = make_pipeline(StandardScaler(), OnnxClassifier(random_state=0))
+        >>> classifier.fit(X, y).score(X, y) > 0.9
+        True
+    """
+
+    # Written out again: scikit-learn reads the parameters from the signature of this class.
+    def __init__(
+        self,
+        model: ModelSource | None = None,
+        *,
+        hidden_layer_sizes: Sequence[int] = (100,),
+        loss: LossSpec = None,
+        optimizer: OptimizerSpec = "adamw",
+        learning_rate: float = 1e-3,
+        epochs: int = 200,
+        batch_size: int = 128,
+        dtype: str | None = None,
+        class_weight: Mapping[Any, float] | str | None = None,
+        validation: float | None = None,
+        patience: int | None = None,
+        callbacks: Sequence[Callback] | None = None,
+        trainer_options: Mapping[str, Any] | None = None,
+        fit_options: Mapping[str, Any] | None = None,
+        device: str = "cpu",
+        threads: int | None = None,
+        random_state: int | np.random.RandomState | None = None,
+        verbose: bool = False,
+    ) -> None:
+        super().__init__(
+            model,
+            hidden_layer_sizes=hidden_layer_sizes,
+            loss=loss,
+            optimizer=optimizer,
+            learning_rate=learning_rate,
+            epochs=epochs,
+            batch_size=batch_size,
+            dtype=dtype,
+            validation=validation,
+            patience=patience,
+            callbacks=callbacks,
+            trainer_options=trainer_options,
+            fit_options=fit_options,
+            device=device,
+            threads=threads,
+            random_state=random_state,
+            verbose=verbose,
+        )
+        self.class_weight = class_weight
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Trains the model.
+
+        Args:
+            X: samples, float [samples, features]; of a model of your own any shape with the samples along axis 0.
+            y: class labels [samples], numbers or texts.
+            sample_weight: a weight for each sample, float [samples]; a weight of 2 counts as two equal samples.
+
+        Returns:
+            The estimator.
+
+        Raises:
+            ValueError: X or y is not finite, has other shapes, or y holds quantities.
+            InputError: data and model do not fit together.
+        """
+        X, y = self._validated(X, y)
+        check_classification_targets(y)
+        # The loss wants the numbers 0, 1, 2, ...; classes may be texts or any integers.
+        self.classes_, labels = np.unique(y, return_inverse=True)
+        if sample_weight is not None:
+            sample_weight = _check_sample_weight(sample_weight, X, dtype=np.float64)
+        if self.class_weight is not None:
+            of_class = self._class_weights(labels, sample_weight)[labels]
+            sample_weight = of_class if sample_weight is None else sample_weight * of_class
+        # None stands for the default: a Trainer takes it for a model that computes its loss itself.
+        loss = "cross_entropy" if self.loss is None else self.loss
+        self._fit_model(X, labels.astype(np.int64), sample_weight, len(self.classes_), loss)
+        return self
+
+    def _class_weights(self, labels: Array, sample_weight: Array | None) -> Array:
+        """Computes the weight of each class, in the order of `classes_`. Raises ValueError: there is no such class."""
+        if self.class_weight == "balanced":
+            return balanced_weights(labels, len(self.classes_), sample_weight)
+        if not isinstance(self.class_weight, Mapping):
+            raise ValueError(
+                f"class_weight must be 'balanced', a dict or None, received {self.class_weight!r}."
+            )
+        classes = self.classes_.tolist()
+        # A misspelt class would otherwise have the weight 1 without a word.
+        if unknown := [name for name in self.class_weight if name not in classes]:
+            raise ValueError(f"class_weight names {unknown}, and the classes are {classes}.")
+        return np.array([self.class_weight.get(name, 1.0) for name in classes])
+
+    def predict_proba(self, X: Any) -> Array:
+        """Computes the probability of each class: float [samples, classes], columns in the order of `classes_`.
+
+        Raises:
+            NotFittedError: the estimator has not been fitted.
+            ValueError: X does not fit.
+        """
+        scores = self._scores(X)
+        result = probabilities(self._loss_name, scores)
+        assert result is not None
+        return result.astype(scores.dtype)
+
+    def predict(self, X: Any) -> Array:
+        """Predicts the class of each sample: labels [samples]; arguments and errors as for :meth:`predict_proba`."""
+        scores = self._scores(X)
+        labels: Array = self.classes_[scores.argmax(axis=1)]
+        return labels

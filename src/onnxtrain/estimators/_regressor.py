@@ -1,0 +1,106 @@
+"""Defines the regressor."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import numpy as np
+from sklearn.base import RegressorMixin
+from sklearn.utils.validation import _check_sample_weight
+
+from onnxtrain.estimators._base import OnnxEstimator
+from onnxtrain.runtime.dtypes import Array
+
+
+class OnnxRegressor(RegressorMixin, OnnxEstimator):  # type: ignore[misc]  # scikit-learn has no annotations
+    """Regressor of scikit-learn that trains an ONNX model, for one quantity or several.
+
+    Without a model it trains a multilayer perceptron. Neither features nor targets are scaled: put a `StandardScaler`
+    before it, and wrap it in a `TransformedTargetRegressor` if the targets are far from -1 .. 1.
+
+    Args:
+        model: model to fine-tune: path of an `.onnx` file, `ModelProto` or `onnx_ir.Model`, with one input
+            [batch, ...] and predictions [batch, targets] as first output. If it predicts another number of quantities,
+            the last linear layer is replaced (:func:`onnxtrain.replace_head`). None builds a perceptron.
+        hidden_layer_sizes: sizes of the perceptron's hidden layers, e.g. (100,); () for a linear model.
+        loss: loss for quantities, e.g. "huber"; None for "mse".
+        optimizer: as for :class:`onnxtrain.Trainer`.
+        learning_rate: learning rate, or the highest one of a schedule.
+        epochs: passes over the data.
+        batch_size: samples per step, and per run of predictions.
+        dtype: dtype of the perceptron, "float32" or "float64"; None for that of X, float64 unless X is float32. A model
+            of your own keeps its dtype.
+        validation: fraction of the samples to validate with after each epoch, e.g. 0.1; they are not trained on. None
+            for no validation.
+        patience: end after this many epochs without a lower validation loss (training loss without `validation`), and
+            keep the best epoch. None trains all epochs.
+        callbacks: callbacks of the fit, e.g. `[ReduceLROnPlateau()]`.
+        trainer_options: further arguments of :class:`onnxtrain.Trainer`, e.g. `{"scheduler": "cosine"}`.
+        fit_options: further arguments of :meth:`onnxtrain.Trainer.fit`, e.g. `{"accumulate": 4}`.
+        device: "cpu", "cuda" or "cuda:<index>".
+        threads: number of threads per operation; None for all cores. Take 1 if scikit-learn runs several fits at once.
+        random_state: seed of initial weights, shuffling, Dropout and the validation split; None for another each time.
+        verbose: show a progress bar.
+
+    Attributes:
+        n_features_in_: number of features, `X.shape[1]`.
+        feature_names_in_: names of the features, if X was a frame whose columns are named by texts.
+        n_outputs_: number of quantities.
+        history_: record of the epochs, :class:`onnxtrain.History`.
+        n_iter_: number of epochs trained.
+        onnx_model_: trained model, as the bytes of an `.onnx` file.
+
+    Example:
+        >>> import numpy as np
+        >>> X = np.linspace(-1, 1, 200).reshape(-1, 1)
+        >>> regressor = OnnxRegressor(learning_rate=0.01, random_state=0).fit(X, np.sin(3 * X[:, 0]))
+        >>> regressor.score(X, np.sin(3 * X[:, 0])) > 0.99
+        True
+    """
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Trains the model.
+
+        Args:
+            X: samples, float [samples, features]; of a model of your own any shape with the samples along axis 0.
+            y: quantities, float [samples] or [samples, targets].
+            sample_weight: a weight for each sample, float [samples]; a weight of 2 counts as two equal samples.
+
+        Returns:
+            The estimator.
+
+        Raises:
+            ValueError: X or y is not finite or has another shape.
+            InputError: data and model do not fit together.
+        """
+        X, y = self._validated(X, y, multi_output=True, y_numeric=True)
+        if sample_weight is not None:
+            sample_weight = _check_sample_weight(sample_weight, X, dtype=np.float64)
+        self._single = y.ndim == 1
+        # Predictions are computed in the dtype of the model, and have that of the targets: float64 for most data.
+        self._target_dtype = y.dtype if y.dtype.kind == "f" else np.dtype(np.float32)
+        # Models give [samples, targets], and the loss takes targets of the same shape.
+        targets = y.reshape(len(y), -1)
+        self.n_outputs_ = targets.shape[1]
+        loss = "mse" if self.loss is None else self.loss
+        self._fit_model(X, targets.astype(np.float64), sample_weight, self.n_outputs_, loss)
+        return self
+
+    def predict(self, X: Any) -> Array:
+        """Predicts the quantities of each sample: [samples] if they were so in :meth:`fit`, else [samples, targets].
+
+        Raises:
+            NotFittedError: the estimator has not been fitted.
+            ValueError: X does not fit.
+        """
+        result = self._scores(X).astype(self._target_dtype)
+        return result[:, 0] if self._single else result
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        return tags
+
+    # The same for scikit-learn before 1.6.
+    def _more_tags(self) -> dict[str, Any]:
+        return {"multioutput": True}

@@ -44,6 +44,17 @@ def train(run: Any, table: Path, *options: object) -> Any:
     )
 
 
+def test_classes_are_weighed_by_name(run: Any, frauds: Path) -> None:
+    """With equal weights for both classes in all a model that learns nothing says "fraud" as often as "ok"."""
+    for options, found in ((("--class-weight", "fraud=1000"), 20), (("--class-weight", "ok=1000"), 0)):
+        assert train(run, frauds, *options, "--epochs", 30).code == 0
+        document = run("evaluate", frauds.with_name("run"), "--data", frauds, "--json").json()
+        assert document["confusion_matrix"][0][0] == found
+    result = train(run, frauds, "--class-weight", "rose=2")
+    assert result.code == 1
+    assert "such as ok=10; the classes are fraud, ok." in " ".join(result.err.split())
+
+
 def test_texts_are_judged_by_all_classes(run: Any, frauds: Path) -> None:
     """F1 of "ok", the last in the alphabet, is 0.95 for a model that finds no fraud; that must not be what is shown."""
     result = train(run, frauds, "--metric", "f1", "--metric", "auroc")

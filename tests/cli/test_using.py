@@ -10,6 +10,7 @@ import onnx
 import onnxruntime as ort
 import pandas as pd
 import pytest
+import scipy.special
 
 import models
 from cli.files import arrays_in
@@ -60,6 +61,56 @@ def test_predictions_are_those_of_a_plain_session(
         np.testing.assert_array_equal(best, logits.argmax(1))
     else:
         assert best is None
+
+
+def test_predict_writes_probabilities_alone(run: Any, trained: Path, data: Path, tmp_path: Path) -> None:
+    output = tmp_path / "probabilities.npz"
+    assert run("predict", trained, "--data", data, "-o", output, "--probabilities").code == 0
+    arrays = arrays_in(output)
+    assert list(arrays) == ["probability"]
+    logits = ort.InferenceSession(trained / "trained.onnx").run(None, {"x": arrays_in(data)["x"]})[0]
+    np.testing.assert_allclose(arrays["probability"], scipy.special.softmax(logits, axis=1), rtol=1e-5)
+    result = run("predict", trained / "trained.onnx", "--data", data, "-o", output, "--probabilities")
+    assert result.code == 1
+    assert "trained.onnx' gives logits. Give the directory of a run" in " ".join(result.err.split())
+
+
+def test_classes_are_weighed_and_split_and_evaluated_between_epochs(
+    run: Any, mlp: Path, data: Path, tmp_path: Path
+) -> None:
+    arrays = arrays_in(data)
+    command = ("train", mlp, "--data", data, "--loss", "cross_entropy", "--epochs", 2, "--validation", 0.25)
+    options = ("--class-weight", "0=3", "--class-weight", "2=0.5", "--stratify", "--evaluate-every", 4)
+    document = run(*command, *options, "-o", tmp_path / "run", "--json").json()
+    trainer = Trainer(mlp, "cross_entropy")
+    history = trainer.fit(
+        arrays["x"],
+        arrays["y"],
+        epochs=2,
+        validation=0.25,
+        class_weight={0: 3.0, 2: 0.5},
+        stratify=True,
+        evaluate_every=4,
+        verbose=False,
+    )
+    assert document["epochs"] == history.epochs
+    assert document["evaluations"] == history.evaluations
+    assert [entry["step"] for entry in history.evaluations] == [4, 8]
+    shown = run(*command, *options, "-o", tmp_path / "shown").err
+    assert f"step 4  val_loss {history.evaluations[0]['val_loss']:.4f}" in shown
+    balanced = run(*command, "--class-weight", "balanced", "-o", tmp_path / "balanced", "--json").json()
+    expected = Trainer(mlp, "cross_entropy")
+    expected.fit(arrays["x"], arrays["y"], epochs=2, validation=0.25, class_weight="balanced", verbose=False)
+    assert balanced["epochs"] == expected.history.epochs
+    for value, message in (
+        ("rose=2", "--class-weight is 'rose=2'; give balanced alone, or CLASS=WEIGHT such as 1=10."),
+        ("1", "--class-weight is '1'; give balanced alone"),
+        ("7=2", "names the classes [7], and there are 3"),
+    ):
+        result = run(*command, "--class-weight", value, "-o", tmp_path / "wrong")
+        assert result.code == 1
+        assert message in " ".join(result.err.split())
+        assert not (tmp_path / "wrong").exists()
 
 
 def test_predict_needs_no_targets(run: Any, trained: Path, data: Path, tmp_path: Path) -> None:

@@ -209,6 +209,27 @@ def test_wandb_gets_epochs_and_steps(step: int, wandb: FakeWandb, tmp_path: Path
     assert [(call["id"], call["resume"]) for call in others] == [("run-0", "allow")] * bool(step)
 
 
+def test_evaluations_between_epochs_are_logged(wandb: FakeWandb, tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    problem = problems.classes()
+    loggers = [CSVLogger(tmp_path / "log.csv"), TensorBoardLogger(tmp_path / "logs"), WandbLogger()]
+    trainer = make()
+    trainer.fit(problem.x, problem.y, callbacks=loggers, evaluate_every=2, **FIT)
+    evaluations = trainer.history.evaluations
+    assert [entry["step"] for entry in evaluations] == list(range(2, 16, 2))
+    assert read(tmp_path / "log.evaluations.csv") == evaluations
+    events = EventAccumulator(str(tmp_path / "logs"))
+    events.Reload()
+    for key in ("val_loss", "val_accuracy"):
+        logged = [(event.step, event.value) for event in events.Scalars(f"step/{key}")]
+        assert logged == [(entry["step"], np.float32(entry[key])) for entry in evaluations]
+        rows = wandb.runs["run-0"]
+        assert [rows[int(entry["step"])][f"step/{key}"] for entry in evaluations] == [
+            entry[key] for entry in evaluations
+        ]
+
+
 def test_wandb_run_of_the_caller_stays_open(wandb: FakeWandb) -> None:
     problem = problems.classes()
     run = wandb.init(project="mine")

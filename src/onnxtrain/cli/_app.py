@@ -187,13 +187,21 @@ def predict(
             "several. Default: that of `train --id`.",
         ),
     ] = None,
+    probabilities: Annotated[
+        bool,
+        typer.Option(
+            "--probabilities",
+            help="Write the probabilities of the classes alone, beside --id. Default: also the outputs of the "
+            "network and the predicted class.",
+        ),
+    ] = False,
     batch_size: BatchSizeOption = None,
     json: JsonOption = False,
 ) -> None:
     """Write the outputs for each sample; for classes also their probabilities and the predicted class."""
     from onnxtrain.cli._use import write_predictions
 
-    write_predictions(source, data, output, id, batch_size, json)
+    write_predictions(source, data, output, id, batch_size, json, only_probabilities=probabilities)
 
 
 @app.command()

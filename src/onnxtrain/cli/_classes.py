@@ -62,6 +62,41 @@ def chosen_metrics(
     return MetricChoice(chosen or ["accuracy", "f1", "precision", "recall"], number)
 
 
+def chosen_class_weight(texts: Sequence[str] | None, classes: Sequence[str] | None) -> Any:
+    """Parses `--class-weight`: "balanced", or a weight for each number of a class; None if it is not given.
+
+    Args:
+        texts: values of the option, e.g. ["fraud=10"].
+        classes: names of the classes in the order of their numbers; None for a target of numbers.
+
+    Raises:
+        InputError: a value is neither "balanced" alone nor CLASS=WEIGHT, or there is no such class.
+
+    >>> chosen_class_weight(["fraud=10"], ["fine", "fraud"]), chosen_class_weight(["1=0.5"], None)
+    ({1: 10.0}, {1: 0.5})
+    """
+    if not texts or list(texts) == ["balanced"]:
+        return "balanced" if texts else None
+    weights: dict[int, float] = {}
+    for text in texts:
+        # Split at the last "=": a name of a class may contain it, a weight does not.
+        name, _, weight = text.rpartition("=")
+        try:
+            value = float(weight)
+            # Without names the classes are numbers.
+            number = int(name) if classes is None else list(classes).index(name)
+        except ValueError:
+            listed = "" if classes is None else f"; the classes are {', '.join(classes)}"
+            raise InputError(
+                f"--class-weight is '{text}'; give balanced alone, or CLASS=WEIGHT such as "
+                f"{'1' if classes is None else classes[-1]}=10{listed}."
+            ) from None
+        if number in weights:
+            raise InputError(f"--class-weight names the class '{name}' twice.")
+        weights[number] = value
+    return weights
+
+
 def class_names(trainer: Trainer, classes: Sequence[str] | None) -> list[str] | None:
     """Lists the name of each class, its number if it has no name; None if the number of classes is unknown."""
     targets = trainer.manifest.targets

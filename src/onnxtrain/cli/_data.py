@@ -68,6 +68,8 @@ def assign(
     inputs: Sequence[InputSpec], targets: Sequence[InputSpec], arrays: Arrays, path: Path
 ) -> tuple[Any, Any]:
     """Picks inputs and targets of the model from arrays of their names, or `x` and `y`."""
+    # Sample weights are an input of the models of a run that trained with some; other data has weights of 1.
+    targets = [spec for spec in targets if not spec.sample_weight]
     names = {spec.name for spec in (*inputs, *targets)}
     # A remark, not an error: one file may serve several models. A misspelt name is noticed by it.
     if unused := sorted(set(arrays) - names - {"x", "y"}):

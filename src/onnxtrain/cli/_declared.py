@@ -66,9 +66,9 @@ def option(
     return field(default=default, metadata=metadata)
 
 
-def switch(help: str, python: str = "") -> Any:
+def switch(help: str, python: str = "", kept: Kept | None = None) -> Any:
     """Declares a field as an option without a value, which is False unless it is given; see :func:`option`."""
-    return option(None, help, default=False, python=python)
+    return option(None, help, default=False, python=python, kept=kept)
 
 
 def argument(metavar: str, help: str) -> Any:

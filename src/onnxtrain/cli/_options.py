@@ -310,6 +310,16 @@ class TrainOptions:
         "then not trained on, e.g. 0.1, or on another file like --data. Default: no validation.",
         kept="fit",
     )
+    stratify: bool = switch(
+        "Split off the same fraction of each class by --validation FRACTION. Default: at random.", kept="fit"
+    )
+    evaluate_every: int | None = option(
+        "STEPS",
+        "Measure loss and metrics of --validation after every so many steps, too, e.g. 500. Default: after "
+        "epochs only.",
+        kept="fit",
+        min=1,
+    )
     model: ModelOptions = field(default_factory=ModelOptions)
     recomputation: RecomputeOptions = field(default_factory=RecomputeOptions)
     optimizer: OptimizerOptions = field(default_factory=OptimizerOptions)
@@ -336,6 +346,12 @@ class TrainOptions:
         "Compute f1, precision, recall and auroc of this class, e.g. fraud or 1. Default: the mean "
         "over classes if the target holds texts (f1_macro), else of class 1 of two.",
         kept="run",
+    )
+    class_weight: list[str] | None = option(
+        "balanced|CLASS=WEIGHT",
+        "Weigh the classes in the training loss: balanced makes rare classes count as much as frequent ones, "
+        "fraud=10 counts this class ten times; repeat it for several. Default: all samples count alike.",
+        kept="fit",
     )
     ema_decay: float | None = option(
         "FACTOR",

@@ -53,7 +53,8 @@ def tell_of_result(fitted: Fitted, options: TrainOptions) -> None:
             "exported": {"epoch": int(epoch), **values},
             "best_epoch": best,
         }
-        print_json({**document, "epochs": trainer.history.epochs})
+        history = trainer.history
+        print_json({**document, "epochs": history.epochs, "evaluations": history.evaluations})
         return
     labels = metric_labels(trainer, None if encoding is None else encoding.classes, list(values))
     rows: list[tuple[str, object]] = [(labels[key], f"{value:,.5g}") for key, value in values.items()]
@@ -80,7 +81,13 @@ def _title(fitted: Fitted, epoch: int) -> str:
 def _training_values(fitted: Fitted, options: TrainOptions) -> dict[str, float]:
     """Computes loss and metrics over the training data, without the part that was split off for validation."""
     trainer = fitted.trainer
-    data = Data(fitted.x, fitted.y, batch_size=options.batch_size, validation=fitted.validation)
+    data = Data(
+        fitted.x,
+        fitted.y,
+        batch_size=options.batch_size,
+        validation=fitted.validation,
+        stratify=options.stratify,
+    )
     source, _ = fit_datasets(trainer._state, data)
     return trainer._state.evaluate(source)
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from onnxtrain.cli._artifacts import batch_norm_mode, check_loss, prepared
-from onnxtrain.cli._classes import chosen_metrics, positive_remark
+from onnxtrain.cli._classes import chosen_class_weight, chosen_metrics, positive_remark
 from onnxtrain.cli._data import Arrays, assign, load_data, to_arrays
 from onnxtrain.cli._declared import arguments_for
 from onnxtrain.cli._interrupts import told_what_is_saved, uninterrupted
@@ -72,8 +72,18 @@ def _train(options: TrainOptions, given: frozenset[str]) -> None:
         if isinstance(held_out, dict | Table):
             others = to_arrays(held_out, encoding, trainer.manifest)
             validation = _assign(trainer, others, Path(str(options.validation)))
+        class_weight = chosen_class_weight(
+            options.class_weight, None if encoding is None else encoding.classes
+        )
         # Data that does not fit is reported before the run is written.
-        trainer.check_data(x, y, batch_size=options.batch_size, validation=validation)
+        trainer.check_data(
+            x,
+            y,
+            batch_size=options.batch_size,
+            validation=validation,
+            class_weight=class_weight,
+            stratify=options.stratify,
+        )
         if isinstance(data, Table) and encoding is not None and not resuming:
             tell_of_table(data, encoding, _labels(trainer, arrays))
         # Printed before training: the wrong class of a long run is noticed now, not at its end.
@@ -98,6 +108,9 @@ def _train(options: TrainOptions, given: frozenset[str]) -> None:
         shuffle=trainer.last_fit.shuffle if trainer.resumes_fit and trainer.last_fit else True,
         accumulate=options.accumulate,
         schedule_epochs=options.rate.schedule_epochs,
+        class_weight=class_weight,
+        stratify=options.stratify,
+        evaluate_every=options.evaluate_every,
     )
     if history.stopped == "interrupted":
         # A script tells an interrupted run from a finished one by the exit code.

@@ -77,9 +77,20 @@ def export_run(
 
 
 def write_predictions(
-    source: Path, path: Path, output: Path, ids: Sequence[str] | None, batch_size: int | None, json: bool
+    source: Path,
+    path: Path,
+    output: Path,
+    ids: Sequence[str] | None,
+    batch_size: int | None,
+    json: bool,
+    *,
+    only_probabilities: bool = False,
 ) -> None:
-    """Writes the outputs for each sample to a file. Raises InputError: its suffix is unknown, or they do not fit."""
+    """Writes the outputs for each sample to a file.
+
+    Raises:
+        InputError: the suffix of the file is unknown, the data does not fit, or there are no probabilities to write.
+    """
     # Checked before the model runs, which may take long.
     suffix = output.suffix.lower()
     if suffix not in (".npz", *TABLE_SUFFIXES):
@@ -93,6 +104,8 @@ def write_predictions(
     else:
         values, encoding = model_predictions(source, data, path, batch_size)
         predictions = _Predictions(values, None if encoding is None else encoding.classes, encoding)
+    if only_probabilities:
+        predictions = predictions._replace(outputs=_only_probabilities(predictions, source))
     columns = _ids(data, ids, predictions.encoding) if isinstance(data, Table) else {}
     try:
         write_file(output, columns, predictions.outputs, predictions.classes)
@@ -105,6 +118,18 @@ def write_predictions(
         return
     names = ", ".join([*columns, *predictions.outputs])
     print_table(f"Predictions for {samples:,} samples: {output} ({names})")
+
+
+def _only_probabilities(predictions: _Predictions, source: Path) -> Arrays:
+    """Picks the probabilities of the classes. Raises InputError: there are none."""
+    encoding = predictions.encoding
+    name = "probability" if encoding is None else encoding.output_name("probability")
+    if name not in predictions.outputs:
+        raise InputError(
+            f"--probabilities: '{source}' gives {', '.join(predictions.outputs)}. Give the directory of a run whose "
+            "loss compares classes, or a model that was exported from a run on a table."
+        )
+    return {name: predictions.outputs[name]}
 
 
 def _ids(data: Table, asked: Sequence[str] | None, encoding: Encoding | None) -> Arrays:

@@ -41,8 +41,8 @@ class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]  # s
         class_weight: weight of each class in the loss: "balanced" for n / (k * n_c), where n_c of all n samples are of
             this class and k is the number of classes, or a dict of weights by class, 1 for classes that it lacks. None
             for equal weights.
-        validation: fraction of the samples to validate with after each epoch, e.g. 0.1; they
-            are not trained on. None for no validation.
+        validation: fraction of the samples to validate with after each epoch, e.g. 0.1, the same of each class;
+            they are not trained on. None for no validation.
         patience: end after this many epochs without a lower validation loss (training loss without `validation`), and
             keep the best epoch. None trains all epochs.
         callbacks: callbacks of the fit, e.g. `[ReduceLROnPlateau()]`.
@@ -141,7 +141,10 @@ class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]  # s
             sample_weight = of_class if sample_weight is None else sample_weight * of_class
         # None stands for the default: a Trainer takes it for a model that computes its loss itself.
         loss = "cross_entropy" if self.loss is None else self.loss
-        self._fit_model(X, labels.astype(np.int64), sample_weight, len(self.classes_), loss)
+        stratify = self.validation is not None
+        self._fit_model(
+            X, labels.astype(np.int64), sample_weight, len(self.classes_), loss, stratify=stratify
+        )
         return self
 
     def _class_weights(self, labels: Array, sample_weight: Array | None) -> Array:

@@ -7,7 +7,18 @@ from typing import Any, NamedTuple
 from onnxtrain.errors import InputError
 from onnxtrain.trainer._run import Run
 from onnxtrain.trainer._state import TrainingState
-from onnxtrain.trainer.data import Layout, Options, Pass, Source, TransformFunction, open_source, split
+from onnxtrain.trainer.data import (
+    ClassWeightedSource,
+    ClassWeights,
+    Layout,
+    Options,
+    Pass,
+    Source,
+    TransformFunction,
+    chosen_weights,
+    open_source,
+    split,
+)
 
 Validation = Any
 """`(inputs, targets)`, `(inputs, targets, sample_weight)`, a fraction, or data that :meth:`Trainer.fit` accepts."""
@@ -23,6 +34,8 @@ class Data(NamedTuple):
         transform: augmentation of batches; None for none.
         drop_last: True to leave out an incomplete last batch.
         limit: number of batches per epoch; None for all.
+        class_weight: weights of the classes, or "balanced"; None for equal weights.
+        stratify: True to split off the same fraction of each class.
     """
 
     inputs: Any
@@ -33,6 +46,8 @@ class Data(NamedTuple):
     transform: TransformFunction | None = None
     drop_last: bool = False
     limit: int | None = None
+    class_weight: ClassWeights = None
+    stratify: bool = False
 
 
 def fit_datasets(state: TrainingState, data: Data) -> tuple[Source, Source | None]:
@@ -40,16 +55,24 @@ def fit_datasets(state: TrainingState, data: Data) -> tuple[Source, Source | Non
     options = Options(data.batch_size, True, data.drop_last, data.limit)
     source = open_dataset(state, data.inputs, data.targets, data.weights, options, data.transform)
     validation = data.validation
-    if validation is None:
-        return source, None
+    if data.stratify and not isinstance(validation, float):
+        raise InputError(
+            f"stratify=True splits off a fraction of each class; validation is {type(validation).__name__}. Pass a "
+            "fraction, such as validation=0.1, or leave stratify out."
+        )
+    held_out = None
     if isinstance(validation, float):
-        source, held_out = split(source, validation, state.position.seed)
-    else:
+        source, held_out = split(source, validation, state.position.seed, stratify=data.stratify)
+    elif validation is not None:
         try:
             held_out = _validation_source(state, validation, data.batch_size)
         except InputError as error:
             raise InputError(f"Validation data: {error}") from error
-    _require_loss_of_incomplete(state.run, held_out)
+    if held_out is not None:
+        _require_loss_of_incomplete(state.run, held_out)
+    if data.class_weight is not None:
+        # After the split: balanced weights are those of the samples that are trained on.
+        source = ClassWeightedSource(source, chosen_weights(data.class_weight, source))
     return source, held_out
 
 

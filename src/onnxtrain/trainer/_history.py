@@ -21,6 +21,8 @@ class History:
     Attributes:
         epochs: one dict per epoch: `epoch` (counted from 1), `loss`, metrics, their validation values with the
             prefix `val_`, and the `learning_rate` of the epoch's last step.
+        evaluations: one dict per evaluation in the middle of an epoch (`evaluate_every`): `step`, the optimizer steps
+            of all fits by then, `epoch`, the epoch under way (counted from 1), and the values with the prefix `val_`.
         stopped: reason for an end before the last epoch: "early" (a callback), "interrupted" (Ctrl-C) or
             None.
         seconds: duration of each epoch in seconds, with validation.
@@ -33,6 +35,7 @@ class History:
 
     epochs: list[dict[str, float]] = field(default_factory=list)
     stopped: str | None = None
+    evaluations: list[dict[str, float]] = field(default_factory=list)
     # Durations are not compared: a resumed run has the same history as one that never stopped, but not the same
     # clock.
     seconds: list[float] = field(default_factory=list, compare=False)

@@ -53,7 +53,7 @@ class FitLoop:
         self._last_epoch = (position.fit_start if position.unfinished else position.epoch) + plan.epochs
         self._events = events
         self._report = report
-        self._stepper = Stepper(state, data, plan, events)
+        self._stepper = Stepper(state, data, validation, plan, events, report)
         # Batches since the progress bar was last updated.
         self._unshown = 0
 

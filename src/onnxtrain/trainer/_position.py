@@ -76,6 +76,9 @@ class Plan:
         steps_per_epoch: optimizer steps per epoch; None for a whole pass over the data.
         drop_last: True to leave out an incomplete last batch.
         weighted: True if samples have weights.
+        class_weight: weight of each class in the loss, e.g. [0.6, 3.0]; None for equal weights.
+        stratify: True if the same fraction of each class was split off to validate with.
+        evaluate_every: optimizer steps between two evaluations in the middle of epochs; None for none.
         transform: True if batches are augmented; the function itself cannot be compared after a resume.
     """
 
@@ -90,6 +93,9 @@ class Plan:
     drop_last: bool = False
     weighted: bool = False
     transform: bool = False
+    class_weight: list[float] | None = None
+    stratify: bool = False
+    evaluate_every: int | None = None
 
     def differences(self, other: Plan) -> str:
         """Describes the differences between two plans for a message, e.g. "epochs 6, now 7"."""

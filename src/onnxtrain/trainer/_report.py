@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
@@ -29,6 +31,9 @@ class Report:
 
     def end_epoch(self, epoch: int, epochs: int, record: dict[str, float], rate: float) -> None:
         """Called when an epoch has been recorded."""
+
+    def evaluation(self, values: Mapping[str, float]) -> None:
+        """Called when an evaluation in the middle of an epoch has been recorded."""
 
     def note(self, text: str) -> None:
         """Called with a sentence for the user, e.g. after Ctrl-C."""
@@ -85,6 +90,11 @@ class PlainReport(Report):
     def end_epoch(self, epoch: int, epochs: int, record: dict[str, float], rate: float) -> None:
         """Prints the epoch."""
         self._print(describe_epoch(epoch, epochs, record, rate))
+
+    def evaluation(self, values: Mapping[str, float]) -> None:
+        """Prints the values."""
+        parts = [f"{key} {format_value(value)}" for key, value in values.items() if key.startswith("val_")]
+        self._print("  ".join([f"step {values['step']:,}", *parts]))
 
     def note(self, text: str) -> None:
         """Prints the text."""

@@ -147,13 +147,14 @@ class Snapshot:
 def _copied(position: Position) -> Position:
     """Copies a position so that further steps do not change the copy; entries of the history are never changed."""
     history = position.history
-    # The history's lists are copied, their entries are not: no entry changes once its epoch has ended.
+    # The history's lists are copied, their entries are not: no entry changes once it is there.
     return replace(
         position,
         averages=copy.deepcopy(position.averages),
         history=replace(
             history,
             epochs=list(history.epochs),
+            evaluations=list(history.evaluations),
             seconds=list(history.seconds),
             samples_per_second=list(history.samples_per_second),
         ),

@@ -18,6 +18,7 @@ from onnxtrain.runtime.dtypes import Array, narrow, widen
 from onnxtrain.runtime.lock import ProcessLock
 from onnxtrain.trainer._callbacks import Callback, Events, StepGradients
 from onnxtrain.trainer._position import Plan
+from onnxtrain.trainer._report import Report
 from onnxtrain.trainer._run import Step
 from onnxtrain.trainer._snapshot import FiniteCheck, StatisticsBackup, finite_parameters
 from onnxtrain.trainer._state import TrainingState
@@ -41,19 +42,31 @@ class Stepper:
     Args:
         state: models, tensors and position; the position moves along.
         data: source of the batches; tells their number per epoch.
+        validation: batches to evaluate on every so many steps; None for no validation.
         plan: arguments of the fit.
         events: the callbacks.
+        report: shows the evaluations.
 
     Attributes:
         stepped: True once a step has been taken.
     """
 
-    def __init__(self, state: TrainingState, data: Source, plan: Plan, events: Events) -> None:
+    def __init__(
+        self,
+        state: TrainingState,
+        data: Source,
+        validation: Source | None,
+        plan: Plan,
+        events: Events,
+        report: Report,
+    ) -> None:
         self._state = state
         self._run = state.run
         self._data = data
+        self._validation = validation
         self._plan = plan
         self._events = events
+        self._report = report
         store = self._run.store
         # One run of the training model gives the loss and updates the BatchNorm statistics: to refuse the step the
         # statistics have to be put back.
@@ -79,15 +92,30 @@ class Stepper:
 
     def step(self, batches: Sequence[list[Array]]) -> int:
         """Takes one step on a group of batches and calls the callbacks; returns the number of samples."""
-        # on_step_end is called without the lock: a callback may wait for a thread that needs it.
+        # Callbacks are called without the lock: a callback may wait for a thread that needs it.
         with self._state.lock:
             try:
                 mean = self._update(batches)
             except _Diverged as reason:
                 self._restore_and_raise(str(reason), reason.remedy)
+        # Before on_step_end, where ModelCheckpoint saves: a run that goes on from that save has the evaluation, too.
+        every = self._plan.evaluate_every
+        if self._validation is not None and every is not None and self._state.position.step % every == 0:
+            self._evaluate(self._validation)
         if mean is not None:
             self._events.call(Callback.on_step_end, mean)
         return sum(len(arrays[0]) for arrays in batches)
+
+    def _evaluate(self, validation: Source) -> None:
+        """Evaluates in the middle of an epoch, and records the values."""
+        state, position = self._state, self._state.position
+        values = state.evaluate(validation, "val_")
+        entry: dict[str, float] = {"step": position.step, "epoch": position.epoch + 1, **values}
+        # Another thread may save meanwhile.
+        with state.lock:
+            position.history.evaluations.append(entry)
+        self._report.evaluation(entry)
+        self._events.call(Callback.on_evaluation, entry)
 
     def _update(self, batches: Sequence[list[Array]]) -> float | None:
         """Updates the parameters once; returns the mean loss of the batches, None if no label counts."""

@@ -38,7 +38,16 @@ from onnxtrain.trainer._state import TrainingState, scheduler_settings
 from onnxtrain.trainer._typed import check_integer
 from onnxtrain.trainer._whole_metrics import check_positive, confusion_matrix
 from onnxtrain.trainer._workspace import Workspace
-from onnxtrain.trainer.data import Layout, Options, Pass, TransformFunction, open_source, warn_of_fixed_batch
+from onnxtrain.trainer.data import (
+    ClassWeightedSource,
+    ClassWeights,
+    Layout,
+    Options,
+    Pass,
+    TransformFunction,
+    open_source,
+    warn_of_fixed_batch,
+)
 
 if TYPE_CHECKING:
     from onnxtrain.artifacts import LossSpec, OptimizerSpec
@@ -256,6 +265,9 @@ class Trainer(TrainerProperties):
         transform: TransformFunction | None = None,
         steps_per_epoch: int | None = None,
         drop_last: bool = False,
+        class_weight: ClassWeights = None,
+        stratify: bool = False,
+        evaluate_every: int | None = None,
     ) -> History:
         """Trains, and returns the record of all epochs so far.
 
@@ -289,6 +301,13 @@ class Trainer(TrainerProperties):
                 called in training only; a third argument, or one named `rng`, is a numpy Generator.
             steps_per_epoch: optimizer steps that make an epoch; required for a stream that does not end.
             drop_last: leave out an incomplete last batch of each epoch.
+            class_weight: weight of each class in the training loss, for data with one class label per sample: a dict
+                by class, e.g. `{1: 10.0}` (1 for the others), one weight per class, or "balanced" for n / (k * n_c),
+                where n_c of n samples are of the class c, one of k. Multiplies `sample_weight`. Validation and metrics
+                do not weigh classes.
+            stratify: split off the same fraction of each class for `validation=0.1`.
+            evaluate_every: evaluate on the validation data after every so many optimizer steps, too, e.g. 500, and
+                record it in `history.evaluations`; see :meth:`Callback.on_evaluation`.
 
         Raises:
             InputError: data or arguments do not fit; nothing has been trained.
@@ -299,11 +318,27 @@ class Trainer(TrainerProperties):
         accumulate = check_integer(argument("accumulate"), accumulate)
         if steps_per_epoch is not None:
             steps_per_epoch = check_integer(argument("steps_per_epoch"), steps_per_epoch)
+        if evaluate_every is not None:
+            evaluate_every = check_integer(argument("evaluate_every"), evaluate_every)
+            if validation is None:
+                raise InputError(
+                    f"{argument('evaluate_every', evaluate_every)} needs data to evaluate on: pass "
+                    f"{argument('validation')}."
+                )
         called_back = callback_list(callbacks)
         # Sources count batches, users count steps.
         limit = None if steps_per_epoch is None else steps_per_epoch * accumulate
         user_data = Data(
-            inputs, targets, sample_weight, batch_size, validation, transform, bool(drop_last), limit
+            inputs,
+            targets,
+            sample_weight,
+            batch_size,
+            validation,
+            transform,
+            bool(drop_last),
+            limit,
+            class_weight,
+            bool(stratify),
         )
         state = self._state
         with state.fitting():
@@ -325,6 +360,9 @@ class Trainer(TrainerProperties):
                 drop_last=bool(drop_last),
                 weighted=data.weighted,
                 transform=transform is not None,
+                class_weight=data.weights.tolist() if isinstance(data, ClassWeightedSource) else None,
+                stratify=bool(stratify),
+                evaluate_every=evaluate_every,
             )
             state.position.check(plan)
             state.check_schedule(plan, None if data.batches is None else -(-data.batches // accumulate))
@@ -350,6 +388,8 @@ class Trainer(TrainerProperties):
         sample_weight: Any = None,
         transform: TransformFunction | None = None,
         drop_last: bool = False,
+        class_weight: ClassWeights = None,
+        stratify: bool = False,
     ) -> None:
         """Raises the InputError that :meth:`fit` would raise for this data; changes nothing.
 
@@ -357,7 +397,17 @@ class Trainer(TrainerProperties):
         """
         if isinstance(inputs, Iterator):
             return
-        data = Data(inputs, targets, sample_weight, batch_size, validation, transform, drop_last)
+        data = Data(
+            inputs,
+            targets,
+            sample_weight,
+            batch_size,
+            validation,
+            transform,
+            drop_last,
+            class_weight=class_weight,
+            stratify=stratify,
+        )
         fit_datasets(self._state, data)
 
     def find_learning_rate(

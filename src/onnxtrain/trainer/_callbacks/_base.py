@@ -58,6 +58,12 @@ class Callback:
     def on_step_end(self, trainer: Trainer, loss: float) -> None:
         """Called after each optimizer step with the loss of its samples."""
 
+    def on_evaluation(self, trainer: Trainer, values: Mapping[str, float]) -> None:
+        """Called after each evaluation in the middle of an epoch (`evaluate_every` of :meth:`Trainer.fit`).
+
+        `values` is the last entry of `trainer.history.evaluations`, e.g. {"step": 50, "epoch": 2, "val_loss": 0.4}.
+        """
+
     def on_epoch_end(self, trainer: Trainer, history: History) -> None:
         """Called after each epoch, whose entry is `history.last`; `trainer.stop_training()` ends the fit."""
 

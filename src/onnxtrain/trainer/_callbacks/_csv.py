@@ -24,7 +24,7 @@ class CSVLogger(Logger):
 
     The file of epochs holds the trainer's whole history, also of earlier fits, and is replaced after each epoch.
     Steps are appended to a second file, `log.steps.csv` for `log.csv`. Numbers are written with all digits, so that
-    reading gives the same numbers.
+    reading gives the same numbers. Evaluations in the middle of epochs go to a third file, `log.evaluations.csv`.
 
     Args:
         path: file of the epochs, e.g. "log.csv".
@@ -62,6 +62,14 @@ class CSVLogger(Logger):
     def log_epoch(self, trainer: Trainer, values: Mapping[str, float]) -> None:
         """Writes the history."""
         self._write_epochs(trainer)
+
+    def log_evaluation(self, trainer: Trainer, values: Mapping[str, float]) -> None:
+        """Writes all evaluations in the middle of epochs so far."""
+        evaluations = trainer.history.evaluations
+        # A later fit may have other metrics, and so other columns.
+        keys = list(dict.fromkeys(key for entry in evaluations for key in entry))
+        rows = ([entry.get(key, "") for key in keys] for entry in evaluations)
+        _replace(self.path.with_name(f"{self.path.stem}.evaluations{self.path.suffix}"), [keys, *rows])
 
     def close(self) -> None:
         """Closes the file of steps."""

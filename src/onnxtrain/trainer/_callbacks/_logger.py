@@ -40,6 +40,9 @@ class Logger(Callback):
         """Logs an entry of the history; the epoch ended with the step `trainer.global_step`."""
         raise NotImplementedError
 
+    def log_evaluation(self, trainer: Trainer, values: Mapping[str, float]) -> None:
+        """Logs an evaluation in the middle of an epoch; a logger that does not override it ignores them."""
+
     def close(self) -> None:
         """Ends logging and flushes all entries."""
         raise NotImplementedError
@@ -53,6 +56,10 @@ class Logger(Callback):
         # Counted from the first step of the run, not of the fit: a resumed run logs the same steps.
         if self.every_n_steps is not None and trainer.global_step % self.every_n_steps == 0:
             self.log_step(trainer, {"loss": loss, "learning_rate": trainer.current_learning_rate})
+
+    def on_evaluation(self, trainer: Trainer, values: Mapping[str, float]) -> None:
+        """Logs an evaluation in the middle of an epoch."""
+        self.log_evaluation(trainer, values)
 
     def on_epoch_end(self, trainer: Trainer, history: History) -> None:
         """Logs an epoch."""

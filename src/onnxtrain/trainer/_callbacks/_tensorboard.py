@@ -55,6 +55,10 @@ class TensorBoardLogger(Logger):
         # TensorBoard shows an epoch when it has ended, not when a buffer is full.
         self._writer.flush()
 
+    def log_evaluation(self, trainer: Trainer, values: Mapping[str, float]) -> None:
+        """Adds the values of an evaluation in the middle of an epoch."""
+        self._add("step", trainer, {key: value for key, value in values.items() if key.startswith("val_")})
+
     def _add(self, prefix: str, trainer: Trainer, values: Mapping[str, float]) -> None:
         for key, value in values.items():
             self._writer.add_scalar(f"{prefix}/{key}", value, trainer.global_step)

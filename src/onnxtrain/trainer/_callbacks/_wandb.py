@@ -74,6 +74,10 @@ class WandbLogger(Logger):
         """Logs the values of an epoch."""
         self._log("epoch", trainer, values)
 
+    def log_evaluation(self, trainer: Trainer, values: Mapping[str, float]) -> None:
+        """Logs the values of an evaluation in the middle of an epoch."""
+        self._log("step", trainer, {key: value for key, value in values.items() if key.startswith("val_")})
+
     def _log(self, prefix: str, trainer: Trainer, values: Mapping[str, float]) -> None:
         if trainer.global_step >= self._first:
             # Weights & Biases can then show any value over epochs as well as over steps.

@@ -1,7 +1,12 @@
 """Reads data to train, evaluate and predict on: arrays, tables, data sets and streams, behind one `Source`."""
 
 from onnxtrain.trainer.data._batch_size import dynamic_remedy, static_batch, warn_of_fixed_batch
-from onnxtrain.trainer.data._class_weights import balanced_weights
+from onnxtrain.trainer.data._class_weights import (
+    ClassWeightedSource,
+    ClassWeights,
+    balanced_weights,
+    chosen_weights,
+)
 from onnxtrain.trainer.data._convert import ArrayLike, fill, relaxed
 from onnxtrain.trainer.data._layout import Layout
 from onnxtrain.trainer.data._open import TransformFunction, open_source, split
@@ -10,12 +15,15 @@ from onnxtrain.trainer.data._source import Options, Pass, Source
 
 __all__ = [
     "ArrayLike",
+    "ClassWeightedSource",
+    "ClassWeights",
     "Layout",
     "Options",
     "Pass",
     "Source",
     "TransformFunction",
     "balanced_weights",
+    "chosen_weights",
     "dynamic_remedy",
     "fill",
     "open_source",

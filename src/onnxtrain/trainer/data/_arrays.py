@@ -87,6 +87,9 @@ class ArraySource(IndexedSource):
 
     def _batch(self, selection: slice | Array, epoch: Pass, index: int) -> list[Array]:
         arrays = [np.asarray(array[selection]) for array in self.arrays]
+        # Data without weights that was opened before the models took some.
+        if len(arrays) < len(self.layout.specs):
+            arrays.append(np.ones(len(arrays[0]), self.layout.weight.dtype.storage))
         if self.trusted:
             return self.layout.cast(arrays)
         try:
@@ -102,6 +105,18 @@ class ArraySource(IndexedSource):
         first, last = len(self.layout.inputs), len(self.layout.inputs) + len(self.layout.targets)
         weights = arrays[last] if self.layout.weighted else None
         return Raw(arrays[:first], arrays[first:last], weights)
+
+    def first_target(self) -> Array:
+        """Selects the first target of all samples."""
+        return self._whole(len(self.layout.inputs))
+
+    def sample_weights(self) -> Array | None:
+        """Selects the weights of all samples."""
+        return self._whole(-1) if self.weighted else None
+
+    def _whole(self, index: int) -> Array:
+        array = self.arrays[index]
+        return np.asarray(array if self.chosen is None else array[self.chosen])
 
     def held_out(self, samples: Array) -> ArraySource:
         """Selects some samples to evaluate on, without augmentation."""
@@ -133,8 +148,10 @@ def require_batch(samples: int, size: int, *, drop: bool, fixed: bool) -> None:
     )
 
 
-def split_order(samples: int, fraction: float, seed: int) -> tuple[Array, Array]:
+def split_order(samples: int, fraction: float, seed: int, labels: Array | None = None) -> tuple[Array, Array]:
     """Splits the samples at random: indices to train on, and a `fraction` of all to validate with.
+
+    With `labels`, integers [samples], the fraction is the same for each class, up to rounding.
 
     Raises:
         InputError: The fraction leaves one of the two empty.
@@ -146,5 +163,38 @@ def split_order(samples: int, fraction: float, seed: int) -> tuple[Array, Array]
             f"{'validate with' if count == 0 else 'train on'}; choose one between 0 and 1, or pass (inputs, targets)."
         )
     order = np.random.default_rng([seed, SPLIT]).permutation(samples)
-    # Sorted, so that training without shuffling keeps the order of the data.
-    return np.sort(order[count:]), np.sort(order[:count])
+    if labels is None:
+        # Sorted, so that training without shuffling keeps the order of the data.
+        return np.sort(order[count:]), np.sort(order[:count])
+    chosen = np.zeros(samples, bool)
+    for label, of_class in zip(*_shares(labels, count), strict=True):
+        # In the random order of the samples, so that the seed decides which of a class are chosen.
+        chosen[order[labels[order] == label][:of_class]] = True
+    return np.flatnonzero(~chosen), np.flatnonzero(chosen)
+
+
+def _shares(labels: Array, count: int) -> tuple[Array, Array]:
+    """Divides the number of samples to validate with among the classes, in proportion to their samples.
+
+    Fractions are rounded down, and the rest goes to the classes with the largest remainders.
+
+    Returns:
+        The classes, and the number of each.
+
+    Raises:
+        InputError: a class has one sample only, or there are fewer samples to divide than classes.
+    """
+    classes, counts = np.unique(labels, return_counts=True)
+    # As scikit-learn's train_test_split: a class should be on both sides.
+    if counts.min() < 2 or count < len(classes):
+        raise InputError(
+            f"Splitting off validation data by class: {count} samples are to be split off, and of the {len(classes)} "
+            f"classes the rarest, {classes[counts.argmin()]}, has {counts.min()} in all. Every class needs two, and "
+            "the split one for each class; leave stratify out."
+        )
+    exact = counts * count / counts.sum()
+    shares = np.floor(exact).astype(int)
+    # A stable sort: equal remainders are served in the order of the classes.
+    first = np.argsort(-(exact - shares), kind="stable")[: count - shares.sum()]
+    shares[first] += 1
+    return classes, shares

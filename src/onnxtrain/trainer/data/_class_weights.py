@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from typing import Any
+
 import numpy as np
 
+from onnxtrain.errors import InputError
 from onnxtrain.runtime.dtypes import Array
+from onnxtrain.runtime.manifest import InputSpec
+from onnxtrain.trainer.data._indexed import IndexedSource
+from onnxtrain.trainer.data._layout import Layout
+from onnxtrain.trainer.data._source import Pass, Source
+
+ClassWeights = Any
+"""A mapping of weights by class, one weight per class, or "balanced"."""
 
 
 def balanced_weights(labels: Array, classes: int, sample_weight: Array | None = None) -> Array:
@@ -26,3 +37,162 @@ def balanced_weights(labels: Array, classes: int, sample_weight: Array | None = 
     # 1 in place of 0 only avoids the warning of a division that `where` discards.
     weights = counts.sum() / (np.count_nonzero(occurs) * np.where(occurs, counts, 1))
     return np.where(occurs, weights, 1.0)
+
+
+def require_one_label(layout: Layout, purpose: str) -> InputSpec:
+    """Returns the target, which holds one class label per sample, or one 0 or 1. Raises InputError: it does not."""
+    spec = layout.targets[0] if layout.targets else None
+    shape = None if spec is None else spec.shape
+    # Yes-or-no logits of one output have targets [samples, 1] or [samples].
+    single = shape is not None and (
+        len(shape) == 1 or (len(shape) == 2 and shape[1] == 1 and spec is not None and not spec.class_labels)
+    )
+    if spec is None or not single:
+        received = (
+            "has no target" if spec is None else f"has the target '{spec.name}' of shape {_shown(shape)}"
+        )
+        raise InputError(f"{purpose} needs one class label per sample, and the model {received}.")
+    return spec
+
+
+def _shown(shape: tuple[Any, ...] | None) -> str:
+    return "unknown rank" if shape is None else f"[{', '.join(str(size or '?') for size in shape)}]"
+
+
+def read_labels(source: Source, purpose: str) -> Array:
+    """Reads the class label of each sample, int64 [samples]; `purpose` begins the messages of errors.
+
+    Raises:
+        InputError: the data is a stream, or has not one class label per sample.
+    """
+    spec = require_one_label(source.layout, purpose)
+    if not isinstance(source, IndexedSource):
+        raise InputError(
+            f"{purpose} needs the labels of all samples before training, and a stream of batches gives them during it. "
+            "Pass arrays, a frame or a data set."
+        )
+    # Yes-or-no targets may stand in a column.
+    labels = source.first_target().reshape(-1)
+    if labels.dtype.kind not in "iufb" or (spec.class_labels is None and not np.isin(labels, (0, 1)).all()):
+        raise InputError(f"{purpose} needs class labels, and the target '{spec.name}' holds other values.")
+    return labels.astype(np.int64)
+
+
+def chosen_weights(weights: ClassWeights, source: Source) -> Array:
+    """Computes the weight of each class, float64 [classes].
+
+    Args:
+        weights: "balanced", a mapping by class number, or one weight per class.
+        source: data to train on.
+
+    Raises:
+        InputError: there is no such class, a weight is negative or not finite, or the labels are not known.
+    """
+    spec = require_one_label(source.layout, "class_weight")
+    count = 2 if spec.class_labels is None else spec.class_labels.count
+    if isinstance(weights, str):
+        if weights != "balanced":
+            raise InputError(f"class_weight must be 'balanced', a dict or an array, received {weights!r}.")
+        return _balanced(source, spec, count)
+    if isinstance(weights, Mapping):
+        # Names of classes are known to the command line and to the estimators alone, not to the trainer.
+        if not all(isinstance(key, int | np.integer) and key >= 0 for key in weights):
+            raise InputError(
+                f"class_weight should have numbers of classes as keys, received {list(weights)}."
+            )
+        array = np.ones(count or max(weights, default=0) + 1)
+        if beyond := [int(key) for key in weights if key >= len(array)]:
+            raise InputError(
+                f"class_weight names the classes {beyond}, and there are {count}, counted from 0."
+            )
+        for key, value in weights.items():
+            array[int(key)] = value
+    else:
+        array = np.asarray(weights, np.float64)
+        if array.ndim != 1 or (count is not None and len(array) != count):
+            raise InputError(
+                f"class_weight has shape {list(array.shape)}; give one weight for each of the {count or ''} classes."
+            )
+    if not (np.isfinite(array) & (array >= 0)).all():
+        # A negative weight would raise the loss of a class on purpose.
+        raise InputError(f"class_weight should be finite and not negative, received {array.tolist()}.")
+    return array
+
+
+def _balanced(source: Source, spec: InputSpec, count: int | None) -> Array:
+    """Computes balanced weights, without labels that do not count."""
+    labels = read_labels(source, "class_weight='balanced'")
+    counted = np.ones(len(labels), bool)
+    if spec.class_labels is not None and spec.class_labels.ignore_index is not None:
+        counted = labels != spec.class_labels.ignore_index
+    assert isinstance(source, IndexedSource)
+    sample_weight = source.sample_weights()
+    labels = labels[counted]
+    if not len(labels):
+        raise InputError("class_weight='balanced': no label of the data counts.")
+    of_sample = None if sample_weight is None else sample_weight[counted]
+    return balanced_weights(labels, count or int(labels.max()) + 1, of_sample)
+
+
+class ClassWeightedSource:
+    """Source whose samples have the weights of their classes, times their own weights if they have some.
+
+    Args:
+        source: data to train on.
+        weights: weight of each class, float64 [classes]; labels beyond, such as `ignore_index`, have the weight 1.
+    """
+
+    weighted = True
+
+    def __init__(self, source: Source, weights: Array) -> None:
+        self._source = source
+        self.weights = weights
+
+    @property
+    def layout(self) -> Layout:
+        """Arguments of the model, shared with the data."""
+        return self._source.layout
+
+    @layout.setter
+    def layout(self, layout: Layout) -> None:
+        self._source.layout = layout
+
+    @property
+    def samples(self) -> int | None:
+        """Number of samples; None for a stream."""
+        return self._source.samples
+
+    @property
+    def batch_size(self) -> int | None:
+        """Samples per batch; None if the data comes in batches."""
+        return self._source.batch_size
+
+    @property
+    def batches(self) -> int | None:
+        """Number of batches per epoch; None if only the end of the stream tells."""
+        return self._source.batches
+
+    def begin(self, mark: str | None, *, resumed: bool, epochs: int) -> None:
+        """Prepares the data for a fit."""
+        self._source.begin(mark, resumed=resumed, epochs=epochs)
+
+    def mark(self) -> str | None:
+        """Returns the mark of the data."""
+        return self._source.mark()
+
+    def last(self) -> list[Array] | None:
+        """Reads the incomplete last batch, if there is one."""
+        batch = self._source.last()
+        return None if batch is None else self._weigh(batch)
+
+    def read(self, epoch: Pass, start: int = 0) -> Iterator[list[Array]]:
+        """Yields the batches of an epoch, each with its weights at the end."""
+        # The layout has weights by now, so that data without any gives weights of 1.
+        return (self._weigh(batch) for batch in self._source.read(epoch, start))
+
+    def _weigh(self, arrays: list[Array]) -> list[Array]:
+        *others, weights = arrays
+        labels = others[len(self.layout.inputs)].reshape(-1).astype(np.int64)
+        known = (labels >= 0) & (labels < len(self.weights))
+        of_class = np.where(known, self.weights[np.where(known, labels, 0)], 1.0)
+        return [*others, (weights * of_class).astype(weights.dtype)]

@@ -41,6 +41,14 @@ class IndexedSource(ABC):
         """Counts the samples of the user's data."""
 
     @abstractmethod
+    def first_target(self) -> Array:
+        """Reads the first target of all samples, [samples, ...]."""
+
+    @abstractmethod
+    def sample_weights(self) -> Array | None:
+        """Reads the weights of all samples, [samples]; None if they have none."""
+
+    @abstractmethod
     def held_out(self, samples: Array) -> Self:
         """Selects some samples to evaluate on, without augmentation."""
 

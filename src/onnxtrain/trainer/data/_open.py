@@ -11,6 +11,7 @@ import numpy as np
 from onnxtrain.errors import InputError
 from onnxtrain.trainer.data._arrays import ArraySource, require_batch, split_order
 from onnxtrain.trainer.data._batch_size import static_batch
+from onnxtrain.trainer.data._class_weights import read_labels
 from onnxtrain.trainer.data._convert import names_of
 from onnxtrain.trainer.data._frames import is_frame, is_series
 from onnxtrain.trainer.data._indexed import IndexedSource
@@ -133,18 +134,26 @@ def _is_iterable_dataset(data: object) -> bool:
     return False
 
 
-def split(source: Source, fraction: float, seed: int) -> tuple[Source, Source]:
+def split(source: Source, fraction: float, seed: int, *, stratify: bool = False) -> tuple[Source, Source]:
     """Splits a random `fraction` of the samples off; returns the rest and the fraction.
 
+    Args:
+        source: samples to split.
+        fraction: fraction to split off, e.g. 0.1.
+        seed: seed of the choice.
+        stratify: True to split off the same fraction of each class.
+
     Raises:
-        InputError: The fraction leaves one of the two empty, or no batch to train on; the data is a stream.
+        InputError: The fraction leaves one of the two empty, or no batch to train on; the data is a stream; there is no
+            class label for each sample.
     """
     if not isinstance(source, IndexedSource):
         raise InputError(
             f"validation={fraction} cannot be split off a stream of batches, of which only the end tells how many "
             "there are. Pass data to validate with: validation=(inputs, targets), or another stream."
         )
-    training, held_out = split_order(source.samples, fraction, seed)
+    labels = read_labels(source, "stratify=True") if stratify else None
+    training, held_out = split_order(source.samples, fraction, seed, labels)
     rest = source.take(training)
     # The split may leave fewer samples than one batch takes.
     fixed = static_batch(source.layout.specs) is not None

@@ -14,7 +14,7 @@ from onnxtrain.runtime.dtypes import Array
 from onnxtrain.trainer.data._arrays import require_batch
 from onnxtrain.trainer.data._batch_size import check_batch_size
 from onnxtrain.trainer.data._indexed import IndexedSource
-from onnxtrain.trainer.data._layout import Layout
+from onnxtrain.trainer.data._layout import Layout, Raw
 from onnxtrain.trainer.data._random import seeded
 from onnxtrain.trainer.data._source import STREAM, Options, Pass, order_of
 from onnxtrain.trainer.data._tokens import Padding
@@ -102,6 +102,27 @@ class SampleSource(IndexedSource):
             return self.layout.convert(raw)
         except InputError as error:
             raise InputError(f"{epoch.place(index)} (samples {_shown(indices)}): {error}") from error
+
+    def first_target(self) -> Array:
+        """Reads all samples once for their first target."""
+        targets = [np.asarray(raw.targets[0]) for raw in self._raw_batches()]
+        return np.concatenate(targets)
+
+    def sample_weights(self) -> Array | None:
+        """Reads all samples once for their weights."""
+        if not self.weighted:
+            return None
+        return np.concatenate([np.asarray(raw.weights) for raw in self._raw_batches()])
+
+    def _raw_batches(self) -> Iterator[Raw]:
+        """Yields the samples in their order, without augmentation of batches."""
+        order = np.arange(self._size()) if self.chosen is None else self.chosen
+        for first in range(0, len(order), self.batch_size):
+            indices = order[first : first + self.batch_size].tolist()
+            # Random numbers of samples that are read for their labels alone must not move the program's generators.
+            with seeded(0, STREAM):
+                samples = _fetch(self.dataset, indices)
+            yield self.layout.arrays(self.layout.batch(self._joined(samples, indices)))
 
     def held_out(self, samples: Array) -> SampleSource:
         """Selects some samples to evaluate on, without augmentation of batches."""

@@ -20,6 +20,7 @@ from onnxtrain.trainer._callbacks import (
 from onnxtrain.trainer._finder import LearningRateRange
 from onnxtrain.trainer._history import History
 from onnxtrain.trainer._metrics import METRICS, Metric
+from onnxtrain.trainer._mixing import CutMix, MixUp
 from onnxtrain.trainer._trainer import Trainer
 from onnxtrain.trainer.data import pack_tokens
 
@@ -29,11 +30,13 @@ __all__ = [
     "SCHEDULES",
     "CSVLogger",
     "Callback",
+    "CutMix",
     "EarlyStopping",
     "History",
     "LearningRateRange",
     "Logger",
     "Metric",
+    "MixUp",
     "ModelCheckpoint",
     "ReduceLROnPlateau",
     "StepGradients",

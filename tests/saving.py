@@ -87,7 +87,7 @@ class Marker(Callback):
     def on_epoch_end(self, trainer: Trainer, history: Any) -> None:
         mark(trainer.state, len(history))
         if trainer._state.average is not None:
-            trainer._state.average.update(first=True)  # marked as well
+            trainer._state.average.update(1.0)  # marked as well
 
 
 def look_at_run(trainer: Trainer) -> int:

@@ -7,6 +7,7 @@ import onnxtrain._desk  # noqa: F401  # isort: skip
 from onnxtrain.schedules import SCHEDULES
 from onnxtrain.trainer._callbacks import (
     SAM,
+    SWA,
     Callback,
     CSVLogger,
     EarlyStopping,
@@ -28,6 +29,7 @@ __all__ = [
     "METRICS",
     "SAM",
     "SCHEDULES",
+    "SWA",
     "CSVLogger",
     "Callback",
     "CutMix",

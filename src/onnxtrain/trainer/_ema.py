@@ -1,4 +1,4 @@
-"""Keeps exponential moving averages of trained parameters and BatchNorm statistics (`ema_decay`)."""
+"""Keeps moving averages of trained parameters and BatchNorm statistics: of `ema_decay`, and of the callback `SWA`."""
 
 from __future__ import annotations
 
@@ -34,18 +34,16 @@ def check_decay(decay: float | None) -> float | None:
 
 
 class MovingAverage:
-    """Averages of trained parameters and BatchNorm statistics: `decay * average + (1 - decay) * value`.
+    """Averages of trained parameters and BatchNorm statistics: `(1 - share) * average + share * value`.
 
-    The first update copies the values, as `torch.optim.swa_utils.AveragedModel` does. Averages of
+    The first update, with a share of 1, copies the values, as `torch.optim.swa_utils.AveragedModel` does. Averages of
     float16 and bfloat16 are float32: a change of (1 - 0.999) of a value would be rounded away in half precision.
 
     Args:
         store: tensors of the run.
-        decay: fraction of the average that an update keeps, e.g. 0.999.
     """
 
-    def __init__(self, store: Store, decay: float) -> None:
-        self.decay = decay
+    def __init__(self, store: Store) -> None:
         self._values = {
             **{
                 f"parameter/{name}": store.parameters[name]
@@ -68,18 +66,18 @@ class MovingAverage:
         """True while the averages have replaced the values."""
         return self._applied
 
-    def update(self, *, first: bool) -> None:
-        """Updates the averages by the current values; `first` starts from the values alone."""
+    def update(self, share: float) -> None:
+        """Updates the averages by the current values, which get a share, e.g. 0.001 for a decay of 0.999."""
         for key, average in self.buffers.items():
             value = widen(self._values[key].read(), self._values[key].dtype)
-            if first:
+            if share == 1:
                 average.write(value)
                 continue
             array = average.read()
             # In this form an average of equal values stays exactly equal; the weighted sum of the class docstring
             # would round.
             change = value - array
-            change *= array.dtype.type(1.0 - self.decay)
+            change *= array.dtype.type(share)
             np.add(array, change, out=array)
 
     @contextlib.contextmanager
@@ -93,20 +91,28 @@ class MovingAverage:
         kept: dict[str, Array] = {key: value.read().copy() for key, value in self._values.items()}
         self._applied = True
         try:
-            for key, value in self._values.items():
-                value.write(narrow(self.buffers[key].read(), value.dtype))
+            self.put()
             yield
         finally:
             for key, value in self._values.items():
                 value.write(kept[key])
             self._applied = False
 
-    def write(self, file: BinaryIO) -> None:
-        """Writes the averages."""
-        write_tensors(file, self.buffers, _FORMAT)
+    def put(self) -> None:
+        """Replaces the values by the averages for good."""
+        for key, value in self._values.items():
+            value.write(narrow(self.buffers[key].read(), value.dtype))
 
-    def read(self, path: Path) -> None:
-        """Reads the averages of :meth:`write`. Raises CheckpointError: missing, damaged, or of another model."""
+    def write(self, file: BinaryIO, **notes: str) -> None:
+        """Writes the averages, with notes such as the number of updates."""
+        write_tensors(file, self.buffers, _FORMAT | notes)
+
+    def read(self, path: Path) -> dict[str, str]:
+        """Reads the averages of :meth:`write`; returns the notes.
+
+        Raises:
+            CheckpointError: the file is missing, damaged, or of another model.
+        """
         with verification(f"'{path}'"):
             metadata, tensors = read_tensors(str(path))
         if metadata.get("format") != _FORMAT["format"] or _kinds(tensors) != _kinds(self.buffers):
@@ -115,6 +121,7 @@ class MovingAverage:
             )
         for key, buffer in self.buffers.items():
             buffer.write(tensors[key].read())
+        return metadata
 
 
 def _kinds(buffers: Mapping[str, Buffer]) -> dict[str, tuple[str, tuple[int, ...]]]:

@@ -33,6 +33,9 @@ from onnxtrain.trainer.data import Pass, Source
 BEST = "best"
 """File of the trainer's directory with the parameters of the best epoch."""
 
+SWA_AVERAGE = "swa"
+"""File of the trainer's directory with the averages of the callback `SWA`."""
+
 _log = logging.getLogger("onnxtrain")
 
 
@@ -70,6 +73,7 @@ class TrainingState:
         task: meaning of predictions and targets, for the metrics.
         metrics: metrics that are recorded beside the loss.
         validating: True while a fit with validation data is under way.
+        training_data: data of the fit under way; None between fits.
         guard: allows one fit at a time.
         resume_hint: sentence shown after Ctrl-C; `{}` stands for the directory.
     """
@@ -90,8 +94,9 @@ class TrainingState:
         self.schedule = schedule
         self.average = None
         if settings.ema_decay is not None:
-            self.average = MovingAverage(run.store, settings.ema_decay)
+            self.average = MovingAverage(run.store)
         self.validating = False
+        self.training_data: Source | None = None
         self.guard = FitGuard(run.lock)
         self.resume_hint = "Trainer.resume('{}') and the same fit go on."
         # A model that computes its loss from its inputs alone has nothing to compare a prediction with.
@@ -272,8 +277,10 @@ class TrainingState:
 
     def update_average(self) -> None:
         """Updates the moving averages after a step, if there are any."""
-        if self.average is not None:
-            self.average.update(first=self.position.averaged == 0)
+        decay = self.settings.ema_decay
+        if self.average is not None and decay is not None:
+            # The first values are the average.
+            self.average.update(1.0 - decay if self.position.averaged else 1.0)
             self.position.averaged += 1
 
     @contextlib.contextmanager
@@ -315,7 +322,7 @@ class TrainingState:
         # The position is a property of the checkpoint, not a file beside it: one rename saves both.
         self.run.state.properties[PROPERTY] = self.position.to_json(self.settings)
         try:
-            self.run.save(target, companions=[BEST], write_more=self._write_more)
+            self.run.save(target, companions=[BEST], write_more=lambda files: self._write_more(files, target))
         except (OSError, ValueError) as error:
             raise CheckpointError(
                 f"Saving the run to '{target}' failed: {error}. Check that it is a directory, is writable and "
@@ -323,11 +330,15 @@ class TrainingState:
             ) from error
         remove_other_predictions(target, self.position)
 
-    def _write_more(self, files: FileSet) -> None:
+    def _write_more(self, files: FileSet, target: Path) -> None:
         write_predictions(files, self.position)
         if self.average is not None and self.position.averaged:
             with files.open(AVERAGE) as file:
                 self.average.write(file)
+        # In the trainer's own directory the callback has written them.
+        averages = self.directory / SWA_AVERAGE
+        if averages.is_file() and target.resolve() != self.directory.resolve():
+            files.copy(averages, SWA_AVERAGE)
 
     def save_and_keep(self) -> Path:
         """Saves into the trainer's own directory, and keeps that if it was temporary."""

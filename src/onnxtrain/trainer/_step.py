@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import math
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NoReturn
 
 import numpy as np
@@ -17,9 +17,9 @@ from onnxtrain.errors import DivergenceError, InputError
 from onnxtrain.runtime.dtypes import Array, narrow, widen
 from onnxtrain.runtime.lock import ProcessLock
 from onnxtrain.trainer._callbacks import Callback, Events, StepGradients
-from onnxtrain.trainer._position import Plan
+from onnxtrain.trainer._position import Plan, Position
 from onnxtrain.trainer._report import Report
-from onnxtrain.trainer._run import Step
+from onnxtrain.trainer._run import Run, Step
 from onnxtrain.trainer._snapshot import FiniteCheck, StatisticsBackup, finite_parameters
 from onnxtrain.trainer._state import TrainingState
 from onnxtrain.trainer.data import Source
@@ -31,6 +31,26 @@ _SNAPSHOT_STEPS = 100
 # lock is held from seeding it to the end of the run that draws from it: otherwise Dropout would depend on the other
 # thread.
 _generator = ProcessLock()
+
+
+@contextlib.contextmanager
+def drawing(run: Run, position: Position, index: int) -> Iterator[None]:
+    """Seeds what Dropout draws from in a run of the training model, so that it resumes exactly.
+
+    Args:
+        run: models of the run.
+        position: place in the training, from which the seed derives.
+        index: number of the batch within the step.
+    """
+    # Fits of models without Dropout need not wait for each other.
+    with _generator if run.draws else contextlib.nullcontext():
+        # Models of the portable profile draw from numbers that they are fed. The batch's place counts the runs, so that
+        # gradients that are computed again have the same masks.
+        run.module.seed, run.store.runs = position.seed, index
+        numbers = struct.pack("<4q", position.seed, position.epoch, position.batch, index)
+        # ONNX Runtime keeps 31 bits of the seed.
+        ort.set_seed(int.from_bytes(hashlib.blake2b(numbers, digest_size=4).digest(), "little") >> 1)
+        yield
 
 
 class Stepper:
@@ -74,8 +94,6 @@ class Stepper:
         gradients = store.all_gradients()
         self._finite = FiniteCheck([*gradients, *store.statistics.values()])
         self._finite_gradients = FiniteCheck(gradients)
-        # Fits of models without Dropout need not wait for each other.
-        self._drawing = _generator if self._run.draws else contextlib.nullcontext()
         self._since_snapshot = 0
         self.stepped = False
         # The training model adds up gradients in the dtype of the parameter. Sums of bfloat16, which has 8 bits,
@@ -168,8 +186,7 @@ class Stepper:
                 if last not in (0, count):
                     self._scale_gradients(last / count)
                 last, total = count, total + count
-            with self._drawing:
-                self._seed(index)
+            with drawing(self._run, self._state.position, index):
                 loss, outputs = self._run.step(arrays, training=True)
             if not math.isfinite(loss):
                 self._require_labels(arrays)
@@ -179,16 +196,6 @@ class Stepper:
         if last != total:
             self._scale_gradients(last / total)
         return done, losses / total if total else losses if done else math.nan
-
-    def _seed(self, index: int) -> None:
-        """Seeds what Dropout draws from by the trainer's seed and the position, so that it resumes exactly."""
-        position = self._state.position
-        # Models of the portable profile draw from numbers that they are fed. The batch's place counts the runs, so that
-        # gradients that are computed again have the same masks.
-        self._run.module.seed, self._run.store.runs = position.seed, index
-        numbers = struct.pack("<4q", position.seed, position.epoch, position.batch, index)
-        # ONNX Runtime keeps 31 bits of the seed.
-        ort.set_seed(int.from_bytes(hashlib.blake2b(numbers, digest_size=4).digest(), "little") >> 1)
 
     def _require_labels(self, arrays: Sequence[Array]) -> None:
         """Raises _Diverged with a clear reason if all labels of a batch are ignored."""

@@ -367,7 +367,7 @@ class Trainer(TrainerProperties):
             state.position.check(plan)
             state.check_schedule(plan, None if data.batches is None else -(-data.batches // accumulate))
             weigh(state, data, held_out, for_fit=True)
-            state.validating = held_out is not None
+            state.validating, state.training_data = held_out is not None, data
             warn_of_fixed_batch(state.run.batch_size, data.samples)
             events = Events(called_back, self)
             try:
@@ -376,6 +376,9 @@ class Trainer(TrainerProperties):
                 # Loggers close their files for KeyboardInterrupt and SystemExit, too.
                 events.call(Callback.on_exception, error)
                 raise
+            finally:
+                # Data may be large; the trainer keeps none of it.
+                state.training_data = None
         return self.history
 
     def check_data(

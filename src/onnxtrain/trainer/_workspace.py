@@ -18,7 +18,7 @@ from onnxtrain.trainer._directory_lock import DirectoryLock
 from onnxtrain.trainer._run import CHECKPOINT
 
 # Files that only some runs have: a new run without them must not inherit those of an earlier one.
-_OF_A_RUN = ("best", "average", "predictions-*.npz")
+_OF_A_RUN = ("best", "average", "swa", "predictions-*.npz")
 
 
 class Workspace:

@@ -10,11 +10,13 @@ from onnxtrain.trainer._callbacks._events import Events, callback_list
 from onnxtrain.trainer._callbacks._logger import Logger
 from onnxtrain.trainer._callbacks._plateau import ReduceLROnPlateau
 from onnxtrain.trainer._callbacks._sam import SAM
+from onnxtrain.trainer._callbacks._swa import SWA
 from onnxtrain.trainer._callbacks._tensorboard import TensorBoardLogger
 from onnxtrain.trainer._callbacks._wandb import WandbLogger
 
 __all__ = [
     "SAM",
+    "SWA",
     "CSVLogger",
     "Callback",
     "EarlyStopping",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 from onnxtrain.errors import InputError
 from onnxtrain.trainer._callbacks._base import Callback
 from onnxtrain.trainer._callbacks._early_stopping import EarlyStopping
+from onnxtrain.trainer._callbacks._swa import SWA
 
 if TYPE_CHECKING:
     from onnxtrain.trainer._trainer import Trainer
@@ -49,4 +50,10 @@ def callback_list(callbacks: Iterable[Callback] | None) -> list[Callback]:
     # Both would write the file `best`, and both would restore its parameters.
     if sum(isinstance(entry, EarlyStopping) and entry.restore_best for entry in listed) > 1:
         raise InputError("Only one EarlyStopping can have restore_best=True: there is one set of parameters.")
+    if any(isinstance(entry, SWA) for entry in listed) and any(
+        isinstance(entry, EarlyStopping) and entry.restore_best for entry in listed
+    ):
+        raise InputError(
+            "SWA and EarlyStopping(restore_best=True) both set the parameters at the end. Choose one."
+        )
     return listed

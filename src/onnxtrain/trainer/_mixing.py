@@ -56,6 +56,7 @@ class _Mixing(ABC):
 
     def _soft(self, targets: Any) -> Array:
         """One-hot encodes class labels; leaves targets in floating point as they are."""
+        # Targets of one-hot classes, of yes-or-no logits and of a regression are mixed alike.
         array = np.asarray(targets)
         if array.dtype.kind == "f":
             return array
@@ -143,6 +144,7 @@ class CutMix(_Mixing):
         for size in (height, width):
             half, center = int(size * ratio) // 2, int(rng.integers(size))
             spans.append(slice(max(center - half, 0), min(center + half, size)))
+        # A copy: a box that was pasted already must not be pasted on to a third image.
         mixed = inputs.copy()
         mixed[..., spans[0], spans[1]] = inputs[partner][..., spans[0], spans[1]]
         area = (spans[0].stop - spans[0].start) * (spans[1].stop - spans[1].start)

@@ -7,7 +7,7 @@ trained, `_loop` and `_step` train it, `_run` runs the models, `_datasets` and `
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import fields, replace
 from pathlib import Path
@@ -29,6 +29,7 @@ from onnxtrain.trainer._finder import LearningRateRange, find_range
 from onnxtrain.trainer._history import History
 from onnxtrain.trainer._loop import FitLoop
 from onnxtrain.trainer._metrics import MetricSpec, make_metrics
+from onnxtrain.trainer._model_card import write_model_card
 from onnxtrain.trainer._position import CUSTOM, MOST_THREADS, Plan, Position, Settings
 from onnxtrain.trainer._probabilities import probabilities
 from onnxtrain.trainer._properties import TrainerProperties
@@ -584,6 +585,44 @@ class Trainer(TrainerProperties):
             self._state.run.export(
                 path, outputs if outputs is None or isinstance(outputs, str) else list(outputs)
             )
+
+    def model_card(
+        self,
+        path: str | os.PathLike[str],
+        title: str,
+        *,
+        description: str = "",
+        license: str | None = None,
+        tags: Sequence[str] = (),
+        results: Mapping[str, Mapping[str, float]] | None = None,
+        model: str = "model.onnx",
+    ) -> None:
+        """Writes a model card: a README.md with the model, sizes of the data, options, metrics and versions.
+
+        Its metadata is that of the Hugging Face Hub, which shows the results beside the model.
+
+        Args:
+            path: file to write, or directory of the README.md.
+            title: name of the model, e.g. "digits".
+            description: text about purpose, data and limits; Markdown.
+            license: identifier of a licence, e.g. "apache-2.0"; None leaves it out.
+            tags: further tags besides "onnx" and "onnxtrain", e.g. ["image-classification"].
+            results: values by name of the data, e.g. `{"the test set": trainer.evaluate(x, y)}`.
+            model: name of the exported file, for the example in the card.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        write_model_card(
+            self,
+            path,
+            title,
+            description=description,
+            license=license,
+            tags=tags,
+            results=results,
+            model=model,
+        )
 
 
 def _threads(threads: int | None) -> int | None:

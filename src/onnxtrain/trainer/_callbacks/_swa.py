@@ -114,6 +114,7 @@ class SWA(Callback):
         """Replaces the parameters by their averages, unless the fit was interrupted and will go on."""
         from onnxtrain.trainer._renew_statistics import renew_statistics
 
+        # A fit that a callback ended early before the first averaged epoch keeps its parameters.
         state = trainer._state
         if history.stopped == "interrupted" or not self._count:
             return

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from onnxtrain.trainer._callbacks._logger import Logger
+from onnxtrain.trainer._callbacks._settings import run_settings
 from onnxtrain.trainer._optional import optional
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class WandbLogger(Logger):
             # "allow": the run may have been deleted on the server, or was logged offline.
             if PROPERTY in properties:
                 options |= {"id": str(properties[PROPERTY]), "resume": "allow"}
-            self._run = self._wandb.init(config={**_settings(trainer), **self._config}, **options)
+            self._run = self._wandb.init(config={**run_settings(trainer), **self._config}, **options)
         properties[PROPERTY] = str(self._run.id)
         # Weights & Biases ignores values of steps that it has already, with a warning for each.
         self._first = int(self._run.starting_step)
@@ -89,17 +89,3 @@ class WandbLogger(Logger):
         if self._run is not None and self._own:
             self._run.finish()
         self._run = None
-
-
-def _settings(trainer: Trainer) -> dict[str, Any]:
-    """Collects the settings of the trainer and of the fit under way."""
-    state = trainer._state
-    plan = {} if trainer.last_fit is None else dataclasses.asdict(trainer.last_fit)
-    optimizer = trainer.manifest.optimizer
-    return {
-        **dataclasses.asdict(state.settings),
-        **plan,
-        "optimizer": None if optimizer is None else optimizer.type,
-        "learning_rate": trainer.learning_rate,
-        "seed": state.position.seed,
-    }

@@ -1,0 +1,168 @@
+"""Writes a model card: a README.md that says what a model computes, how it was trained, and how good it is."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnxruntime as ort
+
+import onnxtrain
+from onnxtrain.runtime.atomic import replace_file
+from onnxtrain.trainer._callbacks._settings import run_settings
+from onnxtrain.trainer._report import format_value
+
+if TYPE_CHECKING:
+    from onnxtrain.trainer._trainer import Trainer
+
+# Settings that have a row of their own, or say nothing to a reader.
+_TOLD = frozenset({"prediction", "random", "samples", "validation", "threads", "metrics"})
+
+
+def write_model_card(
+    trainer: Trainer,
+    path: str | os.PathLike[str],
+    title: str,
+    *,
+    description: str,
+    license: str | None,
+    tags: Sequence[str],
+    results: Mapping[str, Mapping[str, float]] | None,
+    model: str,
+) -> None:
+    """Writes the file of :meth:`Trainer.model_card`."""
+    lines = [
+        *_front_matter(title, license, tags, results or {}),
+        f"# {title}",
+        "",
+        *([description, ""] if description else []),
+        *_of_model(trainer, model),
+        *_of_training(trainer),
+        *_of_results(trainer, results or {}),
+        *_versions(),
+    ]
+    # The Hub looks for this name.
+    target = Path(path)
+    with replace_file(target / "README.md" if target.is_dir() else target) as file:
+        file.write("\n".join(lines).encode())
+
+
+def _front_matter(
+    title: str, license: str | None, tags: Sequence[str], results: Mapping[str, Mapping[str, float]]
+) -> list[str]:
+    """Writes the metadata that the Hugging Face Hub reads, as YAML."""
+    # JSON is YAML: a title with a colon or a quote needs no rules of its own.
+    entries: dict[str, Any] = {"library_name": "onnx", "tags": ["onnx", "onnxtrain", *tags]}
+    if license is not None:
+        entries["license"] = license
+    measured = [
+        {
+            "task": {"type": "other"},
+            "dataset": {"name": name, "type": name},
+            # The Hub takes finite numbers only, and NaN is no JSON.
+            "metrics": [{"type": key, "value": v} for key, v in values.items() if math.isfinite(v)],
+        }
+        for name, values in results.items()
+    ]
+    if measured:
+        entries["model-index"] = [{"name": title, "results": measured}]
+    return [
+        "---",
+        *(f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in entries.items()),
+        "---",
+        "",
+    ]
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
+    # A bar would begin a new column.
+    lines = [[str(cell).replace("|", "\\|") for cell in row] for row in (header, *rows)]
+    lines.insert(1, ["---"] * len(header))
+    return [f"| {' | '.join(line)} |" for line in lines] + [""]
+
+
+def _of_model(trainer: Trainer, model: str) -> list[str]:
+    """Writes inputs, outputs and the number of parameters, and how to run the file."""
+    manifest = trainer.manifest
+    rows = [(spec.name, spec.dtype.name, _shape(spec.shape)) for spec in manifest.inputs]
+    store = trainer.state._store
+    sizes = {name: math.prod(store.parameters[name].shape) for name in store.parameters}
+    trained = sum(sizes[name] for name in store.trainable)
+    # "..." stands for arrays: the card does not know where the reader's data comes from.
+    feeds = ", ".join(f"{spec.name!r}: ..." for spec in manifest.inputs)
+    code = [
+        "import onnxruntime",
+        "",
+        f"session = onnxruntime.InferenceSession({model!r})",
+        f"outputs = session.run({trainer.outputs!r}, {{{feeds}}})",
+    ]
+    return [
+        "## The model",
+        "",
+        f"An ONNX file with {sum(sizes.values()):,} parameters, of which {trained:,} were trained. Outputs: "
+        f"{', '.join(f'`{name}`' for name in trainer.outputs)}.",
+        "",
+        *_table(("input", "dtype", "shape"), rows),
+        "```python",
+        *code,
+        "```",
+        "",
+    ]
+
+
+def _shape(shape: Sequence[object] | None) -> str:
+    return "unknown" if shape is None else f"[{', '.join(str(size or '?') for size in shape)}]"
+
+
+def _of_training(trainer: Trainer) -> list[str]:
+    """Writes the sizes of the data and the options."""
+    plan = trainer.last_fit
+    rows: list[tuple[str, object]] = []
+    if plan is not None:
+        rows.append(("samples", "a stream" if plan.samples is None else f"{plan.samples:,}"))
+        if isinstance(plan.validation, float):
+            rows.append(("validation", f"{plan.validation:g} of the samples, split off"))
+        elif plan.validation is not None:
+            rows.append(("validation", f"{plan.validation:,} samples" if plan.validation else "a stream"))
+    rows.append(("optimizer steps", f"{trainer.global_step:,}"))
+    for name, value in run_settings(trainer).items():
+        # What was left at "none" or "off" says nothing.
+        if name == "seed" or (name not in _TOLD and value not in (None, False, "", {}, [])):
+            rows.append((name.replace("_", " "), value))
+    told = f"Trained with onnxtrain in {len(trainer.history)} epochs."
+    return ["## Training", "", told, "", *_table(("option", "value"), rows)]
+
+
+def _of_results(trainer: Trainer, results: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """Writes the values of the last epoch and those of the data sets that were evaluated."""
+    lines = ["## Results", ""]
+    for name, values in results.items():
+        lines += [
+            f"On {name}:",
+            "",
+            *_table(("metric", "value"), [(k, format_value(v)) for k, v in values.items()]),
+        ]
+    # Last, as the parameters moved during that epoch, and the model is usually exported after it.
+    last = {
+        key: value for key, value in trainer.history.last.items() if key not in ("epoch", "learning_rate")
+    }
+    if last:
+        lines += ["In the last epoch of training:", ""]
+        lines += _table(("metric", "value"), [(key, format_value(value)) for key, value in last.items()])
+    return lines
+
+
+def _versions() -> list[str]:
+    versions = {
+        "onnxtrain": onnxtrain.__version__,
+        "onnxruntime": ort.__version__,
+        "numpy": np.__version__,
+        "Python": platform.python_version(),
+    }
+    return ["## Versions", "", *_table(("package", "version"), list(versions.items()))]

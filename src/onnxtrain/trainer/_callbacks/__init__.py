@@ -8,6 +8,8 @@ from onnxtrain.trainer._callbacks._csv import CSVLogger
 from onnxtrain.trainer._callbacks._early_stopping import EarlyStopping
 from onnxtrain.trainer._callbacks._events import Events, callback_list
 from onnxtrain.trainer._callbacks._logger import Logger
+from onnxtrain.trainer._callbacks._mlflow import MLflowLogger
+from onnxtrain.trainer._callbacks._optuna import OptunaPruning
 from onnxtrain.trainer._callbacks._plateau import ReduceLROnPlateau
 from onnxtrain.trainer._callbacks._sam import SAM
 from onnxtrain.trainer._callbacks._swa import SWA
@@ -22,7 +24,9 @@ __all__ = [
     "EarlyStopping",
     "Events",
     "Logger",
+    "MLflowLogger",
     "ModelCheckpoint",
+    "OptunaPruning",
     "ReduceLROnPlateau",
     "StepGradients",
     "TensorBoardLogger",

@@ -212,6 +212,11 @@ def test_models_that_do_not_fit_are_refused() -> None:
 
     with pytest.raises(InputError, match="takes models of one input, received left, right"):
         OnnxRegressor(two_inputs()).fit(x, x[:, 0])
+    for sizes in (8, (8, 0), (2.5,), "8"):
+        with pytest.raises(
+            ValueError, match=r"hidden_layer_sizes must hold positive integers, e\.g\. \(100,\)"
+        ):
+            OnnxClassifier(hidden_layer_sizes=sizes).fit(x, y)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="too large for float32"):
         OnnxClassifier(dtype="float32").fit(x * 1e39, y)
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 
 from onnxtrain import EarlyStopping, Trainer
@@ -31,6 +33,26 @@ def descend(
 
 def parameters(trainer: Trainer) -> tuple[np.ndarray, np.ndarray]:
     return trainer.parameters["w"].data, trainer.parameters["b"].data
+
+
+def test_a_path_a_proto_and_a_model_of_onnx_ir_train_alike(tmp_path: Path) -> None:
+    problem = problems.line()
+    onnx.save(problem.model, tmp_path / "line.onnx")
+    graph = ir.from_proto(problem.model)
+    before = [model.SerializeToString() for model in (problem.model, ir.to_proto(graph))]
+    models = [
+        tmp_path / "line.onnx",
+        str(tmp_path / "line.onnx"),
+        problem.model,
+        graph,
+    ]
+    trainers = [Trainer(model, "mse", learning_rate=0.05) for model in models]
+    for trainer in trainers:
+        trainer.fit(problem.x, problem.y, epochs=2, verbose=False)
+        for values, expected in zip(parameters(trainer), parameters(trainers[0]), strict=True):
+            np.testing.assert_array_equal(values, expected)
+    # The models are not changed.
+    assert [model.SerializeToString() for model in (problem.model, ir.to_proto(graph))] == before
 
 
 @pytest.mark.parametrize(("size", "accumulate"), [(8, 1), (16, 1), (16, 2), (12, 3), (7, 4), (100, 1)])

@@ -13,6 +13,7 @@ import pytest
 
 from onnxtrain import CSVLogger, TensorBoardLogger, Trainer, WandbLogger
 from onnxtrain.errors import DivergenceError, InputError, MissingPackageError
+from onnxtrain.trainer import MLflowLogger, OptunaPruning
 from trainer import problems
 from trainer.problems import AtEachStep
 from trainer.test_resume import FIT
@@ -267,8 +268,18 @@ def test_a_fit_that_fails_closes_its_loggers(wandb: FakeWandb, tmp_path: Path) -
             lambda: TensorBoardLogger("there"),
             r"TensorBoardLogger needs tensorboardX, which is not installed: pip install 'onnxtrain\[tensorboard\]'",
         ),
+        (
+            ["mlflow"],
+            MLflowLogger,
+            r"MLflowLogger needs mlflow, which is not installed: pip install 'onnxtrain\[mlflow\]'",
+        ),
+        (
+            ["optuna"],
+            lambda: OptunaPruning(None),
+            r"OptunaPruning needs optuna, which is not installed: pip install 'onnxtrain\[optuna\]'",
+        ),
     ],
-    ids=["wandb", "tensorboard"],
+    ids=["wandb", "tensorboard", "mlflow", "optuna"],
 )
 def test_missing_packages_are_named(
     modules: list[str], make_logger: Any, message: str, monkeypatch: pytest.MonkeyPatch

@@ -152,9 +152,16 @@ class OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
             InputError: the model has several inputs, or takes a fixed number of samples.
         """
         if self.model is None:
+            hidden = self.hidden_layer_sizes
+            if isinstance(hidden, int | str) or any(
+                not isinstance(n, int | np.integer) or n < 1 for n in hidden
+            ):
+                raise ValueError(
+                    f"hidden_layer_sizes must hold positive integers, e.g. (100,), received {hidden!r}."
+                )
             # As scikit-learn's own perceptrons: float32 for float32 data, else float64.
             dtype = np.dtype(self.dtype or (np.float32 if x.dtype == np.float32 else np.float64))
-            return perceptron(x.shape[1], tuple(self.hidden_layer_sizes), outputs, dtype, seed), dtype
+            return perceptron(x.shape[1], [int(n) for n in hidden], outputs, dtype, seed), dtype
         model = canonicalize(load_model(self.model))
         if len(model.graph.inputs) != 1:
             names = ", ".join(str(value.name) for value in model.graph.inputs)

@@ -195,6 +195,36 @@ def test_fine_tunes_a_model_and_replaces_its_head(kind: str, tmp_path: Path) -> 
         estimator.predict(x[:, :1])
 
 
+def test_a_softmax_at_the_end_is_left_out_and_a_sigmoid_of_a_regression_is_not(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    x, y = iris()
+    text = """<ir_version: 10, opset_import: ["": 21]>
+        net (float[n, 4] x) => (float[n, 3] y) <float[4, 3] w = {W}> { z = MatMul(x, w) y = FUNCTION(z) }"""
+    numbers = np.random.default_rng(0).standard_normal(12)
+    values = ", ".join(f"{number:.3f}" for number in numbers)
+    softmax, sigmoid = (
+        onnx.parser.parse_model(text.replace("W", values).replace("FUNCTION", f))
+        for f in ("Softmax", "Sigmoid")
+    )
+    frozen = {"epochs": 1, "learning_rate": 0.0}
+    classifier = OnnxClassifier(softmax, **frozen).fit(x, y)
+    expected = ort.InferenceSession(softmax.SerializeToString()).run(None, {"x": x.astype(np.float32)})[0]
+    np.testing.assert_allclose(classifier.predict_proba(x), expected, rtol=1e-5)
+    assert "Softmax" in caplog.text
+    session = ort.InferenceSession(classifier.onnx_model_)
+    assert [value.name for value in session.get_outputs()] == ["y"]
+    np.testing.assert_allclose(
+        session.run(None, {"x": x.astype(np.float32)})[0],
+        x @ numbers.round(3).reshape(4, 3),
+        rtol=1e-3,
+        atol=1e-5,
+    )
+    regressor = OnnxRegressor(sigmoid, **frozen).fit(x, np.ones((150, 3)))
+    expected = ort.InferenceSession(sigmoid.SerializeToString()).run(None, {"x": x.astype(np.float32)})[0]
+    np.testing.assert_allclose(regressor.predict(x), expected, rtol=1e-5)
+
+
 def test_models_that_do_not_fit_are_refused() -> None:
     x, y = iris()
     fixed = models.make_model(

@@ -24,6 +24,7 @@ from onnxtrain.runtime.dtypes import Array
 from onnxtrain.runtime.session import open_session
 from onnxtrain.runtime.session_settings import SessionSettings
 from onnxtrain.surgery import replace_head
+from onnxtrain.surgery._replace import drop_final_probabilities
 from onnxtrain.trainer import Callback, EarlyStopping, Trainer
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ class OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
             )
 
     def _fit_model(
-        self, x: Array, y: Array, weight: Any, outputs: int, loss: LossSpec, **options: Any
+        self, x: Array, y: Array, weight: Any, outputs: int, loss: LossSpec, *, logits: bool, **options: Any
     ) -> None:
         """Trains on checked data, and keeps the trained model.
 
@@ -112,11 +113,12 @@ class OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
             weight: sample weights; None for equal ones.
             outputs: number of outputs that the targets need: of classes, or of quantities.
             loss: loss, or its name.
+            logits: True if the loss wants logits, for which a Softmax or Sigmoid at the end of the model is removed.
             options: further arguments of :meth:`Trainer.fit`.
         """
         # Drawn once: with an integer two fits are equal, with a RandomState each fit goes on in its numbers.
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        model, self._dtype = self._prepared(x, outputs, seed)
+        model, self._dtype = self._prepared(x, outputs, seed, logits=logits)
         trainer = Trainer(
             model,
             loss,
@@ -145,7 +147,7 @@ class OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
             self.onnx_model_ = (Path(folder) / "model.onnx").read_bytes()
         self._open()
 
-    def _prepared(self, x: Array, outputs: int, seed: int) -> tuple[Any, Any]:
+    def _prepared(self, x: Array, outputs: int, seed: int, *, logits: bool) -> tuple[Any, Any]:
         """Builds or loads the model, with as many outputs as the targets need; returns it and the dtype of its input.
 
         Raises:
@@ -176,7 +178,9 @@ class OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
             )
         # Scores along further axes (segmentation) have no width, and are refused by `replace_head` with a reason.
         if _width(model.graph.outputs[0]) != outputs:
-            model = replace_head(model, outputs, seed=seed)
+            model = replace_head(model, outputs, seed=seed, logits=logits)
+        elif logits:
+            drop_final_probabilities(model)
         assert value.dtype is not None
         return model, np.dtype(value.dtype.numpy())
 

@@ -29,7 +29,8 @@ class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]  # s
     Args:
         model: model to fine-tune: path of an `.onnx` file, `ModelProto` or `onnx_ir.Model`, with one input
             [batch, ...] and scores [batch, classes] as first output. If the number of its scores is not that of the
-            classes, the last linear layer is replaced (:func:`onnxtrain.replace_head`). None builds a perceptron.
+            classes, the last linear layer is replaced (:func:`onnxtrain.replace_head`). A Softmax or Sigmoid at the end
+            is left out, with a warning. None builds a perceptron.
         hidden_layer_sizes: sizes of the perceptron's hidden layers, e.g. (100,); () for a linear model.
         loss: loss for class labels, e.g. `CrossEntropyLoss(label_smoothing=0.1)`; None for "cross_entropy".
         optimizer: as for :class:`onnxtrain.Trainer`.
@@ -141,9 +142,15 @@ class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]  # s
             sample_weight = of_class if sample_weight is None else sample_weight * of_class
         # None stands for the default: a Trainer takes it for a model that computes its loss itself.
         loss = "cross_entropy" if self.loss is None else self.loss
-        stratify = self.validation is not None
         self._fit_model(
-            X, labels.astype(np.int64), sample_weight, len(self.classes_), loss, stratify=stratify
+            X,
+            labels.astype(np.int64),
+            sample_weight,
+            len(self.classes_),
+            loss,
+            # A cross-entropy takes the softmax itself; `nll` wants logarithms, which no Softmax gives.
+            logits=True,
+            stratify=self.validation is not None,
         )
         return self
 

@@ -83,7 +83,7 @@ class OnnxRegressor(RegressorMixin, OnnxEstimator):  # type: ignore[misc]  # sci
         targets = y.reshape(len(y), -1)
         self.n_outputs_ = targets.shape[1]
         loss = "mse" if self.loss is None else self.loss
-        self._fit_model(X, targets.astype(np.float64), sample_weight, self.n_outputs_, loss)
+        self._fit_model(X, targets.astype(np.float64), sample_weight, self.n_outputs_, loss, logits=False)
         return self
 
     def predict(self, X: Any) -> Array:

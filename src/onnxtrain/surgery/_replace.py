@@ -280,6 +280,22 @@ def _drop_probabilities(layer: Linear, name: str) -> None:
         )
 
 
+def drop_final_probabilities(model: ir.Model) -> None:
+    """Removes the Softmax or Sigmoid that computes an output, in place; the output keeps its name and gives logits."""
+    for value in list(model.graph.outputs):
+        node = value.producer()
+        if node is None or node.op_type not in PROBABILITIES or node.inputs[0] is None:
+            continue
+        name = value.name
+        _replace_value(value, node.inputs[0])
+        _log.warning(
+            "The %s at the end of the model is left out: its output '%s' are now the logits, which losses want.",
+            op_name(node),
+            name,
+        )
+    remove_unread_nodes(model.graph)
+
+
 def _replace_value(old: ir.Value, new: ir.Value) -> None:
     """Makes all readers of a value read another one; if the value is a graph output, its name goes along."""
     name, is_output = old.name, old.is_graph_output()

@@ -75,6 +75,46 @@ def test_predict_writes_probabilities_alone(run: Any, trained: Path, data: Path,
     assert "trained.onnx' gives logits. Give the directory of a run" in " ".join(result.err.split())
 
 
+def test_samples_are_weighed_by_a_column_or_an_array(run: Any, mlp: Path, data: Path, tmp_path: Path) -> None:
+    arrays = arrays_in(data)
+    weights = np.random.default_rng(0).integers(0, 4, len(arrays["y"])).astype(np.float64)
+    np.savez(tmp_path / "weighed.npz", **arrays, importance=weights)
+    frame = pd.DataFrame(arrays["x"], columns=list("abcd")).assign(importance=weights, label=arrays["y"])
+    frame.to_parquet(tmp_path / "weighed.parquet")
+    trainer = Trainer(mlp, "cross_entropy")
+    history = trainer.fit(arrays["x"], arrays["y"], epochs=2, sample_weight=weights, verbose=False)
+    for name, options in (("weighed.npz", ()), ("weighed.parquet", ("--target", "label"))):
+        command = (
+            "train",
+            mlp,
+            "--data",
+            tmp_path / name,
+            *options,
+            "--loss",
+            "cross_entropy",
+            "--epochs",
+            2,
+        )
+        result = run(*command, "--sample-weight", "importance", "-o", tmp_path / f"{name}.run", "--json")
+        assert result.json()["epochs"] == history.epochs
+        assert "Not used" not in result.err
+        evaluated = run("evaluate", tmp_path / f"{name}.run", "--data", tmp_path / name, "--json").json()
+        expected = trainer.evaluate(arrays["x"], arrays["y"])
+        assert evaluated["loss"] == pytest.approx(expected["loss"])
+        # A finished run goes on with the weights that it was begun with.
+        more = run(
+            "train", tmp_path / f"{name}.run", "--data", tmp_path / name, "--epochs", 1, "--json"
+        ).json()
+        again = Trainer(mlp, "cross_entropy")
+        for epochs in (2, 1):
+            again.fit(arrays["x"], arrays["y"], epochs=epochs, sample_weight=weights, verbose=False)
+        assert more["epochs"] == again.history.epochs
+        wrong = run(*command, "--sample-weight", "weight", "-o", tmp_path / "wrong")
+        assert wrong.code == 1
+        assert "weight" in wrong.err
+        assert not (tmp_path / "wrong").exists()
+
+
 def test_classes_are_weighed_and_split_and_evaluated_between_epochs(
     run: Any, mlp: Path, data: Path, tmp_path: Path
 ) -> None:

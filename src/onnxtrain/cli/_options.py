@@ -347,6 +347,12 @@ class TrainOptions:
         "over classes if the target holds texts (f1_macro), else of class 1 of two.",
         kept="run",
     )
+    sample_weight: str | None = option(
+        "NAME",
+        "Weigh the samples in the training loss by this column of a table, or this array of the .npz file, e.g. "
+        "weight. Default: all samples count alike.",
+        kept="run",
+    )
     class_weight: list[str] | None = option(
         "balanced|CLASS=WEIGHT",
         "Weigh the classes in the training loss: balanced makes rare classes count as much as frequent ones, "

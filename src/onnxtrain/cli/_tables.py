@@ -54,6 +54,7 @@ class Encoding:
         classes: names of the classes in the order of their numbers, for a target of texts; None for numbers.
         missing: texts that count as missing, besides the empty one, e.g. ("NA",).
         id: names of columns that are no inputs and are written beside the predictions.
+        weight: name of the column of sample weights; None for equal weights.
     """
 
     columns: list[Column]
@@ -61,10 +62,13 @@ class Encoding:
     classes: list[str] | None = None
     missing: Sequence[str] = ()
     id: Sequence[str] = ()
+    weight: str | None = None
 
     @classmethod
-    def learn(cls, table: Table, options: TableOptions, targets: Sequence[InputSpec]) -> Encoding:
-        """Learns the encoding from a table to train on.
+    def learn(
+        cls, table: Table, options: TableOptions, targets: Sequence[InputSpec], weight: str | None = None
+    ) -> Encoding:
+        """Learns the encoding from a table to train on; `weight` names the column of sample weights.
 
         Raises:
             InputError: a column is missing, or holds values that the options do not encode.
@@ -80,9 +84,13 @@ class Encoding:
                 else "The model computes its loss from its inputs alone; leave --target out."
             )
         ids = _names(options.id, table)
+        weights = [] if weight is None else [weight]
+        for name in weights:
+            table.column(name)
         # Without --inputs all columns but these, in the order of the file.
-        inputs = _names(options.inputs, table) or [n for n in table.columns if n not in (*target_names, *ids)]
-        for option, names in (("--target", target_names), ("--id", ids)):
+        others = {*target_names, *ids, *weights}
+        inputs = _names(options.inputs, table) or [n for n in table.columns if n not in others]
+        for option, names in (("--target", target_names), ("--id", ids), ("--sample-weight", weights)):
             # A target among the inputs would be learned by heart, and missing when predicting.
             if both := sorted(set(inputs) & set(names)):
                 raise InputError(f"{', '.join(both)} cannot be among --inputs and be the {option}.")
@@ -92,7 +100,17 @@ class Encoding:
         columns = [Column.learn(table, name, options, categorical=name in categorical) for name in inputs]
         labels = bool(targets) and targets[0].class_labels is not None
         classes = target_classes(table, options) if labels else None
-        return cls(columns, target_names, classes, tuple(table.missing), tuple(ids))
+        return cls(columns, target_names, classes, tuple(table.missing), tuple(ids), weight)
+
+    def sample_weights(self, table: Table) -> np.ndarray[Any, Any] | None:
+        """Reads the sample weights of a table, float64 [rows]; None if the run has none.
+
+        Raises:
+            InputError: the column is missing, or holds other things than numbers.
+        """
+        if self.weight is None:
+            return None
+        return Column(self.weight, NUMBER).numbers(replace(table, missing=self.missing))[:, 0]
 
     @classmethod
     def from_json(cls, text: str, source: str) -> Encoding:
@@ -107,7 +125,15 @@ class Encoding:
                 for key, default in (("missing", _EARLIER_MISSING), ("id", ()))
             )
             targets = [str(name) for name in content["targets"]]
-            return cls(columns, targets, content["classes"], tuple(missing), tuple(ids))
+            weight = content.get("weight")
+            return cls(
+                columns,
+                targets,
+                content["classes"],
+                tuple(missing),
+                tuple(ids),
+                None if weight is None else str(weight),
+            )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise CheckpointError(
                 f"Reading the run '{source}': its property '{PROPERTY}' is no encoding of a table ({error})."

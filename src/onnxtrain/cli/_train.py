@@ -34,6 +34,7 @@ from onnxtrain.schedules import SCHEDULES, Schedule
 from onnxtrain.trainer import SAM, Callback, CSVLogger, EarlyStopping, ModelCheckpoint, Trainer
 from onnxtrain.trainer._run import CHECKPOINT
 from onnxtrain.trainer._schedule import named_schedule
+from onnxtrain.trainer.data._layout import WEIGHT
 
 
 def run_command(options: TrainOptions, given: frozenset[str]) -> None:
@@ -57,8 +58,9 @@ def _train(options: TrainOptions, given: frozenset[str]) -> None:
             trainer = Trainer.resume(options.source, threads=options.threads)
             encoding = saved_encoding(trainer, options.source)
             arrays = to_arrays(data, encoding, trainer.manifest)
+            weights = _table_weights(data, encoding)
             # Before anything reads the options: those of the run take the place of defaults.
-            options = recall(trainer, options, given, digest(arrays))
+            options = recall(trainer, options, given, digest(arrays | weights))
         callbacks = _callbacks(options)
         # Loaded before the models are built, so that a wrong file is reported at once.
         held_out = _held_out(options.validation)
@@ -67,7 +69,9 @@ def _train(options: TrainOptions, given: frozenset[str]) -> None:
             trainer = _begin(options, data, directory)
             encoding = _encoding(trainer, data, options)
             arrays = to_arrays(data, encoding, trainer.manifest)
-        x, y = _assign(trainer, arrays, options.data)
+            weights = _table_weights(data, encoding)
+        sample_weight = _sample_weight(arrays | weights, options, encoding)
+        x, y = _assign(trainer, _without_weights(arrays, options), options.data)
         validation: Any = held_out
         if isinstance(held_out, dict | Table):
             others = to_arrays(held_out, encoding, trainer.manifest)
@@ -81,6 +85,7 @@ def _train(options: TrainOptions, given: frozenset[str]) -> None:
             y,
             batch_size=options.batch_size,
             validation=validation,
+            sample_weight=sample_weight,
             class_weight=class_weight,
             stratify=options.stratify,
         )
@@ -92,7 +97,7 @@ def _train(options: TrainOptions, given: frozenset[str]) -> None:
         # An interrupted fit goes on with the rate and the record that it was saved with.
         if not trainer.resumes_fit:
             trainer.learning_rate = options.rate.learning_rate
-            remember(trainer, options, digest(arrays))
+            remember(trainer, options, digest(arrays | weights))
             # If the process is killed before the first epoch has ended, the run can still be resumed.
             trainer.save(trainer.directory)
     # The trainer's own hint is Python code.
@@ -108,6 +113,7 @@ def _train(options: TrainOptions, given: frozenset[str]) -> None:
         shuffle=trainer.last_fit.shuffle if trainer.resumes_fit and trainer.last_fit else True,
         accumulate=options.accumulate,
         schedule_epochs=options.rate.schedule_epochs,
+        sample_weight=sample_weight,
         class_weight=class_weight,
         stratify=options.stratify,
         evaluate_every=options.evaluate_every,
@@ -121,6 +127,29 @@ def _train(options: TrainOptions, given: frozenset[str]) -> None:
 
 def _assign(trainer: Trainer, arrays: Arrays, path: Path) -> tuple[Any, Any]:
     return assign(trainer.manifest.inputs, trainer.manifest.targets, arrays, path)
+
+
+def _table_weights(data: Arrays | Table, encoding: Encoding | None) -> Arrays:
+    """Reads the sample weights of a table, as an array by name; nothing for arrays, which hold theirs already."""
+    weights = encoding.sample_weights(data) if isinstance(data, Table) and encoding is not None else None
+    return {} if weights is None else {WEIGHT: weights}
+
+
+def _sample_weight(arrays: Arrays, options: TrainOptions, encoding: Encoding | None) -> Any:
+    """Picks the sample weights; None if there are none. Raises InputError: there is no array of the name."""
+    if options.sample_weight is None:
+        return None
+    name = options.sample_weight if encoding is None else WEIGHT
+    if name not in arrays:
+        raise InputError(
+            f"--sample-weight is '{options.sample_weight}', and '{options.data}' holds {', '.join(arrays)}."
+        )
+    return arrays[name]
+
+
+def _without_weights(arrays: Arrays, options: TrainOptions) -> Arrays:
+    """Leaves out the array of sample weights, which `assign` would call unused."""
+    return {name: array for name, array in arrays.items() if name != options.sample_weight}
 
 
 def _callbacks(options: TrainOptions) -> list[Callback]:
@@ -239,6 +268,6 @@ def _encoding(trainer: Trainer, data: Arrays | Table, options: TrainOptions) -> 
         if given := options.table.given():
             raise InputError(f"{', '.join(given)} are for tables (.csv, .parquet); '{options.data}' is none.")
         return None
-    encoding = Encoding.learn(data, options.table, trainer.manifest.targets)
+    encoding = Encoding.learn(data, options.table, trainer.manifest.targets, options.sample_weight)
     trainer.state.properties[ENCODING] = encoding.to_json()
     return encoding

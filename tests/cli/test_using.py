@@ -142,6 +142,11 @@ def test_classes_are_weighed_and_split_and_evaluated_between_epochs(
     expected = Trainer(mlp, "cross_entropy")
     expected.fit(arrays["x"], arrays["y"], epochs=2, validation=0.25, class_weight="balanced", verbose=False)
     assert balanced["epochs"] == expected.history.epochs
+    plain = run(*command, "-o", tmp_path / "plain")
+    assert plain.code == 0
+    later = run("train", tmp_path / "plain", "--data", data, "--class-weight", "balanced")
+    assert later.code == 1
+    assert "Begin a new run with --sample-weight or --class-weight." in " ".join(later.err.split())
     for value, message in (
         ("rose=2", "--class-weight is 'rose=2'; give balanced alone, or CLASS=WEIGHT such as 1=10."),
         ("1", "--class-weight is '1'; give balanced alone"),

@@ -181,7 +181,9 @@ def test_fit_with_weights_goes_on_from_one_without(tmp_path: Path) -> None:
 def test_run_that_is_resumed_without_its_model_says_so(tmp_path: Path) -> None:
     problem = problems.classes(samples=16)
     Trainer(problem.model, "cross_entropy", directory=tmp_path).save(tmp_path)
-    with pytest.raises(InputError, match=r"begun without sample weights, take none\. Begin it with them"):
+    with pytest.raises(
+        InputError, match=r"begun without sample weights, take none\. Begin a new run with sample_weight"
+    ):
         Trainer.resume(tmp_path).fit(problem.x, problem.y, sample_weight=np.ones(16), verbose=False)
 
 

@@ -160,6 +160,7 @@ def class_report(matrix: Array, names: Sequence[str]) -> list[dict[str, Any]]:
 
     Precision is 0 if no sample is predicted as the class, recall is 0 if no sample has it.
 
+    >>> import numpy as np
     >>> class_report(np.array([[8, 0], [1, 1]]), ["fine", "fraud"])[1]
     {'class': 'fraud', 'samples': 2, 'share': 0.2, 'precision': 1.0, 'recall': 0.5, 'f1': 0.6666666666666666}
     """

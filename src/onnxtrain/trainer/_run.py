@@ -15,6 +15,7 @@ from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
+from onnxtrain._words import argument
 from onnxtrain.api import CheckpointState, Module, Optimizer
 from onnxtrain.errors import CheckpointError, GraphBuildError, InputError, TrainingStateError
 from onnxtrain.runtime.atomic import FileSet, finish_interrupted
@@ -135,8 +136,8 @@ class Run:
             return
         if self._write is None:
             raise InputError(
-                "The models of this run, which was begun without sample weights, take none. Begin it with them: "
-                "Trainer(model, ...).fit(..., sample_weight=...)."
+                "The models of this run, which was begun without sample weights, take none. Begin a new run with "
+                f"{argument('sample_weight')} or {argument('class_weight')}."
             )
         # The new models are written elsewhere first: if the loss cannot weigh samples, the directory is left as it
         # was.

@@ -143,6 +143,29 @@ def test_goes_on_as_if_it_had_not_stopped(
         assert parameter.data.tobytes() == tensors(tmp_path / "straight")[name]
 
 
+@pytest.mark.parametrize("step", [3, 9])
+def test_goes_on_with_weights_splits_and_evaluations(
+    run: Any, interrupt: Any, net: Path, data: Path, tmp_path: Path, step: int
+) -> None:
+    arrays = arrays_in(data)
+    np.savez(tmp_path / "weighed.npz", **arrays, importance=np.linspace(1, 2, len(arrays["y"])))
+    command = ("train", net, "--data", tmp_path / "weighed.npz", "--loss", "cross_entropy", "--epochs", 3)
+    options = ("--validation", 0.2, "--stratify", "--class-weight", "balanced", "--evaluate-every", 2)
+    options = (*options, "--sample-weight", "importance", "--batch-size", 40)
+    straight = run(*command, *options, "-o", tmp_path / "straight", "--json").json()
+    interrupt(step)
+    assert run(*command, *options, "-o", tmp_path / "run").code == 130
+    interrupt(10**9)
+    changed = run("train", tmp_path / "run", "--data", tmp_path / "weighed.npz", "--class-weight", "1=2")
+    assert changed.code == 1
+    assert "--class-weight 1=2 (it was balanced)" in " ".join(changed.err.split())
+    again = run("train", tmp_path / "run", "--data", tmp_path / "weighed.npz", "--json").json()
+    for key in ("epochs", "evaluations", "exported"):
+        assert again[key] == straight[key]
+    assert len(again["evaluations"]) == 6
+    assert tensors(tmp_path / "run") == tensors(tmp_path / "straight")
+
+
 WAITING = """
 import signal, sys, time
 from onnxtrain.cli import main

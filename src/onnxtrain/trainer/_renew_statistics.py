@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from onnxtrain.errors import DivergenceError
-from onnxtrain.runtime.dtypes import Array
+from onnxtrain.runtime.dtypes import Array, narrow, widen
 from onnxtrain.trainer._state import TrainingState
 from onnxtrain.trainer._step import drawing
 from onnxtrain.trainer.data import Pass, Source
@@ -32,13 +32,15 @@ def renew_statistics(state: TrainingState, data: Source) -> None:
 
         def updated(arrays: list[Array], start: float, index: int) -> dict[str, Array]:
             """Runs a training step without an update, from statistics that all have one value."""
-            for name, buffer in statistics.items():
-                buffer.write(np.full_like(before[name], start))
+            for buffer in statistics.values():
+                buffer.write(narrow(np.full(buffer.shape, start, np.float32), buffer.dtype))
             # Without a reset the gradients of all batches would be added up, and overflow.
             run.module.lazy_reset_grad()
             with drawing(run, position, index):
                 run.step(arrays, training=True)
-            return {name: buffer.read().astype(np.float64) for name, buffer in statistics.items()}
+            # bfloat16 is read as raw bits.
+            wide = {name: widen(buffer.read(), buffer.dtype) for name, buffer in statistics.items()}
+            return {name: value.astype(np.float64) for name, value in wide.items()}
 
         totals: dict[str, Array] = {}
         momenta: dict[str, float] = {}
@@ -70,7 +72,11 @@ def renew_statistics(state: TrainingState, data: Source) -> None:
             raise
         finally:
             for name, buffer in statistics.items():
-                buffer.write(results.get(name, before[name]).astype(before[name].dtype))
+                if name in results:
+                    wide = widen(before[name], buffer.dtype).dtype
+                    buffer.write(narrow(results[name].astype(wide), buffer.dtype))
+                else:
+                    buffer.write(before[name])
             # The gradients of these runs belong to no step.
             run.store.gradients_valid = False
             run.module.lazy_reset_grad()

@@ -7,13 +7,13 @@ import math
 import os
 import platform
 from collections.abc import Iterable, Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnxruntime as ort
 
-import onnxtrain
 from onnxtrain.runtime.atomic import replace_file
 from onnxtrain.trainer._callbacks._settings import run_settings
 from onnxtrain.trainer._report import format_value
@@ -160,7 +160,7 @@ def _of_results(trainer: Trainer, results: Mapping[str, Mapping[str, float]]) ->
 
 def _versions() -> list[str]:
     versions = {
-        "onnxtrain": onnxtrain.__version__,
+        "onnxtrain": version("onnxtrain"),
         "onnxruntime": ort.__version__,
         "numpy": np.__version__,
         "Python": platform.python_version(),

@@ -91,6 +91,7 @@ def chosen_class_weight(texts: Sequence[str] | None, classes: Sequence[str] | No
                 f"--class-weight is '{text}'; give balanced alone, or CLASS=WEIGHT such as "
                 f"{'1' if classes is None else classes[-1]}=10{listed}."
             ) from None
+        # Of two weights the last would win without a word.
         if number in weights:
             raise InputError(f"--class-weight names the class '{name}' twice.")
         weights[number] = value

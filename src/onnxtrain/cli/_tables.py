@@ -84,6 +84,7 @@ class Encoding:
                 else "The model computes its loss from its inputs alone; leave --target out."
             )
         ids = _names(options.id, table)
+        # One name, not several with commas as other options: a row has one weight.
         weights = [] if weight is None else [weight]
         for name in weights:
             table.column(name)
@@ -125,6 +126,7 @@ class Encoding:
                 for key, default in (("missing", _EARLIER_MISSING), ("id", ()))
             )
             targets = [str(name) for name in content["targets"]]
+            # Runs of earlier versions have no sample weights.
             weight = content.get("weight")
             return cls(
                 columns,

@@ -139,6 +139,7 @@ def _sample_weight(arrays: Arrays, options: TrainOptions, encoding: Encoding | N
     """Picks the sample weights; None if there are none. Raises InputError: there is no array of the name."""
     if options.sample_weight is None:
         return None
+    # The column of a table is under the name that the trainer has for weights.
     name = options.sample_weight if encoding is None else WEIGHT
     if name not in arrays:
         raise InputError(

@@ -122,6 +122,7 @@ def write_predictions(
 
 def _only_probabilities(predictions: _Predictions, source: Path) -> Arrays:
     """Picks the probabilities of the classes. Raises InputError: there are none."""
+    # A table may have a column "probability", which keeps its name.
     encoding = predictions.encoding
     name = "probability" if encoding is None else encoding.output_name("probability")
     if name not in predictions.outputs:

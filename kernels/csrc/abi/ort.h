@@ -31,11 +31,13 @@ enum OrtErrorCode : int { ORT_FAIL = 1 };
 // Values of ONNXTensorElementDataType that ops use.
 enum OrtElementType : int {
   ORT_FLOAT = 1,
+  ORT_UINT8 = 2,
   ORT_INT64 = 7,
   ORT_BOOL = 9,
   ORT_FLOAT16 = 10,
   ORT_DOUBLE = 11,
   ORT_BFLOAT16 = 16,
+  ORT_UINT4 = 21,
 };
 
 enum OrtCharacteristic : int { ORT_REQUIRED = 0, ORT_OPTIONAL = 1 };

@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "core/buffer.h"
+#include "core/scratch.h"
 #include "core/simd.h"
 #include "core/threads.h"
 
@@ -143,21 +144,41 @@ inline void copy_strips(Matrix a, size_t rows, size_t depth, float* to) {
   }
 }
 
+// Copies at most group_rows rows of A: those that lie in one piece as they are, and others in strips.
+class CopiedRows {
+ public:
+  static constexpr size_t group_rows = 2 * tile_rows;
+
+  CopiedRows(Matrix a, size_t rows, size_t depth) : in_pieces_(a.column == 1), depth_(depth) {
+    if (!in_pieces_) copy_strips(a, rows, depth, copy_);
+    for (size_t r = 0; in_pieces_ && r < rows; ++r) std::memcpy(copy_ + r * pitch, a.at(r, 0), depth * sizeof(float));
+  }
+  // The rows from r, a multiple of tile_rows, on.
+  Matrix from(size_t r) const {
+    if (in_pieces_) return {copy_ + r * pitch, pitch, 1};
+    return {copy_ + r * depth_, 1, static_cast<ptrdiff_t>(tile_rows)};
+  }
+
+ private:
+  static constexpr size_t pitch = depth_block + 16;  // so that no two rows share a place of the cache
+  bool in_pieces_;
+  size_t depth_;
+  alignas(64) float copy_[group_rows * pitch];
+};
+
 // The product of rows of A and the panels [first, end) of a packed B, `panel_size` floats apart. A group of strips
 // goes over a panel while that is in the L1 cache.
 template <class Out>
 inline void product_of_block(Matrix a, size_t rows, size_t depth, const float* packed, size_t panel_size, size_t first,
                              size_t end, size_t columns, Out&& out) {
-  constexpr size_t group = 2 * tile_rows;
-  alignas(64) float copy[group * depth_block];
   const bool copies = crowds_cache(a) && end - first > 1;
-  for (size_t i = 0; i < rows; i += group) {
-    const size_t taken = std::min(group, rows - i);
-    if (copies) copy_strips(a.from(i, 0), taken, depth, copy);
+  for (size_t i = 0; i < rows; i += CopiedRows::group_rows) {
+    const size_t taken = std::min(CopiedRows::group_rows, rows - i);
+    const CopiedRows copy(a.from(i, 0), copies ? taken : 0, depth);
     for (size_t panel = first; panel < end; ++panel) {
       const size_t column = panel * tile_columns, width = std::min(tile_columns, columns - column);
       for (size_t r = 0; r < taken; r += tile_rows) {
-        const Matrix own = copies ? Matrix{copy + r * depth, 1, static_cast<ptrdiff_t>(tile_rows)} : a.from(i + r, 0);
+        const Matrix own = copies ? copy.from(r) : a.from(i + r, 0);
         tile_of(std::min(tile_rows, taken - r), own, packed + panel * panel_size, depth, i + r, column, width, out);
       }
     }
@@ -212,20 +233,48 @@ void gemm_packed(const Threads& threads, size_t rows, size_t columns, size_t dep
   });
 }
 
-// The same with B as it is, of which so many rows at a time are packed.
+// The same with a B that is not there as a whole: make(k, deep, first, end, to) writes rows [k, k + deep) of the panels
+// [first, end), as `pack_panel` does. A thread makes a few panels at a time, in memory that stays in the L2 cache. Panels are
+// made again for each part of the rows, which are therefore cut only where columns give too few parts.
+template <class Make, class Epilogue = AsItIs>
+void gemm_of_made(const Threads& threads, size_t rows, size_t columns, size_t depth, Matrix a, Make&& make, float* c,
+                  size_t stride, bool add = false, Epilogue epilogue = {}) {
+  if (rows == 0 || columns == 0) return;
+  constexpr size_t least_columns = 256, most_columns = 512, least_rows = 96;
+  const size_t panels = divided_up(columns, tile_columns), strips = divided_up(rows, tile_rows);
+  const double work = static_cast<double>(rows) * static_cast<double>(columns) * static_cast<double>(depth);
+  const size_t wanted = work < 1e5 ? 1 : static_cast<size_t>(std::clamp(work / 2e6, 2., 16.));
+  const size_t across = std::max(std::min(wanted, columns / least_columns), divided_up(columns, most_columns));
+  const size_t down = std::clamp<size_t>(divided_up(wanted, across), 1, std::max<size_t>(rows / least_rows, 1));
+  threads.run(across * down, [&](size_t part) {
+    thread_local Scratch memory;
+    const size_t i = part % down, j = part / down, first = panels * j / across, end = panels * (j + 1) / across;
+    const size_t row = strips * i / down * tile_rows, height = std::min(rows, strips * (i + 1) / down * tile_rows) - row;
+    const size_t column = first * tile_columns, width = std::min(columns, end * tile_columns) - column;
+    float* const made = memory.floats(std::min(depth, depth_block) * (end - first) * tile_columns);
+    size_t k = 0;
+    do {
+      const size_t deep = std::min(depth_block, depth - k);
+      make(k, deep, first, end, made);
+      const auto finish = [&](vfloat value, size_t r, size_t at, size_t count) {
+        return k + deep == depth ? epilogue(value, r, column + at, count) : value;
+      };
+      gemm_block(height, width, deep, a.from(row, k), made, 0, end - first, c + row * stride + column, stride, add || k > 0,
+                 row, finish);
+      k += deep;
+    } while (k < depth);
+  });
+}
+
+// The same with B as it is.
 template <class Epilogue = AsItIs>
 void gemm(const Threads& threads, size_t rows, size_t columns, size_t depth, Matrix a, Matrix b, float* c, size_t stride,
           bool add = false, Epilogue epilogue = {}) {
-  const size_t most = 4 * depth_block;
-  const Buffer packed(packed_size(std::min(depth, most), columns));
-  for (size_t k = 0; k == 0 || k < depth; k += most) {
-    const size_t deep = std::min(most, depth - k);
-    pack(threads, b.from(k, 0), deep, columns, packed.data());
-    if (k + deep == depth)
-      gemm_packed(threads, rows, columns, deep, a.from(0, k), packed.data(), c, stride, add || k > 0, epilogue);
-    else
-      gemm_packed(threads, rows, columns, deep, a.from(0, k), packed.data(), c, stride, add || k > 0);
-  }
+  const auto make = [&](size_t k, size_t deep, size_t first, size_t end, float* to) {
+    for (size_t panel = first; panel < end; ++panel, to += deep * tile_columns)
+      pack_panel(b.from(k, 0), deep, columns, panel, to);
+  };
+  gemm_of_made(threads, rows, columns, depth, a, make, c, stride, add, epilogue);
 }
 
 }  // namespace onnxtrain::ONNXTRAIN_LEVEL

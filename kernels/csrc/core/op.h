@@ -29,7 +29,14 @@
 
 namespace onnxtrain {
 
-enum class Type : int { Float = ORT_FLOAT, Double = ORT_DOUBLE, Int64 = ORT_INT64, Bool = ORT_BOOL };
+enum class Type : int {
+  Float = ORT_FLOAT,
+  Double = ORT_DOUBLE,
+  Int64 = ORT_INT64,
+  Bool = ORT_BOOL,
+  Uint8 = ORT_UINT8,
+  Uint4 = ORT_UINT4,  // two in a byte, the first one in the low half
+};
 
 // The types of `count` inputs or outputs that are all float.
 template <std::size_t count>

@@ -72,6 +72,14 @@ from .optimizer import (
     rmsprop_step,
     sgd_step,
 )
+from .quantised import (
+    packed_matmul,
+    packed_matmul_of_float_zeros,
+    uint4_product,
+    uint4_product_of_float_zeros,
+    uint8_product,
+    uint8_product_of_float_zeros,
+)
 from .recurrent import (
     LAYERS,
     gru,
@@ -155,6 +163,8 @@ __all__ = [
     "momentum_step",
     "nesterov_step",
     "of_rounded",
+    "packed_matmul",
+    "packed_matmul_of_float_zeros",
     "recurrent_weight_gradient",
     "recurrent_weight_reverse_gradient",
     "relu_gradient",
@@ -174,6 +184,10 @@ __all__ = [
     "softmax_cross_entropy_gradient",
     "softmax_gradient",
     "tanh_gradient",
+    "uint4_product",
+    "uint4_product_of_float_zeros",
+    "uint8_product",
+    "uint8_product_of_float_zeros",
     "widened",
     "with_exact_masks",
 ]

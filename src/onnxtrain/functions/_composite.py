@@ -8,7 +8,7 @@ the name: `SoftmaxGradient_float`.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import onnx_ir as ir
@@ -28,7 +28,7 @@ class CompositeOp:
     Attributes:
         name: op type without the dtype, e.g. `SoftmaxGradient`.
         inputs: names of its inputs, e.g. ("y", "ct").
-        integers: names of the int64 inputs; the others have the dtype of the function.
+        dtypes: dtypes of inputs that do not have the dtype of the function, e.g. {"indices": INT64}.
         attributes: types of its attributes by name.
     """
 
@@ -38,12 +38,12 @@ class CompositeOp:
         inputs: Sequence[str],
         attributes: Mapping[str, ir.AttributeType],
         outputs: int,
-        integers: Collection[str],
+        dtypes: Mapping[str, ir.DataType],
         body: Body,
     ) -> None:
         self.name = name
         self.inputs = tuple(inputs)
-        self.integers = frozenset(integers)
+        self.dtypes = dict(dtypes)
         self.attributes = dict(attributes)
         self._outputs = outputs
         self._body = body
@@ -98,8 +98,7 @@ class CompositeOp:
 
     def _input(self, name: str, dtype: ir.DataType) -> ir.Value:
         """Returns an input as the body sees it."""
-        type_ = ir.DataType.INT64 if name in self.integers else dtype
-        return ir.Value(name=name, type=ir.TensorType(type_))
+        return ir.Value(name=name, type=ir.TensorType(self.dtypes.get(name, dtype)))
 
 
 # As the kernel library spells them.
@@ -119,17 +118,17 @@ def composite(
     inputs: Sequence[str],
     attributes: Mapping[str, ir.AttributeType] | None = None,
     outputs: int = 1,
-    integers: Collection[str] = (),
+    dtypes: Mapping[str, ir.DataType] | None = None,
 ) -> Callable[[Body], CompositeOp]:
     """Makes the decorated function `(op, *inputs, **attributes)` the body of a composite op.
 
-    All inputs and outputs have one floating-point dtype, except the inputs named in `integers`. Attributes reach the
+    All inputs and outputs have one floating-point dtype, except the inputs in `dtypes`. Attributes reach the
     body as references. Pass them on as attributes of standard ops, or turn them into tensors: integers with
     `op.ints(reference)`, floats with `op.number(reference, like=...)`.
     """
 
     def register(body: Body) -> CompositeOp:
-        op = CompositeOp(name, inputs, attributes or {}, outputs, integers, body)
+        op = CompositeOp(name, inputs, attributes or {}, outputs, dtypes or {}, body)
         COMPOSITES[name] = op
         return op
 

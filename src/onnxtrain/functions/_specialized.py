@@ -42,7 +42,7 @@ class SpecializedOp(CompositeOp):
         key: str,
         body: Body,
     ) -> None:
-        super().__init__(name, list(inputs), attributes, outputs, (), body)
+        super().__init__(name, list(inputs), attributes, outputs, {}, body)
         self._shapes = dict(inputs)
         self._key = key
 

@@ -83,7 +83,7 @@ def batch_normalization_max_pool_relu(
     ["ct", "x", "scale", "y", "indices"],
     _EPSILON,
     outputs=3,
-    integers=["indices"],
+    dtypes={"indices": ir.DataType.INT64},
 )
 def batch_normalization_max_pool_relu_gradient(
     op: Emitter,

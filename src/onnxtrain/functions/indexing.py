@@ -9,7 +9,11 @@ from onnxtrain.emitter import Emitter
 from ._composite import composite
 
 
-@composite("EmbeddingGradient", ["ct", "indices", "shape"], integers=["indices", "shape"])
+@composite(
+    "EmbeddingGradient",
+    ["ct", "indices", "shape"],
+    dtypes={"indices": ir.DataType.INT64, "shape": ir.DataType.INT64},
+)
 def embedding_gradient(op: Emitter, ct: ir.Value, indices: ir.Value, shape: ir.Value) -> ir.Value:
     """Differentiates Gather on axis 0: zeros of `shape`, with each row of ct added to the row that was read.
 

@@ -9,7 +9,9 @@ from onnxtrain.emitter import Emitter
 from ._composite import composite
 
 
-@composite("SoftmaxCrossEntropyGradient", ["log_prob", "labels", "scale"], integers=["labels"])
+@composite(
+    "SoftmaxCrossEntropyGradient", ["log_prob", "labels", "scale"], dtypes={"labels": ir.DataType.INT64}
+)
 def softmax_cross_entropy_gradient(
     op: Emitter, log_prob: ir.Value, labels: ir.Value, scale: ir.Value
 ) -> ir.Value:

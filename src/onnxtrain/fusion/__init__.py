@@ -14,6 +14,7 @@ from onnxtrain.fusion.lists import FUSIONS, fuse_exported, fuse_forward, fuse_ke
 from onnxtrain.fusion.native import NativeOpsPass
 from onnxtrain.fusion.norms import NORMS
 from onnxtrain.fusion.products import ProductPass
+from onnxtrain.fusion.quantised import PackedProductPass
 from onnxtrain.fusion.recurrent import RecurrentPass
 from onnxtrain.fusion.relu6 import Relu6Pass
 
@@ -26,6 +27,7 @@ __all__ = [
     "Fusion",
     "FusionPass",
     "NativeOpsPass",
+    "PackedProductPass",
     "ProductPass",
     "RecurrentPass",
     "Relu6Pass",

@@ -13,6 +13,7 @@ from onnxtrain.fusion.bfloat16 import Bfloat16ProductPass
 from onnxtrain.fusion.native import NativeOpsPass
 from onnxtrain.fusion.norms import NORMS
 from onnxtrain.fusion.products import ProductPass
+from onnxtrain.fusion.quantised import PackedProductPass
 from onnxtrain.fusion.recurrent import RecurrentPass
 from onnxtrain.fusion.relu6 import Relu6Pass
 
@@ -43,4 +44,5 @@ def fuse_kernels(model: ir.Model, *, bfloat16: bool = False, kept: Collection[st
     # NativeOpsPass first: it makes the functions of convolutions, which Bfloat16ProductPass rewrites. ProductPass takes
     # the products that are left in float32.
     products = [Bfloat16ProductPass()] if bfloat16 else []
-    ir.passes.Sequential(NativeOpsPass(kept), *products, ProductPass(kept))(model)
+    rewrites = NativeOpsPass(kept), *products, ProductPass(kept), PackedProductPass(kept)
+    ir.passes.Sequential(*rewrites)(model)

@@ -16,7 +16,7 @@ from onnxtrain._words import argument
 from onnxtrain.autodiff import active_values, add_gradients, append_outputs
 from onnxtrain.emitter import Emitter, find_value, static_dims, values_by_name
 from onnxtrain.errors import GraphBuildError, NothingToTrain
-from onnxtrain.fusion import fuse_exported, fuse_kernels
+from onnxtrain.fusion import PackedProductPass, fuse_exported, fuse_kernels
 from onnxtrain.losses import LABELS_KEY, TARGET_KEY, loss_mean, mark_labels
 from onnxtrain.passes import (
     CleanupPass,
@@ -161,7 +161,7 @@ def build_training_graphs(
     active = _active_values(forward, build.trainable)
     warn_of_export(forward, build.trainable, active, as_exported=as_exported)
     _promote_parameters(build)
-    evaluation = _evaluation_model(build)
+    evaluation = _evaluation_model(build, as_deployed=activations == "deployed")
     if profile == "portable":
         # Before differentiation, so that the gradient has the same masks. The eval model drops nothing.
         build.random = draw_masks(build.forward)
@@ -257,13 +257,17 @@ def _promote_parameters(build: _Build) -> None:
     build.forward = settle_shapes(build.forward)
 
 
-def _evaluation_model(build: _Build) -> ir.Model:
+def _evaluation_model(build: _Build, *, as_deployed: bool) -> ir.Model:
     """Copies the forward graph and switches Dropout and BatchNormalization to inference mode."""
     # Before the training model is built, which changes the forward graph in place.
     evaluation = build.forward.clone()
     TrainingModePass(batch_norm="inference", dropout="inference")(evaluation)
     CleanupPass(keep=set())(evaluation)
-    return suit_runtime(evaluation)
+    evaluation = suit_runtime(evaluation)
+    # Evaluation would otherwise need the memory of a float weight that training does not need.
+    if not as_deployed:
+        PackedProductPass()(evaluation)
+    return evaluation
 
 
 def _training_model(build: _Build, *, recompute: bool, bfloat16: bool, as_deployed: bool) -> ir.Model:

@@ -1,4 +1,4 @@
-"""Reads the packed weights of MatMulNBits as integers of 4 or 8 bits, which DequantizeLinear takes, without a copy."""
+"""Writes the product of the gradient of MatMulNBits, which reads the packed weights as integers, without a copy."""
 
 from __future__ import annotations
 
@@ -10,44 +10,58 @@ import onnx_ir as ir
 
 from onnxtrain.autodiff._node import NodeView
 from onnxtrain.emitter import Emitter
+from onnxtrain.functions import (
+    uint4_product,
+    uint4_product_of_float_zeros,
+    uint8_product,
+    uint8_product_of_float_zeros,
+)
 from onnxtrain.passes.tidy.constants import add_constant
 
 _TYPES = {4: ir.DataType.UINT4, 8: ir.DataType.UINT8}
+_PRODUCTS = {4: uint4_product, 8: uint8_product}
+_PRODUCTS_OF_FLOAT_ZEROS = {4: uint4_product_of_float_zeros, 8: uint8_product_of_float_zeros}
 
 
-def blockwise_weight(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value | None:
-    """Writes the weight of a MatMulNBits, float [N, K], as a DequantizeLinear of its bytes.
+def product_with_weight(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value | None:
+    """Writes ct·W, the cotangent of input A of a MatMulNBits, as a product that reads the packed bytes of W.
 
-    ONNX Runtime folds no DequantizeLinear: it computes the weight in each step, when the cotangent `ct` is there, and
-    frees it. A weight that is unpacked by arithmetic would be folded to float32 when a session is made, eight times the
-    memory of 4 bits.
+    In float32 it is a call of a function for which there is a native kernel. The function's body, and what is written
+    for other dtypes, is a DequantizeLinear, which ONNX Runtime does not fold: it computes the weight in each step, when
+    the cotangent is there, and frees it. A weight that is unpacked by arithmetic would be folded to float32 when a
+    session is made, eight times the memory of 4 bits.
 
     Returns:
-        The weight; None if the graph computes the codes or zero points, for 2 bits, and for columns in an order of
+        The product; None if the graph computes the codes or zero points, for 2 bits, and for columns in an order of
         their own, which DequantizeLinear cannot read.
     """
     bits, size, rows, columns = (n.attr(name) for name in ("bits", "block_size", "N", "K"))
     codes, zero_points = _tensor(n.B), _tensor(n.zero_points)
-    unreadable = codes is None or (n.zero_points is not None and zero_points is None)
-    if bits not in _TYPES or n.g_idx is not None or unreadable:
+    has_float_zeros = n.zero_points is not None and n.zero_points.dtype != ir.DataType.UINT8
+    has_codes = codes is not None and (n.zero_points is None or has_float_zeros or zero_points is not None)
+    if bits not in _TYPES or n.g_idx is not None or not has_codes:
         return None
-    if zero_points is not None and zero_points.dtype != ir.DataType.UINT8:
+    is_float32 = ct.dtype == n.scales.dtype == ir.DataType.FLOAT
+    if has_float_zeros and not (is_float32 and n.zero_points.dtype == ir.DataType.FLOAT):
         return None
     assert codes is not None
     blocks = math.ceil(columns / size)
     name = f"{n.B.name}.blocks"
-    zeros = _zero_points(zero_points, bits, rows, blocks, name)
-    weight = op.DequantizeLinear(
-        _constant(op, name, viewed(codes, _TYPES[bits], (rows, blocks * size))),
-        # Without waiting for the cotangent, the float weights of all layers would be there before the first of them is
-        # needed.
-        op.reshape_after(n.scales, op.const([rows, blocks]), ct),
-        _constant(op, f"{name}.zero_points", zeros),
-        axis=1,
-        block_size=size,
-    )
+    weight = _constant(op, name, viewed(codes, _TYPES[bits], (rows, blocks * size)))
+    if has_float_zeros:
+        composite = _PRODUCTS_OF_FLOAT_ZEROS[bits]
+        product = op.call(composite, ct, weight, n.scales, n.zero_points, block_size=size)
+    else:
+        zeros = _constant(op, f"{name}.zero_points", _zero_points(zero_points, bits, rows, blocks, name))
+        if is_float32:
+            product = op.call(_PRODUCTS[bits], ct, weight, n.scales, zeros, block_size=size)
+        else:
+            # Without waiting for the cotangent, the float weights of all layers would be there before the first of them
+            # is needed.
+            scales = op.reshape_after(n.scales, op.const([rows, blocks]), ct)
+            product = op.MatMul(ct, op.DequantizeLinear(weight, scales, zeros, axis=1, block_size=size))
     # The last block of a row may be longer than the columns that are left.
-    return weight if blocks * size == columns else op.Slice(weight, [0], [columns], [1])
+    return product if blocks * size == columns else op.Slice(product, [0], [columns], [-1])
 
 
 def viewed(tensor: ir.TensorProtocol, dtype: ir.DataType, shape: Sequence[int]) -> ir.TensorProtocol:

@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from onnxtrain.autodiff._node import NodeView, Signature
 from onnxtrain.autodiff._registry import Cotangents, defbody, vjp
-from onnxtrain.autodiff.rules.contrib._packed import blockwise_weight
+from onnxtrain.autodiff.rules.contrib._packed import product_with_weight
 from onnxtrain.autodiff.rules.contrib._shared import MS, refused
 from onnxtrain.autodiff.rules.contrib.activation import activated
 from onnxtrain.autodiff.rules.linalg import inverse_rule
@@ -85,13 +85,11 @@ def matmul_nbits(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     _check_nbits(n)
     # The node stays in the forward graph: the kernel reads the packed weights, and rounds as the deployed file does.
     cotangents: dict[str | ir.Value, ir.Value | None] = {}
-    weight = blockwise_weight(op, n, ct) if n.needs("A") else None
-    if weight is not None:
-        cotangents["A"] = op.MatMul(ct, weight)
-    needs_codes = n.needs("scales") or n.needs("zero_points") or (n.needs("A") and weight is None)
+    product = product_with_weight(op, n, ct) if n.needs("A") else None
+    needs_codes = n.needs("scales") or n.needs("zero_points") or (n.needs("A") and product is None)
     codes, scales = _nbits_weights(op, n) if needs_codes else (ct, ct)
-    if n.needs("A") and weight is None:
-        cotangents["A"] = op.MatMul(ct, op.Mul(codes, scales))
+    if n.needs("A"):
+        cotangents["A"] = product if product is not None else op.MatMul(ct, op.Mul(codes, scales))
     if n.needs("bias"):
         cotangents["bias"] = op.ReduceSum(op.Reshape(ct, [-1, n.attr("N")]), [0], keepdims=0)
     if n.needs("scales") or n.needs("zero_points"):

@@ -1,0 +1,107 @@
+"""Defines products with block-quantised weights: integers of 2, 4 or 8 bits, with a scale and a zero point per block.
+
+A stock runtime computes the weights in float32 before each product. The native kernels compute a few columns of them at
+a time, which stay in the cache.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from onnxtrain.emitter import AttributeRef, Emitter
+
+from ._composite import composite
+
+_MS = "com.microsoft"
+_INT, _UINT4, _UINT8 = ir.AttributeType.INT, ir.DataType.UINT4, ir.DataType.UINT8
+_BLOCK_SIZE = {"block_size": _INT}
+_PRODUCT = ["x", "codes", "scales", "zero_points"]
+_PACKED = [*_PRODUCT, "bias"]
+_SIZES = {"K": _INT, "N": _INT, "bits": _INT, "block_size": _INT}
+
+
+def _product(
+    op: Emitter,
+    x: ir.Value,
+    codes: ir.Value,
+    scales: ir.Value,
+    zero_points: ir.Value,
+    *,
+    block_size: AttributeRef,
+) -> ir.Value:
+    """Computes X·W with W = scales·(codes - zero_points), a weight as MatMulNBits stores it: rows are its outputs.
+
+    This is the gradient of X of X·Wᵀ. It is exact to the rounding of the float32 product.
+
+    x: float [..., N]; codes: [N, columns]; scales, zero_points: one for each `block_size` columns, [N, blocks], the
+    scales of any shape with so many elements. The dtype of codes and zero points is in the name of the op.
+    """
+    weight = op.DequantizeLinear(
+        codes, _scales_after(op, scales, codes, x), zero_points, axis=1, block_size=block_size
+    )
+    return op.MatMul(x, weight)
+
+
+def _product_of_float_zeros(
+    op: Emitter,
+    x: ir.Value,
+    codes: ir.Value,
+    scales: ir.Value,
+    zero_points: ir.Value,
+    *,
+    block_size: AttributeRef,
+) -> ir.Value:
+    """Computes what `Uint4Product` or `Uint8Product` does, with zero points in floating point, of any shape."""
+    blocks = _scales_after(op, scales, codes, x)
+    # DequantizeLinear takes zero points of the codes' dtype only: with scales of 1 it makes floats of the codes.
+    integers = op.DequantizeLinear(codes, op.ones_like(blocks), axis=1, block_size=block_size)
+    by_block = op.Reshape(integers, op.Concat(op.Shape(blocks), [-1], axis=0))
+    columns = [op.Unsqueeze(op.Reshape(value, op.Shape(blocks)), [2]) for value in (zero_points, scales)]
+    weight = op.Mul(op.Sub(by_block, columns[0]), columns[1])
+    return op.MatMul(x, op.Reshape(weight, op.Shape(integers)))
+
+
+def _scales_after(op: Emitter, scales: ir.Value, codes: ir.Value, x: ir.Value) -> ir.Value:
+    """Returns the scales as [N, blocks], but not before `x` is computed."""
+    # Without waiting for the cotangent, the float weights of all layers would be there before the first of them is
+    # needed; and ONNX Runtime folds what depends on constants only to a float weight when a session is made.
+    return op.reshape_after(scales, op.Concat(op.Shape(codes, end=1), [-1], axis=0), x)
+
+
+uint4_product = composite(
+    "Uint4Product", _PRODUCT, _BLOCK_SIZE, dtypes={"codes": _UINT4, "zero_points": _UINT4}
+)(_product)
+uint8_product = composite(
+    "Uint8Product", _PRODUCT, _BLOCK_SIZE, dtypes={"codes": _UINT8, "zero_points": _UINT8}
+)(_product)
+uint4_product_of_float_zeros = composite(
+    "Uint4ProductFloatZeros", _PRODUCT, _BLOCK_SIZE, dtypes={"codes": _UINT4}
+)(_product_of_float_zeros)
+uint8_product_of_float_zeros = composite(
+    "Uint8ProductFloatZeros", _PRODUCT, _BLOCK_SIZE, dtypes={"codes": _UINT8}
+)(_product_of_float_zeros)
+
+
+def _matmul_nbits(op: Emitter, *inputs: ir.Value, **attributes: AttributeRef) -> ir.Value:
+    """Computes X·Wᵀ + bias as MatMulNBits of com.microsoft does, whose inputs and attributes it has.
+
+    x: float [..., K]; codes: uint8 [N, blocks, block_size·bits/8]; scales: float [N, blocks]; zero_points: packed uint8
+    [N, ceil(blocks·bits/8)], or floats where the name of the op says so; bias: float [N]. The last two may be left out.
+    """
+    *weight, bias = inputs
+    # Input 4 of MatMulNBits, g_idx, has no place here: the order of its columns is for ONNX Runtime's own kernel.
+    references = [ir.RefAttr(name, name, attribute.type) for name, attribute in attributes.items()]
+    node = ir.Node(_MS, "MatMulNBits", [*weight, None, bias], references)
+    op.graph.append(node)
+    op.graph.opset_imports[_MS] = 1
+    y = node.outputs[0]
+    y.name, y.type = op.unique_name("y"), inputs[0].type
+    return y
+
+
+packed_matmul = composite("PackedMatMul", _PACKED, _SIZES, dtypes={"codes": _UINT8, "zero_points": _UINT8})(
+    _matmul_nbits
+)
+packed_matmul_of_float_zeros = composite("PackedMatMulFloatZeros", _PACKED, _SIZES, dtypes={"codes": _UINT8})(
+    _matmul_nbits
+)

@@ -1,0 +1,78 @@
+"""Rewrites products with packed weights as functions for native kernels, where ONNX Runtime unpacks whole weights."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import onnx_ir as ir
+
+from onnxtrain.emitter import Emitter
+from onnxtrain.functions import packed_matmul, packed_matmul_of_float_zeros
+
+_FLOAT = ir.DataType.FLOAT
+
+
+class PackedProductPass(ir.passes.InPlacePass):
+    """Rewrite MatMulNBits in float32 with weights of 2 or 8 bits, or with zero points in floating point.
+
+    ONNX Runtime (1.32) has a kernel that reads weights of 4 bits as they are, which is as fast as ours. All others it
+    turns into a float matrix in each call. To be run last: other passes do not know the functions, whose body is the
+    node that was there.
+    """
+
+    def __init__(self, kept: Collection[str] = ()) -> None:
+        """Makes the pass.
+
+        Args:
+            kept: names of products that stay as they are.
+        """
+        super().__init__()
+        self._kept = frozenset(kept)
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Rewrite in place; subgraphs stay."""
+        # Made on demand: an Emitter reads all names of the graph.
+        op: Emitter | None = None
+        for node in tuple(model.graph):
+            if _is_slow(node) and node.outputs[0].name not in self._kept:
+                op = op or Emitter(model.graph, functions=model.functions)
+                _rewrite(op, node)
+        return ir.passes.PassResult(model, op is not None)
+
+
+def _is_slow(node: ir.Node) -> bool:
+    """Tells if a node is a MatMulNBits whose weight ONNX Runtime unpacks as a whole, and the kernel does not."""
+    if (node.domain, node.op_type) != ("com.microsoft", "MatMulNBits"):
+        return False
+    a, _, scales, zero_points, g_idx, bias = (*node.inputs, None, None, None)[:6]
+    floats = [value for value in (a, scales, bias) if value is not None]
+    attributes = node.attributes
+    # An `accuracy_level` of 4 rounds activations to int8, which the kernel does not.
+    if (
+        attributes.get_int("accuracy_level", 0)
+        or attributes.get_int("weight_prepacked", 0)
+        or g_idx is not None
+    ):
+        return False
+    if any(value.dtype != _FLOAT for value in floats):
+        return False
+    has_float_zeros = zero_points is not None and zero_points.dtype == _FLOAT
+    if zero_points is not None and not has_float_zeros and zero_points.dtype != ir.DataType.UINT8:
+        return False
+    return has_float_zeros or attributes.get_int("bits", 4) in (2, 8)
+
+
+def _rewrite(op: Emitter, node: ir.Node) -> None:
+    """Makes a MatMulNBits a call of the function, with the inputs and attributes that it has."""
+    *weight, zero_points, _, bias = (*node.inputs, None, None, None)[:6]
+    has_float_zeros = zero_points is not None and zero_points.dtype == _FLOAT
+    composite = packed_matmul_of_float_zeros if has_float_zeros else packed_matmul
+    sizes = {name: node.attributes.get_int(name, 4) for name in composite.attributes}
+    node.domain, node.op_type, _ = op.function(composite, _FLOAT)
+    node.attributes.clear()
+    for name, size in sizes.items():
+        node.attributes.add(ir.AttrInt64(name, size))
+    inputs = [*weight, zero_points, bias]
+    node.resize_inputs(len(inputs))
+    for index, value in enumerate(inputs):
+        node.replace_input_with(index, value)

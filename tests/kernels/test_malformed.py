@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper
@@ -25,7 +26,14 @@ pytestmark = needs_kernels
 
 
 def _inputs(name: str, *shapes: tuple[int, ...]) -> Inputs:
-    return {key: np.ones(shape) for key, shape in zip(COMPOSITES[name].inputs, shapes, strict=True)}
+    composite = COMPOSITES[name]
+    dtypes = {
+        key: np.int64 if dtype == ir.DataType.INT64 else np.uint8 for key, dtype in composite.dtypes.items()
+    }
+    return {
+        key: np.ones(shape, dtypes.get(key, np.float64))
+        for key, shape in zip(composite.inputs, shapes, strict=True)
+    }
 
 
 WINDOWS = {"kernel_shape": [3, 3], "strides": [1, 1], "pads": [1, 1, 1, 1]}
@@ -143,6 +151,58 @@ REFUSED: dict[str, tuple[Call, str]] = {
             {"perm_a": [0, 0]},
         ),
         "each axis of its factor once",
+    ),
+    "fewer scales than blocks": (
+        (
+            "Uint4Product",
+            _inputs("Uint4Product", (3, 4), (4, 64), (4, 1), (4, 2)),
+            {"block_size": 32},
+        ),
+        r"a scale and a zero point \(inputs: \[3, 4\], \[4, 64\], \[4, 1\], \[4, 2\]\)",
+    ),
+    "fewer zero points than blocks": (
+        (
+            "Uint8ProductFloatZeros",
+            _inputs("Uint8ProductFloatZeros", (3, 4), (4, 64), (4, 2), (4, 1)),
+            {"block_size": 32},
+        ),
+        "a scale and a zero point",
+    ),
+    "other rows of codes": (
+        ("Uint8Product", _inputs("Uint8Product", (3, 4), (5, 64), (5, 2), (5, 2)), {"block_size": 32}),
+        "as many as the columns of x",
+    ),
+    "a row of codes that ends within a block": (
+        ("Uint8Product", _inputs("Uint8Product", (3, 4), (4, 40), (4, 2), (4, 2)), {"block_size": 32}),
+        "whole blocks",
+    ),
+    "a block without codes": (
+        ("Uint4Product", _inputs("Uint4Product", (3, 4), (4, 64), (4, 2), (4, 2)), {"block_size": 0}),
+        "a multiple of 16",
+    ),
+    "fewer codes than K and N say": (
+        (
+            "PackedMatMul",
+            _inputs("PackedMatMul", (3, 40), (6, 2, 8), (6, 3), (6, 2)),
+            {"K": 40, "N": 6, "bits": 4, "block_size": 16},
+        ),
+        "N rows of codes",
+    ),
+    "zero points without the end of each row": (
+        (
+            "PackedMatMul",
+            _inputs("PackedMatMul", (3, 40), (6, 3, 8), (6, 3), (9,)),
+            {"K": 40, "N": 6, "bits": 4, "block_size": 16},
+        ),
+        "each block must have a zero point",
+    ),
+    "codes of three bits": (
+        (
+            "PackedMatMul",
+            _inputs("PackedMatMul", (3, 40), (6, 3, 8), (6, 3), (6, 2)),
+            {"K": 40, "N": 6, "bits": 3, "block_size": 16},
+        ),
+        "2, 4 or 8 bits",
     ),
     "fewer than no groups": (
         (

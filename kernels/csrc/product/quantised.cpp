@@ -103,22 +103,22 @@ struct Weight {
   }
 };
 
-template <int bits>
-constexpr const char* product_name = bits == 4 ? "Uint4Product_float" : "Uint8Product_float";
-
-// x W, for a weight W as DequantizeLinear takes it.
-template <int bits>
+// x W, for a weight W as DequantizeLinear takes it, or one with zero points in floating point.
+template <int bits, class Zero>
 struct Product {
-  static constexpr const char* name = product_name<bits>;
+  static constexpr bool float_zeros = std::is_same_v<Zero, float>;
+  static constexpr const char* name = bits == 4 ? (float_zeros ? "Uint4ProductFloatZeros_float" : "Uint4Product_float")
+                                                : (float_zeros ? "Uint8ProductFloatZeros_float" : "Uint8Product_float");
   static constexpr Type code = bits == 4 ? Type::Uint4 : Type::Uint8;
-  static constexpr Type inputs[] = {Type::Float, code, Type::Float, code};
+  static constexpr Type inputs[] = {Type::Float, code, Type::Float, float_zeros ? Type::Float : code};
   static constexpr Type outputs[] = {Type::Float};
 
   explicit Product(const Attributes& attributes) : size_(block_size_of(attributes)) {}
 
   void compute(Context& context) const {
     const auto x = context.input<float>(0), scales = context.input<float>(2);
-    const auto codes = context.input<uint8_t>(1), zeros = context.input<uint8_t>(3);
+    const auto codes = context.input<uint8_t>(1);
+    const auto zeros = context.input<Zero>(3);
     require(!x.shape.empty() && codes.shape.size() == 2, "there must be rows, and a matrix of codes");
     const auto depth = static_cast<size_t>(codes.shape[0]), columns = static_cast<size_t>(codes.shape[1]);
     const size_t blocks = columns / size_;
@@ -129,7 +129,7 @@ struct Product {
     shape.back() = codes.shape[1];
     const auto y = context.output<float>(0, shape);
     if (y.data == nullptr) return;
-    const Weight<bits, uint8_t> weight{codes.data, scales.data, {zeros.data, blocks}, depth, blocks, size_};
+    const Weight<bits, Zero> weight{codes.data, scales.data, {zeros.data, blocks}, depth, blocks, size_};
     const auto make = [&](size_t k, size_t deep, size_t first, size_t end, float* to) {
       weight.make_panels(k, deep, first, end, to);
     };
@@ -141,12 +141,12 @@ struct Product {
   size_t size_;
 };
 
-// x Wᵀ + bias, for a weight W as MatMulNBits takes it.
+// x Wᵀ, for a weight W as MatMulNBits takes it.
 template <class Zero>
 struct PackedMatMul {
   static constexpr bool float_zeros = std::is_same_v<Zero, float>;
   static constexpr const char* name = float_zeros ? "PackedMatMulFloatZeros_float" : "PackedMatMul_float";
-  static constexpr Type inputs[] = {Type::Float, Type::Uint8, Type::Float, float_zeros ? Type::Float : Type::Uint8, Type::Float};
+  static constexpr Type inputs[] = {Type::Float, Type::Uint8, Type::Float, float_zeros ? Type::Float : Type::Uint8};
   static constexpr Type outputs[] = {Type::Float};
   static constexpr size_t optional_from = 3;
 
@@ -171,7 +171,7 @@ struct PackedMatMul {
  private:
   template <int bits>
   void multiply(Context& context) const {
-    const auto x = context.input<float>(0), scales = context.input<float>(2), bias = context.input<float>(4);
+    const auto x = context.input<float>(0), scales = context.input<float>(2);
     const auto codes = context.input<uint8_t>(1);
     const auto zeros = context.input<Zero>(3);
     const auto depth = static_cast<size_t>(depth_), columns = static_cast<size_t>(columns_);
@@ -181,7 +181,6 @@ struct PackedMatMul {
     require(scales.size() == columns * blocks, "each block must have a scale");
     require(!zeros.given() || zeros.size() == columns * (float_zeros ? blocks : pitch * bits / 8),
             "each block must have a zero point");
-    require(!bias.given() || bias.size() == columns, "each column must have a bias");
     Shape shape = x.shape;
     shape.back() = columns_;
     const auto y = context.output<float>(0, shape);
@@ -190,11 +189,8 @@ struct PackedMatMul {
     const auto make = [&](size_t k, size_t deep, size_t first, size_t end, float* to) {
       weight.make_transposed_panels(k, deep, first, end, to);
     };
-    const auto with_bias = [&](vfloat value, size_t, size_t column, size_t count) {
-      return bias.data == nullptr ? value : value + load_some(bias.data + column, count);
-    };
     const size_t rows = count(x.shape.begin(), x.shape.end() - 1);
-    gemm_of_made(context.threads(), rows, columns, depth, rows_of(x.data, depth), make, y.data, columns, false, with_bias);
+    gemm_of_made(context.threads(), rows, columns, depth, rows_of(x.data, depth), make, y.data, columns);
   }
 
   int64_t depth_, columns_, bits_;
@@ -204,8 +200,10 @@ struct PackedMatMul {
 }  // namespace
 
 void add_quantised_products(Domain& domain) {
-  domain.add<Product<4>>();
-  domain.add<Product<8>>();
+  domain.add<Product<4, uint8_t>>();
+  domain.add<Product<4, float>>();
+  domain.add<Product<8, uint8_t>>();
+  domain.add<Product<8, float>>();
   domain.add<PackedMatMul<uint8_t>>();
   domain.add<PackedMatMul<float>>();
 }

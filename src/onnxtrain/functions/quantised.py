@@ -16,7 +16,6 @@ _MS = "com.microsoft"
 _INT, _UINT4, _UINT8 = ir.AttributeType.INT, ir.DataType.UINT4, ir.DataType.UINT8
 _BLOCK_SIZE = {"block_size": _INT}
 _PRODUCT = ["x", "codes", "scales", "zero_points"]
-_PACKED = [*_PRODUCT, "bias"]
 _SIZES = {"K": _INT, "N": _INT, "bits": _INT, "block_size": _INT}
 
 
@@ -37,7 +36,7 @@ def _product(
     scales of any shape with so many elements. The dtype of codes and zero points is in the name of the op.
     """
     weight = op.DequantizeLinear(
-        codes, _scales_after(op, scales, codes, x), zero_points, axis=1, block_size=block_size
+        codes, _scales_after(op, scales, x), zero_points, axis=1, block_size=block_size
     )
     return op.MatMul(x, weight)
 
@@ -52,7 +51,7 @@ def _product_of_float_zeros(
     block_size: AttributeRef,
 ) -> ir.Value:
     """Computes what `Uint4Product` or `Uint8Product` does, with zero points in floating point, of any shape."""
-    blocks = _scales_after(op, scales, codes, x)
+    blocks = _scales_after(op, scales, x)
     # DequantizeLinear takes zero points of the codes' dtype only: with scales of 1 it makes floats of the codes.
     integers = op.DequantizeLinear(codes, op.ones_like(blocks), axis=1, block_size=block_size)
     by_block = op.Reshape(integers, op.Concat(op.Shape(blocks), [-1], axis=0))
@@ -61,11 +60,12 @@ def _product_of_float_zeros(
     return op.MatMul(x, op.Reshape(weight, op.Shape(integers)))
 
 
-def _scales_after(op: Emitter, scales: ir.Value, codes: ir.Value, x: ir.Value) -> ir.Value:
+def _scales_after(op: Emitter, scales: ir.Value, x: ir.Value) -> ir.Value:
     """Returns the scales as [N, blocks], but not before `x` is computed."""
     # Without waiting for the cotangent, the float weights of all layers would be there before the first of them is
     # needed; and ONNX Runtime folds what depends on constants only to a float weight when a session is made.
-    return op.reshape_after(scales, op.Concat(op.Shape(codes, end=1), [-1], axis=0), x)
+    # N is read from `x`, as ONNX Runtime (1.32) has no Shape of integers of four bits.
+    return op.reshape_after(scales, op.Concat(op.Shape(x, start=-1), [-1], axis=0), x)
 
 
 uint4_product = composite(
@@ -83,15 +83,13 @@ uint8_product_of_float_zeros = composite(
 
 
 def _matmul_nbits(op: Emitter, *inputs: ir.Value, **attributes: AttributeRef) -> ir.Value:
-    """Computes X·Wᵀ + bias as MatMulNBits of com.microsoft does, whose inputs and attributes it has.
+    """Computes X·Wᵀ as MatMulNBits of com.microsoft does, whose inputs and attributes it has.
 
     x: float [..., K]; codes: uint8 [N, blocks, block_size·bits/8]; scales: float [N, blocks]; zero_points: packed uint8
-    [N, ceil(blocks·bits/8)], or floats where the name of the op says so; bias: float [N]. The last two may be left out.
+    [N, ceil(blocks·bits/8)], or floats where the name of the op says so; they may be left out.
     """
-    *weight, bias = inputs
-    # Input 4 of MatMulNBits, g_idx, has no place here: the order of its columns is for ONNX Runtime's own kernel.
     references = [ir.RefAttr(name, name, attribute.type) for name, attribute in attributes.items()]
-    node = ir.Node(_MS, "MatMulNBits", [*weight, None, bias], references)
+    node = ir.Node(_MS, "MatMulNBits", inputs, references)
     op.graph.append(node)
     op.graph.opset_imports[_MS] = 1
     y = node.outputs[0]
@@ -99,9 +97,9 @@ def _matmul_nbits(op: Emitter, *inputs: ir.Value, **attributes: AttributeRef) ->
     return y
 
 
-packed_matmul = composite("PackedMatMul", _PACKED, _SIZES, dtypes={"codes": _UINT8, "zero_points": _UINT8})(
+packed_matmul = composite("PackedMatMul", _PRODUCT, _SIZES, dtypes={"codes": _UINT8, "zero_points": _UINT8})(
     _matmul_nbits
 )
-packed_matmul_of_float_zeros = composite("PackedMatMulFloatZeros", _PACKED, _SIZES, dtypes={"codes": _UINT8})(
-    _matmul_nbits
-)
+packed_matmul_of_float_zeros = composite(
+    "PackedMatMulFloatZeros", _PRODUCT, _SIZES, dtypes={"codes": _UINT8}
+)(_matmul_nbits)

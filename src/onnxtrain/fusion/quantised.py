@@ -44,27 +44,26 @@ def _is_slow(node: ir.Node) -> bool:
     """Tells if a node is a MatMulNBits whose weight ONNX Runtime unpacks as a whole, and the kernel does not."""
     if (node.domain, node.op_type) != ("com.microsoft", "MatMulNBits"):
         return False
-    a, _, scales, zero_points, g_idx, bias = (*node.inputs, None, None, None)[:6]
-    floats = [value for value in (a, scales, bias) if value is not None]
+    a, _, scales, zero_points, *others = (*node.inputs, None)
+    # Others are a permutation of blocks, g_idx, and a bias, whose shape onnxruntime checks also where it is not known.
+    if a is None or scales is None or any(value is not None for value in others):
+        return False
     attributes = node.attributes
     # An `accuracy_level` of 4 rounds activations to int8, which the kernel does not.
-    if (
-        attributes.get_int("accuracy_level", 0)
-        or attributes.get_int("weight_prepacked", 0)
-        or g_idx is not None
-    ):
+    if attributes.get_int("accuracy_level", 0) or attributes.get_int("weight_prepacked", 0):
         return False
-    if any(value.dtype != _FLOAT for value in floats):
+    if not a.dtype == scales.dtype == _FLOAT:
         return False
-    has_float_zeros = zero_points is not None and zero_points.dtype == _FLOAT
-    if zero_points is not None and not has_float_zeros and zero_points.dtype != ir.DataType.UINT8:
-        return False
-    return has_float_zeros or attributes.get_int("bits", 4) in (2, 8)
+    bits = attributes.get_int("bits", 4)
+    if zero_points is None or zero_points.dtype == ir.DataType.UINT8:
+        return bits in (2, 8)
+    # ONNX Runtime refuses 8 bits with such zero points.
+    return zero_points.dtype == _FLOAT and bits in (2, 4)
 
 
 def _rewrite(op: Emitter, node: ir.Node) -> None:
     """Makes a MatMulNBits a call of the function, with the inputs and attributes that it has."""
-    *weight, zero_points, _, bias = (*node.inputs, None, None, None)[:6]
+    zero_points = (*node.inputs, None)[3]
     has_float_zeros = zero_points is not None and zero_points.dtype == _FLOAT
     composite = packed_matmul_of_float_zeros if has_float_zeros else packed_matmul
     sizes = {name: node.attributes.get_int(name, 4) for name in composite.attributes}
@@ -72,7 +71,4 @@ def _rewrite(op: Emitter, node: ir.Node) -> None:
     node.attributes.clear()
     for name, size in sizes.items():
         node.attributes.add(ir.AttrInt64(name, size))
-    inputs = [*weight, zero_points, bias]
-    node.resize_inputs(len(inputs))
-    for index, value in enumerate(inputs):
-        node.replace_input_with(index, value)
+    node.resize_inputs(4)

@@ -344,6 +344,12 @@ def test_packed_weights_are_stored_once_and_unpacked_by_no_arithmetic(
     (data,) = (tmp_path / "run").glob("*.data")
     # Two tensors, each from the beginning of a page, and the second one's scales.
     assert packed <= data.stat().st_size < packed + 3 * 4096
+    written = onnx.load(tmp_path / "run" / "training_model.onnx", load_external_data=False)
+    quantised = sorted(
+        node.op_type for node in written.graph.node if "MatMul" in node.op_type or "Uint" in node.op_type
+    )
+    # The weight of 4 bits goes forward by the kernel of ONNX Runtime.
+    assert quantised == ["MatMulNBits", "PackedMatMul_float", "Uint4Product_float", "Uint8Product_float"]
     options = ort.SessionOptions()
     options.log_severity_level = 3
     options.optimized_model_filepath = str(tmp_path / "run" / "optimised.onnx")
@@ -365,3 +371,37 @@ def test_packed_weights_are_stored_once_and_unpacked_by_no_arithmetic(
     expected = (((2 / TARGET.size * (y - TARGET)) @ second * (1 - hidden**2)) @ first * X).sum(0)
     gradient = dict(run_.state.parameters)["gain"].grad
     np.testing.assert_allclose(gradient, expected, rtol=1e-4, atol=1e-6 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("kernels", ["off", "auto"])
+@pytest.mark.parametrize("columns", [32, 24])
+def test_gradients_of_weights_with_float_zero_points(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, columns: int, kernels: str
+) -> None:
+    """With 24 columns the last block of a row ends within a block."""
+    monkeypatch.setenv("ONNXTRAIN_KERNELS", kernels)
+    rng = np.random.default_rng(1)
+    model = onnx.parser.parse_model(f"""
+        <ir_version: 10, opset_import: ["": 21, "com.microsoft": 1]>
+        g (float[n, {columns}] x) => (float[n, 32] y) {{
+            a = Mul(x, gain)
+            y = com.microsoft.MatMulNBits<K={columns}, N=32, bits=4, block_size=16>(a, w1, w1_scales, zeros)
+        }}""")
+    zeros, gain = rng.uniform(0, 15, (32, 2)).astype(np.float32), GAIN[:columns]
+    arrays = {"w1": CODES["w1"], "w1_scales": SCALES["w1_scales"], "zeros": zeros, "gain": gain}
+    for name, array in arrays.items():
+        model.graph.initializer.append(numpy_helper.from_array(array, name))
+    run_ = Run.generate(tmp_path, model, loss="mse")
+    x = X[:, :columns]
+    loss = run_.module(x, TARGET)
+    shift = np.repeat((zeros.astype(np.float64) - 8) * SCALES["w1_scales"].astype(np.float64), 16, 1)
+    matrix = (weights("w1") - shift)[:, :columns]
+    y = (x * gain).astype(np.float64) @ matrix.T
+    assert float(loss) == pytest.approx(mean_square(y), rel=1e-5)
+    expected = ((2 / TARGET.size * (y - TARGET)) @ matrix * x).sum(0)
+    gradient = dict(run_.state.parameters)["gain"].grad
+    np.testing.assert_allclose(gradient, expected, rtol=1e-4, atol=1e-6 * np.abs(expected).max())
+    written = onnx.load(tmp_path / "training_model.onnx")
+    assert {"PackedMatMulFloatZeros_float", "Uint4ProductFloatZeros_float"} <= {
+        node.op_type for node in written.graph.node
+    }

@@ -167,6 +167,20 @@ def test_training_sees_whole_sequences_and_the_inference_model_keeps_its_cache(t
     assert "NonZero" not in {node.op_type for node in nodes}
 
 
+@pytest.mark.parametrize("window", [-1, 3])
+def test_training_keeps_no_scores(tmp_path: Path, window: int) -> None:
+    """Attention is the function for which there is a kernel, unless the file asks for more than that computes."""
+    model = generation_model()
+    for node in model.graph.node:
+        if node.op_type == "GroupQueryAttention":
+            node.attribute.append(onnx.helper.make_attribute("local_window_size", window))
+    generate_artifacts(model, loss="causal_lm", artifact_directory=tmp_path)
+    written = onnx.load(tmp_path / "training_model.onnx")
+    found = [node.op_type for node in written.graph.node]
+    counts = [found.count(name) for name in ("CausalAttention_float", "CausalAttentionGradient_float", "Softmax")]
+    assert counts == ([LAYERS, LAYERS, 0] if window < 0 else [0, 0, LAYERS])
+
+
 def test_a_cache_that_is_asked_for_stays(tmp_path: Path) -> None:
     outputs = [f"present.{name}" for name in CACHES[:2]]
     generate_artifacts(

@@ -209,8 +209,16 @@ def defbody(
     return register
 
 
-def _twin(shapes: ShapeFunction, signature: Signature, node: ir.Node, opset: int) -> ir.Function:
+def _twin(
+    shapes: ShapeFunction,
+    signature: Signature,
+    node: ir.Node,
+    opset: int,
+    functions: dict[ir.OperatorIdentifier, ir.Function] | None = None,
+) -> ir.Function:
     """Returns a function of standard ops whose outputs have the shapes of those of a node.
+
+    With the function table of a model it may also call composite ops, whose functions it adds to the table.
 
     Raises:
         NoGradientRule: the node has an attribute that the signature does not declare.
@@ -239,7 +247,10 @@ def _twin(shapes: ShapeFunction, signature: Signature, node: ir.Node, opset: int
     outputs = [ir.Value(name=output.name) for output in node.outputs]
     # A copy outside of any graph, only to be looked at: its inputs are those of the function.
     outside = ir.Node(node.domain, node.op_type, present, attributes, outputs=outputs, name=node.name)
-    result = shapes(Emitter(graph, in_function=True), NodeView(outside, signature, opset, frozenset()))
+    result = shapes(
+        Emitter(graph, functions=functions, in_function=True),
+        NodeView(outside, signature, opset, frozenset()),
+    )
     results = [result] if isinstance(result, ir.Value) else list(result)
     graph.outputs.extend(results)
     return ir.Function("onnxtrain.twin", node.op_type, graph=graph, attributes=[])

@@ -82,7 +82,7 @@ def _body_of(node: ir.Node, model: ir.Model) -> ir.Function | None:
     opset = model.graph.opset_imports[""]
     make = BODIES.get((node.domain, node.op_type))
     if make is not None:
-        return make(node, opset)
+        return make(node, opset, model.functions)
     body = _schema_body(node, opset)
     if body is None:
         return None

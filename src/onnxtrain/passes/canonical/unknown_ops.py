@@ -12,8 +12,9 @@ from onnxtrain.errors import OnnxTrainError
 TWINS: dict[tuple[str, str], Callable[[ir.Node, int], ir.Function]] = {}
 """By domain and name of an op: makes, for a node and an opset, a function whose outputs have the node's shapes."""
 
-BODIES: dict[tuple[str, str], Callable[[ir.Node, int], ir.Function]] = {}
-"""As `TWINS`, for functions that compute the op's results, e.g. ("com.microsoft", "MultiHeadAttention")."""
+BODIES: dict[tuple[str, str], Callable[..., ir.Function]] = {}
+"""As `TWINS`, for functions that compute the op's results, e.g. ("com.microsoft", "MultiHeadAttention"). A third
+argument, the function table of the model, lets the body call functions that it adds there."""
 
 
 def add_twins(model: ir.Model, lean: onnx.ModelProto) -> None:

@@ -12,6 +12,7 @@ from onnxtrain.autodiff._node import NodeView
 from onnxtrain.autodiff._registry import defbody
 from onnxtrain.autodiff.rules.contrib._shared import MS, refused
 from onnxtrain.emitter import Emitter, static_dims
+from onnxtrain.functions import causal_attention
 
 
 @defbody(
@@ -309,6 +310,15 @@ def group_query_attention(op: Emitter, n: NodeView) -> list[ir.Value]:
     if n.past_key is not None and n.past_value is not None:
         order = _order(op, n, before)
         k, v = (_in_order(op, past, x, order) for past, x in ((n.past_key, k), (n.past_value, v)))
+    # By this shape onnx's shape inference knows that batch and sequence are those of the queries. Otherwise the sizes
+    # behind the mask are unknown, and gradients of every later Add are summed over axes that are found at run time.
+    last = [-1] if head_size is None else [heads * head_size]
+    shape = op.Concat(op.Shape(n.query, end=2), last, axis=0)
+    if _is_plain(op, n) and head_size is not None:
+        y = _causal_attention(
+            op, op.Transpose(q, perm=[0, 2, 1, 3]), k, v, n.attr("scale") or head_size**-0.5, heads // shared
+        )
+        return [op.Reshape(op.Transpose(y, perm=[0, 2, 1, 3]), shape), k, v]
     # An axis for the query heads of a group lets keys and values broadcast instead of being repeated.
     size = op.Shape(q, start=-1)
     per_group = op.Concat([0], [0], [shared], [heads // shared], size, axis=0)
@@ -324,9 +334,35 @@ def group_query_attention(op: Emitter, n: NodeView) -> list[ir.Value]:
         hidden = _later(op, scores, max(n.attr("local_window_size"), 0), op.Unsqueeze(places, [1, 2]))
         scores = op.Where(hidden, op.const(float(np.finfo(np.float32).min), like=scores), scores)
     y = op.MatMul(op.Softmax(scores, axis=-1), op.Unsqueeze(v, [2]))
-    # By this shape onnx's shape inference knows that batch and sequence are those of the queries. Otherwise the sizes
-    # behind the mask are unknown, and gradients of every later Add are summed over axes that are found at run time.
-    last = [-1] if head_size is None else [heads * head_size]
-    shape = op.Concat(op.Shape(n.query, end=2), last, axis=0)
     y = op.Reshape(op.Transpose(y, perm=[0, 3, 1, 2, 4]), shape)
     return [y, k, v]
+
+
+def _is_plain(op: Emitter, n: NodeView) -> bool:
+    """Tells if a GroupQueryAttention is causal attention of float32 without cache, window and softcap."""
+    has_cache, is_float32 = n.past_key is not None, n.query.dtype == ir.DataType.FLOAT
+    has_window = n.attr("local_window_size") > 0
+    return bool(
+        op.can_call and n.attr("causal") and is_float32 and not (has_cache or has_window or n.attr("softcap"))
+    )
+
+
+def _causal_attention(
+    op: Emitter, q: ir.Value, k: ir.Value, v: ir.Value, scale: float, per_group: int
+) -> ir.Value:
+    """Computes attention of `[batch, heads, sequence, size]` by the function that keeps no matrix of probabilities.
+
+    Args:
+        op: emitter.
+        q: queries.
+        k: keys, with fewer heads.
+        v: values, with as many heads as the keys.
+        scale: factor of the scores.
+        per_group: heads of the queries that share a head of the keys.
+    """
+    if per_group > 1:
+        # The function has as many heads of keys as of queries. The copies are small beside the scores.
+        repeated = op.Concat(op.Shape(k, end=2), [per_group], op.Shape(k, start=2), axis=0)
+        k, v = (op.Reshape(op.Expand(op.Unsqueeze(x, [2]), repeated), op.Shape(q)) for x in (k, v))
+    y, _ = op.call(causal_attention, q, k, v, scale=scale, _outputs=2)
+    return y

@@ -266,15 +266,28 @@ void gemm_of_made(const Threads& threads, size_t rows, size_t columns, size_t de
   });
 }
 
-// The same with B as it is.
+// The same with B as it is. For few rows of A, packing all of B would take as long as the product; for many, or where
+// columns of B lie in one piece, which take longer to pack, it is done once, for so many rows of B at a time.
 template <class Epilogue = AsItIs>
 void gemm(const Threads& threads, size_t rows, size_t columns, size_t depth, Matrix a, Matrix b, float* c, size_t stride,
           bool add = false, Epilogue epilogue = {}) {
-  const auto make = [&](size_t k, size_t deep, size_t first, size_t end, float* to) {
-    for (size_t panel = first; panel < end; ++panel, to += deep * tile_columns)
-      pack_panel(b.from(k, 0), deep, columns, panel, to);
-  };
-  gemm_of_made(threads, rows, columns, depth, a, make, c, stride, add, epilogue);
+  if (b.column == 1 && rows <= 512) {
+    const auto make = [&](size_t k, size_t deep, size_t first, size_t end, float* to) {
+      for (size_t panel = first; panel < end; ++panel, to += deep * tile_columns)
+        pack_panel(b.from(k, 0), deep, columns, panel, to);
+    };
+    return gemm_of_made(threads, rows, columns, depth, a, make, c, stride, add, epilogue);
+  }
+  const size_t most = 4 * depth_block;
+  const Buffer packed(packed_size(std::min(depth, most), columns));
+  for (size_t k = 0; k == 0 || k < depth; k += most) {
+    const size_t deep = std::min(most, depth - k);
+    pack(threads, b.from(k, 0), deep, columns, packed.data());
+    if (k + deep == depth)
+      gemm_packed(threads, rows, columns, deep, a.from(0, k), packed.data(), c, stride, add || k > 0, epilogue);
+    else
+      gemm_packed(threads, rows, columns, deep, a.from(0, k), packed.data(), c, stride, add || k > 0);
+  }
 }
 
 }  // namespace onnxtrain::ONNXTRAIN_LEVEL

@@ -177,7 +177,9 @@ def test_training_keeps_no_scores(tmp_path: Path, window: int) -> None:
     generate_artifacts(model, loss="causal_lm", artifact_directory=tmp_path)
     written = onnx.load(tmp_path / "training_model.onnx")
     found = [node.op_type for node in written.graph.node]
-    counts = [found.count(name) for name in ("CausalAttention_float", "CausalAttentionGradient_float", "Softmax")]
+    counts = [
+        found.count(name) for name in ("CausalAttention_float", "CausalAttentionGradient_float", "Softmax")
+    ]
     assert counts == ([LAYERS, LAYERS, 0] if window < 0 else [0, 0, LAYERS])
 
 

@@ -1,4 +1,4 @@
-// Integers of 2, 4 or 8 bits as vectors, from bytes that hold them one after the other, the lowest bits first.
+// Integers of 4 or 8 bits as vectors, from bytes that hold them one after the other, the lowest bits first.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ inline vint codes_of_8_bits(const uint8_t* from) {
 // `lanes` codes of 4 bits.
 inline vint codes_of_4_bits(const uint8_t* from) {
 #if defined(__AVX2__)
-  // Lanes take their word by a shuffle, and their bits by a shift. Of two words the first is for the first eight lanes.
+  // Eight lanes take their bits from one word by shifts; of two words the first is for the first eight lanes.
   uint32_t words[lanes / 8];
   std::memcpy(words, from, sizeof words);
   vint all = vint{} + static_cast<int32_t>(words[0]);

@@ -3,7 +3,6 @@
 //
 // Weights become floats panel by panel, in memory that stays in the cache, on their way into the product of matrices: the
 // same floats that DequantizeLinear gives, so that the sums are those of a float product.
-#include <string>
 #include <type_traits>
 
 #include "core/gemm.h"

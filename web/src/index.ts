@@ -1,0 +1,10 @@
+/** Trains ONNX models in browsers and in Node, with the artifacts and checkpoints of onnxtrain. */
+
+export type { Artifacts } from "./artifacts.js";
+export type { Properties } from "./checkpoint.js";
+export { CheckpointError, InputError, ModelLoadError, OnnxTrainError, TrainingStateError } from "./errors.js";
+export type { Feeds } from "./feeds.js";
+export type { Files, InputSpec, Manifest, OptimizerSpec, ParameterSpec, StatisticSpec } from "./manifest.js";
+export type { ExecutionProviders, OrtModule } from "./ort.js";
+export { Random } from "./random.js";
+export { type CreateOptions, type SaveOptions, type StepResult, TrainingSession, type WarmUpOptions } from "./session.js";

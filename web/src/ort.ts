@@ -1,0 +1,44 @@
+/** The part of ONNX Runtime for JavaScript that this package uses; the caller passes it in. */
+
+import type { InferenceSession, InferenceSessionFactory, Tensor, TensorConstructor } from "onnxruntime-common";
+import { type DType, dtypeOf } from "./dtypes.js";
+import type { RawTensor } from "./safetensors.js";
+
+/** `import * as ort from "onnxruntime-web"`, or "onnxruntime-node". */
+export interface OrtModule {
+  readonly InferenceSession: InferenceSessionFactory;
+  readonly Tensor: TensorConstructor;
+}
+
+export type ExecutionProviders = NonNullable<InferenceSession.SessionOptions["executionProviders"]>;
+
+/** Makes a tensor on the CPU from raw bytes; its data is a view of `raw.bytes`. */
+export function toTensor(ort: OrtModule, raw: RawTensor): Tensor {
+  const { buffer, byteOffset, byteLength } = raw.bytes;
+  // Typed arrays need aligned offsets; bytes of a file may lie anywhere.
+  const whole = byteOffset === 0 && byteLength === buffer.byteLength ? buffer : buffer.slice(byteOffset, byteOffset + byteLength);
+  const data = viewAs(raw.dtype, whole as ArrayBuffer);
+  return new ort.Tensor(raw.dtype.name as "float32", data as Float32Array, raw.shape);
+}
+
+/** Wraps a buffer in the array class that ONNX Runtime for JavaScript takes for an element type. */
+function viewAs(dtype: DType, buffer: ArrayBuffer): unknown {
+  // onnxruntime-common takes Float16Array where the engine has it, Uint16Array elsewhere.
+  const half = (globalThis as { Float16Array?: new (buffer: ArrayBuffer) => unknown }).Float16Array;
+  return dtype.name === "float16" && half ? new half(buffer) : new dtype.array(buffer);
+}
+
+/** Reads a tensor from wherever it lies, as a copy of its bytes. */
+export async function toRaw(tensor: Tensor): Promise<RawTensor> {
+  const data = (await tensor.getData()) as Uint8Array;
+  return {
+    dtype: dtypeOf(tensor.type),
+    shape: [...tensor.dims],
+    bytes: new Uint8Array(data.buffer, data.byteOffset, data.byteLength).slice(),
+  };
+}
+
+/** Frees tensors on a GPU; on the CPU the garbage collector does. */
+export function dispose(tensors: Iterable<Tensor | null | undefined>): void {
+  for (const tensor of tensors) if (tensor && tensor.location === "gpu-buffer") tensor.dispose();
+}

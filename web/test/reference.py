@@ -212,6 +212,7 @@ def main(directory: Path) -> None:
         Cnn(),
         lambda: nets.digits((1, 8, 8)),
         requires_grad=["head.*"],
+        frozen_params=["features.*"],
         batch_norm="inference",
     )
 

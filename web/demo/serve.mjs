@@ -1,0 +1,65 @@
+/**
+ * Serves web/demo/dist: node web/demo/serve.mjs [port]
+ *
+ * With the two headers without which browsers give no page threads, and compressed, as web servers do it.
+ */
+
+import { createReadStream, readFileSync, statSync } from "node:fs";
+import { createServer } from "node:http";
+import { dirname, extname, join, normalize, sep } from "node:path";
+import { fileURLToPath } from "node:url";
+import { gzipSync } from "node:zlib";
+
+const dist = join(dirname(fileURLToPath(import.meta.url)), "dist");
+const TYPES = {
+  ".html": "text/html; charset=utf-8",
+  ".js": "text/javascript",
+  ".mjs": "text/javascript",
+  ".css": "text/css",
+  ".json": "application/json",
+  ".svg": "image/svg+xml",
+  ".wasm": "application/wasm",
+  ".webmanifest": "application/manifest+json",
+};
+const compressed = new Map();
+
+/** Starts the server; `folder` is served. Resolves to {url, close}. */
+export function serve(port = 0, folder = dist) {
+  const server = createServer((request, response) => {
+    const headers = {
+      "Cross-Origin-Opener-Policy": "same-origin",
+      "Cross-Origin-Embedder-Policy": "require-corp",
+      "Cache-Control": "no-cache",
+    };
+    let path;
+    try {
+      path = normalize(join(folder, decodeURIComponent(new URL(request.url, "http://localhost").pathname)));
+      if (path !== folder && !path.startsWith(folder + sep)) throw new Error("outside");
+      if (statSync(path).isDirectory()) path = join(path, "index.html");
+      headers["Content-Type"] = TYPES[extname(path)] ?? "application/octet-stream";
+      if (statSync(path).size > 1024 && /\bgzip\b/.test(request.headers["accept-encoding"] ?? "")) {
+        const key = `${path} ${statSync(path).mtimeMs}`;
+        if (!compressed.has(key)) compressed.set(key, gzipSync(readFileSync(path)));
+        response.writeHead(200, { ...headers, "Content-Encoding": "gzip" }).end(compressed.get(key));
+        return;
+      }
+    } catch {
+      response.writeHead(404, headers).end("There is no such file.");
+      return;
+    }
+    response.writeHead(200, headers);
+    createReadStream(path).pipe(response);
+  });
+  return new Promise((resolve, reject) => {
+    server.once("error", reject);
+    server.listen(port, "127.0.0.1", () => {
+      const close = () => new Promise((done) => (server.closeAllConnections(), server.close(done)));
+      resolve({ url: `http://localhost:${server.address().port}/`, close });
+    });
+  });
+}
+
+if (process.argv[1] === fileURLToPath(import.meta.url)) {
+  const { url } = await serve(Number(process.argv[2] ?? 8000));
+  console.log(`The page is at ${url} (Ctrl+C ends the server).`);
+}

@@ -1,0 +1,42 @@
+/** Calls the worker that trains, from the page. */
+
+import type { Answer, Arguments, Name, Result } from "./protocol.js";
+
+export type Progress = Extract<Answer, { kind: "progress" }>;
+
+/** The model, in its worker. */
+export class Model {
+  /** Called at each training step. */
+  onProgress: (progress: Progress) => void = () => {};
+  readonly #worker = new Worker(new URL("worker.js", import.meta.url), { type: "module" });
+  readonly #waiting = new Map<number, { resolve: (value: never) => void; reject: (error: Error) => void }>();
+  #calls = 0;
+
+  constructor() {
+    this.#worker.addEventListener("message", ({ data }: MessageEvent<Answer>) => {
+      if (data.kind === "progress") {
+        this.onProgress(data);
+        return;
+      }
+      const waiting = this.#waiting.get(data.id)!;
+      this.#waiting.delete(data.id);
+      if (data.kind === "result") waiting.resolve(data.value as never);
+      else waiting.reject(new Error(data.message));
+    });
+    // A worker that could not be loaded answers no call.
+    this.#worker.addEventListener("error", (event) => {
+      event.preventDefault();
+      for (const { reject } of this.#waiting.values()) reject(new Error(event.message || "the worker could not be started"));
+      this.#waiting.clear();
+    });
+  }
+
+  /** Calls a method of the worker. */
+  call<N extends Name>(name: N, ...args: Arguments<N>): Promise<Result<N>> {
+    const id = this.#calls++;
+    return new Promise((resolve, reject) => {
+      this.#waiting.set(id, { resolve: resolve as (value: never) => void, reject });
+      this.#worker.postMessage({ id, name, args });
+    });
+  }
+}

@@ -1,0 +1,52 @@
+/** The service worker: after the first load the page works without a network. */
+
+// Filled in by the build: all files of the page, and a digest of their content.
+declare const FILES: string[];
+declare const VERSION: string;
+
+interface Lifetime extends Event {
+  waitUntil(promise: Promise<unknown>): void;
+}
+interface Request_ extends Lifetime {
+  readonly request: Request;
+  respondWith(response: Promise<Response>): void;
+}
+
+const worker = self as unknown as {
+  addEventListener(name: "install" | "activate", listener: (event: Lifetime) => void): void;
+  addEventListener(name: "fetch", listener: (event: Request_) => void): void;
+  skipWaiting(): Promise<void>;
+  clients: { claim(): Promise<void> };
+};
+const NAME = `onnxtrain-handwriting-${VERSION}`;
+
+worker.addEventListener("install", (event) => {
+  event.waitUntil(
+    (async () => {
+      const cache = await caches.open(NAME);
+      // Past the browser's own cache, which may hold files of an older version.
+      await cache.addAll(FILES.map((file) => new Request(file, { cache: "reload" })));
+      await worker.skipWaiting();
+    })(),
+  );
+});
+
+worker.addEventListener("activate", (event) => {
+  event.waitUntil(
+    (async () => {
+      for (const name of await caches.keys()) if (name.startsWith("onnxtrain-handwriting-") && name !== NAME) await caches.delete(name);
+      await worker.clients.claim();
+    })(),
+  );
+});
+
+worker.addEventListener("fetch", (event) => {
+  if (event.request.method !== "GET" || new URL(event.request.url).origin !== location.origin) return;
+  event.respondWith(
+    (async () => {
+      // `?threads=2` is the same page.
+      const found = await (await caches.open(NAME)).match(event.request, { ignoreSearch: true });
+      return found ?? fetch(event.request);
+    })(),
+  );
+});

@@ -1,0 +1,223 @@
+/** The page in headless Chromium: draws, trains, gains accuracy, reloads offline; Python computes the same. */
+
+import assert from "node:assert/strict";
+import { execFileSync } from "node:child_process";
+import { mkdirSync, mkdtempSync, rmSync, writeFileSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { dirname, join } from "node:path";
+import { fileURLToPath } from "node:url";
+import { after, before, describe, it } from "node:test";
+import { Hand, percent, ready, serve, startBrowser, train } from "./support.mjs";
+
+const here = dirname(fileURLToPath(import.meta.url));
+const root = join(here, "..", "..", "..");
+const python = process.env.PYTHON ?? join(root, ".venv", "bin", "python");
+// With ONNXTRAIN_WEB_IMAGES=docs/images/web the tests write the pictures of the documentation.
+const images = process.env.ONNXTRAIN_WEB_IMAGES;
+const scratch = mkdtempSync(join(tmpdir(), "onnxtrain-page-"));
+
+let server;
+before(async () => {
+  server = await serve();
+});
+after(async () => {
+  await server.close();
+  rmSync(scratch, { recursive: true, force: true });
+});
+
+async function picture(page, name) {
+  if (!images) return;
+  mkdirSync(images, { recursive: true });
+  await page.screenshot({ path: join(images, `${name}.png`), fullPage: true });
+}
+
+/** Opens the page in a new browser; the test fails on any error in the console. */
+async function open(options = {}, query = "") {
+  const { context, close } = await startBrowser(options);
+  const page = context.pages()[0] ?? (await context.newPage());
+  const errors = [];
+  page.on("pageerror", (error) => errors.push(String(error)));
+  page.on("console", (message) => message.type() === "error" && errors.push(message.text()));
+  await page.goto(server.url + query);
+  await ready(page);
+  const end = async () => {
+    await close();
+    assert.deepEqual(errors, []);
+  };
+  return { context, page, end };
+}
+
+const button = (page, name) => page.getByRole("button", { name, exact: true });
+const text = (page, label) => page.getByLabel(label, { exact: true }).textContent();
+
+async function download(page, name) {
+  const waiting = page.waitForEvent("download");
+  await button(page, name).click();
+  const path = join(scratch, `${Date.now()}-${name}`);
+  await (await waiting).saveAs(path);
+  return path;
+}
+
+for (const threads of [1, 2]) {
+  describe(`with ${threads} thread${threads > 1 ? "s" : ""}`, () => {
+    it("learns a handwriting, keeps it offline, and Python agrees", async (t) => {
+      const { context, page, end } = await open({}, `?threads=${threads}`);
+      assert.equal(await page.evaluate(() => crossOriginIsolated), true);
+      assert.match(await page.getByRole("status").textContent(), /^Ready/);
+      if (threads === 1) await picture(page, "ready");
+      const hand = new Hand(0.7);
+      for (let round = 0; round < 2; round++) for (let digit = 0; digit < 10; digit++) await hand.add(page, digit);
+      assert.equal(await text(page, "Drawings"), "20");
+      assert.equal(await text(page, "Accuracy after"), "–");
+      await hand.draw(page, 4);
+      await page.getByText(/^The model reads \d \(\d+%\)$/).waitFor();
+      if (threads === 1) await picture(page, "drawn");
+      const milliseconds = await train(page);
+      const times = await page.evaluate(() => performance.getEntriesByName("personalisation")[0].detail.times);
+      t.diagnostic(`20 drawings, 5 epochs: ${milliseconds} ms from the click; steps: ${times.map((time) => time.toFixed(0)).join(" ")} ms`);
+      assert.ok(milliseconds < 10_000);
+      const [beforeTraining, afterTraining] = [await percent(page, "Accuracy before"), await percent(page, "Accuracy after")];
+      t.diagnostic(`accuracy on 10 held-out drawings: ${beforeTraining}% before, ${afterTraining}% after`);
+      assert.ok(afterTraining >= beforeTraining + 10, `${beforeTraining}% before, ${afterTraining}% after`);
+      const progress = page.getByRole("progressbar");
+      assert.equal(await progress.evaluate((element) => element.value / element.max), 1);
+      assert.match(await page.getByRole("img", { name: "Loss curve" }).locator("desc").textContent(), /^The loss of 35 steps falls from/);
+      if (threads === 1) await picture(page, "trained");
+
+      const checkpoint = await download(page, "Save");
+      const drawings = await download(page, "Save drawings");
+      const script = join(here, "..", "model", "accuracy.py");
+      const result = JSON.parse(execFileSync(python, [script, join(here, "..", "dist", "model"), checkpoint, drawings], { encoding: "utf8" }));
+      assert.deepEqual({ before: Math.round(100 * result.before), after: Math.round(100 * result.after) }, { before: beforeTraining, after: afterTraining });
+
+      // The service worker has cached everything once it controls the page.
+      await page.evaluate(() => navigator.serviceWorker.ready);
+      await context.setOffline(true);
+      await page.reload();
+      await ready(page);
+      assert.equal(await page.getByRole("status").textContent(), "Ready: your own model");
+      assert.equal(await page.evaluate(() => crossOriginIsolated), true);
+      assert.deepEqual([await text(page, "Drawings"), await percent(page, "Accuracy before"), await percent(page, "Accuracy after")], ["20", beforeTraining, afterTraining]);
+      await hand.add(page, 3);
+      await train(page);
+      if (threads === 1) await picture(page, "offline");
+      await end();
+    });
+  });
+}
+
+it("takes back strokes, drawings and trainings, and loads what was saved", async () => {
+  const { page, end } = await open();
+  const hand = new Hand(0.7);
+  assert.ok(await button(page, "Undo").isDisabled());
+  await hand.draw(page, 4);
+  await button(page, "Undo").click();
+  await button(page, "Undo").click();
+  assert.ok(await button(page, "Undo").isDisabled());
+  for (const digit of [4, 4, 7, 7, 7]) await hand.add(page, digit);
+  assert.equal(await page.getByRole("img", { name: "Drawing of 7, held out" }).count(), 1);
+  await button(page, "Undo").click();
+  await page.getByRole("status").filter({ hasText: "Took back a 7" }).waitFor();
+  assert.equal(await text(page, "Drawings"), "4");
+  // The strokes are back on the pad: added again it is the drawing that it was.
+  await button(page, "Add").click();
+  assert.equal(await text(page, "Drawings"), "5");
+  await train(page);
+  const trained = await text(page, "Accuracy after");
+  assert.match(trained, /^\d+%$/);
+  const checkpoint = await download(page, "Save");
+  await button(page, "Undo").click();
+  await page.getByRole("status").filter({ hasText: "Back to the base model" }).waitFor();
+  assert.equal(await text(page, "Accuracy after"), "–");
+  await page.getByLabel("Load", { exact: true }).setInputFiles(checkpoint);
+  await page.getByRole("status").filter({ hasText: /^Loaded/ }).waitFor();
+  assert.equal(await text(page, "Accuracy after"), trained);
+  const damaged = join(scratch, "damaged");
+  writeFileSync(damaged, "no checkpoint at all");
+  await page.getByLabel("Load", { exact: true }).setInputFiles(damaged);
+  await page.getByRole("status").filter({ hasText: /corrupt or no checkpoint.*The session is unchanged/ }).waitFor();
+  await picture(page, "damaged-file");
+  assert.equal(await text(page, "Accuracy after"), trained);
+  await end();
+});
+
+it("says what is missing", async () => {
+  const { page, end } = await open();
+  assert.ok(await button(page, "Train").isDisabled());
+  await button(page, "Add").click();
+  await page.getByRole("status").filter({ hasText: "Draw a digit first" }).waitFor();
+  await new Hand().draw(page, 2);
+  await button(page, "Add").click();
+  await page.getByRole("status").filter({ hasText: "Choose which digit this is" }).waitFor();
+  assert.equal(await text(page, "Drawings"), "0");
+  await end();
+});
+
+it("works by the keyboard alone", async () => {
+  const { page, end } = await open();
+  const press = async (...keys) => {
+    for (const key of keys) await page.keyboard.press(key);
+  };
+  await press("Tab");
+  assert.match(await page.evaluate(() => document.activeElement.getAttribute("aria-label")), /^Drawing area/);
+  // Two ones, from the pen's place straight down.
+  for (let i = 0; i < 2; i++) {
+    await press("Space", ...Array(7).fill("Shift+ArrowDown"));
+    if (i === 0) await picture(page, "keyboard");
+    await press("Space", ...Array(7).fill("Shift+ArrowUp"), "1", "Enter");
+    await page.waitForFunction((count) => document.getElementById("drawings").textContent === count, String(i + 1));
+  }
+  // From the drawing area the order is: digits, Add, Undo, Train.
+  await press("Tab");
+  assert.equal(await page.evaluate(() => document.activeElement.value), "1");
+  await press("Tab", "Tab", "Tab");
+  assert.equal(await page.evaluate(() => document.activeElement.textContent), "Train");
+  await press("Enter");
+  await page.getByRole("status").filter({ hasText: /Trained$/ }).waitFor();
+  // The focus is where it was.
+  assert.equal(await page.evaluate(() => document.activeElement.textContent), "Train");
+  assert.equal(await text(page, "Accuracy after"), "100%");
+  await end();
+});
+
+it("works by touch on a phone", async () => {
+  const { context, page, end } = await open({ viewport: { width: 390, height: 844 }, hasTouch: true, isMobile: true, deviceScaleFactor: 2 });
+  const cdp = await context.newCDPSession(page);
+  const box = await page.getByLabel(/^Drawing area/).boundingBox();
+  for (let i = 0; i < 2; i++) {
+    const touch = (type, x, y) => cdp.send("Input.dispatchTouchEvent", { type, touchPoints: type === "touchEnd" ? [] : [{ x: box.x + x * box.width, y: box.y + y * box.height }] });
+    await touch("touchStart", 0.5, 0.2);
+    for (let y = 0.25; y < 0.85; y += 0.1) await touch("touchMove", 0.5, y);
+    await touch("touchEnd");
+    // A finger on the drawing area draws and does not scroll.
+    assert.equal(await page.evaluate(() => scrollY), 0);
+    await page.getByRole("radio", { name: "1", exact: true }).check();
+    await button(page, "Add").tap();
+    await page.waitForFunction((count) => document.getElementById("drawings").textContent === count, String(i + 1));
+    await page.evaluate(() => scrollTo(0, 0));
+  }
+  await train(page);
+  assert.equal(await text(page, "Accuracy after"), "100%");
+  assert.ok(await page.evaluate(() => document.documentElement.scrollWidth <= innerWidth));
+  // Targets of fingers: at least 44 pixels high.
+  for (const name of ["Add", "Undo", "Train", "Save", "Save drawings"]) assert.ok((await button(page, name).boundingBox()).height >= 44, name);
+  await picture(page, "phone");
+  await end();
+});
+
+it("has names for everything that a screen reader meets, in both colour schemes", async () => {
+  const { page, end } = await open({ colorScheme: "dark" });
+  const hand = new Hand();
+  await hand.add(page, 5);
+  await hand.add(page, 5);
+  await train(page);
+  await picture(page, "dark");
+  for (const role of ["button", "radio", "img", "progressbar", "textbox", "list", "application", "group"]) {
+    for (const element of await page.getByRole(role).all()) {
+      const name = await element.evaluate((node) => node.getAttribute("aria-label") || node.labels?.[0]?.textContent || node.textContent.trim());
+      assert.ok(name, `${role} without a name: ${await element.evaluate((node) => node.outerHTML)}`);
+    }
+  }
+  assert.equal(await page.locator('[role="status"]').count(), 1);
+  await end();
+});

@@ -50,7 +50,16 @@ endef
 LIBASAN := $(shell $(CXX) -print-file-name=libasan.so 2>/dev/null)
 KERNEL_SOURCES := $(shell find kernels -name build -prune -o -type f \( -name '*.cpp' -o -name '*.h' -o -name '*.py' -o -name CMakeLists.txt -o -name pyproject.toml \) -print)
 
-.PHONY: demo test test-oldest test-newest test-torch test-sanitized test-aarch64 kernels-aarch64 clean check-python
+# The page that learns a handwriting and the npm package, in web/: npm installs its tools below web/node_modules.
+NODE ?= node
+PORT ?= 8000
+CHROMIUM ?= $(firstword $(wildcard /usr/bin/chromium /usr/bin/chromium-browser /usr/bin/google-chrome))
+WEB_TOOLS := web/node_modules/.installed
+WEB_MODEL := web/demo/dist/model/manifest.json
+# Of a test the environment that has PyTorch, which makes the reference nets.
+WEB_TEST := PYTHON=$(abspath $(TEST_VENV))/bin/python $(NODE) --test --test-timeout=300000
+
+.PHONY: web test-web test-web-node check-node check-chromium demo test test-oldest test-newest test-torch test-sanitized test-aarch64 kernels-aarch64 clean check-python
 
 demo: $(DEMO_VENV)/.installed
 	$(DEMO_VENV)/bin/onnxtrain demo --output demo-output
@@ -76,6 +85,37 @@ test: $(TEST_VENV)/.installed
 	command -v cmake >/dev/null && command -v $(CXX) >/dev/null || echo "No CMake or C++ compiler: the host in C++ is not tested."; \
 	printf '\nPassed:%s\n' "$${passed:- none}"; \
 	if [ -n "$$failed" ]; then echo "FAILED:$$failed"; exit 1; fi
+
+web: $(WEB_MODEL) $(WEB_TOOLS)
+	$(NODE) web/demo/build.mjs
+	$(NODE) web/demo/serve.mjs $(PORT)
+
+# The package against onnxruntime-node, and against onnxruntime-web in Node; its types and its size.
+test-web-node: $(TEST_VENV)/.installed $(WEB_TOOLS)
+	cd web && npm run build && npm run types && npm run size
+	rm -rf build/web-reference
+	$(WEB_TEST) web/test/*.test.mjs
+
+# The same in Chromium, and the page.
+test-web: test-web-node $(WEB_MODEL) | check-chromium
+	$(NODE) web/demo/build.mjs
+	CHROMIUM=$(CHROMIUM) $(WEB_TEST) --test-concurrency=1 web/demo/test/*.test.mjs
+
+$(WEB_TOOLS): web/package.json web/package-lock.json | check-node
+	cd web && npm ci --ignore-scripts --no-audit --no-fund
+	touch $@
+
+# By the demo's environment, or the tests' where that is already there: both have onnx and scikit-learn.
+WEB_VENV := $(if $(wildcard $(TEST_VENV)/.installed),$(TEST_VENV),$(DEMO_VENV))
+$(WEB_MODEL): $(wildcard web/demo/model/*.py) | $(WEB_VENV)/.installed
+	$(WEB_VENV)/bin/python web/demo/model/make.py $(@D)
+
+check-node:
+	@$(NODE) -e 'if (parseInt(process.versions.node) < 20) { console.error("onnxtrain-web needs Node.js 20 or newer; this is " + process.version); process.exit(1) }' && npm --version >/dev/null || \
+		{ echo "The page and the npm package need Node.js 20 or newer, with npm. On Debian: apt-get install nodejs npm"; exit 1; }
+
+check-chromium:
+	@test -n "$(CHROMIUM)" || { echo "The tests of the page need Chromium. On Debian: apt-get install chromium. Elsewhere: make test-web CHROMIUM=path"; exit 1; }
 
 test-oldest: $(OLDEST_VENV)/.installed
 	$(OLDEST_VENV)/bin/python -m pytest $(PARALLEL) $(VERSIONED)
@@ -145,4 +185,4 @@ check-python:
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "onnxtrain needs Python 3.11 or newer; $(PYTHON) is " + sys.version.split()[0] + ". Name another one: make PYTHON=python3.12 ...")'
 
 clean:
-	rm -rf $(DEMO_VENV) $(TEST_VENV) $(OLDEST_VENV) $(NEWEST_VENV) $(TORCH_VENV)-* demo-output build dist
+	rm -rf $(DEMO_VENV) $(TEST_VENV) $(OLDEST_VENV) $(NEWEST_VENV) $(TORCH_VENV)-* demo-output build dist web/node_modules web/dist web/demo/dist

@@ -46,7 +46,8 @@ export function encodeSafetensors(tensors: ReadonlyMap<string, RawTensor>, metad
 export function decodeSafetensors(file: Uint8Array): { metadata: Record<string, string>; tensors: Map<string, RawTensor> } {
   if (file.length < 8) throw new Error(`it has ${file.length} bytes, too few for a header`);
   const length = Number(new DataView(file.buffer, file.byteOffset, 8).getBigUint64(0, true));
-  if (length > MAX_HEADER || 8 + length > file.length) {
+  if (length > MAX_HEADER) throw new Error("it does not begin as a safetensors file");
+  if (8 + length > file.length) {
     throw new Error(`its header of ${length} bytes is longer than the file of ${file.length} bytes`);
   }
   // `fatal`, so that damaged names are an error instead of other names.

@@ -243,7 +243,12 @@ async function load(): Promise<void> {
   try {
     const bytes = new Uint8Array(await file.arrayBuffer());
     const before: Action = { kind: "weights", checkpoint, losses };
-    await setWeights(bytes);
+    try {
+      await setWeights(bytes);
+    } catch (error) {
+      console.info(error);
+      return say(`${file.name} is no checkpoint of this page's model: yours is unchanged`, true);
+    }
     losses = [];
     steps = 0;
     actions.push(before);

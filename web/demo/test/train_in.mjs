@@ -1,0 +1,50 @@
+/** Trains a reference net in a page. */
+
+import { dirname, join, relative } from "node:path";
+import { fileURLToPath } from "node:url";
+import { folderOf } from "../../test/support.mjs";
+
+const root = join(dirname(fileURLToPath(import.meta.url)), "..", "..", "..");
+
+/**
+ * Trains a reference net in an empty page, and returns losses and times of the steps in milliseconds.
+ *
+ * `url` is that of a server of the repository; `runtime` is a file of onnxruntime-web, e.g. "ort.wasm.min.mjs".
+ */
+export async function trainIn(page, url, net, runtime, { threads = 1, steps = 50, warm = false, executionProviders } = {}) {
+  await page.goto(`${url}web/demo/test/blank.html`);
+  return page.evaluate(
+    async ({ folder, runtime, threads, steps, warm, executionProviders }) => {
+      const ort = await import(`/web/node_modules/onnxruntime-web/dist/${runtime}`);
+      const { TrainingSession } = await import("/web/dist/index.js");
+      ort.env.wasm.numThreads = threads;
+      const session = await TrainingSession.create(ort, { artifacts: folder, ...(executionProviders && { executionProviders }) });
+      const { learning_rate: rate, feeds } = await (await fetch(`${folder}/feeds.json`)).json();
+      const bytes = await (await fetch(`${folder}/feeds.bin`)).arrayBuffer();
+      session.setLearningRate(rate);
+      const [losses, times] = [[], []];
+      let position = 0;
+      for (let step = 0; step < steps; step++) {
+        if (position === bytes.byteLength) position = 0;
+        const batch = {};
+        for (const { name, dtype, shape } of feeds) {
+          const array = { float32: Float32Array, int64: BigInt64Array }[dtype];
+          const size = shape.reduce((a, b) => a * b, array.BYTES_PER_ELEMENT);
+          batch[name] = new ort.Tensor(dtype, new array(bytes.slice(position, position + size)), shape);
+          position += size;
+        }
+        if (warm && step === 0) await session.warmUp(batch, { steps: 300, milliseconds: 5000 });
+        const begin = performance.now();
+        losses.push((await session.trainStep(batch)).loss);
+        await session.optimizerStep();
+        await session.lazyResetGrad();
+        times.push(performance.now() - begin);
+      }
+      const saved = await session.saveCheckpoint({ optimizer: true });
+      await session.loadCheckpoint(saved);
+      session.release();
+      return { losses, times, isolated: crossOriginIsolated, saved: saved.length };
+    },
+    { folder: `/${relative(root, folderOf(net))}`, runtime, threads, steps, warm, executionProviders },
+  );
+}

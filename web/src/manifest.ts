@@ -69,6 +69,18 @@ export interface OptimizerSpec {
   readonly step: string;
 }
 
+/** Numbers that a host feeds beside data and parameters. */
+export const HOST_VALUES = ["seed", "step", "run"] as const;
+export type HostValue = (typeof HOST_VALUES)[number];
+
+/** An input of the training model that holds numbers which the host knows, e.g. to draw masks of Dropout from. */
+export interface HostInput {
+  /** Name of the input, e.g. "onnxtrain.random". */
+  readonly name: string;
+  /** Per element of the input, an int64 vector, the number that it holds. */
+  readonly holds: readonly HostValue[];
+}
+
 /** Names of the files of a run. */
 export interface Files {
   readonly trainingModel: string;
@@ -92,6 +104,8 @@ export interface Manifest {
   /** All parameters, in graph order. */
   readonly parameters: readonly ParameterSpec[];
   readonly statistics: readonly StatisticSpec[];
+  /** Further inputs of the training model, which the session fills; empty for most models. */
+  readonly hostInputs: readonly HostInput[];
   /** The optimizer, null if the run has no optimizer model. */
   readonly optimizer: OptimizerSpec | null;
   /** Inputs and outputs of the inference model, null if the run has none. */
@@ -155,6 +169,17 @@ function readStatistic(entry: Json): StatisticSpec {
   return { ...readTensor(object), output: asText(object["output"], "the output of a statistic") };
 }
 
+function readHostInput(entry: Json): HostInput {
+  const object = asObject(entry, "a host input");
+  const name = asText(object["name"], "the name of a host input");
+  const holds = asNames(object["holds"], `what '${name}' holds`);
+  const unknown = holds.filter((value) => !(HOST_VALUES as readonly string[]).includes(value));
+  if (unknown.length || object["dtype"] !== "int64" || asSizes(object["shape"], `'${name}'`).join() !== String(holds.length)) {
+    throw new Error(`the input '${name}' holds ${holds.join(", ")}; known are int64 vectors of ${HOST_VALUES.join(", ")}; install a newer onnxtrain-web`);
+  }
+  return { name, holds: holds as HostValue[] };
+}
+
 function readOptimizer(value: Json | undefined): OptimizerSpec | null {
   if (value === undefined || value === null) return null;
   const object = asObject(value, "the optimizer");
@@ -207,6 +232,8 @@ export function parseManifest(text: string, source: string): Manifest {
       outputs: asNames(raw["outputs"], "outputs"),
       parameters: asList(raw["parameters"], "parameters").map(readParameter),
       statistics: asList(raw["statistics"], "statistics").map(readStatistic),
+      // Absent from artifacts of earlier versions.
+      hostInputs: asList(raw["host_inputs"] ?? [], "host_inputs").map(readHostInput),
       optimizer: readOptimizer(raw["optimizer"]),
       inference: inference && {
         inputs: asNames(inference["inputs"], "the inference model's inputs"),

@@ -19,7 +19,7 @@ export interface CreateOptions {
   readonly artifacts: Artifacts;
   /** Where ONNX Runtime computes, e.g. ["webgpu"]. Default: the CPU (in a browser, WebAssembly). */
   readonly executionProviders?: ExecutionProviders;
-  /** Start of `session.random`, which draws orders and masks. Default: 0. */
+  /** Start of `session.random`, and of the masks of Dropout in models of the portable profile. Default: 0. */
   readonly seed?: number;
 }
 
@@ -72,6 +72,7 @@ export class TrainingSession {
 
   readonly #ort: OrtModule;
   readonly #run: Run;
+  readonly #seed: number;
   readonly #state: State;
   readonly #queue = new Queue();
   readonly #open: (model: Model, outputs: "training" | "optimizer" | "results") => Promise<InferenceSession>;
@@ -85,12 +86,13 @@ export class TrainingSession {
     ort: OrtModule,
     run: Run,
     state: State,
-    random: Random,
+    seed: number,
     open: (model: Model, outputs: "training" | "optimizer" | "results") => Promise<InferenceSession>,
     sessions: { training: InferenceSession; optimizer: InferenceSession | null },
   ) {
     this.manifest = run.manifest;
-    this.random = random;
+    this.random = new Random(seed);
+    this.#seed = seed;
     this.#ort = ort;
     this.#run = run;
     this.#state = state;
@@ -138,7 +140,7 @@ export class TrainingSession {
     const optimizer = run.optimizer && (await open(run.optimizer, "optimizer"));
     const specs = optimizer ? momentSpecs(manifest, optimizer, run.optimizer!.source) : [];
     const state = new State(ort, manifest, specs);
-    const session = new TrainingSession(ort, run, state, new Random(seed), open, { training, optimizer });
+    const session = new TrainingSession(ort, run, state, seed, open, { training, optimizer });
     if (!run.checkpoint) throw new ModelLoadError("Loading the artifacts: the manifest names no checkpoint. Generate the artifacts again.");
     await state.load(readCheckpoint(run.checkpoint, manifest, `the checkpoint '${manifest.files.checkpoint}'`), "the checkpoint");
     return session;
@@ -181,6 +183,7 @@ export class TrainingSession {
         state.statistics.set(name, outputs[output]!);
       }
       this.#reset = false;
+      state.runs += 1;
       return this.#result(outputs);
     });
   }
@@ -233,6 +236,7 @@ export class TrainingSession {
         state.moments.set(name, outputs[`${name}_updated`]!);
       }
       state.progress.step += 1;
+      state.runs = 0;
     });
   }
 
@@ -433,7 +437,13 @@ export class TrainingSession {
 
   #runTraining(feeds: Outputs): Promise<Outputs> {
     this.#state.requireDefined("trainStep");
-    return this.#runModel(this.#training, { ...feeds, ...this.#state.feeds() }, trainingOutputs(this.manifest), "trainStep");
+    const { progress, runs } = this.#state;
+    const known = { seed: this.#seed, step: progress.step, run: runs };
+    const numbers = this.manifest.hostInputs.map(({ name, holds }) => {
+      const values = BigInt64Array.from(holds, (value) => BigInt(known[value]));
+      return [name, new this.#ort.Tensor("int64", values, [values.length])];
+    });
+    return this.#runModel(this.#training, { ...feeds, ...this.#state.feeds(), ...Object.fromEntries(numbers) }, trainingOutputs(this.manifest), "trainStep");
   }
 
   /** Runs a model whose session is opened on first use: not every page evaluates or predicts. */
@@ -517,7 +527,7 @@ export class TrainingSession {
 
 /** Names of all inputs of the training model. */
 function trainingInputs(manifest: Manifest): string[] {
-  return [manifest.inputs, manifest.targets, manifest.parameters, manifest.statistics].flat().map((spec) => spec.name);
+  return [manifest.inputs, manifest.targets, manifest.parameters, manifest.statistics, manifest.hostInputs].flat().map((spec) => spec.name);
 }
 
 /** Names of the outputs of the training model that a step reads. */

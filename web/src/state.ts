@@ -39,6 +39,8 @@ export class State {
   moments = new Map<string, Tensor>();
   progress: Progress = { step: 0, learningRate: DEFAULT_LEARNING_RATE, initialLearningRate: DEFAULT_LEARNING_RATE };
   properties: Properties = {};
+  /** Training steps since the last optimizer step. */
+  runs = 0;
   /** Null until a training step has computed gradients. */
   gradients: Gradients | null = null;
 
@@ -97,6 +99,7 @@ export class State {
     const { learningRate, initialLearningRate } = this.progress;
     this.progress = content.progress ? { ...content.progress } : { step: 0, learningRate, initialLearningRate };
     this.properties = { ...content.properties };
+    this.runs = 0;
   }
 
   /** Makes the moments of a checkpoint, or those from which an optimizer starts if it has none. */

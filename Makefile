@@ -57,7 +57,7 @@ CHROMIUM ?= $(firstword $(wildcard /usr/bin/chromium /usr/bin/chromium-browser /
 WEB_TOOLS := web/node_modules/.installed
 WEB_MODEL := web/demo/dist/model/manifest.json
 # Of a test the environment that has PyTorch, which makes the reference nets.
-WEB_TEST := PYTHON=$(abspath $(TEST_VENV))/bin/python $(NODE) --test --test-timeout=300000
+WEB_TEST := PYTHON=$(abspath $(TEST_VENV))/bin/python $(NODE) --test --test-timeout=900000
 
 .PHONY: web test-web test-web-node check-node check-chromium demo test test-oldest test-newest test-torch test-sanitized test-aarch64 kernels-aarch64 clean check-python
 

@@ -27,10 +27,10 @@ def main(net: Path, checkpoint: Path, base: Path | None = None) -> None:
         if base
         else CheckpointState.load_checkpoint(checkpoint)
     )
+    entry = json.loads((net / "feeds.json").read_text())
     module = Module(net / "training_model.onnx", state, net / "eval_model.onnx")
     optimizer = Optimizer(net / "optimizer_model.onnx", module)
     start = {"step": optimizer.step_count, "learning_rate": optimizer.get_learning_rate()}
-    entry = json.loads((net / "feeds.json").read_text())
     data, position, losses = (net / "feeds.bin").read_bytes(), 0, []
     for _ in range(entry["steps"]):
         arrays = []

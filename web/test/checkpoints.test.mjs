@@ -18,8 +18,8 @@ before(async () => {
 }, { timeout: 300_000 });
 
 async function open(net) {
-  const session = await TrainingSession.create(ort, { artifacts: artifactsOf(net) });
-  const { learningRate, batches } = feedsOf(ort, net);
+  const { learningRate, seed, batches } = feedsOf(ort, net);
+  const session = await TrainingSession.create(ort, { artifacts: artifactsOf(net), seed });
   session.setLearningRate(learningRate);
   return { session, batches };
 }

@@ -13,8 +13,8 @@ for (const runtime of ["node", "wasm"]) {
     for (const net of NETS) {
       it(net, async (t) => {
         const ort = await loadRuntime(runtime);
-        const session = await TrainingSession.create(ort, { artifacts: artifactsOf(net) });
-        const { learningRate, batches } = feedsOf(ort, net);
+        const { learningRate, seed, batches } = feedsOf(ort, net);
+        const session = await TrainingSession.create(ort, { artifacts: artifactsOf(net), seed });
         session.setLearningRate(learningRate);
         const expected = resultsOf(net);
         const losses = await train(session, batches);

@@ -1,4 +1,4 @@
-"""Writes the artifacts of small nets, feeds of 50 steps, and what Python computes with them, for the tests of the package.
+"""Writes artifacts of small nets, feeds of 50 steps, and what Python computes with them, for the tests of the package.
 
     python web/test/reference.py build/web-reference
 
@@ -33,6 +33,7 @@ from onnxtrain.optimizers import AdamW, ParameterGroup, SparseAdam
 
 STEPS = 50
 LEARNING_RATE = 0.01
+SEED = 7
 Feeds = dict[str, np.ndarray]
 
 
@@ -126,15 +127,15 @@ class Nets:
         return {name: feeds[name] for name in ("x", "mask_a", "mask_b", "labels")}
 
     def words(self) -> Feeds:
-        tokens = self.random.integers(0, 200, (16, 6))
-        return {"tokens": tokens, "labels": tokens[:, 0] % 4}
+        labels = self.random.integers(0, 4, 16)
+        return {"tokens": self.random.integers(0, 50, (16, 6)) + 50 * labels[:, None], "labels": labels}
 
 
 def write_feeds(directory: Path, batches: list[Feeds]) -> None:
     """Writes the batches: feeds.json says what each step takes, feeds.bin holds the raw values step after step."""
     first = batches[0]
     listed = [{"name": n, "dtype": a.dtype.name, "shape": list(a.shape)} for n, a in first.items()]
-    entry = {"steps": len(batches), "learning_rate": LEARNING_RATE, "feeds": listed}
+    entry = {"steps": len(batches), "learning_rate": LEARNING_RATE, "seed": SEED, "feeds": listed}
     (directory / "feeds.json").write_text(json.dumps(entry))
     (directory / "feeds.bin").write_bytes(b"".join(a.tobytes() for feeds in batches for a in feeds.values()))
 

@@ -53,9 +53,9 @@ export async function loadRuntime(name) {
   return ort;
 }
 
-/** Reads the feeds of each step as tensors. */
+/** Reads the feeds of each step as tensors, the learning rate and the seed. */
 export function feedsOf(ort, net) {
-  const { steps, learning_rate: learningRate, feeds } = JSON.parse(readFileSync(join(folderOf(net), "feeds.json"), "utf8"));
+  const { steps, learning_rate: learningRate, seed, feeds } = JSON.parse(readFileSync(join(folderOf(net), "feeds.json"), "utf8"));
   const { buffer } = read(net, "feeds.bin");
   const classes = { float32: Float32Array, int64: BigInt64Array };
   let position = 0;
@@ -70,7 +70,7 @@ export function feedsOf(ort, net) {
       }),
     ),
   );
-  return { learningRate, batches };
+  return { learningRate, seed, batches };
 }
 
 /** Trains on batches and returns the losses. */

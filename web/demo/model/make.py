@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper
 from preprocess import SIZE, preprocess
 from scipy import ndimage
@@ -79,9 +80,7 @@ def strokes(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 def samples(seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns images [n, 1, 16, 16] and labels [n] of all digits, each in several versions."""
     rng, digits = np.random.default_rng(seed), load_digits()
-    images = [
-        preprocess(strokes(image / 16, rng)) for image in np.repeat(digits.images, COPIES, axis=0)
-    ]
+    images = [preprocess(strokes(image / 16, rng)) for image in np.repeat(digits.images, COPIES, axis=0)]
     return np.stack(images)[:, None], np.repeat(digits.target.astype(np.int64), COPIES)
 
 
@@ -111,11 +110,11 @@ def main(directory: Path) -> None:
             artifact_directory=directory,
             additional_output_names=["logits"],
         )
-        import onnxruntime as ort
-
         session = ort.InferenceSession(folder / "trained.onnx")
         guesses = session.run(None, {"image": images[count:]})[0].argmax(1)
-    kept = np.concatenate([np.flatnonzero(labels[:count] == c)[:: COPIES * 7][:KEPT_PER_CLASS] for c in range(10)])
+    kept = np.concatenate(
+        [np.flatnonzero(labels[:count] == c)[:: COPIES * 7][:KEPT_PER_CLASS] for c in range(10)]
+    )
     pixels = np.minimum(images[kept] * 256, 255).astype(np.uint8)
     (directory / "digits.bin").write_bytes(pixels.tobytes())
     size = sum(path.stat().st_size for path in directory.iterdir())

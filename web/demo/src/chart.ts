@@ -30,6 +30,6 @@ export function drawCurve(svg: SVGSVGElement, losses: readonly number[], steps: 
     add("polyline", { points: means.map((loss, i) => `${x(i).toFixed(1)},${y(loss).toFixed(1)}`).join(" "), class: "trend" });
   }
   description.textContent = losses.length
-    ? `The loss of ${losses.length} steps falls from ${losses[0]!.toFixed(2)} to ${losses.at(-1)!.toFixed(2)}.`
+    ? `The loss of ${losses.length} steps goes from ${losses[0]!.toFixed(2)} to ${losses.at(-1)!.toFixed(2)}.`
     : "No training yet.";
 }

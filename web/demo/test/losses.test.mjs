@@ -34,8 +34,8 @@ for (const threads of [1, 2]) {
 }
 
 describe("software WebGPU", () => {
-  // The CNN is left out: WebGPU of onnxruntime-web 1.30 fails on BatchNormalization in training mode.
-  for (const net of ["mlp", "transformer", "lstm", "embedding"]) {
+  // The CNN is left out: a reduction in its BatchNormalization fails in WebGPU of onnxruntime-web 1.30.
+  for (const net of NETS.filter((name) => name !== "cnn")) {
     it(net, async (t) => {
       const { context, close } = await startBrowser({ webgpu: true });
       t.after(close);

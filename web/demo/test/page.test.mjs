@@ -79,7 +79,7 @@ for (const threads of [1, 2]) {
       assert.ok(afterTraining >= beforeTraining + 10, `${beforeTraining}% before, ${afterTraining}% after`);
       const progress = page.getByRole("progressbar");
       assert.equal(await progress.evaluate((element) => element.value / element.max), 1);
-      assert.match(await page.getByRole("img", { name: "Loss curve" }).locator("desc").textContent(), /^The loss of 35 steps falls from/);
+      assert.match(await page.getByRole("img", { name: "Loss curve" }).locator("desc").textContent(), /^The loss of 35 steps goes from/);
       if (threads === 1) await picture(page, "trained");
 
       const checkpoint = await download(page, "Save");

@@ -18,8 +18,8 @@ export async function trainIn(page, url, net, runtime, { threads = 1, steps = 50
       const ort = await import(`/web/node_modules/onnxruntime-web/dist/${runtime}`);
       const { TrainingSession } = await import("/web/dist/index.js");
       ort.env.wasm.numThreads = threads;
-      const session = await TrainingSession.create(ort, { artifacts: folder, ...(executionProviders && { executionProviders }) });
-      const { learning_rate: rate, feeds } = await (await fetch(`${folder}/feeds.json`)).json();
+      const { learning_rate: rate, seed, feeds } = await (await fetch(`${folder}/feeds.json`)).json();
+      const session = await TrainingSession.create(ort, { artifacts: folder, seed, ...(executionProviders && { executionProviders }) });
       const bytes = await (await fetch(`${folder}/feeds.bin`)).arrayBuffer();
       session.setLearningRate(rate);
       const [losses, times] = [[], []];

@@ -53,6 +53,7 @@ KERNEL_SOURCES := $(shell find kernels -name build -prune -o -type f \( -name '*
 # The page that learns a handwriting and the npm package, in web/: npm installs its tools below web/node_modules.
 NODE ?= node
 PORT ?= 8000
+HOST ?= 127.0.0.1
 CHROMIUM ?= $(firstword $(wildcard /usr/bin/chromium /usr/bin/chromium-browser /usr/bin/google-chrome))
 WEB_TOOLS := web/node_modules/.installed
 WEB_MODEL := web/demo/dist/model/manifest.json
@@ -88,7 +89,7 @@ test: $(TEST_VENV)/.installed
 
 web: $(WEB_MODEL) $(WEB_TOOLS)
 	$(NODE) web/demo/build.mjs
-	$(NODE) web/demo/serve.mjs $(PORT)
+	$(NODE) web/demo/serve.mjs $(PORT) $(HOST)
 
 # The package against onnxruntime-node, and against onnxruntime-web in Node; its types and its size.
 test-web-node: $(TEST_VENV)/.installed $(WEB_TOOLS)

@@ -1,5 +1,5 @@
 /**
- * Serves web/demo/dist: node web/demo/serve.mjs [port]
+ * Serves web/demo/dist: node web/demo/serve.mjs [port] [host]
  *
  * With the two headers without which browsers give no page threads, and compressed, as web servers do it.
  */
@@ -23,8 +23,8 @@ const TYPES = {
 };
 const compressed = new Map();
 
-/** Starts the server; `folder` is served. Resolves to {url, close}. */
-export function serve(port = 0, folder = dist) {
+/** Starts the server; `folder` is served, to this machine only unless `host` is e.g. 0.0.0.0. Resolves to {url, close}. */
+export function serve(port = 0, folder = dist, host = "127.0.0.1") {
   const server = createServer((request, response) => {
     const headers = {
       "Cross-Origin-Opener-Policy": "same-origin",
@@ -52,7 +52,7 @@ export function serve(port = 0, folder = dist) {
   });
   return new Promise((resolve, reject) => {
     server.once("error", reject);
-    server.listen(port, "127.0.0.1", () => {
+    server.listen(port, host, () => {
       const close = () => new Promise((done) => (server.closeAllConnections(), server.close(done)));
       resolve({ url: `http://localhost:${server.address().port}/`, close });
     });
@@ -60,6 +60,6 @@ export function serve(port = 0, folder = dist) {
 }
 
 if (process.argv[1] === fileURLToPath(import.meta.url)) {
-  const { url } = await serve(Number(process.argv[2] ?? 8000));
+  const { url } = await serve(Number(process.argv[2] ?? 8000), dist, process.argv[3]);
   console.log(`The page is at ${url} (Ctrl+C ends the server).`);
 }

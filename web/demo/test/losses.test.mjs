@@ -34,16 +34,52 @@ for (const threads of [1, 2]) {
 }
 
 describe("software WebGPU", () => {
-  // The CNN is left out: a reduction in its BatchNormalization fails in WebGPU of onnxruntime-web 1.30.
-  for (const net of NETS.filter((name) => name !== "cnn")) {
+  // The nets with convolutions without a bias are left out: the call of the convolution then has an empty third input,
+  // which WebGPU of onnxruntime-web 1.30 takes for a tensor without a shape.
+  for (const net of NETS.filter((name) => !["cnn", "frozen"].includes(name))) {
     it(net, async (t) => {
       const { context, close } = await startBrowser({ webgpu: true });
       t.after(close);
       const page = await context.newPage();
-      const { losses } = await trainIn(page, server.url, net, "ort.webgpu.min.mjs", { steps: 5, executionProviders: ["webgpu"] });
+      const { losses, locations } = await trainIn(page, server.url, net, "ort.webgpu.min.mjs", { steps: 5, executionProviders: ["webgpu"] });
       const difference = maxDifference(losses, resultsOf(net).losses.slice(0, 5));
       t.diagnostic(`largest difference from Python: ${difference.toExponential(1)}`);
+      // From the second step on: the first uploads those of the checkpoint.
+      assert.deepEqual(locations, ["gpu-buffer"]);
       assert.ok(difference <= 1e-4, `losses differ by ${difference}`);
     });
   }
+
+  it("the net of the page trains as in WebAssembly", async (t) => {
+    const { context, close } = await startBrowser({ webgpu: true });
+    t.after(close);
+    const page = await context.newPage();
+    await page.goto(`${server.url}web/demo/test/blank.html`);
+    const [wasm, webgpu] = await page.evaluate(async () => {
+      const { Random, TrainingSession } = await import("/web/dist/index.js");
+      const results = [];
+      for (const provider of ["wasm", "webgpu"]) {
+        const ort = await import(`/web/node_modules/onnxruntime-web/dist/ort.${provider}.min.mjs`);
+        ort.env.wasm.numThreads = 1;
+        const session = await TrainingSession.create(ort, { artifacts: "/web/demo/dist/model/", executionProviders: [provider] });
+        const random = new Random(1);
+        const losses = [];
+        for (let step = 0; step < 5; step++) {
+          const image = Float32Array.from({ length: 16 * 256 }, () => random.uniform());
+          const labels = BigInt64Array.from({ length: 16 }, (_, i) => BigInt(i % 10));
+          const feeds = { image: new ort.Tensor("float32", image, [16, 1, 16, 16]), labels: new ort.Tensor("int64", labels, [16]) };
+          losses.push((await session.trainStep(feeds)).loss);
+          await session.optimizerStep();
+          await session.lazyResetGrad();
+        }
+        session.release();
+        results.push(losses);
+      }
+      return results;
+    });
+    const difference = maxDifference(wasm, webgpu);
+    t.diagnostic(`largest difference from WebAssembly: ${difference.toExponential(1)}`);
+    assert.ok(difference <= 1e-4, `losses differ by ${difference}`);
+    assert.ok(webgpu[4] < webgpu[0]);
+  });
 });

@@ -19,7 +19,19 @@ export async function trainIn(page, url, net, runtime, { threads = 1, steps = 50
       const { TrainingSession } = await import("/web/dist/index.js");
       ort.env.wasm.numThreads = threads;
       const { learning_rate: rate, seed, feeds } = await (await fetch(`${folder}/feeds.json`)).json();
-      const session = await TrainingSession.create(ort, { artifacts: folder, seed, ...(executionProviders && { executionProviders }) });
+      // Notes where the parameters lie when a training step begins.
+      const locations = new Set();
+      const watched = async (...args) => {
+        const created = await ort.InferenceSession.create(...args);
+        const run = created.run.bind(created);
+        created.run = (feeds, ...rest) => {
+          for (const { name, trainable } of session?.manifest.parameters ?? []) if (trainable && name in feeds && session.step) locations.add(feeds[name].location);
+          return run(feeds, ...rest);
+        };
+        return created;
+      };
+      let session;
+      session = await TrainingSession.create({ Tensor: ort.Tensor, InferenceSession: { create: watched } }, { artifacts: folder, seed, ...(executionProviders && { executionProviders }) });
       const bytes = await (await fetch(`${folder}/feeds.bin`)).arrayBuffer();
       session.setLearningRate(rate);
       const [losses, times] = [[], []];
@@ -43,7 +55,7 @@ export async function trainIn(page, url, net, runtime, { threads = 1, steps = 50
       const saved = await session.saveCheckpoint({ optimizer: true });
       await session.loadCheckpoint(saved);
       session.release();
-      return { losses, times, isolated: crossOriginIsolated, saved: saved.length };
+      return { losses, times, isolated: crossOriginIsolated, saved: saved.length, locations: [...locations] };
     },
     { folder: `/${relative(root, folderOf(net))}`, runtime, threads, steps, warm, executionProviders },
   );

@@ -62,11 +62,13 @@ def test_a_block_of_code_runs(text: str, page: str, workplace: dict[str, object]
 OTHER_PAGES = [
     "CONTRIBUTING.md",
     "docs/README.md",
+    "docs/browser.md",
     "docs/command-line.md",
     "docs/forecasting.md",
     "docs/tabular-data.md",
     "docs/transfer-learning.md",
     "examples/forecasting/README.md",
+    "web/README.md",
 ]
 
 

@@ -1,7 +1,7 @@
 /** Loads the files of a run from memory, from a folder of a server, or from a folder of the disk. */
 
 import { ModelLoadError, messageOf } from "./errors.js";
-import { embeddedManifest, externalFiles } from "./export.js";
+import { type ExternalFile, embeddedManifest, externalFiles } from "./export.js";
 import { asObject, parseJson } from "./json.js";
 import { type Manifest, parseManifest } from "./manifest.js";
 
@@ -13,7 +13,7 @@ export interface Model {
   /** Name of the model in messages, e.g. "the training model 'training_model.onnx'". */
   readonly source: string;
   readonly bytes: Uint8Array;
-  readonly externalData: readonly { path: string; data: Uint8Array }[];
+  readonly externalData: readonly ExternalFile[];
 }
 
 /** The files of a run, read and checked against each other. */

@@ -16,9 +16,18 @@ const INPUT = 11;
 const OUTPUT = 12;
 const VALUE_INFO = 13;
 const SPARSE_INITIALIZER = 15;
+const TENSOR_RAW = 9;
 const TENSOR_EXTERNAL = 13;
+const TENSOR_LOCATION = 14;
 // Number of names that an error message lists.
 const SHOWN = 20;
+
+/** A file in which a model keeps data of its initializers. */
+export interface ExternalFile {
+  /** Name by which the model refers to it. */
+  readonly path: string;
+  readonly data: Uint8Array;
+}
 
 interface Node {
   raw: Uint8Array;
@@ -108,16 +117,35 @@ function initializer(name: string, tensor: RawTensor): Uint8Array {
   return embed(INITIALIZER, ...dims, integerField(2, tensor.dtype.onnx), textField(8, name), embed(9, tensor.bytes));
 }
 
+/** Encodes an initializer whose data is in a file of its own with the data inside. */
+function embedded(tensor: Uint8Array, files: readonly ExternalFile[]): Uint8Array {
+  const entries = new Map(messages(tensor, TENSOR_EXTERNAL).map((entry) => [textOf(entry, 1), textOf(entry, 2)]));
+  const file = files.find(({ path }) => path === entries.get("location"));
+  const begin = Number(entries.get("offset") ?? 0);
+  const end = entries.has("length") ? begin + Number(entries.get("length")) : (file?.data.length ?? 0);
+  if (!file || !(begin >= 0 && begin <= end && end <= file.data.length)) {
+    throw new ModelLoadError(`Exporting for inference: the data of '${textOf(tensor, 8)}' in '${entries.get("location")}' is missing or incomplete. Pass all files of the run.`);
+  }
+  const others = parseMessage(tensor).filter(({ number }) => ![TENSOR_RAW, TENSOR_EXTERNAL, TENSOR_LOCATION].includes(number));
+  return embed(INITIALIZER, ...others.map(({ raw }) => raw), embed(TENSOR_RAW, file.data.subarray(begin, end)));
+}
+
 /**
  * Makes an ordinary ONNX model that computes `outputs`.
  *
  * @param evalModel bytes of the eval model; its parameters and statistics are graph inputs.
  * @param tensors parameters and statistics by name.
  * @param outputs names of values that the eval model declares, e.g. ["logits"].
+ * @param externalData files in which the eval model keeps data; they are put into the exported model.
  * @throws InputError if a name is no value of the eval model.
- * @throws ModelLoadError if the eval model is damaged, or keeps data in a file of its own.
+ * @throws ModelLoadError if the eval model is damaged.
  */
-export function exportInferenceModel(evalModel: Uint8Array, tensors: ReadonlyMap<string, RawTensor>, outputs: readonly string[]): Uint8Array {
+export function exportInferenceModel(
+  evalModel: Uint8Array,
+  tensors: ReadonlyMap<string, RawTensor>,
+  outputs: readonly string[],
+  externalData: readonly ExternalFile[],
+): Uint8Array {
   let model: Field[];
   let graph: Field[];
   let nodes: Node[];
@@ -151,14 +179,10 @@ export function exportInferenceModel(evalModel: Uint8Array, tensors: ReadonlyMap
       continue;
     }
     // The name of a SparseTensorProto is that of its values.
-    const name = textOf(number === SPARSE_INITIALIZER ? (messages(payload, 1)[0] ?? payload) : payload, number === INITIALIZER || number === SPARSE_INITIALIZER ? 8 : 1);
+    const name = textOf(number === SPARSE_INITIALIZER ? (messages(payload, 1)[0] ?? payload) : payload, isTensor ? 8 : 1);
     if (!needed.has(name) || tensors.has(name) || (number === VALUE_INFO && outputs.includes(name))) continue;
-    if (number === INITIALIZER && messages(payload, TENSOR_EXTERNAL).length) {
-      throw new ModelLoadError(
-        `Exporting for inference: the eval model keeps '${name}' in a file of its own, which this package does not copy into a model. Export in Python: Module.export_model_for_inferencing.`,
-      );
-    }
-    parts.push(raw);
+    if (number === INITIALIZER && messages(payload, TENSOR_EXTERNAL).length) parts.push(embedded(payload, externalData));
+    else parts.push(raw);
   }
   for (const name of outputs) parts.push(embed(OUTPUT, infos.get(name)!));
   for (const [name, tensor] of tensors) if (needed.has(name)) parts.push(initializer(name, tensor));

@@ -84,7 +84,9 @@ function checkShape(spec: InputSpec, dims: readonly number[], symbols: Map<strin
 function copy(ort: OrtModule, spec: InputSpec, tensor: Tensor, doing: string): Tensor {
   // What lies on a GPU is given as it is: its labels cannot be checked without a download.
   if (tensor.location !== "cpu" && tensor.location !== "cpu-pinned") return tensor;
-  const data = (tensor.data as Uint8Array).slice();
+  const { data: original } = tensor;
+  // Node's Buffer is a Uint8Array whose `slice` copies nothing.
+  const data = original instanceof Uint8Array ? new Uint8Array(original) : (original as unknown as Uint8Array).slice();
   if (spec.classLabels) checkLabels(spec.name, data as unknown as ArrayLike<number | bigint>, spec.classLabels, doing);
   return new ort.Tensor(spec.dtype.name as "uint8", data, tensor.dims);
 }

@@ -43,7 +43,9 @@ export function encodeSafetensors(tensors: ReadonlyMap<string, RawTensor>, metad
  *
  * @throws Error if the file is truncated or damaged; the message says how.
  */
-export function decodeSafetensors(file: Uint8Array): { metadata: Record<string, string>; tensors: Map<string, RawTensor> } {
+export function decodeSafetensors(bytes: Uint8Array): { metadata: Record<string, string>; tensors: Map<string, RawTensor> } {
+  // Node's Buffer is a Uint8Array whose `slice` copies nothing.
+  const file = new Uint8Array(bytes.buffer, bytes.byteOffset, bytes.byteLength);
   if (file.length < 8) throw new Error(`it has ${file.length} bytes, too few for a header`);
   const length = Number(new DataView(file.buffer, file.byteOffset, 8).getBigUint64(0, true));
   if (length > MAX_HEADER) throw new Error("it does not begin as a safetensors file");

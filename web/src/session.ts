@@ -315,6 +315,9 @@ export class TrainingSession {
       throw new InputError(`saveCheckpoint: expected {delta?: boolean, optimizer?: boolean}, received ${unknown.length ? `the option ${unknown.join(", ")}` : String(options)}.`);
     }
     const { delta = false, optimizer = false } = options;
+    if (optimizer && !this.#optimizer) {
+      throw new TrainingStateError("saveCheckpoint: these artifacts have no optimizer model, so there is no optimizer state to save. Leave out the option optimizer.");
+    }
     return this.#enqueue("saveCheckpoint", async () => {
       for (const [name, value] of Object.entries(this.#state.properties)) {
         if (typeof value === "string" || (typeof value === "number" && Number.isFinite(value))) continue;
@@ -358,7 +361,7 @@ export class TrainingSession {
       if (!model) throw new TrainingStateError("exportModel: these artifacts have no eval model. Generate them again.");
       const state = this.#state;
       const tensors = await state.read(new Map<string, Tensor | null>([...state.parameters, ...state.statistics]), "exportModel");
-      return exportInferenceModel(model.bytes, tensors, names);
+      return exportInferenceModel(model.bytes, tensors, names, model.externalData);
     });
   }
 

@@ -116,6 +116,19 @@ describe("state", () => {
     session.release();
   });
 
+  it("Node's Buffers are copied, too", async () => {
+    const files = Object.fromEntries(Object.entries(artifactsOf("mlp")).map(([name, bytes]) => [name, Buffer.from(bytes)]));
+    const session = await TrainingSession.create(ort, { artifacts: files });
+    const file = Buffer.concat([Buffer.alloc(3), read("mlp", "trained")]).subarray(3);
+    const loading = session.loadCheckpoint(file);
+    file.fill(0);
+    await loading;
+    assert.equal(session.step, 50);
+    const evaluation = await session.evalStep(feedsOf(ort, "mlp").batches[0]);
+    assert.ok(Math.abs(evaluation.loss - resultsOf("mlp").eval_loss) <= 1e-6);
+    session.release();
+  });
+
   it("a nominal checkpoint wants parameters first", async () => {
     const { session, batches } = await open("mlp");
     const values = await session.exportParameters();

@@ -52,6 +52,13 @@ describe("create", () => {
   });
 });
 
+it("a file of shared weights that is missing is named", async () => {
+  const files = artifactsOf("shared");
+  const name = Object.keys(files).find((file) => file.endsWith(".data"));
+  const { [name]: _, ...others } = files;
+  await fails(TrainingSession.create(ort, { artifacts: others }), ModelLoadError, new RegExp(`'${name}'`));
+});
+
 describe("feeds", () => {
   const cases = [
     ["no object", () => [1], /expected an object from input name to ort\.Tensor, received a Array\. The model takes x: float32 \[batch, 64\]; labels: int64 \[batch\]/],
@@ -148,6 +155,8 @@ describe("calls", () => {
     const session = await open("mlp", { "manifest.json": new TextEncoder().encode(JSON.stringify({ ...manifest, optimizer: null })) });
     await session.trainStep(feedsOf(ort, "mlp").batches[0]);
     await fails(session.optimizerStep(), TrainingStateError, /no optimizer model.*generate_artifacts/);
+    await fails(session.saveCheckpoint({ optimizer: true }), TrainingStateError, /no optimizer state to save/);
+    assert.ok((await session.saveCheckpoint()).length > 0);
     session.release();
   });
 });
@@ -197,7 +206,7 @@ describe("warmUp", () => {
 });
 
 describe("exportModel", () => {
-  for (const net of ["mlp", "cnn", "transformer", "lstm", "embedding"]) {
+  for (const net of ["mlp", "cnn", "transformer", "lstm", "embedding", "shared"]) {
     it(net, async () => {
       const session = await open(net);
       const { batches } = feedsOf(ort, net);

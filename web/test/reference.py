@@ -96,12 +96,12 @@ class Lstm(nn.Module):
 
 
 class Embedding(nn.Module):
-    """A table of 200 words whose rows are averaged; the gradient of the table is sparse."""
+    """A table of words whose rows are averaged."""
 
-    def __init__(self) -> None:
+    def __init__(self, words: int, width: int) -> None:
         super().__init__()
-        self.table = nn.Embedding(200, 16)
-        self.head = nn.Linear(16, 4)
+        self.table = nn.Embedding(words, width)
+        self.head = nn.Linear(width, 4)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         return self.head(self.table(tokens).mean(1))
@@ -202,11 +202,19 @@ def main(directory: Path) -> None:
     write_net(directory / "lstm", Lstm(), lambda: nets.digits((8, 8)), batch_norm="as_exported")
     write_net(
         directory / "embedding",
-        Embedding(),
+        Embedding(200, 16),
         nets.words,
         batch_norm="as_exported",
         sparse_gradients=["table.weight"],
         optimizer=AdamW(groups=[ParameterGroup("table.weight", optimizer=SparseAdam())]),
+    )
+    # The table is neither trained nor frozen, and too large for the models: they share a file of it.
+    write_net(
+        directory / "shared",
+        Embedding(40_000, 112),
+        nets.words,
+        batch_norm="as_exported",
+        requires_grad=["head.*"],
     )
     write_net(
         directory / "frozen",

@@ -74,7 +74,7 @@ function refresh(): void {
   page.setAttribute("aria-busy", String(busy));
   buttons.add.disabled = buttons.save.disabled = buttons.load.disabled = busy;
   buttons.train.disabled = busy || !drawings.some((drawing) => !drawing.heldOut);
-  buttons.undo.disabled = busy || !(pad.strokes.length || actions.length);
+  buttons.undo.disabled = busy || !(pad.strokes.length || actions.length || drawings.length);
   buttons.saveDrawings.disabled = busy || !drawings.length;
   element("drawings").textContent = String(drawings.length);
   const heldOut = drawings.filter((drawing) => drawing.heldOut).length;
@@ -164,8 +164,8 @@ function add(): void {
 
 async function undo(): Promise<void> {
   if (pad.strokes.length) return pad.set(pad.strokes.slice(0, -1));
-  const action = actions.pop();
-  if (!action) return;
+  // After a reload the drawings are there, but not their strokes.
+  const action: Action = actions.pop() ?? { kind: "add", strokes: [] };
   if (action.kind === "add") {
     const { label } = drawings.pop()!;
     say(`Took back a ${label}`);

@@ -99,6 +99,16 @@ for (const threads of [1, 2]) {
       await hand.add(page, 3);
       await train(page);
       if (threads === 1) await picture(page, "offline");
+      // Back over the training and the drawing, over its strokes, and over the drawings of the earlier visit.
+      const undo = async () => {
+        await button(page, "Undo").click();
+        await ready(page);
+        return text(page, "Drawings");
+      };
+      assert.deepEqual([await undo(), await undo()], ["21", "20"]);
+      let left = "20";
+      for (let i = 0; i < 3 && left === "20"; i++) left = await undo();
+      assert.equal(left, "19");
       end();
     });
   });

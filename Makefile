@@ -60,7 +60,7 @@ WEB_MODEL := web/demo/dist/model/manifest.json
 # Of a test the environment that has PyTorch, which makes the reference nets.
 WEB_TEST := PYTHON=$(abspath $(TEST_VENV))/bin/python $(NODE) --test --test-timeout=900000
 
-.PHONY: web test-web test-web-node check-node check-chromium demo test test-oldest test-newest test-torch test-sanitized test-aarch64 kernels-aarch64 clean check-python
+.PHONY: web web-page test-web test-web-node check-node check-chromium demo test test-oldest test-newest test-torch test-sanitized test-aarch64 kernels-aarch64 clean check-python
 
 demo: $(DEMO_VENV)/.installed
 	$(DEMO_VENV)/bin/onnxtrain demo --output demo-output
@@ -87,9 +87,12 @@ test: $(TEST_VENV)/.installed
 	printf '\nPassed:%s\n' "$${passed:- none}"; \
 	if [ -n "$$failed" ]; then echo "FAILED:$$failed"; exit 1; fi
 
-web: $(WEB_MODEL) $(WEB_TOOLS)
-	$(NODE) web/demo/build.mjs
+web: web-page
 	$(NODE) web/demo/serve.mjs $(PORT) $(HOST)
+
+# Only the static page, web/demo/dist.
+web-page: $(WEB_MODEL) $(WEB_TOOLS)
+	$(NODE) web/demo/build.mjs
 
 # The package against onnxruntime-node, and against onnxruntime-web in Node; its types and its size.
 test-web-node: $(TEST_VENV)/.installed $(WEB_TOOLS)
@@ -98,8 +101,7 @@ test-web-node: $(TEST_VENV)/.installed $(WEB_TOOLS)
 	$(WEB_TEST) web/test/*.test.mjs
 
 # The same in Chromium, and the page.
-test-web: test-web-node $(WEB_MODEL) | check-chromium
-	$(NODE) web/demo/build.mjs
+test-web: test-web-node web-page | check-chromium
 	CHROMIUM=$(CHROMIUM) $(WEB_TEST) --test-concurrency=1 web/demo/test/*.test.mjs
 
 $(WEB_TOOLS): web/package.json web/package-lock.json | check-node

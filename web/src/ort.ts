@@ -28,9 +28,15 @@ function viewAs(dtype: DType, buffer: ArrayBuffer): unknown {
   return dtype.name === "float16" && half ? new half(buffer) : new dtype.array(buffer);
 }
 
+/** Reads the data of a tensor from wherever it lies. A tensor of a GPU lies on the CPU afterwards. */
+export async function dataOf(tensor: Tensor): Promise<unknown> {
+  // `true` frees the buffer on the GPU, which nothing refers to after the download.
+  return tensor.location === "gpu-buffer" ? tensor.getData(true) : tensor.data;
+}
+
 /** Reads a tensor from wherever it lies, as a copy of its bytes. */
 export async function toRaw(tensor: Tensor): Promise<RawTensor> {
-  const data = (await tensor.getData()) as Uint8Array;
+  const data = (await dataOf(tensor)) as Uint8Array;
   return {
     dtype: dtypeOf(tensor.type),
     shape: [...tensor.dims],

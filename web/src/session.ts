@@ -8,7 +8,7 @@ import { InputError, ModelLoadError, TrainingStateError, messageOf } from "./err
 import { exportInferenceModel } from "./export.js";
 import { type Feeds, checkFeeds } from "./feeds.js";
 import type { Manifest, ParameterSpec } from "./manifest.js";
-import { type ExecutionProviders, type OrtModule, dispose } from "./ort.js";
+import { type ExecutionProviders, type OrtModule, dataOf, dispose } from "./ort.js";
 import { Queue } from "./queue.js";
 import { Random } from "./random.js";
 import { type Gradients, type MomentSpec, State, momentInput } from "./state.js";
@@ -500,8 +500,8 @@ export class TrainingSession {
       if (term.type !== "float32" && term.type !== "float64") {
         throw new InputError(`trainStep: adding up gradients of ${term.type} is not supported. Call lazyResetGrad after each step.`);
       }
-      const values = ((await total.dense.get(name)!.getData()) as Float32Array).slice();
-      const other = (await term.getData()) as Float32Array;
+      const values = ((await dataOf(total.dense.get(name)!)) as Float32Array).slice();
+      const other = (await dataOf(term)) as Float32Array;
       for (let i = 0; i < values.length; i++) values[i]! += other[i]!;
       sum.dense.set(name, new this.#ort.Tensor(term.type as "float32", values, term.dims));
     }
@@ -514,7 +514,7 @@ export class TrainingSession {
   }
 
   async #appended(first: Tensor, second: Tensor): Promise<Tensor> {
-    const [a, b] = [(await first.getData()) as Float32Array, (await second.getData()) as Float32Array];
+    const [a, b] = [(await dataOf(first)) as Float32Array, (await dataOf(second)) as Float32Array];
     const data = new (a.constructor as { new (length: number): Float32Array })(a.length + b.length);
     data.set(a);
     data.set(b, a.length);

@@ -40,6 +40,7 @@ async function open(t, options = {}, query = "") {
   page.on("pageerror", (error) => errors.push(String(error)));
   page.on("console", (message) => message.type() === "error" && errors.push(message.text()));
   await page.goto(server.url + query);
+  if (query === "?threads=1") await picture(page, "loading");
   await ready(page);
   const end = () => assert.deepEqual(errors, []);
   return { context, page, end };
@@ -70,7 +71,7 @@ for (const threads of [1, 2]) {
       await hand.draw(page, 4);
       await page.getByText(/^The model reads \d \(\d+%\)$/).waitFor();
       if (threads === 1) await picture(page, "drawn");
-      const milliseconds = await train(page);
+      const milliseconds = await train(page, threads === 1 ? () => picture(page, "training") : undefined);
       const times = await page.evaluate(() => performance.getEntriesByName("personalisation")[0].detail.times);
       t.diagnostic(`20 drawings, 5 epochs: ${milliseconds} ms from the click; steps: ${times.map((time) => time.toFixed(0)).join(" ")} ms`);
       assert.ok(milliseconds < 10_000);

@@ -110,10 +110,11 @@ export async function percent(page, label) {
   return Number.parseFloat(await page.getByLabel(label, { exact: true }).textContent());
 }
 
-/** Presses Train and waits until it is done; returns the time in milliseconds that the page took. */
-export async function train(page) {
+/** Presses Train, calls `meanwhile`, and waits until it is done; returns the time in milliseconds that the page took. */
+export async function train(page, meanwhile = async () => {}) {
   const begin = Date.now();
   await page.getByRole("button", { name: "Train", exact: true }).click();
+  await meanwhile();
   await page.getByRole("status").filter({ hasText: /Trained$/ }).waitFor({ timeout: 120_000 });
   return Date.now() - begin;
 }

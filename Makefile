@@ -96,7 +96,7 @@ web-page: $(WEB_MODEL) $(WEB_TOOLS)
 
 # The package against onnxruntime-node, and against onnxruntime-web in Node; its types and its size.
 test-web-node: $(TEST_VENV)/.installed $(WEB_TOOLS)
-	cd web && npm run build && npm run types && npm run size
+	cd web && npm run format && npm run build && npm run types && npm run size
 	rm -rf build/web-reference
 	$(WEB_TEST) web/test/*.test.mjs
 

@@ -15,5 +15,7 @@ const { outputFiles } = await build({
 });
 const bytes = outputFiles[0].contents;
 const zipped = gzipSync(bytes, { level: 9 }).length;
-console.log(`onnxtrain-web: ${(bytes.length / 1024).toFixed(1)} KB minified, ${(zipped / 1024).toFixed(1)} KB gzip (limit ${LIMIT / 1024} KB)`);
+console.log(
+  `onnxtrain-web: ${(bytes.length / 1024).toFixed(1)} KB minified, ${(zipped / 1024).toFixed(1)} KB gzip (limit ${LIMIT / 1024} KB)`,
+);
 if (zipped > LIMIT) process.exitCode = 1;

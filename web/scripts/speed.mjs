@@ -42,21 +42,35 @@ async function inNode(runtime, net) {
 
 prepare();
 const server = await serve(0, join(dirname(fileURLToPath(import.meta.url)), "..", ".."));
-console.log("| net | runtime | first step | steps 2-50 | after 300 | x native, 2-50 | x native, after 300 |\n|---|---|---|---|---|---|---|");
+console.log(
+  "| net | runtime | first step | steps 2-50 | after 300 | x native, 2-50 | x native, after 300 |\n|---|---|---|---|---|---|---|",
+);
 for (const net of nets) {
   let native;
-  for (const runtime of ["node", "wasm", "Chromium, 1 thread", "Chromium, 2 threads", "Chromium, 1 thread, after warmUp"]) {
+  for (const runtime of [
+    "node",
+    "wasm",
+    "Chromium, 1 thread",
+    "Chromium, 2 threads",
+    "Chromium, 1 thread, after warmUp",
+  ]) {
     let times;
     if (runtime.startsWith("Chromium")) {
       // A new browser each time: it caches compiled code.
       const { context, close } = await startBrowser();
-      ({ times } = await trainIn(await context.newPage(), server.url, net, "ort.wasm.min.mjs", { threads: Number(runtime.at(10)), steps: STEPS, warm: runtime.endsWith("warmUp") }));
+      ({ times } = await trainIn(await context.newPage(), server.url, net, "ort.wasm.min.mjs", {
+        threads: Number(runtime.at(10)),
+        steps: STEPS,
+        warm: runtime.endsWith("warmUp"),
+      }));
       await close();
     } else times = await inNode(runtime, net);
     const [cold, warm] = [median(times.slice(1, 50)), median(times.slice(300))];
     native ??= { cold, warm };
     const name = { node: "Node, native", wasm: "Node, WebAssembly" }[runtime] ?? runtime;
-    console.log(`| ${net} | ${name} | ${times[0].toFixed(0)} | ${cold.toFixed(1)} | ${warm.toFixed(1)} | ${(cold / native.cold).toFixed(1)} | ${(warm / native.warm).toFixed(1)} |`);
+    console.log(
+      `| ${net} | ${name} | ${times[0].toFixed(0)} | ${cold.toFixed(1)} | ${warm.toFixed(1)} | ${(cold / native.cold).toFixed(1)} | ${(warm / native.warm).toFixed(1)} |`,
+    );
   }
 }
 await server.close();

@@ -35,7 +35,8 @@ type Read = (name: string) => Promise<Uint8Array>;
  * @throws ModelLoadError if a file is missing, damaged, or of another run.
  */
 export async function loadArtifacts(artifacts: Artifacts): Promise<Run> {
-  const { read, manifestName } = typeof artifacts === "string" || artifacts instanceof URL ? folder(artifacts) : memory(artifacts);
+  const { read, manifestName } =
+    typeof artifacts === "string" || artifacts instanceof URL ? folder(artifacts) : memory(artifacts);
   const text = new TextDecoder().decode(await read(manifestName));
   const manifest = parseManifest(text, `'${manifestName}'`);
   const { files } = manifest;
@@ -72,26 +73,36 @@ function checkModel(bytes: Uint8Array, source: string, manifest: Manifest): stri
     }
     return externalFiles(bytes);
   } catch (error) {
-    throw new ModelLoadError(`Loading ${source}: ${messageOf(error)}. Pass all files of one run as generate_artifacts wrote them.`, { cause: error });
+    throw new ModelLoadError(
+      `Loading ${source}: ${messageOf(error)}. Pass all files of one run as generate_artifacts wrote them.`,
+      { cause: error },
+    );
   }
 }
 
 /** Reads from an object of files. */
 function memory(files: Readonly<Record<string, Uint8Array>>): { read: Read; manifestName: string } {
   if (typeof files !== "object" || files === null) {
-    throw new ModelLoadError(`Loading the artifacts: expected an object from file name to Uint8Array, or the URL of a folder, received ${files === null ? "null" : typeof files}.`);
+    throw new ModelLoadError(
+      `Loading the artifacts: expected an object from file name to Uint8Array, or the URL of a folder, received ${files === null ? "null" : typeof files}.`,
+    );
   }
   // With `generate_artifacts(prefix=...)` the name begins with the prefix.
   const names = Object.keys(files).filter((name) => name.endsWith("manifest.json"));
   if (names.length !== 1) {
-    throw new ModelLoadError(`Loading the artifacts: expected one 'manifest.json' among the files, received ${Object.keys(files).join(", ") || "no files"}.`);
+    throw new ModelLoadError(
+      `Loading the artifacts: expected one 'manifest.json' among the files, received ${Object.keys(files).join(", ") || "no files"}.`,
+    );
   }
   const read = async (name: string): Promise<Uint8Array> => {
     const file: unknown = Object.hasOwn(files, name) ? files[name] : undefined;
     if (file instanceof ArrayBuffer) return new Uint8Array(file);
     if (file instanceof Uint8Array) return file;
-    const received = file === undefined ? "there is no such file" : `it is a ${(file as object).constructor?.name ?? typeof file}`;
-    throw new ModelLoadError(`Loading the artifacts: '${name}', which the manifest names, must be a Uint8Array; ${received}. Files: ${Object.keys(files).join(", ")}.`);
+    const received =
+      file === undefined ? "there is no such file" : `it is a ${(file as object).constructor?.name ?? typeof file}`;
+    throw new ModelLoadError(
+      `Loading the artifacts: '${name}', which the manifest names, must be a Uint8Array; ${received}. Files: ${Object.keys(files).join(", ")}.`,
+    );
   };
   return { read, manifestName: names[0]! };
 }
@@ -99,32 +110,43 @@ function memory(files: Readonly<Record<string, Uint8Array>>): { read: Read; mani
 /** Reads from a folder by its URL, or by the URL of the manifest in it. */
 function folder(artifacts: URL | string): { read: Read; manifestName: string } {
   // In a page relative URLs are those of the document, or of the worker's script.
-  const page: string | undefined = (globalThis as { document?: { baseURI: string } }).document?.baseURI ?? globalThis.location?.href;
+  const page: string | undefined =
+    (globalThis as { document?: { baseURI: string } }).document?.baseURI ?? globalThis.location?.href;
   let base: URL;
   try {
     base = new URL(artifacts, page);
   } catch (error) {
-    throw new ModelLoadError(`Loading the artifacts: '${artifacts}' is no URL. Pass a complete one; in Node, of a path: pathToFileURL(path).`, { cause: error });
+    throw new ModelLoadError(
+      `Loading the artifacts: '${artifacts}' is no URL. Pass a complete one; in Node, of a path: pathToFileURL(path).`,
+      { cause: error },
+    );
   }
   let manifestName = "manifest.json";
-  if (base.pathname.endsWith(manifestName)) manifestName = decodeURIComponent(base.pathname.slice(base.pathname.lastIndexOf("/") + 1));
+  if (base.pathname.endsWith(manifestName))
+    manifestName = decodeURIComponent(base.pathname.slice(base.pathname.lastIndexOf("/") + 1));
   else if (!base.pathname.endsWith("/")) base.pathname += "/";
   const read = async (name: string): Promise<Uint8Array> => {
     // Names are joined as paths: one such as "//host/file" must not leave the folder's server.
     const url = new URL(base);
-    url.pathname = base.pathname.slice(0, base.pathname.lastIndexOf("/") + 1) + name.split("/").map(encodeURIComponent).join("/");
+    url.pathname =
+      base.pathname.slice(0, base.pathname.lastIndexOf("/") + 1) + name.split("/").map(encodeURIComponent).join("/");
     try {
       if (url.protocol === "file:") {
         // Node's fetch reads no files. The name is put together so that bundlers for pages do not look for it.
         const module = ["node", "fs/promises"].join(":");
-        const { readFile } = (await import(/* @vite-ignore */ /* webpackIgnore: true */ module)) as { readFile(url: URL): Promise<Uint8Array> };
+        const { readFile } = (await import(/* @vite-ignore */ /* webpackIgnore: true */ module)) as {
+          readFile(url: URL): Promise<Uint8Array>;
+        };
         return new Uint8Array(await readFile(url));
       }
       const response = await fetch(url);
       if (!response.ok) throw new Error(`the server answered ${response.status} ${response.statusText}`);
       return new Uint8Array(await response.arrayBuffer());
     } catch (error) {
-      throw new ModelLoadError(`Loading the artifacts: reading ${url.href} failed: ${messageOf(error)}. Check that all files of the run are in this folder.`, { cause: error });
+      throw new ModelLoadError(
+        `Loading the artifacts: reading ${url.href} failed: ${messageOf(error)}. Check that all files of the run are in this folder.`,
+        { cause: error },
+      );
     }
   };
   return { read, manifestName };

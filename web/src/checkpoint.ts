@@ -1,6 +1,6 @@
 /** Reads and writes checkpoints and deltas (docs/contracts.md, "The checkpoint"). */
 
-import { BY_NAME, type DType, elements } from "./dtypes.js";
+import { type DType, dtypeOf, elements } from "./dtypes.js";
 import { CheckpointError, messageOf } from "./errors.js";
 import { type Json, asList, asNames, asObject, asSizes, asText, parseJson } from "./json.js";
 import { type Manifest, type TensorSpec, fingerprint, sortByName } from "./manifest.js";
@@ -48,17 +48,11 @@ export interface Content {
   readonly frozen: string | null;
 }
 
-/** Returns the element type called `name`, or throws an Error. */
-function dtype(name: string): DType {
-  const found = BY_NAME.get(name);
-  if (!found) throw new Error(`element type ${name} has no tensors in JavaScript`);
-  return found;
-}
-
 function readProperties(text: string): Properties {
   const properties = asObject(parseJson(text), "the properties");
   for (const value of Object.values(properties)) {
-    if (!["number", "string", "boolean"].includes(typeof value)) throw new Error("a property is neither number nor text");
+    if (!["number", "string", "boolean"].includes(typeof value))
+      throw new Error("a property is neither number nor text");
   }
   return { ...properties } as Properties;
 }
@@ -67,7 +61,11 @@ function readProgress(text: string): Progress | null {
   const value = parseJson(text);
   if (value === null) return null;
   const object = asObject(value, "the optimizer's state");
-  const [step, learningRate, initialLearningRate] = [object["step"], object["learning_rate"], object["initial_learning_rate"]];
+  const [step, learningRate, initialLearningRate] = [
+    object["step"],
+    object["learning_rate"],
+    object["initial_learning_rate"],
+  ];
   const valid = (rate: Json | undefined): boolean => typeof rate === "number" && rate >= 0 && rate < Infinity;
   if (!Number.isSafeInteger(step) || (step as number) < 0 || !valid(learningRate) || !valid(initialLearningRate)) {
     throw new Error(`the optimizer cannot be at step ${step} with the learning rate ${learningRate}`);
@@ -77,13 +75,18 @@ function readProgress(text: string): Progress | null {
 
 function parse(file: Uint8Array): Content {
   if (new TextDecoder("latin1").decode(file.subarray(4, 8)) === LEGACY_IDENTIFIER) {
-    throw new Error("it is a checkpoint of onnxruntime-training; load and save it once in Python, by CheckpointState, to convert it");
+    throw new Error(
+      "it is a checkpoint of onnxruntime-training; load and save it once in Python, by CheckpointState, to convert it",
+    );
   }
   const { metadata, tensors } = decodeSafetensors(file);
   const format = metadata["format"];
-  if (format !== FORMAT && format !== DELTA_FORMAT) throw new Error("it is a safetensors file, but not a checkpoint of onnxtrain");
+  if (format !== FORMAT && format !== DELTA_FORMAT)
+    throw new Error("it is a safetensors file, but not a checkpoint of onnxtrain");
   if (metadata["version"] !== VERSION) {
-    throw new Error(`it has version ${metadata["version"]}, this package reads ${VERSION}; install a newer onnxtrain-web`);
+    throw new Error(
+      `it has version ${metadata["version"]}, this package reads ${VERSION}; install a newer onnxtrain-web`,
+    );
   }
   const entry = (key: string): string => asText(metadata[key], `'${key}' in its metadata`);
   const groups = new Map<string, Map<string, RawTensor>>();
@@ -104,7 +107,7 @@ function parse(file: Uint8Array): Content {
   if (!delta && parseJson(entry("nominal")) === true) {
     for (const [name, signature] of Object.entries(asObject(parseJson(entry("shapes")), "the shapes"))) {
       const [type, shape] = asList(signature, `the entry of '${name}'`);
-      specs.push({ name, dtype: dtype(asText(type, "a dtype")), shape: asSizes(shape, `'${name}'`) });
+      specs.push({ name, dtype: dtypeOf(asText(type, "a dtype")), shape: asSizes(shape, `'${name}'`) });
       parameters.set(name, null);
     }
   }
@@ -115,11 +118,13 @@ function parse(file: Uint8Array): Content {
   }
   if (!trainable.every((name) => parameters.has(name))) throw new Error("a trainable parameter is missing");
   for (const group of groups.values()) {
-    if (![...group.keys()].every((name) => parameters.has(name))) throw new Error("optimizer state does not match the parameters");
+    if (![...group.keys()].every((name) => parameters.has(name)))
+      throw new Error("optimizer state does not match the parameters");
   }
   const expected = delta ? undefined : metadata["fingerprint"];
   const statisticSpecs = [...statistics].map(([name, tensor]) => ({ name, ...tensor }));
-  if (expected && expected !== fingerprint(specs, statisticSpecs)) throw new Error("the fingerprint does not match the tensors");
+  if (expected && expected !== fingerprint(specs, statisticSpecs))
+    throw new Error("the fingerprint does not match the tensors");
   return {
     delta,
     parameters,
@@ -171,7 +176,11 @@ export function readCheckpoint(file: Uint8Array, manifest: Manifest, source: str
 }
 
 /** Describes the tensors that are missing, extra, or of a wrong dtype or shape. */
-function compare(kind: string, expected: readonly TensorSpec[], actual: ReadonlyMap<string, RawTensor | null>): string[] {
+function compare(
+  kind: string,
+  expected: readonly TensorSpec[],
+  actual: ReadonlyMap<string, RawTensor | null>,
+): string[] {
   const differences: string[] = [];
   for (const spec of expected) {
     const tensor = actual.get(spec.name);
@@ -207,7 +216,11 @@ export function encodeCheckpoint(content: Content, manifest: Manifest): Uint8Arr
     trainable: JSON.stringify(content.trainable),
     properties: JSON.stringify(content.properties),
     optimizer: JSON.stringify(
-      progress && { step: progress.step, learning_rate: progress.learningRate, initial_learning_rate: progress.initialLearningRate },
+      progress && {
+        step: progress.step,
+        learning_rate: progress.learningRate,
+        initial_learning_rate: progress.initialLearningRate,
+      },
     ),
   };
   if (content.delta) metadata["frozen"] = content.frozen!;
@@ -224,11 +237,12 @@ export function frozenDigest(frozen: ReadonlyMap<string, RawTensor>): string {
   return digest.hex();
 }
 
-/** Returns a float as raw elements of `dtype` repeated over `shape`; for moments that start from a constant. */
+/** Makes a tensor whose elements all have one value, e.g. a moment that starts from 0. */
 export function filled(value: number, dtype: DType, shape: readonly number[]): RawTensor {
   const array = new dtype.array(elements(shape));
   if (value !== 0) {
-    if (dtype.name !== "float32" && dtype.name !== "float64") throw new Error(`moments of ${dtype.name} that start from ${value} are not supported`);
+    if (dtype.name !== "float32" && dtype.name !== "float64")
+      throw new Error(`moments of ${dtype.name} that start from ${value} are not supported`);
     (array as Float32Array).fill(value);
   }
   return { dtype, shape, bytes: new Uint8Array(array.buffer as ArrayBuffer) };

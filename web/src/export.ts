@@ -85,7 +85,8 @@ function prune(nodes: Node[], outputs: readonly string[]): { kept: Node[]; neede
 function modelFields(model: readonly Field[], nodes: readonly Node[]): Uint8Array[] {
   const functions = new Map<string, Field>();
   for (const field of model) {
-    if (field.number === MODEL_FUNCTION) functions.set(`${textOf(field.payload, 10)}:${textOf(field.payload, 1)}`, field);
+    if (field.number === MODEL_FUNCTION)
+      functions.set(`${textOf(field.payload, 10)}:${textOf(field.payload, 1)}`, field);
   }
   // Functions call functions: the calls are followed from the nodes of the graph.
   const called = new Set<string>();
@@ -105,7 +106,8 @@ function modelFields(model: readonly Field[], nodes: readonly Node[]): Uint8Arra
       // The exported model is no model of a training run: no host must take it for one.
       if (field.number === MODEL_METADATA) return textOf(field.payload, 1) !== METADATA_KEY;
       if (field.number === MODEL_OPSET) return domains.has(textOf(field.payload, 1));
-      if (field.number === MODEL_FUNCTION) return called.has(`${textOf(field.payload, 10)}:${textOf(field.payload, 1)}`);
+      if (field.number === MODEL_FUNCTION)
+        return called.has(`${textOf(field.payload, 10)}:${textOf(field.payload, 1)}`);
       return true;
     })
     .map((field) => field.raw);
@@ -124,9 +126,13 @@ function embedded(tensor: Uint8Array, files: readonly ExternalFile[]): Uint8Arra
   const begin = Number(entries.get("offset") ?? 0);
   const end = entries.has("length") ? begin + Number(entries.get("length")) : (file?.data.length ?? 0);
   if (!file || !(begin >= 0 && begin <= end && end <= file.data.length)) {
-    throw new ModelLoadError(`Exporting for inference: the data of '${textOf(tensor, 8)}' in '${entries.get("location")}' is missing or incomplete. Pass all files of the run.`);
+    throw new ModelLoadError(
+      `Exporting for inference: the data of '${textOf(tensor, 8)}' in '${entries.get("location")}' is missing or incomplete. Pass all files of the run.`,
+    );
   }
-  const others = parseMessage(tensor).filter(({ number }) => ![TENSOR_RAW, TENSOR_EXTERNAL, TENSOR_LOCATION].includes(number));
+  const others = parseMessage(tensor).filter(
+    ({ number }) => ![TENSOR_RAW, TENSOR_EXTERNAL, TENSOR_LOCATION].includes(number),
+  );
   return embed(INITIALIZER, ...others.map(({ raw }) => raw), embed(TENSOR_RAW, file.data.subarray(begin, end)));
 }
 
@@ -156,18 +162,26 @@ export function exportInferenceModel(
       .filter((field) => field.number === NODE)
       .map((field) => ({ raw: field.raw, writes: texts(field.payload, 2), ...readsAndCalls(field.payload) }));
   } catch (error) {
-    throw new ModelLoadError(`Exporting for inference: reading the eval model failed: ${messageOf(error)}. Generate the artifacts again.`, { cause: error });
+    throw new ModelLoadError(
+      `Exporting for inference: reading the eval model failed: ${messageOf(error)}. Generate the artifacts again.`,
+      { cause: error },
+    );
   }
   const infos = new Map<string, Uint8Array>();
-  for (const field of graph) if (field.number === VALUE_INFO || field.number === OUTPUT) infos.set(textOf(field.payload, 1), field.payload);
+  for (const field of graph)
+    if (field.number === VALUE_INFO || field.number === OUTPUT) infos.set(textOf(field.payload, 1), field.payload);
   const computed = nodes.flatMap((node) => node.writes).filter((name) => infos.has(name));
   const unknown = outputs.filter((name) => !computed.includes(name));
   if (!outputs.length || unknown.length || new Set(outputs).size < outputs.length) {
-    const problem = unknown.length ? `unknown names ${unknown.join(", ")}` : `expected different names, received [${outputs.join(", ")}]`;
+    const problem = unknown.length
+      ? `unknown names ${unknown.join(", ")}`
+      : `expected different names, received [${outputs.join(", ")}]`;
     // From the end of the graph: predictions are near the loss.
     const candidates = computed.reverse();
     const more = candidates.length > SHOWN ? ", ..." : "";
-    throw new InputError(`Exporting for inference: ${problem}. The eval model computes: ${candidates.slice(0, SHOWN).join(", ")}${more}.`);
+    throw new InputError(
+      `Exporting for inference: ${problem}. The eval model computes: ${candidates.slice(0, SHOWN).join(", ")}${more}.`,
+    );
   }
   const { kept, needed } = prune(nodes, outputs);
   const parts: Uint8Array[] = kept.map((node) => node.raw);
@@ -179,9 +193,13 @@ export function exportInferenceModel(
       continue;
     }
     // The name of a SparseTensorProto is that of its values.
-    const name = textOf(number === SPARSE_INITIALIZER ? (messages(payload, 1)[0] ?? payload) : payload, isTensor ? 8 : 1);
+    const name = textOf(
+      number === SPARSE_INITIALIZER ? (messages(payload, 1)[0] ?? payload) : payload,
+      isTensor ? 8 : 1,
+    );
     if (!needed.has(name) || tensors.has(name) || (number === VALUE_INFO && outputs.includes(name))) continue;
-    if (number === INITIALIZER && messages(payload, TENSOR_EXTERNAL).length) parts.push(embedded(payload, externalData));
+    if (number === INITIALIZER && messages(payload, TENSOR_EXTERNAL).length)
+      parts.push(embedded(payload, externalData));
     else parts.push(raw);
   }
   for (const name of outputs) parts.push(embed(OUTPUT, infos.get(name)!));
@@ -194,7 +212,8 @@ export function externalFiles(model: Uint8Array): string[] {
   const names = new Set<string>();
   for (const graph of messages(model, MODEL_GRAPH)) {
     for (const tensor of messages(graph, INITIALIZER)) {
-      for (const entry of messages(tensor, TENSOR_EXTERNAL)) if (textOf(entry, 1) === "location") names.add(textOf(entry, 2));
+      for (const entry of messages(tensor, TENSOR_EXTERNAL))
+        if (textOf(entry, 1) === "location") names.add(textOf(entry, 2));
     }
   }
   return [...names];

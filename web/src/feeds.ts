@@ -23,24 +23,37 @@ function show(spec: InputSpec): string {
  * @param doing begins the message of an error, e.g. "trainStep".
  * @throws InputError if a feed does not fit.
  */
-export function checkFeeds(ort: OrtModule, specs: readonly InputSpec[], ignored: readonly string[], feeds: Feeds, doing: string): Record<string, Tensor> {
+export function checkFeeds(
+  ort: OrtModule,
+  specs: readonly InputSpec[],
+  ignored: readonly string[],
+  feeds: Feeds,
+  doing: string,
+): Record<string, Tensor> {
   const takes = `The model takes ${specs.map(show).join("; ")}.`;
   if (typeof feeds !== "object" || feeds === null || Array.isArray(feeds) || feeds instanceof ort.Tensor) {
-    throw new InputError(`${doing}: expected an object from input name to ort.Tensor, received ${describe(feeds)}. ${takes}`);
+    throw new InputError(
+      `${doing}: expected an object from input name to ort.Tensor, received ${describe(feeds)}. ${takes}`,
+    );
   }
   const known = new Set([...specs.map((spec) => spec.name), ...ignored]);
   const unknown = Object.keys(feeds).filter((name) => !known.has(name));
-  if (unknown.length) throw new InputError(`${doing}: there is no input ${unknown.map((n) => `'${n}'`).join(", ")}. ${takes}`);
+  if (unknown.length)
+    throw new InputError(`${doing}: there is no input ${unknown.map((n) => `'${n}'`).join(", ")}. ${takes}`);
   const symbols = new Map<string, { size: number; owner: string }>();
   const checked: Record<string, Tensor> = {};
   for (const spec of specs) {
     const value: unknown = Object.hasOwn(feeds, spec.name) ? feeds[spec.name] : undefined;
     if (value === undefined) throw new InputError(`${doing}: the input '${spec.name}' is missing. ${takes}`);
     if (!isTensor(value)) {
-      throw new InputError(`${doing}: input '${spec.name}': expected an ort.Tensor (${show(spec)}), received ${describe(value)}. Make one: new ort.Tensor("${spec.dtype.name}", data, dims).`);
+      throw new InputError(
+        `${doing}: input '${spec.name}': expected an ort.Tensor (${show(spec)}), received ${describe(value)}. Make one: new ort.Tensor("${spec.dtype.name}", data, dims).`,
+      );
     }
     if (value.type !== spec.dtype.name) {
-      throw new InputError(`${doing}: input '${spec.name}': expected ${show(spec)}, received a tensor of ${value.type}. Make it of ${spec.dtype.name}.`);
+      throw new InputError(
+        `${doing}: input '${spec.name}': expected ${show(spec)}, received a tensor of ${value.type}. Make it of ${spec.dtype.name}.`,
+      );
     }
     checkShape(spec, value.dims, symbols, doing);
     checked[spec.name] = copy(ort, spec, value, doing);
@@ -58,10 +71,16 @@ function describe(value: unknown): string {
   return typeof value === "object" ? `a ${value.constructor?.name ?? "object"}` : `a ${typeof value}`;
 }
 
-function checkShape(spec: InputSpec, dims: readonly number[], symbols: Map<string, { size: number; owner: string }>, doing: string): void {
+function checkShape(
+  spec: InputSpec,
+  dims: readonly number[],
+  symbols: Map<string, { size: number; owner: string }>,
+  doing: string,
+): void {
   if (spec.shape === null) return;
   const mismatch = `${doing}: input '${spec.name}': expected ${show(spec)}, received shape [${dims.join(", ")}]`;
-  if (dims.length !== spec.shape.length) throw new InputError(`${mismatch}, which has rank ${dims.length} instead of ${spec.shape.length}.`);
+  if (dims.length !== spec.shape.length)
+    throw new InputError(`${mismatch}, which has rank ${dims.length} instead of ${spec.shape.length}.`);
   for (const [axis, expected] of spec.shape.entries()) {
     const size = dims[axis]!;
     if (typeof expected === "number") {
@@ -75,7 +94,9 @@ function checkShape(spec: InputSpec, dims: readonly number[], symbols: Map<strin
     const seen = symbols.get(expected);
     if (seen === undefined) symbols.set(expected, { size, owner: spec.name });
     else if (seen.size !== size) {
-      throw new InputError(`${mismatch}; '${expected}' is ${seen.size} in input '${seen.owner}' and must be the same here.`);
+      throw new InputError(
+        `${mismatch}; '${expected}' is ${seen.size} in input '${seen.owner}' and must be the same here.`,
+      );
     }
   }
 }
@@ -98,6 +119,8 @@ function checkLabels(name: string, labels: ArrayLike<number | bigint>, allowed: 
     const label = Number(labels[i]!);
     if ((label >= 0 && (count === null || label < count)) || label === ignoreIndex) continue;
     const ignored = ignoreIndex === null ? "" : `, or ${ignoreIndex} to ignore an element`;
-    throw new InputError(`${doing}: input '${name}': class labels must be ${count === null ? "0 or more" : `0 to ${count - 1}`}${ignored}; received ${labels[i]} at position ${i}.`);
+    throw new InputError(
+      `${doing}: input '${name}': class labels must be ${count === null ? "0 or more" : `0 to ${count - 1}`}${ignored}; received ${labels[i]} at position ${i}.`,
+    );
   }
 }

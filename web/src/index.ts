@@ -7,4 +7,10 @@ export type { Feeds } from "./feeds.js";
 export type { Files, InputSpec, Manifest, OptimizerSpec, ParameterSpec, StatisticSpec } from "./manifest.js";
 export type { ExecutionProviders, OrtModule } from "./ort.js";
 export { Random } from "./random.js";
-export { type CreateOptions, type SaveOptions, type StepResult, TrainingSession, type WarmUpOptions } from "./session.js";
+export {
+  type CreateOptions,
+  type SaveOptions,
+  type StepResult,
+  TrainingSession,
+  type WarmUpOptions,
+} from "./session.js";

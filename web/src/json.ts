@@ -8,7 +8,8 @@
 
 export type Json = null | boolean | number | string | Json[] | { [key: string]: Json };
 
-const TOKEN = /[ \t\n\r]*(?:([{}[\],:])|("(?:[^"\\\u0000-\u001f]|\\.)*")|(-?(?:(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][-+]?\d+)?|Infinity)|NaN)|(true|false|null))/y;
+const TOKEN =
+  /[ \t\n\r]*(?:([{}[\],:])|("(?:[^"\\\u0000-\u001f]|\\.)*")|(-?(?:(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][-+]?\d+)?|Infinity)|NaN)|(true|false|null))/y;
 const LITERALS: Record<string, Json> = { true: true, false: false, null: null };
 // Deeper texts are no file of ours, and would overflow the stack.
 const MAX_DEPTH = 500;

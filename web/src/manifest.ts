@@ -174,8 +174,14 @@ function readHostInput(entry: Json): HostInput {
   const name = asText(object["name"], "the name of a host input");
   const holds = asNames(object["holds"], `what '${name}' holds`);
   const unknown = holds.filter((value) => !(HOST_VALUES as readonly string[]).includes(value));
-  if (unknown.length || object["dtype"] !== "int64" || asSizes(object["shape"], `'${name}'`).join() !== String(holds.length)) {
-    throw new Error(`the input '${name}' holds ${holds.join(", ")}; known are int64 vectors of ${HOST_VALUES.join(", ")}; install a newer onnxtrain-web`);
+  if (
+    unknown.length ||
+    object["dtype"] !== "int64" ||
+    asSizes(object["shape"], `'${name}'`).join() !== String(holds.length)
+  ) {
+    throw new Error(
+      `the input '${name}' holds ${holds.join(", ")}; known are int64 vectors of ${HOST_VALUES.join(", ")}; install a newer onnxtrain-web`,
+    );
   }
   return { name, holds: holds as HostValue[] };
 }
@@ -185,7 +191,8 @@ function readOptimizer(value: Json | undefined): OptimizerSpec | null {
   const object = asObject(value, "the optimizer");
   const moments = asNames(object["moments"], "the moments");
   // Manifests without initial values stand for moments that start from 0.
-  const values = object["initial_values"] === undefined ? moments.map(() => 0) : asList(object["initial_values"], "initial_values");
+  const values =
+    object["initial_values"] === undefined ? moments.map(() => 0) : asList(object["initial_values"], "initial_values");
   if (values.length !== moments.length || !values.every((v) => typeof v === "number")) {
     throw new Error(`${values.length} initial values for ${moments.length} moments`);
   }
@@ -219,9 +226,12 @@ function readFiles(value: Json | undefined): Files {
 export function parseManifest(text: string, source: string): Manifest {
   try {
     const raw = asObject(parseJson(text), "the manifest");
-    if (raw["format"] !== FORMAT || typeof raw["version"] !== "number") throw new Error("it is no manifest of onnxtrain");
+    if (raw["format"] !== FORMAT || typeof raw["version"] !== "number")
+      throw new Error("it is no manifest of onnxtrain");
     if (raw["version"] > NEWEST_VERSION) {
-      throw new Error(`it has version ${raw["version"]}, this package reads up to ${NEWEST_VERSION}; install a newer onnxtrain-web`);
+      throw new Error(
+        `it has version ${raw["version"]}, this package reads up to ${NEWEST_VERSION}; install a newer onnxtrain-web`,
+      );
     }
     const inference = raw["inference"] ? asObject(raw["inference"], "inference") : null;
     const manifest: Manifest = {
@@ -245,7 +255,10 @@ export function parseManifest(text: string, source: string): Manifest {
     if (computed !== manifest.fingerprint) throw new Error("the fingerprint does not match the parameters");
     return manifest;
   } catch (error) {
-    throw new ModelLoadError(`Loading ${source}: ${messageOf(error)}. Generate the artifacts again, or pass the folder that generate_artifacts wrote.`, { cause: error });
+    throw new ModelLoadError(
+      `Loading ${source}: ${messageOf(error)}. Generate the artifacts again, or pass the folder that generate_artifacts wrote.`,
+      { cause: error },
+    );
   }
 }
 

@@ -16,7 +16,8 @@ export type ExecutionProviders = NonNullable<InferenceSession.SessionOptions["ex
 export function toTensor(ort: OrtModule, raw: RawTensor): Tensor {
   const { buffer, byteOffset, byteLength } = raw.bytes;
   // Typed arrays need aligned offsets; bytes of a file may lie anywhere.
-  const whole = byteOffset === 0 && byteLength === buffer.byteLength ? buffer : buffer.slice(byteOffset, byteOffset + byteLength);
+  const whole =
+    byteOffset === 0 && byteLength === buffer.byteLength ? buffer : buffer.slice(byteOffset, byteOffset + byteLength);
   const data = viewAs(raw.dtype, whole as ArrayBuffer);
   return new ort.Tensor(raw.dtype.name as "float32", data as Float32Array, raw.shape);
 }

@@ -14,13 +14,20 @@ export interface RawTensor {
 const MAX_HEADER = 100_000_000;
 
 /** Encodes tensors by key and a metadata of texts as a safetensors file. */
-export function encodeSafetensors(tensors: ReadonlyMap<string, RawTensor>, metadata: Readonly<Record<string, string>>): Uint8Array {
+export function encodeSafetensors(
+  tensors: ReadonlyMap<string, RawTensor>,
+  metadata: Readonly<Record<string, string>>,
+): Uint8Array {
   // Widest elements first keeps every tensor aligned to its element size.
   const ordered = [...tensors].sort(([, a], [, b]) => b.dtype.size - a.dtype.size);
   const header: Record<string, unknown> = { __metadata__: metadata };
   let end = 0;
   for (const [key, tensor] of ordered) {
-    header[key] = { dtype: tensor.dtype.safetensors, shape: tensor.shape, data_offsets: [end, end + tensor.bytes.length] };
+    header[key] = {
+      dtype: tensor.dtype.safetensors,
+      shape: tensor.shape,
+      data_offsets: [end, end + tensor.bytes.length],
+    };
     end += tensor.bytes.length;
   }
   let text = JSON.stringify(header);
@@ -43,7 +50,10 @@ export function encodeSafetensors(tensors: ReadonlyMap<string, RawTensor>, metad
  *
  * @throws Error if the file is truncated or damaged; the message says how.
  */
-export function decodeSafetensors(bytes: Uint8Array): { metadata: Record<string, string>; tensors: Map<string, RawTensor> } {
+export function decodeSafetensors(bytes: Uint8Array): {
+  metadata: Record<string, string>;
+  tensors: Map<string, RawTensor>;
+} {
   // Node's Buffer is a Uint8Array whose `slice` copies nothing.
   const file = new Uint8Array(bytes.buffer, bytes.byteOffset, bytes.byteLength);
   if (file.length < 8) throw new Error(`it has ${file.length} bytes, too few for a header`);
@@ -62,7 +72,8 @@ export function decodeSafetensors(bytes: Uint8Array): { metadata: Record<string,
   const tensors = new Map<string, RawTensor>();
   for (const [key, entry] of Object.entries(header)) {
     if (key === "__metadata__") {
-      for (const [name, value] of Object.entries(asObject(entry, "its metadata"))) metadata[name] = asText(value, `'${name}' in its metadata`);
+      for (const [name, value] of Object.entries(asObject(entry, "its metadata")))
+        metadata[name] = asText(value, `'${name}' in its metadata`);
       continue;
     }
     const object = asObject(entry, `the entry of '${key}'`);
@@ -72,10 +83,18 @@ export function decodeSafetensors(bytes: Uint8Array): { metadata: Record<string,
     const shape = asSizes(object["shape"], `'${key}'`);
     const offsets = asList(object["data_offsets"], `the offsets of '${key}'`);
     const [begin, end] = offsets as [number, number];
-    if (offsets.length !== 2 || !Number.isSafeInteger(begin) || !Number.isSafeInteger(end) || begin < 0 || end < begin || end > data.length) {
+    if (
+      offsets.length !== 2 ||
+      !Number.isSafeInteger(begin) ||
+      !Number.isSafeInteger(end) ||
+      begin < 0 ||
+      end < begin ||
+      end > data.length
+    ) {
       throw new Error(`the data of '${key}' lies outside of the file`);
     }
-    if (end - begin !== elements(shape) * dtype.size) throw new Error(`the data of '${key}' has another size than its shape`);
+    if (end - begin !== elements(shape) * dtype.size)
+      throw new Error(`the data of '${key}' has another size than its shape`);
     spans.push([begin, end, key]);
     // A copy also aligns the data, which typed arrays need.
     tensors.set(key, { dtype, shape, bytes: data.slice(begin, end) });
@@ -86,6 +105,7 @@ export function decodeSafetensors(bytes: Uint8Array): { metadata: Record<string,
     if (begin !== position) throw new Error(`the data of '${key}' does not follow that of the tensor before it`);
     position = end;
   }
-  if (position !== data.length) throw new Error(`${data.length - position} bytes follow the last tensor, or the file is truncated`);
+  if (position !== data.length)
+    throw new Error(`${data.length - position} bytes follow the last tensor, or the file is truncated`);
   return { metadata, tensors };
 }

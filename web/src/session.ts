@@ -3,15 +3,17 @@
 import type { InferenceSession, Tensor } from "onnxruntime-common";
 import { type Artifacts, type Model, type Run, loadArtifacts } from "./artifacts.js";
 import { type Properties, encodeCheckpoint, readCheckpoint } from "./checkpoint.js";
-import { dtypeOf, elements } from "./dtypes.js";
+import { elements } from "./dtypes.js";
 import { InputError, ModelLoadError, TrainingStateError, messageOf } from "./errors.js";
 import { exportInferenceModel } from "./export.js";
 import { type Feeds, checkFeeds } from "./feeds.js";
+import { type Gradients, addGradients, gradientsOf } from "./gradients.js";
 import type { Manifest, ParameterSpec } from "./manifest.js";
-import { type ExecutionProviders, type OrtModule, dataOf, dispose } from "./ort.js";
+import { type Kind, locations, momentSpecs, requireNames, trainingInputs, trainingOutputs } from "./models.js";
+import { type ExecutionProviders, type OrtModule, dispose } from "./ort.js";
 import { Queue } from "./queue.js";
 import { Random } from "./random.js";
-import { type Gradients, type MomentSpec, State, momentInput } from "./state.js";
+import { State } from "./state.js";
 
 /** Options of `TrainingSession.create`. */
 export interface CreateOptions {
@@ -75,7 +77,7 @@ export class TrainingSession {
   readonly #seed: number;
   readonly #state: State;
   readonly #queue = new Queue();
-  readonly #open: (model: Model, outputs: "training" | "optimizer" | "results") => Promise<InferenceSession>;
+  readonly #open: (model: Model, outputs: Kind) => Promise<InferenceSession>;
   readonly #training: InferenceSession;
   readonly #optimizer: InferenceSession | null;
   readonly #later = new Map<Model, InferenceSession>();
@@ -87,7 +89,7 @@ export class TrainingSession {
     run: Run,
     state: State,
     seed: number,
-    open: (model: Model, outputs: "training" | "optimizer" | "results") => Promise<InferenceSession>,
+    open: (model: Model, outputs: Kind) => Promise<InferenceSession>,
     sessions: { training: InferenceSession; optimizer: InferenceSession | null },
   ) {
     this.manifest = run.manifest;
@@ -110,17 +112,22 @@ export class TrainingSession {
    */
   static async create(ort: OrtModule, options: CreateOptions): Promise<TrainingSession> {
     if (typeof ort?.InferenceSession?.create !== "function" || typeof ort.Tensor !== "function") {
-      throw new InputError("TrainingSession.create: the first argument must be ONNX Runtime, e.g. import * as ort from 'onnxruntime-web'.");
+      throw new InputError(
+        "TrainingSession.create: the first argument must be ONNX Runtime, e.g. import * as ort from 'onnxruntime-web'.",
+      );
     }
     if (typeof options !== "object" || options === null || options.artifacts === undefined) {
-      throw new InputError("TrainingSession.create: pass the artifacts: TrainingSession.create(ort, {artifacts: 'https://.../artifacts/'}).");
+      throw new InputError(
+        "TrainingSession.create: pass the artifacts: TrainingSession.create(ort, {artifacts: 'https://.../artifacts/'}).",
+      );
     }
     const { executionProviders, seed = 0 } = options;
-    if (!Number.isSafeInteger(seed)) throw new InputError(`TrainingSession.create: the seed must be an integer, received ${String(seed)}.`);
+    if (!Number.isSafeInteger(seed))
+      throw new InputError(`TrainingSession.create: the seed must be an integer, received ${String(seed)}.`);
     const run = await loadArtifacts(options.artifacts);
     const { manifest } = run;
     const webgpu = executionProviders?.some((p) => (typeof p === "string" ? p : p.name) === "webgpu") ?? false;
-    const open = async (model: Model, kind: "training" | "optimizer" | "results"): Promise<InferenceSession> => {
+    const open = async (model: Model, kind: Kind): Promise<InferenceSession> => {
       const settings: InferenceSession.SessionOptions = {
         // Errors only: everything that matters reaches the caller as an exception.
         logSeverityLevel: 3,
@@ -131,7 +138,9 @@ export class TrainingSession {
       try {
         return await ort.InferenceSession.create(model.bytes, settings);
       } catch (error) {
-        throw new ModelLoadError(`Loading ${model.source}: ONNX Runtime refused it: ${messageOf(error)}`, { cause: error });
+        throw new ModelLoadError(`Loading ${model.source}: ONNX Runtime refused it: ${messageOf(error)}`, {
+          cause: error,
+        });
       }
     };
     // One after the other: onnxruntime-web initialises its backend in the first.
@@ -141,8 +150,14 @@ export class TrainingSession {
     const specs = optimizer ? momentSpecs(manifest, optimizer, run.optimizer!.source) : [];
     const state = new State(ort, manifest, specs);
     const session = new TrainingSession(ort, run, state, seed, open, { training, optimizer });
-    if (!run.checkpoint) throw new ModelLoadError("Loading the artifacts: the manifest names no checkpoint. Generate the artifacts again.");
-    await state.load(readCheckpoint(run.checkpoint, manifest, `the checkpoint '${manifest.files.checkpoint}'`), "the checkpoint");
+    if (!run.checkpoint)
+      throw new ModelLoadError(
+        "Loading the artifacts: the manifest names no checkpoint. Generate the artifacts again.",
+      );
+    await state.load(
+      readCheckpoint(run.checkpoint, manifest, `the checkpoint '${manifest.files.checkpoint}'`),
+      "the checkpoint",
+    );
     return session;
   }
 
@@ -172,9 +187,9 @@ export class TrainingSession {
     return this.#enqueue("trainStep", async () => {
       const state = this.#state;
       const outputs = await this.#runTraining(checked);
-      const gradients = this.#gradientsOf(outputs);
+      const gradients = gradientsOf(this.#trainable(), outputs);
       const add = !this.#reset && state.gradients !== null;
-      const total = add ? await this.#added(state.gradients!, gradients) : gradients;
+      const total = add ? await addGradients(this.#ort, state.gradients!, gradients) : gradients;
       state.dropGradients();
       if (add) dispose(gradients.dense.values());
       state.gradients = total;
@@ -208,12 +223,16 @@ export class TrainingSession {
     const { inference, inputs, targets } = this.manifest;
     const model = this.#run.inference;
     if (!model || !inference) {
-      throw new TrainingStateError("predict: these artifacts have no inference model, as the model's only output is its loss. Use evalStep, or give the model another output.");
+      throw new TrainingStateError(
+        "predict: these artifacts have no inference model, as the model's only output is its loss. Use evalStep, or give the model another output.",
+      );
     }
     const specs = inputs.filter((spec) => inference.inputs.includes(spec.name));
     if (specs.length < inference.inputs.length) {
       const missing = inference.inputs.filter((name) => !specs.some((spec) => spec.name === name));
-      throw new TrainingStateError(`predict: the inference model takes ${missing.join(", ")}, the cache of a model that generates text. Use exportModel, and run that model.`);
+      throw new TrainingStateError(
+        `predict: the inference model takes ${missing.join(", ")}, the cache of a model that generates text. Use exportModel, and run that model.`,
+      );
     }
     const ignored = [...inputs, ...targets].map((spec) => spec.name);
     const checked = checkFeeds(this.#ort, specs, ignored, feeds, "predict");
@@ -250,7 +269,9 @@ export class TrainingSession {
   /** Sets the learning rate of the optimizer steps that are called after it. */
   setLearningRate(rate: number): void {
     if (typeof rate !== "number" || !(rate >= 0) || rate === Infinity) {
-      throw new InputError(`setLearningRate: the learning rate must be a finite number of 0 or more, received ${String(rate)}.`);
+      throw new InputError(
+        `setLearningRate: the learning rate must be a finite number of 0 or more, received ${String(rate)}.`,
+      );
     }
     this.#requireOpen("setLearningRate");
     const set = async (): Promise<void> => {
@@ -270,7 +291,10 @@ export class TrainingSession {
     const selected = this.#selected(trainableOnly, "exportParameters");
     return this.#enqueue("exportParameters", async () => {
       const state = this.#state;
-      const raw = await state.read(new Map(selected.map(({ name }) => [name, state.parameters.get(name)!])), "exportParameters");
+      const raw = await state.read(
+        new Map(selected.map(({ name }) => [name, state.parameters.get(name)!])),
+        "exportParameters",
+      );
       const flat = new Float32Array(selected.reduce((sum, { shape }) => sum + elements(shape), 0));
       const bytes = new Uint8Array(flat.buffer);
       let position = 0;
@@ -292,9 +316,14 @@ export class TrainingSession {
     const selected = this.#selected(trainableOnly, "loadParameters");
     const size = selected.reduce((sum, { shape }) => sum + elements(shape), 0);
     if (!(buffer instanceof Float32Array) || buffer.length !== size) {
-      const received = buffer instanceof Float32Array ? `${buffer.length} elements` : `a ${(buffer as object | null)?.constructor?.name ?? String(buffer)}`;
+      const received =
+        buffer instanceof Float32Array
+          ? `${buffer.length} elements`
+          : `a ${(buffer as object | null)?.constructor?.name ?? String(buffer)}`;
       const which = trainableOnly ? "the trainable parameters" : "all parameters";
-      throw new InputError(`loadParameters: expected a Float32Array of ${size} elements for ${which}, received ${received}. Is trainableOnly = ${trainableOnly} meant?`);
+      throw new InputError(
+        `loadParameters: expected a Float32Array of ${size} elements for ${which}, received ${received}. Is trainableOnly = ${trainableOnly} meant?`,
+      );
     }
     const copy = buffer.slice();
     return this.#enqueue("loadParameters", async () => {
@@ -312,16 +341,22 @@ export class TrainingSession {
   async saveCheckpoint(options: SaveOptions = {}): Promise<Uint8Array> {
     const unknown = Object.keys(options ?? {}).filter((key) => key !== "delta" && key !== "optimizer");
     if (typeof options !== "object" || options === null || unknown.length) {
-      throw new InputError(`saveCheckpoint: expected {delta?: boolean, optimizer?: boolean}, received ${unknown.length ? `the option ${unknown.join(", ")}` : String(options)}.`);
+      throw new InputError(
+        `saveCheckpoint: expected {delta?: boolean, optimizer?: boolean}, received ${unknown.length ? `the option ${unknown.join(", ")}` : String(options)}.`,
+      );
     }
     const { delta = false, optimizer = false } = options;
     if (optimizer && !this.#optimizer) {
-      throw new TrainingStateError("saveCheckpoint: these artifacts have no optimizer model, so there is no optimizer state to save. Leave out the option optimizer.");
+      throw new TrainingStateError(
+        "saveCheckpoint: these artifacts have no optimizer model, so there is no optimizer state to save. Leave out the option optimizer.",
+      );
     }
     return this.#enqueue("saveCheckpoint", async () => {
       for (const [name, value] of Object.entries(this.#state.properties)) {
         if (typeof value === "string" || (typeof value === "number" && Number.isFinite(value))) continue;
-        throw new InputError(`saveCheckpoint: the property '${name}' must be a finite number or a text, received ${String(value)}. Store other values as JSON text.`);
+        throw new InputError(
+          `saveCheckpoint: the property '${name}' must be a finite number or a text, received ${String(value)}. Store other values as JSON text.`,
+        );
       }
       return encodeCheckpoint(await this.#state.content(delta, optimizer, "saveCheckpoint"), this.manifest);
     });
@@ -334,9 +369,12 @@ export class TrainingSession {
    * @throws CheckpointError if the file is damaged or of another model. The session is then unchanged.
    */
   async loadCheckpoint(bytes: Uint8Array): Promise<void> {
-    const file: unknown = (bytes as unknown) instanceof ArrayBuffer ? new Uint8Array(bytes as unknown as ArrayBuffer) : bytes;
+    const file: unknown =
+      (bytes as unknown) instanceof ArrayBuffer ? new Uint8Array(bytes as unknown as ArrayBuffer) : bytes;
     if (!(file instanceof Uint8Array)) {
-      throw new InputError(`loadCheckpoint: expected the bytes of the file as a Uint8Array, received ${(bytes as object | null)?.constructor?.name ?? String(bytes)}.`);
+      throw new InputError(
+        `loadCheckpoint: expected the bytes of the file as a Uint8Array, received ${(bytes as object | null)?.constructor?.name ?? String(bytes)}.`,
+      );
     }
     // Checked and copied here: the caller may change the array while the call waits.
     const content = readCheckpoint(file, this.manifest, "the checkpoint");
@@ -360,7 +398,10 @@ export class TrainingSession {
       const model = this.#run.evaluation;
       if (!model) throw new TrainingStateError("exportModel: these artifacts have no eval model. Generate them again.");
       const state = this.#state;
-      const tensors = await state.read(new Map<string, Tensor | null>([...state.parameters, ...state.statistics]), "exportModel");
+      const tensors = await state.read(
+        new Map<string, Tensor | null>([...state.parameters, ...state.statistics]),
+        "exportModel",
+      );
       return exportInferenceModel(model.bytes, tensors, names, model.externalData);
     });
   }
@@ -383,7 +424,8 @@ export class TrainingSession {
         await this.#enqueue("warmUp", async () => {
           const begin = performance.now();
           const outputs = await this.#runTraining(checked);
-          if (this.#optimizer) dispose(Object.values(await this.#runOptimizer(this.#gradientsOf(outputs))));
+          if (this.#optimizer)
+            dispose(Object.values(await this.#runOptimizer(gradientsOf(this.#trainable(), outputs))));
           dispose(Object.values(outputs));
           return performance.now() - begin;
         }),
@@ -426,11 +468,19 @@ export class TrainingSession {
   #selected(trainableOnly: boolean, doing: string): readonly ParameterSpec[] {
     const selected = trainableOnly ? this.#trainable() : this.manifest.parameters;
     const other = selected.find((spec) => spec.dtype.name !== "float32");
-    if (other) throw new InputError(`${doing}: the parameter '${other.name}' is ${other.dtype.name}, and a Float32Array holds float32 only. Use saveCheckpoint and loadCheckpoint.`);
+    if (other)
+      throw new InputError(
+        `${doing}: the parameter '${other.name}' is ${other.dtype.name}, and a Float32Array holds float32 only. Use saveCheckpoint and loadCheckpoint.`,
+      );
     return selected;
   }
 
-  async #runModel(session: InferenceSession, feeds: Outputs, names: readonly string[], doing: string): Promise<Outputs> {
+  async #runModel(
+    session: InferenceSession,
+    feeds: Outputs,
+    names: readonly string[],
+    doing: string,
+  ): Promise<Outputs> {
     try {
       return (await session.run(feeds, names)) as Outputs;
     } catch (error) {
@@ -446,7 +496,12 @@ export class TrainingSession {
       const values = BigInt64Array.from(holds, (value) => BigInt(known[value]));
       return [name, new this.#ort.Tensor("int64", values, [values.length])];
     });
-    return this.#runModel(this.#training, { ...feeds, ...this.#state.feeds(), ...Object.fromEntries(numbers) }, trainingOutputs(this.manifest), "trainStep");
+    return this.#runModel(
+      this.#training,
+      { ...feeds, ...this.#state.feeds(), ...Object.fromEntries(numbers) },
+      trainingOutputs(this.manifest),
+      "trainStep",
+    );
   }
 
   /** Runs a model whose session is opened on first use: not every page evaluates or predicts. */
@@ -459,14 +514,18 @@ export class TrainingSession {
     }
     const state = this.#state.feeds();
     // The inference model does not take parameters that only the loss reads.
-    const used = Object.fromEntries(Object.entries({ ...feeds, ...state }).filter(([name]) => session.inputNames.includes(name)));
+    const used = Object.fromEntries(
+      Object.entries({ ...feeds, ...state }).filter(([name]) => session.inputNames.includes(name)),
+    );
     return this.#runModel(session, used, session.outputNames, doing);
   }
 
   #runOptimizer(gradients: Gradients): Promise<Outputs> {
     const { optimizer } = this.manifest;
     if (!this.#optimizer || !optimizer) {
-      throw new TrainingStateError("optimizerStep: these artifacts have no optimizer model. Generate them with generate_artifacts(..., optimizer=...).");
+      throw new TrainingStateError(
+        "optimizerStep: these artifacts have no optimizer model. Generate them with generate_artifacts(..., optimizer=...).",
+      );
     }
     const { parameters, moments, progress } = this.#state;
     const feeds: Outputs = {
@@ -483,114 +542,9 @@ export class TrainingSession {
     return this.#runModel(this.#optimizer, feeds, this.#optimizer.outputNames, "optimizerStep");
   }
 
-  #gradientsOf(outputs: Outputs): Gradients {
-    const gradients: Gradients = { dense: new Map(), sparse: new Map() };
-    for (const { name, gradient, gradientIndices } of this.#trainable()) {
-      const value = outputs[gradient!]!;
-      if (gradientIndices === null) gradients.dense.set(name, value);
-      else gradients.sparse.set(name, { rows: value, indices: outputs[gradientIndices]! });
-    }
-    return gradients;
-  }
-
-  /** Adds gradients, on the CPU. */
-  async #added(total: Gradients, terms: Gradients): Promise<Gradients> {
-    const sum: Gradients = { dense: new Map(), sparse: new Map() };
-    for (const [name, term] of terms.dense) {
-      if (term.type !== "float32" && term.type !== "float64") {
-        throw new InputError(`trainStep: adding up gradients of ${term.type} is not supported. Call lazyResetGrad after each step.`);
-      }
-      const values = ((await dataOf(total.dense.get(name)!)) as Float32Array).slice();
-      const other = (await dataOf(term)) as Float32Array;
-      for (let i = 0; i < values.length; i++) values[i]! += other[i]!;
-      sum.dense.set(name, new this.#ort.Tensor(term.type as "float32", values, term.dims));
-    }
-    for (const [name, term] of terms.sparse) {
-      const before = total.sparse.get(name)!;
-      // Appended, not summed: rows of equal indices add up in the optimizer, as those within one step do.
-      sum.sparse.set(name, { rows: await this.#appended(before.rows, term.rows), indices: await this.#appended(before.indices, term.indices) });
-    }
-    return sum;
-  }
-
-  async #appended(first: Tensor, second: Tensor): Promise<Tensor> {
-    const [a, b] = [(await dataOf(first)) as Float32Array, (await dataOf(second)) as Float32Array];
-    const data = new (a.constructor as { new (length: number): Float32Array })(a.length + b.length);
-    data.set(a);
-    data.set(b, a.length);
-    return new this.#ort.Tensor(first.type as "float32", data, [first.dims[0]! + second.dims[0]!, ...first.dims.slice(1)]);
-  }
-
   #result(outputs: Outputs): StepResult {
     const named = Object.fromEntries(this.manifest.outputs.map((name) => [name, outputs[name]!]));
     const loss = outputs[this.manifest.outputs[0]!]!;
     return { loss: Number((loss.data as Float32Array)[0]), outputs: named };
   }
-}
-
-/** Names of all inputs of the training model. */
-function trainingInputs(manifest: Manifest): string[] {
-  return [manifest.inputs, manifest.targets, manifest.parameters, manifest.statistics, manifest.hostInputs].flat().map((spec) => spec.name);
-}
-
-/** Names of the outputs of the training model that a step reads. */
-function trainingOutputs(manifest: Manifest): string[] {
-  const gradients = manifest.parameters.flatMap(({ gradient, gradientIndices }) => [gradient, gradientIndices]);
-  return [...manifest.outputs, ...gradients.filter((name) => name !== null), ...manifest.statistics.map((spec) => spec.output)];
-}
-
-/** Says for WebGPU where each output goes: what the next step reads stays on the device. */
-function locations(manifest: Manifest, kind: "training" | "optimizer" | "results"): Record<string, "cpu" | "gpu-buffer"> {
-  const result: Record<string, "cpu" | "gpu-buffer"> = {};
-  if (kind === "training") {
-    for (const name of trainingOutputs(manifest)) result[name] = "gpu-buffer";
-    // The caller reads the outputs, and rows of sparse gradients differ in number from step to step.
-    for (const name of manifest.outputs) result[name] = "cpu";
-    for (const { gradient, gradientIndices } of manifest.parameters) if (gradientIndices) result[gradient!] = result[gradientIndices] = "cpu";
-  } else if (kind === "optimizer") {
-    for (const { name, trainable } of manifest.parameters) {
-      if (!trainable) continue;
-      result[`${name}_updated`] = "gpu-buffer";
-      for (const moment of manifest.optimizer!.moments) result[`${name}_${moment}_updated`] = "gpu-buffer";
-    }
-  }
-  return result;
-}
-
-/** Throws a ModelLoadError unless a session has exactly these inputs, and at least these outputs. */
-function requireNames(session: InferenceSession, source: string, inputs: readonly string[], outputs: readonly string[]): void {
-  const missing = [
-    ...inputs.filter((name) => !session.inputNames.includes(name)).map((name) => `input '${name}'`),
-    ...outputs.filter((name) => !session.outputNames.includes(name)).map((name) => `output '${name}'`),
-  ];
-  const extra = session.inputNames.filter((name) => !inputs.includes(name)).map((name) => `input '${name}'`);
-  if (missing.length || extra.length) {
-    const text = [missing.length && `it lacks ${missing.slice(0, 5).join(", ")}`, extra.length && `the manifest lacks its ${extra.slice(0, 5).join(", ")}`];
-    throw new ModelLoadError(`Loading ${source}: ${text.filter(Boolean).join("; ")}. Pass all files of one run as generate_artifacts wrote them.`);
-  }
-}
-
-/** Reads dtypes and shapes of the moments from the inputs of the optimizer model. */
-function momentSpecs(manifest: Manifest, session: InferenceSession, source: string): MomentSpec[] {
-  const { moments, initialValues, learningRate, step } = manifest.optimizer ?? { moments: [], initialValues: [], learningRate: "", step: "" };
-  if (!manifest.optimizer) throw new ModelLoadError(`Loading ${source}: the manifest describes no optimizer. Generate the artifacts again.`);
-  const specs: MomentSpec[] = [];
-  const names = [learningRate, step];
-  for (const parameter of manifest.parameters.filter((spec) => spec.trainable)) {
-    names.push(parameter.name, `${parameter.name}_grad`, ...(parameter.gradientIndices ? [`${parameter.name}_grad_indices`] : []));
-    for (const [index, moment] of moments.entries()) {
-      const name = momentInput({ parameter: parameter.name, moment });
-      // Groups of parameters may have optimizers of their own, so not every parameter has every moment.
-      const input = session.inputMetadata[session.inputNames.indexOf(name)];
-      if (!input) continue;
-      names.push(name);
-      if (!input.isTensor || !input.shape.every((size) => typeof size === "number")) {
-        throw new ModelLoadError(`Loading ${source}: its input '${name}' is no tensor of a fixed shape. Generate the artifacts again.`);
-      }
-      specs.push({ moment, parameter: parameter.name, dtype: dtypeOf(input.type), shape: input.shape as number[], initialValue: initialValues[index]! });
-    }
-  }
-  const outputs = [...manifest.parameters.filter((s) => s.trainable).map((s) => s.name), ...specs.map(momentInput)].map((name) => `${name}_updated`);
-  requireNames(session, source, names, outputs);
-  return specs;
 }

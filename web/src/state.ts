@@ -4,6 +4,7 @@ import type { Tensor } from "onnxruntime-common";
 import { type Content, type Progress, type Properties, filled, frozenDigest } from "./checkpoint.js";
 import { type DType } from "./dtypes.js";
 import { CheckpointError } from "./errors.js";
+import { type Gradients, disposeGradients } from "./gradients.js";
 import type { Manifest } from "./manifest.js";
 import { type OrtModule, dispose, toRaw, toTensor } from "./ort.js";
 import type { RawTensor } from "./safetensors.js";
@@ -17,12 +18,6 @@ export interface MomentSpec {
   readonly dtype: DType;
   readonly shape: readonly number[];
   readonly initialValue: number;
-}
-
-/** The gradients of one or more training steps: dense ones by parameter, and rows with their numbers of sparse ones. */
-export interface Gradients {
-  readonly dense: Map<string, Tensor>;
-  readonly sparse: Map<string, { rows: Tensor; indices: Tensor }>;
 }
 
 /** The name by which a moment of a parameter is an input of the optimizer model. */
@@ -69,7 +64,6 @@ export class State {
   /**
    * Takes over the content of a checkpoint or a delta; everything is checked before anything changes.
    *
-   * @param initial true for the run's own checkpoint: its learning rate, too, counts.
    * @throws CheckpointError if a delta belongs to other frozen values, or the moments are those of another optimizer.
    */
   async load(content: Content, source: string): Promise<void> {
@@ -84,13 +78,15 @@ export class State {
         );
       }
     }
-    const moments = this.moments_(content, source);
+    const moments = this.readMoments(content, source);
     const parameters = new Map<string, Tensor | null>();
     for (const { name } of this.manifest.parameters) {
       const raw = content.parameters.get(name);
       parameters.set(name, raw === undefined ? kept.get(name)! : raw && toTensor(this.ort, raw));
     }
-    const statistics = new Map(this.manifest.statistics.map(({ name }) => [name, toTensor(this.ort, content.statistics.get(name)!)]));
+    const statistics = new Map(
+      this.manifest.statistics.map(({ name }) => [name, toTensor(this.ort, content.statistics.get(name)!)]),
+    );
     // Nothing has changed up to here.
     dispose([...this.parameters].filter(([name]) => content.parameters.has(name)).map(([, tensor]) => tensor));
     dispose([...this.statistics.values(), ...this.moments.values()]);
@@ -103,7 +99,7 @@ export class State {
   }
 
   /** Makes the moments of a checkpoint, or those from which an optimizer starts if it has none. */
-  private moments_(content: Content, source: string): Map<string, Tensor> {
+  private readMoments(content: Content, source: string): Map<string, Tensor> {
     const moments = new Map<string, Tensor>();
     const problem = (text: string): CheckpointError =>
       new CheckpointError(
@@ -115,14 +111,17 @@ export class State {
       const raw = content.progress && content.moments.get(spec.moment)?.get(spec.parameter);
       if (content.progress && !raw) throw problem(`${spec.moment} of '${spec.parameter}' is missing`);
       if (raw && (raw.dtype !== spec.dtype || raw.shape.join() !== spec.shape.join())) {
-        throw problem(`${spec.moment} of '${spec.parameter}' is ${raw.dtype.name}[${raw.shape.join(", ")}], expected ${spec.dtype.name}[${spec.shape.join(", ")}]`);
+        throw problem(
+          `${spec.moment} of '${spec.parameter}' is ${raw.dtype.name}[${raw.shape.join(", ")}], expected ${spec.dtype.name}[${spec.shape.join(", ")}]`,
+        );
       }
       count += 1;
       moments.set(momentInput(spec), toTensor(this.ort, raw ?? filled(spec.initialValue, spec.dtype, spec.shape)));
     }
     const held = [...content.moments.values()].reduce((sum, group) => sum + group.size, 0);
     // A session without optimizer model evaluates and exports checkpoints of any optimizer.
-    if (content.progress && this.manifest.optimizer && held !== count) throw problem(`it has ${held} tensors, the optimizer needs ${count}`);
+    if (content.progress && this.manifest.optimizer && held !== count)
+      throw problem(`it has ${held} tensors, the optimizer needs ${count}`);
     return moments;
   }
 
@@ -161,10 +160,7 @@ export class State {
 
   /** Forgets the gradients. */
   dropGradients(): void {
-    if (this.gradients) {
-      dispose(this.gradients.dense.values());
-      for (const { rows, indices } of this.gradients.sparse.values()) dispose([rows, indices]);
-    }
+    if (this.gradients) disposeGradients(this.gradients);
     this.gradients = null;
   }
 

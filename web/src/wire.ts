@@ -53,7 +53,9 @@ export function parseMessage(data: Uint8Array): Field[] {
 
 /** Returns the payloads of a repeated message field. */
 export function messages(data: Uint8Array, number: number): Uint8Array[] {
-  return parseMessage(data).filter((field) => field.number === number).map((field) => field.payload);
+  return parseMessage(data)
+    .filter((field) => field.number === number)
+    .map((field) => field.payload);
 }
 
 const decoder = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true });

@@ -7,15 +7,30 @@ import { join } from "node:path";
 import { before, describe, it } from "node:test";
 import { CheckpointError, InputError, TrainingSession } from "../dist/index.js";
 import { decodeSafetensors, encodeSafetensors } from "../dist/safetensors.js";
-import { NETS, artifactsOf, feedsOf, folderOf, loadRuntime, maxDifference, prepare, read, resultsOf, runPython, train } from "./support.mjs";
+import {
+  NETS,
+  artifactsOf,
+  feedsOf,
+  folderOf,
+  loadRuntime,
+  maxDifference,
+  prepare,
+  read,
+  resultsOf,
+  runPython,
+  train,
+} from "./support.mjs";
 
 let ort;
 const scratch = mkdtempSync(join(tmpdir(), "onnxtrain-web-"));
 
-before(async () => {
-  prepare();
-  ort = await loadRuntime("node");
-}, { timeout: 300_000 });
+before(
+  async () => {
+    prepare();
+    ort = await loadRuntime("node");
+  },
+  { timeout: 300_000 },
+);
 
 async function open(net) {
   const { learningRate, seed, batches } = feedsOf(ort, net);
@@ -101,7 +116,10 @@ describe("state", () => {
     const head = await session.exportParameters(true);
     assert.ok(head.length < all.length);
     const sizes = session.manifest.parameters.map((p) => [p, p.shape.reduce((a, b) => a * b, 1)]);
-    assert.equal(all.length, sizes.reduce((sum, [, size]) => sum + size, 0));
+    assert.equal(
+      all.length,
+      sizes.reduce((sum, [, size]) => sum + size, 0),
+    );
     await train(session, batches.slice(0, 3));
     const trained = await session.exportParameters();
     assert.ok(maxDifference(all, trained) > 1e-4);
@@ -109,15 +127,26 @@ describe("state", () => {
     assert.deepEqual(await session.exportParameters(), all);
     await session.loadParameters(trained);
     assert.deepEqual(await session.exportParameters(), trained);
-    for (const [buffer, flag] of [[head, false], [all, true], [[...all], false], [new Float64Array(all), false], [null, false]]) {
-      await assert.rejects(session.loadParameters(buffer, flag), (e) => e instanceof InputError && /expected a Float32Array of \d+ elements/.test(e.message));
+    for (const [buffer, flag] of [
+      [head, false],
+      [all, true],
+      [[...all], false],
+      [new Float64Array(all), false],
+      [null, false],
+    ]) {
+      await assert.rejects(
+        session.loadParameters(buffer, flag),
+        (e) => e instanceof InputError && /expected a Float32Array of \d+ elements/.test(e.message),
+      );
     }
     assert.deepEqual(await session.exportParameters(), trained);
     session.release();
   });
 
   it("Node's Buffers are copied, too", async () => {
-    const files = Object.fromEntries(Object.entries(artifactsOf("mlp")).map(([name, bytes]) => [name, Buffer.from(bytes)]));
+    const files = Object.fromEntries(
+      Object.entries(artifactsOf("mlp")).map(([name, bytes]) => [name, Buffer.from(bytes)]),
+    );
     const session = await TrainingSession.create(ort, { artifacts: files });
     const file = Buffer.concat([Buffer.alloc(3), read("mlp", "trained")]).subarray(3);
     const loading = session.loadCheckpoint(file);
@@ -134,12 +163,18 @@ describe("state", () => {
     const values = await session.exportParameters();
     const { tensors, metadata } = decodeSafetensors(read("mlp", "checkpoint"));
     const shapes = Object.fromEntries(session.manifest.parameters.map((p) => [p.name, [p.dtype.name, p.shape]]));
-    const nominal = encodeSafetensors(
-      new Map([...tensors].filter(([key]) => !key.startsWith("parameter/"))),
-      { ...metadata, nominal: "true", shapes: JSON.stringify(shapes) },
-    );
+    const nominal = encodeSafetensors(new Map([...tensors].filter(([key]) => !key.startsWith("parameter/"))), {
+      ...metadata,
+      nominal: "true",
+      shapes: JSON.stringify(shapes),
+    });
     await session.loadCheckpoint(nominal);
-    for (const call of [() => session.trainStep(batches[0]), () => session.saveCheckpoint(), () => session.predict({ x: batches[0].x }), () => session.exportParameters()]) {
+    for (const call of [
+      () => session.trainStep(batches[0]),
+      () => session.saveCheckpoint(),
+      () => session.predict({ x: batches[0].x }),
+      () => session.exportParameters(),
+    ]) {
       await assert.rejects(call(), (e) => e instanceof CheckpointError && /have no data yet/.test(e.message));
     }
     await session.loadParameters(values);
@@ -168,11 +203,21 @@ describe("damaged and foreign files", () => {
     "other format": () => edited(read("cnn", "trained"), (m) => (m.format = "pt")),
     "no list of parameters": () => edited(read("cnn", "trained"), (m) => delete m.order),
     "wrong fingerprint": () => edited(read("cnn", "trained"), (m) => (m.fingerprint = "0".repeat(64))),
-    "negative step": () => edited(read("cnn", "trained"), (m) => (m.optimizer = '{"step": -1, "learning_rate": 0.1, "initial_learning_rate": 0.1}')),
-    "rate that is no number": () => edited(read("cnn", "trained"), (m) => (m.optimizer = '{"step": 1, "learning_rate": NaN, "initial_learning_rate": 0.1}')),
+    "negative step": () =>
+      edited(
+        read("cnn", "trained"),
+        (m) => (m.optimizer = '{"step": -1, "learning_rate": 0.1, "initial_learning_rate": 0.1}'),
+      ),
+    "rate that is no number": () =>
+      edited(
+        read("cnn", "trained"),
+        (m) => (m.optimizer = '{"step": 1, "learning_rate": NaN, "initial_learning_rate": 0.1}'),
+      ),
     "key twice": () => edited(read("cnn", "trained"), (m) => (m.properties = '{"a": 1, "a": 2}')),
-    "missing moment": () => edited(read("cnn", "trained"), (m, t) => t.delete([...t.keys()].find((k) => k.startsWith("momentum1/")))),
-    "missing statistic": () => edited(read("cnn", "trained"), (m, t) => t.delete([...t.keys()].find((k) => k.startsWith("statistic/")))),
+    "missing moment": () =>
+      edited(read("cnn", "trained"), (m, t) => t.delete([...t.keys()].find((k) => k.startsWith("momentum1/")))),
+    "missing statistic": () =>
+      edited(read("cnn", "trained"), (m, t) => t.delete([...t.keys()].find((k) => k.startsWith("statistic/")))),
   };
   for (const [name, make] of Object.entries(cases)) {
     it(name, async () => {
@@ -212,7 +257,10 @@ describe("damaged and foreign files", () => {
     const all = await session.exportParameters();
     await session.loadParameters(all.map((value) => value + 1));
     const before = await session.exportParameters();
-    await assert.rejects(session.loadCheckpoint(read("frozen", "delta")), (e) => e instanceof CheckpointError && /other values of the parameters/.test(e.message));
+    await assert.rejects(
+      session.loadCheckpoint(read("frozen", "delta")),
+      (e) => e instanceof CheckpointError && /other values of the parameters/.test(e.message),
+    );
     assert.deepEqual(await session.exportParameters(), before);
     session.release();
   });

@@ -4,7 +4,17 @@ import assert from "node:assert/strict";
 import { pathToFileURL } from "node:url";
 import { before, describe, it } from "node:test";
 import { TrainingSession } from "../dist/index.js";
-import { NETS, artifactsOf, feedsOf, folderOf, loadRuntime, maxDifference, prepare, resultsOf, train } from "./support.mjs";
+import {
+  NETS,
+  artifactsOf,
+  feedsOf,
+  folderOf,
+  loadRuntime,
+  maxDifference,
+  prepare,
+  resultsOf,
+  train,
+} from "./support.mjs";
 
 before(prepare, { timeout: 300_000 });
 

@@ -6,10 +6,13 @@ import { CheckpointError, InputError, ModelLoadError, TrainingSession, TrainingS
 import { artifactsOf, feedsOf, loadRuntime, maxDifference, prepare, resultsOf, train } from "./support.mjs";
 
 let ort;
-before(async () => {
-  prepare();
-  ort = await loadRuntime("node");
-}, { timeout: 300_000 });
+before(
+  async () => {
+    prepare();
+    ort = await loadRuntime("node");
+  },
+  { timeout: 300_000 },
+);
 
 const open = (net, change = {}) => TrainingSession.create(ort, { artifacts: { ...artifactsOf(net), ...change } });
 const fails = (promise, kind, pattern) =>
@@ -22,14 +25,34 @@ const fails = (promise, kind, pattern) =>
 
 describe("create", () => {
   it("wants ONNX Runtime and artifacts", async () => {
-    await fails(TrainingSession.create(undefined, { artifacts: {} }), InputError, /first argument must be ONNX Runtime/);
+    await fails(
+      TrainingSession.create(undefined, { artifacts: {} }),
+      InputError,
+      /first argument must be ONNX Runtime/,
+    );
     await fails(TrainingSession.create(ort), InputError, /pass the artifacts/);
-    await fails(TrainingSession.create(ort, { artifacts: artifactsOf("mlp"), seed: 1.5 }), InputError, /seed must be an integer, received 1\.5/);
+    await fails(
+      TrainingSession.create(ort, { artifacts: artifactsOf("mlp"), seed: 1.5 }),
+      InputError,
+      /seed must be an integer, received 1\.5/,
+    );
     await fails(TrainingSession.create(ort, { artifacts: 3 }), ModelLoadError, /expected an object from file name/);
-    await fails(TrainingSession.create(ort, { artifacts: { "a.onnx": new Uint8Array(1) } }), ModelLoadError, /expected one 'manifest.json'.*received a\.onnx/);
+    await fails(
+      TrainingSession.create(ort, { artifacts: { "a.onnx": new Uint8Array(1) } }),
+      ModelLoadError,
+      /expected one 'manifest.json'.*received a\.onnx/,
+    );
     await fails(TrainingSession.create(ort, { artifacts: "no/such/folder" }), ModelLoadError, /is no URL/);
-    await fails(TrainingSession.create(ort, { artifacts: "file:///no/such/folder" }), ModelLoadError, /file:\/\/\/no\/such\/folder\/manifest\.json failed/);
-    await fails(TrainingSession.create(ort, { artifacts: artifactsOf("mlp"), executionProviders: ["nonsense"] }), ModelLoadError, /refused it/);
+    await fails(
+      TrainingSession.create(ort, { artifacts: "file:///no/such/folder" }),
+      ModelLoadError,
+      /file:\/\/\/no\/such\/folder\/manifest\.json failed/,
+    );
+    await fails(
+      TrainingSession.create(ort, { artifacts: artifactsOf("mlp"), executionProviders: ["nonsense"] }),
+      ModelLoadError,
+      /refused it/,
+    );
   });
   it("wants complete files of one run", async () => {
     const mlp = artifactsOf("mlp");
@@ -37,17 +60,37 @@ describe("create", () => {
     const text = new TextEncoder();
     for (const name of ["training_model.onnx", "optimizer_model.onnx", "eval_model.onnx", "checkpoint"]) {
       const { [name]: _, ...others } = mlp;
-      await fails(TrainingSession.create(ort, { artifacts: others }), ModelLoadError, new RegExp(`'${name}', which the manifest names`));
+      await fails(
+        TrainingSession.create(ort, { artifacts: others }),
+        ModelLoadError,
+        new RegExp(`'${name}', which the manifest names`),
+      );
     }
-    await fails(open("mlp", { "training_model.onnx": cnn["training_model.onnx"] }), ModelLoadError, /belongs to another run/);
-    await fails(open("mlp", { "optimizer_model.onnx": cnn["optimizer_model.onnx"] }), ModelLoadError, /belongs to another run/);
+    await fails(
+      open("mlp", { "training_model.onnx": cnn["training_model.onnx"] }),
+      ModelLoadError,
+      /belongs to another run/,
+    );
+    await fails(
+      open("mlp", { "optimizer_model.onnx": cnn["optimizer_model.onnx"] }),
+      ModelLoadError,
+      /belongs to another run/,
+    );
     await fails(open("mlp", { "training_model.onnx": mlp["net.onnx"] }), ModelLoadError, /no model of a training run/);
     await fails(open("mlp", { "training_model.onnx": mlp["eval_model.onnx"] }), ModelLoadError, /it lacks output/);
-    await fails(open("mlp", { "training_model.onnx": mlp["training_model.onnx"].slice(0, 900) }), ModelLoadError, /training_model\.onnx/);
+    await fails(
+      open("mlp", { "training_model.onnx": mlp["training_model.onnx"].slice(0, 900) }),
+      ModelLoadError,
+      /training_model\.onnx/,
+    );
     await fails(open("mlp", { "training_model.onnx": "text" }), ModelLoadError, /must be a Uint8Array; it is a String/);
     await fails(open("mlp", { "manifest.json": text.encode("{}") }), ModelLoadError, /no manifest of onnxtrain/);
     const newer = JSON.parse(new TextDecoder().decode(mlp["manifest.json"]));
-    await fails(open("mlp", { "manifest.json": text.encode(JSON.stringify({ ...newer, version: 3 })) }), ModelLoadError, /version 3.*install a newer/);
+    await fails(
+      open("mlp", { "manifest.json": text.encode(JSON.stringify({ ...newer, version: 3 })) }),
+      ModelLoadError,
+      /version 3.*install a newer/,
+    );
     await fails(open("mlp", { checkpoint: cnn.checkpoint }), CheckpointError, /belongs to another model/);
   });
 });
@@ -61,15 +104,43 @@ it("a file of shared weights that is missing is named", async () => {
 
 describe("feeds", () => {
   const cases = [
-    ["no object", () => [1], /expected an object from input name to ort\.Tensor, received a Array\. The model takes x: float32 \[batch, 64\]; labels: int64 \[batch\]/],
+    [
+      "no object",
+      () => [1],
+      /expected an object from input name to ort\.Tensor, received a Array\. The model takes x: float32 \[batch, 64\]; labels: int64 \[batch\]/,
+    ],
     ["missing", ({ x }) => ({ x }), /the input 'labels' is missing/],
     ["unknown", (feeds) => ({ ...feeds, y: feeds.x }), /there is no input 'y'/],
-    ["no tensor", (feeds) => ({ ...feeds, x: new Float32Array(64) }), /expected an ort\.Tensor .*received a Float32Array/],
-    ["dtype", (feeds) => ({ ...feeds, x: new ort.Tensor("float64", new Float64Array(32 * 64), [32, 64]) }), /received a tensor of float64/],
-    ["rank", (feeds) => ({ ...feeds, x: new ort.Tensor("float32", new Float32Array(64), [64]) }), /rank 1 instead of 2/],
-    ["size", (feeds) => ({ ...feeds, x: new ort.Tensor("float32", new Float32Array(32 * 63), [32, 63]) }), /axis 1 must be 64/],
-    ["batch", (feeds) => ({ ...feeds, x: new ort.Tensor("float32", new Float32Array(64), [1, 64]) }), /'batch' is 1 in input 'x' and must be the same here/],
-    ["label", (feeds) => ({ ...feeds, labels: new ort.Tensor("int64", new BigInt64Array(32).fill(10n), [32]) }), /labels must be 0 to 9.*received 10 at position 0/],
+    [
+      "no tensor",
+      (feeds) => ({ ...feeds, x: new Float32Array(64) }),
+      /expected an ort\.Tensor .*received a Float32Array/,
+    ],
+    [
+      "dtype",
+      (feeds) => ({ ...feeds, x: new ort.Tensor("float64", new Float64Array(32 * 64), [32, 64]) }),
+      /received a tensor of float64/,
+    ],
+    [
+      "rank",
+      (feeds) => ({ ...feeds, x: new ort.Tensor("float32", new Float32Array(64), [64]) }),
+      /rank 1 instead of 2/,
+    ],
+    [
+      "size",
+      (feeds) => ({ ...feeds, x: new ort.Tensor("float32", new Float32Array(32 * 63), [32, 63]) }),
+      /axis 1 must be 64/,
+    ],
+    [
+      "batch",
+      (feeds) => ({ ...feeds, x: new ort.Tensor("float32", new Float32Array(64), [1, 64]) }),
+      /'batch' is 1 in input 'x' and must be the same here/,
+    ],
+    [
+      "label",
+      (feeds) => ({ ...feeds, labels: new ort.Tensor("int64", new BigInt64Array(32).fill(10n), [32]) }),
+      /labels must be 0 to 9.*received 10 at position 0/,
+    ],
   ];
   for (const [name, change, pattern] of cases) {
     it(name, async () => {
@@ -113,7 +184,10 @@ describe("calls", () => {
     }
     const values = session.exportParameters();
     session.release();
-    assert.deepEqual((await Promise.all(results)).map((r) => r.loss), expected);
+    assert.deepEqual(
+      (await Promise.all(results)).map((r) => r.loss),
+      expected,
+    );
     assert.deepEqual(await values, await waited.exportParameters());
   });
   it("that fail do not stop those behind them", async () => {
@@ -138,7 +212,8 @@ describe("calls", () => {
   });
   it("have their arguments checked", async () => {
     const session = await open("mlp");
-    for (const rate of [-1, NaN, Infinity, "0.1", undefined]) assert.throws(() => session.setLearningRate(rate), /finite number of 0 or more/);
+    for (const rate of [-1, NaN, Infinity, "0.1", undefined])
+      assert.throws(() => session.setLearningRate(rate), /finite number of 0 or more/);
     session.setLearningRate(0.5);
     assert.equal(session.learningRate, 0.5);
     await fails(session.saveCheckpoint({ deltas: true }), InputError, /received the option deltas/);
@@ -152,7 +227,9 @@ describe("calls", () => {
   it("of optimizerStep want an optimizer model", async () => {
     const manifest = JSON.parse(new TextDecoder().decode(artifactsOf("mlp")["manifest.json"]));
     delete manifest.files.optimizer_model;
-    const session = await open("mlp", { "manifest.json": new TextEncoder().encode(JSON.stringify({ ...manifest, optimizer: null })) });
+    const session = await open("mlp", {
+      "manifest.json": new TextEncoder().encode(JSON.stringify({ ...manifest, optimizer: null })),
+    });
     await session.trainStep(feedsOf(ort, "mlp").batches[0]);
     await fails(session.optimizerStep(), TrainingStateError, /no optimizer model.*generate_artifacts/);
     await fails(session.saveCheckpoint({ optimizer: true }), TrainingStateError, /no optimizer state to save/);

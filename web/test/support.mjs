@@ -15,7 +15,10 @@ export const NETS = ["mlp", "cnn", "transformer", "lstm", "embedding", "shared",
 
 /** Runs a Python script of this folder and returns what it prints. */
 export function runPython(script, ...args) {
-  return execFileSync(python, [join(here, script), ...args], { encoding: "utf8", stdio: ["ignore", "pipe", "inherit"] });
+  return execFileSync(python, [join(here, script), ...args], {
+    encoding: "utf8",
+    stdio: ["ignore", "pipe", "inherit"],
+  });
 }
 
 /** Writes the reference nets, once. */
@@ -55,7 +58,12 @@ export async function loadRuntime(name) {
 
 /** Reads the feeds of each step as tensors, the learning rate and the seed. */
 export function feedsOf(ort, net) {
-  const { steps, learning_rate: learningRate, seed, feeds } = JSON.parse(readFileSync(join(folderOf(net), "feeds.json"), "utf8"));
+  const {
+    steps,
+    learning_rate: learningRate,
+    seed,
+    feeds,
+  } = JSON.parse(readFileSync(join(folderOf(net), "feeds.json"), "utf8"));
   const { buffer } = read(net, "feeds.bin");
   const classes = { float32: Float32Array, int64: BigInt64Array };
   let position = 0;

@@ -6,7 +6,10 @@ import { CheckpointError, type StepResult, TrainingSession } from "../src/index.
 
 export async function use(files: Record<string, Uint8Array>): Promise<void> {
   const session: TrainingSession = await TrainingSession.create(native, { artifacts: files, seed: 3 });
-  await TrainingSession.create(web, { artifacts: new URL("https://example.org/artifacts/"), executionProviders: ["webgpu"] });
+  await TrainingSession.create(web, {
+    artifacts: new URL("https://example.org/artifacts/"),
+    executionProviders: ["webgpu"],
+  });
   const x = new native.Tensor("float32", new Float32Array(4), [1, 4]);
   const result: StepResult = await session.trainStep({ x });
   const loss: number = result.loss;

@@ -20,7 +20,21 @@ it("JSON: what JSON.parse reads, and NaN and Infinity", () => {
 });
 
 it("JSON: what is none", () => {
-  for (const text of ["", "{", '{"a" 1}', "[1,]", "{,}", '{"a":1,"a":2}', "01", "1 2", "[1}", "tru", "'a'", '"a', "[".repeat(9999)]) {
+  for (const text of [
+    "",
+    "{",
+    '{"a" 1}',
+    "[1,]",
+    "{,}",
+    '{"a":1,"a":2}',
+    "01",
+    "1 2",
+    "[1}",
+    "tru",
+    "'a'",
+    '"a',
+    "[".repeat(9999),
+  ]) {
     assert.throws(() => parseJson(text), Error, text.slice(0, 20));
   }
 });
@@ -36,7 +50,10 @@ it("SHA-256 is that of Node, whatever the pieces", () => {
 
 it("safetensors: encode and decode are inverse", () => {
   const tensors = new Map(
-    [...BY_NAME.values()].map((dtype, i) => [`k/${dtype.name}`, { dtype, shape: [i % 3, 2], bytes: new Uint8Array((i % 3) * 2 * dtype.size).fill(i % 2) }]),
+    [...BY_NAME.values()].map((dtype, i) => [
+      `k/${dtype.name}`,
+      { dtype, shape: [i % 3, 2], bytes: new Uint8Array((i % 3) * 2 * dtype.size).fill(i % 2) },
+    ]),
   );
   const file = encodeSafetensors(tensors, { a: "é" });
   const decoded = decodeSafetensors(file);
@@ -51,7 +68,10 @@ it("safetensors: encode and decode are inverse", () => {
 it("random numbers are those of the five lines of Python in the README", () => {
   const random = new Random(7);
   const python = JSON.parse(runPython("random_numbers.py", "7", "1000"));
-  assert.deepEqual(Array.from({ length: 1000 }, () => random.integer()), python);
+  assert.deepEqual(
+    Array.from({ length: 1000 }, () => random.integer()),
+    python,
+  );
 });
 
 it("masks, orders and uniform numbers are what they claim", () => {
@@ -60,7 +80,10 @@ it("masks, orders and uniform numbers are what they claim", () => {
   const zeros = mask.filter((value) => value === 0).length;
   assert.ok(zeros > 900 && zeros < 1100, String(zeros));
   assert.ok(mask.every((value) => value === 0 || value === Math.fround(1 / 0.9)));
-  assert.deepEqual([...random.permutation(50)].sort((a, b) => a - b), Array.from({ length: 50 }, (_, i) => i));
+  assert.deepEqual(
+    [...random.permutation(50)].sort((a, b) => a - b),
+    Array.from({ length: 50 }, (_, i) => i),
+  );
   assert.notDeepEqual(random.permutation(50), random.permutation(50));
   assert.deepEqual(new Random(5).permutation(9), new Random(5).permutation(9));
   assert.notDeepEqual(new Random(5).permutation(9), new Random(6).permutation(9));
@@ -80,7 +103,10 @@ it("the queue runs jobs one after another, also behind failed ones", async () =>
   const jobs = [queue.add(job("a", 20)), queue.add(job("b", 1)), queue.add(job("c", 5))];
   assert.ok(!queue.idle);
   const results = await Promise.allSettled(jobs);
-  assert.deepEqual(results.map((r) => r.value ?? r.reason.message), ["a", "b failed", "c"]);
+  assert.deepEqual(
+    results.map((r) => r.value ?? r.reason.message),
+    ["a", "b failed", "c"],
+  );
   assert.deepEqual(log, ["a begins", "a ends", "b begins", "b ends", "c begins", "c ends"]);
   assert.ok(queue.idle);
 });

@@ -23,11 +23,17 @@ export function drawCurve(svg: SVGSVGElement, losses: readonly number[], steps: 
   }
   add("text", { x: WIDTH - 4, y: HEIGHT - 4, "text-anchor": "end" }, steps ? `step ${steps}` : "step");
   if (losses.length) {
-    add("polyline", { points: losses.map((loss, i) => `${x(i).toFixed(1)},${y(loss).toFixed(1)}`).join(" "), class: "single" });
+    add("polyline", {
+      points: losses.map((loss, i) => `${x(i).toFixed(1)},${y(loss).toFixed(1)}`).join(" "),
+      class: "single",
+    });
     // The mean of the last steps: single batches jump, and the trend is what matters.
     let mean = losses[0]!;
     const means = losses.map((loss) => (mean += 0.25 * (loss - mean)));
-    add("polyline", { points: means.map((loss, i) => `${x(i).toFixed(1)},${y(loss).toFixed(1)}`).join(" "), class: "trend" });
+    add("polyline", {
+      points: means.map((loss, i) => `${x(i).toFixed(1)},${y(loss).toFixed(1)}`).join(" "),
+      class: "trend",
+    });
   }
   description.textContent = losses.length
     ? `The loss of ${losses.length} steps goes from ${losses[0]!.toFixed(2)} to ${losses.at(-1)!.toFixed(2)}.`

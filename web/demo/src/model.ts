@@ -26,7 +26,8 @@ export class Model {
     // A worker that could not be loaded answers no call.
     this.#worker.addEventListener("error", (event) => {
       event.preventDefault();
-      for (const { reject } of this.#waiting.values()) reject(new Error(event.message || "the worker could not be started"));
+      for (const { reject } of this.#waiting.values())
+        reject(new Error(event.message || "the worker could not be started"));
       this.#waiting.clear();
     });
   }

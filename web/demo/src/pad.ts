@@ -85,11 +85,19 @@ export class Pad {
 
   #at(event: PointerEvent): Point {
     const box = this.#canvas.getBoundingClientRect();
-    return { x: ((event.clientX - box.left) / box.width) * EXTENT, y: ((event.clientY - box.top) / box.height) * EXTENT };
+    return {
+      x: ((event.clientX - box.left) / box.width) * EXTENT,
+      y: ((event.clientY - box.top) / box.height) * EXTENT,
+    };
   }
 
   #key(event: KeyboardEvent): void {
-    const moves: Record<string, [number, number]> = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
+    const moves: Record<string, [number, number]> = {
+      ArrowLeft: [-1, 0],
+      ArrowRight: [1, 0],
+      ArrowUp: [0, -1],
+      ArrowDown: [0, 1],
+    };
     const move = moves[event.key];
     if (move) {
       const step = event.shiftKey ? 3 * STEP : STEP;
@@ -149,7 +157,11 @@ export class Pad {
   }
 }
 
-function trace(context: CanvasRenderingContext2D | OffscreenCanvasRenderingContext2D, strokes: readonly Stroke[], color: string): void {
+function trace(
+  context: CanvasRenderingContext2D | OffscreenCanvasRenderingContext2D,
+  strokes: readonly Stroke[],
+  color: string,
+): void {
   context.lineCap = context.lineJoin = "round";
   context.lineWidth = PEN;
   context.strokeStyle = color;

@@ -26,9 +26,7 @@ const buttons = {
 const radios = [...document.querySelectorAll<HTMLInputElement>('input[name="digit"]')];
 
 /** What `Undo` takes back, beside the strokes on the pad. */
-type Action =
-  | { kind: "add"; strokes: Stroke[] }
-  | { kind: "weights"; checkpoint: Uint8Array | null; losses: number[] };
+type Action = { kind: "add"; strokes: Stroke[] } | { kind: "weights"; checkpoint: Uint8Array | null; losses: number[] };
 
 const model = new Model();
 const pad = new Pad(element<HTMLCanvasElement>("pad"), (text) => (guess.textContent = text));
@@ -53,7 +51,8 @@ async function working(job: () => Promise<void>): Promise<void> {
   busy = false;
   refresh();
   // A button that is disabled while it works loses the focus, and the keyboard its place.
-  if (document.activeElement === document.body && focused instanceof HTMLElement) focused.focus({ preventScroll: true });
+  if (document.activeElement === document.body && focused instanceof HTMLElement)
+    focused.focus({ preventScroll: true });
 }
 
 /** Runs `job`; an error becomes the status. */
@@ -107,7 +106,11 @@ function showDrawings(): void {
 async function accuracyOf(base: boolean): Promise<string> {
   const heldOut = drawings.filter((drawing) => drawing.heldOut);
   if (!heldOut.length) return "–";
-  const { digits } = await model.call("read", heldOut.map((drawing) => drawing.image), base);
+  const { digits } = await model.call(
+    "read",
+    heldOut.map((drawing) => drawing.image),
+    base,
+  );
   const right = heldOut.filter((drawing, i) => drawing.label === digits[i]).length;
   return `${Math.round((100 * right) / heldOut.length)}%`;
 }
@@ -225,7 +228,8 @@ function download(name: string, type: string, content: BlobPart): void {
 }
 
 function saveDrawings(): void {
-  const rows = (image: Float32Array): number[][] => Array.from({ length: SIZE }, (_, i) => [...image.slice(i * SIZE, (i + 1) * SIZE)]);
+  const rows = (image: Float32Array): number[][] =>
+    Array.from({ length: SIZE }, (_, i) => [...image.slice(i * SIZE, (i + 1) * SIZE)]);
   const file = {
     format: "onnxtrain-drawings",
     shape: [drawings.length, 1, SIZE, SIZE],
@@ -264,11 +268,17 @@ async function load(): Promise<void> {
 buttons.add.addEventListener("click", add);
 buttons.undo.addEventListener("click", () => void working(undo).then(() => reporting(showGuess)));
 buttons.train.addEventListener("click", () => void working(train).then(() => reporting(showGuess)));
-buttons.save.addEventListener("click", () =>
-  void working(async () => {
-    download("handwriting.safetensors", "application/octet-stream", (await model.call("save")) as Uint8Array<ArrayBuffer>);
-    say("Saved the model");
-  }),
+buttons.save.addEventListener(
+  "click",
+  () =>
+    void working(async () => {
+      download(
+        "handwriting.safetensors",
+        "application/octet-stream",
+        (await model.call("save")) as Uint8Array<ArrayBuffer>,
+      );
+      say("Saved the model");
+    }),
 );
 buttons.saveDrawings.addEventListener("click", saveDrawings);
 buttons.load.addEventListener("change", () => void working(load).then(() => reporting(showGuess)));
@@ -301,5 +311,7 @@ void working(async () => {
 
 // Not on file: URLs, nor over plain HTTP from another machine.
 if ("serviceWorker" in navigator) {
-  navigator.serviceWorker.register("sw.js", { type: "module" }).catch((error: unknown) => console.warn("This page will not work offline:", error));
+  navigator.serviceWorker
+    .register("sw.js", { type: "module" })
+    .catch((error: unknown) => console.warn("This page will not work offline:", error));
 }

@@ -12,7 +12,10 @@ function weights(length: number, centre: number, scale: number): Float64Array[] 
   const width = 1 / scale;
   return Array.from({ length: SIZE }, (_, i) => {
     const begin = centre + (i - SIZE / 2) * width;
-    return Float64Array.from({ length }, (_, k) => Math.max(0, Math.min(begin + width, k + 1) - Math.max(begin, k)) / width);
+    return Float64Array.from(
+      { length },
+      (_, k) => Math.max(0, Math.min(begin + width, k + 1) - Math.max(begin, k)) / width,
+    );
   });
 }
 

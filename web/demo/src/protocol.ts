@@ -41,4 +41,10 @@ export interface Call {
 export type Answer =
   | { readonly kind: "result"; readonly id: number; readonly value: unknown }
   | { readonly kind: "error"; readonly id: number; readonly message: string }
-  | { readonly kind: "progress"; readonly step: number; readonly steps: number; readonly epoch: number; readonly loss: number };
+  | {
+      readonly kind: "progress";
+      readonly step: number;
+      readonly steps: number;
+      readonly epoch: number;
+      readonly loss: number;
+    };

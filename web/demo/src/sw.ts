@@ -34,7 +34,8 @@ worker.addEventListener("install", (event) => {
 worker.addEventListener("activate", (event) => {
   event.waitUntil(
     (async () => {
-      for (const name of await caches.keys()) if (name.startsWith("onnxtrain-handwriting-") && name !== NAME) await caches.delete(name);
+      for (const name of await caches.keys())
+        if (name.startsWith("onnxtrain-handwriting-") && name !== NAME) await caches.delete(name);
       await worker.clients.claim();
     })(),
   );

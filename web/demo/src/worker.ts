@@ -31,7 +31,10 @@ function tensor(images: readonly Float32Array[]): ort.Tensor {
 }
 
 function labelled(images: readonly Float32Array[], labels: readonly number[]): Record<string, ort.Tensor> {
-  return { image: tensor(images), labels: new ort.Tensor("int64", BigInt64Array.from(labels, BigInt), [labels.length]) };
+  return {
+    image: tensor(images),
+    labels: new ort.Tensor("int64", BigInt64Array.from(labels, BigInt), [labels.length]),
+  };
 }
 
 /** Draws one of the digits of the base model's training; ten of each class lie in the file, class after class. */
@@ -46,7 +49,10 @@ function rehearsed(): { image: Float32Array; label: number } {
 function warm(): void {
   warming = new AbortController();
   const blank = Array.from({ length: BATCH }, () => new Float32Array(PIXELS).fill(0.5));
-  const feeds = labelled(blank, blank.map((_, i) => i % 10));
+  const feeds = labelled(
+    blank,
+    blank.map((_, i) => i % 10),
+  );
   void session.warmUp(feeds, { steps: 300, milliseconds: 5000, signal: warming.signal }).catch(() => {
     // What is wrong shows in the first step that counts, too, with a message to the user.
   });
@@ -105,7 +111,12 @@ const methods: { [N in Name]: (...args: Parameters<Methods[N]>) => Promise<Retur
           const drawing = learned[order[(i * (BATCH - REHEARSED) + k - REHEARSED) % order.length]!]!;
           return { image: variant(drawing.image, session.random), label: drawing.label };
         });
-        const step = session.trainStep(labelled(batch.map((b) => b.image), batch.map((b) => b.label)));
+        const step = session.trainStep(
+          labelled(
+            batch.map((b) => b.image),
+            batch.map((b) => b.label),
+          ),
+        );
         const update = session.optimizerStep();
         const reset = session.lazyResetGrad();
         const { loss } = await step;
@@ -135,8 +146,11 @@ const methods: { [N in Name]: (...args: Parameters<Methods[N]>) => Promise<Retur
 let last: Promise<unknown> = Promise.resolve();
 self.addEventListener("message", ({ data }: MessageEvent<Call>) => {
   const method = methods[data.name] as (...args: unknown[]) => Promise<unknown>;
-  last = last.then(() => method(...data.args)).then(
-    (value) => post({ kind: "result", id: data.id, value }),
-    (error: unknown) => post({ kind: "error", id: data.id, message: error instanceof Error ? error.message : String(error) }),
-  );
+  last = last
+    .then(() => method(...data.args))
+    .then(
+      (value) => post({ kind: "result", id: data.id, value }),
+      (error: unknown) =>
+        post({ kind: "error", id: data.id, message: error instanceof Error ? error.message : String(error) }),
+    );
 });

@@ -29,6 +29,9 @@ it("trains an MLP of 64 features", { timeout: 300_000 }, async (t) => {
   await tab.goto(server.url);
   await tab.waitForFunction(() => document.body.textContent.trim().split(/\s+/).length === 20);
   const losses = (await tab.locator("body").textContent()).trim().split(/\s+/).map(Number);
-  assert.ok(losses.every((loss) => loss > 0 && loss < 5), losses.join(" "));
+  assert.ok(
+    losses.every((loss) => loss > 0 && loss < 5),
+    losses.join(" "),
+  );
   assert.ok(losses.at(-1) < losses[0] - 0.5, losses.join(" "));
 });

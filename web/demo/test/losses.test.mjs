@@ -10,10 +10,13 @@ import { trainIn } from "./train_in.mjs";
 
 const root = join(dirname(fileURLToPath(import.meta.url)), "..", "..", "..");
 let server;
-before(async () => {
-  prepare();
-  server = await serve(0, root);
-}, { timeout: 300_000 });
+before(
+  async () => {
+    prepare();
+    server = await serve(0, root);
+  },
+  { timeout: 300_000 },
+);
 after(() => server.close());
 
 for (const threads of [1, 2]) {
@@ -22,9 +25,20 @@ for (const threads of [1, 2]) {
       it(net, async (t) => {
         const { context, close } = await startBrowser();
         t.after(close);
-        const { losses, times, isolated, saved } = await trainIn(await context.newPage(), server.url, net, "ort.wasm.min.mjs", { threads });
+        const { losses, times, isolated, saved } = await trainIn(
+          await context.newPage(),
+          server.url,
+          net,
+          "ort.wasm.min.mjs",
+          { threads },
+        );
         const difference = maxDifference(losses, resultsOf(net).losses);
-        t.diagnostic(`largest difference from Python: ${difference.toExponential(1)}; first step ${times[0].toFixed(0)} ms, median of the others ${times.slice(1).sort((a, b) => a - b)[24].toFixed(1)} ms`);
+        t.diagnostic(
+          `largest difference from Python: ${difference.toExponential(1)}; first step ${times[0].toFixed(0)} ms, median of the others ${times
+            .slice(1)
+            .sort((a, b) => a - b)[24]
+            .toFixed(1)} ms`,
+        );
         assert.ok(isolated);
         assert.ok(difference <= 1e-5, `losses differ by ${difference}`);
         assert.ok(saved > 1000);
@@ -41,7 +55,10 @@ describe("software WebGPU", () => {
       const { context, close } = await startBrowser({ webgpu: true });
       t.after(close);
       const page = await context.newPage();
-      const { losses, locations } = await trainIn(page, server.url, net, "ort.webgpu.min.mjs", { steps: 5, executionProviders: ["webgpu"] });
+      const { losses, locations } = await trainIn(page, server.url, net, "ort.webgpu.min.mjs", {
+        steps: 5,
+        executionProviders: ["webgpu"],
+      });
       const difference = maxDifference(losses, resultsOf(net).losses.slice(0, 5));
       t.diagnostic(`largest difference from Python: ${difference.toExponential(1)}`);
       // From the second step on: the first uploads those of the checkpoint.
@@ -61,13 +78,19 @@ describe("software WebGPU", () => {
       for (const provider of ["wasm", "webgpu"]) {
         const ort = await import(`/web/node_modules/onnxruntime-web/dist/ort.${provider}.min.mjs`);
         ort.env.wasm.numThreads = 1;
-        const session = await TrainingSession.create(ort, { artifacts: "/web/demo/dist/model/", executionProviders: [provider] });
+        const session = await TrainingSession.create(ort, {
+          artifacts: "/web/demo/dist/model/",
+          executionProviders: [provider],
+        });
         const random = new Random(1);
         const losses = [];
         const batch = () => {
           const image = Float32Array.from({ length: 16 * 256 }, () => random.uniform());
           const labels = BigInt64Array.from({ length: 16 }, (_, i) => BigInt(i % 10));
-          return { image: new ort.Tensor("float32", image, [16, 1, 16, 16]), labels: new ort.Tensor("int64", labels, [16]) };
+          return {
+            image: new ort.Tensor("float32", image, [16, 1, 16, 16]),
+            labels: new ort.Tensor("int64", labels, [16]),
+          };
         };
         for (let step = 0; step < 5; step++) {
           losses.push((await session.trainStep(batch())).loss);

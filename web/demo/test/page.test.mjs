@@ -73,21 +73,34 @@ for (const threads of [1, 2]) {
       if (threads === 1) await picture(page, "drawn");
       const milliseconds = await train(page, threads === 1 ? () => picture(page, "training") : undefined);
       const times = await page.evaluate(() => performance.getEntriesByName("personalisation")[0].detail.times);
-      t.diagnostic(`20 drawings, 5 epochs: ${milliseconds} ms from the click; steps: ${times.map((time) => time.toFixed(0)).join(" ")} ms`);
+      t.diagnostic(
+        `20 drawings, 5 epochs: ${milliseconds} ms from the click; steps: ${times.map((time) => time.toFixed(0)).join(" ")} ms`,
+      );
       assert.ok(milliseconds < 10_000);
-      const [beforeTraining, afterTraining] = [await percent(page, "Accuracy before"), await percent(page, "Accuracy after")];
+      const [beforeTraining, afterTraining] = [
+        await percent(page, "Accuracy before"),
+        await percent(page, "Accuracy after"),
+      ];
       t.diagnostic(`accuracy on 10 held-out drawings: ${beforeTraining}% before, ${afterTraining}% after`);
       assert.ok(afterTraining >= beforeTraining + 10, `${beforeTraining}% before, ${afterTraining}% after`);
       const progress = page.getByRole("progressbar");
       assert.equal(await progress.evaluate((element) => element.value / element.max), 1);
-      assert.match(await page.getByRole("img", { name: "Loss curve" }).locator("desc").textContent(), /^The loss of 35 steps goes from/);
+      assert.match(
+        await page.getByRole("img", { name: "Loss curve" }).locator("desc").textContent(),
+        /^The loss of 35 steps goes from/,
+      );
       if (threads === 1) await picture(page, "trained");
 
       const checkpoint = await download(page, "Save");
       const drawings = await download(page, "Save drawings");
       const script = join(here, "..", "model", "accuracy.py");
-      const result = JSON.parse(execFileSync(python, [script, join(here, "..", "dist", "model"), checkpoint, drawings], { encoding: "utf8" }));
-      assert.deepEqual({ before: Math.round(100 * result.before), after: Math.round(100 * result.after) }, { before: beforeTraining, after: afterTraining });
+      const result = JSON.parse(
+        execFileSync(python, [script, join(here, "..", "dist", "model"), checkpoint, drawings], { encoding: "utf8" }),
+      );
+      assert.deepEqual(
+        { before: Math.round(100 * result.before), after: Math.round(100 * result.after) },
+        { before: beforeTraining, after: afterTraining },
+      );
 
       // The service worker has cached everything once it controls the page.
       await page.evaluate(() => navigator.serviceWorker.ready);
@@ -96,7 +109,10 @@ for (const threads of [1, 2]) {
       await ready(page);
       assert.equal(await page.getByRole("status").textContent(), "Ready: your own model");
       assert.equal(await page.evaluate(() => crossOriginIsolated), true);
-      assert.deepEqual([await text(page, "Drawings"), await percent(page, "Accuracy before"), await percent(page, "Accuracy after")], ["20", beforeTraining, afterTraining]);
+      assert.deepEqual(
+        [await text(page, "Drawings"), await percent(page, "Accuracy before"), await percent(page, "Accuracy after")],
+        ["20", beforeTraining, afterTraining],
+      );
       await hand.add(page, 3);
       await train(page);
       if (threads === 1) await picture(page, "offline");
@@ -139,12 +155,18 @@ it("takes back strokes, drawings and trainings, and loads what was saved", async
   await page.getByRole("status").filter({ hasText: "Back to the base model" }).waitFor();
   assert.equal(await text(page, "Accuracy after"), "–");
   await page.getByLabel("Load", { exact: true }).setInputFiles(checkpoint);
-  await page.getByRole("status").filter({ hasText: /^Loaded/ }).waitFor();
+  await page
+    .getByRole("status")
+    .filter({ hasText: /^Loaded/ })
+    .waitFor();
   assert.equal(await text(page, "Accuracy after"), trained);
   const damaged = join(scratch, "damaged");
   writeFileSync(damaged, "no checkpoint at all");
   await page.getByLabel("Load", { exact: true }).setInputFiles(damaged);
-  await page.getByRole("status").filter({ hasText: "damaged is no checkpoint of this page's model: yours is unchanged" }).waitFor();
+  await page
+    .getByRole("status")
+    .filter({ hasText: "damaged is no checkpoint of this page's model: yours is unchanged" })
+    .waitFor();
   await picture(page, "damaged-file");
   assert.equal(await text(page, "Accuracy after"), trained);
   end();
@@ -182,7 +204,10 @@ it("works by the keyboard alone", async (t) => {
   await press("Tab", "Tab", "Tab");
   assert.equal(await page.evaluate(() => document.activeElement.textContent), "Train");
   await press("Enter");
-  await page.getByRole("status").filter({ hasText: /Trained$/ }).waitFor();
+  await page
+    .getByRole("status")
+    .filter({ hasText: /Trained$/ })
+    .waitFor();
   // The focus is where it was.
   assert.equal(await page.evaluate(() => document.activeElement.textContent), "Train");
   assert.equal(await text(page, "Accuracy after"), "100%");
@@ -190,11 +215,20 @@ it("works by the keyboard alone", async (t) => {
 });
 
 it("works by touch on a phone", async (t) => {
-  const { context, page, end } = await open(t, { viewport: { width: 390, height: 844 }, hasTouch: true, isMobile: true, deviceScaleFactor: 2 });
+  const { context, page, end } = await open(t, {
+    viewport: { width: 390, height: 844 },
+    hasTouch: true,
+    isMobile: true,
+    deviceScaleFactor: 2,
+  });
   const cdp = await context.newCDPSession(page);
   const box = await page.getByLabel(/^Drawing area/).boundingBox();
   for (let i = 0; i < 2; i++) {
-    const touch = (type, x, y) => cdp.send("Input.dispatchTouchEvent", { type, touchPoints: type === "touchEnd" ? [] : [{ x: box.x + x * box.width, y: box.y + y * box.height }] });
+    const touch = (type, x, y) =>
+      cdp.send("Input.dispatchTouchEvent", {
+        type,
+        touchPoints: type === "touchEnd" ? [] : [{ x: box.x + x * box.width, y: box.y + y * box.height }],
+      });
     await touch("touchStart", 0.5, 0.2);
     for (let y = 0.25; y < 0.85; y += 0.1) await touch("touchMove", 0.5, y);
     await touch("touchEnd");
@@ -209,7 +243,8 @@ it("works by touch on a phone", async (t) => {
   assert.equal(await text(page, "Accuracy after"), "100%");
   assert.ok(await page.evaluate(() => document.documentElement.scrollWidth <= innerWidth));
   // Targets of fingers: at least 44 pixels high.
-  for (const name of ["Add", "Undo", "Train", "Save", "Save drawings"]) assert.ok((await button(page, name).boundingBox()).height >= 44, name);
+  for (const name of ["Add", "Undo", "Train", "Save", "Save drawings"])
+    assert.ok((await button(page, name).boundingBox()).height >= 44, name);
   await picture(page, "phone");
   end();
 });
@@ -223,7 +258,9 @@ it("has names for everything that a screen reader meets, in both colour schemes"
   await picture(page, "dark");
   for (const role of ["button", "radio", "img", "progressbar", "textbox", "list", "application", "group"]) {
     for (const element of await page.getByRole(role).all()) {
-      const name = await element.evaluate((node) => node.getAttribute("aria-label") || node.labels?.[0]?.textContent || node.textContent.trim());
+      const name = await element.evaluate(
+        (node) => node.getAttribute("aria-label") || node.labels?.[0]?.textContent || node.textContent.trim(),
+      );
       assert.ok(name, `${role} without a name: ${await element.evaluate((node) => node.outerHTML)}`);
     }
   }

@@ -19,7 +19,12 @@ json.dump([preprocess(ink).ravel().tolist() for ink in cases], sys.stdout)
 `;
 
 it("equals preprocess.py on lines, blots and dots of any place and size", async () => {
-  const { outputFiles } = await build({ entryPoints: [join(here, "..", "src", "preprocess.ts")], bundle: true, format: "esm", write: false });
+  const { outputFiles } = await build({
+    entryPoints: [join(here, "..", "src", "preprocess.ts")],
+    bundle: true,
+    format: "esm",
+    write: false,
+  });
   const { preprocess } = await import(`data:text/javascript,${encodeURIComponent(outputFiles[0].text)}`);
   let state = 7;
   const random = () => (state = (Math.imul(state, 1103515245) + 12345) >>> 0) / 2 ** 32;
@@ -35,10 +40,15 @@ it("equals preprocess.py on lines, blots and dots of any place and size", async 
     }
     return [ink, w, h];
   });
-  const expected = JSON.parse(execFileSync(python, ["-c", SCRIPT, join(here, "..", "model")], { input: JSON.stringify(cases), encoding: "utf8" }));
+  const expected = JSON.parse(
+    execFileSync(python, ["-c", SCRIPT, join(here, "..", "model")], { input: JSON.stringify(cases), encoding: "utf8" }),
+  );
   for (const [i, [ink, w, h]] of cases.entries()) {
     const image = preprocess(Float32Array.from(ink), w, h);
-    assert.ok(image.some((value) => value === 1), `case ${i}`);
+    assert.ok(
+      image.some((value) => value === 1),
+      `case ${i}`,
+    );
     // Where a value lies between two levels, rounding errors decide: one level is 1/256.
     const difference = Math.max(...image.map((value, k) => Math.abs(value - expected[i][k])));
     assert.ok(difference <= 1 / 256, `case ${i} differs by ${difference}`);

@@ -6,16 +6,29 @@ import { join } from "node:path";
 import { chromium } from "playwright-core";
 import { serve } from "../serve.mjs";
 
-const CHROMIUM = process.env.CHROMIUM ?? ["/usr/bin/chromium", "/usr/bin/chromium-browser", "/usr/bin/google-chrome"].find(existsSync);
+const CHROMIUM =
+  process.env.CHROMIUM ?? ["/usr/bin/chromium", "/usr/bin/chromium-browser", "/usr/bin/google-chrome"].find(existsSync);
 
 /** Starts a browser with an empty profile, with a software WebGPU if asked; `options` are those of Playwright's contexts. */
 export async function startBrowser({ webgpu = false, ...options } = {}) {
-  if (!CHROMIUM) throw new Error("There is no Chromium. On Debian: apt-get install chromium. Elsewhere: CHROMIUM=path make test-web");
+  if (!CHROMIUM)
+    throw new Error(
+      "There is no Chromium. On Debian: apt-get install chromium. Elsewhere: CHROMIUM=path make test-web",
+    );
   const profile = mkdtempSync(join(tmpdir(), "onnxtrain-chromium-"));
   const context = await chromium.launchPersistentContext(profile, {
     executablePath: CHROMIUM,
     headless: true,
-    args: ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync", ...(webgpu ? ["--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader"] : [])],
+    args: [
+      "--no-sandbox",
+      "--disable-gpu",
+      "--disable-quic",
+      "--no-first-run",
+      "--disable-background-networking",
+      "--disable-component-update",
+      "--disable-sync",
+      ...(webgpu ? ["--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader"] : []),
+    ],
     viewport: { width: 1000, height: 900 },
     acceptDownloads: true,
     ...options,
@@ -32,21 +45,59 @@ export { serve };
 // Points of each digit in a unit square; several lists are several strokes. An unusual hand: an open 4, a barred 7, a 1
 // with a long flag and a foot, a 9 like a g, a 0 with a slash, all of them leaning.
 const SHAPES = {
-  0: [arc(0.5, 0.5, 0.3, 0.45, 0, 360), [[0.25, 0.85], [0.75, 0.15]]],
-  1: [[[0.2, 0.5], [0.55, 0.05], [0.55, 0.95]], [[0.3, 0.95], [0.8, 0.95]]],
+  0: [
+    arc(0.5, 0.5, 0.3, 0.45, 0, 360),
+    [
+      [0.25, 0.85],
+      [0.75, 0.15],
+    ],
+  ],
+  1: [
+    [
+      [0.2, 0.5],
+      [0.55, 0.05],
+      [0.55, 0.95],
+    ],
+    [
+      [0.3, 0.95],
+      [0.8, 0.95],
+    ],
+  ],
   2: [[...arc(0.5, 0.28, 0.28, 0.25, 190, 400), [0.2, 0.9], [0.32, 0.78], [0.45, 0.95], [0.85, 0.9]]],
   3: [[[0.2, 0.08], [0.75, 0.08], [0.45, 0.42], ...arc(0.48, 0.68, 0.28, 0.27, 280, 500)]],
-  4: [[[0.3, 0.1], [0.2, 0.55], [0.8, 0.55]], [[0.7, 0.1], [0.6, 0.95]]],
+  4: [
+    [
+      [0.3, 0.1],
+      [0.2, 0.55],
+      [0.8, 0.55],
+    ],
+    [
+      [0.7, 0.1],
+      [0.6, 0.95],
+    ],
+  ],
   5: [[[0.75, 0.08], [0.3, 0.08], [0.27, 0.45], ...arc(0.48, 0.68, 0.28, 0.26, 250, 500)]],
   6: [[[0.65, 0.05], [0.35, 0.4], ...arc(0.5, 0.7, 0.24, 0.24, 200, 560)]],
-  7: [[[0.2, 0.25], [0.2, 0.08], [0.8, 0.08], [0.45, 0.95]], [[0.3, 0.52], [0.8, 0.52]]],
+  7: [
+    [
+      [0.2, 0.25],
+      [0.2, 0.08],
+      [0.8, 0.08],
+      [0.45, 0.95],
+    ],
+    [
+      [0.3, 0.52],
+      [0.8, 0.52],
+    ],
+  ],
   8: [[...arc(0.5, 0.27, 0.2, 0.2, 90, 450), ...arc(0.5, 0.72, 0.25, 0.24, 270, 630)]],
   9: [[...arc(0.5, 0.3, 0.24, 0.24, 0, 360), [0.72, 0.75], ...arc(0.48, 0.75, 0.24, 0.2, 0, 150)]],
 };
 
 function arc(x, y, rx, ry, from, to) {
   const points = [];
-  for (let a = from; a <= to; a += 20) points.push([x + rx * Math.cos((a * Math.PI) / 180), y + ry * Math.sin((a * Math.PI) / 180)]);
+  for (let a = from; a <= to; a += 20)
+    points.push([x + rx * Math.cos((a * Math.PI) / 180), y + ry * Math.sin((a * Math.PI) / 180)]);
   return points;
 }
 
@@ -95,7 +146,10 @@ export class Hand {
     await page.getByRole("radio", { name: String(digit), exact: true }).check();
     const drawings = Number(await page.getByLabel("Drawings", { exact: true }).textContent());
     await page.getByRole("button", { name: "Add", exact: true }).click();
-    await page.waitForFunction((count) => document.getElementById("drawings").textContent === String(count), drawings + 1);
+    await page.waitForFunction(
+      (count) => document.getElementById("drawings").textContent === String(count),
+      drawings + 1,
+    );
     await ready(page);
   }
 }
@@ -115,6 +169,9 @@ export async function train(page, meanwhile = async () => {}) {
   const begin = Date.now();
   await page.getByRole("button", { name: "Train", exact: true }).click();
   await meanwhile();
-  await page.getByRole("status").filter({ hasText: /Trained$/ }).waitFor({ timeout: 120_000 });
+  await page
+    .getByRole("status")
+    .filter({ hasText: /Trained$/ })
+    .waitFor({ timeout: 120_000 });
   return Date.now() - begin;
 }

@@ -11,7 +11,13 @@ const root = join(dirname(fileURLToPath(import.meta.url)), "..", "..", "..");
  *
  * `url` is that of a server of the repository; `runtime` is a file of onnxruntime-web, e.g. "ort.wasm.min.mjs".
  */
-export async function trainIn(page, url, net, runtime, { threads = 1, steps = 50, warm = false, executionProviders } = {}) {
+export async function trainIn(
+  page,
+  url,
+  net,
+  runtime,
+  { threads = 1, steps = 50, warm = false, executionProviders } = {},
+) {
   await page.goto(`${url}web/demo/test/blank.html`);
   return page.evaluate(
     async ({ folder, runtime, threads, steps, warm, executionProviders }) => {
@@ -25,13 +31,17 @@ export async function trainIn(page, url, net, runtime, { threads = 1, steps = 50
         const created = await ort.InferenceSession.create(...args);
         const run = created.run.bind(created);
         created.run = (feeds, ...rest) => {
-          for (const { name, trainable } of session?.manifest.parameters ?? []) if (trainable && name in feeds && session.step) locations.add(feeds[name].location);
+          for (const { name, trainable } of session?.manifest.parameters ?? [])
+            if (trainable && name in feeds && session.step) locations.add(feeds[name].location);
           return run(feeds, ...rest);
         };
         return created;
       };
       let session;
-      session = await TrainingSession.create({ Tensor: ort.Tensor, InferenceSession: { create: watched } }, { artifacts: folder, seed, ...(executionProviders && { executionProviders }) });
+      session = await TrainingSession.create(
+        { Tensor: ort.Tensor, InferenceSession: { create: watched } },
+        { artifacts: folder, seed, ...(executionProviders && { executionProviders }) },
+      );
       const bytes = await (await fetch(`${folder}/feeds.bin`)).arrayBuffer();
       session.setLearningRate(rate);
       const [losses, times] = [[], []];

@@ -28,7 +28,7 @@ def main(net: Path, checkpoint: Path, base: Path | None = None) -> None:
         else CheckpointState.load_checkpoint(checkpoint)
     )
     entry = json.loads((net / "feeds.json").read_text())
-    module = Module(net / "training_model.onnx", state, net / "eval_model.onnx")
+    module = Module(net / "training_model.onnx", state, net / "eval_model.onnx", seed=entry["seed"])
     optimizer = Optimizer(net / "optimizer_model.onnx", module)
     start = {"step": optimizer.step_count, "learning_rate": optimizer.get_learning_rate()}
     data, position, losses = (net / "feeds.bin").read_bytes(), 0, []

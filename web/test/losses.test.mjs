@@ -45,6 +45,26 @@ for (const runtime of ["node", "wasm"]) {
   });
 }
 
+it("Dropout draws from the seed and from the numbers of step and run", async () => {
+  const ort = await loadRuntime("node");
+  const { seed, batches } = feedsOf(ort, "dropout");
+  const open = (seed) => TrainingSession.create(ort, { artifacts: artifactsOf("dropout"), seed });
+  const session = await open(seed);
+  const lossOf = async (s) => (await s.trainStep(batches[0])).loss;
+  const first = await lossOf(session);
+  const second = await lossOf(session);
+  assert.notEqual(second, first);
+  // The runs of a step count from 0 again after each step, and after a checkpoint.
+  await session.loadCheckpoint(artifactsOf("dropout").checkpoint);
+  assert.equal(await lossOf(session), first);
+  assert.equal(await lossOf(session), second);
+  session.setLearningRate(0);
+  await session.optimizerStep();
+  assert.ok(![first, second].includes(await lossOf(session)));
+  assert.equal(await lossOf(await open(seed)), first);
+  assert.notEqual(await lossOf(await open(seed + 1)), first);
+});
+
 it("reads the artifacts of a folder by its URL", async () => {
   const ort = await loadRuntime("node");
   for (const artifacts of [pathToFileURL(folderOf("mlp")), `${pathToFileURL(folderOf("mlp"))}/manifest.json`]) {

@@ -13,6 +13,7 @@ Each net has a folder with the artifacts and
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 import warnings
@@ -42,6 +43,13 @@ class Mlp(nn.Sequential):
 
     def __init__(self) -> None:
         super().__init__(nn.Linear(64, 48), nn.ReLU(), nn.Linear(48, 32), nn.Tanh(), nn.Linear(32, 10))
+
+
+class Dropped(nn.Sequential):
+    """A net with Dropout, whose masks the portable profile draws from the seed and the numbers of step and run."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(64, 48), nn.ReLU(), nn.Dropout(0.3), nn.Linear(48, 10))
 
 
 class Cnn(nn.Module):
@@ -167,11 +175,12 @@ def write_net(directory: Path, net: nn.Module, batch: Callable[[], Feeds], **opt
         loss="cross_entropy",
         artifact_directory=directory,
         additional_output_names=["logits"],
+        profile="portable",
         **{"optimizer": AdamW(), "batch_norm": "training", **options},
     )
     write_feeds(directory, batches)
     state = CheckpointState.load_checkpoint(directory / "checkpoint")
-    module = Module(directory / "training_model.onnx", state, directory / "eval_model.onnx")
+    module = Module(directory / "training_model.onnx", state, directory / "eval_model.onnx", seed=SEED)
     optimizer = Optimizer(directory / "optimizer_model.onnx", module)
     optimizer.set_learning_rate(LEARNING_RATE)
     losses = []
@@ -195,8 +204,11 @@ def write_net(directory: Path, net: nn.Module, batch: Callable[[], Feeds], **opt
 def main(directory: Path) -> None:
     """Writes all nets below `directory`."""
     torch.manual_seed(3)
+    # Says of the net with Dropout that it has no BatchNormalization.
+    logging.getLogger("onnxtrain").setLevel(logging.ERROR)
     nets = Nets()
     write_net(directory / "mlp", Mlp(), lambda: nets.digits((64,)), batch_norm="as_exported")
+    write_net(directory / "dropout", Dropped(), lambda: nets.digits((64,)))
     write_net(directory / "cnn", Cnn(), lambda: nets.digits((1, 8, 8)))
     write_net(directory / "transformer", Transformer(), nets.masked, batch_norm="as_exported")
     write_net(directory / "lstm", Lstm(), lambda: nets.digits((8, 8)), batch_norm="as_exported")

@@ -109,6 +109,7 @@ def main(directory: Path) -> None:
             optimizer=AdamW(weight_decay=0.0),
             artifact_directory=directory,
             additional_output_names=["logits"],
+            profile="portable",
         )
         session = ort.InferenceSession(folder / "trained.onnx")
         guesses = session.run(None, {"image": images[count:]})[0].argmax(1)

@@ -48,9 +48,7 @@ for (const threads of [1, 2]) {
 }
 
 describe("software WebGPU", () => {
-  // The nets with convolutions without a bias are left out: the call of the convolution then has an empty third input,
-  // which WebGPU of onnxruntime-web 1.30 takes for a tensor without a shape.
-  for (const net of NETS.filter((name) => !["cnn", "frozen"].includes(name))) {
+  for (const net of NETS) {
     it(net, async (t) => {
       const { context, close } = await startBrowser({ webgpu: true });
       t.after(close);

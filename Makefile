@@ -83,6 +83,9 @@ test: $(TEST_VENV)/.installed
 	stage imports $(TEST_VENV)/bin/lint-imports; \
 	stage pytest $(TEST_VENV)/bin/python -m pytest $(PARALLEL); \
 	$(SANITIZERS); \
+	if ! command -v $(NODE) >/dev/null; then echo "No Node.js ($(NODE)): the npm package is not tested."; \
+	elif ! $(MAKE) $(WEB_TOOLS); then echo "npm's packages are not to be had: the npm package is not tested."; \
+	else stage web $(MAKE) test-web-node; fi; \
 	command -v cmake >/dev/null && command -v $(CXX) >/dev/null || echo "No CMake or C++ compiler: the host in C++ is not tested."; \
 	printf '\nPassed:%s\n' "$${passed:- none}"; \
 	if [ -n "$$failed" ]; then echo "FAILED:$$failed"; exit 1; fi

@@ -46,6 +46,7 @@ def test_every_stage_runs_whichever_fails(tmp_path: Path, fails: str, failed: li
             f"TEST_VENV={tmp_path / 'venv'}",
             f"SANITIZED={tmp_path / 'sanitized'}",
             "LIBASAN=/asan",
+            "NODE=/none",
         ],
         cwd=ROOT,
         env={**environment, "LOG": str(tmp_path / "log"), "FAILS": fails},
@@ -65,6 +66,7 @@ def test_every_stage_runs_whichever_fails(tmp_path: Path, fails: str, failed: li
         assert command in ran
     assert (done.returncode != 0) is bool(failed), done.stderr
     lines = done.stdout.splitlines()
+    assert "No Node.js (/none): the npm package is not tested." in lines
     assert f"Passed: {' '.join(stage for stage in STAGES if stage not in failed)}" in lines
     assert (lines[-1] == f"FAILED: {' '.join(failed)}") is bool(failed)
     assert failed == ["pytest"] or any(line.startswith("last line of python -m pytest") for line in lines)

@@ -20,6 +20,9 @@ TORCH_TESTS := $(ORTMODULE) $(addprefix tests/ortmodule/test_, private_names.py 
 	checkpoint.py hidden_writes.py data_dependent.py solving.py functorch.py wrapping.py)
 # Of onnxruntime ORTModule needs a newer version than the rest: its own lies before the other.
 ORTMODULE_SITE := $(OLDEST_VENV)/ortmodule
+# The site is built in an environment of its own. It imports onnxtrain, to make the reference of the command line.
+DOCS_VENV := .venv-docs
+SITE := build/site
 # A worker that has nothing left takes tests of the other.
 PARALLEL := -n 2 --dist worksteal
 TESTING := onnxscript pytest pytest-xdist hypothesis psutil hatchling tensorboard polars "datasets>=3"
@@ -60,7 +63,7 @@ WEB_MODEL := web/demo/dist/model/manifest.json
 # Of a test the environment that has PyTorch, which makes the reference nets.
 WEB_TEST := PYTHON=$(abspath $(TEST_VENV))/bin/python $(NODE) --test --test-timeout=900000
 
-.PHONY: web web-page test-web test-web-node check-node check-chromium demo test test-oldest test-newest test-torch test-sanitized test-aarch64 kernels-aarch64 clean check-python
+.PHONY: web web-page test-web test-web-node check-node check-chromium demo test docs test-oldest test-newest test-torch test-sanitized test-aarch64 kernels-aarch64 clean check-python
 
 demo: $(DEMO_VENV)/.installed
 	$(DEMO_VENV)/bin/onnxtrain demo --output demo-output
@@ -140,6 +143,10 @@ test-torch: | check-python
 		$(TORCH_VENV)-$$version/bin/python -m pytest $(PARALLEL) $(TORCH_TESTS) || exit 1; \
 	done
 
+# Fails on any warning: a dead link, a page outside the navigation, a public name without an entry in the reference.
+docs: $(DOCS_VENV)/.installed
+	$(DOCS_VENV)/bin/mkdocs build --strict --clean --site-dir $(SITE)
+
 # The kernels under AddressSanitizer and UBSan, which stop at the first finding. `make test` does it for the level that every
 # processor has: to compile all of them takes five minutes.
 SANITIZED := build/sanitized
@@ -180,6 +187,11 @@ $(DEMO_VENV)/.installed: pyproject.toml hatch_build.py | check-python
 	$(DEMO_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[demo]'
 	touch $@
 
+$(DOCS_VENV)/.installed: pyproject.toml hatch_build.py | check-python
+	$(PYTHON) -m venv --clear $(DOCS_VENV)
+	$(DOCS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[docs]'
+	touch $@
+
 $(TEST_VENV)/.installed: pyproject.toml hatch_build.py $(KERNEL_SOURCES) | check-python
 	$(PYTHON) -m venv --clear $(TEST_VENV)
 	$(TEST_VENV)/bin/python -m pip install --quiet --disable-pip-version-check $(TORCH)
@@ -191,4 +203,4 @@ check-python:
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "onnxtrain needs Python 3.11 or newer; $(PYTHON) is " + sys.version.split()[0] + ". Name another one: make PYTHON=python3.12 ...")'
 
 clean:
-	rm -rf $(DEMO_VENV) $(TEST_VENV) $(OLDEST_VENV) $(NEWEST_VENV) $(TORCH_VENV)-* demo-output build dist web/node_modules web/dist web/demo/dist
+	rm -rf $(DEMO_VENV) $(TEST_VENV) $(OLDEST_VENV) $(NEWEST_VENV) $(DOCS_VENV) $(TORCH_VENV)-* demo-output build dist web/node_modules web/dist web/demo/dist

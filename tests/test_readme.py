@@ -65,6 +65,8 @@ OTHER_PAGES = [
     "docs/browser.md",
     "docs/command-line.md",
     "docs/forecasting.md",
+    "docs/index.md",
+    "docs/install.md",
     "docs/tabular-data.md",
     "docs/transfer-learning.md",
     "examples/forecasting/README.md",

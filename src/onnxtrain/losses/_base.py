@@ -31,6 +31,7 @@ WEIGHT_NAME = "sample_weight"
 """Suggested name of the graph input with one weight per sample."""
 
 Reduction = Literal["mean", "sum", "none"]
+"""Reduction of the terms of a loss, one per sample or element: to their mean, to their sum, or none."""
 Activation = Literal["softmax", "exp", "sigmoid"]
 
 # A sum of these overflows (float16 ends at 65,504) or stops growing (bfloat16 has 8 bits of precision).

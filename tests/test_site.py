@@ -1,0 +1,149 @@
+"""The site: every page stands in its navigation, every public name and every option in its reference.
+
+`make docs` builds the site and compares the built pages with the public names (docs/hooks/site.py). What needs no
+mkdocs is tested here.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import re
+import sys
+import tomllib
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+
+import onnxtrain
+from onnxtrain.cli._app import app
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+SETTINGS = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+
+
+def hook(name: str) -> Any:
+    """Import a file of docs/hooks/."""
+    spec = importlib.util.spec_from_file_location(f"site_hooks_{name}", DOCS / "hooks" / f"{name}.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+site = hook("site")
+
+
+def pages_in_navigation() -> list[str]:
+    (navigation,) = re.findall(r"^nav:\n((?:[ \n].*\n?)+)", SETTINGS, re.MULTILINE)
+    return re.findall(r"([\w/.-]+\.md)$", navigation, re.MULTILINE)
+
+
+def test_every_page_stands_in_the_navigation_once() -> None:
+    pages = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")}
+    assert sorted(pages_in_navigation()) == sorted(pages - {"README.md"})
+
+
+def test_the_navigation_has_its_groups() -> None:
+    groups = re.findall(r"^  - ([\w -]+):$", SETTINGS, re.MULTILINE)
+    assert groups[:6] == ["Start", "Tutorials", "How-to", "Reference", "Explanations", "For maintainers"]
+
+
+def test_every_module_that_pages_import_is_in_the_reference() -> None:
+    imported = set()
+    for page in [ROOT / "README.md", *DOCS.glob("*.md")]:
+        for block in re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S):
+            imported |= set(re.findall(r"^\s*(?:from|import) (onnxtrain[\w.]*)", block, re.MULTILINE))
+    assert len(imported) > 8
+    # The page of `onnxtrain` is a table of links; it is compared below.
+    assert imported - {"onnxtrain"} <= set(site.reference_modules())
+
+
+@pytest.mark.torch
+def test_names_that_the_site_reads_are_those_of_python() -> None:
+    for module in site.reference_modules():
+        assert site.public_names(module) == sorted(importlib.import_module(module).__all__), module
+
+
+def test_every_name_of_the_package_is_linked() -> None:
+    rows = list(site.table_of_names())
+    assert {re.sub(r"\W", "", row.split("`")[1]) for row in rows[2:]} == set(onnxtrain.__all__)
+    targets = dict(re.findall(r"\[`(\w+)`\]\[([\w.]+)\]", "\n".join(rows)))
+    assert targets["Trainer"] == "onnxtrain.trainer.Trainer"
+    page = (DOCS / "reference" / "onnxtrain.md").read_text(encoding="utf-8")
+    for name, target in targets.items():
+        module = target.rpartition(".")[0]
+        known = f"::: {target}\n" in page or name in site.public_names(module)
+        assert known, name
+        assert module == "onnxtrain" or module in site.reference_modules(), name
+
+
+def test_every_command_and_option_is_in_the_reference() -> None:
+    text = "\n".join(site.command_reference())
+    sections = dict(re.findall(r"^## onnxtrain (\w+)\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL))
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    assert sections.keys() == commands.keys()
+    for name, command in commands.items():
+        for parameter in command.params:
+            for spelling in parameter.opts if parameter.param_type_name == "option" else []:
+                assert f"`{spelling}`" in sections[name], (name, spelling)
+    assert "`--precision` `fp32|bf16`" in sections["train"]
+    assert "Default: `10`." in sections["train"].partition("`--epochs`")[2].splitlines()[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "repository", "expected"),
+    [
+        (
+            "see [this](../CONTRIBUTING.md)",
+            "https://e.org/x/",
+            "see [this](https://e.org/x/blob/main/CONTRIBUTING.md)",
+        ),
+        ("see [this](../CONTRIBUTING.md)", None, "see this"),
+        (
+            "[a](../kernels/README.md#b)",
+            "https://e.org/x",
+            "[a](https://e.org/x/blob/main/kernels/README.md#b)",
+        ),
+        ("[ops](ops.md) [ops.md](ops.md#a)", None, "[ops](ops.md) [ops](ops.md#a)"),
+        ("| `A\\|B` | <built-in> `<x>` |", None, "| `A|B` | &lt;built-in> `<x>` |"),
+        ("[64, 256] [256, 10]", None, "[64, 256] \\[256, 10]"),
+    ],
+)
+def test_text_is_made_ready_for_the_site(text: str, repository: str | None, expected: str) -> None:
+    assert site.prepare_text(text, "page.md", repository) == expected
+
+
+def test_links_to_pages_of_the_site_stay() -> None:
+    assert site.prepare_text("[a](../ops.md)", "reference/index.md", None) == "[a](../ops.md)"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("See :func:`sub`.\n\n>>> a()\n[3,\n 4]\n\nEnd.", "See `sub`.\n\n```pycon\n>>> a()\n[3,\n 4]\n```\n\nEnd."),
+        ("Adds.\n\n    >>> add(1, 2)\n    3", "Adds.\n\n```pycon\n>>> add(1, 2)\n3\n```"),
+        ("Example:\n    >>> 1\n    1", "Example:\n    ```pycon\n    >>> 1\n    1\n    ```"),
+        ("Examples:\n    >>> 1\n    1", "Examples:\n    >>> 1\n    1"),
+        ("Blocks.\n\n::\n\n    x = 1", "Blocks.\n\n\n    x = 1"),
+        ("So::\n\n    x = 1", "So:\n\n    x = 1"),
+    ],
+)  # fmt: skip
+def test_docstrings_become_markdown(text: str, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    griffe = types.ModuleType("griffe")
+    griffe.Extension = griffe.Object = object  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "griffe", griffe)
+    assert hook("docstrings").to_markdown(text) == expected
+
+
+def test_every_extra_is_on_the_page_about_installing() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    page = (DOCS / "install.md").read_text(encoding="utf-8")
+    rows = "".join(line.split("|")[1] for line in page.splitlines() if line.startswith("| `"))
+    # Those for who changes the code, or runs the examples.
+    assert set(re.findall(r"`(\w+)`", rows)) == set(extras) - {"dev", "docs", "examples", "forecasting"}

@@ -1,12 +1,14 @@
-"""Dependencies of the wheel, and the message if ONNX Runtime is missing."""
+"""The wheel: its dependencies, version and files; the message if ONNX Runtime is missing; what workflows run."""
 
 from __future__ import annotations
 
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
 from email.parser import Parser
 from pathlib import Path
@@ -103,3 +105,112 @@ def test_where_onnxruntime_is_missing_the_way_is_named(tmp_path: Path) -> None:
     block += "sys.meta_path.insert(0, Block())\nimport onnxtrain.api\n"
     done = python("-c", block, code=1)
     assert "pip install onnxruntime, or onnxruntime-gpu for CUDA" in done.stderr
+
+
+VERSIONS = runpy.run_path(str(ROOT / ".ci" / "check_version.py"))
+
+
+def test_every_file_names_the_version_of_the_package() -> None:
+    import onnxtrain
+
+    assert set(VERSIONS["versions"]().values()) == {onnxtrain.__version__}
+    VERSIONS["main"](f"v{onnxtrain.__version__}")
+
+
+def test_a_tag_of_another_version_stops_a_release() -> None:
+    with pytest.raises(
+        SystemExit, match=r"The tag is v9.9.9, and the version is .* in src/onnxtrain/__init__.py"
+    ):
+        VERSIONS["main"]("v9.9.9")
+
+
+def build(tree: Path, kind: str, to: Path) -> Path:
+    """Builds the "sdist" or "wheel" of a tree, offline."""
+    code = f"import sys, hatchling.build; print(hatchling.build.build_{kind}(sys.argv[1]))"
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(to)], cwd=tree, capture_output=True, text=True, check=True
+    )
+    return to / done.stdout.split()[-1]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(ROOT, "wheel", tmp_path_factory.mktemp("wheel"))
+
+
+def names(wheel: Path) -> list[str]:
+    with zipfile.ZipFile(wheel) as archive:
+        return sorted(archive.namelist())
+
+
+def test_the_wheel_holds_the_package_alone(wheel: Path) -> None:
+    import onnxtrain
+
+    assert wheel.name == f"onnxtrain-{onnxtrain.__version__}-py3-none-any.whl"
+    assert {name.split("/")[0] for name in names(wheel)} == {
+        "onnxtrain",
+        f"onnxtrain-{onnxtrain.__version__}.dist-info",
+    }
+    sources = {path.relative_to(ROOT / "src").as_posix() for path in (ROOT / "src").rglob("*.py")}
+    assert sources | {"onnxtrain/py.typed"} <= set(names(wheel))
+
+
+def test_the_sdist_gives_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
+    sdist = build(ROOT, "sdist", tmp_path)
+    with tarfile.open(sdist) as archive:
+        archive.extractall(tmp_path / "unpacked", filter="data")
+    (tree,) = (tmp_path / "unpacked").iterdir()
+    again = build(tree, "wheel", tmp_path)
+    assert names(again) == names(wheel)
+    assert {"mkdocs.yml", "tests", "CHANGELOG.md"} <= {path.name for path in tree.iterdir()}
+
+
+def test_an_installed_wheel_runs_away_from_the_checkout(wheel: Path, tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--no-index",
+        "--target",
+        site,
+        wheel,
+    ]
+    subprocess.run(pip, check=True, capture_output=True)
+    code = "import onnxtrain, onnxtrain.cli; print(onnxtrain.__file__); onnxtrain.cli.main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "ops", "--status", "not yet"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(site)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert Path(done.stdout.splitlines()[0]) == site / "onnxtrain" / "__init__.py"
+    assert "ConcatFromSequence" in done.stdout
+
+
+def test_the_kernels_carry_the_licence() -> None:
+    assert (ROOT / "kernels" / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
+
+
+def test_workflows_run_targets_and_files_that_exist() -> None:
+    workflows = {path.name: path.read_text() for path in (ROOT / ".github" / "workflows").glob("*.yml")}
+    assert workflows.keys() == {"docs.yml", "release.yml", "test.yml", "wheels.yml"}
+    text = "\n".join(workflows.values())
+    makefile = (ROOT / "Makefile").read_text()
+    targets = {*re.findall(r"make ([a-z-]+)", text), *re.findall(r"target: ([a-z-]+)", text)}
+    assert targets == {"test", "docs", "test-oldest", "test-newest", "test-torch"}
+    assert all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in targets)
+    kernels = (ROOT / "kernels" / "pyproject.toml").read_text()
+    files = re.findall(r"(?<![\w/])(?:tests|\.ci|\.github)/[\w./]*\w", text + kernels)
+    assert len(files) > 10
+    assert [file for file in files if not (ROOT / file).exists()] == []
+    # Every version of Python that the package declares, and no other.
+    declared = set(
+        re.findall(r'"Programming Language :: Python :: (3\.\d+)"', (ROOT / "pyproject.toml").read_text())
+    )
+    assert set(re.findall(r'"(3\.\d+)"', workflows["test.yml"])) == declared

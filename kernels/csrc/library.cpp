@@ -7,6 +7,12 @@
 #include "core/op.h"
 #include "processor.h"
 
+#if defined(_WIN32)
+#define ONNXTRAIN_EXPORT extern "C" __declspec(dllexport)
+#else
+#define ONNXTRAIN_EXPORT extern "C" __attribute__((visibility("default")))
+#endif
+
 namespace onnxtrain {
 
 void add_baseline(Domain& domain);
@@ -54,8 +60,7 @@ Domains& domains() {
 }  // namespace
 }  // namespace onnxtrain
 
-extern "C" __attribute__((visibility("default"))) OrtStatus* RegisterCustomOps(
-    OrtSessionOptions* options, const OrtApiBase* base) {
+ONNXTRAIN_EXPORT OrtStatus* RegisterCustomOps(OrtSessionOptions* options, const OrtApiBase* base) {
   const OrtApi* table = base->GetApi(ORT_API_VERSION);
   if (table == nullptr) return nullptr;  // too old a runtime: function bodies run instead
   const onnxtrain::Api api(table);
@@ -75,7 +80,7 @@ extern "C" __attribute__((visibility("default"))) OrtStatus* RegisterCustomOps(
 
 // The level whose ops sessions get, "" for none. asked: null, or instead of ONNXTRAIN_KERNELS_LEVEL; without: null, or
 // instructions that count as missing, separated by commas.
-extern "C" __attribute__((visibility("default"))) const char* onnxtrain_kernels_level(const char* asked, const char* without) {
+ONNXTRAIN_EXPORT const char* onnxtrain_kernels_level(const char* asked, const char* without) {
   using namespace onnxtrain;
   return name_of(level_for(asked ? asked : asked_level(), without ? without : ""));
 }

@@ -62,10 +62,17 @@ bool has(const Instruction& instruction) {
   return (instruction.in_ecx ? ecx : ebx) >> instruction.bit & 1u;
 }
 
-// Whether the operating system keeps the registers of a level when it switches threads.
+// Whether the operating system keeps the registers of a level when it switches threads: bits of XCR0, which tells of SSE
+// and AVX, and of masks and the upper halves and the upper sixteen of AVX-512. Not by __builtin_cpu_supports, whose
+// library Clang does not link on Windows.
 bool keeps_registers(Level level) {
-  __builtin_cpu_init();
-  return level == Level::Baseline || (level == Level::Avx2 ? __builtin_cpu_supports("avx2") : __builtin_cpu_supports("avx512f"));
+  if (level == Level::Baseline) return true;
+  constexpr Instruction osxsave{Level::Avx2, "osxsave", 1, true, 27};
+  if (!has(osxsave)) return false;  // without it, XGETBV is no instruction
+  unsigned low, high;
+  __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+  const unsigned needed = level == Level::Avx2 ? 0x6 : 0xe6;
+  return (low & needed) == needed;
 }
 
 bool names(std::string_view list, std::string_view name) {

@@ -33,6 +33,6 @@ def library() -> Path:
     """
     folder = Path(__file__).parent
     for path in folder.iterdir():
-        if path.suffix in (".so", ".dylib"):
+        if path.suffix in (".so", ".dylib", ".dll"):
             return path
     raise FileNotFoundError(f"'{folder}' holds no library: it is not built; pip install the package")

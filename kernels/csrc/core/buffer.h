@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstddef>
-#include <cstdlib>
 #include <memory>
 #include <new>
 
@@ -14,8 +13,8 @@ class Buffer {
   Buffer() = default;
   explicit Buffer(std::size_t size) : size_(size) {
     const std::size_t bytes = (size * sizeof(float) + kLine) / kLine * kLine;  // never none
-    memory_.reset(static_cast<float*>(std::aligned_alloc(kLine, bytes)));
-    if (memory_ == nullptr) throw std::bad_alloc();
+    // Not std::aligned_alloc, which the C library of Windows lacks.
+    memory_.reset(static_cast<float*>(::operator new(bytes, std::align_val_t{kLine})));
   }
   float* data() const { return memory_.get(); }
   std::size_t size() const { return size_; }
@@ -23,7 +22,7 @@ class Buffer {
  private:
   static constexpr std::size_t kLine = 64;
   struct Free {
-    void operator()(float* memory) const { std::free(memory); }
+    void operator()(float* memory) const { ::operator delete(memory, std::align_val_t{kLine}); }
   };
   std::size_t size_ = 0;
   std::unique_ptr<float, Free> memory_;

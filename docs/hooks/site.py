@@ -25,11 +25,15 @@ CODE_SPAN = re.compile(r"(`[^`\n]+`)")
 DIRECTIVE = re.compile(r"^::: (onnxtrain[\w.]*)$", re.MULTILINE)
 
 ROOT = Path(__file__).parents[2]
+# How much more a match counts in the search of the site, per group of the navigation.
+SEARCH_BOOST = {"Start": 2, "Tutorials": 2, "How-to": 2, "For maintainers": 0.3}
 REFERENCE, SOURCES = ROOT / "docs" / "reference", ROOT / "src"
 
 
 def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Any) -> str:
     """Rewrites a page before mkdocs renders it."""
+    group = page.ancestors[-1].title if page.ancestors else ""
+    page.meta["search"] = {"boost": SEARCH_BOOST.get(group, 1)}
     parts = FENCE.split(markdown)
     # Every second part is a fenced block, in which nothing is a link or a table.
     parts[::2] = [prepare_text(part, page.file.src_uri, config.repo_url) for part in parts[::2]]

@@ -197,6 +197,16 @@ def test_the_kernels_carry_the_licence() -> None:
     assert (ROOT / "kernels" / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
 
 
+@pytest.mark.parametrize("name", ["onnxtrain_kernels.so", "onnxtrain_kernels.dylib", "onnxtrain_kernels.dll"])
+def test_the_library_of_the_kernels_is_found_on_every_system(tmp_path: Path, name: str) -> None:
+    source = shutil.copy(ROOT / "kernels" / "onnxtrain_kernels" / "__init__.py", tmp_path)
+    package = runpy.run_path(str(source))
+    with pytest.raises(FileNotFoundError, match="holds no library"):
+        package["library"]()
+    (tmp_path / name).touch()
+    assert package["library"]() == tmp_path / name
+
+
 def test_workflows_run_targets_and_files_that_exist() -> None:
     workflows = {path.name: path.read_text() for path in (ROOT / ".github" / "workflows").glob("*.yml")}
     assert workflows.keys() == {"docs.yml", "release.yml", "test.yml", "wheels.yml"}

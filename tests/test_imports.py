@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import importlib
-from pathlib import Path
 
 import pytest
 
 import fresh_process
 import onnxtrain
 
-SOURCE = Path(__file__).parents[1] / "src"
 HEAVY = (
     "onnx",
     "onnx_ir",
@@ -65,11 +63,6 @@ def test_every_name_is_the_one_of_its_home(name: str) -> None:
 def test_all_is_complete() -> None:
     assert set(onnxtrain.__all__) == {*onnxtrain._HOME, "__version__"}
     assert sorted(onnxtrain.__all__) == onnxtrain.__all__
-
-
-def test_version_is_the_package_s() -> None:
-    text = (SOURCE.parent / "pyproject.toml").read_text(encoding="utf-8")
-    assert f'version = "{onnxtrain.__version__}"' in text
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

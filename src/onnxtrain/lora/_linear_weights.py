@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import onnx
 import onnx_ir as ir
@@ -11,6 +9,7 @@ from onnx.reference import ReferenceEvaluator
 
 from onnxtrain.errors import GraphBuildError
 from onnxtrain.lora._description import Array
+from onnxtrain.passes.parameters.integer_weights import IntegerWeight, constant, integer_weight
 
 
 def constant_value(value: ir.Value) -> Array:
@@ -42,76 +41,37 @@ def constant_value(value: ir.Value) -> Array:
     return np.asarray(result, np.float32)
 
 
-@dataclass(frozen=True)
-class Codes:
-    """The codes of a weight in int8 or uint8 among the inputs of a node, with scales for the whole or along one axis.
-
-    Attributes:
-        node: DequantizeLinear, QLinearConv, QLinearMatMul or QGemm.
-        first: index of the codes among its inputs; scales and zero points follow.
-        axis: axis of the weight along which scales differ, e.g. 1.
-    """
-
-    node: ir.Node
-    first: int
-    axis: int
-
-    @classmethod
-    def of(cls, node: ir.Node) -> Codes:
-        """Finds the codes of a node."""
-        if node.op_type == "DequantizeLinear":
-            return cls(node, 0, node.attributes.get_int("axis", 1))
-        # Output channels: of a convolution the first axis, of a matrix its columns.
-        rows = node.op_type == "QLinearConv" or node.attributes.get_int("transB", 0) == 1
-        return cls(node, 3, 0 if rows else 1)
-
-    def arrays(self) -> list[Array | None]:
-        """Returns codes, scales and zero points; None for what is left out or computed."""
-        values = (*self.node.inputs, None)[self.first : self.first + 3]
-        return [None if v is None or v.const_value is None else v.const_value.numpy() for v in values]
-
-    def real(self) -> Array:
-        """Computes the weight in float32: (code - zero point) · scale."""
-        codes, scales, zeros = self.arrays()
-        assert codes is not None
-        assert scales is not None
-        real: Array = codes.astype(np.float32) - (0 if zeros is None else self._spread(zeros, codes))
-        return real * self._spread(scales, codes)
-
-    def _spread(self, array: Array, codes: Array) -> Array:
-        """Gives scales or zero points the rank of the codes, along their axis."""
-        shape = [1] * codes.ndim
-        if array.size > 1:
-            shape[self.axis] = array.size
-        return array.reshape(shape).astype(np.float32)
-
-
-def quantised_linear(old: Codes, matrix: Array) -> dict[int, Array]:
-    """Rounds a weight to int8 or uint8 with new scales.
-
-    Args:
-        old: the codes of the old weight.
-        matrix: the new weight, float32.
-
-    Returns:
-        New arrays by the index of the input of the node: codes, scales, zero points.
+def codes_of(node: ir.Node) -> IntegerWeight:
+    """Returns the weight in int8 or uint8 that a DequantizeLinear, QLinearConv, QLinearMatMul or QGemm reads.
 
     Raises:
         GraphBuildError: the node has a scale per block, or codes that are neither int8 nor uint8.
     """
-    node = old.node
-    codes, scales, zero_points = old.arrays()
-    blocked = node.attributes.get_int("block_size", 0)
-    kinds = (np.int8,) if zero_points is None else (np.int8, np.uint8)
-    if codes is None or scales is None or blocked or codes.dtype not in kinds:
+    old = integer_weight(node)
+    kinds = (np.int8,) if old is None or old.zero_point is None else (np.int8, np.uint8)
+    if old is None or old.block_size or constant(old.value).dtype not in kinds:
         raise GraphBuildError(
             f"merging adapters: the weight of {node.op_type} '{node.name}' is not int8 or uint8 with one scale per "
             "tensor or axis; pass requantize=False"
         )
+    return old
+
+
+def quantised_linear(old: IntegerWeight, matrix: Array) -> dict[int, Array]:
+    """Rounds a weight to the integers of an old one, with new scales.
+
+    Args:
+        old: the old weight.
+        matrix: the new weight, float32.
+
+    Returns:
+        New arrays by the index of the input of the node of `old`: codes, scales, zero points.
+    """
+    codes, scales = constant(old.value), constant(old.scale)
+    zero_points = None if old.zero_point is None else constant(old.zero_point)
     limits = np.iinfo(codes.dtype)
-    axis = old.axis % matrix.ndim
     # One scale may be written as [] or [1].
-    others = tuple(i for i in range(matrix.ndim) if i != axis) if scales.size > 1 else None
+    others = tuple(i for i in range(matrix.ndim) if i != old.axis) if scales.size > 1 else None
     if codes.dtype == np.int8 and (zero_points is None or not zero_points.any()):
         # Symmetric, from -127 to 127, as onnxruntime's quantizer rounds such weights.
         new = np.abs(matrix).max(axis=others, keepdims=True) / limits.max
@@ -126,10 +86,11 @@ def quantised_linear(old: Codes, matrix: Array) -> dict[int, Array]:
     # A column of zeros has any scale but zero, by which nothing can be divided.
     new = np.where(new == 0, 1, new).astype(np.float32)
     rounded = np.clip(np.rint(matrix / new) + zeros, limits.min, limits.max).astype(codes.dtype)
+    # Scales and zero points follow the codes in all of these ops.
     result: dict[int, Array] = {
-        old.first: rounded,
-        old.first + 1: new.reshape(scales.shape).astype(scales.dtype),
+        old.index: rounded,
+        old.index + 1: new.reshape(scales.shape).astype(scales.dtype),
     }
     if zero_points is not None:
-        result[old.first + 2] = zeros.reshape(zero_points.shape).astype(zero_points.dtype)
+        result[old.index + 2] = zeros.reshape(zero_points.shape).astype(zero_points.dtype)
     return result

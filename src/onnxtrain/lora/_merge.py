@@ -18,9 +18,10 @@ from onnxtrain.lora._block_weights import BlockWeights
 from onnxtrain.lora._description import Array
 from onnxtrain.lora._files import read_adapter
 from onnxtrain.lora._insert import insert_adapters, loaded_for_adapters
-from onnxtrain.lora._linear_weights import Codes, constant_value, quantised_linear
+from onnxtrain.lora._linear_weights import codes_of, constant_value, quantised_linear
 from onnxtrain.lora._targets import INTEGER_PRODUCTS, Target, choose_targets
 from onnxtrain.passes import ModelSource, as_given, remove_unread_chains, remove_unread_initializers
+from onnxtrain.passes.parameters.integer_weights import constant
 from onnxtrain.passes.tidy.constants import add_initializer
 
 REPORT_KEY = "onnxtrain.merge"
@@ -166,7 +167,7 @@ def _requantise(model: ir.Model, node: ir.Node, producer: ir.Node, merged: Array
     )  # fmt: skip
     copy.outputs[0].name = f"{producer.outputs[0].name}.merged"
     copy.outputs[0].type, copy.outputs[0].shape = producer.outputs[0].type, producer.outputs[0].shape
-    new = quantised_linear(Codes.of(producer), merged)
+    new = quantised_linear(codes_of(producer), merged)
     for index, array in new.items():
         _replace_input(model, copy, index, array)
     model.graph.insert_before(node, copy)
@@ -177,16 +178,14 @@ def _requantise(model: ir.Model, node: ir.Node, producer: ir.Node, merged: Array
 def _requantise_integers(model: ir.Model, target: Target, delta: Array) -> None:
     """Rounds the merged weight of a product of integers, and its bias, whose scale is that of the products."""
     node = target.node
-    codes = Codes.of(node)
+    codes = codes_of(node)
     old = codes.real()
     new = quantised_linear(codes, old + (delta.T.reshape(old.shape) if codes.axis == 0 else delta))
     bias_index = INTEGER_PRODUCTS[node.domain, node.op_type][2]
     bias = node.inputs[bias_index] if bias_index < len(node.inputs) else None
     if bias is not None and bias.const_value is not None:
-        scales = codes.arrays()[1]
-        assert scales is not None
-        real = bias.const_value.numpy().astype(np.float64) * scales.ravel()
-        _replace_input(model, node, bias_index, np.rint(real / new[codes.first + 1].ravel()).astype(np.int32))
+        real = bias.const_value.numpy().astype(np.float64) * constant(codes.scale).ravel()
+        _replace_input(model, node, bias_index, np.rint(real / new[codes.index + 1].ravel()).astype(np.int32))
     for index, array in new.items():
         _replace_input(model, node, index, array)
 

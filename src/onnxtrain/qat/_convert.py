@@ -13,8 +13,8 @@ from onnx.reference import ReferenceEvaluator
 from onnxtrain.emitter import Emitter
 from onnxtrain.errors import GraphBuildError
 from onnxtrain.passes import ModelSource, as_given, canonicalize, load_model, remove_unread_initializers
+from onnxtrain.passes.parameters.integer_weights import Array, constant
 from onnxtrain.passes.tidy.constants import add_initializer
-from onnxtrain.qat._layers import Array, constant
 from onnxtrain.qat._prepare import LOGARITHM
 
 _LAYERS = frozenset({"Conv", "ConvTranspose", "Gemm"})

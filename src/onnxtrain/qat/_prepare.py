@@ -13,8 +13,8 @@ import onnx_ir as ir
 from onnxtrain.emitter import Emitter
 from onnxtrain.errors import GraphBuildError
 from onnxtrain.passes import ModelSource, as_given, canonicalize, load_model, remove_unread_initializers
+from onnxtrain.passes.parameters.integer_weights import IntegerWeight, constant, integer_weights, scales
 from onnxtrain.passes.tidy.constants import add_initializer
-from onnxtrain.qat._layers import IntegerWeight, constant, integer_weights, scales
 
 LOGARITHM = ".log_of_scale"
 """End of the name of the logarithm that is trained in the place of a scale."""

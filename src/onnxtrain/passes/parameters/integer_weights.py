@@ -80,26 +80,31 @@ def integer_weights(model: ir.Model) -> list[IntegerWeight]:
     """Returns the integer weights and biases of a canonical model, each once, in graph order."""
     found: dict[ir.Value, IntegerWeight] = {}
     for node in model.graph:
-        place = _WEIGHTS.get((node.domain, node.op_type))
-        # Ops on activations alone (QLinearAdd, ...) have no weights.
-        if place is None:
-            continue
-        index, scale, zero_point, axis = place
-        value = _initializer(node, index)
-        step = _initializer(node, scale)
-        # Weights that the graph computes, and scales that come with them, cannot be replaced by a master.
-        if value is None or step is None or value.dtype is None:
-            continue
-        wanted = {*_CODES, ir.DataType.INT32} if node.op_type == "DequantizeLinear" else _CODES
-        if value.dtype in wanted and value not in found:
-            axis = _axis(node, value) if axis is None else axis
-            # Rows of a transposed weight are output channels.
-            if node.op_type == "QGemm" and node.attributes.get_int("transB", 0) == 1:
-                axis = 0
-            found[value] = IntegerWeight(
-                value, node, index, step, _initializer(node, zero_point), axis, _block_size(node)
-            )
+        weight = integer_weight(node)
+        if weight is not None:
+            found.setdefault(weight.value, weight)
     return list(found.values())
+
+
+def integer_weight(node: ir.Node) -> IntegerWeight | None:
+    """Returns the integer weight, or bias, that a node reads; None if it reads none that is stored in the file."""
+    place = _WEIGHTS.get((node.domain, node.op_type))
+    # Ops on activations alone (QLinearAdd, ...) have no weights.
+    if place is None:
+        return None
+    index, scale, zero_point, axis = place
+    value, step = _initializer(node, index), _initializer(node, scale)
+    # Weights that the graph computes, and scales that come with them, cannot be replaced.
+    if value is None or step is None:
+        return None
+    wanted = {*_CODES, ir.DataType.INT32} if node.op_type == "DequantizeLinear" else _CODES
+    if value.dtype not in wanted:
+        return None
+    axis = _axis(node, value) if axis is None else axis
+    # Rows of a transposed weight are output channels.
+    if node.op_type == "QGemm" and node.attributes.get_int("transB", 0) == 1:
+        axis = 0
+    return IntegerWeight(value, node, index, step, _initializer(node, zero_point), axis, _block_size(node))
 
 
 def scales(model: ir.Model) -> list[ir.Value]:

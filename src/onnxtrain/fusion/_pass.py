@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -11,6 +11,23 @@ from onnxtrain.emitter import Emitter
 from onnxtrain.functions import CompositeOp
 from onnxtrain.fusion._patterns import Match, NodePattern
 from onnxtrain.passes import remove_unread_chains
+
+
+class KeepingPass(ir.passes.InPlacePass):
+    """Base of passes that leave some nodes to ONNX Runtime's own kernels."""
+
+    def __init__(self, kept: Collection[str] = ()) -> None:
+        """Makes the pass.
+
+        Args:
+            kept: names of the first outputs of nodes that stay as they are, e.g. those of the forward graph.
+        """
+        super().__init__()
+        self._kept = frozenset(kept)
+
+    def keeps(self, node: ir.Node) -> bool:
+        """Tells whether a node stays as it is."""
+        return node.outputs[0].name in self._kept
 
 
 @dataclass(frozen=True, kw_only=True)

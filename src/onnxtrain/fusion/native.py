@@ -6,7 +6,7 @@ On a stock runtime the functions' bodies are the nodes that were there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -30,26 +30,18 @@ from onnxtrain.functions import (
     max_pool,
     relu_gradient_of_finite,
 )
+from onnxtrain.fusion._pass import KeepingPass
 from onnxtrain.passes import is_training_batch_norm, remove_unread_chains
 
 _FLOAT = ir.DataType.FLOAT
 _Attributes = Mapping[str, int | float | list[int]]
 
 
-class NativeOpsPass(ir.passes.InPlacePass):
+class NativeOpsPass(KeepingPass):
     """Rewrite convolutions, MaxPool, LayerNormalization, training BatchNormalization and its gradient, in float32.
 
     To be run last: other passes look for the standard ops.
     """
-
-    def __init__(self, kept: Collection[str] = ()) -> None:
-        """Makes the pass.
-
-        Args:
-            kept: names of the outputs of convolutions and of LayerNormalization that stay as they are.
-        """
-        super().__init__()
-        self._kept = frozenset(kept)
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Rewrite in place; subgraphs stay."""
@@ -67,7 +59,7 @@ class NativeOpsPass(ir.passes.InPlacePass):
             for rewrite in rewrites
             if node.graph is model.graph and node.inputs and _is_float(node.inputs[0])
             # The other kernels compute the same, to the last bit, or what a file at inference does not.
-            if not (rewrite in (_convolution, _layer_normalization) and node.outputs[0].name in self._kept)
+            if not (rewrite in (_convolution, _layer_normalization) and self.keeps(node))
         ]
         return ir.passes.PassResult(model, any(modified))
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
 
 import onnx_ir as ir
 
 from onnxtrain.emitter import Emitter, static_dims
 from onnxtrain.functions import matrix_product
+from onnxtrain.fusion._pass import KeepingPass
 from onnxtrain.op_facts import PRODUCTS
 from onnxtrain.passes import remove_unread_chains
 
@@ -40,28 +40,19 @@ class _Factor:
         return _Factor(node.inputs[0], not self.transposed).source if matrix and swaps else self
 
 
-class ProductPass(ir.passes.InPlacePass):
+class ProductPass(KeepingPass):
     """Rewrite products of float32 matrices whose first factor is transposed, or has rows of thousands of numbers.
 
     Gradients of weights have a transposed first factor. The gradient of the input of a layer with a vocabulary of
     outputs has long rows. To be run last: other passes do not know the function.
     """
 
-    def __init__(self, kept: Collection[str] = ()) -> None:
-        """Makes the pass.
-
-        Args:
-            kept: names of products that stay as they are.
-        """
-        super().__init__()
-        self._kept = frozenset(kept)
-
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Rewrite in place; subgraphs stay."""
         op = Emitter(model.graph, functions=model.functions)
         modified = False
         for node in tuple(model.graph):
-            if node.outputs[0].name in self._kept:
+            if self.keeps(node):
                 continue
             factors = _factors(node) if node.graph is model.graph else None
             if factors is None or not _is_slow(factors[0]):

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 import onnx_ir as ir
 
 from onnxtrain.emitter import Emitter
 from onnxtrain.functions import packed_matmul, packed_matmul_of_float_zeros
+from onnxtrain.fusion._pass import KeepingPass
 
 _FLOAT = ir.DataType.FLOAT
 
 
-class PackedProductPass(ir.passes.InPlacePass):
+class PackedProductPass(KeepingPass):
     """Rewrite MatMulNBits in float32 with weights of 2 or 8 bits, or with zero points in floating point.
 
     ONNX Runtime (1.32) has a kernel that reads weights of 4 bits as they are, which is as fast as ours. All others it
@@ -20,21 +19,12 @@ class PackedProductPass(ir.passes.InPlacePass):
     node that was there.
     """
 
-    def __init__(self, kept: Collection[str] = ()) -> None:
-        """Makes the pass.
-
-        Args:
-            kept: names of products that stay as they are.
-        """
-        super().__init__()
-        self._kept = frozenset(kept)
-
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Rewrite in place; subgraphs stay."""
         # Made on demand: an Emitter reads all names of the graph.
         op: Emitter | None = None
         for node in tuple(model.graph):
-            if _is_slow(node) and node.outputs[0].name not in self._kept:
+            if _is_slow(node) and not self.keeps(node):
                 op = op or Emitter(model.graph, functions=model.functions)
                 _rewrite(op, node)
         return ir.passes.PassResult(model, op is not None)

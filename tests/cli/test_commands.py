@@ -21,7 +21,7 @@ from cli.files import arrays_in
 from cli.processes import environment
 from onnxtrain import Trainer
 from onnxtrain.cli._declared import options_of
-from onnxtrain.cli._options import TrainOptions
+from onnxtrain.cli._train_options import TrainOptions
 from onnxtrain.losses import LOSSES
 from onnxtrain.optimizers import OPTIMIZERS
 from onnxtrain.schedules import SCHEDULES

@@ -67,13 +67,15 @@ def interrupt(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Makes the next command get Ctrl-C in a step."""
     from onnxtrain.cli import _train
 
-    callbacks = _train._callbacks
+    callbacks = _train.chosen_callbacks
 
     def at(step: int) -> None:
-        monkeypatch.setattr(_train, "_callbacks", lambda options: [*callbacks(options), InterruptAt(step)])
+        monkeypatch.setattr(
+            _train, "chosen_callbacks", lambda *given: [*callbacks(*given), InterruptAt(step)]
+        )
 
     yield at
-    monkeypatch.setattr(_train, "_callbacks", callbacks)
+    monkeypatch.setattr(_train, "chosen_callbacks", callbacks)
 
 
 def flat(options: dict[str, Any]) -> list[Any]:
@@ -264,7 +266,7 @@ def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     np.savez(folder / "data.npz", x=x, y=x[:, :3].argmax(axis=1))
     script = (
         "import sys; from onnxtrain.cli import _train, main; from cli.test_going_on import InterruptAt\n"
-        "_train._callbacks = lambda options: [InterruptAt(7)]\n"
+        "_train.chosen_callbacks = lambda *given: [InterruptAt(7)]\n"
         "main()"
     )
     arguments = [

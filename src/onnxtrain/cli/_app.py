@@ -17,13 +17,14 @@ from onnxtrain.cli._interrupts import InterruptibleGroup
 from onnxtrain.cli._options import (
     ArtifactsOptions,
     BatchSizeOption,
+    ConfigOption,
     JsonOption,
     ModelArgument,
     PlanOptions,
     RunArgument,
-    TrainOptions,
 )
 from onnxtrain.cli._output import guarded
+from onnxtrain.cli._train_options import TrainOptions
 
 app = typer.Typer(
     name="onnxtrain",
@@ -147,6 +148,7 @@ def evaluate(
         ),
     ],
     batch_size: BatchSizeOption = None,
+    config: ConfigOption = None,
     json: JsonOption = False,
 ) -> None:
     """Measure loss and metrics of a run on data; for classes also precision, recall and F1 of each."""
@@ -182,6 +184,7 @@ def predict(
         list[str] | None,
         typer.Option(
             "--id",
+            "--id-column",
             metavar="COLUMN",
             help="Write this column of the table beside the predictions, e.g. passenger_id; repeat it for "
             "several. Default: that of `train --id`.",
@@ -196,6 +199,7 @@ def predict(
         ),
     ] = False,
     batch_size: BatchSizeOption = None,
+    config: ConfigOption = None,
     json: JsonOption = False,
 ) -> None:
     """Write the outputs for each sample; for classes also their probabilities and the predicted class."""

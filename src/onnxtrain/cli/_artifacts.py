@@ -12,6 +12,7 @@ from onnxtrain.artifacts import generate_artifacts
 from onnxtrain.cli._declared import arguments_for
 from onnxtrain.cli._inspect import run_command as inspect
 from onnxtrain.cli._lora import chosen_lora
+from onnxtrain.cli._loss import chosen_loss
 from onnxtrain.cli._optimizer import chosen_optimizer
 from onnxtrain.cli._options import ArtifactsOptions, ModelOptions
 from onnxtrain.cli._tables import PROPERTY as TABLE
@@ -93,6 +94,7 @@ def run_command(options: ArtifactsOptions) -> None:
     check_loss(loaded, loss)
     arguments = arguments_for(generate_artifacts, options) | {
         "model": model,
+        "loss": chosen_loss(options.model),
         "optimizer": optimizer,
         "batch_norm": batch_norm_mode(options.model.batch_norm),
         "lora": chosen_lora(options.lora),

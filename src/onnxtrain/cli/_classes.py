@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from onnxtrain.cli._loss import label_targets
 from onnxtrain.cli._table_report import share
 from onnxtrain.errors import InputError
 from onnxtrain.losses import loss_class
@@ -100,7 +101,7 @@ def chosen_class_weight(texts: Sequence[str] | None, classes: Sequence[str] | No
 
 def class_names(trainer: Trainer, classes: Sequence[str] | None) -> list[str] | None:
     """Lists the name of each class, its number if it has no name; None if the number of classes is unknown."""
-    targets = trainer.manifest.targets
+    targets = label_targets(trainer)
     if not targets:
         return None
     labels = targets[0].class_labels
@@ -199,7 +200,7 @@ def judged_matrix(
     trainer: Trainer, x: Any, y: Any, names: Sequence[str] | None, batch_size: int | None
 ) -> Any:
     """Computes the confusion matrix if each sample has one right class of a few; None otherwise."""
-    targets = trainer.manifest.targets
+    targets = label_targets(trainer)
     if names is None or len(names) > _SHOWN or not targets or trainer.prediction is None:
         return None
     shape = targets[0].shape

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from onnxtrain.cli._impute import FillRule
 from onnxtrain.cli._options import TableOptions
 from onnxtrain.cli._table_file import Table, Values
 from onnxtrain.errors import InputError
@@ -52,6 +52,7 @@ class Column:
         categories: categories in the order of their numbers, e.g. ["female", "male"]; None for numbers.
         fill: value that replaces a missing one, e.g. 29.5 or "male"; None if missing values are an error.
         mean, deviation: for numbers; x becomes (x - mean) / deviation.
+        unknown: treatment of categories that training has not seen: "error", "ignore" (zeros) or "own" (a category).
     """
 
     name: str
@@ -60,45 +61,96 @@ class Column:
     fill: float | str | None = None
     mean: float = 0.0
     deviation: float = 1.0
+    unknown: str = "error"
 
     @classmethod
-    def learn(cls, table: Table, name: str, options: TableOptions, *, categorical: bool) -> Column:
-        """Learns the encoding of a column from training data. Raises InputError: the options do not encode it."""
+    def learn(
+        cls,
+        table: Table,
+        name: str,
+        options: TableOptions,
+        *,
+        categorical: bool,
+        fill: FillRule | None = None,
+        rows: np.ndarray[Any, Any] | None = None,
+    ) -> Column:
+        """Learns the encoding of a column.
+
+        Args:
+            table: table to train on, with the rows that are split off for validation.
+            name: name of the column.
+            options: encoding of texts, and scaling.
+            categorical: True for categories that may look like numbers.
+            fill: rule that fills missing values; None if they are an error.
+            rows: indices of the rows that means, medians and frequencies are learned from; None for all.
+
+        Raises:
+            InputError: the options do not encode the column, or the rows to learn from have no values.
+        """
         values = table.values(name)
-        if values.missing.all():
+        learned = np.zeros(len(values.missing), bool)
+        learned[slice(None) if rows is None else rows] = True
+        if (values.missing | ~learned).all():
+            where = "" if rows is None else " in the rows that are trained on"
             raise InputError(
-                f"The table '{table.path}': column '{name}' has no values. Leave it out: --inputs."
+                f"The table '{table.path}': column '{name}' has no values{where}. Leave it out: --inputs."
             )
         if is_numeric(table, name, values, categorical=categorical):
-            _require_finite(table, name, values)
-            # Mean and deviation are those of the filled column, as after scikit-learn's SimpleImputer.
-            numbers = values.numbers[~values.missing]
-            fill = None if options.impute is None else float(getattr(np, options.impute)(numbers))
-            if fill is not None:
-                numbers = np.where(values.missing, fill, values.numbers)
-            column = cls(name, NUMBER, fill=fill)
-            if options.scale:
-                # A constant column has deviation 0, and dividing by it gives NaN; scikit-learn divides by 1, too.
-                column = replace(column, mean=float(numbers.mean()), deviation=float(numbers.std()) or 1.0)
-            return column
-        present = [text for text in values.texts() if text is not None]
+            return cls._learn_numbers(table, name, options, fill, learned)
+        texts = values.texts()
         if not (options.one_hot or options.ordinal):
             row = int((~values.missing & (~values.is_number | categorical)).argmax())
             raise InputError(
                 f"{table.at(name, row)}: {values.raw[row]!r} is no number. Encode columns of texts by --one-hot or "
                 "--ordinal, or name the columns to take: --inputs."
             )
-        # Of equally frequent categories the alphabetically first one fills gaps, as in scikit-learn.
-        counts = Counter(present)
-        # Sorted: the numbers of the categories must not depend on the order of the rows.
-        categories = sorted(counts)
-        fill_text = max(categories, key=counts.__getitem__) if options.impute else None
-        return cls(name, ONE_HOT if options.one_hot else ORDINAL, categories, fill_text)
+        present = [text for text, counts in zip(texts, learned, strict=True) if counts and text is not None]
+        fill_text = None if fill is None else fill.category(name, present)
+        # Those of all rows: the number of inputs must not depend on the choice of the rows for validation. Sorted: nor
+        # may the numbers of the categories depend on the order of the rows.
+        filled = {fill_text if text is None else text for text in texts}
+        categories = sorted(text for text in filled if text is not None)
+        kind = ONE_HOT if options.one_hot else ORDINAL
+        return cls(
+            name, kind, [str(text) for text in categories], fill_text, unknown=options.unknown_category
+        )
+
+    @classmethod
+    def _learn_numbers(
+        cls,
+        table: Table,
+        name: str,
+        options: TableOptions,
+        fill: FillRule | None,
+        learned: np.ndarray[Any, Any],
+    ) -> Column:
+        """Learns the encoding of numbers; `learned` is True for the rows that statistics are learned from."""
+        values = table.values(name)
+        _require_finite(table, name, values)
+        # Mean and deviation are those of the filled column, as after scikit-learn's SimpleImputer.
+        numbers = values.numbers[learned & ~values.missing]
+        number = None if fill is None else fill.number(name, numbers)
+        if number is not None:
+            numbers = np.where(values.missing, number, values.numbers)[learned]
+        column = cls(name, NUMBER, fill=number)
+        if options.scale:
+            # A constant column has deviation 0, and dividing by it gives NaN; scikit-learn divides by 1, too.
+            column = replace(column, mean=float(numbers.mean()), deviation=float(numbers.std()) or 1.0)
+        return column
 
     @property
     def width(self) -> int:
-        """Number of inputs that the column becomes: the categories of a one-hot column, else 1."""
-        return len(self.categories or ()) if self.kind == ONE_HOT else 1
+        """Number of inputs that the column becomes: for a one-hot column its categories, one more for unknown ones."""
+        return len(self.categories or ()) + (self.unknown == "own") if self.kind == ONE_HOT else 1
+
+    @property
+    def codes(self) -> np.ndarray[Any, Any]:
+        """Encoding of each category, float64 [categories, width]; the last row may be that of unknown ones."""
+        count = len(self.categories or ())
+        rows = count + (self.unknown != "error")
+        if self.kind == ORDINAL:
+            return np.arange(rows, dtype=np.float64)[:, None]
+        return np.eye(rows, self.width)
 
     def numbers(self, table: Table) -> np.ndarray[Any, Any]:
         """Encodes the column, float64 [rows, width]. Raises InputError: a value is missing, infinite or unknown."""
@@ -106,7 +158,7 @@ class Column:
         if values.missing.any() and self.fill is None:
             raise InputError(
                 f"{table.at(self.name, int(values.missing.argmax()))}: the value is missing. Fill such values by "
-                "--impute mean or --impute median when training, or remove the rows."
+                "--impute when training, e.g. --impute median, or remove the rows."
             )
         if self.kind == NUMBER:
             # A column of numbers in training may hold texts in another file.
@@ -123,17 +175,14 @@ class Column:
         places = {category: index for index, category in enumerate(self.categories)}
         # A missing value counts as the category that fills gaps.
         texts = [self.fill if text is None else text for text in values.texts()]
-        # A category that training has not seen has no input of its own, and guessing one would be silent.
         unknown = next((row for row, text in enumerate(texts) if text not in places), None)
-        if unknown is not None:
+        # Guessing a category would be silent.
+        if unknown is not None and self.unknown == "error":
             raise InputError(
                 f"{table.at(self.name, unknown)}: {texts[unknown]!r} is none of the categories of training: "
-                f"{some_names(self.categories)}."
+                f"{some_names(self.categories)}. Training with --unknown-category ignore or own admits others."
             )
-        indices = np.array([places[str(text)] for text in texts], np.int64)
-        if self.kind == ORDINAL:
-            return indices.astype(np.float64)[:, None]
-        return np.asarray(np.eye(len(places))[indices])
+        return np.asarray(self.codes[[places.get(str(text), len(places)) for text in texts]])
 
 
 def is_numeric(table: Table, name: str, values: Values, *, categorical: bool) -> bool:

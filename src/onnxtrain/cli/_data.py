@@ -51,9 +51,19 @@ def load_arrays(path: Path) -> Arrays:
 
 
 def to_arrays(
-    data: Arrays | Table, encoding: Encoding | None, manifest: Manifest, *, targets: bool = True
+    data: Arrays | Table, encoding: Encoding | None, manifest: Manifest, targets: Sequence[InputSpec]
 ) -> Arrays:
-    """Encodes a table as arrays; arrays stay as they are. Raises InputError: the table does not fit the run."""
+    """Encodes a table as arrays; arrays stay as they are.
+
+    Args:
+        data: table or arrays.
+        encoding: encoding of the run; None for a run on arrays.
+        manifest: inputs of the model.
+        targets: targets to encode, of `label_targets`; none to predict.
+
+    Raises:
+        InputError: the table does not fit the run.
+    """
     if not isinstance(data, Table):
         return data
     if encoding is None:
@@ -61,7 +71,7 @@ def to_arrays(
             f"The run was not trained on a table, so it is not known how to make arrays of '{data.path}'. Give an .npz "
             "file."
         )
-    return encoding.arrays(data, manifest.inputs, manifest.targets if targets else ())
+    return encoding.arrays(data, manifest.inputs, targets)
 
 
 def assign(

@@ -84,11 +84,15 @@ class Option(NamedTuple):
         annotation: type and typer's declaration, e.g. `Annotated[int, typer.Option(min=1)]`.
         default: `inspect.Parameter.empty` for an option that must be given.
         rule: says if a run keeps the value.
+        panel: heading of the option in `--help`; None for none.
+        key: name of the option in a file of options: its first long spelling without dashes, e.g. "learning-rate".
     """
 
     annotation: Any
     default: Any
     rule: Rule
+    panel: str | None
+    key: str
 
 
 def options_of(kind: type) -> Mapping[str, Option]:
@@ -109,7 +113,13 @@ def options_of(kind: type) -> Mapping[str, Option]:
         panel = getattr(kind, "panel", None)
         declared = metadata["make"](*names, rich_help_panel=panel, **metadata["settings"])
         default = inspect.Parameter.empty if entry.default is MISSING else entry.default
-        options[entry.name] = Option(Annotated[hint, declared], default, rule)
+        is_argument = metadata["make"] is typer.Argument
+        key = (
+            argument_key(metadata["settings"]["metavar"])
+            if is_argument
+            else (names or (flag(entry.name),))[0]
+        )
+        options[entry.name] = Option(Annotated[hint, declared], default, rule, panel, key.removeprefix("--"))
     return options
 
 
@@ -151,15 +161,18 @@ def arguments_for(function: Callable[..., object], options: object) -> dict[str,
 def taking(kind: type[T]) -> Callable[[Callable[[T, frozenset[str]], None]], Callable[..., None]]:
     """Gives a command one parameter per option of a dataclass.
 
-    The command itself takes an object of `kind`, and the names of the options that were given on the command line.
+    The command itself takes an object of `kind`, and the names of the options that were given, on the command line or
+    in a file (`--config`).
     """
 
     def decorate(command: Callable[[T, frozenset[str]], None]) -> Callable[..., None]:
         def run(context: typer.Context, **values: Any) -> None:
             sources = {name: context.get_parameter_source(name) for name in values}
+            # Those of a file of options are given, too: a run that goes on must not ignore them.
             # Compared by name: typer 0.29 has its own copy of click, and older versions use the package.
+            given_sources = ("COMMANDLINE", "DEFAULT_MAP")
             given_names = {
-                name for name, source in sources.items() if source and source.name == "COMMANDLINE"
+                name for name, source in sources.items() if source and source.name in given_sources
             }
             command(build(kind, values), frozenset(given_names))
 
@@ -177,6 +190,15 @@ def taking(kind: type[T]) -> Callable[[Callable[[T, frozenset[str]], None]], Cal
         return run
 
     return decorate
+
+
+def argument_key(metavar: str) -> str:
+    """Returns the name of an argument in a file of options.
+
+    >>> argument_key("MODEL|DIR")
+    'model'
+    """
+    return metavar.split("|")[0].lower()
 
 
 def flag(name: str) -> str:

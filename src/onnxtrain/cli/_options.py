@@ -3,16 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import typer
 
-from onnxtrain._names import OPTIMIZERS, enumerated, losses_by_targets
+from onnxtrain._names import (
+    LOSS_SETTINGS,
+    OPTIMIZER_SETTINGS,
+    OPTIMIZERS,
+    enumerated,
+    losses_by_targets,
+    settings_by_name,
+)
+from onnxtrain.cli._complete import complete_losses, complete_optimizers
+from onnxtrain.cli._config import use_config
 from onnxtrain.cli._declared import REQUIRED, Kept, argument, flag, option, switch
 from onnxtrain.errors import InputError
 
+CONFIG_HELP = (
+    "Read options from this TOML file, e.g. run.toml, which `train` writes to the directory of a run; options of the "
+    "command line win. Default: no file."
+)
+# Eager: its values are the defaults of all options that are read after it.
+CONFIG_SETTINGS: dict[str, Any] = {"callback": use_config, "is_eager": True}
+ConfigOption = Annotated[
+    Path | None, typer.Option("--config", metavar="FILE.toml", help=CONFIG_HELP, **CONFIG_SETTINGS)
+]
 JSON_HELP = "Print one JSON document instead of tables. Default: tables."
 JsonOption = Annotated[bool, typer.Option("--json", help=JSON_HELP)]
 ModelArgument = Annotated[Path, typer.Argument(metavar="MODEL", help="Path of an .onnx file.")]
@@ -33,6 +51,12 @@ class ModelOptions:
     loss: str | None = option(
         "NAME",
         f"Minimise this loss: {losses_by_targets()}. Default: the model's first output is the loss.",
+        autocompletion=complete_losses,
+    )
+    loss_option: list[str] | None = option(
+        "NAME=VALUE",
+        "Set a parameter of the loss, e.g. label_smoothing=0.1 or weight=1,5,1; repeat it for several. "
+        f"{settings_by_name(LOSS_SETTINGS)}; reduction of all. Default: PyTorch's values.",
     )
     train: list[str] | None = option(
         "PATTERN",
@@ -93,6 +117,28 @@ class RecomputeOptions:
 
 
 @dataclass(frozen=True)
+class GraphOptions:
+    """Settings of the training graph that `train` and `artifacts` have, and `plan` has not."""
+
+    panel: ClassVar[str] = "Model"
+    kept: ClassVar[Kept] = "run"
+
+    loss_input: list[str] | None = option(
+        "NAME",
+        "Compare this output of the model with the target, e.g. logits. Default: the first one.",
+        python="loss_input_names",
+    )
+    straight_through: bool = switch(
+        "Pass gradients through rounding and quantisation unchanged. Default: their gradient is zero."
+    )
+    sparse_gradients: list[str] | None = option(
+        "PATTERN",
+        "Update of these embeddings only the rows that a batch reads, e.g. 'embed.*'; repeat it for several. "
+        "Default: whole tables.",
+    )
+
+
+@dataclass(frozen=True)
 class OptimizerOptions:
     """The optimizer and its settings; of `train` and `artifacts`."""
 
@@ -103,6 +149,7 @@ class OptimizerOptions:
         "NAME",
         f"Update parameters by this optimizer: {enumerated(list(OPTIMIZERS))}, with PyTorch's defaults.",
         default="adamw",
+        autocompletion=complete_optimizers,
     )
     weight_decay: float | None = option(
         "FACTOR",
@@ -113,7 +160,7 @@ class OptimizerOptions:
     optimizer_option: list[str] | None = option(
         "NAME=VALUE",
         "Set another setting of the optimizer, e.g. momentum=0.9, betas=0.9,0.95 or nesterov=true; "
-        "repeat it for several. Default: PyTorch's values.",
+        f"repeat it for several. {settings_by_name(OPTIMIZER_SETTINGS)}. Default: PyTorch's values.",
     )
 
 
@@ -164,17 +211,20 @@ class TableOptions:
         "COLUMN",
         "Keep this column of a table out of the inputs and write it beside predictions, e.g. "
         "passenger_id. Default: none.",
+        "--id",
+        "--id-column",
     )
     missing: list[str] | None = option(
         "TEXT",
         "Read this text in a table as a missing value, e.g. NA; repeat it for several. Default: only "
         "the empty field is missing.",
     )
-    # A text, checked by `check`: the message of a choice of typer would not mention the table.
-    impute: str | None = option(
-        "mean|median",
-        "Fill missing values of a table: numbers by the column's mean or median, categories by the "
-        "most frequent one. Default: a missing value is an error.",
+    # Texts, read by `_impute`: a value may name a column of the table.
+    impute: list[str] | None = option(
+        "[COLUMN=]mean|median|most_frequent|value=VALUE",
+        "Fill missing values of a table: numbers by mean, median, most frequent value or VALUE, categories by "
+        "the most frequent one or VALUE. Without COLUMN of all columns, e.g. median; repeat it for single columns, "
+        "e.g. cabin=value=none. Default: a missing value is an error.",
     )
     categorical: list[str] | None = option(
         "COLUMNS",
@@ -187,74 +237,32 @@ class TableOptions:
     ordinal: bool = switch(
         "Encode categories of a table as numbers 0, 1, 2 ... in alphabetical order. Default: off."
     )
+    unknown_category: Literal["error", "ignore", "own"] = option(
+        None,
+        "Treat categories that training has not seen as an error, one-hot encode them as zeros (ignore), or give "
+        "them an input or a number of their own.",
+        default="error",
+    )
     scale: bool = switch(
         "Standardise numeric columns of a table to mean 0 and standard deviation 1. Default: off."
     )
 
     def check(self) -> None:
         """Raises InputError for options that do not go together."""
-        if self.impute not in (None, "mean", "median"):
-            raise InputError(f"--impute is {self.impute!r}; choose mean or median.")
         if self.one_hot and self.ordinal:
             raise InputError(
                 "--one-hot and --ordinal are two ways to encode the same columns; give one of them."
             )
+        if self.unknown_category == "ignore" and self.ordinal:
+            raise InputError(
+                "--unknown-category ignore encodes a category as zeros, and with --ordinal 0 is a category. Choose "
+                "own, the number behind the last one, or --one-hot."
+            )
 
     def given(self) -> list[str]:
         """Lists the options that were given, as on the command line, e.g. ["--target", "--one-hot"]."""
-        return [flag(name) for name, value in vars(self).items() if value]
-
-
-@dataclass(frozen=True)
-class ScheduleOptions:
-    """The learning rate from step to step; of `train`."""
-
-    panel: ClassVar[str] = "Learning rate"
-
-    learning_rate: float = option(
-        "RATE",
-        "Set the learning rate, or the highest one of a schedule, e.g. 0.01.",
-        "--learning-rate",
-        "--lr",
-        default=1e-3,
-        kept="fit",
-    )
-    schedule: str | None = option(
-        "NAME",
-        "Change the learning rate during training: linear, cosine, cosine_with_restarts, polynomial, "
-        "one_cycle, step, multistep or exponential. Default: it stays constant.",
-        kept="run",
-    )
-    schedule_option: list[str] | None = option(
-        "NAME=VALUE",
-        "Set a parameter of --schedule, e.g. step_size=5 or milestones=30,60; repeat it for several. "
-        "Default: the schedule's own values.",
-        kept="run",
-    )
-    schedule_epochs: int | None = option(
-        "COUNT",
-        "Spread one schedule over this many epochs, those of commands that go on with the run "
-        "included, e.g. 20. Default: the epochs of this command.",
-        kept="fit",
-        min=1,
-    )
-    warmup: int = option(
-        "STEPS",
-        "Warm up the learning rate over this many first steps, e.g. 100.",
-        default=0,
-        kept="run",
-        python="warmup_steps",
-        min=0,
-    )
-    warmup_ratio: float = option(
-        "FRACTION",
-        "Warm up the learning rate over this fraction of all steps, e.g. 0.1. Default 0: no warm-up. "
-        "Use instead of --warmup.",
-        default=0.0,
-        kept="run",
-        min=0,
-        max=1,
-    )
+        defaults = {entry.name: entry.default for entry in fields(self)}
+        return [flag(name) for name, value in vars(self).items() if value and value != defaults[name]]
 
 
 @dataclass(frozen=True)
@@ -263,14 +271,16 @@ class ArtifactsOptions:
 
     Attributes:
         source: path of the model.
-        model, recomputation, optimizer, lora: groups of options.
+        model, graph, recomputation, optimizer, lora: groups of options.
     """
 
     source: Path = argument("MODEL", "Path of an .onnx file.")
     model: ModelOptions = field(default_factory=ModelOptions)
+    graph: GraphOptions = field(default_factory=GraphOptions)
     recomputation: RecomputeOptions = field(default_factory=RecomputeOptions)
     optimizer: OptimizerOptions = field(default_factory=OptimizerOptions)
     lora: LoraOptions = field(default_factory=LoraOptions)
+    config: Path | None = option("FILE.toml", CONFIG_HELP, **CONFIG_SETTINGS)
     output: Path = option(
         "DIR",
         "Write the files to this directory, e.g. device.",
@@ -281,147 +291,6 @@ class ArtifactsOptions:
     )
     nominal: bool = switch(
         "Also write a checkpoint with names and shapes but without data. Default: off.", "nominal_checkpoint"
-    )
-    json: bool = switch(JSON_HELP)
-
-
-@dataclass(frozen=True)
-class TrainOptions:
-    """Options of `onnxtrain train`.
-
-    Attributes:
-        source: path of a model, or directory of a run.
-        table, model, recomputation, optimizer, lora, rate: groups of options.
-    """
-
-    source: Path = argument("MODEL|DIR", "Path of an .onnx file, or directory of a run to go on with.")
-    data: Path = option(
-        "FILE",
-        "Train on this file: .npz with arrays named as the model's inputs and targets (or x and y), "
-        "or a .csv or .parquet table.",
-        default=REQUIRED,
-        show_default=False,
-    )
-    table: TableOptions = field(default_factory=TableOptions)
-    # One text for both: a number is a fraction, anything else a path.
-    validation: str | None = option(
-        "FRACTION|FILE",
-        "Measure loss and metrics after each epoch on a random fraction of the samples, which is "
-        "then not trained on, e.g. 0.1, or on another file like --data. Default: no validation.",
-        kept="fit",
-    )
-    stratify: bool = switch(
-        "Split off the same fraction of each class by --validation FRACTION. Default: at random.", kept="fit"
-    )
-    evaluate_every: int | None = option(
-        "STEPS",
-        "Measure loss and metrics of --validation after every so many steps, too, e.g. 500. Default: after "
-        "epochs only.",
-        kept="fit",
-        min=1,
-    )
-    model: ModelOptions = field(default_factory=ModelOptions)
-    recomputation: RecomputeOptions = field(default_factory=RecomputeOptions)
-    optimizer: OptimizerOptions = field(default_factory=OptimizerOptions)
-    lora: LoraOptions = field(default_factory=LoraOptions)
-    rate: ScheduleOptions = field(default_factory=ScheduleOptions)
-    epochs: int = option("COUNT", "Pass this often over the data, e.g. 30.", default=10, kept="fit", min=1)
-    batch_size: int | None = option("SAMPLES", BATCH_SIZE_HELP, kept="fit", min=1)
-    accumulate: int = option(
-        "BATCHES",
-        "Take one optimizer step for this many batches together, e.g. 4.",
-        default=1,
-        kept="fit",
-        min=1,
-    )
-    metric: list[str] | None = option(
-        "NAME",
-        "Record this metric beside the loss, e.g. f1, auroc, r2; repeat it for several. Default: "
-        "accuracy for classes, mean absolute and root mean square error for quantities.",
-        kept="run",
-    )
-    # A text: classes of a table have names. The number of a class is read from it.
-    positive: str | None = option(
-        "CLASS",
-        "Compute f1, precision, recall and auroc of this class, e.g. fraud or 1. Default: the mean "
-        "over classes if the target holds texts (f1_macro), else of class 1 of two.",
-        kept="run",
-    )
-    sample_weight: str | None = option(
-        "NAME",
-        "Weigh the samples in the training loss by this column of a table, or this array of the .npz file, e.g. "
-        "weight. Default: all samples count alike.",
-        kept="run",
-    )
-    class_weight: list[str] | None = option(
-        "balanced|CLASS=WEIGHT",
-        "Weigh the classes in the training loss: balanced makes rare classes count as much as frequent ones, "
-        "fraud=10 counts this class ten times; repeat it for several. Default: all samples count alike.",
-        kept="fit",
-    )
-    ema_decay: float | None = option(
-        "FACTOR",
-        "Validate and export exponential moving averages of the weights, which keep this factor in "
-        "each step, e.g. 0.999. Default: the weights themselves.",
-        kept="run",
-    )
-    clip_norm: float | None = option(
-        "NORM",
-        "Scale all gradients down if their common L2 norm is larger, e.g. 1.0. Default: no clipping.",
-        kept="run",
-        python="clip_grad_norm",
-    )
-    sam: float | None = option(
-        "RADIUS",
-        "Seek flat minima (SAM): step with the gradient at the worst weights within this L2 distance, e.g. "
-        "0.05. Each step takes two passes. Default: off.",
-        kept="run",
-        min=0,
-    )
-    patience: int | None = option(
-        "EPOCHS",
-        "Stop after this many epochs without a lower validation loss (training loss without --validation), "
-        "e.g. 5, and export the weights of the best epoch. Default: train all epochs and export the last.",
-        kept="fit",
-        min=1,
-    )
-    # Files and saves beside the run do not change its result, so they may be given anew at any time.
-    log: Path | None = option(
-        "FILE.csv",
-        "Write a row per epoch to this file, and a row per step beside it, e.g. log.csv. Default: no log.",
-        kept="anew",
-    )
-    save_every: int | None = option(
-        "STEPS",
-        "Save the run to DIR/checkpoints after every so many steps, e.g. 500. Default: after each epoch, to DIR.",
-        kept="anew",
-        min=1,
-    )
-    keep: int | None = option(
-        "COUNT",
-        "Keep this many of the saves of --save-every, the newest ones, e.g. 5. Default: 3.",
-        kept="anew",
-        min=1,
-    )
-    seed: int = option(
-        "NUMBER",
-        "Derive shuffling, the validation split, Dropout and a new head from this number, e.g. 1.",
-        default=0,
-        kept="run",
-        min=0,
-    )
-    # Not kept here: the trainer saves the number, and a run may go on with another one on another machine.
-    threads: int | None = option(
-        "COUNT", "Compute each operation with this many threads, e.g. 4. Default: one per core.", min=1
-    )
-    overwrite: bool = switch(
-        "Replace a run that is in the output directory already. Default: that is an error."
-    )
-    output: Path | None = option(
-        "DIR",
-        "Write the run and trained.onnx here, e.g. run. Default: MODEL's name with -trained.",
-        "--output",
-        "-o",
     )
     json: bool = switch(JSON_HELP)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from onnxtrain.cli._artifacts import batch_norm_mode, check_loss, prepared, returned_outputs
 from onnxtrain.cli._declared import arguments_for, flag, flat, options_of
+from onnxtrain.cli._loss import chosen_loss
 from onnxtrain.cli._optimizer import chosen_optimizer
 from onnxtrain.cli._options import PlanOptions, parse_dims
 from onnxtrain.cli._output import info, print_json, print_table, table
@@ -30,6 +31,7 @@ def run_command(options: PlanOptions) -> None:
     check_loss(loaded, loss)
     arguments = arguments_for(plan_training, options) | {
         "model": model,
+        "loss": chosen_loss(options.model),
         "memory": memory,
         "optimizer": chosen_optimizer(options.optimizer),
         "batch_norm": batch_norm_mode(options.model.batch_norm),

@@ -11,15 +11,18 @@ from typing import Any
 import numpy as np
 
 from onnxtrain.cli._declared import build, flag, flat, options_of
-from onnxtrain.cli._options import TrainOptions
 from onnxtrain.cli._tables import PROPERTY as ENCODING
 from onnxtrain.cli._tables import Encoding
+from onnxtrain.cli._train_options import TrainOptions
 from onnxtrain.errors import CheckpointError, InputError
 from onnxtrain.runtime.json_text import parse_json
 from onnxtrain.trainer import Trainer
 
 PROPERTY = "onnxtrain.cli"
 """Name of the checkpoint property that holds the options, as JSON text."""
+
+# Options whose values are paths; they are kept as texts, relative to nothing.
+_PATHS = ("log", "tensorboard")
 
 # Options that a run remembers, by name.
 _OPTIONS = {name: option for name, option in options_of(TrainOptions).items() if option.rule.kept}
@@ -40,8 +43,9 @@ def digest(arrays: Mapping[str, np.ndarray[Any, Any]]) -> str:
 def remember(trainer: Trainer, options: TrainOptions, data: str) -> None:
     """Stores the options in the trainer's properties; `data` is the fingerprint of the training data."""
     values = {name: value for name, value in flat(options).items() if name in _OPTIONS}
-    # The command that goes on may be given in another directory, and is to write to the same file.
-    values["log"] = None if options.log is None else str(options.log.resolve())
+    # The command that goes on may be given in another directory, and is to write to the same files.
+    for name in _PATHS:
+        values[name] = None if values[name] is None else str(values[name].resolve())
     trainer.state.properties[PROPERTY] = json.dumps({"version": 1, "options": values, "data": data})
 
 
@@ -114,10 +118,12 @@ def _saved(trainer: Trainer, options: TrainOptions) -> tuple[dict[str, Any], str
             # Runs of earlier versions were started with what is now the default of an option that they lack.
             defaults = {name: option.default for name, option in _OPTIONS.items()}
             saved, data = defaults | dict(record["options"]), str(record["data"])
-            saved["log"] = saved["log"] and Path(saved["log"])
-            # One mode was written without a list before `--batch-norm` took several.
-            if isinstance(saved["batch_norm"], str):
-                saved["batch_norm"] = [saved["batch_norm"]]
+            for name in _PATHS:
+                saved[name] = saved[name] and Path(saved[name])
+            # One value was written without a list before the options took several.
+            for name in ("batch_norm", "impute"):
+                if isinstance(saved[name], str):
+                    saved[name] = [saved[name]]
             if unknown := saved.keys() - _OPTIONS.keys():
                 raise ValueError(f"options {', '.join(sorted(unknown))}")
         except (KeyError, TypeError, ValueError) as error:
@@ -128,6 +134,11 @@ def _saved(trainer: Trainer, options: TrainOptions) -> tuple[dict[str, Any], str
     elif fit is not None:
         # A run that Python began tells its fit alone; what is not known cannot be contradicted.
         saved = {"epochs": fit.epochs, "accumulate": fit.accumulate, "patience": None}
+        saved |= {
+            "no_shuffle": not fit.shuffle,
+            "drop_last": fit.drop_last,
+            "steps_per_epoch": fit.steps_per_epoch,
+        }
         if not isinstance(fit.validation, int):
             saved["validation"] = None if fit.validation is None else str(fit.validation)
     if fit is not None and trainer.resumes_fit:

@@ -7,16 +7,24 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from onnxtrain.cli._classes import metric_labels
-from onnxtrain.cli._options import TrainOptions
 from onnxtrain.cli._output import heading, print_json, print_table, summary_table
 from onnxtrain.cli._table_graph import export_table_model
 from onnxtrain.cli._tables import Encoding
+from onnxtrain.cli._train_options import TrainOptions
 from onnxtrain.trainer import EarlyStopping, Trainer
 from onnxtrain.trainer._datasets import Data, fit_datasets
 
 
 class Fitted(NamedTuple):
-    """Finished fit: the trainer, its data, the table's encoding, and the callback that may have stopped it early."""
+    """Finished fit.
+
+    Attributes:
+        trainer: the trainer after the fit.
+        x, y, validation: its data.
+        encoding: encoding of the table; None for arrays.
+        early: callback that restored the best epoch; None for the last epoch.
+        averaged: True if the exported weights are an average of epochs (SWA).
+    """
 
     trainer: Trainer
     x: Any
@@ -24,6 +32,7 @@ class Fitted(NamedTuple):
     validation: Any
     encoding: Encoding | None
     early: EarlyStopping | None
+    averaged: bool = False
 
 
 def tell_of_result(fitted: Fitted, options: TrainOptions) -> None:
@@ -43,7 +52,9 @@ def tell_of_result(fitted: Fitted, options: TrainOptions) -> None:
     # With --patience the exported weights are those of the best epoch.
     epoch = trainer.history.epochs[-1]["epoch"] if fitted.early is None else fitted.early.best_epoch(trainer)
     record = trainer.history.epochs[int(epoch) - 1]
-    values = _training_values(fitted, options) | {k: v for k, v in record.items() if k.startswith("val_")}
+    training, held_out = _exported_values(fitted, options)
+    recorded = {key: value for key, value in record.items() if key.startswith("val_")}
+    values = training | (recorded if held_out is None else held_out)
     best = _best_epoch(trainer)
     if options.json:
         document = {
@@ -63,7 +74,7 @@ def tell_of_result(fitted: Fitted, options: TrainOptions) -> None:
     rows.append(("samples/s", f"{np.median(trainer.history.samples_per_second):,.0f}"))
     print_table(heading(_title(fitted, int(epoch))), summary_table(None, rows))
     # A hint alone: the weights of the earlier epoch are gone.
-    if fitted.early is None and best is not None and best < epoch:
+    if fitted.early is None and not fitted.averaged and best is not None and best < epoch:
         print_table(_got_worse(trainer, best, int(epoch)))
     print_table(
         f"Run: {trainer.directory}   Trained model: {model or 'none, the model has no outputs but its loss'}"
@@ -72,14 +83,23 @@ def tell_of_result(fitted: Fitted, options: TrainOptions) -> None:
 
 def _title(fitted: Fitted, epoch: int) -> str:
     last = len(fitted.trainer.history.epochs)
+    if fitted.averaged:
+        return f"Exported weights: the average of the epochs from --swa-start to {epoch}"
     if fitted.early is None:
         return f"Exported weights: epoch {epoch}, the last one"
     which = "the last one" if epoch == last else f"of {last}"
     return f"Exported weights: epoch {epoch}, {which}, with the best {fitted.early.monitor}"
 
 
-def _training_values(fitted: Fitted, options: TrainOptions) -> dict[str, float]:
-    """Computes loss and metrics over the training data, without the part that was split off for validation."""
+def _exported_values(
+    fitted: Fitted, options: TrainOptions
+) -> tuple[dict[str, float], dict[str, float] | None]:
+    """Computes loss and metrics of the exported weights, as they are recorded.
+
+    Returns:
+        Values over the training data, without the part that was split off for validation; and those over the validation
+        data, None if the history has them.
+    """
     trainer = fitted.trainer
     data = Data(
         fitted.x,
@@ -88,8 +108,12 @@ def _training_values(fitted: Fitted, options: TrainOptions) -> dict[str, float]:
         validation=fitted.validation,
         stratify=options.stratify,
     )
-    source, _ = fit_datasets(trainer._state, data)
-    return trainer._state.evaluate(source)
+    source, held_out = fit_datasets(trainer._state, data)
+    values = trainer._state.evaluate(source)
+    # The history has the values of the weights before they were averaged.
+    if not fitted.averaged or held_out is None:
+        return values, None
+    return values, {f"val_{key}": value for key, value in trainer._state.evaluate(held_out).items()}
 
 
 def _best_epoch(trainer: Trainer) -> int | None:
@@ -105,5 +129,5 @@ def _got_worse(trainer: Trainer, best: int, last: int) -> str:
     lowest, now = (trainer.history.epochs[epoch - 1]["val_loss"] for epoch in (best, last))
     return (
         f"Validation was best after epoch {best} (val_loss {lowest:.5g}) and is worse after epoch {last} ({now:.5g}): "
-        f"--patience {max(1, min(5, last - best))} exports the best."
+        "--save-best exports the best."
     )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from onnxtrain._words import Words
 from onnxtrain.cli._declared import flag, options_of
-from onnxtrain.cli._options import PlanOptions, TrainOptions
+from onnxtrain.cli._options import PlanOptions
+from onnxtrain.cli._train_options import TrainOptions
 
 
 class ShellWords(Words):
@@ -18,8 +19,8 @@ class ShellWords(Words):
     def argument(self, name: str, *value: object) -> str:
         """Names the option that sets an argument; the argument itself where no option does."""
         # Those of `train` are a superset of those of `artifacts`.
-        for option, (_, _, rule) in {**options_of(PlanOptions), **options_of(TrainOptions)}.items():
-            if name == (rule.python or option):
+        for option, declared in {**options_of(PlanOptions), **options_of(TrainOptions)}.items():
+            if name == (declared.rule.python or option):
                 # A truth value is the option alone: `--overwrite`, not `--overwrite True`.
                 return " ".join([flag(option), *(str(v) for v in value if v is not True)])
         return super().argument(name, *value)
@@ -33,5 +34,5 @@ class ShellWords(Words):
         return f"Go on {where}with: onnxtrain train {directory} --data FILE"
 
     def drop_last(self) -> str:
-        """Offers nothing: no option leaves incomplete batches out."""
-        return ""
+        """Offers to leave the incomplete last batch out, as the end of a sentence."""
+        return f", or leave incomplete batches out ({flag('drop_last')})"

@@ -15,7 +15,8 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.cli._classes import class_names
-from onnxtrain.cli._columns import NUMBER, ONE_HOT, Column
+from onnxtrain.cli._columns import NUMBER, Column
+from onnxtrain.cli._loss import label_targets
 from onnxtrain.cli._tables import PROPERTY, Encoding
 from onnxtrain.emitter import Emitter, find_value
 from onnxtrain.losses import loss_class
@@ -145,28 +146,31 @@ class _Writer:
         op, categories = self._op, list(column.categories or ())
         # A text that stands for a missing value may be a category of its own, if training had it as one.
         missing = [text for text in ("", *self._encoding.missing) if text not in categories]
-        keys, places = list(categories), list(range(len(categories)))
+        codes = column.codes
+        # The filling category may be unknown itself. Without one the place is behind the table: Gather refuses it.
+        place_of_missing = len(codes)
         if column.fill is not None:
-            keys, places = keys + missing, places + [categories.index(str(column.fill))] * len(missing)
+            known = column.fill in categories
+            place_of_missing = categories.index(str(column.fill)) if known else len(categories)
+        keys = [*categories, *missing]
+        places = [*range(len(categories)), *[place_of_missing] * len(missing)]
         self._model.opset_imports.setdefault(_ML, _ML_VERSION)
         node = ir.node(
             "LabelEncoder",
             [x],
             domain=_ML,
-            # Unknown texts get the index behind the last category. Gather refuses it below, as the table has no such
-            # row.
+            # Unknown texts get the index behind the last category. The table has a row for it, or Gather refuses it.
             attributes={"keys_strings": keys, "values_int64s": places, "default_int64": len(categories)},
             num_outputs=1,
         )
         index = node.outputs[0]
         index.name, index.type = op.unique_name(f"{column.name}_place"), ir.TensorType(ir.DataType.INT64)
         self._graph.append(node)
-        one_hot = column.kind == ONE_HOT
         # One-hot rows or numbers 0, 1, ...: both encodings are rows of a table, picked by Gather.
-        table = np.eye(len(categories)) if one_hot else np.arange(len(categories), dtype=np.float64)[:, None]
-        numbers: ir.Value = op.Gather(op.const(table, ir.DataType.DOUBLE), index)
-        lacking = "" if column.fill is not None else ", or missing"
-        self._name(numbers, f"column '{column.name}': a value is none of the categories of training{lacking}")
+        numbers: ir.Value = op.Gather(op.const(codes, ir.DataType.DOUBLE), index)
+        faults = ["none of the categories of training"] if column.unknown == "error" else []
+        faults += [] if column.fill is not None else ["missing"]
+        self._name(numbers, f"column '{column.name}': a value is {', or '.join(faults) or 'wrong'}")
         return numbers
 
     def _name(self, value: ir.Value, message: str) -> None:
@@ -182,7 +186,7 @@ def _write_classes(model: ir.Model, trainer: Trainer, encoding: Encoding) -> Non
     numbers. For one yes-or-no score per row `probability` is that of yes, and `class` is 0 or 1.
     """
     scores = next((value for value in model.graph.outputs if value.name == trainer.prediction), None)
-    targets = trainer.manifest.targets
+    targets = label_targets(trainer)
     if scores is None or scores.shape is None or not targets:
         return
     op, rank = Emitter(model.graph), scores.shape.rank()

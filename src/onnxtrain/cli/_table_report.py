@@ -48,7 +48,9 @@ def _encoded(column: Column) -> str:
             else "number"
         )
     count = len(column.categories or ())
-    return f"{count} categories, " + ("one-hot" if column.kind == ONE_HOT else "as numbers 0, 1, ...")
+    encoding = "one-hot" if column.kind == ONE_HOT else "as numbers 0, 1, ..."
+    others = {"error": "", "ignore": ", others as zeros", "own": ", one more for others"}[column.unknown]
+    return f"{count} categories, {encoding}{others}"
 
 
 def tell_of_table(data: Table, encoding: Encoding, labels: np.ndarray[Any, Any] | None) -> None:

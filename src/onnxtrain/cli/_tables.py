@@ -9,17 +9,19 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from onnxtrain.cli._columns import NUMBER, ORDINAL, Column, is_numeric
+from onnxtrain.cli._impute import ALL, parse_impute
 from onnxtrain.cli._options import TableOptions
 from onnxtrain.cli._table_file import Table
 from onnxtrain.errors import CheckpointError, InputError
 from onnxtrain.runtime.json_text import parse_json
 from onnxtrain.runtime.manifest import InputSpec
 from onnxtrain.selection import some_names
+from onnxtrain.trainer.data._arrays import split_order
 
 PROPERTY = "onnxtrain.cli.table"
 """Checkpoint property that holds the encoding, as JSON text."""
@@ -44,6 +46,20 @@ _EARLIER_MISSING = (
 )
 
 
+class Split(NamedTuple):
+    """Split of the rows of a table into those to train on and a random fraction to validate with.
+
+    Attributes:
+        fraction: fraction to validate with, e.g. 0.1.
+        seed: seed of the run.
+        stratify: True to split off the same fraction of each class.
+    """
+
+    fraction: float
+    seed: int
+    stratify: bool
+
+
 @dataclass(frozen=True)
 class Encoding:
     """Encoding of a table as arrays.
@@ -66,9 +82,22 @@ class Encoding:
 
     @classmethod
     def learn(
-        cls, table: Table, options: TableOptions, targets: Sequence[InputSpec], weight: str | None = None
+        cls,
+        table: Table,
+        options: TableOptions,
+        targets: Sequence[InputSpec],
+        weight: str | None = None,
+        split: Split | None = None,
     ) -> Encoding:
-        """Learns the encoding from a table to train on; `weight` names the column of sample weights.
+        """Learns the encoding from a table to train on.
+
+        Args:
+            table: table to train on.
+            options: columns, and their encoding.
+            targets: targets of the model.
+            weight: name of the column of sample weights; None for equal weights.
+            split: rows that the trainer will split off, which means, medians and frequencies are not learned from;
+                None if it trains on all.
 
         Raises:
             InputError: a column is missing, or holds values that the options do not encode.
@@ -98,9 +127,31 @@ class Encoding:
         categorical = _names(options.categorical, table)
         if extra := sorted(set(categorical) - {*inputs, *target_names}):
             raise InputError(f"{', '.join(extra)} of --categorical is neither an input nor the target.")
-        columns = [Column.learn(table, name, options, categorical=name in categorical) for name in inputs]
         labels = bool(targets) and targets[0].class_labels is not None
         classes = target_classes(table, options) if labels else None
+        rows = None
+        if split is not None:
+            of_rows = None
+            if split.stratify and targets:
+                # The trainer splits by the same labels.
+                of_rows = (
+                    cls([], target_names, classes)._target(table, targets[0]).reshape(-1).astype(np.int64)
+                )
+            rows, _ = split_order(len(table.frame), split.fraction, split.seed, of_rows)
+        rules = parse_impute(options.impute, table)
+        if extra := sorted(set(rules) - {*inputs, ALL}):
+            raise InputError(f"{', '.join(extra)} of --impute is no input.")
+        columns = [
+            Column.learn(
+                table,
+                name,
+                options,
+                categorical=name in categorical,
+                fill=rules.get(name, rules.get(ALL)),
+                rows=rows,
+            )
+            for name in inputs
+        ]
         return cls(columns, target_names, classes, tuple(table.missing), tuple(ids), weight)
 
     def sample_weights(self, table: Table) -> np.ndarray[Any, Any] | None:

@@ -13,25 +13,30 @@ from typing import Any
 
 import numpy as np
 
+import onnxtrain
 from onnxtrain.cli._artifacts import batch_norm_mode, check_loss, prepared
+from onnxtrain.cli._callbacks import chosen_callbacks, chosen_transform, for_transform
 from onnxtrain.cli._classes import chosen_class_weight, chosen_metrics, positive_remark
+from onnxtrain.cli._config import RUN_FILE, write_config
 from onnxtrain.cli._data import Arrays, assign, load_data, to_arrays
 from onnxtrain.cli._declared import arguments_for
 from onnxtrain.cli._interrupts import told_what_is_saved, uninterrupted
 from onnxtrain.cli._lora import chosen_lora
-from onnxtrain.cli._optimizer import chosen_optimizer, number_or_text
-from onnxtrain.cli._options import ScheduleOptions, TrainOptions
+from onnxtrain.cli._loss import chosen_loss, fit_targets, label_targets
+from onnxtrain.cli._optimizer import chosen_optimizer
 from onnxtrain.cli._output import INTERRUPTED, info
 from onnxtrain.cli._remember import digest, recall, remember, saved_encoding
 from onnxtrain.cli._result import Fitted, tell_of_result
+from onnxtrain.cli._settings import number_or_text
 from onnxtrain.cli._table_file import Table
 from onnxtrain.cli._table_report import tell_of_table
 from onnxtrain.cli._tables import PROPERTY as ENCODING
-from onnxtrain.cli._tables import Encoding, target_classes
+from onnxtrain.cli._tables import Encoding, Split, target_classes
+from onnxtrain.cli._train_options import ScheduleOptions, TrainOptions
 from onnxtrain.errors import CheckpointError, InputError
 from onnxtrain.passes import canonicalize
 from onnxtrain.schedules import SCHEDULES, Schedule
-from onnxtrain.trainer import SAM, Callback, CSVLogger, EarlyStopping, ModelCheckpoint, Trainer
+from onnxtrain.trainer import EarlyStopping, Trainer
 from onnxtrain.trainer._run import CHECKPOINT
 from onnxtrain.trainer._schedule import named_schedule
 from onnxtrain.trainer.data._layout import WEIGHT
@@ -55,40 +60,44 @@ def _train(options: TrainOptions, given: frozenset[str]) -> None:
     # A run that goes on stays as it was if the command fails; a new one that cannot begin leaves no files.
     with nullcontext() if resuming else _removed_on_failure(directory):
         if resuming:
-            trainer = Trainer.resume(options.source, threads=options.threads)
+            trainer = Trainer.resume(options.source, device=options.device, threads=options.threads)
             encoding = saved_encoding(trainer, options.source)
-            arrays = to_arrays(data, encoding, trainer.manifest)
+            arrays = to_arrays(data, encoding, trainer.manifest, label_targets(trainer))
             weights = _table_weights(data, encoding)
             # Before anything reads the options: those of the run take the place of defaults.
             options = recall(trainer, options, given, digest(arrays | weights))
-        callbacks = _callbacks(options)
+        callbacks = chosen_callbacks(options, directory)
+        transform = chosen_transform(options)
         # Loaded before the models are built, so that a wrong file is reported at once.
         held_out = _held_out(options.validation)
         if not resuming:
             options.table.check()
             trainer = _begin(options, data, directory)
             encoding = _encoding(trainer, data, options)
-            arrays = to_arrays(data, encoding, trainer.manifest)
+            arrays = to_arrays(data, encoding, trainer.manifest, label_targets(trainer))
             weights = _table_weights(data, encoding)
         sample_weight = _sample_weight(arrays | weights, options, encoding)
         x, y = _assign(trainer, _without_weights(arrays, options), options.data)
         validation: Any = held_out
         if isinstance(held_out, dict | Table):
-            others = to_arrays(held_out, encoding, trainer.manifest)
+            others = to_arrays(held_out, encoding, trainer.manifest, label_targets(trainer))
             validation = _assign(trainer, others, Path(str(options.validation)))
+        if transform is not None:
+            x, y = for_transform(x, y)
         class_weight = chosen_class_weight(
             options.class_weight, None if encoding is None else encoding.classes
         )
+        datasets: dict[str, Any] = {
+            "batch_size": options.batch_size,
+            "validation": validation,
+            "sample_weight": sample_weight,
+            "transform": transform,
+            "drop_last": options.drop_last,
+            "class_weight": class_weight,
+            "stratify": options.stratify,
+        }
         # Data that does not fit is reported before the run is written.
-        trainer.check_data(
-            x,
-            y,
-            batch_size=options.batch_size,
-            validation=validation,
-            sample_weight=sample_weight,
-            class_weight=class_weight,
-            stratify=options.stratify,
-        )
+        trainer.check_data(x, y, **datasets)
         if isinstance(data, Table) and encoding is not None and not resuming:
             tell_of_table(data, encoding, _labels(trainer, arrays))
         # Printed before training: the wrong class of a long run is noticed now, not at its end.
@@ -100,33 +109,33 @@ def _train(options: TrainOptions, given: frozenset[str]) -> None:
             remember(trainer, options, digest(arrays | weights))
             # If the process is killed before the first epoch has ended, the run can still be resumed.
             trainer.save(trainer.directory)
+            if not resuming:
+                write_config(options, trainer.directory / RUN_FILE, onnxtrain.__version__)
     # The trainer's own hint is Python code.
     trainer.resume_hint = f"onnxtrain train {{}} --data {shlex.quote(str(options.data))} goes on."
     history = trainer.fit(
         x,
         y,
         epochs=options.epochs,
-        batch_size=options.batch_size,
-        validation=validation,
         callbacks=callbacks,
-        # A fit that Python began without shuffling goes on without; the command has no option for it.
-        shuffle=trainer.last_fit.shuffle if trainer.resumes_fit and trainer.last_fit else True,
+        shuffle=not options.no_shuffle,
         accumulate=options.accumulate,
         schedule_epochs=options.rate.schedule_epochs,
-        sample_weight=sample_weight,
-        class_weight=class_weight,
-        stratify=options.stratify,
+        steps_per_epoch=options.steps_per_epoch,
         evaluate_every=options.evaluate_every,
+        **datasets,
     )
     if history.stopped == "interrupted":
         # A script tells an interrupted run from a finished one by the exit code.
         sys.exit(INTERRUPTED)
     early = next((callback for callback in callbacks if isinstance(callback, EarlyStopping)), None)
-    tell_of_result(Fitted(trainer, x, y, validation, encoding, early), options)
+    averaged = options.regularize.swa_start is not None
+    tell_of_result(Fitted(trainer, x, y, validation, encoding, early, averaged), options)
 
 
 def _assign(trainer: Trainer, arrays: Arrays, path: Path) -> tuple[Any, Any]:
-    return assign(trainer.manifest.inputs, trainer.manifest.targets, arrays, path)
+    x, y = assign(trainer.manifest.inputs, trainer.manifest.targets, arrays, path)
+    return x, fit_targets(trainer, y)
 
 
 def _table_weights(data: Arrays | Table, encoding: Encoding | None) -> Arrays:
@@ -151,21 +160,6 @@ def _sample_weight(arrays: Arrays, options: TrainOptions, encoding: Encoding | N
 def _without_weights(arrays: Arrays, options: TrainOptions) -> Arrays:
     """Leaves out the array of sample weights, which `assign` would call unused."""
     return {name: array for name, array in arrays.items() if name != options.sample_weight}
-
-
-def _callbacks(options: TrainOptions) -> list[Callback]:
-    callbacks: list[Callback] = [] if options.sam is None else [SAM(options.sam)]
-    if options.patience is not None:
-        monitor = "loss" if options.validation is None else "val_loss"
-        callbacks.append(EarlyStopping(monitor, options.patience, restore_best=True))
-    if options.log is not None:
-        callbacks.append(CSVLogger(options.log))
-    if options.save_every is not None:
-        where = _directory(options) / "checkpoints"
-        callbacks.append(ModelCheckpoint(where, every_n_steps=options.save_every, keep=options.keep or 3))
-    elif options.keep is not None:
-        raise InputError("--keep is given without --save-every.")
-    return callbacks
 
 
 def _directory(options: TrainOptions) -> Path:
@@ -206,7 +200,7 @@ def _removed_on_failure(directory: Path) -> Iterator[None]:
 
 def _labels(trainer: Trainer, arrays: Arrays) -> np.ndarray[Any, Any] | None:
     """Picks the class numbers of the target; None if it holds no classes."""
-    targets = trainer.manifest.targets
+    targets = label_targets(trainer)
     return arrays[targets[0].name] if targets and targets[0].class_labels is not None else None
 
 
@@ -218,7 +212,9 @@ def _begin(options: TrainOptions, data: Arrays | Table, directory: Path) -> Trai
     optimizer = chosen_optimizer(options.optimizer)
     model = prepared(options.source, options.model, seed=options.seed)
     check_loss(canonicalize(model), options.model.loss)
+    mixed = chosen_transform(options) is not None
     arguments = arguments_for(Trainer, options) | {
+        "loss": chosen_loss(options.model, mixed=mixed),
         "optimizer": optimizer,
         "metrics": metrics,
         "positive": positive,
@@ -254,13 +250,17 @@ def _schedule(options: ScheduleOptions) -> Schedule | None:
 
 
 def _held_out(text: str | None) -> float | Arrays | Table | None:
-    if text is None:
-        return None
+    fraction = _held_out_fraction(text)
+    return load_data(Path(text)) if text is not None and fraction is None else fraction
+
+
+def _held_out_fraction(text: str | None) -> float | None:
+    """Reads the fraction of `--validation`; None for a file, or without the option."""
     # A number is a fraction: a file whose name is one has to be given as ./0.1.
     try:
-        return float(text)
+        return None if text is None else float(text)
     except ValueError:
-        return load_data(Path(text))
+        return None
 
 
 def _encoding(trainer: Trainer, data: Arrays | Table, options: TrainOptions) -> Encoding | None:
@@ -269,6 +269,8 @@ def _encoding(trainer: Trainer, data: Arrays | Table, options: TrainOptions) -> 
         if given := options.table.given():
             raise InputError(f"{', '.join(given)} are for tables (.csv, .parquet); '{options.data}' is none.")
         return None
-    encoding = Encoding.learn(data, options.table, trainer.manifest.targets, options.sample_weight)
+    fraction = _held_out_fraction(options.validation)
+    split = None if fraction is None else Split(fraction, options.seed, options.stratify)
+    encoding = Encoding.learn(data, options.table, label_targets(trainer), options.sample_weight, split)
     trainer.state.properties[ENCODING] = encoding.to_json()
     return encoding

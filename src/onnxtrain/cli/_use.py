@@ -16,6 +16,7 @@ from onnxtrain.cli._classes import (
     report_rows,
 )
 from onnxtrain.cli._data import Arrays, assign, load_data, to_arrays
+from onnxtrain.cli._loss import fit_targets, label_targets
 from onnxtrain.cli._output import heading, print_json, print_table, summary_table, table
 from onnxtrain.cli._predict_model import model_predictions
 from onnxtrain.cli._prediction_file import write_file
@@ -32,8 +33,9 @@ from onnxtrain.trainer._probabilities import probabilities
 def evaluate_run(directory: Path, path: Path, batch_size: int | None, json: bool) -> None:
     """Prints loss and metrics over a data set, and how well each class is predicted."""
     trainer, encoding = _open(directory)
-    arrays = to_arrays(load_data(path), encoding, trainer.manifest)
+    arrays = to_arrays(load_data(path), encoding, trainer.manifest, label_targets(trainer))
     x, y = assign(trainer.manifest.inputs, trainer.manifest.targets, arrays, path)
+    y = fit_targets(trainer, y)
     values = trainer.evaluate(x, y, batch_size=batch_size)
     classes = None if encoding is None else encoding.classes
     names = class_names(trainer, classes)
@@ -162,7 +164,7 @@ def _run_predictions(
     """Computes the outputs of a run, with `probability` and `class` if the loss defines them."""
     trainer, encoding = _open(directory)
     manifest = trainer.manifest
-    arrays = to_arrays(data, encoding, manifest, targets=False)
+    arrays = to_arrays(data, encoding, manifest, ())
     # Predictions are not to fail for targets that the file happens to hold.
     targets = {"y", *(spec.name for spec in manifest.targets)}
     x, _ = assign(manifest.inputs, (), {name: arrays[name] for name in arrays if name not in targets}, path)
@@ -173,7 +175,7 @@ def _run_predictions(
     scores = outputs.get(trainer.prediction or "")
     if scores is None or not manifest.targets:
         return _Predictions(outputs, None, encoding)
-    labels = manifest.targets[0].class_labels
+    labels = label_targets(trainer)[0].class_labels
     probability = probabilities(trainer.loss_name, scores, labels.axis if labels is not None else 1)
     chosen = _chosen(trainer, scores)
     # The trainer gives numbers; the names stand in the encoding of the table.
@@ -190,7 +192,7 @@ def _run_predictions(
 
 def _chosen(trainer: Trainer, scores: np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | None:
     """Chooses the class of each sample, as its number; None if a sample has not exactly one right class."""
-    labels = trainer.manifest.targets[0].class_labels
+    labels = label_targets(trainer)[0].class_labels
     if loss_class(trainer.loss_name).activation == "sigmoid":
         single = scores.ndim == 1 or (scores.ndim == 2 and scores.shape[1] == 1)
         return (scores.reshape(-1) > 0).astype(np.int64) if single else None

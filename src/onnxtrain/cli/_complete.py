@@ -1,0 +1,37 @@
+"""Completes values of options in a shell: names of losses, optimizers, schedules and metrics."""
+
+from __future__ import annotations
+
+from onnxtrain._names import LOSSES, OPTIMIZERS
+from onnxtrain.schedules import SCHEDULES
+
+
+def complete_losses(incomplete: str) -> list[str]:
+    """Lists the losses that begin with what has been typed.
+
+    >>> complete_losses("c")
+    ['cross_entropy', 'causal_lm']
+    """
+    return _beginning(list(LOSSES), incomplete)
+
+
+def complete_optimizers(incomplete: str) -> list[str]:
+    """Lists the optimizers that begin with what has been typed."""
+    return _beginning(list(OPTIMIZERS), incomplete)
+
+
+def complete_schedules(incomplete: str) -> list[str]:
+    """Lists the schedules that begin with what has been typed."""
+    return _beginning(list(SCHEDULES), incomplete)
+
+
+def complete_metrics(incomplete: str) -> list[str]:
+    """Lists the metrics that begin with what has been typed."""
+    # Imported here: the trainer takes a second, and only this completion needs it.
+    from onnxtrain.trainer._metrics import METRICS
+
+    return _beginning(list(METRICS), incomplete)
+
+
+def _beginning(names: list[str], incomplete: str) -> list[str]:
+    return [name for name in names if name.startswith(incomplete)]

@@ -1,0 +1,164 @@
+"""Reads the options of a command from a TOML file, and writes those of a run to one.
+
+A key is the long name of an option without its dashes: `learning-rate = 0.01`. The argument of a command is a key, too:
+`model` of `onnxtrain train`, `run` of `onnxtrain evaluate`.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import tomlkit
+import typer
+
+from onnxtrain.cli._declared import argument_key, flat, options_of
+from onnxtrain.errors import InputError
+from onnxtrain.runtime.atomic import replace_file
+
+RUN_FILE = "run.toml"
+"""Name of the file in the directory of a run that holds the run's options."""
+
+# Where the results of a run go is no part of the run: a repetition writes to another directory. The file itself and
+# the form of the output are no part of it either.
+_NOT_WRITTEN = ("output", "overwrite", "json", "config")
+
+
+def use_config(context: typer.Context, path: Path | None) -> Path | None:
+    """Makes the values of a file the defaults of the command that is being called; the callback of `--config`.
+
+    Options on the command line win, as they win over all defaults.
+
+    Raises:
+        InputError: the file is missing or no TOML, or a key or value is none of the command's.
+    """
+    # Completion parses commands that are half written; an error would show instead of the choices.
+    if path is not None and not context.resilient_parsing:
+        context.default_map = _read(context, path)
+    return path
+
+
+def _read(context: typer.Context, path: Path) -> dict[str, Any]:
+    """Reads a file of options; returns values by the name of the command's parameter."""
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        problem = "there is no such file" if isinstance(error, FileNotFoundError) else error
+        raise InputError(f"Reading the options '{path}': {problem}.") from error
+    parameters = _parameters(context)
+    command = f"`onnxtrain {context.info_name}`"
+    values: dict[str, Any] = {}
+    for key, value in content.items():
+        where = f"Reading the options '{path}': {key}"
+        parameter = parameters.get(key)
+        if parameter is None:
+            raise InputError(f"{where} is no option of {command}.{_nearest(key, value, list(parameters))}")
+        if parameter.name in values:
+            raise InputError(f"{where} is given twice, by two of its names.")
+        values[parameter.name] = _checked(context, parameter, value, path, where)
+    return values
+
+
+def _parameters(context: typer.Context) -> dict[str, Any]:
+    """Finds the parameters of a command by their keys."""
+    parameters: dict[str, Any] = {}
+    for parameter in context.command.params:
+        if parameter.param_type_name == "argument":
+            parameters[argument_key(parameter.metavar or parameter.name)] = parameter
+            continue
+        for spelling in parameter.opts:
+            if spelling.startswith("--") and parameter.name != "config":
+                parameters[spelling.removeprefix("--")] = parameter
+    return parameters
+
+
+def _nearest(key: str, value: Any, keys: list[str]) -> str:
+    """Names the valid key that looks most like one that is not, as the end of a message."""
+    if isinstance(value, dict):
+        return " Sections are not read: write options without [...] above them."
+    near = get_close_matches(key.replace("_", "-"), keys, 1)
+    return f" The nearest one is {near[0]}." if near else f" Its options are {', '.join(sorted(keys))}."
+
+
+def _checked(context: typer.Context, parameter: Any, value: Any, path: Path, where: str) -> Any:
+    """Checks a value of the file, and converts it as one of the command line; raises InputError if it does not fit."""
+    if getattr(parameter, "is_flag", False):
+        if not isinstance(value, bool):
+            raise InputError(f"{where} is {_shown(value)}; it must be true or false.")
+        return value
+    several = bool(getattr(parameter, "multiple", False))
+    if isinstance(value, list) and not several:
+        raise InputError(f"{where} is {_shown(value)}; it takes one value, not a list.")
+    items = value if isinstance(value, list) else [value]
+    converted = [_one(context, parameter, item, path, where, several=several) for item in items]
+    return converted if several else converted[0]
+
+
+def _one(context: typer.Context, parameter: Any, item: Any, path: Path, where: str, *, several: bool) -> Any:
+    # Text options take numbers, too: `validation = 0.1` is the fraction that the command line gets as a text.
+    if isinstance(item, bool) or not isinstance(item, str | int | float):
+        raise InputError(f"{where} is {_shown(item)}; it must be a number or a text.")
+    # On the command line every value is a text.
+    text = item if isinstance(item, str) else repr(item)
+    try:
+        cast = parameter.type_cast_value(context, [text] if several else text)
+    except (typer.BadParameter, ValueError) as error:
+        message = getattr(error, "message", str(error)).rstrip(".")
+        raise InputError(f"{where} is {_shown(item)}: {message}.") from error
+    result = cast[0] if several else cast
+    wanted = {int: "a whole number", float: "a number"}.get(type(result))
+    # The command line reads "3" as 3; in the file it is a text, and its author may have meant one.
+    if wanted is not None and isinstance(item, str):
+        raise InputError(f'{where} is "{item}"; it must be {wanted}, without quotation marks.')
+    is_file = isinstance(result, Path) or "FILE" in (parameter.metavar or "")
+    # Relative to the file, so that it means the same wherever the command is given.
+    return str(path.parent / item) if is_file and isinstance(item, str) and not _is_number(item) else result
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _shown(value: Any) -> str:
+    """Writes a value as TOML does."""
+    return str(tomlkit.item(value).as_string())
+
+
+def write_config(options: object, path: Path, version: str) -> None:
+    """Writes the options of a new run to a file that `--config` reads; paths are absolute.
+
+    Args:
+        options: object of a dataclass of options, e.g. of `TrainOptions`.
+        path: file to write, e.g. run/run.toml.
+        version: version of the package, for the first line.
+    """
+    document = tomlkit.document()
+    document.add(tomlkit.comment(f"Options of this run, written by onnxtrain {version}. To repeat it:"))
+    document.add(tomlkit.comment("onnxtrain train --config run.toml --output DIR"))
+    panels: dict[str | None, list[tuple[str, Any]]] = {}
+    values = flat(options)
+    for name, option in options_of(type(options)).items():
+        value = _written(values[name], option.annotation.__metadata__[0].metavar or "")
+        # TOML has no null: an option that is not given is left out, and so is a switch that is off.
+        if name not in _NOT_WRITTEN and value is not None and value is not False and value != []:
+            panels.setdefault(option.panel, []).append((option.key, value))
+    for panel, entries in panels.items():
+        document.add(tomlkit.nl())
+        if panel is not None:
+            document.add(tomlkit.comment(panel))
+        for key, value in entries:
+            document.add(key, tomlkit.item(value))
+    with replace_file(path) as file:
+        file.write(tomlkit.dumps(document).encode())
+
+
+def _written(value: Any, metavar: str) -> Any:
+    # `--validation FILE` is a text, as it may be a fraction.
+    is_file = isinstance(value, str) and "FILE" in metavar and not _is_number(value)
+    return str(Path(value).resolve()) if is_file or isinstance(value, Path) else value

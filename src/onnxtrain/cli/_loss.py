@@ -1,0 +1,113 @@
+"""Makes the loss of `--loss` and `--loss-option`, and fits targets to a loss of class probabilities."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any, get_args, get_type_hints
+
+import numpy as np
+
+from onnxtrain.cli._options import ModelOptions
+from onnxtrain.cli._settings import Owner, parse_settings
+from onnxtrain.errors import InputError
+from onnxtrain.losses import CrossEntropyLoss, Loss, loss_class, make_loss
+from onnxtrain.runtime.dtypes import BY_NAME
+from onnxtrain.runtime.manifest import ClassLabels, InputSpec
+from onnxtrain.trainer import Trainer
+
+
+def loss_settings(loss: Loss) -> Owner:
+    """Lists the settings of a loss, with their defaults."""
+    hints = get_type_hints(type(loss))
+    settings = {entry.name: getattr(loss, entry.name) for entry in fields(loss)}
+    optional = {name for name in settings if types.NoneType in get_args(hints[name])}
+    return Owner("--loss-option", "the loss", settings, frozenset(optional))
+
+
+def chosen_loss(options: ModelOptions, *, mixed: bool = False) -> Loss | None:
+    """Makes the loss of a name with the settings that were given; None for a model that computes its loss.
+
+    Args:
+        options: `--loss` and `--loss-option`.
+        mixed: True if samples are mixed in training: the targets of a cross-entropy are then class probabilities.
+
+    Raises:
+        GraphBuildError: there is no loss of that name, or it refuses a value.
+        InputError: the loss has no such setting, the value has another type, or the loss takes no mixed targets.
+    """
+    if options.loss is None:
+        if options.loss_option:
+            raise InputError("--loss-option is given without --loss.")
+        if mixed:
+            raise InputError("--mixup and --cutmix mix the targets of a loss; name one by --loss.")
+        return None
+    loss = make_loss(options.loss)
+    owner = loss_settings(loss)._replace(name=options.loss)
+    loss = replace(loss, **parse_settings(owner, options.loss_option))
+    if not mixed:
+        return loss
+    if isinstance(loss, CrossEntropyLoss):
+        return replace(loss, probabilities=True)
+    # The targets of the other losses of classes are numbers of classes, of which there is no mean.
+    if loss.activation in ("softmax", "exp"):
+        raise InputError(
+            f"--mixup and --cutmix need targets that can be averaged, and {options.loss} compares numbers of classes. "
+            "Choose cross_entropy."
+        )
+    return loss
+
+
+def label_targets(trainer: Trainer) -> Sequence[InputSpec]:
+    """Lists the targets that the data of a run holds: labels also where the loss takes class probabilities.
+
+    A cross-entropy of probabilities, as `--mixup` needs it, is trained on the labels of a table or an .npz file, which
+    :func:`fit_targets` one-hot encodes.
+    """
+    targets = trainer.manifest.targets
+    if not targets or not _takes_probabilities(trainer):
+        return targets
+    spec = targets[0]
+    assert spec.shape is not None
+    labels = ClassLabels(spec.shape[1] if isinstance(spec.shape[1], int) else None, None)
+    shape = (spec.shape[0], *spec.shape[2:])
+    return [InputSpec(spec.name, BY_NAME["int64"], shape, labels), *targets[1:]]
+
+
+def _takes_probabilities(trainer: Trainer) -> bool:
+    spec = trainer.manifest.targets[0]
+    has_classes = spec.shape is not None and len(spec.shape) > 1
+    return has_classes and spec.class_labels is None and loss_class(trainer.loss_name).activation == "softmax"
+
+
+def fit_targets(trainer: Trainer, y: Any) -> Any:
+    """One-hot encodes class labels of a run whose loss takes class probabilities; returns other targets unchanged.
+
+    Args:
+        trainer: the run.
+        y: arrays by name of the target; None for no targets.
+
+    Raises:
+        InputError: a label is no class, or the number of classes is unknown.
+    """
+    specs = label_targets(trainer)
+    if not isinstance(y, Mapping) or specs is trainer.manifest.targets:
+        return y
+    spec = specs[0]
+    array = np.asarray(y[spec.name])
+    # Probabilities of an .npz file are trained on as they are.
+    if array.dtype.kind not in "iu" or spec.class_labels is None or array.ndim != len(spec.shape or ()):
+        return y
+    count = spec.class_labels.count
+    if count is None:
+        raise InputError(
+            "The number of classes of the model is symbolic, so that labels cannot be one-hot encoded."
+        )
+    if array.size and not 0 <= array.min() <= array.max() < count:
+        raise InputError(
+            f"Class labels: received {array.min()} to {array.max()}, but the model has the classes 0 to {count - 1}."
+        )
+    # The classes lie along axis 1 of the scores.
+    one_hot = np.moveaxis(np.eye(count, dtype=np.float32)[array], -1, 1)
+    return {**y, spec.name: one_hot}

@@ -1,0 +1,110 @@
+"""Parses NAME=VALUE options as settings of a dataclass: `--optimizer-option`, `--loss-option`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from onnxtrain.errors import InputError
+
+_WORDS: dict[str, Any] = {"true": True, "false": False, "none": None}
+
+
+class Owner(NamedTuple):
+    """The object that an option sets, for messages.
+
+    Attributes:
+        flag: the option, e.g. "--optimizer-option".
+        name: name of the optimizer or loss, e.g. "adamw".
+        settings: settings and their defaults, e.g. {"eps": 1e-8}.
+        optional: settings that may be none, e.g. {"alpha"}.
+    """
+
+    flag: str
+    name: str
+    settings: Mapping[str, Any]
+    optional: frozenset[str] = frozenset()
+
+    @property
+    def described(self) -> str:
+        """Settings and their defaults, e.g. "betas=0.9,0.999, eps=1e-08"."""
+        return ", ".join(f"{key}={_shown(value)}" for key, value in self.settings.items()) or "none"
+
+
+def parse_settings(owner: Owner, texts: Sequence[str] | None) -> dict[str, Any]:
+    """Parses the values of an option.
+
+    Raises:
+        InputError: a text is not NAME=VALUE, there is no such setting, or its value has another type.
+
+    >>> parse_settings(Owner("--loss-option", "huber", {"delta": 1.0}), ["delta=0.5"])
+    {'delta': 0.5}
+    """
+    chosen: dict[str, Any] = {}
+    for text in texts or ():
+        key, equals, value = text.partition("=")
+        if not equals or key in chosen:
+            raise InputError(f"{owner.flag} '{text}' should be NAME=VALUE, each name once.")
+        if key not in owner.settings:
+            raise InputError(
+                f"{owner.flag} '{text}': {owner.name} has no setting '{key}'. Its settings and their "
+                f"defaults: {owner.described}."
+            )
+        chosen[key] = _parsed(owner, text, key, value)
+    return chosen
+
+
+def _parsed(owner: Owner, option: str, key: str, text: str) -> Any:
+    """Parses the value of a setting; raises InputError unless it has the type of the default."""
+    default = owner.settings[key]
+    values = [
+        _WORDS[word.lower()] if word.lower() in _WORDS else number_or_text(word)
+        for word in map(str.strip, text.split(","))
+    ]
+    if key in owner.optional:
+        if values == [None]:
+            return None
+        # Without a default the type is that of the value: a number such as an axis, or a list such as class weights.
+        if default is None and all(map(_is_number, values)):
+            return values[0] if len(values) == 1 else values
+    if isinstance(default, tuple):
+        kinds_fit = len(values) == len(default) and all(
+            value is None or _is_number(value) for value in values
+        )
+        if kinds_fit:
+            return tuple(values)
+        raise InputError(
+            f"{owner.flag} '{option}' should be {len(default)} numbers, such as {_shown(default)}."
+        )
+    # A comma in the value of a setting that is no tuple belongs to its text.
+    value = values[0] if len(values) == 1 else text
+    # bool comes first, as True is an int in Python.
+    if isinstance(default, bool | str) or (isinstance(default, int) and isinstance(value, int)):
+        fits = type(value) is type(default)
+    else:
+        fits = _is_number(value) and not isinstance(default, int)
+    if not fits:
+        kind = {bool: "true or false", int: "a whole number", str: "a word"}.get(type(default), "a number")
+        example = "1,5,1" if default is None else _shown(default)
+        raise InputError(f"{owner.flag} '{option}' should be {kind}, such as {example}.")
+    return value
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def number_or_text(text: str) -> int | float | str:
+    """Reads an integer or a float; a text that is neither stays a text."""
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, tuple):
+        return ",".join(map(_shown, value))
+    return str(value).lower() if value is None or isinstance(value, bool) else f"{value}"

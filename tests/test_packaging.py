@@ -78,7 +78,7 @@ def test_the_lowest_versions_are_the_tested_ones() -> None:
         if line[0] != "#"
     )
     device = {"numpy", "onnxruntime", "safetensors"}
-    assert device | {"onnx", "onnx-ir", "ml_dtypes", "rich", "typer", "onnxscript"} <= set(oldest)
+    assert device | {"onnx", "onnx-ir", "ml_dtypes", "rich", "tomlkit", "typer", "onnxscript"} <= set(oldest)
     assert set(oldest) - set(declared) == {"pyparsing"}  # of matplotlib
     for name in oldest.keys() & declared.keys():
         bound = [int(part) for part in declared[name].split(".")]

@@ -47,10 +47,10 @@ def test_none_na_and_null_are_texts(tmp_path: Path, suffix: str) -> None:
     frame = pd.DataFrame({"c": ["None", "NA", "null", "x", "x", "x"], "v": [1, 2, 3, 4, 5, 6]})
     path = tmp_path / f"t.{suffix}"
     frame.to_csv(path, index=False) if suffix == "csv" else frame.to_parquet(path, index=False)
-    encoding, arrays = learn(path, ordinal=True, impute="mean")
+    encoding, arrays = learn(path, ordinal=True, impute=["mean"])
     assert encoding.columns[0].categories == ["NA", "None", "null", "x"]
     np.testing.assert_array_equal(arrays["x"][:, 0], [1, 0, 2, 3, 3, 3])
-    encoding, arrays = learn(path, ordinal=True, impute="mean", missing=["NA", "null"])
+    encoding, arrays = learn(path, ordinal=True, impute=["mean"], missing=["NA", "null"])
     assert encoding.columns[0].categories == ["None", "x"]
     np.testing.assert_array_equal(arrays["x"][:, 0], [0, 1, 1, 1, 1, 1])
     with pytest.raises(InputError, match=r"column 'c', row 2 .*the value is missing"):
@@ -150,7 +150,7 @@ def test_the_exported_file_knows_what_is_missing(run: Any, tmp_path: Path) -> No
     ],
 )
 def test_numbers_in_csv(tmp_path: Path, text: str, values: list[list[float]]) -> None:
-    _, arrays = learn(write(tmp_path, text), impute="mean")
+    _, arrays = learn(write(tmp_path, text), impute=["mean"])
     np.testing.assert_array_equal(arrays["x"], values)
 
 
@@ -170,14 +170,14 @@ def test_numbers_in_csv(tmp_path: Path, text: str, values: list[list[float]]) ->
     ],
 )  # fmt: skip
 def test_what_is_no_number_is_told_by_its_place(tmp_path: Path, text: str, message: str) -> None:
-    for options in ({}, {"ordinal": True}, {"one_hot": True, "impute": "mean"}):
+    for options in ({}, {"ordinal": True}, {"one_hot": True, "impute": ["mean"]}):
         with pytest.raises(InputError) as error:
             learn(write(tmp_path, text), **options)
         assert message in str(error.value)
 
 
 def test_nan_of_another_table_is_told_too(run: Any, tmp_path: Path) -> None:
-    encoding, _ = learn(write(tmp_path, "a\n1\n2\n"), impute="mean")
+    encoding, _ = learn(write(tmp_path, "a\n1\n2\n"), impute=["mean"])
     other = read_table(write(tmp_path, "a\n1\nnan\n", "other.csv"))
     with pytest.raises(
         InputError, match=r"column 'a', row 2 .*'nan' is no number. If it stands for a missing"
@@ -200,7 +200,7 @@ def test_text_labels_are_texts(tmp_path: Path) -> None:
 
 def test_a_run_of_an_earlier_version_reads_as_it_did(tmp_path: Path) -> None:
     """Its record has no `missing`: what pandas.read_csv takes for missing is missing, so that its fill still fits."""
-    encoding, _ = learn(write(tmp_path, "c\nx\nx\ny\n"), ordinal=True, impute="mean")
+    encoding, _ = learn(write(tmp_path, "c\nx\nx\ny\n"), ordinal=True, impute=["mean"])
     record = json.loads(encoding.to_json())
     del record["missing"], record["id"]
     earlier = Encoding.from_json(json.dumps(record), "run")

@@ -331,15 +331,23 @@ def inspect(
     directory: Annotated[
         Path,
         typer.Argument(
-            metavar="DIR|FILE", help="Path of a directory of artifacts, a checkpoint file, or an .onnx file."
+            metavar="DIR|FILE",
+            help="Path of a run, a directory of artifacts, a checkpoint file, or an .onnx file.",
         ),
     ],
+    parameters: Annotated[
+        bool,
+        typer.Option(
+            "--parameters",
+            help="List the inputs and parameters of a run, too. Default: what was trained, its best epoch and files.",
+        ),
+    ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Show manifest, parameters and checkpoint of a training run, or inputs and parameters of a model."""
+    """Show what a run trained and how to go on with it; of artifacts, checkpoints and models their parameters."""
     from onnxtrain.cli._inspect import run_command
 
-    run_command(directory, json)
+    run_command(directory, json, parameters)
 
 
 def run() -> None:

@@ -15,6 +15,7 @@ import tomlkit
 import typer
 
 from onnxtrain.cli._declared import argument_key, flat, options_of
+from onnxtrain.cli._settings import number_or_text
 from onnxtrain.errors import InputError
 from onnxtrain.runtime.atomic import replace_file
 
@@ -52,9 +53,11 @@ def _read(context: typer.Context, path: Path) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for key, value in content.items():
         where = f"Reading the options '{path}': {key}"
+        if isinstance(value, dict):
+            raise InputError(f"{where} is a section. Write options without [{key}] above them.")
         parameter = parameters.get(key)
         if parameter is None:
-            raise InputError(f"{where} is no option of {command}.{_nearest(key, value, list(parameters))}")
+            raise InputError(f"{where} is no option of {command}.{_nearest(key, list(parameters))}")
         if parameter.name in values:
             raise InputError(f"{where} is given twice, by two of its names.")
         values[parameter.name] = _checked(context, parameter, value, path, where)
@@ -74,10 +77,8 @@ def _parameters(context: typer.Context) -> dict[str, Any]:
     return parameters
 
 
-def _nearest(key: str, value: Any, keys: list[str]) -> str:
+def _nearest(key: str, keys: list[str]) -> str:
     """Names the valid key that looks most like one that is not, as the end of a message."""
-    if isinstance(value, dict):
-        return " Sections are not read: write options without [...] above them."
     near = get_close_matches(key.replace("_", "-"), keys, 1)
     return f" The nearest one is {near[0]}." if near else f" Its options are {', '.join(sorted(keys))}."
 
@@ -103,7 +104,7 @@ def _one(context: typer.Context, parameter: Any, item: Any, path: Path, where: s
     # On the command line every value is a text.
     text = item if isinstance(item, str) else repr(item)
     try:
-        cast = parameter.type_cast_value(context, [text] if several else text)
+        cast = parameter.process_value(context, [text] if several else text)
     except (typer.BadParameter, ValueError) as error:
         message = getattr(error, "message", str(error)).rstrip(".")
         raise InputError(f"{where} is {_shown(item)}: {message}.") from error
@@ -114,15 +115,11 @@ def _one(context: typer.Context, parameter: Any, item: Any, path: Path, where: s
         raise InputError(f'{where} is "{item}"; it must be {wanted}, without quotation marks.')
     is_file = isinstance(result, Path) or "FILE" in (parameter.metavar or "")
     # Relative to the file, so that it means the same wherever the command is given.
-    return str(path.parent / item) if is_file and isinstance(item, str) and not _is_number(item) else result
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
+    return (
+        str(path.parent / item)
+        if is_file and isinstance(item, str) and isinstance(number_or_text(item), str)
+        else result
+    )
 
 
 def _shown(value: Any) -> str:
@@ -160,5 +157,7 @@ def write_config(options: object, path: Path, version: str) -> None:
 
 def _written(value: Any, metavar: str) -> Any:
     # `--validation FILE` is a text, as it may be a fraction.
-    is_file = isinstance(value, str) and "FILE" in metavar and not _is_number(value)
-    return str(Path(value).resolve()) if is_file or isinstance(value, Path) else value
+    is_file = isinstance(value, str) and "FILE" in metavar and isinstance(number_or_text(value), str)
+    if is_file or isinstance(value, Path):
+        return str(Path(value).resolve())
+    return number_or_text(value) if isinstance(value, str) and "FRACTION" in metavar else value

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from onnxtrain.cli._inspect_run import describe_run, run_tables
 from onnxtrain.cli._output import print_json, print_table, summary_table, table
 from onnxtrain.errors import ModelLoadError, OnnxTrainError
 from onnxtrain.passes import canonicalize, load_model
@@ -20,8 +21,13 @@ from onnxtrain.trainer._files import find_manifest
 from onnxtrain.trainer._position import PROPERTY, Position
 
 
-def run_command(path: Path, json: bool) -> None:
-    """Prints the content of a directory of artifacts, of a checkpoint file, or of an ONNX file.
+def run_command(path: Path, json: bool, parameters: bool = False) -> None:
+    """Prints the content of a run, of a directory of artifacts, of a checkpoint file, or of an ONNX file.
+
+    Args:
+        path: directory or file.
+        json: True for one JSON document.
+        parameters: True to list the parameters of a run, too.
 
     Raises:
         ModelLoadError, CheckpointError: the path holds none of these, or it is damaged.
@@ -45,10 +51,19 @@ def run_command(path: Path, json: bool) -> None:
             "onnxtrain artifacts MODEL --loss NAME --output DIR"
         )
     document = _document(path, manifest, store)
+    run = None
+    if manifest is not None and store is not None and PROPERTY in store.properties:
+        run = document["run"] = describe_run(path, manifest, store)
     if json:
         print_json(document)
         return
-    print_table(summary_table(str(path), _summary(document)))
+    if run is None:
+        print_table(summary_table(str(path), _summary(document)))
+    else:
+        trained = f"{document['trainable_elements']:,} of {document['elements']:,}"
+        print_table(*run_tables(path, run, trained, document["last_epoch"]))
+    if run is not None and not parameters:
+        return
     if manifest is not None:
         arguments = [("input", spec) for spec in manifest.inputs] + [
             ("target", spec) for spec in manifest.targets

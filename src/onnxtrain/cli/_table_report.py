@@ -31,7 +31,7 @@ def column_rows(data: Table, encoding: Encoding) -> list[dict[str, Any]]:
     return [
         {
             "column": column.name,
-            "encoding": _encoded(column),
+            "encoding": described(column),
             "missing": int(data.values(column.name).missing.sum()),
             "filled_by": column.fill,
         }
@@ -39,7 +39,8 @@ def column_rows(data: Table, encoding: Encoding) -> list[dict[str, Any]]:
     ]
 
 
-def _encoded(column: Column) -> str:
+def described(column: Column) -> str:
+    """Describes the encoding of a column, e.g. "3 categories, one-hot"."""
     if column.kind == NUMBER:
         scaled = (column.mean, column.deviation) != (0.0, 1.0)
         return (

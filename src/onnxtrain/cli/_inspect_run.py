@@ -1,0 +1,208 @@
+"""Describes a run for `onnxtrain inspect`: what was trained on what, its best epoch, its files, what to do next."""
+
+from __future__ import annotations
+
+import math
+import shlex
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table as Grid
+
+from onnxtrain.cli._config import RUN_FILE
+from onnxtrain.cli._output import heading, summary_table, table
+from onnxtrain.cli._remember import PROPERTY as OPTIONS
+from onnxtrain.cli._table_report import described
+from onnxtrain.cli._tables import PROPERTY as TABLE
+from onnxtrain.cli._tables import Encoding
+from onnxtrain.runtime.json_text import parse_json
+from onnxtrain.runtime.manifest import Manifest
+from onnxtrain.runtime.store import Store
+from onnxtrain.trainer._history import History
+from onnxtrain.trainer._metrics import METRICS
+from onnxtrain.trainer._position import PROPERTY, Plan, Position
+
+# Files of a run that people use, with their purpose. Others are named without one.
+_PURPOSES = {
+    "trained.onnx": "trained model, for any ONNX Runtime",
+    "checkpoint": "parameters and the state of training, to go on from",
+    RUN_FILE: "options of the run, for --config",
+    "checkpoints": "saves of --save-every",
+    "best": "parameters of the best epoch",
+    "swa": "averages of --swa-start",
+    "inference_model.onnx": "model without loss, filled from the checkpoint",
+    "manifest.json": "inputs and outputs of the models",
+}
+
+
+def describe_run(path: Path, manifest: Manifest, store: Store) -> dict[str, Any]:
+    """Describes the run in a directory, as a document for JSON.
+
+    Raises:
+        CheckpointError: the record of the run is damaged.
+    """
+    position, settings, _ = Position.from_json(str(store.properties[PROPERTY]), f"'{path}'")
+    options, files = _options(store), _run_file(path)
+    encoding = None
+    if TABLE in store.properties:
+        encoding = Encoding.from_json(str(store.properties[TABLE]), str(path))
+    history = position.history
+    monitor = best_key(options.get("monitor"), history.epochs[position.fit_start :])
+    best = _best_epoch(history.epochs[position.fit_start :], monitor)
+    return {
+        "model": files.get("model"),
+        "data": files.get("data"),
+        "loss": settings.loss,
+        "optimizer": None if manifest.optimizer is None else manifest.optimizer.type,
+        "learning_rate": position.learning_rate,
+        "schedule": settings.scheduler,
+        "samples": None if position.plan is None else position.plan.samples,
+        "batch_size": None if position.plan is None else position.plan.batch_size,
+        "validation": None if position.plan is None else position.plan.validation,
+        "target": None if encoding is None else list(encoding.targets),
+        "classes": None if encoding is None else encoding.classes,
+        "columns": None if encoding is None else {c.name: described(c) for c in encoding.columns},
+        "progress": _progress(position.plan, position, history),
+        "steps": position.step,
+        "monitor": monitor,
+        "best_epoch": None if best is None else int(best["epoch"]),
+        "best": best,
+        "files": {entry.name: _size(entry) for entry in sorted(path.iterdir())} if path.is_dir() else {},
+        "next": _commands(path, files.get("data"), position.unfinished, (path / RUN_FILE).is_file()),
+    }
+
+
+def _options(store: Store) -> dict[str, Any]:
+    """Reads the options that the run was started with; none for a run that Python began."""
+    if OPTIONS not in store.properties:
+        return {}
+    try:
+        options = parse_json(str(store.properties[OPTIONS]))["options"]
+    except (KeyError, TypeError, ValueError):
+        # `onnxtrain train` reports the damage. Whoever inspects the run sees the rest.
+        return {}
+    return options if isinstance(options, dict) else {}
+
+
+def _run_file(path: Path) -> dict[str, Any]:
+    """Reads the file of options beside the run; nothing if it is missing or was changed to something else."""
+    try:
+        return tomllib.loads((path / RUN_FILE).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
+        return {}
+
+
+def best_key(monitor: object, epochs: Sequence[Mapping[str, float]]) -> str | None:
+    """Chooses the recorded value that tells the best epoch: the monitored one, else the validation loss, else the loss.
+
+    >>> best_key(None, [{"epoch": 1, "loss": 0.5, "val_loss": 0.6}])
+    'val_loss'
+    """
+    keys = [key for key in (monitor, "val_loss", "loss") if isinstance(key, str)]
+    return next((key for key in keys if epochs and all(key in epoch for epoch in epochs)), None)
+
+
+def _best_epoch(epochs: Sequence[dict[str, float]], key: str | None) -> dict[str, float] | None:
+    if key is None:
+        return None
+    metric = METRICS.get(key.removeprefix("val_"))
+    sign = -1 if metric is not None and metric.higher_is_better else 1
+    # Every comparison with NaN is False; the flag before the value sorts NaN last.
+    return min(epochs, key=lambda epoch: (math.isnan(epoch[key]), sign * epoch[key]))
+
+
+def _progress(plan: Plan | None, position: Position, history: History) -> str:
+    if plan is None:
+        return "not trained yet"
+    end = position.fit_start + plan.epochs
+    if position.unfinished:
+        batches = f" and {position.batch} batches" if position.batch else ""
+        return f"interrupted after {position.epoch} of {end} epochs{batches}"
+    early = f", of {end}: stopped early" if history.stopped == "early" else ""
+    return f"finished, {position.epoch} epochs{early}"
+
+
+def _size(entry: Path) -> int:
+    """Counts the bytes of a file, or of all files in a directory."""
+    paths = entry.rglob("*") if entry.is_dir() else [entry]
+    return sum(path.stat().st_size for path in paths if path.is_file())
+
+
+def _commands(path: Path, data: object, unfinished: bool, has_options: bool) -> dict[str, str]:
+    run, file = shlex.quote(str(path)), shlex.quote(str(data)) if isinstance(data, str) else "FILE"
+    go_on = "finish the interrupted training" if unfinished else "train further"
+    commands = {
+        go_on: f"onnxtrain train {run} --data {file}",
+        "measure on other data": f"onnxtrain evaluate {run} --data FILE",
+        "predict": f"onnxtrain predict {run} --data FILE -o predictions.csv",
+        "write the model": f"onnxtrain export {run} -o model.onnx",
+    }
+    if has_options:
+        commands["repeat the run"] = f"onnxtrain train --config {shlex.quote(str(path / RUN_FILE))} -o DIR"
+    return commands
+
+
+def run_tables(
+    path: Path, run: Mapping[str, Any], trained: str, last: Mapping[str, float]
+) -> list[Grid | str]:
+    """Formats the description of a run for people.
+
+    Args:
+        path: directory of the run.
+        run: result of :func:`describe_run`.
+        trained: sentence about the trained parameters, e.g. "67 of 67".
+        last: record of the last epoch.
+    """
+    schedule = f", {run['schedule']}" if run["schedule"] else ""
+    rows: list[tuple[str, object]] = [
+        ("model", run["model"]),
+        ("trained parameters", trained),
+        ("loss", run["loss"]),
+        ("optimizer", f"{run['optimizer']}, learning rate {run['learning_rate']:g}{schedule}"),
+        ("data", run["data"]),
+        ("samples", _samples(run)),
+        ("target", ", ".join(run["target"] or []) or None),
+        ("classes", ", ".join(run["classes"] or []) or None),
+        ("progress", run["progress"]),
+        ("steps", f"{run['steps']:,}"),
+    ]
+    shown: list[Grid | str] = [
+        heading(f"Run {path}"),
+        summary_table(None, [(name, value) for name, value in rows if value is not None]),
+    ]
+    if run["columns"]:
+        shown.append(table("Columns", ("column", "encoding"), list(run["columns"].items())))
+    if best := run["best"]:
+        columns = (
+            "",
+            f"best epoch: {run['best_epoch']}, by {run['monitor']}",
+            f"last epoch: {int(last['epoch'])}",
+        )
+        values = [
+            (key, f"{best[key]:.5g}", f"{last[key]:.5g}") for key in best if key != "epoch" and key in last
+        ]
+        shown.append(table("Recorded values", columns, values, right=(1, 2)))
+    files = [(name, f"{size:,}", _PURPOSES.get(name, "")) for name, size in run["files"].items()]
+    shown.append(table("Files", ("file", "bytes", ""), files, right=(1,)))
+    shown.append(heading("Next"))
+    # Lines, not a table: a long command stays one line, to be copied.
+    shown += [f"{purpose}: {command}" for purpose, command in run["next"].items()]
+    return shown
+
+
+def _samples(run: Mapping[str, Any]) -> str | None:
+    if run["samples"] is None:
+        return None
+    validation = run["validation"]
+    held_out = ""
+    if validation is not None:
+        # A fraction that was split off, or the number of samples of another file.
+        held_out = (
+            f", and {validation:.3g} of all"
+            if isinstance(validation, float)
+            else f", and {validation:,} others"
+        )
+        held_out += " to validate with"
+    return f"{run['samples']:,}{held_out}, in batches of {run['batch_size']}"

@@ -79,7 +79,12 @@ def test_encoding_is_scikit_learns(impute: str, one_hot: bool, tmp_path: Path) -
     """Learned from one table, applied to another: the arrays of scikit-learn's transformers."""
     first, second = passengers(), passengers(seed=1)
     options = TableOptions(
-        ["fate"], [",".join(NUMBERS + TEXTS)], impute=impute, one_hot=one_hot, ordinal=not one_hot, scale=True
+        ["fate"],
+        [",".join(NUMBERS + TEXTS)],
+        impute=[impute],
+        one_hot=one_hot,
+        ordinal=not one_hot,
+        scale=True,
     )
     encoding = Encoding.learn(Table(tmp_path / "a.csv", first), options, y_spec())
     encoding = Encoding.from_json(encoding.to_json(), "run")
@@ -180,7 +185,7 @@ def test_several_inputs_are_columns_of_their_names(run: Any, tmp_path: Path) -> 
     ("change", "options", "message"),
     [
         ({}, ["--one-hot"], "column 'age', row 3 {}: the value is missing. Fill such values by --impute"),
-        ({}, ["--impute", "mode"], "--impute is 'mode'; choose mean or median"),
+        ({}, ["--impute", "mode"], "--impute is 'mode'; give mean, median, most_frequent or value=VALUE"),
         ({}, ["--impute", "mean"], "column 'sex', row 1 {}: 'male' is no number. Encode"),
         ({"age": "old"}, ["--impute", "mean", "--inputs", "age,fare"], "column 'age', row 5 {}: 'old'"),
         ({}, ["--one-hot", "--ordinal"], "--one-hot and --ordinal are two ways"),

@@ -17,7 +17,6 @@ import typer
 from onnxtrain.cli._declared import argument_key, flat, options_of
 from onnxtrain.cli._settings import number_or_text
 from onnxtrain.errors import InputError
-from onnxtrain.runtime.atomic import replace_file
 
 RUN_FILE = "run.toml"
 """Name of the file in the directory of a run that holds the run's options."""
@@ -135,6 +134,9 @@ def write_config(options: object, path: Path, version: str) -> None:
         path: file to write, e.g. run/run.toml.
         version: version of the package, for the first line.
     """
+    # Imported here: --help and completion, which import this file, do without ONNX Runtime.
+    from onnxtrain.runtime.atomic import replace_file
+
     document = tomlkit.document()
     document.add(tomlkit.comment(f"Options of this run, written by onnxtrain {version}. To repeat it:"))
     document.add(tomlkit.comment("onnxtrain train --config run.toml --output DIR"))

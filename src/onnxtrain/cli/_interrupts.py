@@ -15,11 +15,6 @@ from typer.core import TyperGroup
 
 from onnxtrain.cli._output import INTERRUPTED, info
 from onnxtrain.errors import OnnxTrainError
-from onnxtrain.runtime.atomic import finish_interrupted
-from onnxtrain.runtime.checkpoint import read_checkpoint
-from onnxtrain.runtime.state import CheckpointState
-from onnxtrain.trainer._position import PROPERTY, Position
-from onnxtrain.trainer._run import CHECKPOINT
 
 
 class Interrupted(KeyboardInterrupt):
@@ -74,6 +69,13 @@ def told_what_is_saved(directory: Path, data: Path) -> Iterator[None]:
 
 
 def _saved(directory: Path, data: Path) -> str:
+    # Imported here: --help and completion, which import this file, take a tenth of a second without the trainer.
+    from onnxtrain.runtime.atomic import finish_interrupted
+    from onnxtrain.runtime.checkpoint import read_checkpoint
+    from onnxtrain.runtime.state import CheckpointState
+    from onnxtrain.trainer._position import PROPERTY, Position
+    from onnxtrain.trainer._run import CHECKPOINT
+
     path = directory / CHECKPOINT
     try:
         # Ctrl-C may have come between the renames of a save.

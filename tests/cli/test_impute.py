@@ -1,0 +1,330 @@
+"""Gaps and unknown categories of tables, column by column, beside scikit-learn's SimpleImputer and OneHotEncoder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pandas as pd
+import pytest
+from sklearn.compose import ColumnTransformer
+from sklearn.impute import SimpleImputer
+from sklearn.model_selection import train_test_split
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import OneHotEncoder, OrdinalEncoder, StandardScaler
+
+import models
+from onnxtrain.cli._options import TableOptions
+from onnxtrain.cli._table_file import read_table
+from onnxtrain.cli._tables import Encoding, Split
+from onnxtrain.errors import InputError
+from onnxtrain.runtime.dtypes import BY_NAME
+from onnxtrain.runtime.manifest import ClassLabels, InputSpec
+from onnxtrain.trainer.data._arrays import split_order
+
+NUMBERS, TEXTS = ["age", "fare", "rooms"], ["port", "cabin"]
+INPUT = InputSpec("x", BY_NAME["float64"], (None, None))
+LABELS = InputSpec("labels", BY_NAME["int64"], (None,), ClassLabels(2, None))
+
+
+def passengers(rows: int, seed: int) -> pd.DataFrame:
+    """Passengers with gaps; "NA" is a port, and the most frequent number of rooms is a tie."""
+    rng = np.random.default_rng(seed)
+    frame = pd.DataFrame(
+        {
+            "age": rng.normal(30, 10, rows).round(1),
+            "fare": rng.exponential(20, rows).round(2),
+            "rooms": np.resize([4.0, 2.0, 2.0, 4.0, 7.0], rows),
+            "port": rng.choice(["NA", "Oslo", "Kiel"], rows, p=[0.5, 0.3, 0.2]),
+            "cabin": rng.choice(["A", "B"], rows),
+            "deck": rng.choice([1, 2, 5], rows),
+            "fate": rng.choice(["drowned", "saved"], rows, p=[0.8, 0.2]),
+        }
+    )
+    for name in [*NUMBERS, *TEXTS]:
+        frame.loc[rng.choice(rows, rows // 6, replace=False), name] = None
+    return frame
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    passengers(120, 0).to_csv(tmp_path / "t.csv", index=False)
+    return tmp_path / "t.csv"
+
+
+def plain(frame: pd.DataFrame) -> pd.DataFrame:
+    """The frame as scikit-learn wants it: None where a text is missing."""
+    texts = frame[TEXTS].astype(object)
+    return frame[[*NUMBERS, "deck"]].astype(float).join(texts.where(texts.notna(), None))
+
+
+def options(**more: Any) -> TableOptions:
+    values: dict[str, Any] = {"target": ["fate"], "one_hot": True, "categorical": ["deck"]}
+    return TableOptions(**values | more)
+
+
+RULES = ["median", "fare=mean", "rooms=most_frequent", "cabin=value=none", "port=most_frequent"]
+
+
+def pipeline(**encoder: Any) -> ColumnTransformer:
+    def number(strategy: str) -> Any:
+        return make_pipeline(SimpleImputer(strategy=strategy), StandardScaler())
+
+    def text(**imputer: Any) -> Any:
+        imputer |= {"missing_values": None}
+        return make_pipeline(SimpleImputer(**imputer), OneHotEncoder(sparse_output=False, **encoder))
+
+    return ColumnTransformer(
+        [
+            ("age", number("median"), ["age"]),
+            ("fare", number("mean"), ["fare"]),
+            ("rooms", number("most_frequent"), ["rooms"]),
+            ("port", text(strategy="most_frequent"), ["port"]),
+            ("cabin", text(strategy="constant", fill_value="none"), ["cabin"]),
+            ("deck", OneHotEncoder(sparse_output=False, **encoder), ["deck"]),
+        ]
+    )
+
+
+def test_each_column_has_its_own_rule(table: Path) -> None:
+    encoding = Encoding.learn(read_table(table), options(impute=RULES, scale=True), [LABELS])
+    encoder = pipeline().fit(plain(passengers(120, 0)))
+    for frame, name in ((passengers(120, 0), "t.csv"), (passengers(50, 1), "other.csv")):
+        frame.to_csv(table.with_name(name), index=False)
+        arrays = encoding.arrays(read_table(table.with_name(name)), [INPUT], [])
+        np.testing.assert_allclose(arrays["x"], encoder.transform(plain(frame)), rtol=1e-12, atol=1e-12)
+    assert encoding.columns[3].categories == ["Kiel", "NA", "Oslo"]
+    assert encoding.columns[4].categories == ["A", "B", "none"]
+
+
+@pytest.mark.parametrize("rule", ["mean", "median", "most_frequent", "value=3.5"])
+def test_a_rule_without_a_column_is_for_all(table: Path, rule: str) -> None:
+    """A mean of categories is the most frequent one; a number is a category as well."""
+    encoding = Encoding.learn(read_table(table), options(impute=[rule]), [LABELS])
+    found = {column.name: column.fill for column in encoding.columns}
+    frame, constant = plain(passengers(120, 0)), rule.startswith("value=")
+    strategy = "constant" if constant else rule
+    imputer = SimpleImputer(strategy=strategy, fill_value=3.5 if constant else None).fit(frame[NUMBERS])
+    assert [found[name] for name in NUMBERS] == pytest.approx(list(imputer.statistics_))
+    texts = SimpleImputer(strategy="most_frequent", missing_values=None).fit(frame[TEXTS])
+    assert [found[name] for name in TEXTS] == (["3.5", "3.5"] if constant else list(texts.statistics_))
+
+
+@pytest.mark.parametrize("stratify", [False, True])
+def test_statistics_are_those_of_the_rows_that_are_trained_on(table: Path, stratify: bool) -> None:
+    """The number of inputs does not depend on the split: a category of the other rows has an input, too."""
+    frame = passengers(120, 0)
+    labels = (frame["fate"] == "saved").to_numpy(int) if stratify else None
+    rows, others = split_order(120, 0.3, 5, labels)
+    frame.loc[others, "age"] = 1000
+    frame.loc[others[0], "port"] = "Rome"
+    frame.to_csv(table, index=False)
+    split = Split(0.3, 5, stratify)
+    encoding = Encoding.learn(read_table(table), options(impute=RULES, scale=True), [LABELS], None, split)
+    encoder = pipeline().fit(plain(frame).iloc[rows])
+    width = {column.name: column.width for column in encoding.columns}
+    assert width["port"] == 4
+    arrays = encoding.arrays(read_table(table), [INPUT], [])
+    np.testing.assert_allclose(
+        np.delete(arrays["x"][rows], 3 + encoding.columns[3].categories.index("Rome"), axis=1),  # type: ignore[union-attr]
+        encoder.transform(plain(frame).iloc[rows]),
+        rtol=1e-12,
+        atol=1e-12,
+    )
+    whole = Encoding.learn(read_table(table), options(impute=RULES, scale=True), [LABELS])
+    assert whole.columns[0].mean > encoding.columns[0].mean + 100
+
+
+def test_the_shell_splits_the_rows_that_the_encoding_was_not_learned_from(run: Any, table: Path) -> None:
+    """What the trainer trains on has mean 0: had the encoding seen other rows, it had not."""
+    onnx.save(models.mlp(features=3, classes=2), table.with_name("net.onnx"))
+    command = ("train", table.with_name("net.onnx"), "--data", table, "--target", "fate", "--impute", "mean")
+    command = (*command, "--inputs", "age,fare,rooms", "--scale", "--loss", "cross_entropy", "--epochs", 1)
+    for more in ((), ("--stratify",), ("--mixup", 0.2)):
+        shown = run(
+            *command, "--validation", 0.25, "--seed", 3, *more, "--overwrite", "-o", table.with_name("run")
+        )
+        assert shown.code == 0, shown.err
+        frame = passengers(120, 0)
+        labels = (frame["fate"] == "saved").to_numpy(int) if more == ("--stratify",) else None
+        rows, _ = split_order(120, 0.25, 3, labels)
+        expected = SimpleImputer(strategy="mean").fit(frame[NUMBERS].iloc[rows]).statistics_
+        session = ort.InferenceSession(table.with_name("run") / "trained.onnx")
+        logits = [
+            session.run(
+                ["logits"], {name: np.array([value]) for name, value in zip(NUMBERS, values, strict=True)}
+            )
+            for values in (expected, [np.nan] * 3)
+        ]
+        np.testing.assert_allclose(logits[0], logits[1], rtol=1e-6)
+
+
+def unknown_rows(path: Path) -> pd.DataFrame:
+    frame = passengers(6, 2).fillna({"port": "Oslo", "cabin": "A", "age": 1, "fare": 2, "rooms": 2})
+    frame.loc[1, "port"] = "Rome"
+    frame.loc[2, "deck"] = 9
+    frame.loc[3, ["port", "deck"]] = ["None", 7]
+    frame.to_csv(path, index=False)
+    return frame
+
+
+def test_unknown_categories_are_ignored_as_in_scikit_learn(table: Path) -> None:
+    given = options(impute=RULES, scale=True, unknown_category="ignore")
+    encoding = Encoding.learn(read_table(table), given, [LABELS])
+    frame = unknown_rows(table.with_name("other.csv"))
+    arrays = encoding.arrays(read_table(table.with_name("other.csv")), [INPUT], [])
+    encoder = pipeline(handle_unknown="ignore").fit(plain(passengers(120, 0)))
+    np.testing.assert_allclose(arrays["x"], encoder.transform(plain(frame)), rtol=1e-12, atol=1e-12)
+    refusing = Encoding.learn(read_table(table), options(impute=RULES), [LABELS])
+    with pytest.raises(InputError, match=r"column 'port', row 2 .*'Rome' is none of the categories of training: "
+                       r"Kiel, NA, Oslo. Training with --unknown-category ignore or own admits others."):  # fmt: skip
+        refusing.arrays(read_table(table.with_name("other.csv")), [INPUT], [])
+
+
+@pytest.mark.parametrize("one_hot", [True, False])
+def test_unknown_categories_may_have_an_encoding_of_their_own(table: Path, one_hot: bool) -> None:
+    given = options(
+        one_hot=one_hot, ordinal=not one_hot, inputs=["port,deck"], unknown_category="own", impute=["mean"]
+    )
+    encoding = Encoding.learn(read_table(table), given, [LABELS])
+    frame = unknown_rows(table.with_name("other.csv"))
+    arrays = encoding.arrays(read_table(table.with_name("other.csv")), [INPUT], [])
+    ordinal = OrdinalEncoder(handle_unknown="use_encoded_value", unknown_value=3)
+    filled = passengers(120, 0).fillna({"port": "NA"})[["port", "deck"]]
+    codes = ordinal.fit(filled).transform(frame[["port", "deck"]])
+    expected = np.concatenate([np.eye(4)[codes[:, i].astype(int)] for i in range(2)], axis=1)
+    np.testing.assert_array_equal(arrays["x"], expected if one_hot else codes)
+
+
+@pytest.mark.parametrize("policy", ["error", "ignore", "own"])
+def test_the_exported_file_treats_unknown_categories_alike(run: Any, table: Path, policy: str) -> None:
+    width = 3 + 3 + 3 + (policy == "own") * 3
+    onnx.save(models.mlp(features=width, classes=2), table.with_name("net.onnx"))
+    # Without gaps in training "none" is itself unknown when it fills one.
+    frame = passengers(120, 0)
+    frame["cabin"] = frame["cabin"].fillna("C")
+    frame.to_csv(table, index=False)
+    command = ("train", table.with_name("net.onnx"), "--data", table, "--target", "fate", "--one-hot")
+    command = (
+        *command,
+        "--inputs",
+        "port,cabin,deck",
+        "--categorical",
+        "deck",
+        "--impute",
+        "port=most_frequent",
+    )
+    command = (
+        *command,
+        "--impute",
+        "cabin=value=none",
+        "--unknown-category",
+        policy,
+        "--loss",
+        "cross_entropy",
+    )
+    shown = run(*command, "--epochs", 1, "-o", table.with_name("run"))
+    assert shown.code == 0, shown.err
+    others = {
+        "error": "one-hot ",
+        "ignore": "one-hot, others as zeros",
+        "own": "one-hot, one more for others",
+    }
+    assert shown.err.count(f"3 categories, {others[policy]}") == 3
+    other = unknown_rows(table.with_name("other.csv"))
+    other.loc[4, "cabin"] = None
+    other.to_csv(table.with_name("other.csv"), index=False)
+    outputs = []
+    for source in ("run", "run/trained.onnx"):
+        out = table.with_name("p.csv")
+        result = run("predict", table.parent / source, "--data", table.with_name("other.csv"), "-o", out)
+        assert result.code == (policy == "error"), result.err
+        if policy == "error":
+            assert "'Rome' is none of the categories of training" in result.err
+            continue
+        outputs.append(pd.read_csv(out)[["logits_drowned", "logits_saved"]].to_numpy())
+    session = ort.InferenceSession(table.with_name("run") / "trained.onnx")
+
+    def logits(**texts: str) -> Any:
+        feeds = {"port": "Oslo", "cabin": "A", "deck": "1"} | texts
+        return session.run(["logits"], {name: np.array([text], object) for name, text in feeds.items()})[0]
+
+    np.testing.assert_array_equal(logits(port=""), logits(port="NA"))
+    # A missing value without a rule stays an error, whatever becomes of unknown categories.
+    with pytest.raises(Exception, match=r"column 'deck': a value is .*missing"):
+        logits(deck="")
+    if policy == "error":
+        with pytest.raises(Exception, match="column 'port': a value is none of the categories"):
+            logits(port="Rome")
+        return
+    np.testing.assert_allclose(outputs[0], outputs[1], rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(logits(port="Rome"), logits(port="None"))
+    np.testing.assert_array_equal(logits(cabin=""), logits(cabin="Z"))
+    # One-hot zeros: the scores are those of the other columns alone.
+    w1, b1, w2, b2 = (models_weights(table)[name] for name in ("w1", "b1", "w2", "b2"))
+    row = np.zeros(width)
+    size = width // 3
+    row[[2, size]] = 1
+    if policy == "own":
+        row[-1] = 1
+    np.testing.assert_allclose(logits(deck="9")[0], np.tanh(row @ w1 + b1) @ w2 + b2, rtol=1e-4, atol=1e-5)
+
+
+def models_weights(table: Path) -> dict[str, np.ndarray]:
+    tensors = onnx.load(table.with_name("run") / "trained.onnx").graph.initializer
+    floats = [tensor for tensor in tensors if tensor.data_type == onnx.TensorProto.FLOAT]
+    return {t.name: onnx.numpy_helper.to_array(t).astype(np.float64) for t in floats}
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"impute": ["mode"]}, "--impute is 'mode'; give mean, median, most_frequent or value=VALUE for all columns"),
+        ({"impute": ["age=mode"]}, "--impute is 'age=mode'; give mean,"),
+        ({"impute": ["height=mean"]}, "has no column 'height'; its columns are age, fare,"),
+        ({"impute": ["mean", "median"]}, "--impute gives two rules for all columns: mean and median."),
+        ({"impute": ["age=mean", "age=value=1"]}, "two rules for the column 'age': age=mean and age=value=1."),
+        ({"impute": ["port=mean"]}, "--impute port=mean: the column 'port' holds categories, which have no mean."),
+        ({"impute": ["age=value=old"]}, "--impute age=value=old: the column 'age' holds numbers, and 'old' is none."),
+        ({"impute": ["value=inf"]}, "--impute value=inf: the column 'age' holds numbers, and 'inf' is none."),
+        ({"impute": ["fate=most_frequent"]}, "fate of --impute is no input."),
+        ({"impute": ["age=mean"]}, "column 'fare', row "),
+        ({"impute": ["mean"], "one_hot": False, "ordinal": True, "unknown_category": "ignore"}, "Choose own"),
+    ],
+)  # fmt: skip
+def test_rules_that_do_not_fit_are_told(table: Path, given: dict[str, Any], message: str) -> None:
+
+    def encode() -> None:
+        encoding = Encoding.learn(read_table(table), options(**given), [LABELS])
+        encoding.arrays(read_table(table), [INPUT], [])
+
+    with pytest.raises(InputError) as error:
+        encode()
+    assert message in str(error.value)
+
+
+def test_names_with_signs_and_a_column_called_value(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("a=b,value,c\n1,,2\n,5,\n3,7,2\n")
+    given = TableOptions(impute=["a=b=median", "value=mean", "value=9"])
+    encoding = Encoding.learn(read_table(tmp_path / "t.csv"), given, [])
+    assert [column.fill for column in encoding.columns] == [2.0, 6.0, 9.0]
+
+
+def test_a_run_whose_validation_part_holds_all_values_is_refused(tmp_path: Path) -> None:
+    _, others = split_order(10, 0.3, 0)
+    frame = pd.DataFrame({"a": [np.nan] * 10, "y": ["u", "v"] * 5})
+    frame.loc[others, "a"] = 1.0
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    given = TableOptions(target=["y"], impute=["mean"])
+    with pytest.raises(InputError, match="column 'a' has no values in the rows that are trained on"):
+        Encoding.learn(read_table(tmp_path / "t.csv"), given, [LABELS], None, Split(0.3, 0, False))
+
+
+def test_the_split_of_the_test_is_no_accident() -> None:
+    """As many rows as scikit-learn would split off; which ones is the trainer's choice."""
+    rows, others = split_order(120, 0.3, 5)
+    assert len(others) == len(train_test_split(np.arange(120), test_size=0.3)[1])
+    assert sorted([*rows, *others]) == list(range(120))

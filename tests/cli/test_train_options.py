@@ -1,0 +1,359 @@
+"""Options of `onnxtrain train` beside the arguments of Python that they set."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pandas as pd
+import pytest
+
+import models
+from cli.files import arrays_in
+from cli.test_going_on import tensors
+from onnxtrain import EarlyStopping, Trainer
+from onnxtrain._names import LOSS_SETTINGS, LOSSES, OPTIMIZER_SETTINGS, OPTIMIZERS
+from onnxtrain.artifacts import generate_artifacts
+from onnxtrain.cli._declared import options_of
+from onnxtrain.cli._loss import loss_settings
+from onnxtrain.cli._optimizer import optimizer_settings
+from onnxtrain.cli._options import ArtifactsOptions
+from onnxtrain.cli._train_options import TrainOptions
+from onnxtrain.losses import BCEWithLogitsLoss, CrossEntropyLoss, HuberLoss, make_loss
+from onnxtrain.optimizers import make_optimizer
+from onnxtrain.trainer import SWA, CutMix, MixUp
+
+WITHOUT_AN_OPTION = {
+    "self": "no argument",
+    "model": "MODEL",
+    "inputs": "--data",
+    "targets": "--data",
+    "scheduler": "--schedule",
+    "directory": "--output",
+    "shuffle": "--no-shuffle",
+    "total_steps": "--schedule-epochs, which counts epochs as --epochs does",
+    "callbacks": "--patience, --save-best, --sam, --swa-start, --log, --tensorboard, --save-every",
+    "metrics": "--metric",
+    "lora": "--lora-rank",
+    "transform": "--mixup, --cutmix; other functions are Python",
+    "verbose": "progress goes to standard error, which a shell can send elsewhere",
+}
+"""Arguments of `Trainer` and `fit` that no option is named after, with the option or the reason."""
+
+ONLY_IN_PYTHON = {
+    "lora": "--lora-rank",
+    "prefix": "for directories with several artifacts",
+    "ort_format": "for hosts of onnxruntime-training",
+    "custom_op_library": "for ops of other libraries",
+    "additional_output_names": "all outputs of the model are returned",
+    "sample_weight": "`train` asks for it when the data has weights",
+}
+
+
+@pytest.mark.parametrize(
+    ("functions", "kind", "others"),
+    [
+        ((Trainer.__init__, Trainer.fit), TrainOptions, WITHOUT_AN_OPTION),
+        ((generate_artifacts,), ArtifactsOptions, ONLY_IN_PYTHON | {"model": "MODEL"}),
+    ],
+)
+def test_every_argument_has_an_option(functions: Any, kind: type, others: dict[str, str]) -> None:
+    arguments = {name for function in functions for name in inspect.signature(function).parameters}
+    named = {option.rule.python or name for name, option in options_of(kind).items()}
+    assert arguments - named == set(others) - named
+    assert set(others) <= arguments
+    spellings = {f"--{option.key}" for option in options_of(kind).values()}
+    for reason in others.values():
+        assert {word.strip(",;") for word in reason.split() if word.startswith("--")} <= spellings
+
+
+def test_settings_in_the_help_are_those_of_the_classes() -> None:
+    for name in LOSSES:
+        listed = [part for part in LOSS_SETTINGS.get(name, "").split(", ") if part]
+        assert set(listed) == set(loss_settings(make_loss(name)).settings) - {"reduction"}, name
+    for name in OPTIMIZERS:
+        settings = set(optimizer_settings(make_optimizer(name))) - {"weight_decay"}
+        assert set(OPTIMIZER_SETTINGS[name].split(", ")) == settings, name
+
+
+@pytest.fixture
+def regression(tmp_path: Path) -> Path:
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((60, 4)).astype(np.float32)
+    np.savez(tmp_path / "numbers.npz", x=x, y=(3 * x[:, :3]).astype(np.float32))
+    return tmp_path / "numbers.npz"
+
+
+class Shell:
+    """Trains in the shell and in Python, and compares epochs and parameters."""
+
+    def __init__(self, run: Any, model: Path, data: Path) -> None:
+        self.run, self.model, self.data = run, model, data
+        self.directory = data.parent / "run"
+
+    def trains_as(
+        self,
+        options: list[object],
+        loss: Any,
+        fit: dict[str, Any] | None = None,
+        y: Any = None,
+        **settings: Any,
+    ) -> Trainer:
+        command = (
+            "train",
+            self.model,
+            "--data",
+            self.data,
+            "--lr",
+            0.01,
+            "--overwrite",
+            "-o",
+            self.directory,
+        )
+        shown = self.run(*command, "--json", "--epochs", 3, *options)
+        assert shown.code == 0, shown.err
+        arrays = arrays_in(self.data)
+        trainer = Trainer(self.model, loss, learning_rate=0.01, **settings)
+        target = arrays["y"] if y is None else y
+        trainer.fit(arrays["x"], target, **{"epochs": 3, "verbose": False} | (fit or {}))
+        assert shown.json()["epochs"] == trainer.history.epochs
+        for name, parameter in trainer.parameters:
+            assert parameter.data.tobytes() == tensors(self.directory)[name], name
+        return trainer
+
+
+@pytest.fixture
+def shell(run: Any, mlp: Path, data: Path) -> Shell:
+    return Shell(run, mlp, data)
+
+
+CROSS_ENTROPY = ["--loss", "cross_entropy"]
+
+
+@pytest.mark.parametrize(
+    ("options", "settings"),
+    [
+        (["label_smoothing=0.1"], {"label_smoothing": 0.1}),
+        (["weight=1,5,2"], {"weight": [1.0, 5.0, 2.0]}),
+        (["ignore_index=2"], {"ignore_index": 2}),
+        (["ignore_index=none", "axis=1"], {"ignore_index": None, "axis": 1}),
+        (["reduction=sum"], {"reduction": "sum"}),
+    ],
+)
+def test_loss_options_are_those_of_the_loss(
+    shell: Shell, options: list[str], settings: dict[str, Any]
+) -> None:
+    given = [part for option in options for part in ("--loss-option", option)]
+    shell.trains_as([*CROSS_ENTROPY, *given], CrossEntropyLoss(**settings))
+
+
+def test_losses_of_numbers_take_options(run: Any, mlp: Path, regression: Path) -> None:
+    shell = Shell(run, mlp, regression)
+    shell.trains_as(["--loss", "huber", "--loss-option", "delta=0.3"], HuberLoss(delta=0.3))
+    arrays = arrays_in(regression)
+    np.savez(regression, x=arrays["x"], y=(arrays["y"] > 0).astype(np.float32))
+    options = ["--loss", "bce_with_logits", "--loss-option", "pos_weight=2,1,3"]
+    shell.trains_as(options, BCEWithLogitsLoss(pos_weight=[2.0, 1.0, 3.0]))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--loss-option", "gamma=2"], "--loss-option 'gamma=2': cross_entropy has no setting 'gamma'. Its settings "
+         "and their defaults: reduction=mean, weight=none, ignore_index=-100, axis=none, label_smoothing=0.0, "
+         "probabilities=false."),
+        (["--loss-option", "label_smoothing"], "--loss-option 'label_smoothing' should be NAME=VALUE"),
+        (["--loss-option", "label_smoothing=much"], "should be a number, such as 0.0."),
+        (["--loss-option", "label_smoothing=2"], "label_smoothing"),
+        (["--loss-option", "weight=a,b"], "should be a number, such as 1,5,1."),
+        (["--loss-option", "ignore_index=1.5"], "should be a whole number, such as -100."),
+        (["--monitor", "loss"], "--monitor compares epochs; give --patience or --save-best, too."),
+        (["--save-best", "--monitor", "val_loss"], "'val_loss' will not be recorded in this fit, which records"),
+        (["--swa-lr", 0.1], "--swa-lr is given without --swa-start."),
+        (["--swa-start", "late"], "--swa-start is 'late'; give an epoch such as 16"),
+        (["--swa-start", 1, "--patience", 2], "--swa-start averages the last epochs"),
+        (["--mixup", 0.2, "--cutmix", 1], "--mixup and --cutmix are two ways"),
+        (["--mixup", 0], "MixUp: alpha must be a positive number"),
+        (["--clip-value", -1], "ClipGradValue: value is -1.0; it must be a positive number"),
+    ],
+)  # fmt: skip
+def test_options_that_do_not_fit_leave_nothing(
+    run: Any, mlp: Path, data: Path, tmp_path: Path, options: list[Any], message: str
+) -> None:
+    result = run("train", mlp, "--data", data, *CROSS_ENTROPY, *options, "-o", tmp_path / "run")
+    assert result.code == 1
+    assert message in " ".join(result.err.split())
+    assert not (tmp_path / "run" / "trained.onnx").exists()
+
+
+def test_settings_of_the_fit_are_those_of_python(shell: Shell) -> None:
+    options = [
+        "--clip-value",
+        0.01,
+        "--no-shuffle",
+        "--drop-last",
+        "--batch-size",
+        48,
+        "--steps-per-epoch",
+        3,
+    ]
+    fit = {"shuffle": False, "drop_last": True, "batch_size": 48, "steps_per_epoch": 3}
+    trainer = shell.trains_as([*CROSS_ENTROPY, *options], "cross_entropy", fit, clip_grad_value=0.01)
+    other = Trainer(shell.model, "cross_entropy", learning_rate=0.01)
+    other.fit(*arrays_in(shell.data).values(), epochs=3, verbose=False)
+    assert other.history.epochs != trainer.history.epochs
+
+
+def test_the_best_epoch_is_that_of_the_monitor(shell: Shell) -> None:
+    options = ["--save-best", "--monitor", "val_accuracy", "--min-delta", 0.01, "--validation", 0.2]
+    command = (
+        "train",
+        shell.model,
+        "--data",
+        shell.data,
+        *CROSS_ENTROPY,
+        "--lr",
+        0.3,
+        "--epochs",
+        8,
+        *options,
+    )
+    shown = shell.run(*command, "-o", shell.directory, "--json").json()
+    values = [epoch["val_accuracy"] for epoch in shown["epochs"]]
+    assert len(values) == 8  # --save-best alone does not stop
+    best = 0
+    for index, value in enumerate(values):
+        best = index if value > values[best] + 0.01 else best
+    assert shown["exported"]["epoch"] == best + 1
+    assert shown["exported"]["val_accuracy"] == values[best]
+    arrays = arrays_in(shell.data)
+    trainer = Trainer(shell.model, "cross_entropy", learning_rate=0.3)
+    early = EarlyStopping("val_accuracy", 8, 0.01, restore_best=True)
+    trainer.fit(arrays["x"], arrays["y"], epochs=8, validation=0.2, callbacks=[early], verbose=False)
+    for name, parameter in trainer.parameters:
+        assert parameter.data.tobytes() == tensors(shell.directory)[name]
+
+
+def test_swa_of_the_shell_is_that_of_python(shell: Shell) -> None:
+    fit = {"callbacks": [SWA(2, 0.005)], "validation": 0.2}
+    options = ["--swa-start", 2, "--swa-lr", 0.005, "--validation", 0.2]
+    trainer = shell.trains_as([*CROSS_ENTROPY, *options], "cross_entropy", fit)
+    # The numbers of the exported weights, not those that were recorded before they were averaged.
+    shown = shell.run("inspect", shell.directory, "--json").json()
+    assert shown["epochs"] == 3
+    arrays = arrays_in(shell.data)
+    session = ort.InferenceSession(shell.directory / "trained.onnx")
+    np.testing.assert_allclose(
+        session.run(None, {"x": arrays["x"]})[0], trainer.predict(arrays["x"]), rtol=1e-5, atol=1e-6
+    )
+
+
+def test_swa_shows_the_values_of_the_average(shell: Shell) -> None:
+    arrays = arrays_in(shell.data)
+    np.savez(shell.data.parent / "other.npz", x=arrays["x"][:50], y=arrays["y"][:50])
+    command = ("train", shell.model, "--data", shell.data, *CROSS_ENTROPY, "--lr", 0.1, "--swa-start", "0.5")
+    command = (
+        *command,
+        "--validation",
+        shell.data.parent / "other.npz",
+        "-o",
+        shell.directory,
+        "--epochs",
+        4,
+    )
+    shown = shell.run(*command, "--json").json()
+    evaluated = shell.run(
+        "evaluate", shell.directory, "--data", shell.data.parent / "other.npz", "--json"
+    ).json()
+    assert shown["exported"]["val_loss"] == pytest.approx(evaluated["loss"], rel=1e-6)
+    assert shown["exported"]["val_loss"] != pytest.approx(shown["epochs"][-1]["val_loss"], rel=1e-3)
+    printed = shell.run(*command, "--overwrite")
+    assert "Exported weights: the average of the epochs from --swa-start to 4" in printed.out
+
+
+def test_mixup_of_the_shell_is_that_of_python(shell: Shell) -> None:
+    """The labels of the file become class probabilities; validation is split off and stays unmixed."""
+    one_hot = np.eye(3, dtype=np.float32)[arrays_in(shell.data)["y"]]
+    fit = {"transform": MixUp(0.4), "validation": 0.2}
+    options = [*CROSS_ENTROPY, "--loss-option", "label_smoothing=0.1", "--mixup", 0.4, "--validation", 0.2]
+    loss = CrossEntropyLoss(label_smoothing=0.1, probabilities=True)
+    shell.trains_as(options, loss, fit, one_hot)
+    evaluated = shell.run("evaluate", shell.directory, "--data", shell.data, "--json").json()
+    assert len(evaluated["classes"]) == 3
+    # Once more, from the labels of the same file, and to the end.
+    more = shell.run("train", shell.directory, "--data", shell.data, "--json")
+    assert more.code == 0, more.err
+    assert len(more.json()["epochs"]) == 6
+
+
+def test_cutmix_of_the_shell_is_that_of_python(run: Any, tmp_path: Path) -> None:
+    onnx.save(models.conv_bn(), tmp_path / "images.onnx")
+    shape = [d.dim_value or 8 for d in models.conv_bn().graph.input[0].type.tensor_type.shape.dim]
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((40, *shape[1:])).astype(np.float32)
+    scores = ort.InferenceSession(tmp_path / "images.onnx").run(None, {"x": x[: shape[0]]})[0]
+    y = rng.integers(0, scores.shape[1], 40)
+    np.savez(tmp_path / "images.npz", x=x, y=y)
+    one_hot = np.eye(scores.shape[1], dtype=np.float32)[y]
+    shell = Shell(run, tmp_path / "images.onnx", tmp_path / "images.npz")
+    loss = CrossEntropyLoss(probabilities=True)
+    shell.trains_as([*CROSS_ENTROPY, "--cutmix", 1.0], loss, {"transform": CutMix(1.0)}, one_hot)
+
+
+def test_mixup_of_quantities_and_of_a_table(run: Any, mlp: Path, regression: Path, tmp_path: Path) -> None:
+    Shell(run, mlp, regression).trains_as(["--loss", "mse", "--mixup", 0.2], "mse", {"transform": MixUp(0.2)})
+    refused = run("train", mlp, "--data", regression, "--loss", "nll", "--mixup", 0.2, "-o", tmp_path / "no")
+    assert "nll compares numbers of classes. Choose cross_entropy." in " ".join(refused.err.split())
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame(rng.normal(size=(80, 4)).round(3), columns=list("abcd"))
+    frame["y"] = np.where(frame["a"] > 0, "yes", np.where(frame["b"] > 0, "no", "NA"))
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    command = ("train", mlp, "--data", tmp_path / "t.csv", "--target", "y", *CROSS_ENTROPY, "--lr", 0.05)
+    shown = run(
+        *command, "--mixup", 0.1, "--epochs", 30, "--metric", "f1", "-o", tmp_path / "table", "--json"
+    )
+    assert shown.code == 0, shown.err
+    assert "Classes of 'y', in the order of the model's outputs: NA " in shown.err
+    for source in ("table", "table/trained.onnx"):
+        out = tmp_path / "p.csv"
+        assert run("predict", tmp_path / source, "--data", tmp_path / "t.csv", "-o", out).code == 0
+        predicted = pd.read_csv(out, keep_default_na=False)
+        assert (predicted["class"] == frame["y"]).mean() > 0.9
+        assert {"probability_NA", "probability_no", "probability_yes"} <= set(predicted)
+    document = run("evaluate", tmp_path / "table", "--data", tmp_path / "t.csv", "--json").json()
+    assert [row["class"] for row in document["classes"]] == ["NA", "no", "yes"]
+    assert document["f1_macro"] > 0.8
+
+
+def test_tensorboard_files_are_written(shell: Shell, tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    options = [*CROSS_ENTROPY, "--tensorboard", tmp_path / "logs"]
+    trainer = shell.trains_as(options, "cross_entropy")
+    events = EventAccumulator(str(tmp_path / "logs"))
+    events.Reload()
+    losses = [event.value for event in events.Scalars("epoch/loss")]
+    assert losses == pytest.approx(trainer.history["loss"])
+
+
+def test_graph_options_reach_the_model(run: Any, tmp_path: Path) -> None:
+    """The second output is compared with the target, and rounding passes gradients."""
+    text = """<ir_version: 10, opset_import: ["": 21]>
+      two (float[n, 2] x) => (float[n, 2] first, float[n, 2] second) <float[2, 2] w = {0.4, 0.2, 0.1, 0.3}>
+      { first = Identity(x)  h = MatMul(x, w)  r = Round(h)  second = Add(h, r) }"""
+    model = onnx.parser.parse_model(text)
+    onnx.save(model, tmp_path / "two.onnx")
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((40, 2)).astype(np.float32)
+    np.savez(tmp_path / "d.npz", x=x, y=x[:, ::-1])
+    shell = Shell(run, tmp_path / "two.onnx", tmp_path / "d.npz")
+    # SGD: the steps of AdamW are the same for twice the gradient.
+    options = ["--loss", "mse", "--loss-input", "second", "--optimizer", "sgd"]
+    settings: dict[str, Any] = {"optimizer": "sgd", "loss_input_names": ["second"]}
+    plain = shell.trains_as(options, "mse", **settings)
+    through = shell.trains_as([*options, "--straight-through"], "mse", **settings, straight_through=True)
+    assert plain.history.epochs != through.history.epochs

@@ -35,7 +35,7 @@ OPTIONS = [
 
 def shown(text: str) -> dict[str, str]:
     """The names and values of the table with a frame."""
-    return {name: value for name, value in re.findall(r"^│ (.+?) +│ +(.+?) │$", text, re.MULTILINE)}
+    return dict(re.findall(r"^│ (.+?) +│ +(.+?) │$", text, re.MULTILINE))
 
 
 def test_a_finished_run(run: Any, mlp: Path, data: Path, tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_its_commands_run(
     monkeypatch.chdir(tmp_path)
     document = run("inspect", tmp_path / "run", "--json").json()
     commands = document["run"]["next"]
-    assert list(commands)[0] == "train further"
+    assert next(iter(commands)) == "train further"
     assert len(commands) == 5
     printed = run("inspect", tmp_path / "run").out
     for purpose, command in commands.items():

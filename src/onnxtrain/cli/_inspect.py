@@ -62,6 +62,9 @@ def run_command(path: Path, json: bool, parameters: bool = False) -> None:
     else:
         trained = f"{document['trainable_elements']:,} of {document['elements']:,}"
         print_table(*run_tables(path, run, trained, document["last_epoch"]))
+        for purpose, command in run["next"].items():
+            # Not by rich, which would break it: a long command must stay one line, to be copied.
+            print(f"{purpose}: {command}")
     if run is not None and not parameters:
         return
     if manifest is not None:

@@ -147,7 +147,7 @@ def _commands(path: Path, data: object, unfinished: bool, has_options: bool) -> 
 def run_tables(
     path: Path, run: Mapping[str, Any], trained: str, last: Mapping[str, float]
 ) -> list[Grid | str]:
-    """Formats the description of a run for people.
+    """Formats the description of a run for people, without its commands.
 
     Args:
         path: directory of the run.
@@ -186,10 +186,7 @@ def run_tables(
         shown.append(table("Recorded values", columns, values, right=(1, 2)))
     files = [(name, f"{size:,}", _PURPOSES.get(name, "")) for name, size in run["files"].items()]
     shown.append(table("Files", ("file", "bytes", ""), files, right=(1,)))
-    shown.append(heading("Next"))
-    # Lines, not a table: a long command stays one line, to be copied.
-    shown += [f"{purpose}: {command}" for purpose, command in run["next"].items()]
-    return shown
+    return [*shown, heading("Next")]
 
 
 def _samples(run: Mapping[str, Any]) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from onnxtrain.errors import InputError
@@ -28,7 +29,7 @@ class Data(NamedTuple):
     """Data arguments of :meth:`Trainer.fit`.
 
     Attributes:
-        inputs, targets, weights: samples, their targets and weights.
+        inputs, targets, sample_weight: samples, their targets and weights.
         batch_size: samples per batch; None for the default.
         validation: data to validate with, or a fraction; None for no validation.
         transform: augmentation of batches; None for none.
@@ -40,7 +41,7 @@ class Data(NamedTuple):
 
     inputs: Any
     targets: Any = None
-    weights: Any = None
+    sample_weight: Any = None
     batch_size: int | None = None
     validation: Validation = None
     transform: TransformFunction | None = None
@@ -49,11 +50,24 @@ class Data(NamedTuple):
     class_weight: ClassWeights = None
     stratify: bool = False
 
+    @classmethod
+    def of_arguments(cls, arguments: Mapping[str, Any], limit: int | None = None) -> Data:
+        """Picks the arguments of a call that are about data, by name.
+
+        Args:
+            arguments: arguments of :meth:`Trainer.fit` or :meth:`Trainer.check_data`, as `locals()` has them.
+            limit: number of batches per epoch; None for all.
+        """
+        # An argument of both reaches the data by being a field, without further mention.
+        chosen = {name: arguments[name] for name in cls._fields if name != "limit"}
+        flags = {name: bool(chosen[name]) for name in ("drop_last", "stratify")}
+        return cls(**chosen | flags, limit=limit)
+
 
 def fit_datasets(state: TrainingState, data: Data) -> tuple[Source, Source | None]:
     """Checks the data of a fit; returns the source to train on and the one to validate with."""
     options = Options(data.batch_size, True, data.drop_last, data.limit)
-    source = open_dataset(state, data.inputs, data.targets, data.weights, options, data.transform)
+    source = open_dataset(state, data.inputs, data.targets, data.sample_weight, options, data.transform)
     validation = data.validation
     if data.stratify and not isinstance(validation, float):
         raise InputError(

@@ -1,54 +1,32 @@
 """Defines `Trainer`, the class by which Python code trains, evaluates and exports an ONNX model.
 
-The class is the public door: it checks arguments and hands them to the objects that do the work. `_state` holds what is
-trained, `_loop` and `_step` train it, `_run` runs the models, `_datasets` and `data` read what the user passes.
+The class is the public door: it checks arguments and hands them to the objects that do the work. Its methods are in
+`_training` and `_trained_model`. `_state` holds what is trained, `_loop` and `_step` train it, `_run` runs the models,
+`_datasets` and `data` read what the user passes.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from onnxtrain._words import argument
 from onnxtrain.errors import InputError
-from onnxtrain.losses import loss_class
-from onnxtrain.runtime.dtypes import Array
 from onnxtrain.runtime.optimizer import check_learning_rate
-from onnxtrain.runtime.state import CheckpointState
 from onnxtrain.trainer._build import ModelSettings, build_run, loss_name, name_list, random_ops
-from onnxtrain.trainer._callbacks import Callback, Events, callback_list
-from onnxtrain.trainer._datasets import Data, Validation, fit_datasets, weigh, weighed_dataset
 from onnxtrain.trainer._ema import check_decay
-from onnxtrain.trainer._finder import LearningRateRange, find_range
-from onnxtrain.trainer._history import History
-from onnxtrain.trainer._loop import FitLoop
 from onnxtrain.trainer._metrics import MetricSpec, make_metrics
-from onnxtrain.trainer._model_card import write_model_card
-from onnxtrain.trainer._position import CUSTOM, MOST_THREADS, Plan, Position, Settings
-from onnxtrain.trainer._probabilities import probabilities
-from onnxtrain.trainer._properties import TrainerProperties
-from onnxtrain.trainer._report import make_report
+from onnxtrain.trainer._position import CUSTOM, MOST_THREADS, Position, Settings
 from onnxtrain.trainer._schedule import ScheduleSpec, make_schedule
 from onnxtrain.trainer._state import TrainingState, scheduler_settings
+from onnxtrain.trainer._trained_model import TrainedModel
+from onnxtrain.trainer._training import Training
 from onnxtrain.trainer._typed import check_integer
-from onnxtrain.trainer._whole_metrics import check_positive, confusion_matrix
+from onnxtrain.trainer._whole_metrics import check_positive
 from onnxtrain.trainer._workspace import Workspace
-from onnxtrain.trainer.data import (
-    ClassWeightedSource,
-    ClassWeights,
-    Layout,
-    Options,
-    Pass,
-    TransformFunction,
-    open_source,
-    warn_of_fixed_batch,
-)
 
 if TYPE_CHECKING:
     from onnxtrain.artifacts import LossSpec, OptimizerSpec
@@ -58,7 +36,7 @@ if TYPE_CHECKING:
     from onnxtrain.training.training_graph import Activations, Precision, Profile
 
 
-class Trainer(TrainerProperties):
+class Trainer(Training, TrainedModel):
     """Trains an ONNX model on numpy arrays, with stock ONNX Runtime.
 
     Args:
@@ -236,393 +214,6 @@ class Trainer(TrainerProperties):
         trainer = cls.__new__(cls)
         trainer._state = TrainingState.load(Path(path), metrics, scheduler, device, _threads(threads))
         return trainer
-
-    def stop_training(self) -> None:
-        """Ends the fit under way after the current epoch; for callbacks and other threads."""
-        self._state.position.history.stopped = "early"
-
-    def abandon_fit(self) -> None:
-        """Forgets that a fit was interrupted: the next fit is a new one and may have other arguments.
-
-        Raises:
-            TrainingStateError: a fit is under way in another thread.
-        """
-        self._state.abandon()
-
-    def fit(
-        self,
-        inputs: Any,
-        targets: Any = None,
-        *,
-        epochs: int = 1,
-        batch_size: int | None = None,
-        validation: Validation = None,
-        callbacks: Iterable[Callback] | None = (),
-        shuffle: bool = True,
-        accumulate: int = 1,
-        schedule_epochs: int | None = None,
-        verbose: bool = True,
-        sample_weight: Any = None,
-        transform: TransformFunction | None = None,
-        steps_per_epoch: int | None = None,
-        drop_last: bool = False,
-        class_weight: ClassWeights = None,
-        stratify: bool = False,
-        evaluate_every: int | None = None,
-    ) -> History:
-        """Trains, and returns the record of all epochs so far.
-
-        Ctrl-C finishes the step, saves the state and returns with `history.stopped == "interrupted"`; the
-        same call, also after :meth:`resume`, then does the rest. A second Ctrl-C raises KeyboardInterrupt
-        at once.
-
-        Args:
-            inputs: samples along axis 0; for several inputs a list in the model's order or a dict by name.
-                Floating-point data is cast to the model's type. Or a frame of pandas or polars; a data set that gives
-                samples by index (PyTorch's, Hugging Face's); a DataLoader; an iterable of batches
-                `(inputs, targets)`, `(inputs, targets, sample_weight)` or dicts by name; a function that returns one.
-            targets: as many samples; integers for class labels. None if the model needs none, or the data brings them.
-                Of a frame also names of columns.
-            epochs: passes over the data, in addition to the epochs of earlier fits.
-            batch_size: samples per batch, 32 by default; the last batch may be smaller. A model that was
-                exported with a fixed batch takes that size, and the samples beyond the last full batch are left
-                out of an epoch, with a warning; with shuffling other samples are left out in each epoch.
-            validation: `(inputs, targets)` or `(inputs, targets, sample_weight)` to evaluate after each epoch, other
-                data that brings its targets, or the fraction of the samples to split off at random, e.g. 0.1.
-            callbacks: see :class:`Callback`.
-            shuffle: take the samples in a new random order in each epoch.
-            accumulate: batches per optimizer step; the gradient is that of the mean loss over all their samples.
-            schedule_epochs: spread one schedule over several calls of `fit`: total epochs of these calls, counted from
-                the trainer's first epoch, e.g. 10 for two fits of 5 epochs. Default: each call runs the schedule from
-                start to end.
-            verbose: show a progress bar (or a line per epoch if standard error is no terminal).
-            sample_weight: a weight w for each sample: the loss is sum(w·l) / sum(w), over all batches of a step.
-                Metrics count each sample once.
-            transform: augmentation, a function `(inputs, targets) -> (inputs, targets)` of the arrays of a batch,
-                called in training only; a third argument, or one named `rng`, is a numpy Generator.
-            steps_per_epoch: optimizer steps that make an epoch; required for a stream that does not end.
-            drop_last: leave out an incomplete last batch of each epoch.
-            class_weight: weight of each class in the training loss, for data with one class label per sample: a dict
-                by class, e.g. `{1: 10.0}` (1 for the others), one weight per class, or "balanced" for n / (k * n_c),
-                where n_c of n samples are of the class c, one of k. Multiplies `sample_weight`. Validation and metrics
-                do not weigh classes.
-            stratify: split off the same fraction of each class for `validation=0.1`.
-            evaluate_every: evaluate on the validation data after every so many optimizer steps, too, e.g. 500, and
-                record it in `history.evaluations`; see :meth:`Callback.on_evaluation`.
-
-        Raises:
-            InputError: data or arguments do not fit; nothing has been trained.
-            DivergenceError: the loss became NaN or infinite; the last good state has been restored and saved.
-            TrainingStateError: a fit of this trainer is under way, in another thread or around this call.
-        """
-        epochs = check_integer(argument("epochs"), epochs)
-        accumulate = check_integer(argument("accumulate"), accumulate)
-        if steps_per_epoch is not None:
-            steps_per_epoch = check_integer(argument("steps_per_epoch"), steps_per_epoch)
-        if evaluate_every is not None:
-            evaluate_every = check_integer(argument("evaluate_every"), evaluate_every)
-            if validation is None:
-                raise InputError(
-                    f"{argument('evaluate_every', evaluate_every)} needs data to evaluate on: pass "
-                    f"{argument('validation')}."
-                )
-        called_back = callback_list(callbacks)
-        # Sources count batches, users count steps.
-        limit = None if steps_per_epoch is None else steps_per_epoch * accumulate
-        user_data = Data(
-            inputs,
-            targets,
-            sample_weight,
-            batch_size,
-            validation,
-            transform,
-            bool(drop_last),
-            limit,
-            class_weight,
-            bool(stratify),
-        )
-        state = self._state
-        with state.fitting():
-            data, held_out = fit_datasets(state, user_data)
-            held_out_size = None
-            if held_out is not None:
-                held_out_size = validation if isinstance(validation, float) else held_out.samples or 0
-            # The plan is made of numbers, not of the data: a resumed process gives other objects with the same
-            # content.
-            plan = Plan(
-                samples=data.samples,
-                batch_size=data.batch_size,
-                accumulate=accumulate,
-                shuffle=bool(shuffle),
-                epochs=epochs,
-                validation=held_out_size,
-                schedule_epochs=schedule_epochs,
-                steps_per_epoch=steps_per_epoch,
-                drop_last=bool(drop_last),
-                weighted=data.weighted,
-                transform=transform is not None,
-                class_weight=data.weights.tolist() if isinstance(data, ClassWeightedSource) else None,
-                stratify=bool(stratify),
-                evaluate_every=evaluate_every,
-            )
-            state.position.check(plan)
-            state.check_schedule(plan, None if data.batches is None else -(-data.batches // accumulate))
-            weigh(state, data, held_out, for_fit=True)
-            state.validating, state.training_data = held_out is not None, data
-            warn_of_fixed_batch(state.run.batch_size, data.samples)
-            events = Events(called_back, self)
-            try:
-                FitLoop(state, data, held_out, plan, events, make_report(verbose)).run()
-            except BaseException as error:
-                # Loggers close their files for KeyboardInterrupt and SystemExit, too.
-                events.call(Callback.on_exception, error)
-                raise
-            finally:
-                # Data may be large; the trainer keeps none of it.
-                state.training_data = None
-        return self.history
-
-    def check_data(
-        self,
-        inputs: Any,
-        targets: Any = None,
-        *,
-        batch_size: int | None = None,
-        validation: Validation = None,
-        sample_weight: Any = None,
-        transform: TransformFunction | None = None,
-        drop_last: bool = False,
-        class_weight: ClassWeights = None,
-        stratify: bool = False,
-    ) -> None:
-        """Raises the InputError that :meth:`fit` would raise for this data; changes nothing.
-
-        Of a stream the first batch is checked. An iterator is not read, as it can be read once.
-        """
-        if isinstance(inputs, Iterator):
-            return
-        data = Data(
-            inputs,
-            targets,
-            sample_weight,
-            batch_size,
-            validation,
-            transform,
-            drop_last,
-            class_weight=class_weight,
-            stratify=stratify,
-        )
-        fit_datasets(self._state, data)
-
-    def find_learning_rate(
-        self,
-        inputs: Any,
-        targets: Any = None,
-        *,
-        start: float = 1e-7,
-        stop: float = 10.0,
-        steps: int = 100,
-        batch_size: int | None = None,
-    ) -> LearningRateRange:
-        """Measures the loss over rising learning rates and suggests a rate to train with (Smith's range test).
-
-        One step is taken with each rate, from `start` to `stop` in equal ratios, until the loss is four times its
-        lowest value. The trainer is then put back to the state before the test: set `trainer.learning_rate` to the
-        rate of your choice.
-
-        Args:
-            inputs: as for :meth:`fit`.
-            targets: as for :meth:`fit`.
-            start: lowest rate.
-            stop: highest rate.
-            steps: number of rates.
-            batch_size: samples per step, as for :meth:`fit`.
-
-        Raises:
-            InputError: the data or the rates do not fit.
-        """
-        data = weighed_dataset(self._state, inputs, targets, None, Options(batch_size, training=True))
-        return find_range(self._state, data, start, stop, steps)
-
-    def evaluate(
-        self, inputs: Any, targets: Any = None, *, batch_size: int | None = None, sample_weight: Any = None
-    ) -> dict[str, float]:
-        """Computes the loss and the metrics over a data set, in inference mode.
-
-        The result does not depend on the batch size, also for a model with a fixed batch: it is that of the outputs of
-        :meth:`predict`. Only a loss that is an onnxblock block or the model's own is averaged over batches, weighted
-        by their sizes. Arguments and errors as in :meth:`fit`.
-
-        Raises:
-            InputError: the data does not fit, or does not fill the batches of a model with a fixed batch whose loss
-                cannot be computed for some of its samples.
-        """
-        return self._state.evaluate(
-            weighed_dataset(self._state, inputs, targets, sample_weight, Options(batch_size))
-        )
-
-    def predict(self, inputs: Any, *, batch_size: int | None = None) -> Array | dict[str, Array]:
-        """Computes the model's output for each sample, in inference mode; several outputs as a dict by name.
-
-        For a model with a fixed batch the last batch is padded, and the results of the padding are dropped. Targets
-        that the data brings are ignored.
-
-        Raises:
-            InputError: the inputs do not fit, or an output has no axis for the samples.
-        """
-        layout = Layout.of(self.manifest, predicting=True)
-        data = open_source(layout, inputs, options=Options(batch_size))
-        with self.averaged():
-            result = self._state.run.predict(data.read(Pass()))
-        return result if len(result) > 1 else next(iter(result.values()))
-
-    def predict_proba(self, inputs: Any, *, batch_size: int | None = None) -> Array:
-        """Computes the probabilities that the scores of the loss stand for, in inference mode.
-
-        For a cross-entropy they are the softmax of the scores over the classes, for `nll` their exponential, for
-        losses of yes-or-no logits (`bce_with_logits`, `focal`, `tversky`) their sigmoid.
-
-        Args:
-            inputs: as for :meth:`predict`.
-            batch_size: samples per batch, 32 by default.
-
-        Returns:
-            Probabilities in the shape and dtype of the scores, e.g. float32 [samples, classes].
-
-        Raises:
-            InputError: the inputs do not fit, or the loss has no probabilities, such as that of a regression.
-
-        Example:
-            >>> import numpy as np, onnx
-            >>> model = onnx.parser.parse_model('''
-            ...   <ir_version: 10, opset_import: ["": 21]>
-            ...   net (float[n, 1] x) => (float[n, 2] y) <float[1, 2] w = {0., 2.}> { y = MatMul(x, w) }''')
-            >>> Trainer(model, "cross_entropy").predict_proba(np.array([[0.0], [1.0]])).round(2)
-            array([[0.5 , 0.5 ],
-                   [0.12, 0.88]], dtype=float32)
-        """
-        outputs = self.predict(inputs, batch_size=batch_size)
-        scores = outputs.get(self.prediction or "") if isinstance(outputs, dict) else outputs
-        labels = self.manifest.targets[0].class_labels if self.manifest.targets else None
-        # Targets that are probabilities do not tell the axis of the classes; of two axes it is the second.
-        told = labels is not None or (scores is not None and scores.ndim <= 2)
-        result = None
-        if scores is not None and (told or loss_class(self.loss_name).activation != "softmax"):
-            result = probabilities(self.loss_name, scores, 1 if labels is None else labels.axis)
-        if scores is None or result is None:
-            raise InputError(
-                f"Predicting probabilities: the loss ({self.loss_name or 'that of the model'}) does not tell how to "
-                "compute them from the outputs of the model. Use predict."
-            )
-        return result.astype(scores.dtype)
-
-    def confusion_matrix(self, inputs: Any, targets: Any = None, *, batch_size: int | None = None) -> Array:
-        """Counts how often each class (rows) is predicted as each class (columns): integers [classes, classes].
-
-        `sklearn.metrics.ConfusionMatrixDisplay(matrix).plot()` draws it.
-
-        Raises:
-            InputError: the data does not fit, or it is no classification with one right class.
-        """
-        state = self._state
-        data = weighed_dataset(state, inputs, targets, None, Options(batch_size))
-        with self.averaged():
-            steps = state.run.evaluate(data.read(Pass()))
-            # ONNX Runtime writes the outputs of the next batch to the same memory.
-            parts = [tuple(array.copy() for array in state.judged(step)) for step in steps]
-        prediction, target = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-        return confusion_matrix(state.task, prediction, target)
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes everything that :meth:`resume` needs to a directory, which is made if missing.
-
-        The models are copied there once, with the files of their external data. All files change together: if the
-        process is killed, the directory holds the files it held before, or this run, complete.
-
-        Raises:
-            CheckpointError: a file cannot be written.
-        """
-        self._state.save(path)
-
-    def save_parameters(self, path: str | os.PathLike[str]) -> None:
-        """Writes parameters and statistics alone to a checkpoint file; of a run with `ema_decay` their averages."""
-        with self.averaged():
-            CheckpointState.save_checkpoint(self.state, path)
-
-    def load_parameters(self, path: str | os.PathLike[str]) -> None:
-        """Reads parameters and statistics from a checkpoint file of the same model; nothing else changes.
-
-        Moving averages begin anew with the new parameters.
-
-        Raises:
-            CheckpointError: the file is missing, damaged, or of another model.
-        """
-        with self._state.lock:
-            self._state.run.load_parameters(path)
-            # The next step would otherwise mix averages of the old parameters with the new ones.
-            self._state.position.averaged = 0
-
-    def averaged(self) -> AbstractContextManager[None]:
-        """Makes :attr:`parameters` the averages of `ema_decay` inside of a `with` statement.
-
-        :meth:`evaluate`, :meth:`predict`, :meth:`export`, :meth:`save_parameters`, validation and `restore_best` do so
-        themselves. Without `ema_decay`, or before the first step, nothing changes. Other threads wait for the end of
-        the block before they use the trainer.
-        """
-        return self._state.averaged()
-
-    def export(self, path: str | os.PathLike[str], outputs: Sequence[str] | None = None) -> None:
-        """Writes the trained model as an ordinary `.onnx` file for inference.
-
-        The file has the inputs and outputs of the original model; BatchNormalization and Dropout are in inference
-        mode, and loss, targets and gradients are gone.
-
-        Args:
-            path: file to write.
-            outputs: names of other values to return; by default the original model's outputs.
-        """
-        with self.averaged():
-            self._state.run.export(
-                path, outputs if outputs is None or isinstance(outputs, str) else list(outputs)
-            )
-
-    def model_card(
-        self,
-        path: str | os.PathLike[str],
-        title: str,
-        *,
-        description: str = "",
-        license: str | None = None,
-        tags: Sequence[str] = (),
-        results: Mapping[str, Mapping[str, float]] | None = None,
-        model: str = "model.onnx",
-    ) -> None:
-        """Writes a model card: a README.md with the model, sizes of the data, options, metrics and versions.
-
-        Its metadata is that of the Hugging Face Hub, which shows the results beside the model.
-
-        Args:
-            path: file to write, or directory of the README.md.
-            title: name of the model, e.g. "digits".
-            description: text about purpose, data and limits; Markdown.
-            license: identifier of a licence, e.g. "apache-2.0"; None leaves it out.
-            tags: further tags besides "onnx" and "onnxtrain", e.g. ["image-classification"].
-            results: values by name of the data, e.g. `{"the test set": trainer.evaluate(x, y)}`.
-            model: name of the exported file, for the example in the card.
-
-        Raises:
-            OSError: the file cannot be written.
-        """
-        write_model_card(
-            self,
-            path,
-            title,
-            description=description,
-            license=license,
-            tags=tags,
-            results=results,
-            model=model,
-        )
 
 
 def _threads(threads: int | None) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pandas as pd
 import pytest
 
 import models
+from cli.processes import ROOT
 from cli.test_going_on import OPTIONS, flat, tensors
 from onnxtrain.cli._declared import options_of
 from onnxtrain.cli._train_options import TrainOptions
@@ -181,3 +183,14 @@ def test_evaluate_predict_and_artifacts_read_files(run: Any, mlp: Path, data: Pa
     path.write_text('model = "run"\nepochs = 3\n')
     refused = run("evaluate", "--config", path)
     assert "model is no option of `onnxtrain evaluate`" in refused.err
+
+
+def test_the_file_of_the_guide_is_one(run: Any, mlp: Path, data: Path, tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "command-line.md").read_text(encoding="utf-8")
+    (text,) = re.findall(r"^```toml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    (tmp_path / "digits.toml").write_text(text)
+    mlp.rename(tmp_path / "model.onnx")
+    data.rename(tmp_path / "train.npz")
+    result = run("train", "--config", tmp_path / "digits.toml", "--epochs", 1, "--json")
+    assert result.code == 0, result.err
+    assert "val_loss" in result.json()["epochs"][0]

@@ -139,7 +139,7 @@ def test_statistics_are_those_of_the_rows_that_are_trained_on(table: Path, strat
 
 
 def test_the_shell_splits_the_rows_that_the_encoding_was_not_learned_from(run: Any, table: Path) -> None:
-    """What the trainer trains on has mean 0: had the encoding seen other rows, it had not."""
+    """The value that fills a gap is the mean of the rows that the trainer trains on, not of all."""
     onnx.save(models.mlp(features=3, classes=2), table.with_name("net.onnx"))
     command = ("train", table.with_name("net.onnx"), "--data", table, "--target", "fate", "--impute", "mean")
     command = (*command, "--inputs", "age,fare,rooms", "--scale", "--loss", "cross_entropy", "--epochs", 1)

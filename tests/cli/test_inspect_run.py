@@ -1,4 +1,4 @@
-"""What `onnxtrain inspect` says of a run: what was trained on what, its best epoch, its files, and what to do next."""
+"""`onnxtrain inspect` of a run: what was trained on what, its best epoch, its files, and what to do next."""
 
 from __future__ import annotations
 

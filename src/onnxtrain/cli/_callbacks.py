@@ -32,6 +32,7 @@ def chosen_callbacks(options: TrainOptions, directory: Path) -> list[Callback]:
     """
     regularize, logs = options.regularize, options.logs
     callbacks: list[Callback] = [] if regularize.sam is None else [SAM(regularize.sam)]
+    # Callbacks are called in this order: losses are logged and saved after SAM has chosen the gradient.
     if (early := _early_stopping(options)) is not None:
         callbacks.append(early)
     if regularize.swa_start is not None:
@@ -59,6 +60,7 @@ def _early_stopping(options: TrainOptions) -> EarlyStopping | None:
     """Makes the callback of `--patience` or `--save-best`, which restores the best epoch; None without both."""
     best = options.best
     if best.patience is None and not best.save_best:
+        # Alone they would change nothing, without a word.
         given = {"--monitor": best.monitor, "--min-delta": best.min_delta}
         if alone := [name for name, value in given.items() if value is not None]:
             raise InputError(f"{' and '.join(alone)} compares epochs; give --patience or --save-best, too.")
@@ -71,6 +73,7 @@ def _early_stopping(options: TrainOptions) -> EarlyStopping | None:
 
 def _start(text: str) -> int | float:
     """Reads the value of `--swa-start`: an epoch, or a fraction of the epochs."""
+    # 1 is the first epoch, 1.0 would be all of them.
     try:
         return int(text) if text.isdecimal() else float(text)
     except ValueError:
@@ -82,6 +85,7 @@ def _start(text: str) -> int | float:
 def chosen_transform(options: TrainOptions) -> MixUp | CutMix | None:
     """Makes the augmentation of `--mixup` or `--cutmix`; raises InputError for both, or a wrong ALPHA."""
     mixup, cutmix = options.regularize.mixup, options.regularize.cutmix
+    # Timm switches between the two from batch to batch; a function of one's own in Python can do so, too.
     if mixup is not None and cutmix is not None:
         raise InputError("--mixup and --cutmix are two ways to mix samples; give one of them.")
     if mixup is not None:

@@ -68,6 +68,7 @@ class FillRule(NamedTuple):
         """
         if self.strategy == "value":
             return self.value
+        # A rule for all columns may say "mean" and means the numbers: categories get their most frequent one.
         if self.of_column and self.strategy != "most_frequent":
             raise InputError(
                 f"--impute {self.text}: the column '{name}' holds categories, which have no {self.strategy}. Choose "
@@ -87,6 +88,7 @@ def parse_impute(texts: Sequence[str] | None, table: Table) -> Mapping[str, Fill
     rules: dict[str, FillRule] = {}
     for text in texts or ():
         name, rule = _parse(text, table)
+        # The order of the options is to mean nothing: a second rule is an error, not a correction.
         if name in rules:
             where = f"the column '{name}'" if name else "all columns"
             raise InputError(f"--impute gives two rules for {where}: {rules[name].text} and {text}.")

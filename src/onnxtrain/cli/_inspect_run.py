@@ -20,6 +20,7 @@ from onnxtrain.cli._tables import Encoding
 from onnxtrain.runtime.json_text import parse_json
 from onnxtrain.runtime.manifest import Manifest
 from onnxtrain.runtime.store import Store
+from onnxtrain.trainer import EarlyStopping
 from onnxtrain.trainer._history import History
 from onnxtrain.trainer._metrics import METRICS
 from onnxtrain.trainer._position import PROPERTY, Plan, Position
@@ -49,8 +50,10 @@ def describe_run(path: Path, manifest: Manifest, store: Store) -> dict[str, Any]
     if TABLE in store.properties:
         encoding = Encoding.from_json(str(store.properties[TABLE]), str(path))
     history = position.history
-    monitor = best_key(options.get("monitor"), history.epochs[position.fit_start :])
-    best = _best_epoch(history.epochs[position.fit_start :], monitor)
+    # Of the last fit alone: --patience and --save-best choose among its epochs.
+    epochs = history.epochs[position.fit_start :]
+    monitor = best_key(options.get("monitor"), epochs)
+    best = _best_epoch(epochs, monitor, options.get("min_delta"))
     return {
         "model": files.get("model"),
         "data": files.get("data"),
@@ -91,6 +94,7 @@ def _run_file(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads((path / RUN_FILE).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
+        # The file is the user's to edit, and nothing in the run depends on it.
         return {}
 
 
@@ -104,18 +108,24 @@ def best_key(monitor: object, epochs: Sequence[Mapping[str, float]]) -> str | No
     return next((key for key in keys if epochs and all(key in epoch for epoch in epochs)), None)
 
 
-def _best_epoch(epochs: Sequence[dict[str, float]], key: str | None) -> dict[str, float] | None:
+def _best_epoch(
+    epochs: Sequence[dict[str, float]], key: str | None, min_delta: object
+) -> dict[str, float] | None:
     if key is None:
         return None
     metric = METRICS.get(key.removeprefix("val_"))
-    sign = -1 if metric is not None and metric.higher_is_better else 1
-    # Every comparison with NaN is False; the flag before the value sorts NaN last.
-    return min(epochs, key=lambda epoch: (math.isnan(epoch[key]), sign * epoch[key]))
+    sign = 1 if metric is not None and metric.higher_is_better else -1
+    # NaN compares with nothing, and counts as the worst value.
+    scores = [-math.inf if math.isnan(epoch[key]) else sign * epoch[key] for epoch in epochs]
+    # The rule of --save-best, so that the epoch is the one whose weights were exported.
+    rule = EarlyStopping(key, min_delta=min_delta if isinstance(min_delta, float) else 0.0)
+    return epochs[rule._best(scores)]
 
 
 def _progress(plan: Plan | None, position: Position, history: History) -> str:
     if plan is None:
         return "not trained yet"
+    # Epochs count over all fits of the run, as in the lines of training.
     end = position.fit_start + plan.epochs
     if position.unfinished:
         batches = f" and {position.batch} batches" if position.batch else ""
@@ -139,6 +149,7 @@ def _commands(path: Path, data: object, unfinished: bool, has_options: bool) -> 
         "predict": f"onnxtrain predict {run} --data FILE -o predictions.csv",
         "write the model": f"onnxtrain export {run} -o model.onnx",
     }
+    # Runs that Python began have no file of options.
     if has_options:
         commands["repeat the run"] = f"onnxtrain train --config {shlex.quote(str(path / RUN_FILE))} -o DIR"
     return commands

@@ -44,6 +44,7 @@ def chosen_loss(options: ModelOptions, *, mixed: bool = False) -> Loss | None:
             raise InputError("--mixup and --cutmix mix the targets of a loss; name one by --loss.")
         return None
     loss = make_loss(options.loss)
+    # Replaced, not made anew: the settings that were not given keep their defaults.
     owner = loss_settings(loss)._replace(name=options.loss)
     loss = replace(loss, **parse_settings(owner, options.loss_option))
     if not mixed:
@@ -70,6 +71,7 @@ def label_targets(trainer: Trainer) -> Sequence[InputSpec]:
         return targets
     spec = targets[0]
     assert spec.shape is not None
+    # The classes lie along axis 1 of the probabilities, as in the scores.
     labels = ClassLabels(spec.shape[1] if isinstance(spec.shape[1], int) else None, None)
     shape = (spec.shape[0], *spec.shape[2:])
     return [InputSpec(spec.name, BY_NAME["int64"], shape, labels), *targets[1:]]
@@ -77,6 +79,7 @@ def label_targets(trainer: Trainer) -> Sequence[InputSpec]:
 
 def _takes_probabilities(trainer: Trainer) -> bool:
     spec = trainer.manifest.targets[0]
+    # The manifest tells class labels from other integers, but not probabilities from other floats: the loss does.
     has_classes = spec.shape is not None and len(spec.shape) > 1
     return has_classes and spec.class_labels is None and loss_class(trainer.loss_name).activation == "softmax"
 

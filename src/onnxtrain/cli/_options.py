@@ -53,6 +53,7 @@ class ModelOptions:
         f"Minimise this loss: {losses_by_targets()}. Default: the model's first output is the loss.",
         autocompletion=complete_losses,
     )
+    # Texts, parsed by the type of each setting: the settings of one loss are not those of another.
     loss_option: list[str] | None = option(
         "NAME=VALUE",
         "Set a parameter of the loss, e.g. label_smoothing=0.1 or weight=1,5,1; repeat it for several. "
@@ -240,7 +241,7 @@ class TableOptions:
     unknown_category: Literal["error", "ignore", "own"] = option(
         None,
         "Treat categories that training has not seen as an error, one-hot encode them as zeros (ignore), or give "
-        "them an input or a number of their own.",
+        "them an input or a number of their own (own), e.g. ignore.",
         default="error",
     )
     scale: bool = switch(

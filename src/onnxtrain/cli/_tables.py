@@ -138,6 +138,7 @@ class Encoding:
                     cls([], target_names, classes)._target(table, targets[0]).reshape(-1).astype(np.int64)
                 )
             rows, _ = split_order(len(table.frame), split.fraction, split.seed, of_rows)
+        # A misspelt column would be left with its gaps, and the error would name the gaps.
         rules = parse_impute(options.impute, table)
         if extra := sorted(set(rules) - {*inputs, ALL}):
             raise InputError(f"{', '.join(extra)} of --impute is no input.")

@@ -109,6 +109,7 @@ def _train(options: TrainOptions, given: frozenset[str]) -> None:
             remember(trainer, options, digest(arrays | weights))
             # If the process is killed before the first epoch has ended, the run can still be resumed.
             trainer.save(trainer.directory)
+            # A run that goes on keeps the file of its first command, which repeats it as far as one command can.
             if not resuming:
                 write_config(options, trainer.directory / RUN_FILE, onnxtrain.__version__)
     # The trainer's own hint is Python code.

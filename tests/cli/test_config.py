@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import onnx
@@ -15,6 +15,7 @@ import pytest
 import models
 from cli.processes import ROOT
 from cli.test_going_on import OPTIONS, flat, tensors
+from onnxtrain.cli._config import names_file
 from onnxtrain.cli._declared import options_of
 from onnxtrain.cli._train_options import TrainOptions
 
@@ -194,3 +195,11 @@ def test_the_file_of_the_guide_is_one(run: Any, mlp: Path, data: Path, tmp_path:
     result = run("train", "--config", tmp_path / "digits.toml", "--epochs", 1, "--json")
     assert result.code == 0, result.err
     assert "val_loss" in result.json()["epochs"][0]
+
+
+def test_options_of_paths_are_known_by_the_name_of_their_value() -> None:
+    """Paths of a file of options are relative to it, and those of run.toml absolute."""
+    for option in options_of(TrainOptions).values():
+        kind, declared = get_args(option.annotation)
+        is_path = kind is Path or Path in get_args(kind)
+        assert names_file(declared.metavar or "") >= is_path, option.key

@@ -273,6 +273,17 @@ def test_the_exported_file_treats_unknown_categories_alike(run: Any, table: Path
     np.testing.assert_allclose(logits(deck="9")[0], np.tanh(row @ w1 + b1) @ w2 + b2, rtol=1e-4, atol=1e-5)
 
 
+def test_a_value_of_a_rule_needs_no_remark(run: Any, table: Path) -> None:
+    """A category "NA" of the table does, also where it fills gaps as the most frequent one."""
+    onnx.save(models.mlp(features=6, classes=2), table.with_name("net.onnx"))
+    command = ("train", table.with_name("net.onnx"), "--data", table, "--target", "fate", "--one-hot")
+    command = (*command, "--inputs", "port,cabin", "--impute", "mean", "--impute", "cabin=value=none")
+    shown = run(*command, "--loss", "cross_entropy", "--epochs", 1, "-o", table.with_name("run"))
+    assert shown.code == 0, shown.err
+    assert "Column 'port': 'NA' is a category. If it stands for a missing value" in shown.err
+    assert "Column 'cabin'" not in shown.err
+
+
 def models_weights(table: Path) -> dict[str, np.ndarray]:
     tensors = onnx.load(table.with_name("run") / "trained.onnx").graph.initializer
     floats = [tensor for tensor in tensors if tensor.data_type == onnx.TensorProto.FLOAT]

@@ -112,13 +112,23 @@ def _one(context: typer.Context, parameter: Any, item: Any, path: Path, where: s
     # The command line reads "3" as 3; in the file it is a text, and its author may have meant one.
     if wanted is not None and isinstance(item, str):
         raise InputError(f'{where} is "{item}"; it must be {wanted}, without quotation marks.')
-    is_file = isinstance(result, Path) or "FILE" in (parameter.metavar or "")
+    is_file = names_file(parameter.metavar or "")
     # Relative to the file, so that it means the same wherever the command is given.
     return (
         str(path.parent / item)
         if is_file and isinstance(item, str) and isinstance(number_or_text(item), str)
         else result
     )
+
+
+def names_file(metavar: str) -> bool:
+    """Tells from the name of a value in `--help` that the value is, or may be, a path.
+
+    >>> [names_file(metavar) for metavar in ("MODEL|DIR", "FILE.csv", "FRACTION|FILE", "NAME")]
+    [True, True, True, False]
+    """
+    # Not from its type: versions of typer convert texts to paths at different times.
+    return any(part.split(".")[0] in ("FILE", "DIR", "MODEL", "RUN") for part in metavar.split("|"))
 
 
 def _shown(value: Any) -> str:
@@ -159,7 +169,7 @@ def write_config(options: object, path: Path, version: str) -> None:
 
 def _written(value: Any, metavar: str) -> Any:
     # `--validation FILE` is a text, as it may be a fraction.
-    is_file = isinstance(value, str) and "FILE" in metavar and isinstance(number_or_text(value), str)
+    is_file = isinstance(value, str) and names_file(metavar) and isinstance(number_or_text(value), str)
     if is_file or isinstance(value, Path):
         return str(Path(value).resolve())
     return number_or_text(value) if isinstance(value, str) and "FRACTION" in metavar else value

@@ -76,8 +76,12 @@ def tell_of_table(data: Table, encoding: Encoding, labels: np.ndarray[Any, Any] 
     rows_in_table = len(data.frame)
     columns = ("column", "encoding", "missing", "filled by")
     info_table(table(f"{data.path.name}: {rows_in_table:,} rows", columns, rows, right=(2,)))
+    data = replace(data, missing=encoding.missing)
     for column in encoding.columns:
-        _tell_of_likely_missing(column.name, column.categories or ())
+        # The user's own name for missing values, of `--impute COLUMN=value=none`, needs no remark.
+        of_rule = column.fill not in data.values(column.name).texts()
+        categories = [text for text in column.categories or () if not (of_rule and text == column.fill)]
+        _tell_of_likely_missing(column.name, categories)
     _tell_of_likely_missing(", ".join(encoding.targets), encoding.classes or ())
     if labels is not None and encoding.classes is not None:
         counts = np.bincount(labels.ravel(), minlength=len(encoding.classes))

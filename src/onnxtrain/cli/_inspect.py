@@ -61,7 +61,7 @@ def run_command(path: Path, json: bool, parameters: bool = False) -> None:
         print_table(summary_table(str(path), _summary(document)))
     else:
         trained = f"{document['trainable_elements']:,} of {document['elements']:,}"
-        print_table(*run_tables(path, run, trained, document["last_epoch"]))
+        print_table(*run_tables(path, run, trained))
         for purpose, command in run["next"].items():
             # Not by rich, which would break it: a long command must stay one line, to be copied.
             print(f"{purpose}: {command}")

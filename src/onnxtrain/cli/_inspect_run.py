@@ -70,8 +70,10 @@ def describe_run(path: Path, manifest: Manifest, store: Store) -> dict[str, Any]
         "progress": _progress(position.plan, position, history),
         "steps": position.step,
         "monitor": monitor,
-        "best_epoch": None if best is None else int(best["epoch"]),
-        "best": best,
+        "best_epoch": None if best is None else position.fit_start + best + 1,
+        "best": None if best is None else epochs[best],
+        "last_epoch": position.epoch,
+        "last": epochs[-1] if epochs else None,
         "files": {entry.name: _size(entry) for entry in sorted(path.iterdir())} if path.is_dir() else {},
         "next": _commands(path, files.get("data"), position.unfinished, (path / RUN_FILE).is_file()),
     }
@@ -108,9 +110,8 @@ def best_key(monitor: object, epochs: Sequence[Mapping[str, float]]) -> str | No
     return next((key for key in keys if epochs and all(key in epoch for epoch in epochs)), None)
 
 
-def _best_epoch(
-    epochs: Sequence[dict[str, float]], key: str | None, min_delta: object
-) -> dict[str, float] | None:
+def _best_epoch(epochs: Sequence[dict[str, float]], key: str | None, min_delta: object) -> int | None:
+    """Finds the index of the best epoch; None if nothing was recorded."""
     if key is None:
         return None
     metric = METRICS.get(key.removeprefix("val_"))
@@ -119,7 +120,7 @@ def _best_epoch(
     scores = [-math.inf if math.isnan(epoch[key]) else sign * epoch[key] for epoch in epochs]
     # The rule of --save-best, so that the epoch is the one whose weights were exported.
     rule = EarlyStopping(key, min_delta=min_delta if isinstance(min_delta, float) else 0.0)
-    return epochs[rule._best(scores)]
+    return rule._best(scores)
 
 
 def _progress(plan: Plan | None, position: Position, history: History) -> str:
@@ -155,16 +156,13 @@ def _commands(path: Path, data: object, unfinished: bool, has_options: bool) -> 
     return commands
 
 
-def run_tables(
-    path: Path, run: Mapping[str, Any], trained: str, last: Mapping[str, float]
-) -> list[Grid | str]:
+def run_tables(path: Path, run: Mapping[str, Any], trained: str) -> list[Grid | str]:
     """Formats the description of a run for people, without its commands.
 
     Args:
         path: directory of the run.
         run: result of :func:`describe_run`.
         trained: sentence about the trained parameters, e.g. "67 of 67".
-        last: record of the last epoch.
     """
     schedule = f", {run['schedule']}" if run["schedule"] else ""
     rows: list[tuple[str, object]] = [
@@ -185,11 +183,12 @@ def run_tables(
     ]
     if run["columns"]:
         shown.append(table("Columns", ("column", "encoding"), list(run["columns"].items())))
-    if best := run["best"]:
+    best, last = run["best"], run["last"]
+    if best is not None and last is not None:
         columns = (
             "",
             f"best epoch: {run['best_epoch']}, by {run['monitor']}",
-            f"last epoch: {int(last['epoch'])}",
+            f"last epoch: {run['last_epoch']}",
         )
         values = [
             (key, f"{best[key]:.5g}", f"{last[key]:.5g}") for key in best if key != "epoch" and key in last

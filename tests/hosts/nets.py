@@ -110,6 +110,30 @@ def transformer() -> onnx.ModelProto:
     )  # fmt: skip
 
 
+def adapted() -> onnx.ModelProto:
+    """A net with a frozen layer, BatchNormalization and Dropout, and names beyond ASCII."""
+    model = _model(
+        """a = Gemm(x, w1, b1)
+        n, m, v = BatchNormalization<training_mode=1>(a, bn_ones, bn_bias, bn_mean, bn_var_ones)
+        r = Relu(n)
+        ratio = Constant<value_float=0.2>()  yes = Constant<value=bool {1}>()
+        d = Dropout(r, ratio, yes)
+        logits = Gemm(d, w2, b2)""",
+        (TensorProto.FLOAT, ["batch", 6]),
+        {
+            "w1": (6, 12), "b1": (12,), "bn_ones": (12,), "bn_bias": (12,), "bn_mean": (12,), "bn_var_ones": (12,),
+            "w2": (12, 5), "b2": (5,),
+        },
+    )  # fmt: skip
+    # In the digest of a delta names are JSON texts, in the order of code points.
+    renamed = {"w1": 'größe\t"1"', "b1": "\uff5e/b", "bn_bias": "😀.bias", "bn_ones": "カ"}
+    for node in model.graph.node:
+        node.input[:] = [renamed.get(name, name) for name in node.input]
+    for tensor in model.graph.initializer:
+        tensor.name = renamed.get(tensor.name, tensor.name)
+    return model
+
+
 def lstm() -> onnx.ModelProto:
     return _model(
         """t = Transpose<perm=[1,0,2]>(x)
@@ -160,6 +184,12 @@ NETS = [
             "optimizer": AdamW(groups=[ParameterGroup("table", optimizer=SparseAdam())]),
             "sparse_gradients": ["table"],
         },
+    ),
+    Net(
+        "adapted",
+        adapted,
+        _floats(6),
+        {"requires_grad": ["w2", "b2"], "frozen_params": ["größe*", "\uff5e/b", "カ", "😀*"]},
     ),
     Net("frozen", digits, _floats(1, 8, 8), {"requires_grad": ["fc_*"], "batch_norm": "inference"}),
 ]

@@ -56,15 +56,20 @@ export async function loadRuntime(name) {
   return ort;
 }
 
-/** Reads the feeds of each step as tensors, the learning rate and the seed. */
+/** Reads the feeds of each step of a reference net as tensors, the learning rate and the seed. */
 export function feedsOf(ort, net) {
+  return trainingFeeds(ort, folderOf(net));
+}
+
+/** Reads the feeds of a folder, see docs/own-host.md. */
+export function trainingFeeds(ort, folder) {
   const {
     steps,
     learning_rate: learningRate,
-    seed,
+    seed = 0,
     feeds,
-  } = JSON.parse(readFileSync(join(folderOf(net), "feeds.json"), "utf8"));
-  const { buffer } = read(net, "feeds.bin");
+  } = JSON.parse(readFileSync(join(folder, "feeds.json"), "utf8"));
+  const { buffer } = new Uint8Array(readFileSync(join(folder, "feeds.bin")));
   const classes = { float32: Float32Array, int64: BigInt64Array };
   let position = 0;
   const batches = Array.from({ length: steps }, () =>

@@ -1,115 +1,163 @@
 #include "checkpoint.h"
 
-#include <algorithm>
-#include <fstream>
-#include <sstream>
+#include <cmath>
 #include <stdexcept>
-#include <utility>
+
+#include "sha256.h"
 
 namespace {
+
+const char kFormat[] = "onnxtrain-checkpoint";
+const char kDeltaFormat[] = "onnxtrain-checkpoint-delta";
 
 void require(bool condition, const std::string& message) {
   if (!condition) throw std::runtime_error(message);
 }
 
-uint64_t read_length(const std::string& data) {
-  uint64_t length = 0;
-  for (int byte = 7; byte >= 0; --byte) length = length << 8 | static_cast<unsigned char>(data[byte]);
-  return length;
+std::string entry_of(const Json& metadata, const std::string& key, const std::string& otherwise = "") {
+  return metadata.has(key) ? metadata.at(key).text() : otherwise;
 }
 
-Checkpoint parse(const std::string& data) {
-  require(data.size() >= 8 && read_length(data) <= data.size() - 8, "it is truncated, or no safetensors file");
-  const size_t start = 8 + static_cast<size_t>(read_length(data));
-  const Json header = Json::parse(data.substr(8, start - 8));
-  Checkpoint checkpoint;
-  std::vector<std::pair<size_t, size_t>> places;
-  for (const auto& [key, entry] : header.object()) {
-    if (key == "__metadata__") {
-      checkpoint.metadata = entry;
-      continue;
-    }
-    const std::vector<int64_t> offsets = entry.at("data_offsets").shape();
-    require(offsets.size() == 2 && offsets[0] <= offsets[1], "the place of '" + key + "' is wrong");
-    const size_t begin = static_cast<size_t>(offsets[0]), end = static_cast<size_t>(offsets[1]);
-    require(end <= data.size() - start, "it is truncated in the tensor '" + key + "'");
-    const ElementType& type = element_type_of_safetensors(entry.at("dtype").text());
-    checkpoint.tensors[key] = Tensor(type, entry.at("shape").shape(), data.data() + start + begin, end - begin);
-    places.emplace_back(begin, end);
+std::string show(const std::string& dtype, const std::vector<int64_t>& shape) { return dtype + Json::of(shape).dump(); }
+
+// Reads step and learning rates of an optimizer; null if the file has no optimizer state.
+Json read_progress(const std::string& text) {
+  Json progress = Json::parse(text);
+  if (progress.is_null()) return progress;
+  const int64_t step = progress.at("step").integer();
+  require(step >= 0 && step < int64_t{1} << 62, "its optimizer is at " + text);
+  for (const char* key : {"learning_rate", "initial_learning_rate"}) {
+    const double rate = progress.at(key).number();
+    require(std::isfinite(rate) && rate >= 0, "its optimizer is at " + text);
   }
-  // The tensors fill the rest of the file without gaps: a damaged offset would give numbers of another tensor.
-  std::sort(places.begin(), places.end());
-  size_t end = 0;
-  for (const auto& place : places) {
-    require(place.first == end, "its tensors overlap or have gaps");
-    end = place.second;
-  }
-  require(start + end == data.size(), "there are bytes behind its last tensor");
-  return checkpoint;
+  return progress;
 }
 
-std::string json_text(const std::string& key, const Json& metadata) {
-  return metadata.has(key) ? metadata.at(key).text() : "";
+Tensor filled(const std::string& dtype, const std::vector<int64_t>& shape, double value) {
+  if (dtype == "float64") return Tensor::of("float64", shape, std::vector<double>(elements_of(shape), value));
+  require(dtype == "float32", "moments of " + dtype + " are not supported");
+  return Tensor::of("float32", shape, std::vector<float>(elements_of(shape), static_cast<float>(value)));
 }
 
 }  // namespace
 
-std::string read_file(const std::filesystem::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::ostringstream content;
-  content << file.rdbuf();
-  require(file.is_open() && !std::filesystem::is_directory(path), "cannot read '" + path.string() + "'");
-  return content.str();
+Checkpoint::Checkpoint(const Json& manifest) : manifest_(manifest) {
+  for (const std::string kind : {"parameter", "statistic"}) {
+    for (const Json& entry : manifest.at(kind + "s").list()) {
+      const std::string& name = entry.at("name").text();
+      const Spec spec{name, entry.at("dtype").text(), entry.at("shape").shape()};
+      specs_[kind + "/" + name] = spec;
+      if (kind == "parameter" && !entry.at("trainable").truth()) frozen_[kind + "/" + name] = spec;
+    }
+  }
+  std::map<std::string, double> initial;
+  const Json& optimizer = manifest.at("optimizer");
+  for (size_t index = 0; index < optimizer.at("moments").list().size(); ++index) {
+    initial[optimizer.at("moments").list()[index].text()] = optimizer.at("initial_values").list().at(index).number();
+  }
+  for (const Json& entry : optimizer.at("states").list()) {
+    const std::string &moment = entry.at("moment").text(), &parameter = entry.at("parameter").text();
+    moments_[moment + "/" + parameter] =
+        Spec{parameter + "_" + moment, entry.at("dtype").text(), entry.at("shape").shape(), initial.at(moment)};
+  }
 }
 
-Checkpoint Checkpoint::load(const std::filesystem::path& path, const Json& manifest) {
-  const std::string data = read_file(path);
-  try {
-    Checkpoint checkpoint = parse(data);
-    require(json_text("format", checkpoint.metadata) == "onnxtrain-checkpoint", "it is no checkpoint of onnxtrain");
-    require(json_text("fingerprint", checkpoint.metadata) == manifest.at("fingerprint").text(),
-            "it belongs to another model");
-    for (const std::string kind : {"parameter", "statistic"}) {
-      for (const Json& spec : manifest.at(kind + "s").list()) {
-        const std::string key = kind + "/" + spec.at("name").text();
-        const auto tensor = checkpoint.tensors.find(key);
-        require(tensor != checkpoint.tensors.end(), "it lacks '" + key + "'");
-        require(tensor->second.type().name == spec.at("dtype").text() && tensor->second.shape() == spec.at("shape").shape(),
-                "'" + key + "' has another dtype or shape than the model's");
-      }
+// Throws unless the file has the tensors of the model, of its optimizer if there is optimizer state, and no others.
+void Checkpoint::check(const Tensors& tensors, bool delta, bool optimizer) const {
+  size_t expected = 0;
+  for (const Specs* specs : {&specs_, &moments_}) {
+    if (specs == &moments_ && !optimizer) continue;
+    for (const auto& [key, spec] : *specs) {
+      if (delta && frozen_.count(key) != 0) continue;
+      const auto tensor = tensors.find(key);
+      require(tensor != tensors.end(), "it lacks '" + key + "'");
+      const std::string received = show(tensor->second.type().name, tensor->second.shape());
+      const std::string wanted = show(spec.dtype, spec.shape);
+      require(received == wanted, "'" + key + "' is " + received + " in the file and " + wanted + " in the model");
+      ++expected;
     }
-    return checkpoint;
+  }
+  for (const auto& [key, tensor] : tensors) {
+    const bool known = (specs_.count(key) != 0 && !(delta && frozen_.count(key) != 0)) || (optimizer && moments_.count(key) != 0);
+    require(known, "the model has no '" + key + "'; perhaps it had another optimizer");
+  }
+}
+
+TensorFile Checkpoint::read(const std::filesystem::path& path, bool& delta, Json& progress) const {
+  const TensorFile file = TensorFile::read(path);
+  const std::string format = entry_of(file.metadata, "format"), version = entry_of(file.metadata, "version");
+  delta = format == kDeltaFormat;
+  require(delta || format == kFormat, "it is no checkpoint of onnxtrain");
+  require(version == "1", "it has version " + version + ", not 1");
+  require(entry_of(file.metadata, "fingerprint") == manifest_.at("fingerprint").text(), "it belongs to another model");
+  require(!delta || !values.empty(), "it is a delta, which goes on top of a checkpoint");
+  progress = read_progress(entry_of(file.metadata, "optimizer", "null"));
+  check(file.tensors, delta, !progress.is_null());
+  require(!delta || entry_of(file.metadata, "frozen") == frozen_digest(),
+          "it was trained on top of other values of the frozen parameters");
+  return file;
+}
+
+void Checkpoint::load(const std::filesystem::path& path) {
+  bool delta = false;
+  TensorFile file;
+  Json progress;
+  try {
+    file = read(path, delta, progress);
   } catch (const std::exception& error) {
     throw std::runtime_error("the checkpoint '" + path.string() + "' cannot be used: " + error.what());
   }
+  // Nothing has changed up to here.
+  for (const auto& [key, spec] : specs_) {
+    if (file.tensors.count(key) != 0) values[spec.input] = file.tensors.at(key);
+  }
+  for (const auto& [key, spec] : moments_) {
+    values[spec.input] = progress.is_null() ? filled(spec.dtype, spec.shape, spec.initial) : file.tensors.at(key);
+  }
+  for (const auto& [key, text] : file.metadata.object()) {
+    if (key != "format" && key != "frozen") metadata_.set(key, text);
+  }
+  progress_ = progress;
+  step = progress.is_null() ? 0 : progress.at("step").integer();
 }
 
-void Checkpoint::save(const std::filesystem::path& path) const {
-  Json header;
-  header.set("__metadata__", metadata);
-  size_t end = 0;
-  for (const auto& [key, tensor] : tensors) {
-    Json entry, shape, offsets;
-    shape = Json::parse("[]");
-    for (int64_t size : tensor.shape()) shape.append(Json(static_cast<double>(size)));
-    offsets.append(Json(static_cast<double>(end)));
-    end += tensor.bytes();
-    offsets.append(Json(static_cast<double>(end)));
-    entry.set("dtype", Json(std::string(tensor.type().safetensors)));
-    entry.set("shape", shape);
-    entry.set("data_offsets", offsets);
-    header.set(key, entry);
+void Checkpoint::save(const std::filesystem::path& path, double learning_rate, bool delta) const {
+  TensorFile file;
+  for (const Specs* specs : {&specs_, &moments_}) {
+    for (const auto& [key, spec] : *specs) {
+      if (!delta || frozen_.count(key) == 0) file.tensors[key] = values.at(spec.input);
+    }
   }
-  std::string text = header.dump();
-  text.append((8 - text.size() % 8) % 8, ' ');
-  std::filesystem::path temporary = path;
-  temporary += ".tmp";
-  {
-    std::ofstream file(temporary, std::ios::binary);
-    for (int byte = 0; byte < 8; ++byte) file.put(static_cast<char>(text.size() >> (8 * byte) & 0xFF));
-    file << text;
-    for (const auto& [key, tensor] : tensors) file.write(tensor.data(), static_cast<std::streamsize>(tensor.bytes()));
-    require(file.flush().good(), "cannot write '" + temporary.string() + "'");
+  Json progress = progress_, order = Json::of({}), trainable = Json::of({});
+  if (progress.is_null()) progress.set("initial_learning_rate", Json(learning_rate));
+  progress.set("learning_rate", Json(learning_rate));
+  progress.set("step", Json(static_cast<double>(step)));
+  for (const Json& parameter : manifest_.at("parameters").list()) {
+    order.append(parameter.at("name"));
+    if (parameter.at("trainable").truth()) trainable.append(parameter.at("name"));
   }
-  std::filesystem::rename(temporary, path);
+  for (const auto& [key, text] : metadata_.object()) {
+    if (!delta || (key != "order" && key != "nominal")) file.metadata.set(key, text);
+  }
+  file.metadata.set("format", Json(std::string(delta ? kDeltaFormat : kFormat)));
+  file.metadata.set("optimizer", Json(progress.dump()));
+  file.metadata.set("trainable", Json(trainable.dump()));
+  if (delta) {
+    file.metadata.set("frozen", Json(frozen_digest()));
+  } else {
+    file.metadata.set("order", Json(order.dump()));
+    file.metadata.set("nominal", Json(std::string("false")));
+  }
+  file.write(path);
+}
+
+// The digest by which a delta recognises its base. The map is in the order of names, as UTF-8 sorts by code points.
+std::string Checkpoint::frozen_digest() const {
+  Sha256 digest;
+  for (const auto& [key, spec] : frozen_) {
+    const Tensor& value = values.at(spec.input);
+    const std::string name = Json(spec.input).dump(), dtype = Json(spec.dtype).dump();
+    digest.update("[" + name + "," + dtype + "," + Json::of(spec.shape).dump() + "]").update(value.data(), value.bytes());
+  }
+  return digest.hex();
 }

@@ -9,12 +9,20 @@ namespace {
 
 constexpr int kDepth = 100;  // a file of brackets alone must not use up the stack
 
+// Letters that stand for control characters behind a backslash.
+const std::string kLetters = "bfnrt", kControls = "\b\f\n\r\t";
+
+// Escapes the same characters in the same way as JSON in Python and JavaScript: digests are over such texts.
 std::string quoted(const std::string& text) {
   std::string result = "\"";
   for (unsigned char c : text) {
+    const size_t control = kControls.find(static_cast<char>(c));
     if (c == '"' || c == '\\') {
       result += '\\';
       result += static_cast<char>(c);
+    } else if (control != std::string::npos) {
+      result += '\\';
+      result += kLetters[control];
     } else if (c < 0x20) {
       char escape[8];
       std::snprintf(escape, sizeof escape, "\\u%04x", c);
@@ -112,12 +120,11 @@ class Parser {
       }
       if (place_ >= text_.size()) break;
       c = text_[place_++];
-      const std::string from = "bfnrt", to = "\b\f\n\r\t";
-      const size_t index = from.find(c);
+      const size_t index = kLetters.find(c);
       if (c == 'u') {
         append_utf8(result, code_point());
       } else {
-        result += index == std::string::npos ? c : to[index];
+        result += index == std::string::npos ? c : kControls[index];
       }
     }
     if (place_ >= text_.size()) fail("'\"'");
@@ -126,7 +133,7 @@ class Parser {
   }
 
   uint32_t hexadecimal() {
-    if (place_ + 4 > text_.size()) fail("four digits");
+    if (text_.find_first_not_of("0123456789abcdefABCDEF", place_) < place_ + 4 || place_ + 4 > text_.size()) fail("four digits");
     const uint32_t code = static_cast<uint32_t>(std::strtoul(text_.substr(place_, 4).c_str(), nullptr, 16));
     place_ += 4;
     return code;
@@ -155,6 +162,13 @@ class Parser {
 };
 
 Json Json::parse(const std::string& text) { return Parser(text).document(); }
+
+Json Json::of(const std::vector<int64_t>& numbers) {
+  Json list;
+  list.kind_ = Kind::List;
+  for (int64_t number : numbers) list.append(Json(static_cast<double>(number)));
+  return list;
+}
 
 std::string Json::dump() const {
   std::string result;

@@ -16,6 +16,8 @@ class Json {
 
   // Throws std::runtime_error, which tells the position, if the text is no JSON.
   static Json parse(const std::string& text);
+  static Json of(const std::vector<int64_t>& numbers);
+  // As compact as possible, e.g. ["fc.weight","float32",[3,4]], without escapes of letters beyond ASCII.
   std::string dump() const;
 
   bool is_null() const { return kind_ == Kind::Null; }

@@ -1,0 +1,31 @@
+// The batches of a run, from the two files of a folder: see docs/own-host.md, "The loop".
+#pragma once
+
+#include <filesystem>
+#include <string>
+
+#include "json.h"
+#include "ort.h"
+
+// Throws std::runtime_error, which names the file, if it is missing or no JSON.
+Json read_json(const std::filesystem::path& path);
+
+class Feeds {
+ public:
+  // Throws std::runtime_error if the files do not fit the manifest.
+  Feeds(const std::filesystem::path& folder, const Json& manifest);
+
+  int64_t steps() const { return run_.at("steps").integer(); }
+  double learning_rate() const { return run_.at("learning_rate").number(); }
+  int64_t seed() const { return run_.has("seed") ? run_.at("seed").integer() : 0; }
+
+  // Puts the arrays of a step, counted from 0, among the values.
+  void put(int64_t step, Tensors& values) const;
+
+ private:
+  static size_t bytes_of(const Json& feed);
+
+  Json run_;
+  std::string data_;
+  size_t step_bytes_ = 0;
+};

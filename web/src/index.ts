@@ -5,12 +5,7 @@ export type { Properties } from "./checkpoint.js";
 export { CheckpointError, InputError, ModelLoadError, OnnxTrainError, TrainingStateError } from "./errors.js";
 export type { Feeds } from "./feeds.js";
 export type { Files, InputSpec, Manifest, OptimizerSpec, ParameterSpec, StatisticSpec } from "./manifest.js";
+export type { CreateOptions, SaveOptions, StepResult, WarmUpOptions } from "./options.js";
 export type { ExecutionProviders, OrtModule } from "./ort.js";
 export { Random } from "./random.js";
-export {
-  type CreateOptions,
-  type SaveOptions,
-  type StepResult,
-  TrainingSession,
-  type WarmUpOptions,
-} from "./session.js";
+export { TrainingSession } from "./session.js";

@@ -8,9 +8,16 @@ import type { RawTensor } from "./safetensors.js";
 export interface OrtModule {
   readonly InferenceSession: InferenceSessionFactory;
   readonly Tensor: TensorConstructor;
+  /** Tells the versions of the packages: `web` in onnxruntime-web, `node` in onnxruntime-node. */
+  readonly env?: { readonly versions?: { readonly web?: string } };
 }
 
 export type ExecutionProviders = NonNullable<InferenceSession.SessionOptions["executionProviders"]>;
+
+/** Returns true if WebGPU is among the execution providers. */
+export function usesWebGpu(providers: ExecutionProviders | undefined): boolean {
+  return providers?.some((provider) => (typeof provider === "string" ? provider : provider.name) === "webgpu") ?? false;
+}
 
 /** Makes a tensor on the CPU from raw bytes; its data is a view of `raw.bytes`. */
 export function toTensor(ort: OrtModule, raw: RawTensor): Tensor {

@@ -1,57 +1,29 @@
 /** Defines `TrainingSession`, which trains, evaluates and predicts with the artifacts of onnxtrain. */
 
-import type { InferenceSession, Tensor } from "onnxruntime-common";
-import { type Artifacts, type Model, type Run, loadArtifacts } from "./artifacts.js";
+import type { Tensor } from "onnxruntime-common";
+import { type Run, loadArtifacts } from "./artifacts.js";
 import { type Properties, encodeCheckpoint, readCheckpoint } from "./checkpoint.js";
-import { elements } from "./dtypes.js";
-import { InputError, ModelLoadError, TrainingStateError, messageOf } from "./errors.js";
+import { Engine, type Outputs } from "./engine.js";
+import { InputError, ModelLoadError, TrainingStateError } from "./errors.js";
 import { exportInferenceModel } from "./export.js";
 import { type Feeds, checkFeeds } from "./feeds.js";
-import { type Gradients, addGradients, gradientsOf } from "./gradients.js";
-import type { Manifest, ParameterSpec } from "./manifest.js";
-import { type Kind, locations, momentSpecs, requireNames, trainingInputs, trainingOutputs } from "./models.js";
-import { type ExecutionProviders, type OrtModule, dispose } from "./ort.js";
+import { checkFlat, flatParameters, flatten, unflatten } from "./flat.js";
+import { addGradients, gradientsOf } from "./gradients.js";
+import type { Manifest } from "./manifest.js";
+import {
+  type CreateOptions,
+  type SaveOptions,
+  type StepResult,
+  type WarmUpOptions,
+  checkCreate,
+  checkSave,
+} from "./options.js";
+import { type OrtModule, dispose, usesWebGpu } from "./ort.js";
 import { Queue } from "./queue.js";
 import { Random } from "./random.js";
 import { State } from "./state.js";
-
-/** Options of `TrainingSession.create`. */
-export interface CreateOptions {
-  /** The files that generate_artifacts wrote: an object from file name to Uint8Array, or the URL of their folder. */
-  readonly artifacts: Artifacts;
-  /** Where ONNX Runtime computes, e.g. ["webgpu"]. Default: the CPU (in a browser, WebAssembly). */
-  readonly executionProviders?: ExecutionProviders;
-  /** Start of `session.random`, and of the masks of Dropout in models of the portable profile. Default: 0. */
-  readonly seed?: number;
-}
-
-/** Result of a training or an evaluation step. */
-export interface StepResult {
-  /** The loss of the batch. */
-  readonly loss: number;
-  /** All outputs of the model by name, the loss among them. */
-  readonly outputs: Record<string, Tensor>;
-}
-
-/** Options of `saveCheckpoint`. */
-export interface SaveOptions {
-  /** Save a delta: the trained parameters only. Default: false. */
-  readonly delta?: boolean;
-  /** Also save moments, step count and learning rate, so that training can go on exactly. Default: false. */
-  readonly optimizer?: boolean;
-}
-
-/** Options of `warmUp`. */
-export interface WarmUpOptions {
-  /** Most steps that are run. Default: 50. */
-  readonly steps?: number;
-  /** Time in milliseconds after which no further step begins. Default: 2000. */
-  readonly milliseconds?: number;
-  /** Ends the warm-up when it is aborted. */
-  readonly signal?: AbortSignal;
-}
-
-type Outputs = Record<string, Tensor>;
+import { rehearse, warmOnZeros } from "./warmup.js";
+import { requireRightResults } from "./webgpu.js";
 
 /**
  * A training run: parameters, optimizer state, and the models that compute with them.
@@ -77,30 +49,18 @@ export class TrainingSession {
   readonly #seed: number;
   readonly #state: State;
   readonly #queue = new Queue();
-  readonly #open: (model: Model, outputs: Kind) => Promise<InferenceSession>;
-  readonly #training: InferenceSession;
-  readonly #optimizer: InferenceSession | null;
-  readonly #later = new Map<Model, InferenceSession>();
+  readonly #engine: Engine;
   #reset = true;
   #released = false;
 
-  private constructor(
-    ort: OrtModule,
-    run: Run,
-    state: State,
-    seed: number,
-    open: (model: Model, outputs: Kind) => Promise<InferenceSession>,
-    sessions: { training: InferenceSession; optimizer: InferenceSession | null },
-  ) {
+  private constructor(ort: OrtModule, run: Run, state: State, seed: number, engine: Engine) {
     this.manifest = run.manifest;
     this.random = new Random(seed);
     this.#seed = seed;
     this.#ort = ort;
     this.#run = run;
     this.#state = state;
-    this.#open = open;
-    this.#training = sessions.training;
-    this.#optimizer = sessions.optimizer;
+    this.#engine = engine;
   }
 
   /**
@@ -108,57 +68,28 @@ export class TrainingSession {
    *
    * @param ort ONNX Runtime: `import * as ort from "onnxruntime-web"`, or "onnxruntime-node".
    * @throws ModelLoadError if an artifact is missing, damaged, or of another run.
-   * @throws InputError if an argument is wrong.
+   * @throws InputError if an argument is wrong, or this build of ONNX Runtime computes wrong results on WebGPU.
    */
   static async create(ort: OrtModule, options: CreateOptions): Promise<TrainingSession> {
-    if (typeof ort?.InferenceSession?.create !== "function" || typeof ort.Tensor !== "function") {
-      throw new InputError(
-        "TrainingSession.create: the first argument must be ONNX Runtime, e.g. import * as ort from 'onnxruntime-web'.",
-      );
-    }
-    if (typeof options !== "object" || options === null || options.artifacts === undefined) {
-      throw new InputError(
-        "TrainingSession.create: pass the artifacts: TrainingSession.create(ort, {artifacts: 'https://.../artifacts/'}).",
-      );
-    }
-    const { executionProviders, seed = 0 } = options;
-    if (!Number.isSafeInteger(seed))
-      throw new InputError(`TrainingSession.create: the seed must be an integer, received ${String(seed)}.`);
+    checkCreate(ort, options);
+    const { executionProviders, warmUp = true, seed = 0 } = options;
     const run = await loadArtifacts(options.artifacts);
     const { manifest } = run;
-    const webgpu = executionProviders?.some((p) => (typeof p === "string" ? p : p.name) === "webgpu") ?? false;
-    const open = async (model: Model, kind: Kind): Promise<InferenceSession> => {
-      const settings: InferenceSession.SessionOptions = {
-        // Errors only: everything that matters reaches the caller as an exception.
-        logSeverityLevel: 3,
-        ...(executionProviders && { executionProviders }),
-        ...(model.externalData.length && { externalData: model.externalData }),
-        ...(webgpu && { preferredOutputLocation: locations(manifest, kind) }),
-      };
-      try {
-        return await ort.InferenceSession.create(model.bytes, settings);
-      } catch (error) {
-        throw new ModelLoadError(`Loading ${model.source}: ONNX Runtime refused it: ${messageOf(error)}`, {
-          cause: error,
-        });
-      }
-    };
-    // One after the other: onnxruntime-web initialises its backend in the first.
-    const training = await open(run.training, "training");
-    requireNames(training, run.training.source, trainingInputs(manifest), trainingOutputs(manifest));
-    const optimizer = run.optimizer && (await open(run.optimizer, "optimizer"));
-    const specs = optimizer ? momentSpecs(manifest, optimizer, run.optimizer!.source) : [];
-    const state = new State(ort, manifest, specs);
-    const session = new TrainingSession(ort, run, state, seed, open, { training, optimizer });
     if (!run.checkpoint)
       throw new ModelLoadError(
         "Loading the artifacts: the manifest names no checkpoint. Generate the artifacts again.",
       );
-    await state.load(
-      readCheckpoint(run.checkpoint, manifest, `the checkpoint '${manifest.files.checkpoint}'`),
-      "the checkpoint",
-    );
-    return session;
+    const source = `the checkpoint '${manifest.files.checkpoint}'`;
+    const content = readCheckpoint(run.checkpoint, manifest, source);
+    if (usesWebGpu(executionProviders)) await requireRightResults(ort, executionProviders!);
+    const engine = await Engine.open(ort, run, executionProviders);
+    const state = new State(ort, manifest, engine.moments);
+    await state.load(content, source).catch(async (error: unknown) => {
+      await engine.release();
+      throw error;
+    });
+    if (warmUp) await warmOnZeros(ort, engine, state, executionProviders);
+    return new TrainingSession(ort, run, state, seed, engine);
   }
 
   /** Number of optimizer steps taken, with those before a checkpoint that was loaded. */
@@ -186,8 +117,8 @@ export class TrainingSession {
     const checked = this.#check(feeds, "trainStep");
     return this.#enqueue("trainStep", async () => {
       const state = this.#state;
-      const outputs = await this.#runTraining(checked);
-      const gradients = gradientsOf(this.#trainable(), outputs);
+      const outputs = await this.#engine.train(state, this.#seed, checked);
+      const gradients = gradientsOf(this.#engine.trainable, outputs);
       const add = !this.#reset && state.gradients !== null;
       const total = add ? await addGradients(this.#ort, state.gradients!, gradients) : gradients;
       state.dropGradients();
@@ -209,7 +140,7 @@ export class TrainingSession {
     return this.#enqueue("evalStep", async () => {
       const model = this.#run.evaluation;
       if (!model) throw new TrainingStateError("evalStep: these artifacts have no eval model. Generate them again.");
-      return this.#result(await this.#runLater(model, checked, "evalStep"));
+      return this.#result(await this.#engine.results(model, this.#state, checked, "evalStep"));
     });
   }
 
@@ -236,7 +167,7 @@ export class TrainingSession {
     }
     const ignored = [...inputs, ...targets].map((spec) => spec.name);
     const checked = checkFeeds(this.#ort, specs, ignored, feeds, "predict");
-    return this.#enqueue("predict", async () => this.#runLater(model, checked, "predict"));
+    return this.#enqueue("predict", async () => this.#engine.results(model, this.#state, checked, "predict"));
   }
 
   /** Updates the parameters from the present gradients, which stay. */
@@ -245,8 +176,8 @@ export class TrainingSession {
       const state = this.#state;
       const gradients = state.gradients;
       if (!gradients) throw new TrainingStateError("optimizerStep: there are no gradients yet. Call trainStep first.");
-      const outputs = await this.#runOptimizer(gradients);
-      for (const { name } of this.#trainable()) {
+      const outputs = await this.#engine.update(state, gradients);
+      for (const { name } of this.#engine.trainable) {
         dispose([state.parameters.get(name)]);
         state.parameters.set(name, outputs[`${name}_updated`]!);
       }
@@ -288,22 +219,8 @@ export class TrainingSession {
    * @param trainableOnly copy the trainable parameters only.
    */
   async exportParameters(trainableOnly = false): Promise<Float32Array> {
-    const selected = this.#selected(trainableOnly, "exportParameters");
-    return this.#enqueue("exportParameters", async () => {
-      const state = this.#state;
-      const raw = await state.read(
-        new Map(selected.map(({ name }) => [name, state.parameters.get(name)!])),
-        "exportParameters",
-      );
-      const flat = new Float32Array(selected.reduce((sum, { shape }) => sum + elements(shape), 0));
-      const bytes = new Uint8Array(flat.buffer);
-      let position = 0;
-      for (const tensor of raw.values()) {
-        bytes.set(tensor.bytes, position);
-        position += tensor.bytes.length;
-      }
-      return flat;
-    });
+    const selected = flatParameters(this.manifest, trainableOnly, "exportParameters");
+    return this.#enqueue("exportParameters", async () => flatten(this.#state, selected, "exportParameters"));
   }
 
   /**
@@ -313,40 +230,17 @@ export class TrainingSession {
    * @param trainableOnly true if the array holds the trainable parameters only.
    */
   async loadParameters(buffer: Float32Array, trainableOnly = false): Promise<void> {
-    const selected = this.#selected(trainableOnly, "loadParameters");
-    const size = selected.reduce((sum, { shape }) => sum + elements(shape), 0);
-    if (!(buffer instanceof Float32Array) || buffer.length !== size) {
-      const received =
-        buffer instanceof Float32Array
-          ? `${buffer.length} elements`
-          : `a ${(buffer as object | null)?.constructor?.name ?? String(buffer)}`;
-      const which = trainableOnly ? "the trainable parameters" : "all parameters";
-      throw new InputError(
-        `loadParameters: expected a Float32Array of ${size} elements for ${which}, received ${received}. Is trainableOnly = ${trainableOnly} meant?`,
-      );
-    }
+    const selected = flatParameters(this.manifest, trainableOnly, "loadParameters");
+    checkFlat(buffer, selected, trainableOnly);
     const copy = buffer.slice();
-    return this.#enqueue("loadParameters", async () => {
-      let position = 0;
-      for (const { name, shape } of selected) {
-        const end = position + elements(shape);
-        dispose([this.#state.parameters.get(name)]);
-        this.#state.parameters.set(name, new this.#ort.Tensor("float32", copy.slice(position, end), shape));
-        position = end;
-      }
-    });
+    return this.#enqueue("loadParameters", async () => unflatten(this.#ort, this.#state, selected, copy));
   }
 
   /** Returns the bytes of a checkpoint file: safetensors, which onnxtrain's hosts in all languages load. */
   async saveCheckpoint(options: SaveOptions = {}): Promise<Uint8Array> {
-    const unknown = Object.keys(options ?? {}).filter((key) => key !== "delta" && key !== "optimizer");
-    if (typeof options !== "object" || options === null || unknown.length) {
-      throw new InputError(
-        `saveCheckpoint: expected {delta?: boolean, optimizer?: boolean}, received ${unknown.length ? `the option ${unknown.join(", ")}` : String(options)}.`,
-      );
-    }
+    checkSave(options);
     const { delta = false, optimizer = false } = options;
-    if (optimizer && !this.#optimizer) {
+    if (optimizer && !this.#engine.updates) {
       throw new TrainingStateError(
         "saveCheckpoint: these artifacts have no optimizer model, so there is no optimizer state to save. Leave out the option optimizer.",
       );
@@ -420,16 +314,7 @@ export class TrainingSession {
     const times: number[] = [];
     const start = performance.now();
     while (times.length < steps && performance.now() - start < milliseconds && !signal?.aborted && !this.#released) {
-      times.push(
-        await this.#enqueue("warmUp", async () => {
-          const begin = performance.now();
-          const outputs = await this.#runTraining(checked);
-          if (this.#optimizer)
-            dispose(Object.values(await this.#runOptimizer(gradientsOf(this.#trainable(), outputs))));
-          dispose(Object.values(outputs));
-          return performance.now() - begin;
-        }),
-      );
+      times.push(await this.#enqueue("warmUp", () => rehearse(this.#engine, this.#state, this.#seed, checked)));
       // Lets messages and drawing come in between.
       await new Promise((resolve) => setTimeout(resolve, 0));
     }
@@ -442,7 +327,7 @@ export class TrainingSession {
     this.#released = true;
     void this.#queue.add(async () => {
       this.#state.release();
-      for (const session of [this.#training, this.#optimizer, ...this.#later.values()]) await session?.release();
+      await this.#engine.release();
     });
   }
 
@@ -458,88 +343,6 @@ export class TrainingSession {
 
   #check(feeds: Feeds, doing: string): Record<string, Tensor> {
     return checkFeeds(this.#ort, [...this.manifest.inputs, ...this.manifest.targets], [], feeds, doing);
-  }
-
-  #trainable(): ParameterSpec[] {
-    return this.manifest.parameters.filter((spec) => spec.trainable);
-  }
-
-  /** Returns the parameters of a flat array; InputError if they are not all float32. */
-  #selected(trainableOnly: boolean, doing: string): readonly ParameterSpec[] {
-    const selected = trainableOnly ? this.#trainable() : this.manifest.parameters;
-    const other = selected.find((spec) => spec.dtype.name !== "float32");
-    if (other)
-      throw new InputError(
-        `${doing}: the parameter '${other.name}' is ${other.dtype.name}, and a Float32Array holds float32 only. Use saveCheckpoint and loadCheckpoint.`,
-      );
-    return selected;
-  }
-
-  async #runModel(
-    session: InferenceSession,
-    feeds: Outputs,
-    names: readonly string[],
-    doing: string,
-  ): Promise<Outputs> {
-    try {
-      return (await session.run(feeds, names)) as Outputs;
-    } catch (error) {
-      throw new InputError(`${doing} failed in ONNX Runtime: ${messageOf(error)}`, { cause: error });
-    }
-  }
-
-  #runTraining(feeds: Outputs): Promise<Outputs> {
-    this.#state.requireDefined("trainStep");
-    const { progress, runs } = this.#state;
-    const known = { seed: this.#seed, step: progress.step, run: runs };
-    const numbers = this.manifest.hostInputs.map(({ name, holds }) => {
-      const values = BigInt64Array.from(holds, (value) => BigInt(known[value]));
-      return [name, new this.#ort.Tensor("int64", values, [values.length])];
-    });
-    return this.#runModel(
-      this.#training,
-      { ...feeds, ...this.#state.feeds(), ...Object.fromEntries(numbers) },
-      trainingOutputs(this.manifest),
-      "trainStep",
-    );
-  }
-
-  /** Runs a model whose session is opened on first use: not every page evaluates or predicts. */
-  async #runLater(model: Model, feeds: Outputs, doing: string): Promise<Outputs> {
-    this.#state.requireDefined(doing);
-    let session = this.#later.get(model);
-    if (!session) {
-      session = await this.#open(model, "results");
-      this.#later.set(model, session);
-    }
-    const state = this.#state.feeds();
-    // The inference model does not take parameters that only the loss reads.
-    const used = Object.fromEntries(
-      Object.entries({ ...feeds, ...state }).filter(([name]) => session.inputNames.includes(name)),
-    );
-    return this.#runModel(session, used, session.outputNames, doing);
-  }
-
-  #runOptimizer(gradients: Gradients): Promise<Outputs> {
-    const { optimizer } = this.manifest;
-    if (!this.#optimizer || !optimizer) {
-      throw new TrainingStateError(
-        "optimizerStep: these artifacts have no optimizer model. Generate them with generate_artifacts(..., optimizer=...).",
-      );
-    }
-    const { parameters, moments, progress } = this.#state;
-    const feeds: Outputs = {
-      [optimizer.learningRate]: new this.#ort.Tensor("float32", Float32Array.of(progress.learningRate), []),
-      [optimizer.step]: new this.#ort.Tensor("int64", BigInt64Array.of(BigInt(progress.step + 1)), []),
-      ...Object.fromEntries(moments),
-    };
-    for (const { name } of this.#trainable()) {
-      feeds[name] = parameters.get(name)!;
-      const rows = gradients.sparse.get(name);
-      feeds[`${name}_grad`] = rows?.rows ?? gradients.dense.get(name)!;
-      if (rows) feeds[`${name}_grad_indices`] = rows.indices;
-    }
-    return this.#runModel(this.#optimizer, feeds, this.#optimizer.outputNames, "optimizerStep");
   }
 
   #result(outputs: Outputs): StepResult {

@@ -36,6 +36,16 @@ describe("create", () => {
       InputError,
       /seed must be an integer, received 1\.5/,
     );
+    await fails(
+      TrainingSession.create(ort, { artifacts: artifactsOf("mlp"), warmUp: 3 }),
+      InputError,
+      /warmUp must be true or false, received 3/,
+    );
+    await fails(
+      TrainingSession.create(ort, { artifacts: artifactsOf("mlp"), sed: 3 }),
+      InputError,
+      /there is no option sed\. Options: artifacts, executionProviders, warmUp, seed/,
+    );
     await fails(TrainingSession.create(ort, { artifacts: 3 }), ModelLoadError, /expected an object from file name/);
     await fails(
       TrainingSession.create(ort, { artifacts: { "a.onnx": new Uint8Array(1) } }),
@@ -261,25 +271,6 @@ describe("gradients", () => {
       assert.ok(maxDifference(await run(step(0), step(1)), await run(step(1), step(0))) <= 1e-5);
     });
   }
-});
-
-describe("warmUp", () => {
-  it("changes nothing and lets other calls in between", async () => {
-    const session = await open("cnn");
-    const { batches } = feedsOf(ort, "cnn");
-    const before = await session.saveCheckpoint({ optimizer: true });
-    const warming = session.warmUp(batches[0], { steps: 20 });
-    const { loss } = await session.evalStep(batches[0]);
-    const times = await warming;
-    assert.equal(times.length, 20);
-    assert.ok(loss > 0);
-    assert.deepEqual(await session.saveCheckpoint({ optimizer: true }), before);
-    await fails(session.optimizerStep(), TrainingStateError, /no gradients yet/);
-    const abort = new AbortController();
-    abort.abort();
-    assert.deepEqual(await session.warmUp(batches[0], { signal: abort.signal }), []);
-    session.release();
-  });
 });
 
 describe("exportModel", () => {

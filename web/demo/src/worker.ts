@@ -66,7 +66,8 @@ const methods: { [N in Name]: (...args: Parameters<Methods[N]>) => Promise<Retur
     ort.env.wasm.wasmPaths = new URL("ort/", self.location.href).href;
     const folder = new URL("model/", self.location.href);
     const digits = fetch(new URL("digits.bin", folder)).then((response) => response.arrayBuffer());
-    session = await TrainingSession.create(ort, { artifacts: folder, seed: SEED });
+    // `warm` does more, while the page can be used already.
+    session = await TrainingSession.create(ort, { artifacts: folder, seed: SEED, warmUp: false });
     rehearsal = new Uint8Array(await digits);
     baseCheckpoint = await session.saveCheckpoint();
     let restored = true;

@@ -65,6 +65,16 @@ describe("software WebGPU", () => {
     });
   }
 
+  it("the default bundle (JSEP), which computes wrong gradients there, is refused", async (t) => {
+    const { context, close } = await startBrowser({ webgpu: true });
+    t.after(close);
+    const training = trainIn(await context.newPage(), server.url, "cnn", "ort.min.mjs", {
+      steps: 1,
+      executionProviders: ["webgpu"],
+    });
+    await assert.rejects(training, /wrong results on WebGPU: CumSum gave .* Import 'onnxruntime-web\/webgpu'/);
+  });
+
   it("the net of the page trains as in WebAssembly", async (t) => {
     const { context, close } = await startBrowser({ webgpu: true });
     t.after(close);

@@ -7,20 +7,21 @@ import { folderOf } from "../../test/support.mjs";
 const root = join(dirname(fileURLToPath(import.meta.url)), "..", "..", "..");
 
 /**
- * Trains a reference net in an empty page, and returns losses and times of the steps in milliseconds.
+ * Trains a reference net in an empty page, and returns losses, and in milliseconds the time of `create` and of each step.
  *
- * `url` is that of a server of the repository; `runtime` is a file of onnxruntime-web, e.g. "ort.wasm.min.mjs".
+ * `url` is that of a server of the repository; `runtime` is a file of onnxruntime-web, e.g. "ort.wasm.min.mjs"; `warmUp`
+ * is the option of `create`; `warm` calls `session.warmUp` before the first step.
  */
 export async function trainIn(
   page,
   url,
   net,
   runtime,
-  { threads = 1, steps = 50, warm = false, executionProviders } = {},
+  { threads = 1, steps = 50, warmUp = true, warm = false, executionProviders } = {},
 ) {
   await page.goto(`${url}web/demo/test/blank.html`);
   return page.evaluate(
-    async ({ folder, runtime, threads, steps, warm, executionProviders }) => {
+    async ({ folder, runtime, threads, steps, warmUp, warm, executionProviders }) => {
       const ort = await import(`/web/node_modules/onnxruntime-web/dist/${runtime}`);
       const { TrainingSession } = await import("/web/dist/index.js");
       ort.env.wasm.numThreads = threads;
@@ -38,10 +39,12 @@ export async function trainIn(
         return created;
       };
       let session;
+      const start = performance.now();
       session = await TrainingSession.create(
-        { Tensor: ort.Tensor, InferenceSession: { create: watched } },
-        { artifacts: folder, seed, ...(executionProviders && { executionProviders }) },
+        { Tensor: ort.Tensor, env: ort.env, InferenceSession: { create: watched } },
+        { artifacts: folder, seed, warmUp, ...(executionProviders && { executionProviders }) },
       );
+      const created = performance.now() - start;
       const bytes = await (await fetch(`${folder}/feeds.bin`)).arrayBuffer();
       session.setLearningRate(rate);
       const [losses, times] = [[], []];
@@ -65,8 +68,8 @@ export async function trainIn(
       const saved = await session.saveCheckpoint({ optimizer: true });
       await session.loadCheckpoint(saved);
       session.release();
-      return { losses, times, isolated: crossOriginIsolated, saved: saved.length, locations: [...locations] };
+      return { losses, created, times, isolated: crossOriginIsolated, saved: saved.length, locations: [...locations] };
     },
-    { folder: `/${relative(root, folderOf(net))}`, runtime, threads, steps, warm, executionProviders },
+    { folder: `/${relative(root, folderOf(net))}`, runtime, threads, steps, warmUp, warm, executionProviders },
   );
 }

@@ -1,0 +1,47 @@
+/** Refuses builds of ONNX Runtime that compute wrong results on WebGPU. */
+
+import { InputError, ModelLoadError, messageOf } from "./errors.js";
+import type { ExecutionProviders, OrtModule } from "./ort.js";
+
+/**
+ * An ONNX model: y = CumSum(x) of four numbers, exclusive and from the end.
+ *
+ * The default bundle of onnxruntime-web 1.30 (JSEP) ignores one of both on WebGPU without an error, and gradients of
+ * convolutional networks are wrong there, too. Nothing that a bundle exports tells which it is.
+ */
+const MODEL =
+  "CAg6ZwozCgF4CgFhEgF5IgZDdW1TdW0qEAoJZXhjbHVzaXZlGAGgAQIqDgoHcmV2ZXJzZRgBoAECEgFnKgsQBkIBYUoEAAAAAFoPCgF4EgoKCAgBEgQKAggEYg8KAXkSCgoICAESBAoCCARCBAoAEA4=";
+const INPUT = [1, 2, 3, 4];
+const OUTPUT = [9, 7, 4, 0];
+
+const known = new WeakSet<OrtModule["InferenceSession"]>();
+
+/**
+ * Computes a model of which the result is known, once for each build of ONNX Runtime.
+ *
+ * @throws InputError if the result is wrong.
+ * @throws ModelLoadError if WebGPU does not start.
+ */
+export async function requireRightResults(ort: OrtModule, providers: ExecutionProviders): Promise<void> {
+  if (known.has(ort.InferenceSession)) return;
+  const bytes = Uint8Array.from(atob(MODEL), (letter) => letter.charCodeAt(0));
+  let result: number[];
+  try {
+    const session = await ort.InferenceSession.create(bytes, { executionProviders: providers, logSeverityLevel: 3 });
+    const { y } = await session.run({ x: new ort.Tensor("float32", Float32Array.from(INPUT), [INPUT.length]) });
+    result = Array.from(y!.data as Float32Array);
+    await session.release();
+  } catch (error) {
+    throw new ModelLoadError(
+      `TrainingSession.create: WebGPU does not run a model of one node: ${messageOf(error)}. Leave out executionProviders to train in WebAssembly.`,
+      { cause: error },
+    );
+  }
+  if (result.join() !== OUTPUT.join()) {
+    throw new InputError(
+      `TrainingSession.create: this build of ONNX Runtime computes wrong results on WebGPU: CumSum gave ${result.join(", ")} instead of ${OUTPUT.join(", ")}. ` +
+        "Import 'onnxruntime-web/webgpu' instead of 'onnxruntime-web', or leave out executionProviders to train in WebAssembly.",
+    );
+  }
+  known.add(ort.InferenceSession);
+}

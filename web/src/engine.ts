@@ -6,7 +6,7 @@ import { InputError, ModelLoadError, TrainingStateError, messageOf } from "./err
 import type { Gradients } from "./gradients.js";
 import type { Manifest, ParameterSpec } from "./manifest.js";
 import { type Kind, locations, momentSpecs, requireNames, trainingInputs, trainingOutputs } from "./models.js";
-import { type ExecutionProviders, type OrtModule, usesWebGpu } from "./ort.js";
+import { type ExecutionProviders, type OrtModule, inTurn, usesWebGpu } from "./ort.js";
 import type { MomentSpec, State } from "./state.js";
 
 export type Outputs = Record<string, Tensor>;
@@ -111,7 +111,8 @@ export class Engine {
   }
 
   async release(): Promise<void> {
-    for (const session of [this.#training, this.#optimizer, ...this.#later.values()]) await session?.release();
+    for (const session of [this.#training, this.#optimizer, ...this.#later.values()])
+      await inTurn(this.#ort, this.#providers, async () => session?.release());
   }
 
   async #open(model: Model, kind: Kind): Promise<InferenceSession> {
@@ -123,7 +124,7 @@ export class Engine {
       ...(usesWebGpu(this.#providers) && { preferredOutputLocation: locations(this.manifest, kind) }),
     };
     try {
-      return await this.#ort.InferenceSession.create(model.bytes, settings);
+      return await inTurn(this.#ort, this.#providers, () => this.#ort.InferenceSession.create(model.bytes, settings));
     } catch (error) {
       throw new ModelLoadError(`Loading ${model.source}: ONNX Runtime refused it: ${messageOf(error)}`, {
         cause: error,
@@ -133,7 +134,7 @@ export class Engine {
 
   async #run(session: InferenceSession, feeds: Outputs, names: readonly string[], doing: string): Promise<Outputs> {
     try {
-      return (await session.run(feeds, names)) as Outputs;
+      return (await inTurn(this.#ort, this.#providers, () => session.run(feeds, names))) as Outputs;
     } catch (error) {
       throw new InputError(`${doing} failed in ONNX Runtime: ${messageOf(error)}`, { cause: error });
     }

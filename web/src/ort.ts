@@ -2,6 +2,7 @@
 
 import type { InferenceSession, InferenceSessionFactory, Tensor, TensorConstructor } from "onnxruntime-common";
 import { type DType, dtypeOf } from "./dtypes.js";
+import { Queue } from "./queue.js";
 import type { RawTensor } from "./safetensors.js";
 
 /** `import * as ort from "onnxruntime-web"`, or "onnxruntime-node". */
@@ -17,6 +18,23 @@ export type ExecutionProviders = NonNullable<InferenceSession.SessionOptions["ex
 /** Returns true if WebGPU is among the execution providers. */
 export function usesWebGpu(providers: ExecutionProviders | undefined): boolean {
   return providers?.some((provider) => (typeof provider === "string" ? provider : provider.name) === "webgpu") ?? false;
+}
+
+const queues = new WeakMap<object, Queue>();
+
+/**
+ * Runs a job that creates, runs or releases sessions. On WebGPU jobs wait for each other, also those of several training
+ * sessions: onnxruntime-web 1.30 refuses to create a session while it creates another one.
+ */
+export function inTurn<T>(
+  ort: OrtModule,
+  providers: ExecutionProviders | undefined,
+  job: () => Promise<T>,
+): Promise<T> {
+  if (!usesWebGpu(providers)) return job();
+  let queue = queues.get(ort.InferenceSession);
+  if (!queue) queues.set(ort.InferenceSession, (queue = new Queue()));
+  return queue.add(job);
 }
 
 /** Makes a tensor on the CPU from raw bytes; its data is a view of `raw.bytes`. */

@@ -13,7 +13,7 @@ export interface CreateOptions {
   readonly executionProviders?: ExecutionProviders;
   /**
    * Run steps on zeros before `create` returns, so that a browser has compiled the engine when training begins: for at
-   * most half a second, in WebAssembly only, and not for nets of more than a million trained parameters. The steps change
+   * most 0.75 seconds, in WebAssembly only, and not for nets of more than a million trained parameters. The steps change
    * nothing. Default: true.
    */
   readonly warmUp?: boolean;

@@ -12,9 +12,11 @@ import type { State } from "./state.js";
 const SIZE = 8;
 /** Number of trained parameters above which a step is long, and has few functions that take most of its time. */
 const LARGE = 1_000_000;
-/** Steps and milliseconds of the warm-up in `create`. */
-const STEPS = 100;
-const MILLISECONDS = 500;
+/** Most steps, and milliseconds, of the warm-up in `create`. In headless Chromium the engine compiles for about a second. */
+const STEPS = 200;
+const MILLISECONDS = 750;
+/** Milliseconds after which a page may draw: one frame. */
+const FRAME = 16;
 
 /** Takes a training step and an optimizer step and forgets the results; returns the time in milliseconds. */
 export async function rehearse(engine: Engine, state: State, seed: number, feeds: Outputs): Promise<number> {
@@ -43,8 +45,13 @@ export async function warmOnZeros(
   const start = performance.now();
   try {
     const feeds = zeros(ort, engine.manifest);
-    for (let step = 0; step < STEPS && performance.now() - start < MILLISECONDS; step++)
+    let pause = start;
+    for (let step = 0; step < STEPS && performance.now() - start < MILLISECONDS; step++) {
       await rehearse(engine, state, 0, feeds);
+      if (performance.now() - pause < FRAME) continue;
+      await new Promise((resolve) => setTimeout(resolve, 0));
+      pause = performance.now();
+    }
   } catch {
     // Zeros of this size do not suit every model. What is wrong with the model shows in the first step that counts.
   }

@@ -68,7 +68,8 @@ WEB_TEST := PYTHON=$(abspath $(TEST_VENV))/bin/python $(NODE) --test --test-time
 demo: $(DEMO_VENV)/.installed
 	$(DEMO_VENV)/bin/onnxtrain demo --output demo-output
 
-# Every stage runs, whichever of them fail; the last lines say which.
+# Every stage runs, whichever of them fail; the last lines say which. npm's packages come before pytest, whose tests of hosts
+# run the npm package, too.
 ifneq ($(findstring /,$(LIBASAN)),)
 SANITIZERS := stage sanitizers $(MAKE) test-sanitized BASELINE_ONLY=ON
 else
@@ -84,11 +85,12 @@ test: $(TEST_VENV)/.installed
 	stage format $(TEST_VENV)/bin/ruff format --check; \
 	stage types $(TEST_VENV)/bin/mypy; \
 	stage imports $(TEST_VENV)/bin/lint-imports; \
+	web=; \
+	if ! command -v $(NODE) >/dev/null; then web="No Node.js ($(NODE)): the npm package is not tested."; \
+	elif ! $(MAKE) $(WEB_TOOLS); then web="npm's packages are not to be had: the npm package is not tested."; fi; \
 	stage pytest $(TEST_VENV)/bin/python -m pytest $(PARALLEL); \
 	$(SANITIZERS); \
-	if ! command -v $(NODE) >/dev/null; then echo "No Node.js ($(NODE)): the npm package is not tested."; \
-	elif ! $(MAKE) $(WEB_TOOLS); then echo "npm's packages are not to be had: the npm package is not tested."; \
-	else stage web $(MAKE) test-web-node; fi; \
+	if [ -n "$$web" ]; then echo "$$web"; else stage web $(MAKE) test-web-node; fi; \
 	command -v cmake >/dev/null && command -v $(CXX) >/dev/null || echo "No CMake or C++ compiler: the host in C++ is not tested."; \
 	printf '\nPassed:%s\n' "$${passed:- none}"; \
 	if [ -n "$$failed" ]; then echo "FAILED:$$failed"; exit 1; fi

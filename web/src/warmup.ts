@@ -46,12 +46,14 @@ export async function warmOnZeros(
   try {
     const feeds = zeros(ort, engine.manifest);
     let pause = start;
-    for (let step = 0; step < STEPS && performance.now() - start < MILLISECONDS; step++) {
+    let steps = 0;
+    do {
       await rehearse(engine, state, 0, feeds);
+      steps += 1;
       if (performance.now() - pause < FRAME) continue;
       await new Promise((resolve) => setTimeout(resolve, 0));
       pause = performance.now();
-    }
+    } while (steps < STEPS && performance.now() - start < MILLISECONDS);
   } catch {
     // Zeros of this size do not suit every model. What is wrong with the model shows in the first step that counts.
   }

@@ -83,7 +83,7 @@ describe("warmUp", () => {
     const session = await TrainingSession.create(ort, { artifacts: artifactsOf("cnn") });
     const { batches } = feedsOf(ort, "cnn");
     const before = await session.saveCheckpoint({ optimizer: true });
-    const warming = session.warmUp(batches[0], { steps: 20 });
+    const warming = session.warmUp(batches[0], { steps: 20, milliseconds: 600_000 });
     const { loss } = await session.evalStep(batches[0]);
     const times = await warming;
     assert.equal(times.length, 20);

@@ -1,4 +1,4 @@
-"""What tests of hosts share: a net with its artifacts, batches and feeds, and programs that train it."""
+"""Nets with their artifacts, batches and feeds, and how tests of hosts run programs that train them."""
 
 from __future__ import annotations
 

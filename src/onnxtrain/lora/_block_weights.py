@@ -11,6 +11,7 @@ from onnxruntime.capi import _pybind_state
 
 from onnxtrain.errors import GraphBuildError
 from onnxtrain.lora._description import Array
+from onnxtrain.passes.parameters.packed_codes import unpacked
 
 # onnxruntime's own rounding, as its MatMulNBitsQuantizer calls it.
 _ROUNDERS = {2: "quantize_matmul_2bits", 4: "quantize_matmul_4bits", 8: "quantize_matmul_8bits"}
@@ -80,13 +81,13 @@ class BlockWeights:
         """Computes the weight in float32 [K, N]: scale · (code - zero point)."""
         rows, columns = self.shape
         # The last block of a column is padded: with 40 rows in blocks of 32, codes 40 to 63 mean nothing.
-        codes = _unpacked(self.packed.reshape(columns, -1), self.bits)[:, : self.blocks * self.block_size]
+        codes = _floats(self.packed.reshape(columns, -1), self.bits)[:, : self.blocks * self.block_size]
         scales = self.scales.reshape(columns, self.blocks).astype(np.float32)
         if self.zero_points is None:
             zeros = np.full((columns, self.blocks), 2.0 ** (self.bits - 1), np.float32)
         elif self.zero_points.dtype == np.uint8:
             # Each column begins with a new byte.
-            zeros = _unpacked(self.zero_points.reshape(columns, -1), self.bits)[:, : self.blocks]
+            zeros = _floats(self.zero_points.reshape(columns, -1), self.bits)[:, : self.blocks]
         else:
             zeros = self.zero_points.reshape(columns, self.blocks).astype(np.float32)
         block = self.order if self.order is not None else np.arange(rows) // self.block_size
@@ -127,9 +128,6 @@ class BlockWeights:
         return result
 
 
-def _unpacked(packed: Array, bits: int) -> Array:
-    """Unpacks codes of `bits` bits from bytes, lowest bits first, to float32."""
-    # Four codes of 2 bits, two of 4, or one of 8 in each byte.
-    shifts = np.arange(0, 8, bits, dtype=np.uint8)
-    codes = (packed[..., None] >> shifts) & np.uint8(2**bits - 1)
-    return codes.reshape(*packed.shape[:-1], -1).astype(np.float32)
+def _floats(packed: Array, bits: int) -> Array:
+    """Unpacks codes to float32, in which a code less its zero point may be negative."""
+    return unpacked(packed, bits).astype(np.float32)

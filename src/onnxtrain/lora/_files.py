@@ -100,12 +100,20 @@ def load_adapter(path: str | os.PathLike[str], model: ModelSource) -> onnx.Model
         GraphBuildError: `model` has adapters already.
     """
     loaded = loaded_for_adapters(model)
-    config, weights = read_adapter(path, loaded)
-    return as_given(insert_adapters(loaded, config, weights), model)
+    base = base_fingerprint(loaded)
+    config, weights = read_adapter(path, loaded, base)
+    return as_given(insert_adapters(loaded, config, weights, base), model)
 
 
-def read_adapter(path: str | os.PathLike[str], model: ir.Model) -> tuple[LoraConfig, dict[str, Pair]]:
+def read_adapter(
+    path: str | os.PathLike[str], model: ir.Model, base: str
+) -> tuple[LoraConfig, dict[str, Pair]]:
     """Reads an adapter and checks that it fits a loaded model; see :func:`load_adapter`.
+
+    Args:
+        path: the file or folder.
+        model: the model without adapters.
+        base: its fingerprint, of :func:`base_fingerprint`.
 
     Returns:
         Settings that choose the adapter's modules, and A and B by module in the shapes that the graph reads.
@@ -115,7 +123,7 @@ def read_adapter(path: str | os.PathLike[str], model: ir.Model) -> tuple[LoraCon
     if not where.exists():
         raise AdapterMismatchError(f"{doing}: there is no such file or folder; check the path")
     read = _read_peft if where.is_dir() else _read_onnx_adapter
-    return read(where, model, doing)
+    return read(where, model, base, doing)
 
 
 def _adapters_of(
@@ -206,12 +214,14 @@ def _write_peft(path: Path, description: AdapterDescription, weights: Mapping[st
             target.write(json.dumps(config, indent=2).encode())
 
 
-def _read_onnx_adapter(path: Path, model: ir.Model, doing: str) -> tuple[LoraConfig, dict[str, Pair]]:
+def _read_onnx_adapter(
+    path: Path, model: ir.Model, base: str, doing: str
+) -> tuple[LoraConfig, dict[str, Pair]]:
     try:
         file = onnxruntime.AdapterFormat.read_adapter(str(path))
         # Copied: the arrays would point into a file that is closed.
         arrays = {name: np.array(value.numpy()) for name, value in file.get_parameters().items()}
-        count, base = file.get_adapter_version(), file.get_model_version()
+        count, trained_on = file.get_adapter_version(), file.get_model_version()
     # onnxruntime raises errors of several classes for a damaged file.
     except Exception as error:
         raise AdapterMismatchError(
@@ -219,7 +229,7 @@ def _read_onnx_adapter(path: Path, model: ir.Model, doing: str) -> tuple[LoraCon
         ) from error
     weights, layers = _pairs(arrays, doing), _layers(model)
     # Of a file of ours both versions are known; other writers leave 0 or 1 there, or count.
-    if count == len(weights) and base > 1 and base != _short(base_fingerprint(model)):
+    if count == len(weights) and trained_on > 1 and trained_on != _short(base):
         raise AdapterMismatchError(_other_base(doing))
     # A file of another writer, or a part of one of ours.
     if count != len(weights):
@@ -229,7 +239,7 @@ def _read_onnx_adapter(path: Path, model: ir.Model, doing: str) -> tuple[LoraCon
     return _config_of(ranks, {module: float(rank) for module, rank in ranks.items()}), weights
 
 
-def _read_peft(path: Path, model: ir.Model, doing: str) -> tuple[LoraConfig, dict[str, Pair]]:
+def _read_peft(path: Path, model: ir.Model, base: str, doing: str) -> tuple[LoraConfig, dict[str, Pair]]:
     try:
         settings: dict[str, Any] = json.loads((path / _CONFIG).read_text())
         with safetensors.safe_open(str(path / _WEIGHTS), framework="numpy") as file:
@@ -249,7 +259,7 @@ def _read_peft(path: Path, model: ir.Model, doing: str) -> tuple[LoraConfig, dic
             "layers alone; merge it in PEFT and export the result"
         )
     # PEFT itself writes no fingerprint: its adapters are of the float model, and fit quantised ones.
-    if metadata.get(_BASE, base := base_fingerprint(model)) != base:
+    if metadata.get(_BASE, base) != base:
         raise AdapterMismatchError(_other_base(doing))
     named = {name.removeprefix(_PREFIX): array for name, array in arrays.items()}
     weights, layers = {}, _layers(model)

@@ -95,7 +95,7 @@ def add_lora(model: ModelSource, config: LoraConfig) -> onnx.ModelProto | ir.Mod
 
 
 def insert_adapters(
-    model: ir.Model, config: LoraConfig, weights: Mapping[str, Pair] | None = None
+    model: ir.Model, config: LoraConfig, weights: Mapping[str, Pair] | None = None, base: str | None = None
 ) -> ir.Model:
     """Adds adapters to a loaded model, in place; see :func:`add_lora`.
 
@@ -103,10 +103,11 @@ def insert_adapters(
         model: the model.
         config: which layers get an adapter.
         weights: A and B by module, in the shapes of :func:`add_lora`; None for initial ones.
+        base: fingerprint of the model; None to compute it, which reads all weights.
     """
     targets = _chosen(model, config)
     # Before adapters are registered: the fingerprint is that of the weights that the user deployed.
-    generator, fingerprint = np.random.default_rng(config.seed), base_fingerprint(model)
+    generator, fingerprint = np.random.default_rng(config.seed), base or base_fingerprint(model)
 
     def make(name: str, array: np.ndarray) -> ir.Value:
         return add_initializer(model.graph, ir.tensor(array, name=name))

@@ -15,13 +15,13 @@ import onnx_ir as ir
 from onnxtrain.emitter import Emitter
 from onnxtrain.errors import GraphBuildError
 from onnxtrain.lora._block_weights import BlockWeights
-from onnxtrain.lora._description import Array
+from onnxtrain.lora._description import Array, base_fingerprint
 from onnxtrain.lora._files import read_adapter
 from onnxtrain.lora._insert import insert_adapters, loaded_for_adapters
 from onnxtrain.lora._linear_weights import codes_of, constant_value, quantised_linear
 from onnxtrain.lora._targets import INTEGER_PRODUCTS, Target, choose_targets
 from onnxtrain.passes import ModelSource, as_given, remove_unread_chains, remove_unread_initializers
-from onnxtrain.passes.parameters.integer_weights import constant
+from onnxtrain.passes.parameters.integer_weights import bias_codes, constant
 from onnxtrain.passes.tidy.constants import add_initializer
 
 REPORT_KEY = "onnxtrain.merge"
@@ -80,11 +80,12 @@ def merge(
         GraphBuildError: the model has adapters already, or a weight cannot be rounded again.
     """
     loaded = loaded_for_adapters(model)
-    config, weights = read_adapter(adapter, loaded)
+    base = base_fingerprint(loaded)
+    config, weights = read_adapter(adapter, loaded, base)
     before = None
     # A second copy is loaded: the weights of the first one are changed below.
     if evaluate is not None:
-        unmerged = insert_adapters(loaded_for_adapters(model), config, weights)
+        unmerged = insert_adapters(loaded_for_adapters(model), config, weights, base)
         before = float(evaluate(ir.to_proto(unmerged)))
     deltas: dict[ir.Node, Array] = {}
     targets: dict[ir.Node, Target] = {}
@@ -185,16 +186,14 @@ def _requantise_integers(model: ir.Model, target: Target, delta: Array) -> None:
     bias = node.inputs[bias_index] if bias_index < len(node.inputs) else None
     if bias is not None and bias.const_value is not None:
         real = bias.const_value.numpy().astype(np.float64) * constant(codes.scale).ravel()
-        _replace_input(model, node, bias_index, np.rint(real / new[codes.index + 1].ravel()).astype(np.int32))
+        # The scale of the activations is a factor of the old bias and of the new one.
+        _replace_input(model, node, bias_index, bias_codes(real, new[codes.index + 1]))
     for index, array in new.items():
         _replace_input(model, node, index, array)
 
 
 def _rescale_bias(model: ir.Model, node: ir.Node, weight_scales: Array) -> None:
-    """Rounds the int32 bias of a layer with the scale of its products: that of the activations times the weight's.
-
-    ONNX Runtime (1.32) adds the integers of the bias to the products, and does not look at the scale of the bias.
-    """
+    """Rounds the int32 bias of a layer with the scale of its products: that of the activations times the weight's."""
     x, bias = node.inputs[0], node.inputs[2] if len(node.inputs) > 2 else None
     activations, dequantize = (None if value is None else value.producer() for value in (x, bias))
     if bias is None or dequantize is None or dequantize.op_type != "DequantizeLinear":
@@ -205,7 +204,7 @@ def _rescale_bias(model: ir.Model, node: ir.Node, weight_scales: Array) -> None:
     if dequantize.inputs[0] is None or dequantize.inputs[0].dtype != ir.DataType.INT32:
         return
     scale = constant_value(activations.inputs[1]) * weight_scales.ravel()
-    codes = np.rint(constant_value(bias).astype(np.float64) / scale).astype(np.int32)
+    codes = bias_codes(constant_value(bias), scale)
     copy = ir.Node(
         dequantize.domain, "DequantizeLinear", list(dequantize.inputs[:2]), [ir.AttrInt64("axis", 0)], num_outputs=1,
         name=f"{dequantize.name}.merged",

@@ -13,7 +13,7 @@ from onnx.reference import ReferenceEvaluator
 from onnxtrain.emitter import Emitter
 from onnxtrain.errors import GraphBuildError
 from onnxtrain.passes import ModelSource, as_given, canonicalize, load_model, remove_unread_initializers
-from onnxtrain.passes.parameters.integer_weights import Array, constant
+from onnxtrain.passes.parameters.integer_weights import Array, bias_codes, constant
 from onnxtrain.passes.tidy.constants import add_initializer
 from onnxtrain.qat._prepare import LOGARITHM
 
@@ -118,7 +118,7 @@ def _round_bias(model: ir.Model, layer: ir.Node) -> None:
     # Activations have one scale in all ops that onnxruntime computes in integers.
     if activations.size != 1 or scale.size not in (1, constant(bias).size):
         return
-    rounded = np.clip(np.rint(constant(bias) / scale.reshape(-1)), -(2.0**31), 2.0**31 - 1).astype(np.int32)
+    rounded = bias_codes(constant(bias), scale)
     op = Emitter(model.graph)
     with op.placing(before=layer):
         codes = _add(op, f"{bias.name}_quantized", rounded)

@@ -143,6 +143,22 @@ def constant(value: ir.Value) -> Array:
     return value.const_value.numpy()
 
 
+def bias_codes(real: Array, scale: Array) -> Array:
+    """Rounds a bias to int32 in the steps of the products that it is added to.
+
+    ONNX Runtime (1.32) adds the integers to sums of products of integers, and does not look at a scale of their own.
+
+    Args:
+        real: the bias, e.g. float32 [out].
+        scale: the scale of the activations times that of the weight: one number, or one per output [out].
+    """
+    # In float64: integers above 2^24 are not exact in float32.
+    codes = np.rint(real.astype(np.float64) / scale.astype(np.float64).ravel())
+    limits = np.iinfo(np.int32)
+    rounded: Array = np.clip(codes, limits.min, limits.max).astype(np.int32)
+    return rounded
+
+
 def _initializer(node: ir.Node, index: int) -> ir.Value | None:
     """Returns an input that is an initializer; None for any other, and for an input that is left out."""
     value = node.inputs[index] if index < len(node.inputs) else None

@@ -16,6 +16,7 @@ from onnxtrain.functions import (
     uint8_product,
     uint8_product_of_float_zeros,
 )
+from onnxtrain.passes.parameters.packed_codes import packed_pairs, unpacked
 from onnxtrain.passes.tidy.constants import add_constant
 
 _TYPES = {4: ir.DataType.UINT4, 8: ir.DataType.UINT8}
@@ -92,22 +93,15 @@ def _zero_points(
     tensor: ir.TensorProtocol | None, bits: int, rows: int, blocks: int, name: str
 ) -> ir.TensorProtocol:
     """Returns the zero points as DequantizeLinear wants them: [N, blocks], packed without gaps."""
-    per_byte = 8 // bits
     if tensor is None:
         # Without zero points the codes are around the middle of their range.
         values = np.full((rows, blocks), 2 ** (bits - 1), np.uint8)
     else:
-        packed = tensor.numpy().reshape(rows, -1)
         # Each row of the kernel's zero points begins with a new byte.
-        shifts = np.arange(0, 8, bits, dtype=np.uint8)
-        unpacked = (packed[..., None] >> shifts) & np.uint8(2**bits - 1)
-        values = unpacked.reshape(rows, -1)[:, :blocks]
-    flat = values.reshape(-1)
+        values = unpacked(tensor.numpy().reshape(rows, -1), bits)[:, :blocks]
     if bits == 8:
         return ir.Tensor(values.copy(), dtype=ir.DataType.UINT8, name=name)
-    flat = np.pad(flat, (0, -len(flat) % per_byte))
-    joined = flat[0::2] | (flat[1::2] << np.uint8(4))
-    return ir.PackedTensor(joined.astype(np.uint8), ir.DataType.UINT4, shape=ir.Shape((rows, blocks)))
+    return ir.PackedTensor(packed_pairs(values), ir.DataType.UINT4, shape=ir.Shape((rows, blocks)))
 
 
 def _constant(op: Emitter, name: str, tensor: ir.TensorProtocol) -> ir.Value:

@@ -67,10 +67,18 @@ class DropCachePass(ir.passes.InPlacePass):
     the new ones: its symbolic size becomes that of the queries.
     """
 
-    def __init__(self, cache: Mapping[str, str]) -> None:
-        """Choose the cache: per input the output that it comes back in, from :func:`find_cache`."""
+    def __init__(self, cache: Mapping[str, str], *, as_deployed: bool = False) -> None:
+        """Choose the cache.
+
+        Args:
+            cache: per input the output that it comes back in, from :func:`find_cache`.
+            as_deployed: True lets attention ops compute the keys and values of all tokens, which nothing reads. Without
+                these outputs GroupQueryAttention of onnxruntime (1.32) adds in another order, and its results differ
+                from those of the file in the last bit.
+        """
         super().__init__()
         self._cache = cache
+        self._as_deployed = as_deployed
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Rewrite the graph in place."""
@@ -91,7 +99,7 @@ class DropCachePass(ir.passes.InPlacePass):
             # Shape inference knows the first layer best.
             names = _length_of_all(node, dropped) | names
             for past, present in dropped:
-                _drop(node, past, present)
+                _drop(node, past, present, keeps_output=self._as_deployed)
         for past in pasts:
             if past.uses():
                 past.replace_all_uses_with(_empty(model, past, list(pasts)))
@@ -103,14 +111,14 @@ class DropCachePass(ir.passes.InPlacePass):
         return ir.passes.PassResult(model, True)
 
 
-def _drop(node: ir.Node, past: ir.Value, present: ir.Value) -> None:
+def _drop(node: ir.Node, past: ir.Value, present: ir.Value, *, keeps_output: bool) -> None:
     """Lets a node compute without past keys or values."""
     if node.op_type == "Concat":
         if len(node.inputs) == 2 and node.inputs[1] is not None:
             present.replace_all_uses_with(node.inputs[1])
         return
     # ONNX Runtime would compute outputs that have a name. Readers of all keys stay: they are the new ones.
-    if not present.uses():
+    if not keeps_output and not present.uses():
         present.name = ""
         while node.outputs and not node.outputs[-1].name:
             node.resize_outputs(len(node.outputs) - 1)

@@ -149,24 +149,25 @@ def build_training_graphs(
         )
     mean = loss_mean(_named(model, loss))
     frozen = list(frozen or ())
-    forward = _cut_to_loss(model, [loss, *additional_outputs], frozen)
+    as_deployed = activations == "deployed"
+    forward = _cut_to_loss(model, [loss, *additional_outputs], frozen, as_deployed=as_deployed)
     as_exported = switch_modes(forward, batch_norm)
     check_training_mode(forward, asked=batch_norm == "training")
     # In both models: one with both kinds of products would compute neither the file's results nor those of the float
     # weights.
-    if activations == "float":
+    if not as_deployed:
         FloatProductsPass()(forward)
     build = _choose_parameters(forward, requires_grad, frozen, sparse_gradients)
     build.input_gradients = input_gradients
     active = _active_values(forward, build.trainable)
     warn_of_export(forward, build.trainable, active, as_exported=as_exported)
     _promote_parameters(build)
-    evaluation = _evaluation_model(build, as_deployed=activations == "deployed")
+    evaluation = _evaluation_model(build, as_deployed=as_deployed)
     if profile == "portable":
         # Before differentiation, so that the gradient has the same masks. The eval model drops nothing.
         build.random = draw_masks(build.forward)
     training = _training_model(
-        build, recompute=recompute, bfloat16=precision == "bf16", as_deployed=activations == "deployed"
+        build, recompute=recompute, bfloat16=precision == "bf16", as_deployed=as_deployed
     )
     manifest = _manifest(build, training) | {
         "loss_mean": mean,
@@ -211,13 +212,15 @@ class _Build:
     random: ir.Value | None = None
 
 
-def _cut_to_loss(model: ir.Model, outputs: Sequence[str], frozen: Collection[str]) -> ir.Model:
+def _cut_to_loss(
+    model: ir.Model, outputs: Sequence[str], frozen: Collection[str], *, as_deployed: bool
+) -> ir.Model:
     """Copies the part of `model` that computes `outputs`, of which the first becomes a scalar: the loss."""
     forward = model.clone()
     _set_outputs(forward, outputs)
     _make_scalar(forward)
     # The loss reads no cache, and training has no earlier tokens; the inference model keeps both.
-    DropCachePass(find_cache(model.graph))(forward)
+    DropCachePass(find_cache(model.graph), as_deployed=as_deployed)(forward)
     # Unused initializers stay, too: the selection of parameters names those that a user asked for in its errors.
     CleanupPass(keep={*(name for name, _ in float_initializers(forward)), *frozen})(forward)
     mark_labels(forward.graph)

@@ -27,8 +27,8 @@ END = 2
 """The token that ends a text."""
 _COMMON = {
     "vocab_size": VOCABULARY, "hidden_size": WIDTH, "intermediate_size": 256, "num_hidden_layers": 2,
-    "num_attention_heads": WIDTH // HEAD, "max_position_embeddings": LENGTH, "initializer_range": 0.1, "bos_token_id": 1,
-    "eos_token_id": END, "pad_token_id": 0,
+    "num_attention_heads": WIDTH // HEAD, "max_position_embeddings": LENGTH, "initializer_range": 0.1,
+    "bos_token_id": 1, "eos_token_id": END, "pad_token_id": 0,
 }  # fmt: skip
 _GROUPED = {"num_key_value_heads": 2}
 # The builder of genai (0.18) writes 1e-6 for the epsilon of Phi's norms, whatever the model has.

@@ -343,3 +343,23 @@ def test_a_float16_model_has_float32_adapters(typed: bool) -> None:
     inputs = adapter_model(model, config).graph.input[1:]
     assert {value.type.tensor_type.elem_type for value in inputs} == {kind}
     assert run(adapter_model(model, config), x=x).tobytes() == run(model, x=x).tobytes()
+
+
+@pytest.mark.parametrize("bias_first", [False, True])
+def test_a_quantised_layer_with_a_bias_computes_the_same_bits_without_an_adapter(bias_first: bool) -> None:
+    """ONNX Runtime makes one node of MatMulNBits and the Add of a bias, which an adapter must not part."""
+    rng = np.random.default_rng(0)
+    base = in_bits(products({"fc": (128, 96)}), 4, 32)
+    product, last = base.graph.node
+    # As genai's builder writes it: activations are rounded to int8.
+    product.attribute.append(onnx.helper.make_attribute("accuracy_level", 4))
+    inputs = ["bias", product.output[0]] if bias_first else [product.output[0], "bias"]
+    last.CopyFrom(onnx.helper.make_node("Add", inputs, [last.output[0]]))
+    bias = rng.normal(size=96).astype(np.float32)
+    base.graph.initializer.append(onnx.numpy_helper.from_array(bias, "bias"))
+    config = LoraConfig(r=2, init_lora_weights=False)
+    x = rng.normal(size=(64, 128)).astype(np.float32)
+    assert run(adapter_model(base, config), x=x).tobytes() == run(base, x=x).tobytes()
+    changed = add_lora(base, config)
+    a, b = adapters_of(changed).values()
+    assert np.allclose(run(changed, x=x) - run(base, x=x), 8 * x @ a @ b, atol=1e-4)

@@ -339,6 +339,7 @@ def _output_of(target: Target) -> tuple[ir.Value, _Form]:
         scale = [value for i in indices if i < len(node.inputs) and (value := node.inputs[i]) is not None]
         # QGemm without a scale of its result computes it in floating point.
         return output, _Form(scale, is_integer=bool(scale))
+    output = _with_bias(output)
     quantize = _sole_reader(output, "QuantizeLinear")
     dequantize = None if quantize is None else _sole_reader(quantize.outputs[0], "DequantizeLinear")
     # ONNX Runtime computes a product between DequantizeLinear and QuantizeLinear in integers. An Add between the two
@@ -348,13 +349,31 @@ def _output_of(target: Target) -> tuple[ir.Value, _Form]:
     return dequantize.outputs[0], _Form([value for value in quantize.inputs[1:] if value is not None])
 
 
-def _sole_reader(value: ir.Value, op_type: str) -> ir.Node | None:
-    """Returns the node of this op that alone reads a value; None if there is another reader, or none."""
+def _with_bias(output: ir.Value) -> ir.Value:
+    """Returns the sum of a layer's output and its bias, where an Add behind the layer computes it; else the output."""
+    add = _sole_reader(output, "Add", any_input=True)
+    bias = None if add is None else next((value for value in add.inputs if value is not output), None)
+    # ONNX Runtime (1.32) makes one node of a product and such an Add, e.g. of MatMulNBits, which rounds otherwise than
+    # two nodes. An adapter between both would change the results of a file that no adapter is active on.
+    if add is None or bias is None or bias.const_value is None or len(bias.const_value.shape) != 1:
+        return output
+    return add.outputs[0]
+
+
+def _sole_reader(value: ir.Value, op_type: str, *, any_input: bool = False) -> ir.Node | None:
+    """Returns the node of this op that alone reads a value; None if there is another reader, or none.
+
+    Args:
+        value: the value.
+        op_type: e.g. "QuantizeLinear".
+        any_input: False if the value must be the node's first input.
+    """
     uses = list(value.uses())
     if len(uses) != 1 or value.is_graph_output():
         return None
     node = uses[0].node
-    return node if node.domain == "" and node.op_type == op_type and uses[0].idx == 0 else None
+    reads = any_input or uses[0].idx == 0
+    return node if node.domain == "" and node.op_type == op_type and reads else None
 
 
 def _delta(op: Emitter, adapters: Sequence[_Adapter], node: ir.Node, dropout: float) -> ir.Value:

@@ -7,12 +7,12 @@ and without zero points. For each file, and for adapters that begin with B = 0 a
 - gradient: the norm of the difference of the adapters' gradients and those of PEFT in float64 on the dequantised
   weights, as a part of the norm, with float activations.
 - losses: the largest difference of the losses of 50 steps of AdamW. Behind it, that of PEFT in float32 and in float64.
-- deployed: with deployed activations, of how many of 16 sequences the training loss is the loss in float64 of the logits
-  of the file in a plain session, to 1e-6, and the largest difference. A number that lies between two steps of int8 is
-  rounded either way by errors in the last bit. Behind it, so, how far the file's own losses get from each other: at
-  onnxruntime's levels of optimisation, and when norms and biases are moved to the next floating-point numbers.
-- eval: the largest difference of a logit of the eval model, with deployed activations, and of the file with the adapter in
-  a plain session. With B = 0 both have the same bits.
+- deployed: with deployed activations, of how many of 16 sequences the training loss is the loss in float64 of the
+  logits of the file in a plain session, to 1e-6, and the largest difference. A number that lies between two steps of
+  int8 is rounded either way by errors in the last bit. So behind it stands how far the file's own losses get from each
+  other: at onnxruntime's levels of optimisation, and when norms and biases are moved to the next numbers of float32.
+- eval: the largest difference of a logit of the eval model, with deployed activations, and of the file with the adapter
+  in a plain session.
 - from PEFT, to PEFT: the difference of logits after an adapter was loaded that PEFT has saved, and the other way round.
 - base: "equal" if the file with inputs for adapters, and none of them active, computes the bits of the base.
 - tokens: how many tokens are those of the trained graph, in a plain session and in genai, with the trained adapter.
@@ -100,9 +100,9 @@ class Figures:
             f"{self.file}; {start}: gradient {self.gradient:.1e}, losses {self.losses:.1e} "
             f"({self.losses_of_peft:.1e}), "
             f"deployed {sum(d <= DEPLOYED for d in self.deployed)} of {len(self.deployed)}, {max(self.deployed):.1e} "
-            f"(levels {self.levels:.1e}, moved {self.moved:.1e}), eval {self.evaluated:.1e}, from PEFT {self.from_peft:.1e}, to PEFT "
-            f"{self.to_peft:.1e}, base {'equal' if self.base_is_equal else 'DIFFERS'}, tokens {places} (of "
-            f"{NEW_TOKENS}; {self.effect} others without the adapter)"
+            f"(levels {self.levels:.1e}, moved {self.moved:.1e}), eval {self.evaluated:.1e}, from PEFT "
+            f"{self.from_peft:.1e}, to PEFT {self.to_peft:.1e}, base "
+            f"{'equal' if self.base_is_equal else 'DIFFERS'}, tokens {places} (of {NEW_TOKENS}; {self.effect} others without the adapter)"
         )
         missed = self.missed()
         return line + (f" MISSED: {', '.join(missed)}" if missed else "")

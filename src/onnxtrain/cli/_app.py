@@ -19,6 +19,7 @@ from onnxtrain.cli._options import (
     BatchSizeOption,
     ConfigOption,
     JsonOption,
+    MergeOptions,
     ModelArgument,
     PlanOptions,
     RunArgument,
@@ -238,6 +239,15 @@ def export(
     from onnxtrain.cli._use import export_run
 
     export_run(directory, output, outputs, network, json)
+
+
+@app.command()
+@taking(MergeOptions)
+def merge(options: MergeOptions, given: frozenset[str]) -> None:
+    """Add a LoRA adapter to the weights of a model."""
+    from onnxtrain.cli._merge import run_command
+
+    run_command(options)
 
 
 @app.command()

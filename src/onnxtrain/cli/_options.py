@@ -333,6 +333,43 @@ class PlanOptions:
     json: bool = switch(JSON_HELP)
 
 
+@dataclass(frozen=True)
+class MergeOptions:
+    """Options of `onnxtrain merge`.
+
+    Attributes:
+        source: path of the model.
+        adapter: path of the adapter.
+    """
+
+    source: Path = argument("MODEL", "Path of an .onnx file.")
+    adapter: Path = argument(
+        "ADAPTER", "Path of an .onnx_adapter file, or of a folder that PEFT has written."
+    )
+    output: Path = option(
+        "FILE",
+        "Write the merged model to this file, e.g. merged.onnx.",
+        "--output",
+        "-o",
+        default=REQUIRED,
+        show_default=False,
+    )
+    requantize: bool = switch(
+        "Round quantised weights to the same bits and blocks again, which may lose what the adapter has learned. "
+        "Default: they become float32."
+    )
+    data: Path | None = option(
+        "FILE.npz",
+        "Compute --loss over the arrays of this file, with the adapter beside the model and after the merge. Default: "
+        "no losses.",
+    )
+    loss: str | None = option(
+        "NAME", f"Compute this loss over --data: {losses_by_targets()}. Default: no losses."
+    )
+    batch_size: int | None = option("SAMPLES", BATCH_SIZE_HELP, min=1)
+    json: bool = switch(JSON_HELP)
+
+
 def parse_dims(items: Sequence[str]) -> dict[str, int]:
     """Parses the values of `--dim`, e.g. ["sequence=16"]; raises InputError for one that is not NAME=SIZE."""
     sizes = {}

@@ -19,13 +19,16 @@ from onnxtrain.lora._description import Array, base_fingerprint
 from onnxtrain.lora._files import read_adapter
 from onnxtrain.lora._insert import insert_adapters, loaded_for_adapters
 from onnxtrain.lora._linear_weights import codes_of, constant_value, quantised_linear
-from onnxtrain.lora._targets import INTEGER_PRODUCTS, Target, choose_targets
+from onnxtrain.lora._targets import INTEGER_PRODUCTS, Target, choose_targets, find_targets
 from onnxtrain.passes import ModelSource, as_given, remove_unread_chains, remove_unread_initializers
 from onnxtrain.passes.parameters.integer_weights import bias_codes, constant
 from onnxtrain.passes.tidy.constants import add_initializer
 
 REPORT_KEY = "onnxtrain.merge"
 """Key of the losses before and after in the metadata of a merged model."""
+
+_MERGED = ".merged"
+"""End of the names of new initializers, while the old ones are there."""
 
 _log = logging.getLogger("onnxtrain")
 Evaluate = Callable[[onnx.ModelProto], float]
@@ -88,19 +91,20 @@ def merge(
         unmerged = insert_adapters(loaded_for_adapters(model), config, weights, base)
         before = float(evaluate(ir.to_proto(unmerged)))
     deltas: dict[ir.Node, Array] = {}
-    targets: dict[ir.Node, Target] = {}
     for target in choose_targets(loaded, config):
         delta = deltas.setdefault(target.node, np.zeros((target.input_size, target.total), np.float32))
-        targets[target.node] = target
         a, b = (np.asarray(array, np.float32) for array in weights[target.module])
         if target.is_convolution:
             a, b = a.reshape(a.shape[:2]).T, b.reshape(b.shape[:2]).T
         # Parts of a merged layer fill their columns of one matrix.
         part = slice(target.start, target.start + target.output_size)
         delta[:, part] += np.float32(config.scaling(target.module)) * (a @ b)
+    # The parts of a merged layer have one weight, which has the name of the whole.
+    wholes = {target.node: target for target in find_targets(loaded) if target.output_size == target.total}
     for node, delta in deltas.items():
-        _merge_into(loaded, targets[node], delta, requantize)
+        _merge_into(loaded, wholes[node], delta, requantize)
     remove_unread_initializers(loaded.graph, list(loaded.graph.initializers.values()))
+    _take_old_names(loaded.graph)
     result = as_given(loaded, model)
     if before is not None and evaluate is not None:
         after = float(evaluate(ir.to_proto(loaded) if isinstance(result, ir.Model) else result))
@@ -127,7 +131,9 @@ def _merge_into(model: ir.Model, target: Target, delta: Array, requantize: bool)
             for index, array in blocks.quantised_again(merged).items():
                 _replace_input(model, node, index, array)
         else:
-            _replace_by_product(model, node, _initializer(model, f"{target.module}.weight", merged))
+            # Scales have the dtype of the activations, e.g. float16, which a plain product wants of its weight.
+            weight = merged.astype(blocks.scales.dtype)
+            _replace_by_product(model, node, _initializer(model, f"{target.module}.weight", weight))
     elif target.is_integer:
         if not requantize:
             raise GraphBuildError(
@@ -136,19 +142,19 @@ def _merge_into(model: ir.Model, target: Target, delta: Array, requantize: bool)
             )
         _requantise_integers(model, target, delta)
     else:
-        weight = old[1]
-        assert weight is not None
-        array = constant_value(weight)
+        read = old[1]
+        assert read is not None
+        array = constant_value(read)
         # The delta in the orientation in which the node reads its weight.
         if target.is_convolution or node.attributes.get_int("transB", 0) == 1:
             delta = delta.T.reshape(array.shape)
         # alpha multiplies the product with the weight, and not that with the adapter.
         merged = array + delta / np.float32(node.attributes.get_float("alpha", 1.0))
-        producer = weight.producer()
+        producer = read.producer()
         if requantize and producer is not None and producer.op_type != "Cast":
             _requantise(model, node, producer, merged)
         else:
-            dtype = weight.dtype or ir.DataType.FLOAT
+            dtype = read.dtype or ir.DataType.FLOAT
             new = _initializer(model, f"{target.module}.weight", merged.astype(dtype.numpy()))
             node.replace_input_with(1, new)
     remove_unread_chains(model.graph, [value.producer() for value in old if value is not None])
@@ -223,8 +229,7 @@ def _replace_by_product(model: ir.Model, node: ir.Node, weight: ir.Value) -> Non
     # Readers find the value under its old name, which may be that of an output.
     output, bias = node.outputs[0], node.inputs[5] if len(node.inputs) > 5 else None
     with op.placing(before=node):
-        # The builder casts weights to the dtype of the activations, e.g. float16.
-        product = op.MatMul(node.inputs[0], op.CastLike(weight, node.inputs[0]))
+        product = op.MatMul(node.inputs[0], weight)
         product = product if bias is None else op.Add(product, bias)
     product.type, product.shape = output.type, output.shape
     name = output.name
@@ -237,7 +242,15 @@ def _replace_input(model: ir.Model, node: ir.Node, index: int, array: Array) -> 
     """Makes an array an input of a node, in the place of an initializer that other nodes may read."""
     old = node.inputs[index]
     assert old is not None
-    node.replace_input_with(index, _initializer(model, f"{old.name}.merged", array))
+    node.replace_input_with(index, _initializer(model, f"{old.name}{_MERGED}", array))
+
+
+def _take_old_names(graph: ir.Graph) -> None:
+    """Gives new weights the names of the old ones that are gone: layers are known by the names of their weights."""
+    for name, value in list(graph.initializers.items()):
+        old = name.removesuffix(_MERGED)
+        if old != name and old not in graph.initializers:
+            value.name = old
 
 
 def _initializer(model: ir.Model, name: str, array: Array) -> ir.Value:

@@ -60,7 +60,7 @@ GRADIENT, LOSSES, DEPLOYED, LOGITS = 1e-5, 1e-4, 1e-6, 1e-5
 
 @dataclass
 class Figures:
-    """What was measured of a file with adapters of one kind; see the head of this file."""
+    """Figures of a file with adapters of one kind; see the head of this file."""
 
     file: str
     random_b: bool
@@ -95,14 +95,15 @@ class Figures:
 
     def __str__(self) -> str:
         places = ", ".join(f"{place} {text}" for place, text in self.tokens.items())
+        base = "equal" if self.base_is_equal else "DIFFERS"
         start = "random B" if self.random_b else "B = 0"
         line = (
             f"{self.file}; {start}: gradient {self.gradient:.1e}, losses {self.losses:.1e} "
             f"({self.losses_of_peft:.1e}), "
             f"deployed {sum(d <= DEPLOYED for d in self.deployed)} of {len(self.deployed)}, {max(self.deployed):.1e} "
             f"(levels {self.levels:.1e}, moved {self.moved:.1e}), eval {self.evaluated:.1e}, from PEFT "
-            f"{self.from_peft:.1e}, to PEFT {self.to_peft:.1e}, base "
-            f"{'equal' if self.base_is_equal else 'DIFFERS'}, tokens {places} (of {NEW_TOKENS}; {self.effect} others without the adapter)"
+            f"{self.from_peft:.1e}, to PEFT {self.to_peft:.1e}, base {base}, tokens {places} "
+            f"(of {NEW_TOKENS}; {self.effect} others without the adapter)"
         )
         missed = self.missed()
         return line + (f" MISSED: {', '.join(missed)}" if missed else "")

@@ -230,13 +230,16 @@ def test_deployed_activations_give_the_loss_of_the_file(
     assert json.loads((tmp_path / "manifest.json").read_text())["activations"] == "deployed"
 
 
-def test_the_deployed_eval_model_computes_the_bits_of_the_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize("training", [True, False])
+def test_models_with_deployed_activations_compute_the_bits_of_the_file(
+    training: bool, tmp_path: Path
+) -> None:
     """In another order of sums, numbers between two steps of int8 would be rounded the other way."""
     ids = np.random.default_rng(0).integers(1, VOCABULARY, (4, 24))
     feeds = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
     settings = {"loss": "causal_lm", "loss_input_names": ["logits"], "additional_output_names": ["logits"]}
     run_ = Run.generate(tmp_path, generation_model(), activations="deployed", **settings)
-    run_.module.eval()
+    run_.module.train(training)
     _, logits = run_.module(*feeds.values(), ids)
     assert np.asarray(logits).tobytes() == run(generation_model(), ["logits"], feeds)[0].tobytes()
 

@@ -35,6 +35,7 @@ from onnxtrain.passes.portable import HOLDS, draw_masks
 from onnxtrain.runtime.manifest import FORMAT, METADATA_KEY, SPARSE_VERSION, VERSION, fingerprint
 from onnxtrain.selection import batch_norms, float_initializers, is_float, select_parameters, some_names
 from onnxtrain.training.export_warnings import check_training_mode, warn_of_export
+from onnxtrain.training.file_ops import restore_file_ops
 from onnxtrain.training.inference_graph import build_inference_model, inference_entry
 from onnxtrain.training.key_value_cache import DropCachePass, find_cache
 from onnxtrain.training.layer_modes import BatchNormMode, switch_modes
@@ -296,6 +297,8 @@ def _training_model(build: _Build, *, recompute: bool, bfloat16: bool, as_deploy
         # What is to be in floating point is so already.
         float_products=False,
     )
+    if as_deployed:
+        restore_file_ops(training, build.forward)
     _append_gradients(build, training, gradients)
     CleanupPass(keep=set())(training)
     training = suit_runtime(training)

@@ -6,6 +6,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 
 from onnxtrain.api import CheckpointState
@@ -93,3 +94,22 @@ def test_wrong_questions_are_one_message(run: Any, mlp: Path, options: tuple[str
     assert shown.code == 1
     assert shown.out == ""
     assert message in shown.err
+
+
+def test_straight_through_reaches_the_trainings_of_a_file_in_int8(run: Any, tmp_path: Path) -> None:
+    model = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 21]> g (float[n, 4] x) => (float[n, 3] y)
+        <int8[4, 4] w1 = {1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3, 4, 5, 6, 7},
+         int8[4, 3] w2 = {1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3}, float s = {0.1}, int8 z = {0}> {
+            a = DequantizeLinear(w1, s, z)  h = MatMul(x, a)
+            q = QuantizeLinear(h, s, z)  d = DequantizeLinear(q, s, z)
+            b = DequantizeLinear(w2, s, z)  y = MatMul(d, b) }"""
+    )
+    onnx.save(model, tmp_path / "int8.onnx")
+    settings = (*OPTIONS, "--memory", "1GB", "--json")
+    refused = run("plan", tmp_path / "int8.onnx", *settings)
+    assert "pass straight_through=True" in refused.out + refused.err
+    shown = run("plan", tmp_path / "int8.onnx", *settings, "--straight-through").json()
+    complete = [choice["name"] for choice in shown["choices"] if choice["complete"]]
+    assert complete[0] == "LoRA of rank 2, all linear layers"
+    assert "--straight-through" in shown["commands"]["train"]

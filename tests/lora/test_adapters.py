@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from onnxruntime.quantization import CalibrationDataReader, QuantFormat, quantize_static
 
 from lora.models import TOKENS, exported, in_bits, net, products, run, with_adapters
 from onnxtrain import api
@@ -70,6 +71,43 @@ def test_a_quantised_file_takes_the_module_names_of_its_float_file(model: onnx.M
         GraphBuildError, match=r"the quantised model has 4 layers, the other 1\. Pass the file"
     ):
         copy_module_names(quantised, products({"fc": (3, 2)}))
+
+
+class Tokens(CalibrationDataReader):
+    def __init__(self) -> None:
+        self.batches = iter([{"tokens": TOKENS + k} for k in range(5)])
+
+    def get_next(self) -> dict[str, np.ndarray] | None:  # type: ignore[override]
+        return next(self.batches, None)
+
+
+@pytest.mark.filterwarnings("ignore")  # of the quantizer
+@pytest.mark.parametrize("form", list(QuantFormat))
+def test_the_output_layer_of_a_language_model_in_integers_gets_no_adapter(
+    form: QuantFormat, model: onnx.ModelProto, tmp_path: Path
+) -> None:
+    """QLinearMatMul has no note of its module: the output layer is known by the size of the vocabulary."""
+    onnx.save(model, tmp_path / "float.onnx")
+    quantize_static(tmp_path / "float.onnx", tmp_path / "int8.onnx", Tokens(), quant_format=form)
+    quantised = onnx.load(tmp_path / "int8.onnx")
+    assert len([*adapters_of(add_lora(quantised, LoraConfig(r=1)))]) == 2 * 3
+    named = copy_module_names(quantised, model)
+    assert target_names(named) == NAMES
+    assert [*adapters_of(add_lora(named, LoraConfig(r=1)))] == [
+        *adapters_of(add_lora(model, LoraConfig(r=1)))
+    ]
+    # It gets one if it is named.
+    assert len(adapters_of(add_lora(named, LoraConfig(r=1, target_modules=["lm_head"])))) == 2
+
+
+def test_classes_as_many_as_an_embedding_has_rows_are_no_words() -> None:
+    """An output layer has a row of numbers for each sample: adapters of it are wanted."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 21]> g (int64[n] color) => (float[n, 2] y)
+        <float[2, 3] table = {1, 2, 3, 4, 5, 6}, float[3, 2] fc = {1, 2, 3, 4, 5, 6}>
+        { x = Gather(table, color)  y = MatMul(x, fc) }"""
+    )
+    assert [*adapters_of(add_lora(model, LoraConfig(r=1)))] == ["fc.lora_A.weight", "fc.lora_B.weight"]
 
 
 def test_initial_adapters_change_nothing(model: onnx.ModelProto) -> None:

@@ -82,6 +82,10 @@ class ModelOptions:
         "and parameters in float32, e.g. bf16.",
         default="fp32",
     )
+    straight_through: bool = switch(
+        "Pass gradients through rounding and quantisation unchanged, as files in int8 need. Default: rounding has no "
+        "gradient."
+    )
     activations: Literal["float", "deployed"] = option(
         None,
         "Multiply by quantised weights (MatMulNBits) in floating point, or round activations to int8 where "

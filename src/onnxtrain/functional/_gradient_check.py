@@ -19,6 +19,7 @@ from onnxtrain.emitter import static_dims
 from onnxtrain.errors import GraphBuildError, InputError
 from onnxtrain.functional.finite_differences import Verdict, compare
 from onnxtrain.functional.float64_reference import Run, expand_rounded, run_in_float64, widen
+from onnxtrain.functional.random_inputs import random_inputs
 from onnxtrain.passes import (
     ModelSource,
     TrainingModePass,
@@ -36,7 +37,6 @@ Array = npt.NDArray[Any]
 Evaluate = Callable[[Mapping[str, Array]], Array]
 
 _COTANGENT = "onnxtrain.cotangent"
-_BATCH, _OTHER_DIM = 3, 8
 # Central differences err by O(h^2) plus rounding / h. These h are the usual compromise for each precision.
 _STEP = {"float64": 1e-5, "float32": 1e-2}
 _TOLERANCE = {"float64": 1e-3, "float32": 5e-2}
@@ -45,8 +45,6 @@ _TOLERANCE = {"float64": 1e-3, "float32": 5e-2}
 _SAME_OUTPUT = {"float64": 1e-6, "float32": 1e-3, "float16": 3e-2, "bfloat16": 2e-1}
 # A wrong gradient must be contradicted along this many random directions.
 _DIRECTIONS = 2
-# Ops whose integer input counts along an axis of another input: (op, index input) -> the other input's index.
-_INDEXES = {("Gather", 1): 0, ("SoftmaxCrossEntropyLoss", 1): 0, ("NegativeLogLikelihoodLoss", 1): 0}
 
 
 @dataclass(frozen=True)
@@ -148,51 +146,6 @@ def _value(model: ir.Model, name: str) -> Array:
             f"{some_names(list(model.graph.initializers))}"
         )
     return np.asarray(value.const_value.numpy())
-
-
-def random_inputs(model: ir.Model, rng: np.random.Generator, dims: Mapping[str, int]) -> dict[str, Array]:
-    """Makes random values for all inputs: floats from -1 to 1, integers that are valid as indices.
-
-    Args:
-        model: canonical model.
-        rng: generator of the values.
-        dims: sizes of symbolic dimensions; default: 3 along the first axis, 8 elsewhere.
-    """
-    # Filled while the loop runs, so that a symbol has one size in all inputs.
-    sizes = dict(dims)
-    result: dict[str, Array] = {}
-    for value in model.graph.inputs:
-        if value.dtype is None or value.shape is None:
-            raise InputError(
-                f"Making random values for the input '{value.name}': its dtype or rank is unknown; pass a value."
-            )
-        shape: list[int] = []
-        for axis, dim in enumerate(value.shape):
-            default = _BATCH if axis == 0 else _OTHER_DIM
-            symbol = None if isinstance(dim, int) else dim.value
-            shape.append(
-                dim if isinstance(dim, int) else sizes.setdefault(symbol, default) if symbol else default
-            )
-        dtype = value.dtype.numpy()
-        if value.dtype.is_floating_point():
-            result[str(value.name)] = rng.uniform(-1, 1, shape).astype(dtype)
-        else:
-            result[str(value.name)] = rng.integers(0, index_bound(value) or 2, shape).astype(dtype)
-    return result
-
-
-def index_bound(value: ir.Value) -> int | None:
-    """Returns the size of the smallest axis that an integer input indexes; None if it is not known to be an index."""
-    bounds = []
-    for node, index in value.uses():
-        other = _INDEXES.get((node.op_type, index))
-        source = node.inputs[other] if other is not None else None
-        sizes = static_dims(source) if source is not None else None
-        if sizes:
-            # Class labels index axis 1 of the scores.
-            axis = node.attributes.get_int("axis", 0) if node.op_type == "Gather" else 1
-            bounds.append(sizes[axis] or 2)
-    return min(bounds, default=None)
 
 
 def _check_dims(model: ir.Model, dims: Mapping[str, int]) -> None:

@@ -14,10 +14,11 @@ from onnxtrain.lora._config import LoraConfig
 from onnxtrain.lora._description import METADATA_KEY
 from onnxtrain.lora._files import load_adapter, save_adapter
 from onnxtrain.lora._insert import adapter_model, add_lora, target_names, train_adapters
+from onnxtrain.lora._layers import LinearLayer, linear_layers
 from onnxtrain.lora._merge import merge
 from onnxtrain.lora._names import copy_module_names
 
 __all__ = [
-    "METADATA_KEY", "AdapterMismatchError", "LoraConfig", "adapter_model", "add_lora", "copy_module_names",
-    "load_adapter", "merge", "save_adapter", "target_names", "train_adapters",
+    "METADATA_KEY", "AdapterMismatchError", "LinearLayer", "LoraConfig", "adapter_model", "add_lora",
+    "copy_module_names", "linear_layers", "load_adapter", "merge", "save_adapter", "target_names", "train_adapters",
 ]  # fmt: skip

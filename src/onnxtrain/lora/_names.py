@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import overload
 
 import onnx
@@ -13,6 +14,8 @@ from onnxtrain.lora._insert import loaded_for_adapters
 from onnxtrain.lora._targets import Target, find_targets
 from onnxtrain.passes import ModelSource, as_given
 from onnxtrain.selection import set_module_scope
+
+_END = re.compile(r"_(quantized|QuantizeLinear_Input)$")
 
 
 @overload
@@ -28,7 +31,8 @@ def copy_module_names(model: ModelSource, names_from: ModelSource) -> onnx.Model
 
     PyTorch's exporter notes the module of each node, e.g. "model.layers.0.self_attn.q_proj". `MatMulNBitsQuantizer` of
     onnxruntime (1.32) writes new nodes without that note, and the layers are called "node_linear", "node_linear_1" and
-    so on. Adapters of PEFT name modules, and fit only a model whose layers have these names.
+    so on; so does `quantize_static` with QuantFormat.QOperator. Adapters of PEFT name modules, and fit only a model
+    whose layers have these names.
 
     Args:
         model: the quantised model: path of a `.onnx` file, `ModelProto` or `onnx_ir.Model`; not changed.
@@ -64,6 +68,8 @@ def _layers(model: ir.Model) -> list[Target]:
     return [target for target in find_targets(model) if target.output_size == target.total]
 
 
-def _key(target: Target) -> tuple[str | None, int, int]:
+def _key(target: Target) -> tuple[str, int, int]:
     """Returns what a layer has in common in both files: the name of its output, and its sizes."""
-    return target.node.outputs[0].name, target.input_size, target.output_size
+    # Of integers, onnxruntime's quantizer (1.32) writes the name of the float value with an ending.
+    output = _END.sub("", str(target.node.outputs[0].name))
+    return output, target.input_size, target.output_size

@@ -103,17 +103,42 @@ def find_targets(model: ir.Model) -> list[Target]:
     is_phi = any(
         re.match(r"model\.layers\.\d+\.mlp\.fc1\.MatMul", str(weight.name)) for _, weight, *_ in layers
     )
+    rows = _rows_of_embeddings(model.graph)
     for node, weight, input_size, output_size in layers:
         # PEFT and genai exchange adapters by these paths, so a node's own name would not do.
         module = _module_of(node, weight, is_phi)
         # Two layers of one name have different weights; one layer that runs twice has one adapter.
         if named.setdefault(module, weight) is not weight:
             module = _path_of(node.name or str(node.outputs[0].name))
-        whole = Target(
-            module, node, input_size, output_size, 0, output_size, module.rpartition(".")[2] in _OUTPUT_LAYERS
+        is_output = module.rpartition(".")[2] in _OUTPUT_LAYERS or (
+            output_size in rows and _is_returned(node.outputs[0])
         )
+        whole = Target(module, node, input_size, output_size, 0, output_size, is_output)
         found += [whole, *_parts(whole)]
     return found
+
+
+def _rows_of_embeddings(graph: ir.Graph) -> set[int]:
+    """Returns the numbers of rows of all tables in the file from which inputs of the graph choose rows."""
+    rows = set()
+    for node in graph:
+        if not node.op_type.startswith("Gather") or len(node.inputs) < 2:
+            continue
+        indices, (table, dims) = node.inputs[1], _trace(node.inputs[0], also=("Reshape",)) or (None, [])
+        if table is not None and len(dims) > 1 and indices is not None and indices.is_graph_input():
+            rows.add(dims[0])
+    return rows
+
+
+def _is_returned(value: ir.Value) -> bool:
+    """Says if the graph returns a value [batch, sequence, features], or what a bias or quantisation makes of it."""
+    # A language model gives a number for each word of its vocabulary. Not every file keeps the name of that layer.
+    while not value.is_graph_output():
+        readers = [use.node for use in value.uses()]
+        if len(readers) != 1 or readers[0].op_type not in _PASSED_ON | {"Add", "QLinearAdd"}:
+            return False
+        value = readers[0].outputs[0]
+    return value.shape is not None and len(value.shape) == 3
 
 
 def choose_targets(model: ir.Model, config: LoraConfig) -> list[Target]:
@@ -218,12 +243,17 @@ def _read_layer(node: ir.Node) -> tuple[ir.Value, int, int] | None:
     return weight, rows, columns
 
 
-def _trace(value: ir.Value | None) -> tuple[ir.Value, list[int]] | None:
-    """Walks from the second input of a product back to its weight; returns the weight and the dimensions as read."""
+def _trace(value: ir.Value | None, also: Sequence[str] = ()) -> tuple[ir.Value, list[int]] | None:
+    """Walks from the second input of a product back to its weight; returns the weight and the dimensions as read.
+
+    Args:
+        value: the input.
+        also: further ops to walk through, whose effect on the dimensions is left out.
+    """
     swapped = False
     while value is not None and not value.is_initializer():
         node = value.producer()
-        if node is None or node.domain not in ("", _MS) or node.op_type not in _PASSED_ON:
+        if node is None or node.domain not in ("", _MS) or node.op_type not in _PASSED_ON.union(also):
             return None
         if node.op_type == "Transpose":
             # Without `perm` ONNX reverses the axes.

@@ -9,9 +9,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from onnxtrain.errors import GraphBuildError
-from onnxtrain.lora import LoraConfig
-from onnxtrain.lora._insert import loaded_for_adapters
-from onnxtrain.lora._targets import Target, choose_targets, find_targets
+from onnxtrain.lora import LinearLayer, LoraConfig, linear_layers
 from onnxtrain.op_facts import VIEWS
 from onnxtrain.passes import ModelSource
 from onnxtrain.selection import match_names, select_parameters
@@ -90,12 +88,12 @@ def list_choices(
         NothingToTrain: there are no parameters to train, and no layers for adapters.
         GraphBuildError: a name or pattern is unknown, or a rank is below 1.
     """
-    with_adapters = loaded_for_adapters(source)
-    targets = find_targets(with_adapters)
-    quantised = {
-        t.node: t.input_size * t.total for t in targets if _is_quantised(t.node.inputs[t.weight_index])
-    }
-    adapters = [] if requires_grad is not None else list(_adapters(with_adapters, targets, ranks))
+    layers = linear_layers(source)
+    # The parts of a merged layer are in its weight.
+    quantised = sum(
+        layer.inputs * layer.outputs for layer in layers if layer.is_quantised and layer.part_of is None
+    )
+    adapters = [] if requires_grad is not None else list(_adapters(source, layers, ranks))
     try:
         trainable = select_parameters(model, requires_grad, frozen).trainable
     except GraphBuildError:
@@ -116,7 +114,7 @@ def list_choices(
     if everything is not None or frozen:
         title = "all chosen parameters"
     plain = list(_parameter_choices(model, trainable, universe, sizes, everything, title))
-    elements = sum(sizes[name] for name in universe) + sum(quantised.values())
+    elements = sum(sizes[name] for name in universe) + quantised
     return Choices([*plain[:1], *adapters, *plain[1:]], max(elements, 1))
 
 
@@ -176,35 +174,35 @@ def _reading_order(model: ir.Model, names: Sequence[str]) -> list[str]:
     return sorted(names, key=lambda name: first(model.graph.initializers[name]))
 
 
-def _adapters(model: ir.Model, targets: Sequence[Target], ranks: Sequence[int]) -> Iterator[Choice]:
+def _adapters(model: ModelSource, layers: Sequence[LinearLayer], ranks: Sequence[int]) -> Iterator[Choice]:
     """Yields the choices of adapters, on all linear layers and on those of attention, for each rank."""
     everywhere: set[str] | None = None
-    for title, modules in (("all linear layers", None), ("attention", _attention_names(targets))):
+    for title, modules in (("all linear layers", None), ("attention", _attention_names(layers))):
         if modules == []:
             continue
         for rank in ranks:
             config = LoraConfig(r=rank) if modules is None else LoraConfig(r=rank, target_modules=modules)
             try:
-                chosen = {target.module: target for target in choose_targets(model, config)}
+                chosen = linear_layers(model, config)
             except GraphBuildError:
                 # The model has no linear layers: an answer here, not an error.
                 return
             if modules is None:
-                everywhere = set(chosen)
-            elif set(chosen) == everywhere:
+                everywhere = {layer.path for layer in chosen}
+            elif {layer.path for layer in chosen} == everywhere:
                 return
-            trained = sum(rank * (target.input_size + target.output_size) for target in chosen.values())
-            reached = sum(target.input_size * target.output_size for target in chosen.values())
+            trained = sum(rank * (layer.inputs + layer.outputs) for layer in chosen)
+            reached = sum(layer.inputs * layer.outputs for layer in chosen)
             yield Choice(f"LoRA of rank {rank}, {title}", None, config, trained, reached)
 
 
-def _attention_names(targets: Sequence[Target]) -> list[str]:
+def _attention_names(layers: Sequence[LinearLayer]) -> list[str]:
     """Returns names for `target_modules` that choose the layers of attention, e.g. ["q_proj", "k_proj", "v_proj"].
 
     A name is the shortest end of a path that no other layer has: BERT's "attention.output.dense" beside "output.dense".
     """
-    merged = {target.node for target in targets if target.output_size != target.total}
-    modules = [t.module for t in targets if t.node not in merged or t.output_size != t.total]
+    merged = {layer.part_of for layer in layers}
+    modules = [layer.path for layer in layers if layer.path not in merged]
     attention = [module for module in modules if _is_attention(module)]
     others = [module for module in modules if module not in attention]
     names: dict[str, None] = {}
@@ -222,14 +220,6 @@ def _is_attention(module: str) -> bool:
     """Tells if the path of a module is that of a layer of attention."""
     path, _, last = module.rpartition(".")
     return _ATTENTION.search(path) is not None or last in _ATTENTION_LAYERS
-
-
-def _is_quantised(weight: ir.Value | None) -> bool:
-    """Tells if a weight is stored in integers."""
-    while weight is not None and not weight.is_initializer():
-        node = weight.producer()
-        weight = None if node is None else node.inputs[0]
-    return weight is not None and weight.dtype is not None and not weight.dtype.is_floating_point()
 
 
 def shortest_patterns(names: Collection[str], universe: Collection[str]) -> list[str]:

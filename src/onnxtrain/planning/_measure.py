@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from onnxtrain._words import argument, words
 from onnxtrain.errors import InputError, OnnxTrainError
-from onnxtrain.functional._gradient_check import index_bound
+from onnxtrain.functional.random_inputs import index_bound
 from onnxtrain.planning import _dry_run
 from onnxtrain.runtime.manifest import InputSpec, Manifest
 

@@ -103,6 +103,7 @@ def plan_training(
     requires_grad: list[str] | None = None,
     frozen_params: list[str] | None = None,
     batch_norm: BatchNormMode = "as_exported",
+    straight_through: bool = False,
     precision: Precision = "fp32",
     activations: Activations = "float",
     additional_output_names: list[str] | None = None,
@@ -133,6 +134,7 @@ def plan_training(
         requires_grad: names and patterns to choose from; adapters are left out then. None: all that train by default.
         frozen_params: names and patterns of parameters that no choice trains.
         batch_norm: as in `generate_artifacts`.
+        straight_through: as in `generate_artifacts`; True for models in int8.
         precision: as in `generate_artifacts`.
         activations: as in `generate_artifacts`.
         additional_output_names: as in `generate_artifacts`: values that are returned stay in memory during a step.
@@ -170,6 +172,7 @@ def plan_training(
         "optimizer": optimizer,
         "frozen_params": frozen_params,
         "batch_norm": batch_norm,
+        "straight_through": straight_through,
         "precision": precision,
         "activations": activations,
         "additional_output_names": additional_output_names,

@@ -401,3 +401,17 @@ def test_a_quantised_layer_with_a_bias_computes_the_same_bits_without_an_adapter
     changed = add_lora(base, config)
     a, b = adapters_of(changed).values()
     assert np.allclose(run(changed, x=x) - run(base, x=x), 8 * x @ a @ b, atol=1e-4)
+
+
+@pytest.mark.parametrize(("bits", "block_size"), [(3, 32), (4, 24), (4, 8)])
+def test_bits_and_blocks_that_are_not_known_are_refused(bits: int, block_size: int, tmp_path: Path) -> None:
+    model = in_bits(products({"fc": (48, 32), "fc2": (32, 8)}), 4, 32)
+    (product,) = (node for node in model.graph.node if node.output == ["fc_out"])
+    for attribute in product.attribute:
+        attribute.i = {"bits": bits, "block_size": block_size}.get(attribute.name, attribute.i)
+    message = f"has {bits} bits in blocks of {block_size}; onnxruntime knows 2, 4 and 8 bits"
+    with pytest.raises(GraphBuildError, match=message):
+        generate_artifacts(model, loss="mse", artifact_directory=tmp_path, lora=LoraConfig(r=1))
+    assert not list(tmp_path.iterdir())
+    # Other layers get theirs.
+    assert len(adapters_of(add_lora(model, LoraConfig(r=1, target_modules=["fc2"])))) == 2

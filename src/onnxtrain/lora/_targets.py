@@ -184,6 +184,8 @@ def choose_targets(model: ir.Model, config: LoraConfig) -> list[Target]:
             f"no layer; there are {some_names(names)}"
         )
     _check_overlap(chosen, doing)
+    for target in chosen:
+        _check_blocks(target.node, doing)
     # PEFT ignores such keys, and the layers get the common rank.
     for option in ("rank_pattern", "alpha_pattern"):
         for pattern in getattr(config, option) or ():
@@ -205,6 +207,20 @@ def _check_overlap(chosen: Sequence[Target], doing: str) -> None:
             raise GraphBuildError(
                 f"{doing}: target_modules chooses {other.module!r} and its part {target.module!r}; choose either"
             )
+
+
+def _check_blocks(node: ir.Node, doing: str) -> None:
+    """Raises GraphBuildError for a MatMulNBits of bits or blocks that onnxruntime (1.32) does not know."""
+    if node.op_type != "MatMulNBits":
+        return
+    bits, size = node.attributes.get_int("bits", 4), node.attributes.get_int("block_size", 0)
+    # A power of two.
+    if bits not in (2, 4, 8) or size < 16 or size & (size - 1):
+        raise GraphBuildError(
+            f"{doing}: the weight of MatMulNBits '{node.name}' has {bits} bits in blocks of {size}; onnxruntime knows "
+            "2, 4 and 8 bits, and blocks of 16, 32, 64 and so on. Quantise the model again, or leave the layer out by "
+            "exclude_modules"
+        )
 
 
 def _ends(names: Sequence[str]) -> list[str]:

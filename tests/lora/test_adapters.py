@@ -383,8 +383,11 @@ def test_a_float16_model_has_float32_adapters(typed: bool) -> None:
     assert run(adapter_model(model, config), x=x).tobytes() == run(model, x=x).tobytes()
 
 
+@pytest.mark.parametrize("activation", ["", "Gelu"])
 @pytest.mark.parametrize("bias_first", [False, True])
-def test_a_quantised_layer_with_a_bias_computes_the_same_bits_without_an_adapter(bias_first: bool) -> None:
+def test_a_quantised_layer_with_a_bias_computes_the_same_bits_without_an_adapter(
+    bias_first: bool, activation: str
+) -> None:
     """ONNX Runtime makes one node of MatMulNBits and the Add of a bias, which an adapter must not part."""
     rng = np.random.default_rng(0)
     base = in_bits(products({"fc": (128, 96)}), 4, 32)
@@ -392,15 +395,21 @@ def test_a_quantised_layer_with_a_bias_computes_the_same_bits_without_an_adapter
     # As genai's builder writes it: activations are rounded to int8.
     product.attribute.append(onnx.helper.make_attribute("accuracy_level", 4))
     inputs = ["bias", product.output[0]] if bias_first else [product.output[0], "bias"]
-    last.CopyFrom(onnx.helper.make_node("Add", inputs, [last.output[0]]))
+    add = onnx.helper.make_node("Add", inputs, ["sum" if activation else last.output[0]])
+    if activation:
+        last.CopyFrom(onnx.helper.make_node("Gelu", ["sum"], [last.output[0]], approximate="tanh"))
+        base.graph.node.insert(1, add)
+    else:
+        last.CopyFrom(add)
     bias = rng.normal(size=96).astype(np.float32)
     base.graph.initializer.append(onnx.numpy_helper.from_array(bias, "bias"))
     config = LoraConfig(r=2, init_lora_weights=False)
     x = rng.normal(size=(64, 128)).astype(np.float32)
     assert run(adapter_model(base, config), x=x).tobytes() == run(base, x=x).tobytes()
-    changed = add_lora(base, config)
-    a, b = adapters_of(changed).values()
-    assert np.allclose(run(changed, x=x) - run(base, x=x), 8 * x @ a @ b, atol=1e-4)
+    if not activation:
+        changed = add_lora(base, config)
+        a, b = adapters_of(changed).values()
+        assert np.allclose(run(changed, x=x) - run(base, x=x), 8 * x @ a @ b, atol=1e-4)
 
 
 @pytest.mark.parametrize(("bits", "block_size"), [(3, 32), (4, 24), (4, 8)])

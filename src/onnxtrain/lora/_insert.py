@@ -357,7 +357,20 @@ def _with_bias(output: ir.Value) -> ir.Value:
     # two nodes. An adapter between both would change the results of a file that no adapter is active on.
     if add is None or bias is None or bias.const_value is None or len(bias.const_value.shape) != 1:
         return output
-    return add.outputs[0]
+    # It joins the Add with a Gelu behind it, and then not with the product.
+    return output if _feeds_gelu(add.outputs[0]) else add.outputs[0]
+
+
+def _feeds_gelu(value: ir.Value) -> bool:
+    """Says if a Gelu reads a value: one node, or the first nodes of its formula with Erf, or with a power and Tanh."""
+    readers = [use.node for use in value.uses()]
+    behind = [
+        use.node.op_type
+        for node in readers
+        if node.op_type in ("Div", "Mul")
+        for use in node.outputs[0].uses()
+    ]
+    return "Erf" in behind or any(node.op_type in ("Gelu", "FastGelu", "Pow") for node in readers)
 
 
 def _sole_reader(value: ir.Value, op_type: str, *, any_input: bool = False) -> ir.Node | None:

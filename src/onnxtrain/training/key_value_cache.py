@@ -97,11 +97,12 @@ class DropCachePass(ir.passes.InPlacePass):
         for node in tuple(graph):
             dropped = [(past, present) for past, present in _pairs(node) if past in pasts]
             # Shape inference knows the first layer best.
-            names = _length_of_all(node, dropped) | names
+            names = _length_of_all(node, dropped) | _sizes_of_new(node, dropped) | names
             for past, present in dropped:
                 _drop(node, past, present, keeps_output=self._as_deployed)
         for past in pasts:
             if past.uses():
+                _rename(past, names)
                 past.replace_all_uses_with(_empty(model, past, list(pasts)))
             graph.inputs.remove(past)
         # The empty caches were written behind their readers.
@@ -160,6 +161,26 @@ def _length_of_all(
     total = None if present.shape is None else present.shape[-2]
     name = total.value if isinstance(total, ir.SymbolicDim) else None
     return {} if name is None else {name: queries.shape[1]}
+
+
+def _sizes_of_new(node: ir.Node, dropped: list[tuple[ir.Value, ir.Value]]) -> dict[str, ir.SymbolicDim | int]:
+    """Returns sizes of past keys by their symbols, of which the new ones that a Concat joins them with tell numbers."""
+    # The model builder of onnxruntime-genai (0.18) declares the size of a head as `kv_cache_dim`.
+    if not dropped or node.op_type != "Concat" or len(node.inputs) != 2:
+        return {}
+    past, new = dropped[0][0].shape, node.inputs[1].shape if node.inputs[1] is not None else None
+    if past is None or new is None or len(past) != len(new):
+        return {}
+    joined = node.attributes.get_int("axis", 0) % len(past)
+    return {
+        old.value: size
+        for axis, (old, size) in enumerate(zip(past, new, strict=True))
+        # The batch, axis 0, has a number in no file whose past leaves it open.
+        if axis not in (0, joined)
+        and isinstance(old, ir.SymbolicDim)
+        and old.value is not None
+        and isinstance(size, int)
+    }
 
 
 def _rename(value: ir.Value, names: Mapping[str, ir.SymbolicDim | int]) -> None:

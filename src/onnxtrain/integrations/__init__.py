@@ -1,0 +1,1 @@
+"""Connects artifacts of onnxtrain to frameworks of others. Each needs an extra of its own, e.g. `onnxtrain[flower]`."""

@@ -1,0 +1,50 @@
+"""Federated learning with Flower: clients train a folder of artifacts, the server averages what they trained.
+
+::
+
+    # client.py, on each device: needs `onnxtrain[flower]`, no onnx and no PyTorch
+    from onnxtrain.integrations.flower import ClientData, client_app
+
+    app = client_app("artifacts", lambda context: ClientData(train=(x, labels)), batch_size=16)
+
+    # server.py
+    from flwr.serverapp.strategy import FedAvg
+    from onnxtrain.integrations.flower import server_app
+
+    app = server_app("artifacts", FedAvg(), rounds=10, output="federated")
+
+Clients and server hold the same artifacts. A message carries what is trained and nothing else: the trainable parameters
+(of a model with LoRA the adapters) and the running statistics of BatchNorm.
+"""
+
+try:
+    import flwr  # noqa: F401  to say at once, and clearly, that it is missing
+except ModuleNotFoundError as error:
+    if error.name != "flwr":
+        raise
+    from onnxtrain.errors import MissingPackageError
+
+    raise MissingPackageError(
+        "onnxtrain.integrations.flower needs flwr, which is not installed: pip install 'onnxtrain[flower]'"
+    ) from error
+
+from onnxtrain.integrations.flower._client import client_app
+from onnxtrain.integrations.flower._exchange import apply_arrays, trained_arrays
+from onnxtrain.integrations.flower._privacy import SamplePrivacy, spent_epsilon
+from onnxtrain.integrations.flower._server import FederatedRun, run_federation, server_app
+from onnxtrain.integrations.flower._strategy import CheckedStrategy, RefusedUpdate
+from onnxtrain.integrations.flower._work import ClientData
+
+__all__ = [
+    "CheckedStrategy",
+    "ClientData",
+    "FederatedRun",
+    "RefusedUpdate",
+    "SamplePrivacy",
+    "apply_arrays",
+    "client_app",
+    "run_federation",
+    "server_app",
+    "spent_epsilon",
+    "trained_arrays",
+]

@@ -1,0 +1,143 @@
+"""Makes the `ClientApp` that Flower runs on each device."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+from onnxtrain.errors import InputError
+from onnxtrain.integrations.flower._exchange import apply_arrays, trained_arrays
+from onnxtrain.integrations.flower._privacy import SamplePrivacy, spent_epsilon
+from onnxtrain.integrations.flower._work import ClientData, Metric, Settings, Work
+
+FINGERPRINT = "onnxtrain-fingerprint"
+"""Key of the config that holds the model's fingerprint, in messages both ways."""
+
+_STEPS = "onnxtrain-private-steps"
+"""Key of the client's own state that counts its steps with noise over all rounds."""
+
+
+def client_app(
+    artifacts: str | os.PathLike[str],
+    data: Callable[[Context], ClientData],
+    *,
+    epochs: int = 1,
+    batch_size: int = 32,
+    learning_rate: float | None = None,
+    seed: int = 0,
+    metrics: Mapping[str, Metric] | None = None,
+    privacy: SamplePrivacy | None = None,
+    mods: Sequence[Any] = (),
+) -> ClientApp:
+    """Returns a Flower `ClientApp` that trains and evaluates a folder of artifacts on the client's own data.
+
+    Each round starts from the arrays that the server sends, with a new optimizer state, as in federated averaging
+    (McMahan et al. 2017). The reply holds the trained arrays, the number of samples as "num-examples" and the loss of
+    the last epoch as "loss". In evaluation it holds "num-examples", "loss" and the metrics.
+
+    The server may set "epochs", "batch-size" and "learning-rate" for a round, in `train_config` of the strategy's
+    `start`.
+
+    Args:
+        artifacts: folder that `generate_artifacts` has written, the same as the server's.
+        data: returns the client's samples, e.g. `lambda context: ClientData(train=(x, labels))`. It receives Flower's
+            `Context`; in a simulation `context.node_config["partition-id"]` is the number of the client.
+        epochs: epochs per round.
+        batch_size: samples per step.
+        learning_rate: rate of the optimizer; by default that of the artifacts' checkpoint, else 1e-3.
+        seed: number from which the order of the samples is drawn, together with the client's number and the round.
+        metrics: further values of evaluation by name, e.g. `{"accuracy": lambda outputs, targets:
+            (outputs[0].argmax(1) == targets[0]).mean()}`. A metric receives the outputs behind the loss and the targets
+            of all samples. Artifacts have such outputs by `additional_output_names`.
+        privacy: train with differential privacy of each sample. The reply to the server then holds "epsilon", spent
+            over all rounds of this client so far, and the loss is not sent: it is computed without noise.
+        mods: Flower's mods for this app, e.g. `[fixedclipping_mod]`.
+
+    Raises:
+        InputError: a setting is no positive number.
+    """
+    settings = Settings(epochs=epochs, batch_size=batch_size, learning_rate=learning_rate)
+    app = ClientApp(mods=list(mods))
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        work, config = _received(artifacts, message)
+        asked = _asked(settings, config)
+        samples = data(context).train
+        client = int(cast(int, context.node_config.get("partition-id", context.node_id)))
+        round_number = int(cast(int, config.get("server-round", 0)))
+        loss, steps = work.train(samples, asked, (seed, client % 2**63, round_number), privacy)
+        count = len(samples[0])
+        values: dict[str, int | float] = {"num-examples": count}
+        if privacy is None:
+            values["loss"] = loss
+        else:
+            values["epsilon"] = _account(context, steps, min(1.0, asked.batch_size / count), privacy)
+        return _reply(message, work, MetricRecord(values), trained_arrays(work.state))
+
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        work, config = _received(artifacts, message)
+        samples = data(context).evaluation
+        # Without samples there is nothing to average: the weight 0 leaves this client out.
+        if not samples or not len(samples[0]):
+            return _reply(message, work, MetricRecord({"num-examples": 0}))
+        count, values = work.evaluate(samples, _asked(settings, config).batch_size, metrics or {})
+        return _reply(message, work, MetricRecord({"num-examples": count, **values}))
+
+    return app
+
+
+def _received(artifacts: str | os.PathLike[str], message: Message) -> tuple[Work, ConfigRecord]:
+    """Loads the artifacts, writes the arrays of a message into them, and returns them with the message's config."""
+    content = message.content
+    records = list(content.array_records.values())
+    if len(records) != 1:
+        raise InputError(
+            f"Reading a message of the server: expected one record of arrays, received {len(records)}."
+        )
+    config = next(iter(content.config_records.values()), ConfigRecord())
+    work = Work(artifacts)
+    fingerprint = config.get(FINGERPRINT, work.module.manifest.fingerprint)
+    if fingerprint != work.module.manifest.fingerprint:
+        raise InputError(
+            f"Reading a message of the server: it is for the model {fingerprint}, this client has "
+            f"{work.module.manifest.fingerprint}. Install the server's artifacts."
+        )
+    apply_arrays(work.state, records[0])
+    return work, config
+
+
+def _asked(settings: Settings, config: ConfigRecord) -> Settings:
+    """Returns the settings of a round: those of the server where it sends any."""
+    names = {"epochs": "epochs", "batch_size": "batch-size", "learning_rate": "learning-rate"}
+    sent = {name: config[key] for name, key in names.items() if key in config}
+    return replace(settings, **cast(Any, sent))
+
+
+def _account(context: Context, steps: int, rate: float, privacy: SamplePrivacy) -> float:
+    """Adds steps to those of earlier rounds in the client's state, and returns the epsilon spent."""
+    record = context.state.config_records.get(_STEPS)
+    # Rounds may differ in their rates: the largest one gives a bound for all.
+    before, largest = (
+        (0, 0.0) if record is None else (int(cast(int, record["steps"])), float(cast(float, record["rate"])))
+    )
+    steps, rate = before + steps, max(largest, rate)
+    context.state[_STEPS] = ConfigRecord({"steps": steps, "rate": rate})
+    return spent_epsilon(steps, rate, privacy.noise_multiplier, privacy.delta)
+
+
+def _reply(message: Message, work: Work, metrics: MetricRecord, arrays: ArrayRecord | None = None) -> Message:
+    """Returns the answer to a message."""
+    records: dict[str, Any] = {
+        "metrics": metrics,
+        "config": ConfigRecord({FINGERPRINT: work.module.manifest.fingerprint}),
+    }
+    if arrays is not None:
+        records["arrays"] = arrays
+    return Message(content=RecordDict(records), reply_to=message)

@@ -1,0 +1,120 @@
+"""Turns the trained part of a state into a Flower record, and back: what messages carry."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+from flwr.app import Array as FlowerArray
+from flwr.app import ArrayRecord
+
+from onnxtrain.errors import InputError
+from onnxtrain.runtime import dtypes
+from onnxtrain.runtime.dtypes import Array
+from onnxtrain.runtime.manifest import Manifest, ParameterSpec, StatisticSpec
+from onnxtrain.runtime.state import CheckpointState
+from onnxtrain.runtime.store import Buffer
+
+
+class Expected(NamedTuple):
+    """What an array of a message must be.
+
+    Attributes:
+        dtype: dtype in the message, e.g. float32. float16 and bfloat16 travel as float32: averages of them need the
+            digits, and numpy has no bfloat16.
+        shape: sizes, e.g. (10, 64).
+    """
+
+    dtype: np.dtype[np.generic]
+    shape: tuple[int, ...]
+
+
+def _trained(state: CheckpointState) -> dict[str, Buffer]:
+    """Returns the tensors that change in training, by name: trainable parameters, then statistics of BatchNorm."""
+    store = state._store
+    parameters = {name: buffer for name, buffer in store.parameters.items() if name in store.trainable}
+    return parameters | store.statistics
+
+
+def expected_arrays(manifest: Manifest) -> dict[str, Expected]:
+    """Returns the arrays that a message of this model must hold, by name, in their order."""
+    specs: list[ParameterSpec | StatisticSpec] = [*manifest.trainable, *manifest.statistics]
+    sent = {spec.name: dtypes.widen(np.zeros(0, spec.dtype.storage), spec.dtype).dtype for spec in specs}
+    return {spec.name: Expected(sent[spec.name], tuple(spec.shape)) for spec in specs}
+
+
+def trained_arrays(state: CheckpointState) -> ArrayRecord:
+    """Returns what a message carries: trainable parameters and running statistics, by name.
+
+    Args:
+        state: state of a model, e.g. `CheckpointState.load_checkpoint("artifacts/checkpoint")`.
+
+    Returns:
+        A Flower `ArrayRecord` with copies of the arrays. float16 and bfloat16 are converted to float32.
+    """
+    with state.lock:
+        return ArrayRecord(
+            {
+                name: FlowerArray(np.array(dtypes.widen(buffer.read(), buffer.dtype)))
+                for name, buffer in _trained(state).items()
+            }
+        )
+
+
+def find_fault(arrays: Mapping[str, Array], expected: Mapping[str, Expected]) -> str | None:
+    """Describes what is wrong with the arrays of a message; None if nothing is.
+
+    Args:
+        arrays: arrays by name.
+        expected: what they must be, see `expected_arrays`.
+
+    Returns:
+        E.g. "'fc.weight' has shape [3, 4], expected [4, 3]".
+    """
+    missing = [name for name in expected if name not in arrays]
+    extra = [name for name in arrays if name not in expected]
+    if missing or extra:
+        parts = [f"it lacks {missing[:3]}"] * bool(missing) + [
+            f"it has {extra[:3]}, which are not trained"
+        ] * bool(extra)
+        return f"it belongs to another model: {' and '.join(parts)}"
+    for name, array in arrays.items():
+        dtype, shape = expected[name]
+        if tuple(array.shape) != shape:
+            return f"'{name}' has shape {list(array.shape)}, expected {list(shape)}"
+        if array.dtype != dtype:
+            return f"'{name}' is {array.dtype}, expected {dtype}"
+        if np.issubdtype(array.dtype, np.floating) and not np.isfinite(array).all():
+            wrong = int(np.size(array) - np.isfinite(array).sum())
+            return f"'{name}' holds NaN or infinity in {wrong} of {array.size} elements"
+    return None
+
+
+def apply_arrays(state: CheckpointState, record: ArrayRecord) -> None:
+    """Writes the arrays of a message into a state.
+
+    Args:
+        state: state of the model; nothing of it changes if the message does not fit.
+        record: a Flower `ArrayRecord` as `trained_arrays` returns it.
+
+    Raises:
+        InputError: names, dtypes or shapes are those of another model, or a value is NaN or infinite.
+    """
+    trained = _trained(state)
+    arrays = {name: array.numpy() for name, array in record.items()}
+    expected = {
+        name: Expected(
+            dtypes.widen(buffer.read()[:0] if buffer.shape else buffer.read(), buffer.dtype).dtype,
+            buffer.shape,
+        )
+        for name, buffer in trained.items()
+    }
+    fault = find_fault(arrays, expected)
+    if fault is not None:
+        raise InputError(
+            f"Writing received arrays into the model: {fault}. Server and clients must hold the same artifacts."
+        )
+    with state.lock:
+        for name, buffer in trained.items():
+            buffer.write(dtypes.narrow(arrays[name], buffer.dtype))

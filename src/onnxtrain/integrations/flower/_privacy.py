@@ -1,0 +1,153 @@
+"""Differential privacy of single samples: clips the gradient of each sample and adds noise (DP-SGD).
+
+After Abadi et al. 2016, "Deep Learning with Differential Privacy". The accountant is Google's dp-accounting, which Flower
+depends on as well.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from onnxtrain.api import CheckpointState, Module
+from onnxtrain.errors import DivergenceError, InputError, MissingPackageError
+from onnxtrain.runtime.dtypes import Array
+
+
+@dataclass(frozen=True)
+class SamplePrivacy:
+    """Settings of DP-SGD for `client_app(..., privacy=...)`.
+
+    Attributes:
+        noise_multiplier: standard deviation of the noise as a multiple of `clip_norm`, e.g. 1.1; more noise is more
+            private.
+        clip_norm: largest norm of the gradient of one sample, over all parameters, e.g. 1.0.
+        delta: probability with which the guarantee may fail, e.g. 1e-5; choose less than 1 / number of samples.
+    """
+
+    noise_multiplier: float
+    clip_norm: float
+    delta: float = 1e-5
+
+    def __post_init__(self) -> None:
+        for name in ("noise_multiplier", "clip_norm", "delta"):
+            value = getattr(self, name)
+            if not math.isfinite(value) or value <= 0 or (name == "delta" and value >= 1):
+                allowed = "between 0 and 1" if name == "delta" else "positive"
+                raise InputError(f"SamplePrivacy: {name} must be {allowed}, received {value!r}.")
+
+
+def check_private(module: Module) -> None:
+    """Raises InputError if the model mixes the samples of a batch, or has gradients that cannot be clipped."""
+    manifest = module.manifest
+    if manifest.statistics:
+        raise InputError(
+            "Training with SamplePrivacy: the model has BatchNorm layers, which mix the samples of a batch, so that "
+            "there is no gradient of one sample. Use GroupNorm or LayerNorm, or freeze the BatchNorm layers."
+        )
+    if manifest.sparse:
+        raise InputError(
+            "Training with SamplePrivacy: the gradient of "
+            f"'{manifest.sparse[0].name}' is sparse, and noise on its rows alone would reveal which rows are used. "
+            "Generate the artifacts without SparseAdam."
+        )
+    narrow = [spec for spec in manifest.trainable if spec.dtype.name not in ("float32", "float64")]
+    if narrow:
+        raise InputError(
+            f"Training with SamplePrivacy: '{narrow[0].name}' is {narrow[0].dtype.name}, in which small noise is "
+            "rounded away. Train a float32 model."
+        )
+
+
+def private_step(
+    module: Module,
+    state: CheckpointState,
+    data: Sequence[Array],
+    rows: Array,
+    expected_size: int,
+    privacy: SamplePrivacy,
+    random: np.random.Generator,
+) -> tuple[float, float]:
+    """Computes the private gradient of a batch and leaves it where the optimizer reads it.
+
+    Args:
+        module: module in training mode.
+        state: the module's state.
+        data: one array per argument of the module, with all samples.
+        rows: the samples of the batch, e.g. [3, 17]; the draw may have taken none.
+        expected_size: expected number of samples of a batch, by which the sum of the gradients is divided.
+        privacy: bound and noise.
+        random: generator of the noise.
+
+    Returns:
+        The mean loss of the samples, and their number; (0, 0) if there are none.
+    """
+    names = [spec.name for spec in module.manifest.trainable]
+    sums = {name: np.zeros(state.parameters[name].data.shape, np.float64) for name in names}
+    losses = []
+    for row in rows:
+        # A batch of one: its gradient is that of the sample.
+        losses.append(_run_sample(module, data, int(row)))
+        gradients = {name: _gradient(state, name).astype(np.float64) for name in names}
+        norm = math.sqrt(sum(float(np.vdot(g, g)) for g in gradients.values()))
+        # A gradient with NaN has no norm: it must not get into the sum at any scale.
+        if not math.isfinite(norm):
+            raise DivergenceError(
+                f"Training with SamplePrivacy: the gradient of a sample has the norm {norm}. Lower the learning rate."
+            )
+        scale = min(1.0, privacy.clip_norm / norm) if norm else 1.0
+        for name, gradient in gradients.items():
+            sums[name] += scale * gradient
+    # The optimizer wants a training step before its own. Of this sample nothing stays: the gradients are overwritten.
+    if not losses:
+        _run_sample(module, data, 0)
+    for name, total in sums.items():
+        noise = random.normal(0.0, privacy.noise_multiplier * privacy.clip_norm, total.shape)
+        _gradient(state, name)[...] = (total + noise) / expected_size
+    return (float(np.mean(losses)) if losses else 0.0), float(len(losses))
+
+
+def _run_sample(module: Module, data: Sequence[Array], row: int) -> float:
+    """Computes the gradients of one sample; returns its loss."""
+    module.lazy_reset_grad()
+    results = module(*(array[row : row + 1] for array in data))
+    return float(results[0] if isinstance(results, tuple) else results)
+
+
+def _gradient(state: CheckpointState, name: str) -> Array:
+    """Returns the gradient of a trainable parameter, a live view."""
+    gradient = state.parameters[name].grad
+    assert gradient is not None
+    return gradient
+
+
+def spent_epsilon(steps: int, sampling_rate: float, noise_multiplier: float, delta: float) -> float:
+    """Returns the epsilon of (epsilon, delta)-differential privacy that so many steps of DP-SGD have spent.
+
+    Computed by dp-accounting's Rényi accountant for the subsampled Gaussian mechanism (Mironov et al. 2019).
+
+    Args:
+        steps: number of optimizer steps over all rounds, e.g. 1000.
+        sampling_rate: probability with which a sample comes into a batch: batch size / number of samples.
+        noise_multiplier: as in `SamplePrivacy`.
+        delta: as in `SamplePrivacy`.
+
+    Raises:
+        MissingPackageError: dp-accounting is not installed.
+    """
+    try:
+        from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
+        from dp_accounting.rdp import RdpAccountant
+    except ModuleNotFoundError as error:
+        raise MissingPackageError(
+            "spent_epsilon needs dp-accounting, which is not installed: pip install 'onnxtrain[flower]'"
+        ) from error
+    if steps == 0:
+        return 0.0
+    accountant = RdpAccountant()
+    event = PoissonSampledDpEvent(sampling_rate, GaussianDpEvent(noise_multiplier))
+    accountant.compose(SelfComposedDpEvent(event, steps))
+    return float(accountant.get_epsilon(delta))

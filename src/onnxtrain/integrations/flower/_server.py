@@ -1,0 +1,150 @@
+"""Runs federated training on the server: sends the model, averages by any Flower strategy, keeps the result."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord
+from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import Strategy
+
+from onnxtrain.api import CheckpointState
+from onnxtrain.errors import InputError
+from onnxtrain.integrations.flower._exchange import apply_arrays, trained_arrays
+from onnxtrain.integrations.flower._strategy import CheckedStrategy, RefusedUpdate
+from onnxtrain.integrations.flower._work import Metric, Work
+from onnxtrain.runtime.dtypes import Array
+
+_EVALUATION_BATCH = 256
+
+
+@dataclass(frozen=True)
+class FederatedRun:
+    """What came out of a federated training.
+
+    Attributes:
+        state: the averaged model.
+        train: per round the metrics of the clients' training, averaged by number of samples, e.g.
+            `{1: {"loss": 0.7}}`. Rounds in which no client answered are missing.
+        clients: per round the metrics of the clients' evaluation, averaged by number of samples.
+        server: per round the metrics of the server's own evaluation; round 0 is the model before training.
+        refused: answers that were left out.
+    """
+
+    state: CheckpointState
+    train: dict[int, dict[str, float]]
+    clients: dict[int, dict[str, float]]
+    server: dict[int, dict[str, float]]
+    refused: list[RefusedUpdate]
+
+
+def run_federation(
+    grid: Grid,
+    artifacts: str | os.PathLike[str],
+    strategy: Strategy,
+    *,
+    rounds: int,
+    output: str | os.PathLike[str] | None = None,
+    evaluation: Sequence[Array] = (),
+    metrics: Mapping[str, Metric] | None = None,
+    train_config: Mapping[str, int | float] | None = None,
+    max_examples: int | None = None,
+    timeout: float = 3600.0,
+) -> FederatedRun:
+    """Runs a federated training; call it in the main function of a Flower `ServerApp`.
+
+    Args:
+        grid: Flower's connection to the clients.
+        artifacts: folder that `generate_artifacts` has written, the same as the clients'. Training starts from its
+            checkpoint.
+        strategy: one of Flower's strategies, e.g. `FedAvg(fraction_train=0.1)`.
+        rounds: number of rounds.
+        output: folder that gets `checkpoint`, the averaged model, and `checkpoint.delta`, what was trained of it.
+            They are written after each round.
+        evaluation: arrays of the server's own samples, inputs then targets; empty for no evaluation on the server.
+        metrics: further values of the server's evaluation by name; see `client_app`.
+        train_config: settings of the clients' training that replace their own: "epochs", "batch-size",
+            "learning-rate".
+        max_examples: largest number of samples that a client may claim to have; see `CheckedStrategy`.
+        timeout: seconds to wait for the clients of a round.
+
+    Returns:
+        The averaged model and the metrics of each round.
+
+    Raises:
+        CheckpointError: `artifacts` is no folder of artifacts.
+        InputError: the strategy is not one of Flower's, or `rounds` is no positive integer.
+    """
+    if isinstance(rounds, bool) or not isinstance(rounds, int) or rounds < 1:
+        raise InputError(f"Running a federation: rounds must be a positive integer, received {rounds!r}.")
+    work = Work(artifacts, trains=False)
+    checked = CheckedStrategy(strategy, work.module.manifest, max_examples=max_examples)
+
+    # Flower calls it before the first round and after each.
+    def after_round(number: int, arrays: ArrayRecord) -> MetricRecord | None:
+        apply_arrays(work.state, arrays)
+        if output is not None and number:
+            _save(work.state, Path(output))
+        if not evaluation:
+            return None
+        count, values = work.evaluate(evaluation, _EVALUATION_BATCH, metrics or {})
+        return MetricRecord({"num-examples": count, **values})
+
+    result = checked.start(
+        grid=grid,
+        initial_arrays=trained_arrays(work.state),
+        num_rounds=rounds,
+        timeout=timeout,
+        train_config=ConfigRecord(dict(train_config or {})),
+        evaluate_fn=after_round,
+    )
+    return FederatedRun(
+        state=work.state,
+        train=_by_round(result.train_metrics_clientapp),
+        clients=_by_round(result.evaluate_metrics_clientapp),
+        server=_by_round(result.evaluate_metrics_serverapp),
+        refused=checked.refused,
+    )
+
+
+def server_app(
+    artifacts: str | os.PathLike[str],
+    strategy: Strategy,
+    *,
+    rounds: int,
+    done: Callable[[FederatedRun], None] | None = None,
+    **options: Any,
+) -> ServerApp:
+    """Returns a Flower `ServerApp` that runs a federated training.
+
+    Args:
+        artifacts: see `run_federation`.
+        strategy: see `run_federation`.
+        rounds: number of rounds.
+        done: called with the result when the training has ended.
+        **options: further arguments of `run_federation`, e.g. `output="federated"`.
+    """
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        result = run_federation(grid, artifacts, strategy, rounds=rounds, **options)
+        if done is not None:
+            done(result)
+
+    return app
+
+
+def _save(state: CheckpointState, folder: Path) -> None:
+    """Writes the checkpoint and the delta of a state."""
+    folder.mkdir(parents=True, exist_ok=True)
+    CheckpointState.save_checkpoint(state, folder / "checkpoint")
+    CheckpointState.save_checkpoint(state, folder / "checkpoint.delta", trainable_only=True)
+
+
+def _by_round(records: Mapping[int, MetricRecord]) -> dict[int, dict[str, float]]:
+    return {number: dict(record) for number, record in records.items()}

@@ -1,0 +1,215 @@
+"""Trains and evaluates a folder of artifacts on the data of one client."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from onnxtrain.api import CheckpointState, Module, Optimizer
+from onnxtrain.errors import CheckpointError, DivergenceError, InputError
+from onnxtrain.integrations.flower._privacy import SamplePrivacy, check_private, private_step
+from onnxtrain.runtime.dtypes import Array
+
+Metric = Callable[[Sequence[Array], Sequence[Array]], float]
+"""A metric: takes the outputs behind the loss and the targets of all samples, returns a number."""
+
+
+@dataclass(frozen=True)
+class ClientData:
+    """The samples of one client.
+
+    Attributes:
+        train: arrays for training, in the order of `Module.input_names()`: inputs, then targets, e.g. `(x, labels)`.
+            The samples lie along axis 0.
+        evaluation: arrays for evaluation in the same order; empty if this client does not evaluate.
+    """
+
+    train: Sequence[Array]
+    evaluation: Sequence[Array] = ()
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a client trains; the server may send other values for a round, see `client_app`."""
+
+    epochs: int = 1
+    batch_size: int = 32
+    learning_rate: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in (("epochs", self.epochs), ("batch_size", self.batch_size)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise InputError(f"Training a client: {name} must be a positive integer, received {value!r}.")
+
+
+def manifest_files(artifacts: str | os.PathLike[str]) -> dict[str, Path]:
+    """Returns the files of a folder of artifacts by their role, e.g. "training_model".
+
+    Raises:
+        CheckpointError: the folder holds no artifacts.
+    """
+    folder = Path(artifacts)
+    try:
+        files = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))["files"]
+        return {role: folder / name for role, name in files.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(
+            f"Reading artifacts: '{folder}' is no folder that generate_artifacts has written "
+            f"({type(error).__name__}: {error})."
+        ) from error
+
+
+class Work:
+    """A model of one client, or of the server: loads the artifacts, trains, evaluates.
+
+    Args:
+        artifacts: folder that `generate_artifacts` has written.
+        trains: False for the server, which only evaluates.
+
+    Attributes:
+        state: parameters and statistics.
+        module: the module on `state`.
+    """
+
+    def __init__(self, artifacts: str | os.PathLike[str], *, trains: bool = True) -> None:
+        files = manifest_files(artifacts)
+        self.state = CheckpointState.load_checkpoint(files["checkpoint"])
+        self.module = Module(
+            str(files["training_model"]),
+            self.state,
+            str(files["eval_model"]) if "eval_model" in files else None,
+        )
+        self._optimizer_file = files.get("optimizer_model")
+        if trains and self._optimizer_file is None:
+            raise InputError(
+                f"Training '{os.fspath(artifacts)}': it has no optimizer. Generate the artifacts with optimizer=..."
+            )
+
+    def train(
+        self,
+        data: Sequence[Array],
+        settings: Settings,
+        seed: Sequence[int],
+        privacy: SamplePrivacy | None = None,
+    ) -> tuple[float, int]:
+        """Trains some epochs with a new optimizer.
+
+        Args:
+            data: arrays of the samples.
+            settings: epochs, batch size, learning rate.
+            seed: numbers from which the order of the samples is drawn; without effect if there is noise.
+            privacy: clip the gradient of each sample, and add noise.
+
+        Returns:
+            The mean loss of the last epoch, NaN if no sample of it counted, and the number of optimizer steps.
+
+        Raises:
+            InputError: the arrays do not fit the model.
+            DivergenceError: the loss is NaN or infinite.
+        """
+        count = self._count(data)
+        if privacy is not None:
+            check_private(self.module)
+        optimizer = Optimizer(str(self._optimizer_file), self.module)
+        if settings.learning_rate is not None:
+            optimizer.set_learning_rate(settings.learning_rate)
+        # Noise and batches that others can draw as well would hide nothing: they come from the system's entropy.
+        random = np.random.default_rng(seed if privacy is None else None)
+        steps = 0
+        self.module.train()
+        mean = float("nan")
+        for _ in range(settings.epochs):
+            total = weight = 0.0
+            draw = _shuffled if privacy is None else _poisson
+            batches = draw(count, settings.batch_size, random)
+            for rows in batches:
+                if privacy is None:
+                    loss, counted = self._loss([array[rows] for array in data])
+                else:
+                    size = min(settings.batch_size, count)
+                    loss, counted = private_step(self.module, self.state, data, rows, size, privacy, random)
+                if not np.isfinite(loss):
+                    raise DivergenceError(
+                        f"Training a client: the loss of step {steps + 1} is {loss}. Lower the learning rate."
+                    )
+                optimizer.step()
+                self.module.lazy_reset_grad()
+                total += loss * counted
+                weight += counted
+                steps += 1
+            mean = total / weight if weight else float("nan")
+        return mean, steps
+
+    def evaluate(
+        self, data: Sequence[Array], batch_size: int, metrics: Mapping[str, Metric]
+    ) -> tuple[int, dict[str, float]]:
+        """Computes the loss and the metrics over all samples; returns the number of samples and the values by name."""
+        count = self._count(data)
+        targets = len(self.module.manifest.targets)
+        total = weight = 0.0
+        collected: list[list[Array]] = []
+        self.module.eval()
+        for start in range(0, count, batch_size):
+            batch = [array[start : start + batch_size] for array in data]
+            results = self.module(*batch)
+            outputs = list(results) if isinstance(results, tuple) else [results]
+            counted = self._weight(batch)
+            # A batch in which nothing counts has the loss 0/0.
+            total += float(outputs[0]) * counted if counted else 0.0
+            weight += counted
+            if metrics:
+                collected.append(outputs[1:])
+        values = {"loss": total / weight if weight else float("nan")}
+        whole = [np.concatenate(parts) for parts in zip(*collected, strict=True)]
+        for name, metric in metrics.items():
+            values[name] = float(metric(whole, list(data[len(data) - targets :])))
+        return count, values
+
+    def _loss(self, batch: Sequence[Array]) -> tuple[float, float]:
+        """Computes gradients of a batch; returns its loss and the weight of the loss in a mean over batches."""
+        results = self.module(*batch)
+        return float(results[0] if isinstance(results, tuple) else results), self._weight(batch)
+
+    def _weight(self, batch: Sequence[Array]) -> float:
+        manifest = self.module.manifest
+        return (
+            float(len(batch[0]))
+            if manifest.loss_mean is None
+            else manifest.loss_mean.count(manifest.arguments, batch)
+        )
+
+    def _count(self, data: Sequence[Array]) -> int:
+        """Returns the number of samples; InputError if the arrays have none, or differ in their number."""
+        names = self.module.input_names()
+        if len(data) != len(names):
+            raise InputError(
+                f"The data of a client must hold {len(names)} arrays ({', '.join(names)}), received {len(data)}."
+            )
+        sizes = {name: len(array) for name, array in zip(names, data, strict=True)}
+        if len(set(sizes.values())) != 1 or not next(iter(sizes.values())):
+            raise InputError(
+                f"The arrays of a client must have the same number of samples, at least one; received {sizes}."
+            )
+        return len(data[0])
+
+
+def _shuffled(count: int, batch_size: int, random: np.random.Generator) -> Iterator[Array]:
+    """Yields the rows of each batch of an epoch; the last batch may be smaller."""
+    order = random.permutation(count)
+    for start in range(0, count, batch_size):
+        yield order[start : start + batch_size]
+
+
+def _poisson(count: int, batch_size: int, random: np.random.Generator) -> Iterator[Array]:
+    """Yields as many batches as an epoch has, into each of which every sample comes with the same probability.
+
+    The accountant's epsilon holds for batches drawn so, not for shuffled ones.
+    """
+    rate = min(1.0, batch_size / count)
+    for _ in range(max(1, round(count / batch_size))):
+        yield np.flatnonzero(random.random(count) < rate)

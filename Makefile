@@ -20,6 +20,7 @@ TORCH_TESTS := $(ORTMODULE) $(addprefix tests/ortmodule/test_, private_names.py 
 	checkpoint.py hidden_writes.py data_dependent.py solving.py functorch.py wrapping.py)
 # Of onnxruntime ORTModule needs a newer version than the rest: its own lies before the other.
 ORTMODULE_SITE := $(OLDEST_VENV)/ortmodule
+FLOWER_VENV := .venv-flower
 # The site is built in an environment of its own. It imports onnxtrain, to make the reference of the command line.
 DOCS_VENV := .venv-docs
 SITE := build/site
@@ -63,7 +64,7 @@ WEB_MODEL := web/demo/dist/model/manifest.json
 # Of a test the environment that has PyTorch, which makes the reference nets.
 WEB_TEST := PYTHON=$(abspath $(TEST_VENV))/bin/python $(NODE) --test --test-timeout=900000
 
-.PHONY: web web-page test-web test-web-node check-node check-chromium demo test docs test-oldest test-newest test-torch test-sanitized test-aarch64 kernels-aarch64 clean check-python
+.PHONY: test-flower web web-page test-web test-web-node check-node check-chromium demo test docs test-oldest test-newest test-torch test-sanitized test-aarch64 kernels-aarch64 clean check-python
 
 demo: $(DEMO_VENV)/.installed
 	$(DEMO_VENV)/bin/onnxtrain demo --output demo-output
@@ -90,6 +91,7 @@ test: $(TEST_VENV)/.installed
 	elif ! $(MAKE) $(WEB_TOOLS); then web="npm's packages are not to be had: the npm package is not tested."; fi; \
 	stage pytest $(TEST_VENV)/bin/python -m pytest $(PARALLEL); \
 	$(SANITIZERS); \
+	stage flower $(MAKE) test-flower; \
 	if [ -n "$$web" ]; then echo "$$web"; else stage web $(MAKE) test-web-node; fi; \
 	command -v cmake >/dev/null && command -v $(CXX) >/dev/null || echo "No CMake or C++ compiler: the host in C++ is not tested."; \
 	printf '\nPassed:%s\n' "$${passed:- none}"; \
@@ -149,6 +151,10 @@ test-torch: | check-python
 docs: $(DOCS_VENV)/.installed
 	$(DOCS_VENV)/bin/mkdocs build --strict --clean --site-dir $(SITE)
 
+# Flower pins versions of packages that the other tests have newer ones of. Its newest click warns of what typer 0.20 does.
+test-flower: $(FLOWER_VENV)/.installed
+	$(FLOWER_VENV)/bin/python -m pytest -q -W ignore::DeprecationWarning tests/integrations
+
 # The kernels under AddressSanitizer and UBSan, which stop at the first finding. `make test` does it for the level that every
 # processor has: to compile all of them takes five minutes.
 SANITIZED := build/sanitized
@@ -167,6 +173,11 @@ kernels-aarch64:
 
 test-aarch64: | check-python
 	PYTHON=$(PYTHON) tests/aarch64/run.sh test -q tests/kernels
+
+$(FLOWER_VENV)/.installed: pyproject.toml hatch_build.py | check-python
+	$(PYTHON) -m venv --clear $(FLOWER_VENV)
+	$(FLOWER_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[build,flower]' pytest scikit-learn
+	touch $@
 
 $(OLDEST_VENV)/.installed: pyproject.toml hatch_build.py tests/oldest.txt tests/oldest-ortmodule.txt | check-python
 	$(PYTHON) -m venv --clear $(OLDEST_VENV)
@@ -205,4 +216,4 @@ check-python:
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "onnxtrain needs Python 3.11 or newer; $(PYTHON) is " + sys.version.split()[0] + ". Name another one: make PYTHON=python3.12 ...")'
 
 clean:
-	rm -rf $(DEMO_VENV) $(TEST_VENV) $(OLDEST_VENV) $(NEWEST_VENV) $(DOCS_VENV) $(TORCH_VENV)-* demo-output build dist web/node_modules web/dist web/demo/dist
+	rm -rf $(DEMO_VENV) $(TEST_VENV) $(OLDEST_VENV) $(NEWEST_VENV) $(FLOWER_VENV) $(DOCS_VENV) $(TORCH_VENV)-* demo-output build dist web/node_modules web/dist web/demo/dist

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-STAGES = ["lint", "format", "types", "imports", "pytest", "sanitizers"]
+STAGES = ["lint", "format", "types", "imports", "pytest", "sanitizers", "flower"]
 TOOL = """#!/bin/sh
 echo "$(basename "$0") $*" >> "$LOG"
 case "$(basename "$0") $*" in
@@ -27,6 +27,7 @@ echo "last line of $(basename "$0") $*"
         ("ruff check", ["lint"]),
         ("python -m pytest -n*--dist worksteal", ["pytest"]),
         ("python -m pytest -n*tests/kernels", ["sanitizers"]),
+        ("python -m pytest*tests/integrations", ["flower"]),
         ("mypy *", ["types"]),
         ("nothing", []),
     ],
@@ -44,6 +45,7 @@ def test_every_stage_runs_whichever_fails(tmp_path: Path, fails: str, failed: li
             "make",
             "test",
             f"TEST_VENV={tmp_path / 'venv'}",
+            f"FLOWER_VENV={tmp_path / 'venv'}",
             f"SANITIZED={tmp_path / 'sanitized'}",
             "LIBASAN=/asan",
             "NODE=/none",
@@ -62,6 +64,7 @@ def test_every_stage_runs_whichever_fails(tmp_path: Path, fails: str, failed: li
         "lint-imports",
         "python -m pytest",
         "tests/kernels",
+        "tests/integrations",
     ):
         assert command in ran
     assert (done.returncode != 0) is bool(failed), done.stderr

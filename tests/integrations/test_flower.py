@@ -629,3 +629,20 @@ def test_the_wrapped_strategy_is_told_the_model(artifacts: Path) -> None:
     config = ConfigRecord()
     strategy.configure_train(1, ArrayRecord(), config, LocalGrid(None, 2))
     assert config["onnxtrain-fingerprint"] == module.manifest.fingerprint
+
+
+def test_the_guide_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = (Path(__file__).parents[2] / "docs/federated.md").read_text(encoding="utf-8")
+    names: dict[str, Any] = {}
+    for block in re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL):
+        exec(compile(block, "docs/federated.md", "exec"), names)
+    grid = LocalGrid(names["client"], CLIENTS)
+    names["server"](grid, grid.contexts[1000])
+    (run,) = names["runs"]
+    assert not grid.errors
+    assert run.server[10]["accuracy"] > 0.8
+    assert run.clients[10]["accuracy"] > 0.8
+    saved = CheckpointState.load_checkpoint("federated/checkpoint")
+    np.testing.assert_array_equal(saved.parameters["w1"].data, run.state.parameters["w1"].data)
+    run_federation(LocalGrid(names["private"], 2), "artifacts", full_of(2), rounds=1)

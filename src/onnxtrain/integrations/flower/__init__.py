@@ -31,6 +31,7 @@ except ModuleNotFoundError as error:
 from onnxtrain.integrations.flower._client import client_app
 from onnxtrain.integrations.flower._exchange import apply_arrays, trained_arrays
 from onnxtrain.integrations.flower._privacy import SamplePrivacy, spent_epsilon
+from onnxtrain.integrations.flower._secure import secure_client
 from onnxtrain.integrations.flower._server import FederatedRun, run_federation, server_app
 from onnxtrain.integrations.flower._strategy import CheckedStrategy, RefusedUpdate
 from onnxtrain.integrations.flower._work import ClientData
@@ -44,6 +45,7 @@ __all__ = [
     "apply_arrays",
     "client_app",
     "run_federation",
+    "secure_client",
     "server_app",
     "spent_epsilon",
     "trained_arrays",

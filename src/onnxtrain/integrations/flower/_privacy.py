@@ -1,7 +1,7 @@
 """Differential privacy of single samples: clips the gradient of each sample and adds noise (DP-SGD).
 
-After Abadi et al. 2016, "Deep Learning with Differential Privacy". The accountant is Google's dp-accounting, which Flower
-depends on as well.
+After Abadi et al. 2016, "Deep Learning with Differential Privacy". The accountant is that of Google's
+dp-accounting.
 """
 
 from __future__ import annotations

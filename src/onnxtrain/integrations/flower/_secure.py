@@ -1,0 +1,99 @@
+"""Makes clients for Flower's secure aggregation, which speaks the older of its two protocols (Flower 1.42)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from flwr.app import Array as FlowerArray
+from flwr.app import ArrayRecord, Context
+from flwr.client import Client, NumPyClient
+
+from onnxtrain.integrations.flower._exchange import apply_arrays, trained_arrays
+from onnxtrain.integrations.flower._work import ClientData, Metric, Settings, Work
+from onnxtrain.runtime.dtypes import Array
+
+
+def secure_client(
+    artifacts: str | os.PathLike[str],
+    data: Callable[[Context], ClientData],
+    *,
+    epochs: int = 1,
+    batch_size: int = 32,
+    learning_rate: float | None = None,
+    seed: int = 0,
+    metrics: Mapping[str, Metric] | None = None,
+) -> Callable[[Context], Client]:
+    """Returns a client function for `ClientApp(client_fn=..., mods=[secaggplus_mod])`.
+
+    With secure aggregation (SecAgg+, Bell et al. 2020) the server sees the sum of the updates and no single one. It
+    cannot check single updates either, so that `CheckedStrategy` has no part in it. Flower computes the sum of numbers
+    that are clipped and rounded: choose `clipping_range` of `SecAggPlusWorkflow` above the largest parameter.
+
+    Args:
+        artifacts: see `client_app`.
+        data: see `client_app`.
+        epochs: epochs per round.
+        batch_size: samples per step.
+        learning_rate: rate of the optimizer; by default that of the artifacts' checkpoint, else 1e-3.
+        seed: number from which the order of the samples is drawn, together with the client's number.
+        metrics: further values of evaluation by name; see `client_app`.
+
+    Raises:
+        InputError: a setting is no positive number.
+    """
+    settings = Settings(epochs=epochs, batch_size=batch_size, learning_rate=learning_rate)
+
+    def client(context: Context) -> Client:
+        number = int(context.node_config.get("partition-id", context.node_id))
+        return _SecureClient(
+            artifacts, data(context), settings, (seed, number % 2**63), metrics or {}
+        ).to_client()
+
+    return client
+
+
+class _SecureClient(NumPyClient):
+    """Trains and evaluates; parameters come and go as a list, in the order of `trained_arrays`."""
+
+    def __init__(
+        self,
+        artifacts: str | os.PathLike[str],
+        data: ClientData,
+        settings: Settings,
+        seed: Sequence[int],
+        metrics: Mapping[str, Metric],
+    ) -> None:
+        self._work = Work(artifacts)
+        self._data, self._settings, self._seed, self._metrics = data, settings, seed, metrics
+
+    def get_parameters(self, config: Mapping[str, Any]) -> list[Array]:
+        return [array.numpy() for array in trained_arrays(self._work.state).values()]
+
+    def fit(
+        self, parameters: Sequence[Array], config: Mapping[str, Any]
+    ) -> tuple[list[Array], int, dict[str, Any]]:
+        self._apply(parameters)
+        loss, _ = self._work.train(self._data.train, self._settings, self._seed)
+        return self.get_parameters({}), len(self._data.train[0]), {"loss": loss}
+
+    def evaluate(
+        self, parameters: Sequence[Array], config: Mapping[str, Any]
+    ) -> tuple[float, int, dict[str, Any]]:
+        self._apply(parameters)
+        # Flower weighs by the count: a client without samples for evaluation has no part in the mean.
+        if not self._data.evaluation or not len(self._data.evaluation[0]):
+            return 0.0, 0, {}
+        count, values = self._work.evaluate(self._data.evaluation, self._settings.batch_size, self._metrics)
+        return values.pop("loss"), count, values
+
+    def _apply(self, parameters: Sequence[Array]) -> None:
+        """Writes the server's arrays into the state."""
+        present = trained_arrays(self._work.state)
+        # Sums of secure aggregation come back as float64.
+        arrays = [
+            FlowerArray(array.astype(own.numpy().dtype, copy=False))
+            for array, own in zip(parameters, present.values(), strict=True)
+        ]
+        apply_arrays(self._work.state, ArrayRecord(dict(zip(present, arrays, strict=True))))

@@ -67,7 +67,9 @@ def test_every_module_that_pages_import_is_in_the_reference() -> None:
 @pytest.mark.torch
 def test_names_that_the_site_reads_are_those_of_python() -> None:
     for module in site.reference_modules():
-        assert site.public_names(module) == sorted(importlib.import_module(module).__all__), module
+        # Flower is not installed beside the other tests; tests/integrations compares its names.
+        if module != "onnxtrain.integrations.flower":
+            assert site.public_names(module) == sorted(importlib.import_module(module).__all__), module
 
 
 def test_every_name_of_the_package_is_linked() -> None:

@@ -11,7 +11,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
 Change = Callable[[int, Message], Message]
-"""What happens to an answer on its way: gets the number of the client, from 0, and the answer."""
+"""Changes an answer on its way: gets the number of the client, from 0, and the answer."""
 
 
 class LocalGrid(Grid):  # type: ignore[misc]

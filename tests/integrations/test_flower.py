@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import re
 from pathlib import Path
@@ -646,3 +647,29 @@ def test_the_guide_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     saved = CheckpointState.load_checkpoint("federated/checkpoint")
     np.testing.assert_array_equal(saved.parameters["w1"].data, run.state.parameters["w1"].data)
     run_federation(LocalGrid(names["private"], 2), "artifacts", full_of(2), rounds=1)
+
+
+def test_the_reference_has_every_name() -> None:
+    from onnxtrain.integrations import flower
+
+    place = Path(__file__).parents[2] / "docs/hooks/site.py"
+    spec = importlib.util.spec_from_file_location("site_hooks", place)
+    assert spec is not None
+    assert spec.loader is not None
+    hooks = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hooks)
+    assert hooks.public_names("onnxtrain.integrations.flower") == sorted(flower.__all__)
+
+
+def test_a_loss_that_is_a_sum_is_reported_as_a_sum(tmp_path: Path, digits: Any) -> None:
+    from onnxtrain.losses import CrossEntropyLoss
+
+    generate_artifacts(
+        network(), loss=CrossEntropyLoss(reduction="sum"), optimizer="sgd", artifact_directory=tmp_path
+    )
+    x, y = digits["train"]
+    data = ClientData((x[:40], y[:40]), (x[:90], y[:90]))
+    app = client_app(tmp_path, lambda context: data, batch_size=32, learning_rate=1e-3)
+    run = run_federation(LocalGrid(app, 2), tmp_path, FedAvg(min_available_nodes=2), rounds=1)
+    loss, _ = loss_and_gradients(values(run.state), x[:90], y[:90])
+    assert run.clients[1]["loss"] == pytest.approx(90 * loss, rel=1e-4)

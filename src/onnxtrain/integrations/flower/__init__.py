@@ -17,9 +17,11 @@ Clients and server hold the same artifacts. A message carries what is trained an
 (of a model with LoRA the adapters) and the running statistics of BatchNorm.
 """
 
+# Said here and not where a name is first used: an ImportError from the depths of a client helps nobody.
 try:
     import flwr  # noqa: F401  to say at once, and clearly, that it is missing
 except ModuleNotFoundError as error:
+    # Flower itself is there and lacks a dependency of its own.
     if error.name != "flwr":
         raise
     from onnxtrain.errors import MissingPackageError

@@ -66,6 +66,7 @@ def client_app(
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
+        # An exception in here becomes an error message: the server goes on without this client.
         work, config = _received(artifacts, message)
         asked = _asked(settings, config)
         samples = data(context).train
@@ -73,7 +74,9 @@ def client_app(
         round_number = int(cast(int, config.get("server-round", 0)))
         loss, steps = work.train(samples, asked, (seed, client % 2**63, round_number), privacy)
         count = len(samples[0])
+        # Flower's strategies weigh by this number.
         values: dict[str, int | float] = {"num-examples": count}
+        # The loss is computed from the samples without noise: to send it would leak what the noise hides.
         if privacy is None:
             values["loss"] = loss
         else:
@@ -97,12 +100,14 @@ def _received(artifacts: str | os.PathLike[str], message: Message) -> tuple[Work
     """Loads the artifacts, writes the arrays of a message into them, and returns them with the message's config."""
     content = message.content
     records = list(content.array_records.values())
+    # Strategies of others may send several, of which no one says which is the model.
     if len(records) != 1:
         raise InputError(
             f"Reading a message of the server: expected one record of arrays, received {len(records)}."
         )
     config = next(iter(content.config_records.values()), ConfigRecord())
     work = Work(artifacts)
+    # A strategy that is not wrapped in CheckedStrategy sends no fingerprint: then names and shapes must do.
     fingerprint = config.get(FINGERPRINT, work.module.manifest.fingerprint)
     if fingerprint != work.module.manifest.fingerprint:
         raise InputError(
@@ -117,6 +122,7 @@ def _asked(settings: Settings, config: ConfigRecord) -> Settings:
     """Returns the settings of a round: those of the server where it sends any."""
     names = {"epochs": "epochs", "batch_size": "batch-size", "learning_rate": "learning-rate"}
     sent = {name: config[key] for name, key in names.items() if key in config}
+    # The dataclass checks the values.
     return replace(settings, **cast(Any, sent))
 
 
@@ -128,6 +134,7 @@ def _account(context: Context, steps: int, rate: float, privacy: SamplePrivacy) 
         (0, 0.0) if record is None else (int(cast(int, record["steps"])), float(cast(float, record["rate"])))
     )
     steps, rate = before + steps, max(largest, rate)
+    # Flower keeps this record on the client from round to round.
     context.state[_STEPS] = ConfigRecord({"steps": steps, "rate": rate})
     return spent_epsilon(steps, rate, privacy.noise_multiplier, privacy.delta)
 

@@ -18,7 +18,7 @@ from onnxtrain.runtime.store import Buffer
 
 
 class Expected(NamedTuple):
-    """What an array of a message must be.
+    """The dtype and shape that an array of a message must have.
 
     Attributes:
         dtype: dtype in the message, e.g. float32. float16 and bfloat16 travel as float32: averages of them need the
@@ -32,6 +32,7 @@ class Expected(NamedTuple):
 
 def _trained(state: CheckpointState) -> dict[str, Buffer]:
     """Returns the tensors that change in training, by name: trainable parameters, then statistics of BatchNorm."""
+    # The order is that of the model: Flower's mods compare the names of both ways as lists.
     store = state._store
     parameters = {name: buffer for name, buffer in store.parameters.items() if name in store.trainable}
     return parameters | store.statistics
@@ -53,6 +54,7 @@ def trained_arrays(state: CheckpointState) -> ArrayRecord:
     Returns:
         A Flower `ArrayRecord` with copies of the arrays. float16 and bfloat16 are converted to float32.
     """
+    # Another thread may be training the state.
     with state.lock:
         return ArrayRecord(
             {
@@ -72,6 +74,7 @@ def find_fault(arrays: Mapping[str, Array], expected: Mapping[str, Expected]) ->
     Returns:
         E.g. "'fc.weight' has shape [3, 4], expected [4, 3]".
     """
+    # Names first: with other names it is another model, and shapes say nothing.
     missing = [name for name in expected if name not in arrays]
     extra = [name for name in arrays if name not in expected]
     if missing or extra:
@@ -80,11 +83,13 @@ def find_fault(arrays: Mapping[str, Array], expected: Mapping[str, Expected]) ->
         ] * bool(extra)
         return f"it belongs to another model: {' and '.join(parts)}"
     for name, array in arrays.items():
+        # A shape that broadcasts would be averaged without an error: [1, 64] beside [32, 64].
         dtype, shape = expected[name]
         if tuple(array.shape) != shape:
             return f"'{name}' has shape {list(array.shape)}, expected {list(shape)}"
         if array.dtype != dtype:
             return f"'{name}' is {array.dtype}, expected {dtype}"
+        # One NaN makes every average of the element NaN, in all later rounds.
         if np.issubdtype(array.dtype, np.floating) and not np.isfinite(array).all():
             wrong = int(np.size(array) - np.isfinite(array).sum())
             return f"'{name}' holds NaN or infinity in {wrong} of {array.size} elements"
@@ -110,6 +115,7 @@ def apply_arrays(state: CheckpointState, record: ArrayRecord) -> None:
         )
         for name, buffer in trained.items()
     }
+    # Checked as a whole before anything is written, so that no state is half of one model and half of another.
     fault = find_fault(arrays, expected)
     if fault is not None:
         raise InputError(

@@ -42,6 +42,7 @@ class SamplePrivacy:
 
 def check_private(module: Module) -> None:
     """Raises InputError if the model mixes the samples of a batch, or has gradients that cannot be clipped."""
+    # Running statistics would carry the samples out of the device without noise.
     manifest = module.manifest
     if manifest.statistics:
         raise InputError(
@@ -86,6 +87,7 @@ def private_step(
         The mean loss of the samples, and their number; (0, 0) if there are none.
     """
     names = [spec.name for spec in module.manifest.trainable]
+    # In float64: a sum of hundreds of clipped gradients loses digits in float32.
     sums = {name: np.zeros(state.parameters[name].data.shape, np.float64) for name in names}
     losses = []
     for row in rows:
@@ -98,12 +100,14 @@ def private_step(
             raise DivergenceError(
                 f"Training with SamplePrivacy: the gradient of a sample has the norm {norm}. Lower the learning rate."
             )
+        # One norm over all parameters, as the bound holds for the whole gradient of a sample.
         scale = min(1.0, privacy.clip_norm / norm) if norm else 1.0
         for name, gradient in gradients.items():
             sums[name] += scale * gradient
     # The optimizer wants a training step before its own. Of this sample nothing stays: the gradients are overwritten.
     if not losses:
         _run_sample(module, data, 0)
+    # Divided by the expected size and not by the drawn one, which is itself a property of the data.
     for name, total in sums.items():
         noise = random.normal(0.0, privacy.noise_multiplier * privacy.clip_norm, total.shape)
         _gradient(state, name)[...] = (total + noise) / expected_size
@@ -147,6 +151,7 @@ def spent_epsilon(steps: int, sampling_rate: float, noise_multiplier: float, del
         ) from error
     if steps == 0:
         return 0.0
+    # Steps compose: the accountant adds up their Rényi divergences before it converts.
     accountant = RdpAccountant()
     event = PoissonSampledDpEvent(sampling_rate, GaussianDpEvent(noise_multiplier))
     accountant.compose(SelfComposedDpEvent(event, steps))

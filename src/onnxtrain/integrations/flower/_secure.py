@@ -46,6 +46,7 @@ def secure_client(
     settings = Settings(epochs=epochs, batch_size=batch_size, learning_rate=learning_rate)
 
     def client(context: Context) -> Client:
+        # Flower makes the client anew for every message.
         number = int(context.node_config.get("partition-id", context.node_id))
         return _SecureClient(
             artifacts, data(context), settings, (seed, number % 2**63), metrics or {}
@@ -74,6 +75,7 @@ class _SecureClient(NumPyClient):
     def fit(
         self, parameters: Sequence[Array], config: Mapping[str, Any]
     ) -> tuple[list[Array], int, dict[str, Any]]:
+        # The round is not known here: the order of samples is the same in each.
         self._apply(parameters)
         loss, _ = self._work.train(self._data.train, self._settings, self._seed)
         return self.get_parameters({}), len(self._data.train[0]), {"loss": loss}
@@ -86,6 +88,7 @@ class _SecureClient(NumPyClient):
         if not self._data.evaluation or not len(self._data.evaluation[0]):
             return 0.0, 0, {}
         count, values = self._work.evaluate(self._data.evaluation, self._settings.batch_size, self._metrics)
+        # In this protocol the loss is a value of its own, beside the metrics.
         return values.pop("loss"), count, values
 
     def _apply(self, parameters: Sequence[Array]) -> None:

@@ -19,12 +19,13 @@ from onnxtrain.integrations.flower._strategy import CheckedStrategy, RefusedUpda
 from onnxtrain.integrations.flower._work import Metric, Work
 from onnxtrain.runtime.dtypes import Array
 
+# Samples per call of the server's evaluation; the result does not depend on it.
 _EVALUATION_BATCH = 256
 
 
 @dataclass(frozen=True)
 class FederatedRun:
-    """What came out of a federated training.
+    """The result of a federated training.
 
     Attributes:
         state: the averaged model.
@@ -81,12 +82,14 @@ def run_federation(
     """
     if isinstance(rounds, bool) or not isinstance(rounds, int) or rounds < 1:
         raise InputError(f"Running a federation: rounds must be a positive integer, received {rounds!r}.")
+    # The server never trains: its artifacts may lack the optimizer.
     work = Work(artifacts, trains=False)
     checked = CheckedStrategy(strategy, work.module.manifest, max_examples=max_examples)
 
     # Flower calls it before the first round and after each.
     def after_round(number: int, arrays: ArrayRecord) -> MetricRecord | None:
         apply_arrays(work.state, arrays)
+        # Round 0 is the model that the artifacts hold already.
         if output is not None and number:
             _save(work.state, Path(output))
         if not evaluation:
@@ -94,6 +97,7 @@ def run_federation(
         count, values = work.evaluate(evaluation, _EVALUATION_BATCH, metrics or {})
         return MetricRecord({"num-examples": count, **values})
 
+    # Flower's loop of rounds. It calls the strategy through `checked`, which sees every answer first.
     result = checked.start(
         grid=grid,
         initial_arrays=trained_arrays(work.state),
@@ -128,6 +132,7 @@ def server_app(
         done: called with the result when the training has ended.
         **options: further arguments of `run_federation`, e.g. `output="federated"`.
     """
+    # Flower calls the function with its connection to the clients.
     app = ServerApp()
 
     @app.main()
@@ -142,6 +147,7 @@ def server_app(
 def _save(state: CheckpointState, folder: Path) -> None:
     """Writes the checkpoint and the delta of a state."""
     folder.mkdir(parents=True, exist_ok=True)
+    # The delta is what a device loads on top of the checkpoint that it has.
     CheckpointState.save_checkpoint(state, folder / "checkpoint")
     CheckpointState.save_checkpoint(state, folder / "checkpoint.delta", trainable_only=True)
 

@@ -77,6 +77,7 @@ class CheckedStrategy(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Does what the strategy does, and tells the clients which model it is."""
+        # The strategy sends this config as it is.
         config[FINGERPRINT] = self._fingerprint
         return self.strategy.configure_train(server_round, arrays, config, grid)
 
@@ -92,6 +93,7 @@ class CheckedStrategy(Strategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Averages the updates that are right; (None, None) if none is."""
         kept = self._kept(server_round, replies, "train", self._fault_of_update)
+        # Not every strategy bears a round without any answer.
         if not any(not message.has_error() for message in kept):
             return None, None
         arrays, metrics = self.strategy.aggregate_train(server_round, kept)
@@ -130,6 +132,7 @@ class CheckedStrategy(Strategy):
             if reason is None:
                 kept.append(message)
                 continue
+            # Kept for the caller as well as logged: a log is not read by programs.
             refused = RefusedUpdate(server_round, message.metadata.src_node_id, stage, reason)
             self.refused.append(refused)
             _log.warning("Round %d: refused the answer of client %d: %s", server_round, refused.node, reason)
@@ -154,6 +157,7 @@ class CheckedStrategy(Strategy):
                 return f"it belongs to another model, with the fingerprint {config[FINGERPRINT]}"
         if len(message.content.metric_records) != 1:
             return f"it holds {len(message.content.metric_records)} records of metrics, expected one"
+        # The weight decides how much an update counts: an infinite or a negative one takes the average over.
         metrics = self._metrics(message)
         weight = metrics.get(self._weighted_by)
         least = 0 if not message.content.array_records else 1
@@ -163,6 +167,7 @@ class CheckedStrategy(Strategy):
             or math.isinf(weight)
         ):
             return f"its '{self._weighted_by}' is {weight!r}, expected {least} to {self._max_examples:g}"
+        # Metrics are averaged, too; Flower's records hold numbers and lists of numbers.
         for name, value in metrics.items():
             numbers = value if isinstance(value, list) else [value]
             if not all(math.isfinite(number) for number in numbers):

@@ -35,7 +35,13 @@ class ClientData:
 
 @dataclass(frozen=True)
 class Settings:
-    """How a client trains; the server may send other values for a round, see `client_app`."""
+    """Settings of a client's training; the server may send others for a round, see `client_app`.
+
+    Attributes:
+        epochs: epochs per round, e.g. 1.
+        batch_size: samples per step, e.g. 32.
+        learning_rate: rate of the optimizer, e.g. 0.1; None for that of the checkpoint.
+    """
 
     epochs: int = 1
     batch_size: int = 32
@@ -43,6 +49,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         for name, value in (("epochs", self.epochs), ("batch_size", self.batch_size)):
+            # Checked also for what the server sends: True is an integer for isinstance, 0 epochs would train nothing.
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise InputError(f"Training a client: {name} must be a positive integer, received {value!r}.")
 
@@ -54,6 +61,7 @@ def manifest_files(artifacts: str | os.PathLike[str]) -> dict[str, Path]:
         CheckpointError: the folder holds no artifacts.
     """
     folder = Path(artifacts)
+    # A manifest that was cut off or written by hand may be any JSON.
     try:
         files = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))["files"]
         return {role: folder / name for role, name in files.items()}
@@ -78,6 +86,7 @@ class Work:
 
     def __init__(self, artifacts: str | os.PathLike[str], *, trains: bool = True) -> None:
         files = manifest_files(artifacts)
+        # Anew for each round: the frozen parameters are the checkpoint's, the trained ones come with the message.
         self.state = CheckpointState.load_checkpoint(files["checkpoint"])
         self.module = Module(
             str(files["training_model"]),
@@ -115,6 +124,7 @@ class Work:
         count = self._count(data)
         if privacy is not None:
             check_private(self.module)
+        # Moments start anew in each round, as the server averages parameters alone.
         optimizer = Optimizer(str(self._optimizer_file), self.module)
         if settings.learning_rate is not None:
             optimizer.set_learning_rate(settings.learning_rate)
@@ -133,16 +143,17 @@ class Work:
                 else:
                     size = min(settings.batch_size, count)
                     loss, counted = private_step(self.module, self.state, data, rows, size, privacy, random)
-                if not np.isfinite(loss):
+                # The loss of a batch in which no label counts is 0/0, and its gradient zero.
+                if counted and not np.isfinite(loss):
                     raise DivergenceError(
                         f"Training a client: the loss of step {steps + 1} is {loss}. Lower the learning rate."
                     )
                 optimizer.step()
                 self.module.lazy_reset_grad()
-                total += loss * counted
+                total += loss * counted if counted else 0.0
                 weight += counted
                 steps += 1
-            mean = total / weight if weight else float("nan")
+            mean = self._over_all(total, weight)
         return mean, steps
 
     def evaluate(
@@ -162,9 +173,10 @@ class Work:
             # A batch in which nothing counts has the loss 0/0.
             total += float(outputs[0]) * counted if counted else 0.0
             weight += counted
+            # Metrics see all samples at once: a median or an AUROC is no mean over batches.
             if metrics:
                 collected.append(outputs[1:])
-        values = {"loss": total / weight if weight else float("nan")}
+        values = {"loss": self._over_all(total, weight)}
         whole = [np.concatenate(parts) for parts in zip(*collected, strict=True)]
         for name, metric in metrics.items():
             values[name] = float(metric(whole, list(data[len(data) - targets :])))
@@ -176,12 +188,15 @@ class Work:
         return float(results[0] if isinstance(results, tuple) else results), self._weight(batch)
 
     def _weight(self, batch: Sequence[Array]) -> float:
+        """Returns the weight of a batch's loss: the labels in it that count; 1 if the loss is a sum."""
         manifest = self.module.manifest
-        return (
-            float(len(batch[0]))
-            if manifest.loss_mean is None
-            else manifest.loss_mean.count(manifest.arguments, batch)
-        )
+        return 1.0 if manifest.loss_mean is None else manifest.loss_mean.count(manifest.arguments, batch)
+
+    def _over_all(self, total: float, weight: float) -> float:
+        """Returns the loss over all batches, a mean or a sum as that of a batch is; NaN if nothing counts."""
+        if self.module.manifest.loss_mean is None:
+            return total
+        return total / weight if weight else float("nan")
 
     def _count(self, data: Sequence[Array]) -> int:
         """Returns the number of samples; InputError if the arrays have none, or differ in their number."""
@@ -190,6 +205,7 @@ class Work:
             raise InputError(
                 f"The data of a client must hold {len(names)} arrays ({', '.join(names)}), received {len(data)}."
             )
+        # Arrays of two lengths would train on pairs that do not belong together, as far as the shorter one goes.
         sizes = {name: len(array) for name, array in zip(names, data, strict=True)}
         if len(set(sizes.values())) != 1 or not next(iter(sizes.values())):
             raise InputError(
@@ -200,6 +216,7 @@ class Work:
 
 def _shuffled(count: int, batch_size: int, random: np.random.Generator) -> Iterator[Array]:
     """Yields the rows of each batch of an epoch; the last batch may be smaller."""
+    # Drawn per epoch, from a generator that the client, the round and the seed determine.
     order = random.permutation(count)
     for start in range(0, count, batch_size):
         yield order[start : start + batch_size]

@@ -135,3 +135,36 @@ def test_statistics_of_the_batch_are_not_folded(tmp_path: Path) -> None:
     loss = Module(tmp_path / "training_model.onnx", state)(X, LABELS)
     expected = nn.functional.cross_entropy(net().train()(torch.from_numpy(X)), torch.from_numpy(LABELS))
     assert float(loss) == pytest.approx(expected.item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("kernels", ["off", "auto"])
+def test_a_frozen_layer_with_pooling_behind_it_trains_by_statistics_of_the_batch(
+    kernels: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Pooled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.norm, self.head = nn.Conv2d(2, 8, 3), nn.BatchNorm2d(8), nn.Linear(8, 5)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = torch.relu(torch.max_pool2d(self.norm(self.conv(x)), 2))
+            return self.head(x.mean((2, 3)))
+
+    monkeypatch.setenv("ONNXTRAIN_KERNELS", kernels)
+    torch.manual_seed(0)
+    module = Pooled()
+    generate_artifacts(
+        exported(module.eval()),
+        requires_grad=["head.weight", "head.bias"],
+        loss="cross_entropy",
+        batch_norm="training",
+        artifact_directory=tmp_path,
+    )
+    state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
+    loss = Module(tmp_path / "training_model.onnx", state)(X, LABELS)
+    expected = nn.functional.cross_entropy(module.train()(torch.from_numpy(X)), torch.from_numpy(LABELS))
+    assert float(loss) == pytest.approx(expected.item(), rel=1e-5)
+    expected.backward()
+    np.testing.assert_allclose(
+        state.parameters["head.weight"].grad, module.head.weight.grad, rtol=1e-4, atol=1e-6
+    )

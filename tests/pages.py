@@ -50,6 +50,8 @@ STORIES = [
     "docs/transfer-learning.md",
     "docs/tabular-data.md",
     "docs/text-classification.md",
+    "docs/explanations/how-a-training-model-is-made.md",
+    "docs/explanations/how-exact-the-numbers-are.md",
     "README.md",
     *sorted(f"docs/how-to/{path.name}" for path in (ROOT / "docs" / "how-to").glob("*.md")),
 ]

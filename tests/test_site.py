@@ -51,7 +51,7 @@ def test_every_page_stands_in_the_navigation_once() -> None:
 
 def test_the_navigation_has_its_groups() -> None:
     groups = re.findall(r"^  - ([\w -]+):$", SETTINGS, re.MULTILINE)
-    assert groups[:6] == ["Start", "Tutorials", "How-to", "Reference", "Explanations", "For maintainers"]
+    assert groups[:6] == ["Start", "Tutorials", "How-to", "Reference", "Explanations", "Maintainers"]
 
 
 def test_every_module_that_pages_import_is_in_the_reference() -> None:

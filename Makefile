@@ -69,6 +69,9 @@ WEB_TEST := PYTHON=$(abspath $(TEST_VENV))/bin/python $(NODE) --test --test-time
 demo: $(DEMO_VENV)/.installed
 	$(DEMO_VENV)/bin/onnxtrain demo --output demo-output
 
+# Files in which codespell looks for misspelled words; pyproject.toml has the words that it shall let pass.
+SPELLED := README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md docs examples src tests benchmarks kernels
+
 # Every stage runs, whichever of them fail; the last lines say which. npm's packages come before pytest, whose tests of hosts
 # run the npm package, too.
 ifneq ($(findstring /,$(LIBASAN)),)
@@ -86,6 +89,7 @@ test: $(TEST_VENV)/.installed
 	stage format $(TEST_VENV)/bin/ruff format --check; \
 	stage types $(TEST_VENV)/bin/mypy; \
 	stage imports $(TEST_VENV)/bin/lint-imports; \
+	stage spelling $(TEST_VENV)/bin/codespell $(SPELLED); \
 	web=; \
 	if ! command -v $(NODE) >/dev/null; then web="No Node.js ($(NODE)): the npm package is not tested."; \
 	elif ! $(MAKE) $(WEB_TOOLS); then web="npm's packages are not to be had: the npm package is not tested."; fi; \

@@ -40,7 +40,7 @@ OUTPUT = rf"(?P<gap>\n{COMMENT}^```output\n(?P<output>.*?)^```\n)?"
 BLOCK = re.compile(rf"^```(?P<kind>python|bash)\n(?P<code>.*?)^```\n{OUTPUT}", re.MULTILINE | re.DOTALL)
 PICTURE = re.compile(r"!\[[^\]]*\]\((?P<path>(?:docs/)?images/[\w-]+/[\w-]+\.png)\)")
 NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d+\.?\d*(?:e[-+]?\d+)?|nan|inf)\b(?!\.\d)")
-TIME = re.compile(r"\d[\d.,]*(?= ?(?:samples/s|ms|s|min)\b)")
+TIME = re.compile(r"\d[\d.,]*(?= ?(?:samples/s|ms|s|min)\b)|(?<=samples/s)\W+[\d,]+")
 
 # Each page runs from its first block to its last, in one namespace, like a notebook.
 STORIES = [

@@ -43,6 +43,24 @@ QUESTIONS = [
     Question("lora adapter", "lora.md", "LoraConfig"),
 ]
 
+WORDS = {
+    "data.md": ["arrays", "dataset", "dataloader", "pandas"],
+    "fine-tuning.md": ["learning rate", "schedule", "metrics", "losses", "optimizers"],
+    "how-to/can-my-model-be-trained.md": ["unsupported", "op", "check"],
+    "how-to/continue-an-interrupted-run.md": ["resume", "crash", "checkpoint", "continue"],
+    "how-to/save-the-result.md": ["save", "export", "weights"],
+    "how-to/ship-a-model-that-learns-on-the-phone.md": ["android", "ios", "mobile"],
+    "how-to/stop-early.md": ["early stopping", "patience", "overfitting"],
+    "how-to/train-only-the-last-layers.md": ["freeze", "head", "frozen"],
+    "how-to/train-with-class-weights.md": ["imbalanced", "class weights"],
+    "how-to/use-fewer-megabytes.md": ["memory", "oom"],
+    "how-to/what-runs-on-my-gpu.md": ["gpu", "cuda"],
+    "how-to/which-loss-for-two-classes.md": ["binary", "loss"],
+    "how-to/why-is-my-loss-nan.md": ["nan", "diverges", "infinite"],
+    "tabular-data.md": ["csv", "table"],
+}
+"""Words under which the search finds a page first, since people ask for it by them. They need not occur in its text."""
+
 
 def check_questions(site: Path) -> None:
     """Searches for the words of every question.
@@ -72,9 +90,11 @@ def read_index(path: Path) -> Any:
     builder.ref("location")
     builder.field("title", 1000)
     builder.field("text", 1)
+    builder.field("tags", 1e6)
     for entry in documents:
         text = html.unescape(re.sub(r"<[^>]*>", " ", entry["text"]))
-        fields = {"location": entry["location"], "title": html.unescape(entry["title"]), "text": text}
+        title, tags = html.unescape(entry["title"]), " ".join(entry.get("tags", []))
+        fields = {"location": entry["location"], "title": title, "text": text, "tags": tags}
         builder.add(fields, {"boost": entry.get("boost", 1)})
     index = builder.build()
 

@@ -1,11 +1,12 @@
 """Completes the pages of the site while mkdocs builds it (`make docs`).
 
-The Markdown files of `docs/` are also read on a code host, beside the code. The site needs four things more:
+The Markdown files of `docs/` are also read on a code host, beside the code. The site needs five things more:
 
 - Links to files outside `docs/` lead to the repository (`ONNXTRAIN_REPOSITORY_URL`); without an address the text stays.
 - `<!-- commands -->` becomes the reference of the command line, made from the program's own declarations.
 - `<!-- names -->` becomes the table of the names that `import onnxtrain` offers.
 - After the build, every public name of every module in the reference must have an anchor there.
+- After the build, the search must find the page that answers a newcomer's question (questions.py).
 """
 
 from __future__ import annotations
@@ -14,9 +15,14 @@ import ast
 import inspect
 import posixpath
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
+
+# mkdocs imports this file alone; the other hooks stand beside it.
+sys.path.insert(0, str(Path(__file__).parent))
+import questions
 
 FENCE = re.compile(r"^(```.*?^```)", re.MULTILINE | re.DOTALL)
 OUTSIDE_LINK = re.compile(r"\[([^\]]*)\]\((\.\./[^)\s]*)\)")
@@ -34,6 +40,7 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Any) -> st
     """Rewrites a page before mkdocs renders it."""
     group = page.ancestors[-1].title if page.ancestors else ""
     page.meta["search"] = {"boost": SEARCH_BOOST.get(group, 1)}
+    page.meta["tags"] = questions.WORDS.get(page.file.src_uri, [])
     parts = FENCE.split(markdown)
     # Every second part is a fenced block, in which nothing is a link or a table.
     parts[::2] = [prepare_text(part, page.file.src_uri, config.repo_url) for part in parts[::2]]
@@ -59,6 +66,7 @@ def on_post_build(config: Any) -> None:
     names = [name for name in names if name not in reference_modules()]
     if missing := [name for name in names if name not in anchors]:
         raise LookupError(f"public names without an entry in the reference: {', '.join(missing)}")
+    questions.check_questions(Path(config.site_dir))
 
 
 def prepare_text(text: str, page: str, repository: str | None) -> str:

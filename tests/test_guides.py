@@ -68,7 +68,17 @@ def check_from_pytorch(names: dict[str, Any]) -> None:
         assert names["accuracy"](model) > 0.8
 
 
+def check_readme(names: dict[str, Any]) -> None:
+    from onnxtrain import Trainer
+
+    data = names["test_x"], names["test_y"]
+    in_the_shell = Trainer.resume("network-trained").evaluate(*data)
+    assert in_the_shell == pytest.approx(names["trainer"].evaluate(*data), rel=1e-6)
+    assert in_the_shell["accuracy"] > 0.95
+
+
 CHECKS: dict[str, Callable[[dict[str, Any]], None]] = {
+    "README.md": check_readme,
     "docs/transfer-learning.md": check_transfer_learning,
     "docs/tabular-data.md": check_tabular_data,
     "docs/text-classification.md": check_text_classification,

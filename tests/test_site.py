@@ -37,6 +37,7 @@ def hook(name: str) -> Any:
 
 
 site = hook("site")
+questions = hook("questions")
 
 
 def pages_in_navigation() -> list[str]:
@@ -148,3 +149,62 @@ def test_every_extra_is_on_the_page_about_installing() -> None:
     rows = "".join(line.split("|")[1] for line in page.splitlines() if line.startswith("| `"))
     # Those for who changes the code, or runs the examples.
     assert set(re.findall(r"`(\w+)`", rows)) == set(extras) - {"dev", "docs", "examples", "forecasting"}
+
+
+def sections(page: str) -> list[dict[str, Any]]:
+    """Makes the entries of the search index for a page: one for its beginning, one per heading of the second level."""
+    text = site.FENCE.sub("", (DOCS / page).read_text(encoding="utf-8"))
+    location = "" if page == "index.md" else page.removesuffix(".md") + "/"
+    first, *others = re.split(r"^## ", text, flags=re.MULTILINE)
+    title = re.search(r"^# (.*)", first, re.MULTILINE)
+    # Of the pages of the reference only titles are known here: mkdocs fills them.
+    entries = [{"location": location, "title": title[1] if title else page, "text": first}]
+    for number, part in enumerate(others):
+        heading, _, body = part.partition("\n")
+        entries.append({"location": f"{location}#{number}", "title": heading, "text": body})
+    boost = site.SEARCH_BOOST.get(group_of(page), 1)
+    entries[0]["tags"] = questions.WORDS.get(page, [])
+    return [{**entry, "boost": boost} for entry in entries]
+
+
+def group_of(page: str) -> str:
+    """Finds the group of the navigation that a page stands in, e.g. "How-to"."""
+    before = SETTINGS[: SETTINGS.index(f" {page}\n")]
+    return re.findall(r"^  - ([\w -]+):$", before, re.MULTILINE)[-1]
+
+
+def test_the_search_answers_what_newcomers_ask() -> None:
+    entries = [entry for page in pages_in_navigation() for entry in sections(page)]
+    assert questions.unanswered(questions.build_search(entries)) == []
+
+
+def test_a_question_without_a_page_is_noticed() -> None:
+    entries = [entry for page in pages_in_navigation() if "nan" not in page for entry in sections(page)]
+    (lost,) = questions.unanswered(questions.build_search(entries))
+    assert lost.startswith("'loss nan' finds ")
+
+
+def test_questions_are_answered_on_their_pages() -> None:
+    assert len(questions.QUESTIONS) >= 10
+    for question in questions.QUESTIONS:
+        assert question.answer in (DOCS / question.page).read_text(encoding="utf-8"), question
+    assert [page for page in questions.WORDS if not (DOCS / page).is_file()] == []
+
+
+def test_every_answer_has_a_question_as_title_and_stands_on_the_start_page() -> None:
+    start = (DOCS / "index.md").read_text(encoding="utf-8")
+    for path in sorted((DOCS / "how-to").glob("*.md")):
+        title = path.read_text(encoding="utf-8").splitlines()[0]
+        assert title.startswith("# "), path
+        assert title.endswith("?"), path
+        assert f"[{title[2:]}](how-to/{path.name})" in start, path
+
+
+def test_links_to_other_sites_are_well_formed() -> None:
+    """Their form only: other sites change, and tests do not depend on them."""
+    for path in [ROOT / "README.md", *DOCS.rglob("*.md")]:
+        text = site.FENCE.sub("", path.read_text(encoding="utf-8"))
+        for target in re.findall(r"\]\((\w+:[^)]*)\)?", re.sub(r"`[^`\n]*`", "", text)):
+            assert re.fullmatch(r"https://[\w.-]+\.[a-z]+(/[\w./~%#?=&+@:-]*)?", target), (
+                f"{path.name}: {target}"
+            )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import html
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -70,22 +71,35 @@ def check_questions(site: Path) -> None:
     Raises:
         LookupError: a page is not among the first three results.
     """
-    search = read_index(site / "search" / "search_index.json")
+    path = site / "search" / "search_index.json"
+    search = build_search(json.loads(path.read_text(encoding="utf-8"))["docs"])
+    if lost := unanswered(search):
+        raise LookupError("questions that the search does not answer: " + "; ".join(lost))
+
+
+def unanswered(search: Callable[[str], list[str]]) -> list[str]:
+    """Lists the questions whose page is not among the first three results, with what was found instead."""
     lost = []
     for question in QUESTIONS:
         found = search(question.words)[:3]
         if question.page not in found:
             lost.append(f"{question.words!r} finds {', '.join(found) or 'nothing'}, and not {question.page}")
-    if lost:
-        raise LookupError("questions that the search does not answer: " + "; ".join(lost))
+    return lost
 
 
-def read_index(path: Path) -> Any:
-    """Reads the index of a built site; returns a function from words to the pages found, the best first."""
+def build_search(documents: list[dict[str, Any]]) -> Callable[[str], list[str]]:
+    """Makes a search of pages and sections, as the browser does.
+
+    Args:
+        documents: entries of the index: dicts with `location`, e.g. "lora/#which-layers", `title`, `text` in HTML, and
+            possibly `tags` and `boost`.
+
+    Returns:
+        A function from words to the Markdown files of the pages found, the best first.
+    """
     from lunr.builder import Builder
     from lunr.stop_word_filter import stop_word_filter
 
-    documents = json.loads(path.read_text(encoding="utf-8"))["docs"]
     pages = {entry["location"] for entry in documents if "#" not in entry["location"]}
     builder = Builder()
     builder.pipeline.add(stop_word_filter)

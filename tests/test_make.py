@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-STAGES = ["lint", "format", "types", "imports", "pytest", "sanitizers", "flower"]
+STAGES = ["lint", "format", "types", "imports", "spelling", "pytest", "sanitizers", "flower"]
 TOOL = """#!/bin/sh
 echo "$(basename "$0") $*" >> "$LOG"
 case "$(basename "$0") $*" in
@@ -29,13 +29,14 @@ echo "last line of $(basename "$0") $*"
         ("python -m pytest -n*tests/kernels", ["sanitizers"]),
         ("python -m pytest*tests/integrations", ["flower"]),
         ("mypy *", ["types"]),
+        ("codespell README.md *", ["spelling"]),
         ("nothing", []),
     ],
 )
 def test_every_stage_runs_whichever_fails(tmp_path: Path, fails: str, failed: list[str]) -> None:
     tools = tmp_path / "venv" / "bin"
     tools.mkdir(parents=True)
-    for name in ("ruff", "mypy", "lint-imports", "python"):
+    for name in ("ruff", "mypy", "lint-imports", "codespell", "python"):
         (tools / name).write_text(TOOL)
         (tools / name).chmod(0o755)
     (tmp_path / "venv" / ".installed").touch()
@@ -62,6 +63,7 @@ def test_every_stage_runs_whichever_fails(tmp_path: Path, fails: str, failed: li
         "ruff format --check",
         "mypy",
         "lint-imports",
+        "codespell README.md",
         "python -m pytest",
         "tests/kernels",
         "tests/integrations",
@@ -73,3 +75,13 @@ def test_every_stage_runs_whichever_fails(tmp_path: Path, fails: str, failed: li
     assert f"Passed: {' '.join(stage for stage in STAGES if stage not in failed)}" in lines
     assert (lines[-1] == f"FAILED: {' '.join(failed)}") is bool(failed)
     assert failed == ["pytest"] or any(line.startswith("last line of python -m pytest") for line in lines)
+
+
+def test_files_that_are_looked_through_for_misspelled_words_exist() -> None:
+    (names,) = [
+        line.split("=")[1].split()
+        for line in (ROOT / "Makefile").read_text().splitlines()
+        if line.startswith("SPELLED")
+    ]
+    assert [name for name in names if not (ROOT / name).exists()] == []
+    assert {"README.md", "docs", "src", "tests"} <= set(names)

@@ -31,7 +31,9 @@ class OnnxFineTuning(Pass):
     def _default_config(cls, accelerator_spec: AcceleratorSpec) -> dict[str, PassConfigParam]:
         return {
             "data": PassConfigParam(type_=str, required=True, description="Path of the .npz file."),
-            "loss": PassConfigParam(type_=str, default_value="cross_entropy", description="Name of the loss."),
+            "loss": PassConfigParam(
+                type_=str, default_value="cross_entropy", description="Name of the loss."
+            ),
             "learning_rate": PassConfigParam(type_=float, default_value=1e-3, description="Learning rate."),
             "epochs": PassConfigParam(type_=int, default_value=1, description="Passes over the data."),
         }

@@ -149,8 +149,8 @@ def _normalization(op: Emitter, node: ir.Node) -> bool:
         indices.name, pool_indices.name = pool_indices.name, None
         indices.type, indices.shape = pool_indices.type, pool_indices.shape
         pool_indices.replace_all_uses_with(indices, replace_graph_outputs=True)
-    # In a frozen part nothing reads the indices. ONNX Runtime (1.32) refuses a node whose last outputs are left out by an
-    # empty name if its function has them.
+    # In a frozen part nothing reads the indices. ONNX Runtime (1.32) refuses a node whose last outputs are left out by
+    # an empty name if its function has them.
     indices.name = indices.name or op.unique_name(f"{y.name}_indices")
     op.graph.remove(pool, safe=True)
     return True

@@ -1,16 +1,21 @@
-"""Which distribution of ONNX Runtime the package depends on.
+"""Completes the metadata of pyproject.toml when a wheel or an sdist is built: dependencies, description, addresses.
 
 `pip install .` depends on `onnxruntime`. Where another build is wanted, it takes its place:
 
     ONNXTRAIN_ONNXRUNTIME=onnxruntime-gpu pip install .
 
 An empty value leaves ONNX Runtime out, for builds that no index has.
+
+The description is README.md. An index shows it away from the repository, where relative links lead nowhere: they become
+links to the files of this version at the address that `ONNXTRAIN_REPOSITORY_URL` holds, or their text alone if it holds
+none.
 """
 
 from __future__ import annotations
 
 import os
 import re
+from pathlib import Path
 from typing import Any
 
 from hatchling.metadata.plugin.interface import MetadataHookInterface
@@ -18,17 +23,53 @@ from hatchling.metadata.plugin.interface import MetadataHookInterface
 VARIABLE = "ONNXTRAIN_ONNXRUNTIME"
 DEFAULT = "onnxruntime"
 MINIMUM = "1.20"
+ADDRESS = "ONNXTRAIN_REPOSITORY_URL"
+# Fenced blocks and code spans stay as they are: `model[0](x)` is no link.
+CODE_OR_RELATIVE_LINK = re.compile(
+    r"(?P<code>^```.*?^```|`[^`\n]+`)|\[(?P<label>[^\]]*)\]\((?P<target>(?!\w+:|#)[^)\s]+)\)",
+    re.MULTILINE | re.DOTALL,
+)
 
 
-class OnnxRuntimeHook(MetadataHookInterface):
-    """Completes the dependencies of pyproject.toml by ONNX Runtime."""
+def absolute_links(markdown: str, address: str, version: str) -> str:
+    """Returns Markdown whose relative links lead to the repository, or are their text if `address` is empty.
+
+    Args:
+        markdown: text with links relative to the root of the repository, e.g. "[guide](docs/data.md)".
+        address: of the repository, e.g. "https://example.org/onnxtrain".
+        version: of the package; the commit of a release has the tag "v" + version.
+    """
+
+    def link(match: re.Match[str]) -> str:
+        if match["code"]:
+            return match[0]
+        place = f"{address}/blob/v{version}/{match['target']}"
+        return f"[{match['label']}]({place})" if address else match["label"]
+
+    return CODE_OR_RELATIVE_LINK.sub(link, markdown)
+
+
+class OnnxtrainMetadataHook(MetadataHookInterface):
+    """Sets what pyproject.toml declares as dynamic, except for the version."""
 
     def update(self, metadata: dict[str, Any]) -> None:
-        """Sets the dependencies.
+        """Sets dependencies, readme and urls.
 
         Raises:
-            ValueError: The variable holds no name of a distribution, with or without versions.
+            ValueError: ONNXTRAIN_ONNXRUNTIME holds no name of a distribution, with or without versions.
         """
+        metadata["dependencies"] = self.dependencies()
+        address = os.environ.get(ADDRESS, "").strip().rstrip("/")
+        text = Path(self.root, "README.md").read_text(encoding="utf-8")
+        metadata["readme"] = {
+            "content-type": "text/markdown",
+            "text": absolute_links(text, address, metadata["version"]),
+        }
+        changes = f"{address}/blob/v{metadata['version']}/CHANGELOG.md"
+        metadata["urls"] = {"Source": address, "Changelog": changes} if address else {}
+
+    def dependencies(self) -> list[str]:
+        """Lists what a device needs, ONNX Runtime last."""
         chosen = os.environ.get(VARIABLE, DEFAULT).strip()
         if chosen and not re.match(r"[A-Za-z0-9][A-Za-z0-9._-]*", chosen):
             raise ValueError(
@@ -36,4 +77,4 @@ class OnnxRuntimeHook(MetadataHookInterface):
             )
         if re.fullmatch(r"[A-Za-z0-9._-]+", chosen):
             chosen = f"{chosen}>={MINIMUM}"
-        metadata["dependencies"] = [*self.config["device"], *([chosen] if chosen else [])]
+        return [*self.config["device"], *([chosen] if chosen else [])]

@@ -56,6 +56,7 @@ constexpr Instruction instructions[] = {
     {Level::Avx512, "avx512vl", 7, false, 31},
 };
 
+// By CPUID and not by __builtin_cpu_supports: the library that it reads is linked neither by Clang on Windows nor by Zig.
 bool has(const Instruction& instruction) {
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
   if (!__get_cpuid_count(instruction.leaf, 0, &eax, &ebx, &ecx, &edx)) return false;
@@ -63,8 +64,7 @@ bool has(const Instruction& instruction) {
 }
 
 // Whether the operating system keeps the registers of a level when it switches threads: bits of XCR0, which tells of SSE
-// and AVX, and of masks and the upper halves and the upper sixteen of AVX-512. Not by __builtin_cpu_supports, whose
-// library Clang does not link on Windows.
+// and AVX, and of masks and the upper halves and the upper sixteen of AVX-512.
 bool keeps_registers(Level level) {
   if (level == Level::Baseline) return true;
   constexpr Instruction osxsave{Level::Avx2, "osxsave", 1, true, 27};
@@ -97,6 +97,15 @@ bool runs(Level level, std::string_view) { return level == Level::Baseline; }
 #endif
 
 }  // namespace
+
+bool has_avx512_bf16() {
+#if defined(__x86_64__)
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  return __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && (eax >> 5 & 1u);
+#else
+  return false;
+#endif
+}
 
 const char* name_of(Level level) {
   constexpr const char* all[] = {"", "baseline", "avx2", "avx512"};

@@ -14,4 +14,7 @@ const char* name_of(Level level);
 // named in `without`, separated by commas, count as missing.
 Level level_for(const char* asked, std::string_view without = {});
 
+// Whether the processor has AVX512_BF16, which code of the level AVX-512 uses where it is there.
+bool has_avx512_bf16();
+
 }  // namespace onnxtrain

@@ -46,6 +46,7 @@ enum Slot {
   kCreateSession = 7,
   kRun = 9,
   kCreateSessionOptions = 10,
+  kRegisterCustomOpsLibrary = 29,
   kCreateTensorWithDataAsOrtValue = 49,
   kGetTensorMutableData = 51,
   kGetTensorElementType = 60,
@@ -91,6 +92,11 @@ class Api {
     }
     call(kCreateEnv, kWarning, "onnxtrain_host", &environment);
     call(kCreateSessionOptions, &options);
+    // The library of the package onnxtrain-kernels, whose ops ONNX Runtime takes in place of the functions in models.
+    if (const char* kernels = std::getenv("ONNXTRAIN_KERNELS_LIBRARY")) {
+      void* library = nullptr;  // ONNX Runtime keeps it open
+      call(kRegisterCustomOpsLibrary, options, kernels, &library);
+    }
     call(kCreateCpuMemoryInfo, 0 /* OrtDeviceAllocator */, 0 /* OrtMemTypeDefault */, &memory_info);
   }
 

@@ -5,6 +5,7 @@
 
 #if defined(HAS_PAIRS)
 #include "convolution/transpose.h"
+#include "processor.h"
 #endif
 
 namespace onnxtrain::ONNXTRAIN_LEVEL {
@@ -153,7 +154,7 @@ void multiply_rows(size_t rows, size_t vectors, Arguments... arguments) {
 }  // namespace
 
 bool pairs_supported() {
-  static const bool supported = __builtin_cpu_supports("avx512bf16");
+  static const bool supported = has_avx512_bf16();
   return supported;
 }
 

@@ -1,0 +1,51 @@
+#!/bin/sh
+# Installs onnxtrain from wheels into a bare Debian without a compiler, and runs there what README.md shows:
+#
+#     .ci/fresh_install.sh WHEELS [SUITE]
+#
+# WHEELS is a folder with the wheels of onnxtrain and onnxtrain-kernels, and perhaps with a PyTorch for the CPU (that of
+# PyPI brings CUDA, several GB). SUITE is a release of Debian with Python 3.11 or newer, by default bookworm. It needs
+# root and debootstrap. The system lies below build/fresh/, and stays there.
+set -eu
+[ $# -ge 1 ] || { sed -n '2,8s/^# \?//p' "$0" >&2; exit 2; }
+wheels=$(realpath "$1")
+suite=${2:-bookworm}
+cd "$(dirname "$0")/.."
+root=$PWD/build/fresh/$suite
+
+if [ ! -e "$root/.complete" ]; then
+  rm -rf "$root"
+  mkdir -p "$root"
+  debootstrap --variant=minbase --include=python3,python3-venv,ca-certificates "$suite" "$root" >"$root.log"
+  touch "$root/.complete"
+fi
+# The network of this machine, and the certificates that it trusts.
+cp /etc/resolv.conf "$root/etc/resolv.conf"
+cp -L /etc/ssl/certs/ca-certificates.crt "$root/etc/ssl/certs/ca-certificates.crt"
+rm -rf "$root/wheels" "$root/fresh"
+mkdir "$root/wheels"
+cp "$wheels"/*.whl README.md .ci/readme_blocks.py "$root/wheels/"
+mount -t proc proc "$root/proc"
+trap 'umount "$root/proc"' EXIT
+
+inside() { env -u PIP_FIND_LINKS -u PYTHONPATH -u VIRTUAL_ENV HOME=/root PATH=/usr/sbin:/usr/bin:/sbin:/bin chroot "$root" "$@"; }
+install() { # EXTRAS
+  start=$(date +%s)
+  inside /fresh/bin/pip install --quiet --disable-pip-version-check --no-cache-dir --find-links /wheels "onnxtrain${1:+[$1]}"
+  echo "pip install 'onnxtrain${1:+[$1]}': $(($(date +%s) - start)) s, then $(du -sm "$root/fresh" | cut -f1) MB"
+}
+
+for compiler in cc gcc c++ g++ clang cmake make; do
+  if inside sh -c "command -v $compiler" >/dev/null; then
+    echo "$root has a compiler ($compiler), which this script is to do without" >&2
+    exit 1
+  fi
+done
+echo "$(inside sh -c '. /etc/os-release; echo "$PRETTY_NAME"; ldd --version | head -1; python3 --version' | tr '\n' ' '), no compiler"
+inside python3 -m venv /fresh
+echo "python3 -m venv: $(du -sm "$root/fresh" | cut -f1) MB"
+install ''
+install kernels
+install demo,kernels
+install demo,torch,kernels
+inside sh -c 'cd /tmp && /fresh/bin/python /wheels/readme_blocks.py /wheels/README.md'

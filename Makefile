@@ -52,7 +52,7 @@ define test_kernels
 endef
 # A path where there is such a compiler.
 LIBASAN := $(shell $(CXX) -print-file-name=libasan.so 2>/dev/null)
-KERNEL_SOURCES := $(shell find kernels -name build -prune -o -type f \( -name '*.cpp' -o -name '*.h' -o -name '*.py' -o -name CMakeLists.txt -o -name pyproject.toml \) -print)
+KERNEL_SOURCES := $(shell find kernels -name build -prune -o -type f \( -name '*.cpp' -o -name '*.h' -o -name '*.map' -o -name '*.py' -o -name CMakeLists.txt -o -name pyproject.toml \) -print)
 
 # The page that learns a handwriting and the npm package, in web/: npm installs its tools below web/node_modules.
 NODE ?= node

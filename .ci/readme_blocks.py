@@ -1,8 +1,7 @@
 """Runs what README.md shows, in an environment into which onnxtrain is installed: `python readme_blocks.py README.md`.
 
-Every Python block and every `onnxtrain` command of a shell block runs in a process of its own, in one new folder, in the
-order of the page. It needs the extras [demo], [torch] and [kernels]. Native kernels must be used: where they are not, it
-fails.
+Every Python block and every `onnxtrain` command of a shell block runs in a process of its own, in one new folder, in
+the order of the page. It needs the extras [demo], [torch] and [kernels], and fails if native kernels are not used.
 """
 
 from __future__ import annotations
@@ -65,7 +64,9 @@ def main(path: Path) -> None:
     with tempfile.TemporaryDirectory() as folder:
         for name, arguments in shown:
             start = time.monotonic()
-            done = subprocess.run(arguments, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+            done = subprocess.run(
+                arguments, cwd=folder, env=environment, capture_output=True, text=True, check=False
+            )
             print(f"{time.monotonic() - start:6.1f} s  {name}", flush=True)
             if done.returncode:
                 sys.exit(f"{done.stdout}{done.stderr}{name} failed with status {done.returncode}")

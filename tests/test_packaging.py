@@ -9,8 +9,10 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
 from email.parser import Parser
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -135,7 +137,52 @@ def build(tree: Path, kind: str, to: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(ROOT, "wheel", tmp_path_factory.mktemp("wheel"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("ONNXTRAIN_REPOSITORY_URL", raising=False)
+        return build(ROOT, "wheel", tmp_path_factory.mktemp("wheel"))
+
+
+def description(wheel: Path) -> str:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (n for n in archive.namelist() if n.endswith(".dist-info/METADATA"))
+        return archive.read(name).decode()
+
+
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+
+
+def test_links_of_the_description_lead_to_files_of_the_release(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import onnxtrain
+
+    monkeypatch.setenv("ONNXTRAIN_REPOSITORY_URL", "https://example.org/onnxtrain/")
+    text = description(build(ROOT, "wheel", tmp_path))
+    here = f"https://example.org/onnxtrain/blob/v{onnxtrain.__version__}/"
+    assert f"Project-URL: Changelog, {here}CHANGELOG.md" in text
+    links = LINK.findall(text)
+    assert len(links) == len(LINK.findall((ROOT / "README.md").read_text(encoding="utf-8"))) > 10
+    for link in links:
+        assert link.startswith(here)
+        assert (ROOT / link.removeprefix(here)).exists()
+
+
+def test_without_an_address_the_description_has_no_dead_links(wheel: Path) -> None:
+    text = description(wheel)
+    assert LINK.findall(text) == []
+    assert "More in docs/fine-tuning.md and docs/command-line.md." in text
+
+
+def test_links_in_code_and_to_elsewhere_stay() -> None:
+    absolute_links = runpy.run_path(str(ROOT / "hatch_build.py"))["absolute_links"]
+    text = "`f[0](x)` [a](https://a.org/b) [here](#top) [file](docs/x.md#part)\n```python\ny[1](z)\n```\n"
+    changed = text.replace("docs/x.md#part", "https://e.org/o/blob/v1/docs/x.md#part")
+    assert absolute_links(text, "https://e.org/o", "1") == changed
+
+
+def test_the_description_of_the_kernels_has_no_relative_links() -> None:
+    text = (ROOT / "kernels" / "README.md").read_text(encoding="utf-8")
+    assert [link for link in LINK.findall(text) if "://" not in link] == []
 
 
 def names(wheel: Path) -> list[str]:
@@ -205,6 +252,49 @@ def test_the_library_of_the_kernels_is_found_on_every_system(tmp_path: Path, nam
         package["library"]()
     (tmp_path / name).touch()
     assert package["library"]() == tmp_path / name
+
+
+CROSS = ROOT / "kernels" / "cross"
+
+
+def test_every_platform_of_the_kernels_is_in_their_table() -> None:
+    targets = runpy.run_path(str(CROSS / "build.py"))["TARGETS"]
+    table = (ROOT / "kernels" / "README.md").read_text(encoding="utf-8")
+    rows = [line for line in table.splitlines() if line.startswith("| `")]
+    assert {row.split("`")[1] for row in rows if "_" in row.split("`")[1]} >= {
+        t.tag for t in targets.values()
+    }
+    # cibuildwheel makes the same platforms: its names have no version, which its images and settings give.
+    built = tomllib.loads((ROOT / "kernels" / "pyproject.toml").read_text())["tool"]["cibuildwheel"]["build"]
+    kinds = {re.sub(r"_\d+_\d+", "", t.tag) for t in targets.values()}
+    for pattern in built.split():
+        kind = pattern.removeprefix("cp311-")
+        assert any(fnmatch(tag, kind) for tag in kinds), pattern
+        kinds = {tag for tag in kinds if not fnmatch(tag, kind)}
+    assert kinds == {"win_arm64"}  # for which cibuildwheel needs a machine of its own
+
+
+@pytest.mark.skipif(os.name == "nt", reason="cross-compiles from Linux and macOS")
+def test_zig_gets_its_own_names_of_processors() -> None:
+    arguments = ["--target=x86_64-linux-musl", "-march=x86-64-v3", "-DA=a b", "-c"]
+    done = subprocess.run(
+        [CROSS / "zig-c++", *arguments],
+        env=os.environ | {"PYTHON": "echo"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "-m ziglang c++ --target=x86_64-linux-musl -mcpu=x86_64_v3 -DA=a b -c\n"
+
+
+def test_a_fresh_installation_runs_all_that_the_readme_shows() -> None:
+    commands = runpy.run_path(str(ROOT / ".ci" / "readme_blocks.py"))["commands"]
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    shown = [arguments for _, arguments in commands(page)]
+    blocks = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    assert [arguments[2] for arguments in shown if arguments[0] == sys.executable] == blocks
+    lines = [line for line in page.splitlines() if line.startswith("onnxtrain ")]
+    assert [arguments[2] for arguments in shown if arguments[0] == "sh"] == lines != []
 
 
 def test_workflows_run_targets_and_files_that_exist() -> None:

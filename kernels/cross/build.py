@@ -4,8 +4,8 @@
     python kernels/cross/build.py --output wheels               # all of them
     python kernels/cross/build.py --output wheels windows-x86_64 macos-arm64
 
-The package ziglang holds Clang with the headers and link stubs of all these systems, so that nothing else is needed. Each
-library is linked with a static libc++ whose symbols are hidden. Published wheels are built by cibuildwheel on each
+The package ziglang holds Clang with the headers and link stubs of all these systems, so that nothing else is needed.
+Each library is linked with a static libc++ whose symbols are hidden. Published wheels are built by cibuildwheel on each
 system (.github/workflows/wheels.yml); these find out beforehand whether the sources compile, link and run there.
 """
 
@@ -65,15 +65,21 @@ def build_wheel(name: str, output: Path, build: Path) -> None:
     command = [sys.executable, "-m", "build", "--wheel", "--outdir", str(output), str(KERNELS)]
     for key, value in settings(TARGETS[name], build / name).items():
         command.append(f"--config-setting={key}={value}")
-    subprocess.run(command, check=True, env=os.environ | {"PYTHON": sys.executable, "CMAKE_GENERATOR": "Ninja"})
+    subprocess.run(
+        command, check=True, env=os.environ | {"PYTHON": sys.executable, "CMAKE_GENERATOR": "Ninja"}
+    )
 
 
 def main() -> None:
     """Builds the wheels that the arguments name."""
     parser = argparse.ArgumentParser(description="Build wheels of onnxtrain-kernels for other platforms.")
     parser.add_argument("targets", nargs="*", help=f"Platforms. Default: all of {', '.join(TARGETS)}.")
-    parser.add_argument("--output", type=Path, default=Path("wheels"), help="Folder for the wheels. Default: wheels.")
-    parser.add_argument("--build", type=Path, default=KERNELS.parent / "build" / "cross", help="Folder of objects.")
+    parser.add_argument(
+        "--output", type=Path, default=Path("wheels"), help="Folder for the wheels. Default: wheels."
+    )
+    parser.add_argument(
+        "--build", type=Path, default=KERNELS.parent / "build" / "cross", help="Folder of objects."
+    )
     chosen = parser.parse_args()
     if unknown := set(chosen.targets) - set(TARGETS):
         parser.error(f"no platform {', '.join(sorted(unknown))}: choose from {', '.join(TARGETS)}")

@@ -5,13 +5,13 @@
 #
 # WHEELS is a folder with the wheels of onnxtrain and onnxtrain-kernels, and perhaps with a PyTorch for the CPU (that of
 # PyPI brings CUDA, several GB). SUITE is a release of Debian with Python 3.11 or newer, by default bookworm. It needs
-# root and debootstrap. The system lies below build/fresh/, and stays there.
+# root and debootstrap. The system lies below /var/tmp/onnxtrain-fresh (or FRESH_ROOT), and stays there.
 set -eu
 [ $# -ge 1 ] || { sed -n '2,8s/^# \?//p' "$0" >&2; exit 2; }
 wheels=$(realpath "$1")
 suite=${2:-bookworm}
 cd "$(dirname "$0")/.."
-root=$PWD/build/fresh/$suite
+root=${FRESH_ROOT:-/var/tmp/onnxtrain-fresh}/$suite
 
 if [ ! -e "$root/.complete" ]; then
   rm -rf "$root"

@@ -146,7 +146,9 @@ def generate_artifacts(
         sample_weight: True for models that take a weight for each sample, as a last target `sample_weight` of shape
             [N]. The loss is then the weighted mean sum(w·l) / sum(w).
         recompute: True to compute results of elementwise ops and normalisations, and of some products, again for the
-            gradients instead of keeping them. It takes less memory and more time, and gives the same gradients.
+            gradients instead of keeping them. It takes less memory and more time, and gives the same gradients. With
+            adapters, the elementwise ops and normalisations are computed again in any case, as that takes hardly any
+            time.
         precision: "fp32", or "bf16" for a training model whose products and convolutions of float32, forward and
             backward, round their factors to bfloat16 and add up in float32. Parameters, gradients, optimizer, all
             other ops, and the eval and inference models stay float32. It is fast with native kernels on processors
@@ -198,6 +200,7 @@ def generate_artifacts(
     # Before the loss changes the outputs.
     model_outputs = [str(value.name) for value in loaded.graph.outputs]
     forward, loss_name, extra = _with_loss(model, loaded, loss, loss_input_names, parameters, sample_weight)
+    adapters = loaded.metadata_props.get(METADATA_KEY_OF_ADAPTERS)
     with straight_through_rules(straight_through or activations == "deployed"):
         graphs = build_training_graphs(
             forward,
@@ -207,7 +210,8 @@ def generate_artifacts(
             frozen=frozen_params,
             batch_norm=batch_norm,
             inference_outputs=[name for name in model_outputs if name != loss_name],
-            recompute=recompute,
+            # The weights beside adapters have no gradients: activations are most of the memory of such a training.
+            recompute=recompute or ("cheap" if adapters else False),
             precision=precision,
             sparse_gradients=sparse_gradients or (),
             activations=activations,
@@ -215,7 +219,6 @@ def generate_artifacts(
         )
     directory = Path(os.fsdecode(artifact_directory)) if artifact_directory is not None else Path.cwd()
     try:
-        adapters = loaded.metadata_props.get(METADATA_KEY_OF_ADAPTERS)
         _write(graphs, optimizer_, directory, prefix, nominal_checkpoint, ort_format, library, adapters)
     except OSError as error:
         raise ModelError(

@@ -1,4 +1,6 @@
-// Softmax of masked rows, and gradients of Softmax and LogSoftmax, along any axis.
+// Softmax of masked rows, LogSoftmax of rows, and gradients of Softmax and LogSoftmax, along any axis.
+#include <cmath>
+
 #include "activation/family.h"
 #include "core/op.h"
 #include "core/rows.h"
@@ -102,6 +104,47 @@ struct SafeSoftmax {
   int64_t axis_;
 };
 
+// x - max - log(sum(exp(x - max))) of each row, the last axis.
+struct LogSoftmaxOfRows {
+  static constexpr const char* name = "LogSoftmaxOfRows_float";
+  static constexpr Floats<1> inputs{};
+  static constexpr Floats<1> outputs{};
+  static constexpr int in_place[] = {0};
+
+  void compute(Context& context) const {
+    const auto x = context.input<const float>(0);
+    require(!x.shape.empty(), "there must be rows");
+    const auto y = context.output<float>(0, x.shape);
+    if (y.data == nullptr || x.size() == 0) return;
+    const std::size_t n = x.shape.back(), rows = x.size() / n;
+    context.threads().ranges(rows, 1 + 8192 / n, [&](std::size_t r, std::size_t end) {
+      for (; r < end; ++r) row(x.data + r * n, y.data + r * n, n);
+    });
+  }
+
+ private:
+  static constexpr float kNone = -__builtin_inff();
+  static constexpr std::size_t kBlock = 1024;  // elements summed in float
+
+  // Where a number is not one, or infinite, the sum is no number, and so is the row.
+  static void row(const float* x, float* y, std::size_t n) {
+    vfloat most = splat(kNone);
+    vectors(n, [&](std::size_t i, auto extent) { most = max(load_or(x + i, extent, kNone), most); });
+    float top = kNone;
+    for (std::size_t i = 0; i < lanes; ++i) top = most[i] > top ? most[i] : top;
+    double total = 0;
+    for (std::size_t begin = 0; begin < n; begin += kBlock) {
+      vfloat block{};
+      vectors(std::min(kBlock, n - begin), [&](std::size_t i, auto extent) {
+        block += exp(load_or(x + begin + i, extent, kNone) - top);
+      });
+      total += sum(block);
+    }
+    const float log_sum = static_cast<float>(std::log(total));
+    vectors(n, [&](std::size_t i, auto extent) { store(y + i, load(x + i, extent) - top - log_sum, extent); });
+  }
+};
+
 // `Formula` has part(y, ct), what is summed along the axis, and whole(y, ct, sum).
 template <class Formula>
 struct AlongAxis {
@@ -172,6 +215,7 @@ struct OfLogSoftmax {
 
 void add_softmax(Domain& domain) {
   domain.add<SafeSoftmax>();
+  domain.add<LogSoftmaxOfRows>();
   domain.add<AlongAxis<OfSoftmax>>();
   domain.add<AlongAxis<OfLogSoftmax>>();
 }

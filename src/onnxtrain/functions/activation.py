@@ -1,4 +1,4 @@
-"""Defines SiLU, hardtanh, the softmax of masked rows, and gradients of activations and softmaxes."""
+"""Defines SiLU, hardtanh, softmaxes of rows, and gradients of activations and softmaxes."""
 
 from __future__ import annotations
 
@@ -27,6 +27,12 @@ def safe_softmax(op: Emitter, x: ir.Value, *, axis: AttributeRef) -> ir.Value:
     masked = op.Equal(most, -math.inf)
     # Softmax of the replaced row is finite: NaN would pass the gradient of the outer Where.
     return op.Where(masked, 0.0, op.Softmax(op.Where(masked, 0.0, x), axis=axis))
+
+
+@composite("LogSoftmaxOfRows", ["x"])
+def log_softmax_of_rows(op: Emitter, x: ir.Value) -> ir.Value:
+    """Computes LogSoftmax along the last axis. The native kernel, unlike ONNX Runtime's own, can write over x."""
+    return op.LogSoftmax(x, axis=-1)
 
 
 @composite("LogSoftmaxGradient", ["y", "ct"], {"axis": ir.AttributeType.INT})

@@ -16,6 +16,7 @@ from onnxtrain.fusion.products import ProductPass
 from onnxtrain.fusion.quantised import PackedProductPass
 from onnxtrain.fusion.recurrent import RecurrentPass
 from onnxtrain.fusion.relu6 import Relu6Pass
+from onnxtrain.fusion.vocabulary import VocabularyLossPass
 
 FUSIONS = (*NORMS, *ACTIVATIONS)
 """All patterns that forward graphs are searched for."""
@@ -44,5 +45,6 @@ def fuse_kernels(model: ir.Model, *, bfloat16: bool = False, kept: Collection[st
     # NativeOpsPass first: it makes the functions of convolutions, which Bfloat16ProductPass rewrites. ProductPass takes
     # the products that are left in float32.
     products = [Bfloat16ProductPass()] if bfloat16 else []
-    rewrites = NativeOpsPass(kept), *products, ProductPass(kept), PackedProductPass(kept)
+    others = ProductPass(kept), PackedProductPass(kept), VocabularyLossPass(kept)
+    rewrites = NativeOpsPass(kept), *products, *others
     ir.passes.Sequential(*rewrites)(model)

@@ -14,6 +14,9 @@ from onnxtrain.emitter import Emitter, static_dims
 from ._base import Activation, ClassLabels, Loss, TargetSpec
 from ._classes import CrossEntropyLoss
 
+_POSITIONS = "loss_positions"
+"""Name of the number of tokens in a batch, batch times sequence."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class CausalLMLoss(Loss):
@@ -61,9 +64,10 @@ class CausalLMLoss(Loss):
         vocabulary = static_dims(scores)[2]  # type: ignore[index]  # `targets` checked the rank
         size = op.const([vocabulary]) if vocabulary is not None else op.Shape(scores, start=2)
         rows: ir.Value = op.Reshape(scores, op.Concat([-1], size, axis=0))
-        rows.shape = ir.Shape([None, vocabulary])
+        # One name for the size of both: where ONNX Runtime knows it to be one, the gradient takes the memory of the scores.
+        rows.shape = ir.Shape([_POSITIONS, vocabulary])
         labels: ir.Value = op.Reshape(self._next_tokens(op, target), [-1])
-        labels.shape = ir.Shape([None])
+        labels.shape = ir.Shape([_POSITIONS])
         cross_entropy = CrossEntropyLoss(ignore_index=self.ignore_index, reduction=self.reduction)
         loss = cross_entropy.build(op, rows, labels)
         if self.reduction == "none":

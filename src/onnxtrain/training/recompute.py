@@ -41,16 +41,19 @@ class RecomputePass(ir.passes.InPlacePass):
 
     Args:
         forward: names of the values of the forward pass, e.g. {"h", "logits", "loss"}.
+        products: True to recompute a share of the matrix products, too; False to recompute activations by cheap ops
+            only, which takes hardly any time.
     """
 
-    def __init__(self, forward: Collection[str]) -> None:
+    def __init__(self, forward: Collection[str], *, products: bool = True) -> None:
         super().__init__()
         self._forward = frozenset(forward)
+        self._with_products = products
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Rewrites a training model in place; subgraphs, and the values that they read, stay."""
         graph = model.graph
-        plan = _Plan(graph, self._forward)
+        plan = _Plan(graph, self._forward, products=self._with_products)
         writer = _Writer(Emitter(graph, functions=model.functions), plan)
         readers = [node for node in graph if plan.is_gradient(node) and any(map(plan.repeats, node.inputs))]
         for node in readers:
@@ -66,12 +69,14 @@ class _Plan:
         forward: nodes of the forward pass, and views that gradients take of its results.
     """
 
-    def __init__(self, graph: ir.Graph, names: Collection[str]) -> None:
+    def __init__(self, graph: ir.Graph, names: Collection[str], *, products: bool) -> None:
         self.forward: set[ir.Node] = set()
+        self._of_weights = products
         for node in graph:
             if any(value.name in names for value in node.outputs) or self._is_copy(node):
                 self.forward.add(node)
-        self._products = set(_products_to_recompute([node for node in graph if node in self.forward]))
+        forward = [node for node in graph if node in self.forward]
+        self._products = set(_products_to_recompute(forward)) if products else set[ir.Node]()
         self._kept: set[ir.Value] = set()
         self._repeated: dict[ir.Value, bool] = {}
         # The bodies of control flow are not rewritten, so what they read must stay.
@@ -137,6 +142,9 @@ class _Plan:
         if node.op_type not in VIEWS and _elements(value) < _LEAST:
             return False
         sources = [source for source in node.inputs if source is not None]
+        # What follows from parameters alone, such as adapters side by side, is small beside activations.
+        if not self._of_weights and not any(map(self.is_activation, sources)):
+            return False
         return all(
             self.is_there(source) or not self.is_activation(source) or self._is_repeatable(source)
             for source in sources

@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 import onnx_ir as ir
 
 from onnxtrain._words import argument
-from onnxtrain.autodiff import active_values, add_gradients, append_outputs
+from onnxtrain.autodiff import active_values, add_gradients, append_outputs, expand_path
 from onnxtrain.emitter import Emitter, find_value, static_dims, values_by_name
 from onnxtrain.errors import GraphBuildError, NothingToTrain
 from onnxtrain.fusion import PackedProductPass, fuse_exported, fuse_kernels
@@ -49,6 +49,9 @@ Precision = Literal["fp32", "bf16"]
 Activations = Literal["float", "deployed"]
 """Activations in products with quantised weights (MatMulNBits): in floating point, or rounded to int8 where the file
 says so (`accuracy_level=4`)."""
+
+Recompute = bool | Literal["cheap"]
+"""What to compute again for the gradients: nothing, activations that cheap ops give, or (True) some products, too."""
 
 Profile = Literal["default", "portable"]
 """Hosts that the models are for: ONNX Runtime on desks and servers, or also its builds for browsers and phones."""
@@ -91,7 +94,7 @@ def build_training_graphs(
     batch_norm: BatchNormMode = "as_exported",
     input_gradients: Sequence[str] = (),
     inference_outputs: Sequence[str] = (),
-    recompute: bool = False,
+    recompute: Recompute = False,
     precision: Precision = "fp32",
     sparse_gradients: Iterable[str] = (),
     activations: Activations = "float",
@@ -112,7 +115,7 @@ def build_training_graphs(
             "inference", or a mapping of patterns of layers to modes.
         input_gradients: names of floating-point inputs whose gradients the training model returns, too.
         inference_outputs: names of the outputs of the inference model; empty for no such model.
-        recompute: True recomputes activations in the backward pass instead of keeping them.
+        recompute: activations to recompute in the backward pass instead of keeping them, see :data:`Recompute`.
         precision: precision of the training model's products and convolutions; the other models compute in float32.
         sparse_gradients: names of embedding tables whose gradients hold only the rows that a batch reads.
         activations: "float" or "deployed" products with quantised weights in the training and eval models, see
@@ -274,7 +277,7 @@ def _evaluation_model(build: _Build, *, as_deployed: bool) -> ir.Model:
     return evaluation
 
 
-def _training_model(build: _Build, *, recompute: bool, bfloat16: bool, as_deployed: bool) -> ir.Model:
+def _training_model(build: _Build, *, recompute: Recompute, bfloat16: bool, as_deployed: bool) -> ir.Model:
     """Differentiates the forward graph and rewrites the result for ONNX Runtime.
 
     Its outputs are the loss and the additional outputs, the gradients of the parameters, the row numbers of sparse
@@ -288,12 +291,16 @@ def _training_model(build: _Build, *, recompute: bool, bfloat16: bool, as_deploy
     # the other one: the loss of a small exported Llama was off by 2e-4.
     if not as_deployed:
         fuse_exported(build.forward)
-    # Taken now, as afterwards nothing tells forward and gradient nodes of one graph apart.
-    forward_values = {str(value.name) for node in build.forward.graph for value in node.outputs if value.name}
+    loss, wrt = str(build.forward.graph.outputs[0].name), [*build.trainable, *build.input_gradients]
+    file_values = _computed_names(build.forward)
+    # Bodies take the places of ops without a rule before the names are taken: afterwards nothing tells forward and
+    # gradient nodes of one graph apart.
+    forward = expand_path(build.forward, [loss], wrt, float_products=False)
+    forward_values = _computed_names(forward)
     training, gradients = add_gradients(
-        build.forward,
-        str(build.forward.graph.outputs[0].name),
-        [*build.trainable, *build.input_gradients],
+        forward,
+        loss,
+        wrt,
         # What is to be in floating point is so already.
         float_products=False,
     )
@@ -304,11 +311,16 @@ def _training_model(build: _Build, *, recompute: bool, bfloat16: bool, as_deploy
     training = suit_runtime(training)
     simplify_gradients(training)
     # Calls of functions with native kernels come last: they hide the standard ops that the passes above match.
-    fuse_kernels(training, bfloat16=bfloat16, kept=forward_values if as_deployed else ())
+    fuse_kernels(training, bfloat16=bfloat16, kept=file_values if as_deployed else ())
     # After all merging of equal nodes, which would undo it.
     if recompute:
-        RecomputePass(forward_values)(training)
+        RecomputePass(forward_values, products=recompute is True)(training)
     return training
+
+
+def _computed_names(model: ir.Model) -> set[str]:
+    """Returns the names of the values that nodes of the graph compute."""
+    return {str(value.name) for node in model.graph for value in node.outputs if value.name}
 
 
 def _append_gradients(build: _Build, training: ir.Model, gradients: Sequence[ir.Value]) -> None:

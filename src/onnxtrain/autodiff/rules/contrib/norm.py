@@ -9,7 +9,8 @@ import onnx_ir as ir
 from onnxtrain.autodiff._node import NodeView
 from onnxtrain.autodiff._registry import defbody
 from onnxtrain.autodiff.rules.contrib._shared import MS, refused
-from onnxtrain.emitter import Emitter
+from onnxtrain.emitter import Emitter, static_dims
+from onnxtrain.functions import inverse_rms_normalization
 
 
 @defbody(
@@ -33,7 +34,7 @@ def skip_simplified_layer_normalization(op: Emitter, n: NodeView) -> list[ir.Val
     """Output = RMSNormalization(input + skip + bias)."""
     # The second output, a mean, has no meaning here; anything of its shape does.
     total = _sum(op, n)
-    y, inverse = _rms(op, total, n.gamma, n.attr("epsilon"))
+    y, inverse = _rms(op, n, total, n.gamma)
     return [y, inverse, inverse, total]
 
 
@@ -43,7 +44,7 @@ def simplified_layer_normalization(op: Emitter, n: NodeView) -> list[ir.Value]:
     # onnxruntime writes this op into the standard domain, though the standard does not have it.
     axis = n.attr("axis")
     axes = [-1] if axis == -1 else list(range(n.axis(n.X, axis), n.rank(n.X)))
-    return list(_rms(op, n.X, n.scale, n.attr("epsilon"), axes))
+    return list(_rms(op, n, n.X, n.scale, axes))
 
 
 def _sum(op: Emitter, n: NodeView) -> ir.Value:
@@ -53,9 +54,19 @@ def _sum(op: Emitter, n: NodeView) -> ir.Value:
 
 
 def _rms(
-    op: Emitter, x: ir.Value, scale: ir.Value, epsilon: float, axes: Sequence[int] = (-1,)
+    op: Emitter, n: NodeView, x: ir.Value, scale: ir.Value, axes: Sequence[int] = (-1,)
 ) -> tuple[ir.Value, ir.Value]:
     """Returns x·r·scale and r = 1 / sqrt(mean(x²) + epsilon), computed in float32 for half precision."""
+    epsilon = n.attr("epsilon")
+    # The composite op has a native kernel, and its gradient reads x and r only. It passes no cotangent of r, which is the
+    # second and third output of a node that names them.
+    given = n.inputs[0]
+    dims = None if given is None else static_dims(given)
+    is_float = given is not None and given.dtype == scale.dtype == ir.DataType.FLOAT
+    named = any(value.name for value in n.outputs[1:3])
+    if is_float and dims and list(axes) == [-1] and static_dims(scale) == dims[-1:] and not named:
+        y, r = op.call(inverse_rms_normalization, x, scale, op.const(epsilon, ir.DataType.FLOAT), _outputs=2)
+        return y, r
     wide = x if x.dtype in (None, ir.DataType.FLOAT, ir.DataType.DOUBLE) else op.Cast(x, to=ir.DataType.FLOAT)
     square = op.ReduceMean(op.Mul(wide, wide), list(axes), keepdims=1)
     inverse = op.Reciprocal(op.Sqrt(op.Add(square, epsilon)))

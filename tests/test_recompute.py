@@ -14,6 +14,7 @@ from onnx import helper, numpy_helper
 from models import make_model
 from onnxtrain.api import CheckpointState, Module
 from onnxtrain.artifacts import generate_artifacts
+from onnxtrain.lora import LoraConfig, add_lora
 from onnxtrain.trainer import Trainer
 
 node = helper.make_node
@@ -166,3 +167,71 @@ def test_what_a_branch_reads_is_kept(tmp_path: Path) -> None:
         Module(folder / "training_model.onnx", state)(x, np.array(True), np.zeros_like(x))
         found.append(np.array(state.parameters["w"].grad))
     np.testing.assert_array_equal(*found)
+
+
+def gated(count: int = 2, width: int = 32) -> onnx.ModelProto:
+    """Layers x + (silu(n gate) * (n up)) down with n = norm(x), as generation models have them; only adapters are trained."""
+    nodes, weights, last, total = [], {}, "x", "x"
+    for i in range(count):
+        layer = f"layers.{i}.mlp"
+        weights |= {
+            f"scale{i}": 1 + weight(width),
+            f"{layer}.gate_proj.weight": weight(width, 3 * width),
+            f"{layer}.up_proj.weight": weight(width, 3 * width),
+            f"{layer}.down_proj.weight": weight(3 * width, width),
+        }
+        nodes += [
+            node(
+                "SkipSimplifiedLayerNormalization",
+                [total, last, f"scale{i}"],
+                [f"n{i}", "", "", f"t{i}"],
+                domain="com.microsoft",
+                epsilon=1e-5,
+            ),
+            node("MatMul", [f"n{i}", f"{layer}.gate_proj.weight"], [f"g{i}"]),
+            node("MatMul", [f"n{i}", f"{layer}.up_proj.weight"], [f"u{i}"]),
+            node("Sigmoid", [f"g{i}"], [f"s{i}"]),
+            node("Mul", [f"g{i}", f"s{i}"], [f"a{i}"]),
+            node("Mul", [f"a{i}", f"u{i}"], [f"p{i}"]),
+            node("MatMul", [f"p{i}", f"{layer}.down_proj.weight"], [f"d{i}"]),
+        ]
+        last, total = f"d{i}", f"t{i}"
+    nodes.append(node("Add", [total, last], ["out"]))
+    model = make_model(nodes, {"x": ["b", 5, width]}, {"out": ["b", 5, width]}, weights)
+    model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    return add_lora(model, LoraConfig(r=2, init_lora_weights="gaussian"))
+
+
+def test_adapters_recompute_what_is_cheap(tmp_path: Path) -> None:
+    """Norms, activations and their products are computed again unasked; gradients are the same bits."""
+    model = gated()
+    assert sum(".lora_" in tensor.name for tensor in model.graph.initializer) == 12
+    plain = onnx.ModelProto()
+    plain.CopyFrom(model)
+    # Without the note of its adapters the model is like any other, whose frozen weights are not known to be most of it.
+    del plain.metadata_props[:]
+    names = [tensor.name for tensor in model.graph.initializer if ".lora_" in tensor.name]
+    results = []
+    for which, proto in (("plain", plain), ("adapters", model)):
+        folder = tmp_path / which
+        generate_artifacts(proto, requires_grad=names, loss="mse", artifact_directory=folder)
+        state = CheckpointState.load_checkpoint(folder / "checkpoint")
+        for name, parameter in state.parameters:
+            parameter.data = np.random.default_rng(len(name)).normal(size=parameter.data.shape).astype(np.float32)
+        x = np.random.default_rng(0).normal(size=(3, 5, 32)).astype(np.float32)
+        loss = Module(folder / "training_model.onnx", state)(x, np.zeros_like(x))
+        results.append({"loss": np.asarray(loss)} | {name: np.array(p.grad) for name, p in state.parameters})
+    for name, reference in results[0].items():
+        np.testing.assert_array_equal(results[1][name], reference, err_msg=name)
+        assert np.abs(reference).any()
+    kept = [_kept_wide(ir.load(tmp_path / which / "training_model.onnx")) for which in ("plain", "adapters")]
+    # The first norm lies before all adapters, where the file's op stays.
+    cheap = {"n1", "a0", "a1", "p0", "p1"}
+    assert cheap | {"n0"} <= kept[0]
+    assert kept[1] & (cheap | {"n0"}) == {"n0"}
+
+
+def _kept_wide(model: ir.Model) -> set[str]:
+    """Returns the names of activations of a layer's width or more that gradients read."""
+    widths = {str(v.name): v.shape[-1] for n in model.graph for v in n.outputs if v.shape is not None and v.shape.rank()}
+    return {name for name in kept_by_gradients(model) if widths.get(name) in (32, 96)}

@@ -35,6 +35,7 @@ CHECKS: list[tuple[Check, tuple[Any, ...]]] = [
     (test_activations.test_silu, (SHAPE,)),
     (test_activations.test_safe_softmax, (SHAPE, 1)),
     (test_activations.test_safe_softmax, (SHAPE, -1)),
+    (test_activations.test_log_softmax_of_rows, (SHAPE,)),
     *(
         (test_activations.test_gradient_along_an_axis, (name, SHAPE, axis))
         for name in ("SoftmaxGradient", "LogSoftmaxGradient")

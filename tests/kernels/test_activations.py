@@ -66,6 +66,30 @@ def test_safe_softmax(shape: Sequence[int], axis: int) -> None:
         np.testing.assert_allclose(y, want, rtol=2e-6, atol=1e-30)
 
 
+@pytest.mark.parametrize("shape", [[1, 1], [4, 3], [2, 3, 33], [7, 5000], [3, 32000], [0, 3]], ids=str)
+def test_log_softmax_of_rows(shape: Sequence[int]) -> None:
+    """Scores far apart and a masked one; beside PyTorch in float64, with kernel and with body."""
+    rng = np.random.default_rng(0)
+    x = (30 * rng.standard_normal(shape)).astype(np.float32)
+    if shape[-1] > 1:
+        x[..., 0] = -np.inf
+    want = torch.log_softmax(torch.from_numpy(x).double(), -1).numpy()
+    for native, threads in ((True, 1), (True, 2), (False, 2)):
+        (y,) = run("LogSoftmaxOfRows", {"x": x}, {}, native=native, threads=threads)
+        np.testing.assert_allclose(y, want, rtol=2e-6, atol=2e-6)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_log_softmax_of_a_row_without_a_sum(value: float) -> None:
+    """A row with NaN or an infinite score, or of minus infinity alone, has NaN, as in PyTorch; other rows have not."""
+    x = np.random.default_rng(0).standard_normal((3, 40)).astype(np.float32)
+    x[1, 7 if value != -np.inf else slice(None)] = value
+    (y,) = run("LogSoftmaxOfRows", {"x": x}, {}, native=True)
+    want = torch.log_softmax(torch.from_numpy(x), -1).numpy()
+    np.testing.assert_array_equal(np.isnan(y), np.isnan(want))
+    np.testing.assert_allclose(y[[0, 2]], want[[0, 2]], rtol=2e-6, atol=2e-6)
+
+
 BOUNDED = ["ClipGradient", "ClipGradientOfFinite", "HardtanhGradient", "HardtanhGradientOfFinite"]
 
 

@@ -63,8 +63,9 @@ def _rms(
     given = n.inputs[0]
     dims = None if given is None else static_dims(given)
     is_float = given is not None and given.dtype == scale.dtype == ir.DataType.FLOAT
-    named = any(value.name for value in n.outputs[1:3])
-    if is_float and dims and list(axes) == [-1] and static_dims(scale) == dims[-1:] and not named:
+    has_statistics = any(value.name for value in n.outputs[1:3])
+    is_plain = is_float and list(axes) == [-1] and not has_statistics
+    if op.can_call and is_plain and dims and static_dims(scale) == dims[-1:]:
         y, r = op.call(inverse_rms_normalization, x, scale, op.const(epsilon, ir.DataType.FLOAT), _outputs=2)
         return y, r
     wide = x if x.dtype in (None, ir.DataType.FLOAT, ir.DataType.DOUBLE) else op.Cast(x, to=ir.DataType.FLOAT)

@@ -170,7 +170,7 @@ def test_what_a_branch_reads_is_kept(tmp_path: Path) -> None:
 
 
 def gated(count: int = 2, width: int = 32) -> onnx.ModelProto:
-    """Layers x + (silu(n gate) * (n up)) down with n = norm(x), as generation models have them; only adapters are trained."""
+    """Layers x + (silu(n gate) * (n up)) down with n = norm(x), as generation models have them, with adapters."""
     nodes, weights, last, total = [], {}, "x", "x"
     for i in range(count):
         layer = f"layers.{i}.mlp"
@@ -217,7 +217,9 @@ def test_adapters_recompute_what_is_cheap(tmp_path: Path) -> None:
         generate_artifacts(proto, requires_grad=names, loss="mse", artifact_directory=folder)
         state = CheckpointState.load_checkpoint(folder / "checkpoint")
         for name, parameter in state.parameters:
-            parameter.data = np.random.default_rng(len(name)).normal(size=parameter.data.shape).astype(np.float32)
+            parameter.data = (
+                np.random.default_rng(len(name)).normal(size=parameter.data.shape).astype(np.float32)
+            )
         x = np.random.default_rng(0).normal(size=(3, 5, 32)).astype(np.float32)
         loss = Module(folder / "training_model.onnx", state)(x, np.zeros_like(x))
         results.append({"loss": np.asarray(loss)} | {name: np.array(p.grad) for name, p in state.parameters})
@@ -233,5 +235,10 @@ def test_adapters_recompute_what_is_cheap(tmp_path: Path) -> None:
 
 def _kept_wide(model: ir.Model) -> set[str]:
     """Returns the names of activations of a layer's width or more that gradients read."""
-    widths = {str(v.name): v.shape[-1] for n in model.graph for v in n.outputs if v.shape is not None and v.shape.rank()}
+    widths = {
+        str(v.name): v.shape[-1]
+        for n in model.graph
+        for v in n.outputs
+        if v.shape is not None and v.shape.rank()
+    }
     return {name for name in kept_by_gradients(model) if widths.get(name) in (32, 96)}

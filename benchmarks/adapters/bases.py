@@ -38,7 +38,16 @@ def main(name: str, directory: Path) -> None:
         write_float_model(name, floats)
     if not (int4 / "model.onnx").exists():
         places = ["-i", floats, "-o", int4, "-c", directory / "cache"]
-        builder = [sys.executable, "-m", "onnxruntime_genai.models.builder", *places, "-p", "int4", "-e", "cpu"]
+        builder = [
+            sys.executable,
+            "-m",
+            "onnxruntime_genai.models.builder",
+            *places,
+            "-p",
+            "int4",
+            "-e",
+            "cpu",
+        ]
         subprocess.run(builder, env=os.environ | {"HF_HUB_OFFLINE": "1"}, check=True)
 
 

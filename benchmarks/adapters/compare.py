@@ -5,8 +5,8 @@ files. Rank 8 on all linear layers, batch 1, AdamW. Each measurement has a proce
 the process (VmHWM), with the runtime, its imports and, of PEFT, without what loading the model takes for a moment. Time
 is the median of the steps after the first.
 
-PEFT, transformers, onnxruntime-genai, onnx-ir, accelerate and, for NF4, bitsandbytes are in an environment of their own,
-which `--peft-python` names. Native kernels are used where this environment has them.
+PEFT, transformers, onnxruntime-genai, onnx, onnx-ir, accelerate and, for NF4, bitsandbytes are in an environment of
+their own, which `--peft-python` names. Native kernels are used where this environment has them.
 
 Usage: python benchmarks/adapters/compare.py --peft-python ENV/bin/python [--files DIR] [--models 113M 502M]
        [--tokens 128 512] [--ways onnxtrain recompute float32 bfloat16 nf4] [--steps 6] [--rounds 1]
@@ -48,7 +48,9 @@ def prepare(peft: Path, name: str, files: Path) -> None:
     output_of([peft, HERE / "bases.py", name, files])
     for way, options in OURS.items():
         if not (files / way / "manifest.json").exists():
-            output_of([sys.executable, HERE / "our_files.py", files / "int4/model.onnx", files / way, *options])
+            output_of(
+                [sys.executable, HERE / "our_files.py", files / "int4/model.onnx", files / way, *options]
+            )
 
 
 def measure(peft: Path, way: str, files: Path, tokens: int, steps: int) -> dict[str, Any] | None:

@@ -8,11 +8,11 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 import torch
+from onnx import helper
 from torch.nn import functional as fn
 
 from fusion.rewriting import ops
 from models import make_model
-from onnx import helper
 from onnxtrain.api import CheckpointState, Module
 from onnxtrain.artifacts import generate_artifacts
 
@@ -61,7 +61,8 @@ def test_all_of_them_have_one_shape(tmp_path: Path) -> None:
     shapes = [shape for pair in of.values() for shape in pair]
     assert len(shapes) == 4
     assert all(shape == shapes[0] for shape in shapes)
-    assert isinstance(shapes[0][0], ir.SymbolicDim) and shapes[0][0].value is not None
+    assert isinstance(shapes[0][0], ir.SymbolicDim)
+    assert shapes[0][0].value is not None
 
 
 @pytest.mark.parametrize("classes", [5000, 40])

@@ -64,7 +64,8 @@ class CausalLMLoss(Loss):
         vocabulary = static_dims(scores)[2]  # type: ignore[index]  # `targets` checked the rank
         size = op.const([vocabulary]) if vocabulary is not None else op.Shape(scores, start=2)
         rows: ir.Value = op.Reshape(scores, op.Concat([-1], size, axis=0))
-        # One name for the size of both: where ONNX Runtime knows it to be one, the gradient takes the memory of the scores.
+        # One name for the size of both, so that the gradient takes the memory of the scores: ONNX Runtime writes a
+        # result over an input only where the model gives both the same sizes.
         rows.shape = ir.Shape([_POSITIONS, vocabulary])
         labels: ir.Value = op.Reshape(self._next_tokens(op, target), [-1])
         labels.shape = ir.Shape([_POSITIONS])

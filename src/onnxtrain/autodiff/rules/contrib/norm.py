@@ -58,8 +58,8 @@ def _rms(
 ) -> tuple[ir.Value, ir.Value]:
     """Returns x·r·scale and r = 1 / sqrt(mean(x²) + epsilon), computed in float32 for half precision."""
     epsilon = n.attr("epsilon")
-    # The composite op has a native kernel, and its gradient reads x and r only. It passes no cotangent of r, which is the
-    # second and third output of a node that names them.
+    # The composite op has a native kernel, and its gradient reads x and r only. It passes no cotangent of r, which is
+    # the second and third output of a node that names them.
     given = n.inputs[0]
     dims = None if given is None else static_dims(given)
     is_float = given is not None and given.dtype == scale.dtype == ir.DataType.FLOAT

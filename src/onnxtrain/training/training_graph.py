@@ -51,7 +51,7 @@ Activations = Literal["float", "deployed"]
 says so (`accuracy_level=4`)."""
 
 Recompute = bool | Literal["cheap"]
-"""What to compute again for the gradients: nothing, activations that cheap ops give, or (True) some products, too."""
+"""Activations to compute again for the gradients: none, those that cheap ops give, or (True) some products, too."""
 
 Profile = Literal["default", "portable"]
 """Hosts that the models are for: ONNX Runtime on desks and servers, or also its builds for browsers and phones."""

@@ -29,8 +29,8 @@ RANK, ALPHA, LEARNING_RATE = 8, 16, 1e-4
 
 
 def peak_mb() -> float:
-    """Returns the largest resident memory of this process so far, in MB of 10^6 bytes."""
+    """Returns the largest resident memory of this process so far, in MB of 1024 kB."""
     line = next(
         line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")
     )
-    return int(line.split()[1]) * 1024 / 1e6
+    return int(line.split()[1]) / 1024

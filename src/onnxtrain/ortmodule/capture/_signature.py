@@ -113,7 +113,7 @@ def describe(graph_module: fx.GraphModule, device: torch.device) -> tuple[GraphS
     saved = saved_arguments(graph_module)
     inputs = [
         GraphInput(
-            name=_argument_name(node),
+            name=argument_name(node),
             requires_grad=isinstance(value, torch.Tensor) and value.requires_grad,
             written_with_grad=has_history[index] and index not in flow.kept,
             counts_writes=index in overlaps.noticed,
@@ -148,7 +148,7 @@ def _has_history(value: Any) -> bool:
 _OF_MODULE = re.compile(r"\.(?:_modules|_parameters|_buffers)\[")
 
 
-def _argument_name(node: fx.Node) -> str:
+def argument_name(node: fx.Node) -> str:
     """Returns the name of an input, e.g. "0.weight"; the placeholder's where Dynamo does not tell its source."""
     argument = node.meta.get("grapharg")
     source = str(getattr(getattr(argument, "source", None), "name", ""))

@@ -35,6 +35,7 @@ from onnxtrain.ortmodule.capture._fakes import example_values, tensors_in
 from onnxtrain.ortmodule.capture._gradients import unseen_by_hooks
 from onnxtrain.ortmodule.capture._no_grad import correct_requires_grad
 from onnxtrain.ortmodule.capture._refused_calls import RefusedByPyTorch
+from onnxtrain.ortmodule.capture._refused_shards import refuse_shards
 from onnxtrain.ortmodule.capture._rehearsal import note_inputs
 from onnxtrain.ortmodule.capture._signature import describe
 from onnxtrain.ortmodule.capture._split import (
@@ -182,6 +183,7 @@ class _GraphCompiler:
             ORTModuleFallbackException: ONNX Runtime cannot run the graph.
         """
         severity = self._options.log_level.onnxruntime_severity
+        refuse_shards(graph_module)
         device = common_device(tensors_in(example_values(graph_module)))
         with _capturing():
             signature, flow = describe(graph_module, device)

@@ -39,6 +39,8 @@ _LAYERS = f"{_TORCH}nn{os.sep}modules{os.sep}"
 _DYNAMO = f"{_TORCH}_dynamo{os.sep}"
 _DYNAMO_CALLS = (f"{_DYNAMO}eval_frame.py", f"{_DYNAMO}external_utils.py")
 """Files of Dynamo that are on the stack when code runs. Its other files are there while it captures."""
+_WORKERS = (f"{_TORCH}distributed{os.sep}", f"{_TORCH}nn{os.sep}parallel{os.sep}")
+_DTENSOR = f"{_TORCH}distributed{os.sep}tensor{os.sep}"
 _OWN = f"{Path(__file__).parents[1]}{os.sep}"
 _CALLERS = (__file__, _calling.__file__)
 """Files of ORTModule that call the user's code. All other files of the package compute by themselves."""
@@ -282,7 +284,7 @@ def _leaves(args: tuple[Any, ...]) -> list[Any]:
 def _place(frame: FrameType | None) -> str | None:
     """Returns the user's function that calls an operator, or else PyTorch's layer, e.g. "Net.forward (net.py:12)".
 
-    None if ORTModule calls it by itself, or Dynamo while it captures.
+    None if ORTModule calls it by itself, or Dynamo while it captures, or one of PyTorch's engines for several workers.
     """
     layer = None
     while frame is not None:
@@ -290,6 +292,10 @@ def _place(frame: FrameType | None) -> str | None:
         if name in _CALLERS:
             break
         if name.startswith(_OWN) or (name.startswith(_DYNAMO) and name not in _DYNAMO_CALLS):
+            return None
+        # DistributedDataParallel and FSDP exchange parameters and buffers in the call: no arithmetic of the model. The
+        # operators of a DTensor are.
+        if layer is None and name.startswith(_WORKERS) and not name.startswith(_DTENSOR):
             return None
         if name.startswith(_LAYERS) and layer is None and frame.f_code.co_name != "_call_impl":
             layer = frame

@@ -63,7 +63,11 @@ class LanguageModel(nn.Module):
         no_dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
         sizes = {"vocab_size": TOKENS, "n_positions": 8, "n_embd": 16, "n_layer": 2, "n_head": 2}
         self.net = GPT2LMHeadModel(GPT2Config(**sizes, **no_dropout, bos_token_id=0, eos_token_id=0))
-        self.layers = self.net.transformer.h
+
+    # No attribute, under which `state_dict` would have the layers twice.
+    @property
+    def layers(self) -> nn.ModuleList:
+        return self.net.transformer.h
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         return self.net(input_ids=tokens, labels=tokens, use_cache=False).loss

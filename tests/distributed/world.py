@@ -26,13 +26,17 @@ def torchrun(size: int, *arguments: str | Path, path: Iterable[str | Path] = (SO
         *("-m", "torch.distributed.run", "--standalone", "--local-addr", "localhost"),
         *("--nproc-per-node", str(size), *arguments),
         path=path,
+        code=None,
         # One thread each, as there are more workers than processors. The network of the machine is left alone.
         OMP_NUM_THREADS="1",
         GLOO_SOCKET_IFNAME="lo",
         CUDA_VISIBLE_DEVICES="",
         HF_HUB_OFFLINE="1",
     )
-    return done.stdout + done.stderr
+    # Behind it torchrun tells of its own functions.
+    said = (done.stdout + done.stderr).partition("] failed (exitcode")[0]
+    assert done.returncode == 0, f"exit code {done.returncode}: {said[-8000:]}"
+    return said
 
 
 def run_jobs(size: int, folder: Path, *jobs: str) -> dict[str, Any]:

@@ -24,18 +24,22 @@ def refuse_shards(graph_module: fx.GraphModule) -> None:
     tensor_parallel = sys.modules.get("torch.distributed.tensor")
     if tensor_parallel is None:
         return
-    names = [
-        argument_name(node)
+    shards = [
+        node
         for node in graph_module.graph.nodes
         if any(
             isinstance(value, tensor_parallel.DTensor) for value in tensors_in(node.meta.get("example_value"))
         )
     ]
+    # What the graph computes of a DTensor is one, too.
+    names = [argument_name(node) for node in shards if node.op == "placeholder"] or [
+        node.name for node in shards
+    ]
     if not names:
         return
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     raise ORTModuleTorchModelException(
-        f"capturing tensors of torch.distributed.tensor: {', '.join(names[:_NAMED])}{more} are DTensors, whose operators "
+        f"capturing DTensors: {', '.join(names[:_NAMED])}{more} are DTensors, whose operators "
         "exchange data between workers, which no ONNX graph does. To train shards of layers in ONNX Runtime, hold them "
         "in plain parameters and exchange their results in a torch.autograd.Function: "
         "docs/many-machines.md#tensor-parallel-layers"

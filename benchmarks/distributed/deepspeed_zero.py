@@ -1,0 +1,71 @@
+"""ZeRO of DeepSpeed around an ORTModule beside eager PyTorch in one process, on the CPU.
+
+DeepSpeed compiles its collectives for the CPU when they are first used, and needs a C++ compiler.
+
+Needs: pip install deepspeed
+Usage: PYTHONPATH=src:tests torchrun --standalone --nproc-per-node 2 benchmarks/distributed/deepspeed_zero.py [--stage 1]
+"""
+
+import argparse
+
+import deepspeed
+import torch
+import torch.distributed as dist
+from distributed.engines import mean_over_workers
+from distributed.nets import BATCH, NETS, Result, difference, in_one_process, optimizer_of, seed_worker, share
+
+from onnxtrain.ortmodule import ORTModule
+
+
+def train(name: str, stage: int, inside: bool) -> tuple[Result, str]:
+    """Train a net by DeepSpeed: its engine around an ORTModule, or an ORTModule around its engine's module."""
+    net, rank, world = NETS[name], dist.get_rank(), dist.get_world_size()
+    module = net.module()
+    settings = {
+        "train_batch_size": BATCH,
+        "train_micro_batch_size_per_gpu": BATCH // world,
+        "zero_optimization": {"stage": stage},
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+    }
+    model = module if inside else ORTModule(module)
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer_of(module), config=settings)
+    if inside:
+        engine.module = model = ORTModule(module)
+    seed_worker(rank)
+    losses = []
+    for batch in net.batches():
+        loss = engine(*share(batch, rank, world))
+        engine.backward(loss)
+        engine.step()
+        losses.append(mean_over_workers(loss.item()))
+    if stage == 3:
+        with deepspeed.zero.GatheredParameters(list(module.parameters())):
+            state = {key: value.detach().clone() for key, value in module.state_dict().items()}
+    else:
+        state = {key: value.detach().clone() for key, value in module.state_dict().items()}
+    return {"losses": losses, "state": state}, str(model.report())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--stage", type=int, default=1)
+    parser.add_argument("--nets", nargs="+", default=list(NETS))
+    parser.add_argument("--inside", action="store_true")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    deepspeed.init_distributed("gloo")
+    for name in options.nets:
+        result, report = train(name, options.stage, options.inside)
+        if dist.get_rank() == 0:
+            largest = difference(result, in_one_process(NETS[name], dist.get_world_size()))
+            print(
+                f"DeepSpeed {deepspeed.__version__}, ZeRO {options.stage}, {dist.get_world_size()} processes, {name}: "
+                f"largest difference {largest:.1e}\n{report}",
+                flush=True,
+            )
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -3,7 +3,7 @@
 DeepSpeed compiles its collectives for the CPU when they are first used, and needs a C++ compiler.
 
 Needs: pip install deepspeed
-Usage: PYTHONPATH=src:tests torchrun --standalone --nproc-per-node 2 benchmarks/distributed/deepspeed_zero.py [--stage 1]
+Usage: PYTHONPATH=src:tests torchrun --nproc-per-node 2 benchmarks/distributed/deepspeed_zero.py [--stage 3]
 """
 
 import argparse
@@ -11,9 +11,9 @@ import argparse
 import deepspeed
 import torch
 import torch.distributed as dist
+
 from distributed.engines import mean_over_workers
 from distributed.nets import BATCH, NETS, Result, difference, in_one_process, optimizer_of, seed_worker, share
-
 from onnxtrain.ortmodule import ORTModule
 
 

@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 
 import torch
+
 from distributed.engines import ENGINES
 from distributed.nets import NETS, difference, in_one_process
 from distributed.world import run_jobs

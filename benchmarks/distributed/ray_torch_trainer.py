@@ -23,7 +23,6 @@ def work(settings: dict[str, Any]) -> None:
     """Train a net on one worker."""
     from distributed.engines import mean_over_workers
     from distributed.nets import NETS, optimizer_of, seed_worker, share
-
     from onnxtrain.ortmodule import ORTModule
 
     torch.set_num_threads(1)

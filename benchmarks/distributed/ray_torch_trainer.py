@@ -53,12 +53,14 @@ def main() -> None:
 
     parser = argparse.ArgumentParser()
     parser.add_argument("--workers", type=int, default=2)
-    workers = parser.parse_args().workers
+    parser.add_argument("--nets", nargs="+", default=list(NETS), choices=list(NETS))
+    options = parser.parse_args()
+    workers = options.workers
     # Workers may outnumber the processors.
     path = {"PYTHONPATH": os.environ["PYTHONPATH"], "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     ray.init(num_cpus=workers + 1, include_dashboard=False, runtime_env={"env_vars": path})
     with tempfile.TemporaryDirectory() as folder:
-        for name in NETS:
+        for name in options.nets:
             trainer = TorchTrainer(
                 work,
                 train_loop_config={"net": name},

@@ -52,9 +52,7 @@ def shard_outside(module: nn.Module, wrap: Wrap) -> nn.Module:
     return fully_shard(module)
 
 
-_fsdp1 = functools.partial(
-    FullyShardedDataParallel, use_orig_params=True, device_id=torch.device("cpu")
-)  # fmt: skip
+_fsdp1 = functools.partial(FullyShardedDataParallel, use_orig_params=True, device_id=torch.device("cpu"))
 
 
 def fsdp1(module: nn.Module, wrap: Wrap) -> nn.Module:
@@ -71,13 +69,12 @@ def is_ort(model: nn.Module) -> bool:
 
 
 def report_of(model: nn.Module) -> Report | None:
-    """Return the report of the ORTModule that a model is or holds; None in eager PyTorch."""
-    for part in (model, *model.modules()):
-        while not is_ort(part) and isinstance(part, DistributedDataParallel | FullyShardedDataParallel):
-            part = part.module
-        if is_ort(part):
-            return part.report()
-    return None
+    """Return the report of the first ORTModule that a model is or holds; None in eager PyTorch."""
+    if is_ort(model):
+        return model.report()
+    # Not `model.modules()`, in which the wrapped module stands for an ORTModule.
+    reports = [report_of(child) for child in model._modules.values() if child is not None]
+    return next((report for report in reports if report is not None), None)
 
 
 def full_state(model: nn.Module) -> dict[str, torch.Tensor]:

@@ -3,7 +3,7 @@
 DeepSpeed compiles its collectives for the CPU when they are first used, and needs a C++ compiler.
 
 Needs: pip install deepspeed
-Usage: PYTHONPATH=src:tests torchrun --nproc-per-node 2 benchmarks/distributed/deepspeed_zero.py [--stage 3]
+Usage: PYTHONPATH=src:tests torchrun --nproc-per-node 2 benchmarks/distributed/deepspeed_zero.py [--stages 3]
 """
 
 import argparse
@@ -49,21 +49,22 @@ def train(name: str, stage: int, inside: bool) -> tuple[Result, str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--stage", type=int, default=1)
+    parser.add_argument("--stages", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--nets", nargs="+", default=list(NETS))
     parser.add_argument("--inside", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
     deepspeed.init_distributed("gloo")
-    for name in options.nets:
-        result, report = train(name, options.stage, options.inside)
-        if dist.get_rank() == 0:
-            largest = difference(result, in_one_process(NETS[name], dist.get_world_size()))
-            print(
-                f"DeepSpeed {deepspeed.__version__}, ZeRO {options.stage}, {dist.get_world_size()} processes, {name}: "
-                f"largest difference {largest:.1e}\n{report}",
-                flush=True,
-            )
+    for stage in options.stages:
+        for name in options.nets:
+            result, report = train(name, stage, options.inside)
+            if dist.get_rank() == 0:
+                largest = difference(result, in_one_process(NETS[name], dist.get_world_size()))
+                print(
+                    f"DeepSpeed {deepspeed.__version__}, ZeRO {stage}, {dist.get_world_size()} processes, {name}: "
+                    f"largest difference {largest:.1e}\n{report}",
+                    flush=True,
+                )
     dist.destroy_process_group()
 
 

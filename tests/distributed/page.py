@@ -11,7 +11,10 @@ from pathlib import Path
 
 def main(page: Path, folder: Path) -> None:
     os.chdir(folder)
-    for program in re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S):
+    programs = re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S)
+    for index, program in enumerate(programs):
+        # The workers find each other by torchrun's store, where the addresses of the program before still stand.
+        os.environ["TORCHELASTIC_RESTART_COUNT"] = str(index)
         exec(compile(program, str(page), "exec"), {"__name__": "__main__"})
         gc.collect()
     # Lightning leaves its process group to the end of the process.

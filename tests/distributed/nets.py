@@ -16,7 +16,7 @@ CLASSES = 3
 TOKENS = 24
 
 Result = dict[str, Any]
-"""What a training gives: "losses", one per step as a mean over the workers, and "state", a full state dict."""
+"""The result of a training: "losses", one per step as a mean over the workers, and "state", a full state dict."""
 
 
 class Encoder(nn.Module):

@@ -11,7 +11,7 @@ from onnxtrain.ortmodule.capture._fakes import tensors_in
 from onnxtrain.ortmodule.capture._signature import argument_name
 
 _NAMED = 3
-"""How many DTensors a message names."""
+"""The number of DTensors that a message names at most."""
 
 
 def refuse_shards(graph_module: fx.GraphModule) -> None:

@@ -6,6 +6,7 @@ A world of processes takes seconds to start, so that each test starts one and ch
 from __future__ import annotations
 
 import functools
+import re
 from pathlib import Path
 
 import pytest
@@ -151,3 +152,19 @@ def test_torchrun_restarts_a_killed_worker(tmp_path: Path) -> None:
     assert done["restarts"] == 1
     assert done["steps before"] == STEPS // 2
     assert difference(done["result"], IN_ONE()) < CLOSE
+
+
+PAGE = Path(__file__).parents[2] / "docs/many-machines.md"
+PROGRAMS = re.findall(
+    r"^## ([^\n]*)$(?:(?!^## ).)*?^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL
+)
+
+
+@pytest.mark.parametrize("program", [text for _, text in PROGRAMS], ids=[heading for heading, _ in PROGRAMS])
+def test_the_programs_of_the_page_run(program: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(program)
+    torchrun(2, "train.py", cwd=tmp_path)
+
+
+def test_every_program_of_the_page_is_found() -> None:
+    assert len(PROGRAMS) == PAGE.read_text().count("```python\n") == 5

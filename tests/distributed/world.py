@@ -11,13 +11,19 @@ import torch
 from fresh_process import SOURCE, TESTS, python
 
 
-def torchrun(size: int, *arguments: str | Path, path: Iterable[str | Path] = (SOURCE, TESTS)) -> str:
+def torchrun(
+    size: int,
+    *arguments: str | Path,
+    path: Iterable[str | Path] = (SOURCE, TESTS),
+    cwd: Path | None = None,
+) -> str:
     """Run a program on `size` workers; return what they printed.
 
     Args:
         size: the number of workers.
         *arguments: of torchrun, e.g. "--max-restarts", "1", "program.py".
         path: where modules are looked for first.
+        cwd: the directory that they run in.
 
     Raises:
         AssertionError: a worker failed, by an exception or a signal; torchrun has ended the others.
@@ -26,12 +32,14 @@ def torchrun(size: int, *arguments: str | Path, path: Iterable[str | Path] = (SO
         *("-m", "torch.distributed.run", "--standalone", "--local-addr", "localhost"),
         *("--nproc-per-node", str(size), *arguments),
         path=path,
+        cwd=cwd,
         code=None,
         # One thread each, as there are more workers than processors. The network of the machine is left alone.
         OMP_NUM_THREADS="1",
         GLOO_SOCKET_IFNAME="lo",
         CUDA_VISIBLE_DEVICES="",
         HF_HUB_OFFLINE="1",
+        TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1",  # docs/faults-of-others.md
     )
     # Behind it torchrun tells of its own functions.
     said = (done.stdout + done.stderr).partition("] failed (exitcode")[0]

@@ -16,6 +16,7 @@
     ├── AdapterMismatchError (ValueError) a LoRA adapter is damaged, partial, or of another model
     ├── InputError                       wrong dtype, shape, number, name or range of what was passed at run time
     ├── TrainingStateError               calls in the wrong order (step before a gradient, eval without eval model)
+    ├── WorkersError                     another worker of a training on several workers has failed or ended
     ├── DivergenceError (ArithmeticError) the loss is NaN or infinite
     ├── MissingPackageError (ModuleNotFoundError) an optional package is needed and not installed
     ├── CompatError (ImportError)        `compat.install()` refuses to shadow the real package
@@ -46,6 +47,7 @@ __all__ = [
     "ShapeRequired",
     "TrainingStateError",
     "UnsupportedOpsetError",
+    "WorkersError",
 ]
 
 
@@ -109,6 +111,10 @@ class TrainingStateError(OnnxTrainError):
 
 class DivergenceError(OnnxTrainError, ArithmeticError):
     """The loss became NaN or infinite."""
+
+
+class WorkersError(OnnxTrainError):
+    """Another worker of a training on several workers has failed, has ended, or does not answer."""
 
 
 class MissingPackageError(OnnxTrainError, ModuleNotFoundError):

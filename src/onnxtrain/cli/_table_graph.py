@@ -39,7 +39,8 @@ def export_table_model(
     """
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         network = Path(folder) / "network.onnx"
-        trainer.export(network, outputs)
+        with trainer._state.alone():
+            trainer.export(network, outputs)
         model = load_model(network)
         manifest = trainer.manifest
         taken = {str(value.name) for value in model.graph.inputs}

@@ -33,6 +33,7 @@ from onnxtrain.cli._table_report import tell_of_table
 from onnxtrain.cli._tables import PROPERTY as ENCODING
 from onnxtrain.cli._tables import Encoding, Split, target_classes
 from onnxtrain.cli._train_options import ScheduleOptions, TrainOptions
+from onnxtrain.cli._workers import chosen_strategy, leads, quiet_unless_leading, start_workers, starts_workers
 from onnxtrain.errors import CheckpointError, InputError
 from onnxtrain.passes import canonicalize
 from onnxtrain.schedules import SCHEDULES, Schedule
@@ -49,18 +50,27 @@ def run_command(options: TrainOptions, given: frozenset[str]) -> None:
         options: options of the command; a run that goes on replaces defaults by the options it was started with.
         given: names of the options that were given on the command line.
     """
-    with told_what_is_saved(_directory(options), options.data):
-        _train(options, given)
+    with told_what_is_saved(_directory(options), options.data), quiet_unless_leading():
+        if starts_workers(options.workers):
+            start_workers(options, given, _directory(options))
+        else:
+            train(options, given)
 
 
-def _train(options: TrainOptions, given: frozenset[str]) -> None:
+def train(options: TrainOptions, given: frozenset[str], *, finished: bool = False) -> None:
+    """Trains in this process, alone or as one of several workers; a `finished` run is exported only."""
     data = load_data(options.data)
     resuming = options.source.is_dir()
     directory = options.source if resuming else _new_directory(options)
     # A run that goes on stays as it was if the command fails; a new one that cannot begin leaves no files.
-    with nullcontext() if resuming else _removed_on_failure(directory):
+    with nullcontext() if resuming or not leads() else _removed_on_failure(directory):
         if resuming:
-            trainer = Trainer.resume(options.source, device=options.device, threads=options.threads)
+            trainer = Trainer.resume(
+                options.source,
+                device=options.device,
+                threads=options.threads,
+                strategy=chosen_strategy(options.workers),
+            )
             encoding = saved_encoding(trainer, options.source)
             arrays = to_arrays(data, encoding, trainer.manifest, label_targets(trainer))
             weights = _table_weights(data, encoding)
@@ -110,21 +120,25 @@ def _train(options: TrainOptions, given: frozenset[str]) -> None:
             # If the process is killed before the first epoch has ended, the run can still be resumed.
             trainer.save(trainer.directory)
             # A run that goes on keeps the file of its first command, which repeats it as far as one command can.
-            if not resuming:
+            if not resuming and leads():
                 write_config(options, trainer.directory / RUN_FILE, onnxtrain.__version__)
     # The trainer's own hint is Python code.
     trainer.resume_hint = f"onnxtrain train {{}} --data {shlex.quote(str(options.data))} goes on."
-    history = trainer.fit(
-        x,
-        y,
-        epochs=options.epochs,
-        callbacks=callbacks,
-        shuffle=not options.no_shuffle,
-        accumulate=options.accumulate,
-        schedule_epochs=options.rate.schedule_epochs,
-        steps_per_epoch=options.steps_per_epoch,
-        evaluate_every=options.evaluate_every,
-        **datasets,
+    history = (
+        trainer.history
+        if finished
+        else trainer.fit(
+            x,
+            y,
+            epochs=options.epochs,
+            callbacks=callbacks,
+            shuffle=not options.no_shuffle,
+            accumulate=options.accumulate,
+            schedule_epochs=options.rate.schedule_epochs,
+            steps_per_epoch=options.steps_per_epoch,
+            evaluate_every=options.evaluate_every,
+            **datasets,
+        )
     )
     if history.stopped == "interrupted":
         # A script tells an interrupted run from a finished one by the exit code.
@@ -173,7 +187,7 @@ def _directory(options: TrainOptions) -> Path:
 def _new_directory(options: TrainOptions) -> Path:
     """Chooses the directory of a new run. Raises CheckpointError: the directory holds a run already."""
     directory = _directory(options)
-    if (directory / CHECKPOINT).exists() and not options.overwrite:
+    if leads() and (directory / CHECKPOINT).exists() and not options.overwrite:
         raise CheckpointError(
             f"The directory '{directory}' holds a training run already. Go on with it: onnxtrain train {directory} "
             f"--data {options.data}, choose another directory by --output, or replace the run with --overwrite."
@@ -223,6 +237,7 @@ def _begin(options: TrainOptions, data: Arrays | Table, directory: Path) -> Trai
         "batch_norm": batch_norm_mode(options.model.batch_norm),
         "lora": chosen_lora(options.lora),
         "directory": directory,
+        "strategy": chosen_strategy(options.workers),
     }
     return Trainer(model, **arguments)
 

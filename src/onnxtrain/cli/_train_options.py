@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from onnxtrain._names import enumerated, settings_by_name
 from onnxtrain.cli._complete import complete_metrics, complete_schedules
@@ -191,12 +191,49 @@ class LogOptions:
 
 
 @dataclass(frozen=True)
+class WorkerOptions:
+    """Several processes that train one model; of `train`."""
+
+    panel: ClassVar[str] = "Workers"
+
+    workers: int | None = option(
+        "COUNT",
+        "Train on this many processes, each of which computes the gradient of its share of a batch, e.g. 4. "
+        "Default: in one process.",
+        min=1,
+    )
+    hosts: str | None = option(
+        "auto|ADDRESS,...",
+        "Start the workers of --workers by Ray on any machines of its cluster (auto), or on those with these IP "
+        "addresses in turn, e.g. 10.0.0.1,10.0.0.2. Default: on this machine, without Ray.",
+    )
+    restarts: int | None = option(
+        "COUNT",
+        "Start the workers again from the last save at most this often if one of them is killed or fails, e.g. 10. "
+        "Default: 3.",
+        min=0,
+    )
+    save_steps: int | None = option(
+        "STEPS",
+        "Save the run after every so many steps, too, for workers that are started again, e.g. 500. Default: after "
+        "epochs only.",
+        min=1,
+    )
+    shard_optimizer: bool = switch(
+        "Keep the optimizer's state of a parameter on one worker only, which takes less memory. Default: on all."
+    )
+    compress: Literal["bf16"] | None = option(
+        None, "Send gradients between workers as bfloat16, e.g. bf16. Default: as they are."
+    )
+
+
+@dataclass(frozen=True)
 class TrainOptions:
     """Options of `onnxtrain train`.
 
     Attributes:
         source: path of a model, or directory of a run.
-        table, model, graph, recomputation, optimizer, lora, rate, regularize, best, logs: groups of options.
+        table, model, graph, recomputation, optimizer, lora, rate, regularize, best, logs, workers: groups of options.
     """
 
     source: Path = argument("MODEL|DIR", "Path of an .onnx file, or directory of a run to go on with.")
@@ -281,6 +318,7 @@ class TrainOptions:
     regularize: RegularizeOptions = field(default_factory=RegularizeOptions)
     best: BestOptions = field(default_factory=BestOptions)
     logs: LogOptions = field(default_factory=LogOptions)
+    workers: WorkerOptions = field(default_factory=WorkerOptions)
     seed: int = option(
         "NUMBER",
         "Derive shuffling, the validation split, Dropout and a new head from this number, e.g. 1.",

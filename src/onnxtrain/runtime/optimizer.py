@@ -94,16 +94,18 @@ class Optimizer:
         self._row_gradients = [self._store.row_gradients[p] for p in sparse]
         # Outputs are bound onto the memory of their inputs, so no second copy of weights and moments exists. In this
         # graph nothing reads an old value after the new one is complete.
+        # By name of the input; a part of the optimizer binds some of them.
+        self.bound_inputs = {
+            spec.learning_rate: self._rate,
+            spec.step: self._step,
+            **state,
+            **{f"{p}_grad": self._store.gradients[p] for p in names if p not in sparse},
+        }
         self._binding = Binding(
             session,
             device,
             arguments=[name for p in sparse for name in (f"{p}_grad", f"{p}_grad_indices")],
-            inputs={
-                spec.learning_rate: self._rate,
-                spec.step: self._step,
-                **state,
-                **{f"{p}_grad": self._store.gradients[p] for p in names if p not in sparse},
-            },
+            inputs=self.bound_inputs,
             outputs={f"{name}_updated": buffer for name, buffer in state.items()},
             doing="The optimizer step",
         )
@@ -136,11 +138,15 @@ class Optimizer:
             store.gradient_owner.check_use("Optimizer.step()")
             self._rate.write(np.array(progress.learning_rate, np.float32))
             self._step.write(np.array(progress.step + 1, np.int64))
-            self._binding.run([value for g in self._row_gradients for value in (g.rows, g.indices)])
+            self._update()
             # After the run: a step that failed has not been taken.
             progress.step += 1
             store.runs = 0
             store.gradient_owner.used()
+
+    def _update(self) -> None:
+        """Runs the optimizer model on the values that :meth:`step` has written."""
+        self._binding.run([value for g in self._row_gradients for value in (g.rows, g.indices)])
 
     def set_learning_rate(self, learning_rate: float) -> None:
         """Sets the learning rate of the following steps.

@@ -25,8 +25,7 @@ class RowGradient:
 
     def __init__(self, dtype: DType, shape: tuple[int, ...], device: Device) -> None:
         self.dtype, self.shape, self.device = dtype, shape, device
-        self.rows = self._value(np.zeros((0, *shape[1:]), dtype.storage))
-        self.indices = self._value(np.zeros(0, np.int64))
+        self.clear()
 
     def replace(self, rows: ort.OrtValue, indices: ort.OrtValue) -> None:
         """Replaces the gradient by that of a new step."""
@@ -37,6 +36,11 @@ class RowGradient:
         # Appended, not summed: rows of equal indices add up in the optimizer, as those within one step do.
         self.rows = self._value(np.concatenate([self.read(), rows.numpy()]))
         self.indices = self._value(np.concatenate([self.indices.numpy(), indices.numpy()]))
+
+    def clear(self) -> None:
+        """Makes the gradient that of a step which read no row."""
+        self.rows = self._value(np.zeros((0, *self.shape[1:]), self.dtype.storage))
+        self.indices = self._value(np.zeros(0, np.int64))
 
     def scale(self, factor: float) -> None:
         """Multiplies the gradient by a number."""

@@ -17,7 +17,8 @@ from onnxtrain.trainer._report import Report
 from onnxtrain.trainer._snapshot import finite_parameters
 from onnxtrain.trainer._state import TrainingState
 from onnxtrain.trainer._step import Stepper
-from onnxtrain.trainer.data import Pass, Source
+from onnxtrain.trainer._workers._step import WorkerStepper
+from onnxtrain.trainer.data import Pass, Source, Worker
 
 # Seconds between two updates of a progress bar, each of which costs as much as a step of a small model.
 _SHOW_SECONDS = 0.05
@@ -53,7 +54,10 @@ class FitLoop:
         self._last_epoch = (position.fit_start if position.unfinished else position.epoch) + plan.epochs
         self._events = events
         self._report = report
-        self._stepper = Stepper(state, data, validation, plan, events, report)
+        arguments = (state, data, validation, plan, events, report)
+        workers = state.workers
+        self._stepper = Stepper(*arguments) if workers is None else WorkerStepper(*arguments, workers=workers)
+        self._worker = Worker() if workers is None else workers.worker
         # Batches since the progress bar was last updated.
         self._unshown = 0
 
@@ -65,7 +69,7 @@ class FitLoop:
                 state has been restored and saved.
         """
         state, position = self._state, self._state.position
-        with self._report, InterruptGuard() as guard:
+        with self._report, self._stepper.guard() as guard:
             before = self._begin()
             self._stepper.begin()
             try:
@@ -115,7 +119,7 @@ class FitLoop:
     def _epoch(self, guard: InterruptGuard) -> bool:
         """Runs the rest of the current epoch; returns False if Ctrl-C came before its end."""
         position, plan = self._state.position, self._plan
-        epoch = Pass(position.seed, position.epoch, position.fit_start, plan.shuffle, True)
+        epoch = Pass(position.seed, position.epoch, position.fit_start, plan.shuffle, True, self._worker)
         batches = self._data.read(epoch, position.batch)
         self._report.begin_epoch(position.epoch + 1, self._last_epoch, self._data.batches, position.batch)
         start, samples = time.perf_counter(), 0

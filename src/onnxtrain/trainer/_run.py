@@ -11,12 +11,13 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 import numpy as np
 
 from onnxtrain._words import argument
 from onnxtrain.api import CheckpointState, Module, Optimizer
+from onnxtrain.distributed._join import threads_of_worker
 from onnxtrain.errors import CheckpointError, GraphBuildError, InputError, TrainingStateError
 from onnxtrain.runtime.atomic import FileSet, finish_interrupted
 from onnxtrain.runtime.binding import Binding
@@ -36,6 +37,9 @@ from onnxtrain.trainer._files import find_files
 from onnxtrain.trainer._loss_model import LossModel
 from onnxtrain.trainer._position import saved_threads
 from onnxtrain.trainer.data import fill, static_batch
+
+if TYPE_CHECKING:
+    from onnxtrain.trainer._workers import Workers
 
 CHECKPOINT = "checkpoint"
 """Name of the checkpoint in the directory of a trainer's own run."""
@@ -59,6 +63,8 @@ class Run:
         state: parameters, statistics and optimizer state.
         module: training and evaluation steps.
         optimizer: parameter updates.
+        rewrite: writes the artifacts again, as the argument `write`; None if it is not given.
+        workers: the processes that train this run together; None for one process.
         outputs: names of the model's own outputs, which training and eval models return after the loss.
         predicted: names of the outputs that :meth:`predict` returns.
         exported: names of the outputs that :meth:`export` writes by default: those of `predicted`, and the cache of
@@ -67,7 +73,8 @@ class Run:
     Args:
         directory: directory of the artifacts.
         device: "cpu", "cuda" or "cuda:<index>".
-        threads: threads per operation; None for the number saved in the checkpoint.
+        threads: threads per operation; None for the number saved in the checkpoint, or for all cores, of which workers
+            on one machine get a share each.
         write: writes the artifacts again, as `write(directory, sample_weight=True)`; None if the original model is not
             at hand.
 
@@ -93,10 +100,11 @@ class Run:
         self.state = CheckpointState.load_checkpoint(directory / self.files.checkpoint)
         self.eval_model = directory / self.files.eval_model
         self.training_model = directory / self.files.training_model
-        threads = threads or saved_threads(self.state.properties)
-        self._options = None if threads is None else SessionSettings(threads=threads).options()
-        self._device = parse_device(device)
-        self._write = write
+        threads = threads or saved_threads(self.state.properties) or threads_of_worker()
+        self.options = None if threads is None else SessionSettings(threads=threads).options()
+        self.device = parse_device(device)
+        self.rewrite = write
+        self.workers: Workers | None = None
         self._copies = Copies()
         self._open()
 
@@ -106,10 +114,14 @@ class Run:
             self.training_model,
             self.state,
             self.eval_model,
-            device=str(self._device),
-            session_options=self._options,
+            device=str(self.device),
+            session_options=self.options,
         )
+        if self.workers is not None:
+            self.workers.detach_optimizer(self)
         self.optimizer = Optimizer(self.directory / self.files.optimizer_model, self.module)
+        if self.workers is not None:
+            self.workers.attach_optimizer(self)
         # The first output of a training model is the loss.
         self.outputs = self.module.output_names()[1:]
         inference = self.directory / self.files.inference_model if self.files.inference_model else None
@@ -134,7 +146,7 @@ class Run:
         """
         if self.weighted:
             return
-        if self._write is None:
+        if self.rewrite is None:
             raise InputError(
                 "The models of this run, which was begun without sample weights, take none. Begin a new run with "
                 f"{argument('sample_weight')} or {argument('class_weight')}."
@@ -144,7 +156,7 @@ class Run:
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
             source = Path(folder)
             try:
-                self._write(source, sample_weight=True)
+                self.rewrite(source, sample_weight=True)
             except GraphBuildError as error:
                 raise InputError(f"Training with sample weights: {error}.") from error
             new_manifest = parse_manifest(
@@ -237,7 +249,7 @@ class Run:
         Raises:
             InputError: The loss cannot be cut out of the eval model.
         """
-        return LossModel(self.eval_model, self.manifest, self._buffers, self._device, self._options)
+        return LossModel(self.eval_model, self.manifest, self._buffers, self.device, self.options)
 
     def predict(self, batches: Iterable[Sequence[Array]]) -> dict[str, Array]:
         """Computes each of the model's outputs for all samples, in inference mode, by name.
@@ -271,12 +283,12 @@ class Run:
         outputs = self.require_outputs()
         inference = None if self._cached else self._inference
         if inference is not None:
-            session = open_session(inference, "inference model", self._device, self._options)
+            session = open_session(inference, "inference model", self.device, self.options)
         else:
             with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
                 path = Path(folder) / "model.onnx"
                 export_inference_model(self.eval_model, {}, path, outputs)
-                session = open_session(path, "inference part of the eval model", self._device, self._options)
+                session = open_session(path, "inference part of the eval model", self.device, self.options)
         # An inference model reads only the inputs that its outputs depend on.
         names = {value.name for value in session.get_inputs()}
         specs = [spec for spec in self.manifest.inputs if spec.name in names]
@@ -286,7 +298,7 @@ class Run:
             require_values(session, source, {*buffers, *(spec.name for spec in specs)}, set(outputs))
         return specs, Binding(
             session,
-            self._device,
+            self.device,
             arguments=[spec.name for spec in specs],
             results=outputs,
             inputs={name: buffer for name, buffer in buffers.items() if name in names},
@@ -357,7 +369,7 @@ class Run:
         with FileSet(target) as files:
             # In its own directory a run's models have been written when it was built.
             if target.resolve() != self.directory.resolve():
-                for group in self._model_files():
+                for group in self.model_files():
                     self._copies.add(files, target, group)
                 for name in companions:
                     if (self.directory / name).is_file():
@@ -371,7 +383,7 @@ class Run:
             with files.open(self.files.checkpoint) as file:
                 encode(file)
 
-    def _model_files(self) -> list[list[Path]]:
+    def model_files(self) -> list[list[Path]]:
         """Groups of files that belong together: each model with its external data, and the manifest."""
         names = (self.files.training_model, self.files.eval_model, self.files.optimizer_model)
         models = [*(self.directory / name for name in names), *([self._inference] if self._inference else [])]

@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from onnxtrain._words import argument
 from onnxtrain.errors import CheckpointError, InputError
@@ -27,8 +27,13 @@ from onnxtrain.trainer._schedule import Curve, ScheduleSpec, describe_schedule, 
 from onnxtrain.trainer._sharing import FitGuard
 from onnxtrain.trainer._snapshot import Snapshot
 from onnxtrain.trainer._whole_metrics import Task
+from onnxtrain.trainer._workers._evaluation import own_batches
+from onnxtrain.trainer._workers._totals import total_averages
 from onnxtrain.trainer._workspace import Workspace
 from onnxtrain.trainer.data import Pass, Source
+
+if TYPE_CHECKING:
+    from onnxtrain.trainer._workers import Workers
 
 BEST = "best"
 """File of the trainer's directory with the parameters of the best epoch."""
@@ -125,9 +130,16 @@ class TrainingState:
         scheduler: ScheduleSpec | None,
         device: str,
         threads: int | None,
+        workers: Workers | None = None,
     ) -> TrainingState:
         """Reads the state that :meth:`save` wrote; see :meth:`Trainer.resume`."""
-        run = Run(directory, device, threads)
+
+        def begin() -> tuple[Workspace, Run]:
+            return Workspace(directory), Run(directory, device, threads)
+
+        workspace, run = begin() if workers is None else workers.open(begin, device, threads)
+        # The files of a worker that does not lead are elsewhere.
+        directory = run.directory
         predictions = False
         if PROPERTY in run.state.properties:
             text = str(run.state.properties[PROPERTY])
@@ -159,7 +171,7 @@ class TrainingState:
             settings = replace(settings, **scheduler_settings(scheduler))
         schedule = _saved_schedule(directory, settings, scheduler)
         chosen = settings.metrics if metrics is None else metrics
-        state = cls(run, Workspace(directory), position, settings, schedule, chosen)
+        state = cls(run, workspace, position, settings, schedule, chosen)
         state._check_metrics(predictions)
         if predictions:
             read_predictions(directory, position)
@@ -214,6 +226,19 @@ class TrainingState:
         with self.lock:
             self.guard.require_none("Trainer.abandon_fit()", elsewhere=True)
             self.position.abandon()
+
+    @property
+    def workers(self) -> Workers | None:
+        """The processes that train together; None for one process."""
+        return self.run.workers
+
+    def alone(self) -> contextlib.AbstractContextManager[None]:
+        """Marks that this worker works by itself until the block ends: it writes files, and waits for nobody."""
+        return contextlib.nullcontext() if self.workers is None else self.workers.alone()
+
+    def writing(self) -> contextlib.AbstractContextManager[bool]:
+        """Gives True until the block ends; of several workers to the one that writes files, False to the others."""
+        return contextlib.nullcontext(True) if self.workers is None else self.workers.writing()
 
     @property
     def directory(self) -> Path:
@@ -307,16 +332,25 @@ class TrainingState:
     def evaluate(self, data: Source, prefix: str = "") -> dict[str, float]:
         """Computes the loss and the metrics over a data set, in inference mode."""
         averages = Averages()
+        workers = self.workers if self.workers is not None and self.workers.together else None
         with self.averaged():
-            for step in self.run.evaluate(data.read(Pass())):
+            batches = data.read(Pass()) if workers is None else own_batches(data, workers.worker)
+            for step in self.run.evaluate(batches):
                 self.add(averages, step, self.loss_count(step.arrays))
+        if workers is not None:
+            summed = self.run.manifest.loss_mean is None
+            averages = total_averages(workers.communicator, averages, self.metrics, summed=summed)
         return averages.values(self.metrics, prefix)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes everything that :meth:`load` needs to a directory; see :meth:`Trainer.save`."""
         target = Path(path)
-        with self.lock, self.workspace.saving(target):
-            self._write(target)
+        workers = self.workers
+        saving = contextlib.nullcontext(True) if workers is None else workers.saving(self.run.store)
+        with self.lock, saving as writes:
+            if writes:
+                with self.workspace.saving(target):
+                    self._write(target)
 
     def _write(self, target: Path) -> None:
         # The position is a property of the checkpoint, not a file beside it: one rename saves both.

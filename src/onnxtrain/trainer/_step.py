@@ -17,6 +17,7 @@ from onnxtrain.errors import DivergenceError, InputError
 from onnxtrain.runtime.dtypes import Array, narrow, widen
 from onnxtrain.runtime.lock import ProcessLock
 from onnxtrain.trainer._callbacks import Callback, Events, StepGradients
+from onnxtrain.trainer._interrupt import InterruptGuard
 from onnxtrain.trainer._position import Plan, Position
 from onnxtrain.trainer._report import Report
 from onnxtrain.trainer._run import Run, Step
@@ -42,15 +43,24 @@ def drawing(run: Run, position: Position, index: int) -> Iterator[None]:
         position: place in the training, from which the seed derives.
         index: number of the batch within the step.
     """
+    rank = 0 if run.workers is None else run.workers.worker.rank
     # Fits of models without Dropout need not wait for each other.
     with _generator if run.draws else contextlib.nullcontext():
         # Models of the portable profile draw from numbers that they are fed. The batch's place counts the runs, so that
         # gradients that are computed again have the same masks.
-        run.module.seed, run.store.runs = position.seed, index
-        numbers = struct.pack("<4q", position.seed, position.epoch, position.batch, index)
+        run.module.seed, run.store.runs = _seed(position.seed, rank), index
+        numbers = struct.pack("<4q", _seed(position.seed, rank), position.epoch, position.batch, index)
         # ONNX Runtime keeps 31 bits of the seed.
         ort.set_seed(int.from_bytes(hashlib.blake2b(numbers, digest_size=4).digest(), "little") >> 1)
         yield
+
+
+def _seed(seed: int, rank: int) -> int:
+    """Derives the seed of a worker: that of the trainer for worker 0, another 63-bit number for each other one."""
+    if not rank:
+        return seed
+    digest = hashlib.blake2b(struct.pack("<2q", seed, rank), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
 
 
 class Stepper:
@@ -104,6 +114,10 @@ class Stepper:
                 f"{argument('batch_size')}."
             )
 
+    def guard(self) -> InterruptGuard:
+        """Makes a handler of Ctrl-C."""
+        return InterruptGuard()
+
     def begin(self) -> None:
         """Copies the state of before the first step, to which a fit that diverges goes back."""
         self._snapshot = self._state.snapshot()
@@ -114,7 +128,7 @@ class Stepper:
         with self._state.lock:
             try:
                 mean = self._update(batches)
-            except _Diverged as reason:
+            except Diverged as reason:
                 self._restore_and_raise(str(reason), reason.remedy)
         # Before on_step_end, where ModelCheckpoint saves: a run that goes on from that save has the evaluation, too.
         every = self._plan.evaluate_every
@@ -122,7 +136,8 @@ class Stepper:
             self._evaluate(self._validation)
         if mean is not None:
             self._events.call(Callback.on_step_end, mean)
-        return sum(len(arrays[0]) for arrays in batches)
+        # Workers without a share of a batch get an empty one.
+        return sum(len(arrays[0]) for arrays in batches if arrays)
 
     def _evaluate(self, validation: Source) -> None:
         """Evaluates in the middle of an epoch, and records the values."""
@@ -145,24 +160,31 @@ class Stepper:
         # Without a reset the training model adds the new gradients to those of the last step.
         self._run.module.lazy_reset_grad()
         done, mean = self._accumulate(batches)
-        if done:
+        # The mean over no labels is NaN. Of several workers this one may have no label while others have some.
+        taken = not math.isnan(mean)
+        if taken:
             self._require_finite_results([step for step, _ in done])
             if self._events.wants_gradients:
                 self._events.call(Callback.on_gradients, _StepGradients(self, batches))
             self._run.optimizer.step()
             state.update_average()
-        for step, count in done:
-            state.add(position.averages, step, count)
-        # Skipped batches add a key with count 0: an epoch without any label records NaN instead of no value.
-        for _ in range(len(batches) - len(done)):
-            position.averages.add_skipped(state.metrics)
+        self._record(done, batches)
         # A group without labels is a step of the schedule, too: the length of an epoch must not depend on the labels.
         position.batch, position.step = position.batch + len(batches), position.step + 1
         self.stepped = True
-        if not done:
+        if not taken:
             return None
         self._take_snapshot()
         return mean
+
+    def _record(self, done: Sequence[tuple[Step, float | None]], batches: Sequence[list[Array]]) -> None:
+        """Adds loss and metrics of the step's batches to those of the epoch."""
+        state = self._state
+        for step, count in done:
+            state.add(state.position.averages, step, count)
+        # Skipped batches add a key with count 0: an epoch without any label records NaN instead of no value.
+        for _ in range(len(batches) - len(done)):
+            state.position.averages.add_skipped(state.metrics)
 
     def _accumulate(self, batches: Sequence[list[Array]]) -> tuple[list[tuple[Step, float | None]], float]:
         """Computes the gradient of the mean loss over all batches; leaves it in the store.
@@ -190,7 +212,7 @@ class Stepper:
                 loss, outputs = self._run.step(arrays, training=True)
             if not math.isfinite(loss):
                 self._require_labels(arrays)
-                raise _Diverged(f"the loss is {loss}")
+                raise Diverged(f"the loss is {loss}")
             losses += loss if count is None else loss * count
             done.append((Step(arrays, loss, outputs), count))
         if last != total:
@@ -198,34 +220,35 @@ class Stepper:
         return done, losses / total if total else losses if done else math.nan
 
     def _require_labels(self, arrays: Sequence[Array]) -> None:
-        """Raises _Diverged with a clear reason if all labels of a batch are ignored."""
+        """Raises Diverged with a clear reason if all labels of a batch are ignored."""
         for spec, array in zip(self._run.manifest.arguments, arrays, strict=True):
             ignored = spec.class_labels.ignore_index if spec.class_labels is not None else None
             # onnxtrain leaves such batches out where it knows the labels of the loss. Inside of a loss of the model
             # itself the mean over nothing is NaN.
             if ignored is not None and (array == ignored).all():
-                raise _Diverged(
+                raise Diverged(
                     f"all labels '{spec.name}' of a batch are {ignored}, so that there is nothing to average",
                     "Leave such samples out, use larger batches, or let onnxtrain append the loss, which then "
                     "leaves such batches out.",
                 )
 
     def _require_finite_results(self, steps: Sequence[Step]) -> None:
-        """Raises _Diverged if gradients or BatchNorm statistics of a step are not finite."""
+        """Raises Diverged if gradients or BatchNorm statistics of a step are not finite."""
         if self._finite():
             return
-        loss = steps[-1].loss
+        # Of several workers this one may have no sample in the step.
+        loss = steps[-1].loss if steps else math.nan
         if not self._finite_gradients():
-            raise _Diverged(f"the loss is {loss:g}, but its gradients hold NaN or infinity")
+            raise Diverged(f"the loss is {loss:g}, but its gradients hold NaN or infinity")
         # The unbiased variance of one value divides by 0; PyTorch raises "Expected more than 1 value per channel".
         if any(len(step.arrays[0]) == 1 for step in steps):
-            raise _Diverged(
+            raise Diverged(
                 "a batch has one sample, and BatchNormalization cannot take a variance of one value per channel "
                 "(PyTorch refuses such batches, too)",
                 f"Begin anew with another {argument('batch_size')}, so that no sample is left alone"
                 f"{words().drop_last()}.",
             )
-        raise _Diverged(f"the loss is {loss:g}, but its BatchNormalization statistics hold NaN or infinity")
+        raise Diverged(f"the loss is {loss:g}, but its BatchNormalization statistics hold NaN or infinity")
 
     def _set_learning_rate(self) -> None:
         state, position, batches = self._state, self._state.position, self._data.batches
@@ -253,7 +276,7 @@ class Stepper:
             return
         self._since_snapshot = 0
         if not finite_parameters(self._run.store):
-            raise _Diverged("the parameters hold NaN or infinity")
+            raise Diverged("the parameters hold NaN or infinity")
         self._snapshot = self._state.snapshot()
 
     def recompute_gradients(self, batches: Sequence[list[Array]], parameters: Mapping[str, Array]) -> None:
@@ -303,7 +326,7 @@ class Stepper:
         ) from None
 
 
-class _Diverged(Exception):
+class Diverged(Exception):
     """Stops a step whose numbers are not finite; parameters are put back while it passes.
 
     Args:

@@ -130,8 +130,9 @@ class TrainedModel(TrainerProperties):
 
     def save_parameters(self, path: str | os.PathLike[str]) -> None:
         """Writes parameters and statistics alone to a checkpoint file; of a run with `ema_decay` their averages."""
-        with self.averaged():
-            CheckpointState.save_checkpoint(self.state, path)
+        with self.averaged(), self._state.writing() as writes:
+            if writes:
+                CheckpointState.save_checkpoint(self.state, path)
 
     def load_parameters(self, path: str | os.PathLike[str]) -> None:
         """Reads parameters and statistics from a checkpoint file of the same model; nothing else changes.
@@ -165,10 +166,10 @@ class TrainedModel(TrainerProperties):
             path: file to write.
             outputs: names of other values to return; by default the original model's outputs.
         """
-        with self.averaged():
-            self._state.run.export(
-                path, outputs if outputs is None or isinstance(outputs, str) else list(outputs)
-            )
+        names = outputs if outputs is None or isinstance(outputs, str) else list(outputs)
+        with self.averaged(), self._state.writing() as writes:
+            if writes:
+                self._state.run.export(path, names)
 
     def model_card(
         self,

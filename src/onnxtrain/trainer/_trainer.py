@@ -14,18 +14,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from onnxtrain._words import argument
+from onnxtrain.distributed._strategy import Strategy
 from onnxtrain.errors import InputError
 from onnxtrain.runtime.optimizer import check_learning_rate
 from onnxtrain.trainer._build import ModelSettings, build_run, loss_name, name_list, random_ops
 from onnxtrain.trainer._ema import check_decay
 from onnxtrain.trainer._metrics import MetricSpec, make_metrics
 from onnxtrain.trainer._position import CUSTOM, MOST_THREADS, Position, Settings
+from onnxtrain.trainer._run import Run
 from onnxtrain.trainer._schedule import ScheduleSpec, make_schedule
 from onnxtrain.trainer._state import TrainingState, scheduler_settings
 from onnxtrain.trainer._trained_model import TrainedModel
 from onnxtrain.trainer._training import Training
 from onnxtrain.trainer._typed import check_integer
 from onnxtrain.trainer._whole_metrics import check_positive
+from onnxtrain.trainer._workers import join_workers
 from onnxtrain.trainer._workspace import Workspace
 
 if TYPE_CHECKING:
@@ -91,6 +94,8 @@ class Trainer(Training, TrainedModel):
         device: "cpu", "cuda" or "cuda:<index>".
         threads: number of threads that compute each operation; None is onnxruntime's default, all cores. The last
             digits of results depend on the number, so it is saved with the run.
+        strategy: "ddp", or options, to train together with the other processes that `torchrun`, :func:`launch
+            <onnxtrain.distributed.launch>` or Ray have started; see :class:`onnxtrain.distributed.DataParallel`.
 
     Raises:
         OnnxTrainError: the model cannot be trained as asked for; the message says why.
@@ -140,6 +145,7 @@ class Trainer(Training, TrainedModel):
         seed: int = 0,
         device: str = "cpu",
         threads: int | None = None,
+        strategy: Strategy | None = None,
     ) -> None:
         # The arguments that decide how the models are built, by name: an argument of the signature reaches them by
         # being a field of ModelSettings, without further mention here.
@@ -165,12 +171,18 @@ class Trainer(Training, TrainedModel):
             threads=_threads(threads),
             positive=None if positive is None else int(positive),
         )
-        workspace = Workspace.for_new_run(directory, overwrite=overwrite)
-        with workspace.locked():
-            run = build_run(model, workspace.path, device, settings.threads, model_settings)
-            # An earlier run is replaced only now: until the new models are built the old run can be resumed.
-            workspace.remove_earlier()
-            workspace.note()
+
+        def begin() -> tuple[Workspace, Run]:
+            workspace = Workspace.for_new_run(directory, overwrite=overwrite)
+            with workspace.locked():
+                run = build_run(model, workspace.path, device, settings.threads, model_settings)
+                # An earlier run is replaced only now: until the new models are built the old run can be resumed.
+                workspace.remove_earlier()
+                workspace.note()
+            return workspace, run
+
+        workers = join_workers(strategy)
+        workspace, run = begin() if workers is None else workers.open(begin, device, settings.threads)
         judged = name_list(loss_input_names)
         prediction = judged[0] if judged else next(iter(run.outputs), None)
         settings = replace(
@@ -190,6 +202,7 @@ class Trainer(Training, TrainedModel):
         scheduler: ScheduleSpec | None = None,
         device: str = "cpu",
         threads: int | None = None,
+        strategy: Strategy | None = None,
     ) -> Trainer:
         """Opens a run that :meth:`save` or an interrupted fit wrote, in the state it was in.
 
@@ -204,6 +217,7 @@ class Trainer(Training, TrainedModel):
             scheduler: needed if the run had a function as schedule.
             device: "cpu", "cuda" or "cuda:<index>".
             threads: number of threads per operation; None for the number that the run was begun with.
+            strategy: "ddp", or options, to go on with several processes, as many as you like; see :class:`Trainer`.
 
         Raises:
             CheckpointError: the directory does not hold a training run, or the run is damaged.
@@ -212,7 +226,10 @@ class Trainer(Training, TrainedModel):
         """
         # `__init__` builds new models; a resumed run opens those of its directory.
         trainer = cls.__new__(cls)
-        trainer._state = TrainingState.load(Path(path), metrics, scheduler, device, _threads(threads))
+        workers = join_workers(strategy)
+        trainer._state = TrainingState.load(
+            Path(path), metrics, scheduler, device, _threads(threads), workers
+        )
         return trainer
 
 

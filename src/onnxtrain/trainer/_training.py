@@ -16,6 +16,7 @@ from onnxtrain.trainer._position import Plan
 from onnxtrain.trainer._properties import TrainerProperties
 from onnxtrain.trainer._report import make_report
 from onnxtrain.trainer._typed import check_integer
+from onnxtrain.trainer._workers._events import WorkerEvents
 from onnxtrain.trainer.data import (
     ClassWeightedSource,
     ClassWeights,
@@ -33,7 +34,12 @@ class Training(TrainerProperties):
 
     def stop_training(self) -> None:
         """Ends the fit under way after the current epoch; for callbacks and other threads."""
-        self._state.position.history.stopped = "early"
+        workers = self._state.workers
+        # Workers end a fit together, after the epoch in which one of them was asked to.
+        if workers is not None:
+            workers.stop_asked = True
+        else:
+            self._state.position.history.stopped = "early"
 
     def abandon_fit(self) -> None:
         """Forgets that a fit was interrupted: the next fit is a new one and may have other arguments.
@@ -154,9 +160,15 @@ class Training(TrainerProperties):
             weigh(state, data, held_out, for_fit=True)
             state.validating, state.training_data = held_out is not None, data
             warn_of_fixed_batch(state.run.batch_size, data.samples)
-            events = Events(called_back, cast("Trainer", self))
+            trainer, workers = cast("Trainer", self), state.workers
+            if workers is None:
+                events = Events(called_back, trainer)
+            else:
+                workers.check_fixed_batch(state.run.batch_size)
+                events = WorkerEvents(called_back, trainer, workers, state)
+            report = make_report(verbose and (workers is None or workers.leads))
             try:
-                FitLoop(state, data, held_out, plan, events, make_report(verbose)).run()
+                FitLoop(state, data, held_out, plan, events, report).run()
             except BaseException as error:
                 # Loggers close their files for KeyboardInterrupt and SystemExit, too.
                 events.call(Callback.on_exception, error)
@@ -213,5 +225,7 @@ class Training(TrainerProperties):
         Raises:
             InputError: the data or the rates do not fit.
         """
+        if self._state.workers is not None:
+            self._state.workers.require_one("Finding a learning rate")
         data = weighed_dataset(self._state, inputs, targets, None, Options(batch_size, training=True))
         return find_range(self._state, data, start, stop, steps)

@@ -11,7 +11,7 @@ from onnxtrain.trainer.data._convert import ArrayLike, fill, relaxed
 from onnxtrain.trainer.data._layout import Layout
 from onnxtrain.trainer.data._open import TransformFunction, open_source, split
 from onnxtrain.trainer.data._packing import pack_tokens
-from onnxtrain.trainer.data._source import Options, Pass, Source
+from onnxtrain.trainer.data._source import Options, Pass, Source, Worker
 
 __all__ = [
     "ArrayLike",
@@ -22,6 +22,7 @@ __all__ = [
     "Pass",
     "Source",
     "TransformFunction",
+    "Worker",
     "balanced_weights",
     "chosen_weights",
     "dynamic_remedy",

@@ -77,8 +77,8 @@ class ArraySource(IndexedSource):
         # Without an order batches are slices, which numpy does not copy.
         order = order_of(self.samples, epoch) if epoch.shuffle else None
         for index in range(start, self.batches):
-            part = slice(index * self.batch_size, (index + 1) * self.batch_size)
-            yield self._batch(self._select(part, order), epoch, index)
+            part = self._places(index, epoch.worker)
+            yield self._batch(self._select(part, order), epoch, index) if part.start < part.stop else []
 
     def _select(self, part: slice, order: Array | None) -> slice | Array:
         if order is None:

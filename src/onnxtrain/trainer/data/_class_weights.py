@@ -188,7 +188,7 @@ class ClassWeightedSource:
     def read(self, epoch: Pass, start: int = 0) -> Iterator[list[Array]]:
         """Yields the batches of an epoch, each with its weights at the end."""
         # The layout has weights by now, so that data without any gives weights of 1.
-        return (self._weigh(batch) for batch in self._source.read(epoch, start))
+        return (self._weigh(batch) if batch else [] for batch in self._source.read(epoch, start))
 
     def _weigh(self, arrays: list[Array]) -> list[Array]:
         *others, weights = arrays

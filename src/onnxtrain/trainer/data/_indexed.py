@@ -10,7 +10,7 @@ from typing import Self
 
 from onnxtrain.runtime.dtypes import Array
 from onnxtrain.trainer.data._layout import Layout
-from onnxtrain.trainer.data._source import Pass, count_batches
+from onnxtrain.trainer.data._source import Pass, Worker, count_batches
 from onnxtrain.trainer.data._transform import Transform
 
 
@@ -70,6 +70,12 @@ class IndexedSource(ABC):
     def batches(self) -> int:
         """Number of batches in an epoch."""
         return count_batches(self.samples, self.batch_size, drop=self.drop, limit=self.limit)
+
+    def _places(self, index: int, worker: Worker) -> slice:
+        """Computes the places, in the order of the epoch, of a worker's samples in a batch."""
+        first = index * self.batch_size
+        share = worker.share(min(self.batch_size, self.samples - first))
+        return slice(first + share.start, first + share.stop)
 
     def begin(self, mark: str | None, *, resumed: bool, epochs: int) -> None:  # noqa: B027 nothing to prepare
         """Does nothing: samples can be read in any order."""

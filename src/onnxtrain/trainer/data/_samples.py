@@ -88,12 +88,12 @@ class SampleSource(IndexedSource):
         if self.chosen is not None:
             order = self.chosen[order]
         for index in range(start, self.batches):
-            part = order[index * self.batch_size : (index + 1) * self.batch_size]
-            yield self._batch(part.tolist(), epoch, index)
+            part = order[self._places(index, epoch.worker)].tolist()
+            yield self._batch(part, epoch, index) if part else []
 
     def _batch(self, indices: list[int], epoch: Pass, index: int) -> list[Array]:
         # Seeded per batch, not per epoch: a resumed epoch begins in the middle.
-        with seeded(epoch.seed, STREAM, epoch.epoch, index):
+        with seeded(*epoch.worker.key(epoch.seed, STREAM, epoch.epoch, index)):
             samples = _fetch(self.dataset, indices)
         try:
             raw = self.layout.batch(self._joined(samples, indices))

@@ -15,6 +15,32 @@ from onnxtrain.trainer.data._layout import Layout
 SHUFFLE, SPLIT, TRANSFORM, STREAM = 0, 1, 2, 3
 
 
+class Worker(NamedTuple):
+    """One of the workers that share the samples of each batch.
+
+    Attributes:
+        rank: number of the worker, counted from 0.
+        size: number of workers.
+    """
+
+    rank: int = 0
+    size: int = 1
+
+    def share(self, samples: int) -> slice:
+        """Cuts a batch into one share per worker; the first workers have one sample more if it does not come out even.
+
+        >>> [Worker(rank, 3).share(8) for rank in range(3)]
+        [slice(0, 3, None), slice(3, 6, None), slice(6, 8, None)]
+        """
+        even, rest = divmod(samples, self.size)
+        start = self.rank * even + min(self.rank, rest)
+        return slice(start, start + even + (self.rank < rest))
+
+    def key(self, *numbers: int) -> tuple[int, ...]:
+        """Appends the worker to the key of random numbers: worker 0 draws those of one process, others draw others."""
+        return (*numbers, self.rank) if self.rank else numbers
+
+
 class Pass(NamedTuple):
     """One epoch: the numbers from which the order of its samples and its random numbers derive.
 
@@ -24,6 +50,7 @@ class Pass(NamedTuple):
         fit_start: number of epochs finished when the fit began.
         shuffle: True for a random order of the samples.
         training: True if the epoch is trained on.
+        worker: the worker that reads; it gets its share of each batch, an empty list if that has no samples.
     """
 
     seed: int = 0
@@ -31,6 +58,7 @@ class Pass(NamedTuple):
     fit_start: int = 0
     shuffle: bool = False
     training: bool = False
+    worker: Worker = Worker()
 
     def place(self, batch: int) -> str:
         """Names the place of a batch for messages, e.g. "Batch 3 of epoch 2"."""

@@ -14,7 +14,7 @@ from onnxtrain.runtime.dtypes import Array
 from onnxtrain.trainer.data._batch_size import dynamic_remedy, static_batch
 from onnxtrain.trainer.data._layout import Layout, Raw
 from onnxtrain.trainer.data._random import OwnNumbers
-from onnxtrain.trainer.data._source import STREAM, Options, Pass
+from onnxtrain.trainer.data._source import STREAM, Options, Pass, Worker
 from onnxtrain.trainer.data._transform import Transform
 
 _REMEDY = (
@@ -268,6 +268,10 @@ class StreamSource:
 
     def _convert(self, raw: Raw, epoch: Pass, index: int) -> list[Array]:
         try:
+            if epoch.worker.size > 1:
+                raw = self._shared(raw, epoch.worker)
+                if not len(raw.inputs[0]):
+                    return []
             if self._transform is not None:
                 raw = self._transform(self.layout, self.layout.arrays(raw), epoch, index)
             arrays = self.layout.convert(raw)
@@ -275,6 +279,18 @@ class StreamSource:
             return arrays
         except InputError as error:
             raise InputError(f"{epoch.place(index)}: {error}") from error
+
+    def _shared(self, raw: Raw, worker: Worker) -> Raw:
+        """Cuts a worker's share out of a batch. Raises InputError: the entries have different lengths."""
+        raw = self.layout.arrays(raw)
+        entries = [*raw.inputs, *raw.targets, *([] if raw.weights is None else [raw.weights])]
+        # Entries of different lengths could become shares of equal lengths, which do not belong together.
+        lengths = sorted({len(entry) if entry.ndim else 0 for entry in entries})
+        if len(lengths) > 1:
+            raise InputError(f"its arrays hold different numbers of samples: {', '.join(map(str, lengths))}.")
+        share = worker.share(lengths[0])
+        weights = None if raw.weights is None else raw.weights[share]
+        return Raw([entry[share] for entry in raw.inputs], [entry[share] for entry in raw.targets], weights)
 
     def _nothing(self, epoch: int) -> str:
         subject = (

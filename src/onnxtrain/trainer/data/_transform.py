@@ -40,7 +40,7 @@ class Transform:
 
     def __call__(self, layout: Layout, raw: Raw, epoch: Pass, batch: int) -> Raw:
         """Transforms a batch, unchecked. Raises InputError: the function gives no inputs and targets."""
-        key = (epoch.seed, TRANSFORM, epoch.epoch, batch)
+        key = epoch.worker.key(epoch.seed, TRANSFORM, epoch.epoch, batch)
         arguments: list[Any] = [_shown(layout.inputs, raw.inputs), _shown(layout.targets, raw.targets)]
         named: dict[str, Any] = {}
         if self._third:

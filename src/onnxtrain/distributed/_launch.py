@@ -1,0 +1,53 @@
+"""Starts the workers of a training as processes of this machine, watches them, and starts them again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from onnxtrain.errors import InputError, MissingPackageError
+
+
+def launch(
+    function: Callable[..., Any] | Sequence[str],
+    *arguments: Any,
+    workers: int,
+    restarts: int = 0,
+    hosts: str | Sequence[str] | None = None,
+) -> list[Any]:
+    """Starts several workers, each of which calls a function; returns the results in the workers' order.
+
+    A `Trainer` with a `strategy` that the function makes joins the other workers. If a worker ends with an error, or
+    is killed, the others are stopped, and all of them are started again: the function should resume the run if its
+    directory holds one.
+
+    Args:
+        function: function at the top level of a module, which each worker imports; or a command, e.g.
+            [sys.executable, "train.py"], whose results are None.
+        *arguments: arguments of the function, the same for all workers.
+        workers: number of workers, e.g. 4.
+        restarts: start all workers again at most so often, e.g. 3.
+        hosts: None starts processes of this machine. Otherwise Ray starts the workers: "local" on this machine, "auto"
+            on any machines of the cluster that this machine belongs to, a list of IP addresses, or a text with commas,
+            on those machines of the cluster in turn.
+
+    Raises:
+        InputError: the number of workers or restarts is out of range.
+        MissingPackageError: PyTorch or Ray is not installed.
+        WorkersError: a worker has failed, and all restarts are used up.
+    """
+    for name, value, least in (("workers", workers, 1), ("restarts", restarts, 0)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise InputError(f"launch: {name} must be an integer >= {least}, received {value!r}.")
+    if hosts is not None:
+        from onnxtrain.distributed._ray import launch_on_ray
+
+        return launch_on_ray(function, arguments, workers, restarts, hosts)
+    try:
+        from onnxtrain.distributed._torch_launch import launch_here
+    except ModuleNotFoundError as error:
+        raise MissingPackageError(
+            "Starting several workers: PyTorch starts and connects them, and is not installed. Install it: pip "
+            "install 'onnxtrain[torch]'."
+        ) from error
+    return launch_here(function, arguments, workers, restarts)

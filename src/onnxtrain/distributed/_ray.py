@@ -1,0 +1,160 @@
+"""Starts workers by Ray, on one machine or on the machines of a cluster, watches them, and starts them again."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from onnxtrain.errors import MissingPackageError, WorkersError
+
+# Ray's word for the resource that each machine of a cluster has under its own address.
+_NODE = "node:{}"
+
+
+class _Worker:
+    """A process of Ray that does the work of one worker; Ray makes it an actor."""
+
+    def address(self) -> tuple[str, int, str]:
+        """Returns the address of this machine, a free port there, and Ray's name of the machine."""
+        import ray
+
+        # Another program may take the port before worker 0 does: then the group fails, and is started again.
+        with socket.socket() as free:
+            free.bind(("", 0))
+            port = free.getsockname()[1]
+        context = ray.get_runtime_context()
+        return ray.util.get_node_ip_address(), port, context.get_node_id()
+
+    def work(
+        self,
+        function: Callable[..., Any] | Sequence[str],
+        arguments: Sequence[Any],
+        variables: dict[str, str],
+        directory: str,
+    ) -> Any:
+        """Calls the function, or runs the command, with the variables that describe the group."""
+        os.environ.update(variables)
+        # Paths in the arguments are those of the launcher. Without a shared file system only worker 0 needs them.
+        with contextlib.suppress(OSError):
+            os.chdir(directory)
+        # In the process of the actor itself: Ray sees when it dies.
+        if callable(function):
+            return function(*arguments)
+        subprocess.run([*function, *map(str, arguments)], check=True)
+        return None
+
+
+def launch_on_ray(
+    function: Callable[..., Any] | Sequence[str],
+    arguments: Sequence[Any],
+    workers: int,
+    restarts: int,
+    hosts: str | Sequence[str],
+) -> list[Any]:
+    """Starts and watches the workers; see :func:`onnxtrain.distributed.launch`."""
+    try:
+        import ray
+    except ModuleNotFoundError as error:
+        raise MissingPackageError(
+            "Starting workers by Ray: it is not installed. Install it: pip install 'onnxtrain[ray]'."
+        ) from error
+    address, nodes = _cluster(hosts)
+    with _connected(ray, address):
+        for attempt in range(restarts + 1):
+            try:
+                return _run_once(ray, function, arguments, workers, nodes, attempt)
+            except (ray.exceptions.RayActorError, ray.exceptions.RayTaskError) as error:
+                failure = error
+    # A RayTaskError holds the traceback of the worker; its cause is the worker's own exception.
+    reason = str(getattr(failure, "cause", None) or failure).strip().splitlines()
+    raise WorkersError(
+        f"A worker of {workers} ended, after {restarts} restarts: {reason[-1] if reason else type(failure).__name__}"
+    ) from failure
+
+
+def _cluster(hosts: str | Sequence[str]) -> tuple[str | None, list[str]]:
+    """Reads the argument `hosts`: the address of Ray's head (None for a new cluster), and the machines to use."""
+    if isinstance(hosts, str) and hosts not in ("auto", "local"):
+        hosts = [host.strip() for host in hosts.split(",") if host.strip()]
+    if isinstance(hosts, str):
+        # "local" starts a cluster of this machine, which ends with the program.
+        return ("auto" if hosts == "auto" else "local"), []
+    return "auto", list(hosts)
+
+
+@contextlib.contextmanager
+def _connected(ray: Any, address: str | None) -> Iterator[None]:
+    """Connects to a cluster until the block ends; a connection that the program has made stays."""
+    if ray.is_initialized():
+        yield
+        return
+    # Ray sends the function to the workers by its name: they import it from where the launcher does.
+    import sys
+
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    try:
+        ray.init(
+            address=address,
+            runtime_env={"env_vars": {"PYTHONPATH": path}},
+            log_to_driver=True,
+            configure_logging=False,
+        )
+    except ConnectionError as error:
+        raise WorkersError(
+            f"Starting workers by Ray: there is no cluster to connect to ({error}). Start it by 'ray start --head' on "
+            "one machine and 'ray start --address=...' on the others, or use hosts='local'."
+        ) from error
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _run_once(
+    ray: Any,
+    function: Callable[..., Any] | Sequence[str],
+    arguments: Sequence[Any],
+    workers: int,
+    nodes: list[str],
+    attempt: int,
+) -> list[Any]:
+    """Starts all workers and waits for their results; ends all of them if one fails."""
+    # Restarted here, as a group, and not by Ray, which would start a single one.
+    remote = ray.remote(num_cpus=1, max_restarts=0)(_Worker)
+    actors = []
+    try:
+        for rank in range(workers):
+            # A little of the resource that only this machine has.
+            placed = {"resources": {_NODE.format(nodes[rank % len(nodes)]): 0.001}} if nodes else {}
+            actors.append(remote.options(**placed).remote())
+        # Waits until Ray has found machines for all of them. The group needs the address of worker 0.
+        places = ray.get([actor.address.remote() for actor in actors])
+        names = [name for _, _, name in places]
+        results = []
+        for rank, actor in enumerate(actors):
+            # The variables of torchrun, which `join_group` reads.
+            variables = {
+                "RANK": rank,
+                "WORLD_SIZE": workers,
+                "LOCAL_RANK": names[:rank].count(names[rank]),
+                "LOCAL_WORLD_SIZE": names.count(names[rank]),
+                "MASTER_ADDR": places[0][0],
+                "MASTER_PORT": places[0][1],
+                "TORCHELASTIC_RESTART_COUNT": attempt,
+            }
+            texts = {key: str(value) for key, value in variables.items()}
+            results.append(actor.work.remote(function, arguments, texts, os.getcwd()))
+        waiting = list(results)
+        # The first failure raises here, while the others may be waiting for the failed worker.
+        while waiting:
+            done, waiting = ray.wait(waiting)
+            ray.get(done)
+        return list(ray.get(results))
+    finally:
+        # Also after success: an actor keeps its process, with the models in memory, until it is ended.
+        for actor in actors:
+            ray.kill(actor)

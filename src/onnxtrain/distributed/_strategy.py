@@ -1,0 +1,81 @@
+"""Defines `DataParallel`, the options by which several workers train one model."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from onnxtrain.errors import InputError
+
+
+@dataclass(frozen=True)
+class DataParallel:
+    """Trains one model on several workers: each computes the gradient of its share of a batch.
+
+    The batch of a step is cut into one share per worker. The gradients of the shares are summed, each weighted by the
+    number of samples or labels that it is a mean of, so that the step is that of one process with the same batch.
+
+    Args:
+        bucket_mb: send gradients in pieces of about this many megabytes, e.g. 25.0. Larger tensors go alone.
+        compression: "bf16" sends gradients as bfloat16, half as many bytes with 8 bits of precision; None sends them
+            as they are.
+        shard_optimizer: keep the optimizer's moments of a parameter on one worker only (ZeRO, stage 1), which updates
+            the parameter and sends it to the others. Files are the same as without.
+        save_steps: save the run in its directory after every so many optimizer steps, e.g. 500, beside the save at the
+            end of each epoch: a run whose worker was killed goes on from there.
+        backend: "gloo" sends through the memory of the hosts, "nccl" through that of NVIDIA GPUs.
+        timeout: seconds after which a worker that waits for the others gives up, e.g. 1800.0.
+
+    Raises:
+        InputError: a value is out of range.
+
+    Example:
+        >>> from onnxtrain.distributed import DataParallel
+        >>> DataParallel(compression="bf16").bucket_mb
+        25.0
+    """
+
+    bucket_mb: float = 25.0
+    compression: Literal["bf16"] | None = None
+    shard_optimizer: bool = False
+    save_steps: int | None = None
+    backend: Literal["gloo", "nccl"] = "gloo"
+    timeout: float = 1800.0
+
+    def __post_init__(self) -> None:
+        for name in ("bucket_mb", "timeout"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+                raise InputError(f"DataParallel: {name} must be a number > 0, received {value!r}.")
+        steps = self.save_steps
+        if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int) or steps < 1):
+            raise InputError(f"DataParallel: save_steps must be an integer >= 1 or None, received {steps!r}.")
+        for name, choices in (("compression", (None, "bf16")), ("backend", ("gloo", "nccl"))):
+            if getattr(self, name) not in choices:
+                raise InputError(
+                    f"DataParallel: {name} must be one of {', '.join(map(repr, choices))}, received "
+                    f"{getattr(self, name)!r}."
+                )
+
+    @property
+    def bucket_bytes(self) -> int:
+        """Size of a bucket in bytes."""
+        return int(self.bucket_mb * 2**20)
+
+
+Strategy = Literal["ddp"] | DataParallel
+"""Argument `strategy` of `Trainer`: "ddp" is `DataParallel()`."""
+
+
+def make_strategy(strategy: Strategy | None) -> DataParallel | None:
+    """Makes the options of an argument `strategy`; None for one process.
+
+    Raises:
+        InputError: the argument is neither "ddp" nor options.
+    """
+    if strategy is None or isinstance(strategy, DataParallel):
+        return strategy
+    if strategy == "ddp":
+        return DataParallel()
+    raise InputError(f"strategy must be 'ddp', a DataParallel or None, received {strategy!r}.")

@@ -1,0 +1,7 @@
+"""Trains one model on several workers: the files of the run, its steps, its callbacks and its evaluation."""
+
+from __future__ import annotations
+
+from onnxtrain.trainer._workers._group import Workers, join_workers
+
+__all__ = ["Workers", "join_workers"]

@@ -1,0 +1,48 @@
+"""Sends the files of a run from the leader to the other workers, which need not share a file system with it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from onnxtrain.distributed._communicator import Communicator
+from onnxtrain.trainer._ema import AVERAGE
+from onnxtrain.trainer._run import Run
+
+# Bytes of a message: a model of many gigabytes is never in memory as a whole.
+_CHUNK = 64 * 2**20
+
+
+def run_files(run: Run) -> list[str]:
+    """Lists the files that a worker needs to open a run, relative to its directory."""
+    directory = run.directory
+    files = [path for group in run.model_files() for path in group]
+    files.append(directory / run.files.checkpoint)
+    files += [path for path in (directory / AVERAGE, *directory.glob("predictions-*.npz")) if path.is_file()]
+    # Models may share a file of external data.
+    return list(dict.fromkeys(path.relative_to(directory).as_posix() for path in files))
+
+
+def send_files(communicator: Communicator, directory: Path, names: Sequence[str]) -> None:
+    """Sends files to the other workers, which call :func:`receive_files`."""
+    communicator.share([(name, (directory / name).stat().st_size) for name in names])
+    if communicator.size == 1:
+        return
+    for name in names:
+        with open(directory / name, "rb") as file:
+            while chunk := file.read(_CHUNK):
+                communicator.broadcast([np.frombuffer(bytearray(chunk), np.uint8)])
+
+
+def receive_files(communicator: Communicator, directory: Path) -> None:
+    """Writes the files that the leader sends to a directory."""
+    for name, size in communicator.share():
+        path = directory / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(path, "wb") as file:
+            for start in range(0, size, _CHUNK):
+                chunk = np.empty(min(_CHUNK, size - start), np.uint8)
+                communicator.broadcast([chunk])
+                file.write(chunk.tobytes())

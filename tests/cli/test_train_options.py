@@ -39,6 +39,7 @@ WITHOUT_AN_OPTION = {
     "callbacks": "--patience, --save-best, --sam, --swa-start, --log, --tensorboard, --save-every",
     "metrics": "--metric",
     "lora": "--lora-rank",
+    "strategy": "--workers, --compress, --shard-optimizer, --save-steps",
     "transform": "--mixup, --cutmix; other functions are Python",
     "verbose": "progress goes to standard error, which a shell can send elsewhere",
 }

@@ -134,7 +134,7 @@ def test_all_workers_stop_when_one_diverges(group: str, runs: Runs) -> None:
 def test_errors_of_worker_0_reach_all(group: str, runs: Runs) -> None:
     for rank, worker in enumerate(runs.workers[group]):
         unknown, fixed = worker["failing"]["messages"]
-        assert unknown.startswith("WorkersError: Worker 0 of" if rank else "NothingToTrain: ")
+        assert unknown.startswith("WorkersError: Worker 0 of" if rank else "GraphBuildError: ")
         assert "body.*" in unknown
         assert "takes exactly 8 samples at a time, and" in fixed
 

@@ -86,8 +86,9 @@ def test_callbacks_and_files_are_those_of_one_process(tmp_path: Path) -> None:
     np.savez(tmp_path / "data.npz", x=problem.x, labels=problem.y)
     common = (
         "net.onnx --data data.npz --loss cross_entropy --lr 0.01 --epochs 4 --batch-size 16 --validation 0.2 "
+        "--swa-start 2 --swa-lr 0.005 --clip-value 0.01 --drop-last --no-shuffle --steps-per-epoch 3 "
+        "--save-every 5"
     )
-    common += "--swa-start 2 --swa-lr 0.005 --clip-value 0.01 --drop-last --no-shuffle --steps-per-epoch 3 --save-every 5"
     results = {}
     for name, workers in (("alone", []), ("group", ["--workers", "2", "--restarts", "0"])):
         logs = ["--log", f"{name}.csv", "--tensorboard", f"{name}-logs", "--output", name]
@@ -121,11 +122,9 @@ def test_mixed_samples_and_the_best_epoch_on_workers(tmp_path: Path) -> None:
     """Each worker mixes the samples of its share, alike in each run; all export the same best epoch."""
     problem = classes(90)
     onnx.save(problem.model, tmp_path / "net.onnx")
-    np.savez(tmp_path / "data.npz", x=problem.x, labels=problem.y)
+    np.savez(tmp_path / "data.npz", x=problem.x, y=problem.y)
     common = (
         "net.onnx --data data.npz --loss cross_entropy --lr 0.05 --epochs 4 --batch-size 16 --validation 0.2 "
-    )
-    common += (
         "--mixup 0.4 --sam 0.05 --save-best --monitor val_accuracy --seed 3 --workers 2 --restarts 0 --output"
     )
     first, second = (train(tmp_path, *common.split(), name) for name in ("first", "second"))

@@ -203,9 +203,9 @@ class WorkerOptions:
         min=1,
     )
     hosts: str | None = option(
-        "auto|ADDRESS,...",
-        "Start the workers of --workers by Ray on any machines of its cluster (auto), or on those with these IP "
-        "addresses in turn, e.g. 10.0.0.1,10.0.0.2. Default: on this machine, without Ray.",
+        "auto|local|ADDRESS,...",
+        "Start the workers of --workers by Ray on any machines of its cluster (auto), on this machine (local), or on "
+        "those with these IP addresses in turn, e.g. 10.0.0.1,10.0.0.2. Default: on this machine, without Ray.",
     )
     restarts: int | None = option(
         "COUNT",

@@ -90,6 +90,12 @@ def start_workers(options: TrainOptions, given: frozenset[str], directory: Path)
     Raises:
         OnnxTrainError: the command failed, or a worker did, more often than --restarts.
     """
+    # Ray puts the number of the process before each line that a worker prints.
+    if options.json and options.workers.hosts is not None:
+        raise InputError(
+            "--json is given with --hosts, and Ray changes what workers print. Leave --json out; `onnxtrain inspect "
+            "RUN --json` prints the record of the run."
+        )
     before = _saved(directory) if options.source.is_dir() else None
     restarts = 3 if options.workers.restarts is None else options.workers.restarts
     arguments = (options, given, directory, 0 if before is None else before.epochs)

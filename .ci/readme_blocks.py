@@ -14,7 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
-BLOCK = re.compile(r"^```(python|sh)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^```(python|sh|bash)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 # Runs behind the blocks in a process of its own: ONNX Runtime's profile names the kernels that ran.
 KERNELS_OF_A_STEP = """

@@ -42,11 +42,16 @@ QUESTIONS = [
     Question("hugging face trainer", "how-to/use-hugging-face-trainer.md", "ORTModule("),
     Question("csv pandas", "tabular-data.md", "--target survived"),
     Question("learning rate schedule", "fine-tuning.md", "cosine_with_restarts"),
+    Question("federated learning", "federated.md", "client_app("),
+    Question("several gpus", "several-workers.md", "strategy="),
     Question("lora adapter", "lora.md", "LoraConfig"),
 ]
 
 WORDS = {
     "data.md": ["arrays", "dataset", "dataloader", "pandas"],
+    "federated.md": ["federated", "flower", "privacy"],
+    "many-machines.md": ["ddp", "fsdp", "distributed", "torchrun"],
+    "several-workers.md": ["distributed", "gpus", "parallel", "machines", "several"],
     "fine-tuning.md": ["learning rate", "schedule", "metrics", "losses", "optimizers"],
     "how-to/can-my-model-be-trained.md": ["unsupported", "op", "check"],
     "how-to/continue-an-interrupted-run.md": ["resume", "crash", "checkpoint", "continue"],

@@ -131,6 +131,7 @@ MADE: dict[str, tuple[Callable[[], onnx.ModelProto], Callable[[Any, Path], Any]]
     "onnxtrain.lower_training_ops": (lambda: parse(TRAINING), lambda m, _: onnxtrain.lower_training_ops(m)),
     "onnxtrain.lora.add_lora": (layer, lambda m, _: lora.add_lora(m, CONFIG)),
     "onnxtrain.lora.adapter_model": (layer, lambda m, _: lora.adapter_model(m, CONFIG)),
+    "onnxtrain.lora.linear_layers": (layer, lambda m, _: lora.linear_layers(m)),
     "onnxtrain.lora.target_names": (layer, lambda m, _: lora.target_names(m)),
     "onnxtrain.lora.copy_module_names": (
         layer, lambda m, _: lora.copy_module_names(m, layer())

@@ -146,7 +146,10 @@ def _where(traceback: TracebackType | None) -> str:
         code = traceback.tb_frame.f_code
         if code.co_filename.startswith(_PACKAGE):
             name: str = code.co_qualname
-            return name.replace(".__init__", "").replace("Module.__call__", "module()")
+            # The table names classes as users call them: Trainer is written in three.
+            for parts in (("Training.", "Trainer."), ("TrainedModel.", "Trainer."), (".__init__", "")):
+                name = name.replace(*parts)
+            return name.replace("Module.__call__", "module()")
         traceback = traceback.tb_next
     return "the call"
 

@@ -518,7 +518,8 @@ def test_sam_of_the_shell_is_that_of_python(run: Any, mlp: Path, data: Path, tmp
     options = ["--loss", "cross_entropy", "--epochs", 2, "--sam", 0.2, "--lr", 0.01]
     shown = run("train", mlp, "--data", data, *options, "-o", tmp_path / "run", "--json")
     assert shown.code == 0, shown.err
-    arrays = np.load(data)
+    with np.load(data) as file:
+        arrays = dict(file)
     trainer = Trainer(mlp, "cross_entropy", learning_rate=0.01)
     history = trainer.fit(arrays["x"], arrays["y"], epochs=2, callbacks=[SAM(0.2)], verbose=False)
     assert shown.json()["epochs"] == history.epochs

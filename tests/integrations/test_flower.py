@@ -38,9 +38,9 @@ from onnxtrain.integrations.flower._privacy import private_step
 CLIENTS = 5
 
 
-def network(seed: int = 0) -> onnx.ModelProto:
+def network() -> onnx.ModelProto:
     """64 pixels, 32 hidden units, 10 classes."""
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(0)
 
     def weight(name: str, outputs: int, inputs: int) -> onnx.TensorProto:
         bound = 1 / math.sqrt(inputs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -38,11 +38,20 @@ def _trained(state: CheckpointState) -> dict[str, Buffer]:
     return parameters | store.statistics
 
 
+def _expected(tensors: Iterable[tuple[str, ParameterSpec | StatisticSpec | Buffer]]) -> dict[str, Expected]:
+    """Returns what the arrays of a message must be, from the tensors that they stand for."""
+    return {
+        name: Expected(
+            dtypes.widen(np.zeros(0, tensor.dtype.storage), tensor.dtype).dtype, tuple(tensor.shape)
+        )
+        for name, tensor in tensors
+    }
+
+
 def expected_arrays(manifest: Manifest) -> dict[str, Expected]:
     """Returns the arrays that a message of this model must hold, by name, in their order."""
     specs: list[ParameterSpec | StatisticSpec] = [*manifest.trainable, *manifest.statistics]
-    sent = {spec.name: dtypes.widen(np.zeros(0, spec.dtype.storage), spec.dtype).dtype for spec in specs}
-    return {spec.name: Expected(sent[spec.name], tuple(spec.shape)) for spec in specs}
+    return _expected((spec.name, spec) for spec in specs)
 
 
 def trained_arrays(state: CheckpointState) -> ArrayRecord:
@@ -90,8 +99,8 @@ def find_fault(arrays: Mapping[str, Array], expected: Mapping[str, Expected]) ->
         if array.dtype != dtype:
             return f"'{name}' is {array.dtype}, expected {dtype}"
         # One NaN makes every average of the element NaN, in all later rounds.
-        if np.issubdtype(array.dtype, np.floating) and not np.isfinite(array).all():
-            wrong = int(np.size(array) - np.isfinite(array).sum())
+        wrong = int(array.size - np.isfinite(array).sum())
+        if wrong:
             return f"'{name}' holds NaN or infinity in {wrong} of {array.size} elements"
     return None
 
@@ -108,15 +117,8 @@ def apply_arrays(state: CheckpointState, record: ArrayRecord) -> None:
     """
     trained = _trained(state)
     arrays = {name: array.numpy() for name, array in record.items()}
-    expected = {
-        name: Expected(
-            dtypes.widen(buffer.read()[:0] if buffer.shape else buffer.read(), buffer.dtype).dtype,
-            buffer.shape,
-        )
-        for name, buffer in trained.items()
-    }
     # Checked as a whole before anything is written, so that no state is half of one model and half of another.
-    fault = find_fault(arrays, expected)
+    fault = find_fault(arrays, _expected(trained.items()))
     if fault is not None:
         raise InputError(
             f"Writing received arrays into the model: {fault}. Server and clients must hold the same artifacts."

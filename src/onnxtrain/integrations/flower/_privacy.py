@@ -114,11 +114,15 @@ def private_step(
     return (float(np.mean(losses)) if losses else 0.0), float(len(losses))
 
 
+def loss_of(results: object) -> float:
+    """Returns the loss of a step from what the module returned: the first output, or the only one."""
+    return float(results[0] if isinstance(results, tuple) else results)  # type: ignore[arg-type]
+
+
 def _run_sample(module: Module, data: Sequence[Array], row: int) -> float:
     """Computes the gradients of one sample; returns its loss."""
     module.lazy_reset_grad()
-    results = module(*(array[row : row + 1] for array in data))
-    return float(results[0] if isinstance(results, tuple) else results)
+    return loss_of(module(*(array[row : row + 1] for array in data)))
 
 
 def _gradient(state: CheckpointState, name: str) -> Array:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,8 +11,9 @@ import numpy as np
 
 from onnxtrain.api import CheckpointState, Module, Optimizer
 from onnxtrain.errors import CheckpointError, DivergenceError, InputError
-from onnxtrain.integrations.flower._privacy import SamplePrivacy, check_private, private_step
+from onnxtrain.integrations.flower._privacy import SamplePrivacy, check_private, loss_of, private_step
 from onnxtrain.runtime.dtypes import Array
+from onnxtrain.runtime.json_text import parse_json
 
 Metric = Callable[[Sequence[Array], Sequence[Array]], float]
 """A metric: takes the outputs behind the loss and the targets of all samples, returns a number."""
@@ -63,7 +63,7 @@ def manifest_files(artifacts: str | os.PathLike[str]) -> dict[str, Path]:
     folder = Path(artifacts)
     # A manifest that was cut off or written by hand may be any JSON.
     try:
-        files = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))["files"]
+        files = parse_json((folder / "manifest.json").read_bytes())["files"]
         return {role: folder / name for role, name in files.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(
@@ -184,8 +184,7 @@ class Work:
 
     def _loss(self, batch: Sequence[Array]) -> tuple[float, float]:
         """Computes gradients of a batch; returns its loss and the weight of the loss in a mean over batches."""
-        results = self.module(*batch)
-        return float(results[0] if isinstance(results, tuple) else results), self._weight(batch)
+        return loss_of(self.module(*batch)), self._weight(batch)
 
     def _weight(self, batch: Sequence[Array]) -> float:
         """Returns the weight of a batch's loss: the labels in it that count; 1 if the loss is a sum."""

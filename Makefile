@@ -64,7 +64,7 @@ WEB_MODEL := web/demo/dist/model/manifest.json
 # Of a test the environment that has PyTorch, which makes the reference nets.
 WEB_TEST := PYTHON=$(abspath $(TEST_VENV))/bin/python $(NODE) --test --test-timeout=900000
 
-.PHONY: test-flower web web-page test-web test-web-node check-node check-chromium demo test docs test-oldest test-newest test-torch test-sanitized test-aarch64 kernels-aarch64 clean check-python
+.PHONY: test-cuda test-flower web web-page test-web test-web-node check-node check-chromium demo test docs test-oldest test-newest test-torch test-sanitized test-aarch64 kernels-aarch64 clean check-python
 
 demo: $(DEMO_VENV)/.installed
 	$(DEMO_VENV)/bin/onnxtrain demo --output demo-output
@@ -150,6 +150,11 @@ test-torch: | check-python
 		$(TORCH_VENV)-$$version/bin/python -m pip install --quiet --disable-pip-version-check -e '.[torch]' $(TESTING) && \
 		$(TORCH_VENV)-$$version/bin/python -m pytest $(PARALLEL) $(TORCH_TESTS) || exit 1; \
 	done
+
+# On a GPU: $(PYTHON) has onnxruntime-gpu, a PyTorch for the same CUDA, and onnxtrain. CUDA's tests have no other chance.
+test-cuda:
+	ONNXTRAIN_TEST_DEVICE=cuda $(PYTHON) -m pytest tests/cuda tests/autodiff/test_rules.py tests/ortmodule/test_aten_lowerings.py \
+		tests/ortmodule/test_models.py
 
 # Fails on any warning: a dead link, a page outside the navigation, a public name without an entry in the reference.
 docs: $(DOCS_VENV)/.installed

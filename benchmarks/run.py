@@ -31,6 +31,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("nets", nargs="*", metavar="NET", help=f"default: all of {', '.join(CASES)}")
     parser.add_argument("--engine", nargs="+", default=list(ENGINES), choices=list(ENGINES), dest="engines")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument(
+        "--device", default="cpu", help='"cpu", or "cuda" with onnxruntime-gpu and a PyTorch for CUDA'
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument(
         "--first", action="store_true", help="time the first step instead, without code compiled before"
@@ -67,6 +70,8 @@ def usable(arguments: argparse.Namespace, case: str, said: set[str]) -> list[str
             missing = f"{spec.needs} is not installed"
         if spec.python and getattr(arguments, spec.python.replace("-", "_")) is None:
             missing = f"give the Python of its environment: --{spec.python}"
+        if arguments.device != "cpu" and not spec.on_cuda:
+            missing = "it runs on the CPU only"
         if missing and name not in said:
             print(f"{name} is left out: {missing}", file=sys.stderr)
             said.add(name)
@@ -96,7 +101,13 @@ def run_case(case: str, arguments: argparse.Namespace, settings: Settings, engin
         if len(engines) > 1:
             engines = [*engines, engines[0] + CONTROL]
         measured = measure(case, engines, settings, arguments.rounds)
-    setting = {"threads": settings.threads, "rounds": arguments.rounds, "busy": busy} | about_machine()
+    setting = {
+        "threads": settings.threads,
+        "device": settings.device,
+        "rounds": arguments.rounds,
+        "busy": busy,
+    }
+    setting |= about_machine()
     print(one_case(case, measured), flush=True)
     if not arguments.no_save:
         kind = "first" if arguments.first else "steps"
@@ -115,7 +126,7 @@ def _first(case: str, name: str, settings: Settings) -> dict[str, object]:
 def main() -> None:
     arguments = parse()
     pythons = {"": Path(sys.executable), "ort-training": arguments.ort_training, "onnxsim": arguments.onnxsim}
-    settings = Settings(arguments.threads, arguments.files, pythons)
+    settings = Settings(arguments.threads, arguments.files, pythons, arguments.device)
     said: set[str] = set()
     try:
         for case in arguments.nets:

@@ -12,6 +12,7 @@ from typing import Any
 import onnxruntime as ort
 import pytest
 
+from on_device import DEVICE
 from onnxtrain._building import with_room
 
 # PyTorch's threads wait asleep, not spinning: with two workers on two processors that halves the time of many tests.
@@ -26,6 +27,8 @@ gc.set_threshold(10000, 20, 20)  # a capture makes objects by the hundred thousa
 
 # Flower has an environment of its own, as it pins versions of packages that the other tests have newer ones of.
 collect_ignore = [] if importlib.util.find_spec("flwr") else ["integrations"]
+if DEVICE == "cpu":
+    collect_ignore.append("cuda")
 
 _ON_STOCK_ONNXRUNTIME = {
     *("autodiff", "cli", "functional", "onnxblock", "surgery", "trainer"),
@@ -56,6 +59,15 @@ def _calls_have_room() -> None:
     """Give all tests a deep stack: PyTorch's exports and captures for other back ends are as deep as ORTModule's."""
     run = pytest.Function.runtest
     pytest.Function.runtest = lambda test: with_room(run, test)  # type: ignore[method-assign]
+
+
+@pytest.fixture(autouse=True)
+def _default_device_of_torch(request: pytest.FixtureRequest) -> None:
+    """With a GPU under test, PyTorch makes tensors of ORTModule's tests there if they name no device."""
+    if DEVICE != "cpu":
+        import torch
+
+        torch.set_default_device(DEVICE if request.path.parent.name in ("ortmodule", "cuda") else None)
 
 
 _threads_wait_asleep()

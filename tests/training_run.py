@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from on_device import DEVICE
 from onnxtrain.api import CheckpointState, Module, Optimizer
 from onnxtrain.artifacts import generate_artifacts
 
@@ -22,7 +23,9 @@ class Run:
     @classmethod
     def open(cls, directory: Path, checkpoint: Path | None = None) -> Run:
         state = CheckpointState.load_checkpoint(checkpoint or directory / "checkpoint")
-        module = Module(directory / "training_model.onnx", state, directory / "eval_model.onnx")
+        module = Module(
+            directory / "training_model.onnx", state, directory / "eval_model.onnx", device=DEVICE
+        )
         optimizer = directory / "optimizer_model.onnx"
         return cls(directory, state, module, Optimizer(optimizer, module) if optimizer.exists() else None)
 

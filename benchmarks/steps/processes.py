@@ -35,11 +35,13 @@ class Settings:
         threads: how many.
         files: folder of the artifacts of all cases, and of compiled code.
         pythons: by the names that engines call theirs.
+        device: "cpu" or "cuda".
     """
 
     threads: int
     files: Path
     pythons: Mapping[str, Path]
+    device: str = "cpu"
 
 
 def _environment(settings: Settings, cache: Path, spec: EngineSpec | None = None) -> dict[str, str]:
@@ -84,7 +86,7 @@ class EngineProcess:
     def __init__(self, spec: EngineSpec, case: str, settings: Settings, cache: Path) -> None:
         files = settings.files / case
         python = settings.pythons[spec.python]
-        options = [f"{key}={value}" for key, value in spec.options.items()]
+        options = [f"{key}={value}" for key, value in {**spec.options, "device": settings.device}.items()]
         self._stderr = tempfile.TemporaryFile("w+")  # noqa: SIM115  # lives as long as the process
         self._process = subprocess.Popen(
             [python, "-m", "steps.worker", spec.module, case, files, str(settings.threads), *options],

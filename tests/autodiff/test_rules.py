@@ -16,6 +16,7 @@ import torch
 from autodiff import cases
 from autodiff.case import Case, F, runtime_inputs
 from autodiff.reference import ReferenceEvaluator
+from on_device import DEVICE
 from onnxtrain.autodiff import differentiate
 from onnxtrain.runtime.device import parse_device
 from onnxtrain.runtime.session import open_session
@@ -81,7 +82,7 @@ def _session(model: onnx.ModelProto) -> ort.InferenceSession:
     options = ort.SessionOptions()
     options.log_severity_level = 3
     options.intra_op_num_threads = 1
-    return open_session(model.SerializeToString(), "model", parse_device("cpu"), options)
+    return open_session(model.SerializeToString(), "model", parse_device(DEVICE), options)
 
 
 def _evaluator(case: Case, model: onnx.ModelProto) -> ReferenceEvaluator | ort.InferenceSession:

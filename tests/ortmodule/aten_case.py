@@ -44,15 +44,19 @@ class Case:
     tolerance: float = 2e-5
 
     def sample(self, dtype: torch.dtype) -> list[Any]:
-        generator = torch.Generator().manual_seed(zlib.crc32(self.name.encode()))
+        # The same numbers on every device.
+        device = torch.get_default_device()
+        generator = torch.Generator("cpu").manual_seed(zlib.crc32(self.name.encode()))
         result = []
         for argument in self.arguments:
             if isinstance(argument, T):
-                numbers = torch.rand(argument.shape, generator=generator, dtype=torch.float32)
+                numbers = torch.rand(
+                    argument.shape, generator=generator, dtype=torch.float32, device="cpu"
+                ).to(device)
                 value = (argument.low + (argument.high - argument.low) * numbers).to(dtype)
                 result.append(value.requires_grad_(argument.grad))
             elif isinstance(argument, torch.Tensor):
-                value = argument.detach().clone()
+                value = argument.detach().clone().to(device)
                 value = value.to(dtype) if value.is_floating_point() else value
                 result.append(value.requires_grad_(argument.requires_grad))
             else:

@@ -23,6 +23,7 @@ class EngineSpec:
         only_images: whether it is another engine for all but images.
         needs: a package without which it cannot run.
         ours: whether its failure is a failure of the benchmark.
+        on_cuda: whether it has a GPU for another device.
         tolerance: largest relative difference of its losses from those of PyTorch.
     """
 
@@ -34,23 +35,26 @@ class EngineSpec:
     only_images: bool = False
     needs: str = ""
     ours: bool = False
+    on_cuda: bool = False
     tolerance: float = 2e-3
 
 
 def _ours(title: str, module: str, kernels: bool) -> EngineSpec:
     if kernels:
         return EngineSpec(f"{title}, kernels", module, needs="onnxtrain_kernels", ours=True)
-    return EngineSpec(title, module, environment=WITHOUT_KERNELS, ours=True)
+    return EngineSpec(title, module, environment=WITHOUT_KERNELS, ours=True, on_cuda=True)
 
 
 _LAST = {"layout": "channels_last"}
 _COMPILED = {"compile": "yes"}
 
 ENGINES: dict[str, EngineSpec] = {
-    "torch": EngineSpec("torch eager", "in_torch"),
-    "torch-cl": EngineSpec("torch eager, channels_last", "in_torch", _LAST, only_images=True),
-    "compile": EngineSpec("torch.compile", "in_torch", _COMPILED),
-    "compile-cl": EngineSpec("torch.compile, channels_last", "in_torch", _COMPILED | _LAST, only_images=True),
+    "torch": EngineSpec("torch eager", "in_torch", on_cuda=True),
+    "torch-cl": EngineSpec("torch eager, channels_last", "in_torch", _LAST, only_images=True, on_cuda=True),
+    "compile": EngineSpec("torch.compile", "in_torch", _COMPILED, on_cuda=True),
+    "compile-cl": EngineSpec(
+        "torch.compile, channels_last", "in_torch", _COMPILED | _LAST, only_images=True, on_cuda=True
+    ),
     "device": _ours("on-device API", "on_device", kernels=False),
     "device-kernels": _ours("on-device API", "on_device", kernels=True),
     "ortmodule": _ours("ORTModule", "in_ortmodule", kernels=False),

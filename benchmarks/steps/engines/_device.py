@@ -24,20 +24,29 @@ def on_device(api: Any, job: Job, artifacts: Path, versions: dict[str, str]) -> 
         versions: of the packages it runs on.
     """
     with np.load(job.files / "batch.npz") as batch:
-        inputs, target = batch["inputs"], batch["target"]
+        arrays = batch["inputs"], batch["target"]
     options = ort.SessionOptions()
     options.log_severity_level = 3
     options.intra_op_num_threads = job.threads
 
     def start() -> Engine:
         state = api.CheckpointState.load_checkpoint(str(artifacts / "checkpoint"))
-        module = api.Module(str(artifacts / "training_model.onnx"), state, session_options=options)
+        module = api.Module(
+            str(artifacts / "training_model.onnx"), state, device=job.device, session_options=options
+        )
+        # On a GPU, as PyTorch's tensors are.
+        batch = (
+            arrays
+            if job.device == "cpu"
+            else [ort.OrtValue.ortvalue_from_numpy(array, job.device) for array in arrays]
+        )
         optimizer = api.Optimizer(str(artifacts / "optimizer_model.onnx"), module)
         module.train()
 
         def gradients() -> float:
             module.lazy_reset_grad()
-            return float(module(inputs, target))
+            loss = module(*batch)
+            return float(loss.numpy() if isinstance(loss, ort.OrtValue) else loss)
 
         def update(rate: float) -> None:
             optimizer.set_learning_rate(rate)

@@ -27,6 +27,11 @@ class Job:
     threads: int
     options: Mapping[str, str]
 
+    @property
+    def device(self) -> str:
+        """The device: "cpu" or "cuda"."""
+        return self.options.get("device", "cpu")
+
 
 @dataclass(frozen=True)
 class Engine:

@@ -22,9 +22,10 @@ def start_training(job: Job, wrap: Callable[..., torch.nn.Module]) -> Callable[[
     """Returns what starts PyTorch's training loop of a module that is first put through `wrap`."""
     torch.set_num_threads(job.threads)
     case = CASES[job.case]
+    device = torch.device(job.device)
     layout = torch.channels_last if job.options.get("layout") == "channels_last" else torch.contiguous_format
-    module = WithLoss(make_net(case), case.net.loss)
-    inputs, target = (torch.from_numpy(array) for array in make_batch(case))
+    module = WithLoss(make_net(case), case.net.loss).to(device)
+    inputs, target = (torch.from_numpy(array).to(device) for array in make_batch(case))
     if case.net.images:
         module, inputs = module.to(memory_format=layout), inputs.contiguous(memory_format=layout)
 
@@ -41,6 +42,8 @@ def start_training(job: Job, wrap: Callable[..., torch.nn.Module]) -> Callable[[
         def update(rate: float) -> None:
             optimizer.param_groups[0]["lr"] = rate
             optimizer.step()
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
 
         return Engine(gradients, update, {"torch": torch.__version__})
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from dataclasses import dataclass
 
 import onnxruntime as ort
@@ -32,7 +34,9 @@ class Device:
         if self.type == "cpu":
             return ["CPUExecutionProvider"]
         # The CPU second: it runs ops for which ONNX Runtime has no CUDA kernel.
-        return [(_PROVIDERS[self.type], {"device_id": self.index}), "CPUExecutionProvider"]
+        # Without TF32, in which ONNX Runtime would round the factors of float32 products to 10 bits.
+        options = {"device_id": self.index, "use_tf32": 0}
+        return [(_PROVIDERS[self.type], options), "CPUExecutionProvider"]
 
 
 CPU = Device("cpu")
@@ -61,4 +65,16 @@ def parse_device(name: str) -> Device:
             f"Device '{name}' needs {_PROVIDERS[kind]}, and this onnxruntime {ort.__version__} has only "
             f"{', '.join(available)}. Install onnxruntime-gpu in place of onnxruntime, or use device='cpu'."
         )
+    if kind == "cuda":
+        _load_nvidia_libraries()
     return Device(kind, int(index or 0))
+
+
+@functools.cache
+def _load_nvidia_libraries() -> None:
+    """Loads CUDA and cuDNN from NVIDIA's packages of pip, where the system's loader does not look for them."""
+    # onnxruntime before 1.21 has no such function. What it cannot load it prints; a session then says what is missing.
+    load = getattr(ort, "preload_dlls", None)
+    if load is not None:
+        with contextlib.redirect_stdout(None):
+            load()

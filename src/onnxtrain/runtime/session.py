@@ -11,6 +11,7 @@ from pathlib import Path
 
 import onnxruntime as ort
 
+from onnxtrain._words import argument
 from onnxtrain.errors import ModelLoadError
 from onnxtrain.runtime.atomic import finish_interrupted
 from onnxtrain.runtime.device import Device
@@ -141,6 +142,11 @@ def _reason(error: Exception, device: Device) -> str:
                 "onnxruntime, or export the model with opset 21, which every supported onnxruntime runs, and "
                 "generate the artifacts from that."
             )
+    if "Training mode does not support BN" in str(error):
+        return (
+            f"onnxruntime has no kernel of BatchNormalization in training mode for '{device}'. Generate the artifacts "
+            f"with {argument('profile', 'portable')}, whose models normalise by other ops, or train on the CPU."
+        )
     # By name, as onnxruntime exports its exceptions nowhere.
     if type(error).__name__ == "NotImplemented":
         return (

@@ -144,7 +144,10 @@ def functional_graph(graph_module: fx.GraphModule, flow: GradientFlow) -> fx.Gra
     # Carries the number of a checkpointed region from a Dynamo node to its ATen nodes.
     has_regions = any(REGION in node.meta for node in graph_module.graph.nodes)
     keeping_metadata = fx.traceback.preserve_node_meta() if has_regions else contextlib.nullcontext()
-    with torch.no_grad(), math, fake_mode, without_tracebacks(), keeping_metadata:
+    # cuDNN's layers are traced as ops of their own, of which that of BatchNorm writes its statistics unseen.
+    on_gpu = any(isinstance(value, torch.Tensor) and value.is_cuda for value in values)
+    native = torch.backends.cudnn.flags(enabled=False) if on_gpu else contextlib.nullcontext()
+    with torch.no_grad(), math, native, fake_mode, without_tracebacks(), keeping_metadata:
         try:
             result = traced(*values)
         except RuntimeError as error:

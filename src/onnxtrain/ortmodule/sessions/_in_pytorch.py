@@ -16,6 +16,7 @@ from torch import fx
 from onnxtrain.ortmodule._exceptions import ORTModuleTorchModelException
 from onnxtrain.ortmodule._torch import DisableAutocast, pytree
 from onnxtrain.ortmodule.capture._data_dependent import unnoted_sizes
+from onnxtrain.ortmodule.lowering.aten.random import keep_at_random
 
 aten = torch.ops.aten
 
@@ -41,7 +42,7 @@ def _recurrent_layer(
 
 def _bernoulli_like(x: torch.Tensor, p: float) -> torch.Tensor:
     """Draws zeros and ones, ones with probability `p`, in the memory layout of `x`."""
-    return torch.empty_like(x).bernoulli_(p)
+    return keep_at_random(torch.empty_like(x), p)
 
 
 def _rrelu_with_noise(

@@ -135,7 +135,7 @@ class OnnxPart:
         lowered, device = self._lowered, self.program.device
         for random in lowered.random:
             drawn = random.draw(random.sizes(args))
-            # On a GPU the numbers are as random, but not those of eager PyTorch, which draws them there.
+            # A module on a GPU may draw numbers on the CPU, and move them.
             tensors.append(drawn if device.type == "cpu" else drawn.to(device))
         if not lowered.model.graph.outputs:
             return ()

@@ -33,6 +33,7 @@ from onnxtrain.passes import (
     infer_shapes,
     widen_narrow_floats,
 )
+from onnxtrain.passes.portable import TrainingBatchNormPass
 from onnxtrain.runtime.kernels import kernel_library, register_kernels
 from onnxtrain.runtime.session import rest_threads
 from onnxtrain.runtime.session_settings import SessionSettings
@@ -97,6 +98,11 @@ def suited(model: ir.Model, device: torch.device, layouts: Mapping[int, Layout] 
     if not model.graph.outputs:
         return model
     CrossEntropyPass()(model)
+    if device.type == "cuda":
+        TrainingBatchNormPass()(model)
+    # The CUDA provider has kernels of few ops for bfloat16.
+    if device.type == "cuda" and has_narrow_floats(model, [ir.DataType.BFLOAT16]):
+        model = widen_narrow_floats(model, [ir.DataType.BFLOAT16])
     # As PyTorch's CPU kernels do: float16 and bfloat16 are computed in float32, and rounded after each op.
     if device.type == "cpu" and has_narrow_floats(model):
         model = widen_narrow_floats(WideCompositesPass()(model).model)
@@ -232,7 +238,10 @@ def _providers(device: torch.device) -> list[str | tuple[str, dict[str, str]]]:
     """Returns ONNX Runtime's execution providers for a device, in order of preference."""
     # Nodes that the CUDA provider has no kernel for run on the CPU.
     if device.type == "cuda":
-        return [("CUDAExecutionProvider", {"device_id": str(device.index or 0)}), "CPUExecutionProvider"]
+        # As PyTorch's products of matrices: TF32 rounds factors to 10 bits.
+        tf32 = torch.get_float32_matmul_precision() != "highest"
+        options = {"device_id": str(device.index or 0), "use_tf32": str(int(tf32))}
+        return [("CUDAExecutionProvider", options), "CPUExecutionProvider"]
     return ["CPUExecutionProvider"]
 
 
@@ -327,7 +336,7 @@ def _without_elements(tensor: torch.Tensor) -> Any:
     if tensor.dtype == torch.bfloat16:
         words = np.empty(shape, np.uint16)
         return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(words, ir.DataType.BFLOAT16.value)._ortvalue
-    array = np.empty(shape, torch.empty(0, dtype=tensor.dtype).numpy().dtype)
+    array = np.empty(shape, torch.empty(0, dtype=tensor.dtype, device="cpu").numpy().dtype)
     return ort.OrtValue.ortvalue_from_numpy(array)._ortvalue
 
 

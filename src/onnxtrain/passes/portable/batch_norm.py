@@ -12,8 +12,9 @@ from onnxtrain.passes.tidy.replace_value import stand_in
 class TrainingBatchNormPass(ir.passes.InPlacePass):
     """Normalise by means and variances that ReduceMean gives, and update the running statistics by Add and Mul.
 
-    ONNX Runtime's WebGPU provider (1.30) fails at run at a BatchNormalization with training_mode=1. The batch is first
-    reshaped to rank 3, because the provider fails at reductions of rank 4 as well.
+    ONNX Runtime's WebGPU provider (1.30) fails at run at a BatchNormalization with training_mode=1, and its CUDA
+    provider (1.31) has no kernel for it. The batch is first reshaped to rank 3, because the WebGPU provider fails at
+    reductions of rank 4 as well.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:

@@ -73,7 +73,15 @@ def _fake_bernoulli_like(x: torch.Tensor, p: float) -> torch.Tensor:
 def bernoulli_like(low: Lowering, x: ir.Value, p: Any) -> ir.Value:
     # An op of its own, because other traces of `torch.empty_like(x).bernoulli_(p)` lose the memory order of `x`.
     _numbers(low, p)
-    return _filled(low, low.result, lambda tensor: tensor.bernoulli_(p))
+    return _filled(low, low.result, lambda tensor: keep_at_random(tensor, p))
+
+
+def keep_at_random(noise: torch.Tensor, p: float) -> torch.Tensor:
+    """Writes ones, with probability `p`, and zeros, as dropout of eager PyTorch draws them; returns the tensor."""
+    # On a GPU dropout has a kernel of its own, which reads the generator in another order than `bernoulli_`.
+    if noise.is_cuda and noise.numel():
+        return noise.copy_(torch.native_dropout(torch.ones_like(noise), 1 - p, True)[1])
+    return noise.bernoulli_(p)
 
 
 def _dropout(x: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
@@ -108,7 +116,7 @@ def _feature_dropout(
     if not training or p == 0 or p == 1 or x.dim() != rank or isinstance(p, torch.SymFloat):
         return function(x, p, training, inplace)
     channels = x.new_empty((x.shape[0], x.shape[1], *[1] * (rank - 2)))
-    noise = torch.ops.onnxtrain.bernoulli_like(channels, 1 - p) / (1 - p)
+    noise = torch.bernoulli(channels, 1 - p) / (1 - p)
     return x.mul_(noise) if inplace else x * noise
 
 
@@ -131,7 +139,7 @@ def native_dropout(
         return x, low.op.Cast(low.op.ones_like(x), to=ir.DataType.BOOL) if low.uses_result(1) else None
     if p == 1:
         return low.op.Mul(x, 0.0), low.op.Cast(low.op.zeros_like(x), to=ir.DataType.BOOL)
-    noise = _filled(low, low.result[0], lambda tensor: tensor.bernoulli_(1 - p))
+    noise = _filled(low, low.result[0], lambda tensor: keep_at_random(tensor, 1 - p))
     kept = low.op.Cast(noise, to=ir.DataType.BOOL) if low.uses_result(1) else None
     return low.op.Mul(x, low.op.Div(noise, 1 - p)), kept
 

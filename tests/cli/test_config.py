@@ -11,10 +11,12 @@ import numpy as np
 import onnx
 import pandas as pd
 import pytest
+import typer
 
 import models
 from cli.processes import ROOT
 from cli.test_going_on import OPTIONS, flat, tensors
+from onnxtrain.cli._app import app
 from onnxtrain.cli._config import names_file
 from onnxtrain.cli._declared import options_of
 from onnxtrain.cli._train_options import TrainOptions
@@ -123,6 +125,44 @@ def test_the_command_line_wins(run: Any, mlp: Path, data: Path, tmp_path: Path) 
     (tmp_path / "more.toml").write_text("epochs = 2\n")
     longer = run("train", tmp_path / "out", "--data", data, "--config", tmp_path / "more.toml", "--json")
     assert len(longer.json()["epochs"]) == 3
+
+
+def test_the_command_line_switches_off(run: Any, mlp: Path, data: Path, tmp_path: Path) -> None:
+    """What a file switches on: `--no-drop-last` for drop-last, `--shuffle` for no-shuffle."""
+    file = tmp_path / "options.toml"
+    file.write_text(
+        'model = "mlp.onnx"\ndata = "data.npz"\nloss = "cross_entropy"\nepochs = 1\nrecompute = true\n'
+        "drop-last = true\nno-shuffle = true\njson = true\n"
+    )
+    command = ("train", "--config", file)
+    off = run(*command, "--no-drop-last", "--shuffle", "--no-recompute", "-o", tmp_path / "off")
+    plain = run("train", mlp, "--data", data, "--loss", "cross_entropy", "--epochs", 1, "--json", "-o", tmp_path / "plain")
+    on = run(*command, "-o", tmp_path / "on")
+    assert (off.code, plain.code, on.code) == (0, 0, 0), off.err + plain.err + on.err
+    assert off.json()["epochs"] == plain.json()["epochs"] != on.json()["epochs"]
+    switches = {"drop-last", "no-shuffle", "recompute"}
+    assert not switches & set(written(tmp_path / "off" / "run.toml"))
+    assert switches <= set(written(tmp_path / "on" / "run.toml"))
+    # The last spelling on the command line decides.
+    assert run(*command, "--no-json", "--json", "--overwrite", "-o", tmp_path / "on").out.startswith("{")
+    assert not run(*command, "--no-json", "--overwrite", "-o", tmp_path / "on").out.startswith("{")
+    # A run that goes on refuses a switch that was on, and says how to spell it.
+    refused = run("train", tmp_path / "on", "--data", data, "--no-recompute")
+    assert refused.code == 1
+    assert "--no-recompute" in " ".join(refused.err.split())
+
+
+@pytest.mark.parametrize("command", ["train", "artifacts", "plan", "merge", "evaluate", "predict"])
+def test_every_switch_can_be_switched_off(run: Any, command: str) -> None:
+    """And `--help` shows one spelling alone."""
+    (declared,) = [c for name, c in typer.main.get_command(app).commands.items() if name == command]  # type: ignore[attr-defined]
+    switches = [p for p in declared.params if getattr(p, "is_flag", False) and p.name != "help"]
+    assert switches
+    assert all(len(p.secondary_opts) == 1 for p in switches)
+    shown = run(command, "--help").out
+    for parameter in switches:
+        assert parameter.opts[0] in shown
+        assert parameter.secondary_opts[0] not in shown.replace("--no-scale", "")
 
 
 @pytest.mark.parametrize(

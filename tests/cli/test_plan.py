@@ -53,6 +53,25 @@ def test_json_has_every_choice_and_the_commands(run: Any, mlp: Path) -> None:
     assert set(shown["commands"]) == {"artifacts", "train"}
 
 
+def test_the_profile_is_measured(run: Any, tmp_path: Path) -> None:
+    """What no browser runs is refused here, too, and not first by the command that would be printed."""
+    text = """<ir_version: 10, opset_import: ["" : 21]>
+    g (float[N, 4] x) => (float[N, 3] y) <float[4, 3] w = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11}> {
+        h = MatMul(x, w)
+        a = Cast<to = DTYPE>(h)
+        y = Cast<to = 1>(a)
+    }"""
+    onnx.save(onnx.parser.parse_model(text.replace("DTYPE", "1")), tmp_path / "fits.onnx")
+    onnx.save(onnx.parser.parse_model(text.replace("DTYPE", "11")), tmp_path / "no.onnx")
+    options = ("--loss", "mse", "--memory", "1GB", "--lora-rank", 1, "--profile", "portable")
+    shown = run("plan", tmp_path / "fits.onnx", *options)
+    assert shown.code == 0, shown.err
+    assert shown.out.count("--profile portable") == 2
+    refused = run("plan", tmp_path / "no.onnx", *options)
+    assert refused.code == 1
+    assert "have no kernels for float64" in " ".join(refused.err.split())
+
+
 def test_recompute_reaches_the_training(run: Any, mlp: Path, data: Path, tmp_path: Path) -> None:
     """The option that the printed commands have for a choice that recomputes."""
     made = run("artifacts", mlp, "--loss", "cross_entropy", "--recompute", "-o", tmp_path / "a")

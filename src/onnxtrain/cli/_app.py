@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 from onnxtrain.cli._declared import taking
+from onnxtrain.cli._help import CommandWithSwitches
 from onnxtrain.cli._interrupts import InterruptibleGroup
 from onnxtrain.cli._options import (
     ArtifactsOptions,
@@ -68,7 +69,7 @@ def options(
     context.call_on_close(lambda: logger.removeHandler(handler))
 
 
-@app.command()
+@app.command(cls=CommandWithSwitches)
 def demo(
     output: Annotated[
         Path,
@@ -99,7 +100,7 @@ def demo(
     run_command(output, epochs, seed, json)
 
 
-@app.command()
+@app.command(cls=CommandWithSwitches)
 @taking(ArtifactsOptions)
 def artifacts(options: ArtifactsOptions, given: frozenset[str]) -> None:
     """Write the files that a device trains from."""
@@ -108,7 +109,7 @@ def artifacts(options: ArtifactsOptions, given: frozenset[str]) -> None:
     run_command(options)
 
 
-@app.command()
+@app.command(cls=CommandWithSwitches)
 @taking(PlanOptions)
 def plan(options: PlanOptions, given: frozenset[str]) -> None:
     """Measure which trainings of a model fit into a memory: all parameters, adapters, the last layers.
@@ -122,7 +123,7 @@ def plan(options: PlanOptions, given: frozenset[str]) -> None:
     run_command(options)
 
 
-@app.command()
+@app.command(cls=CommandWithSwitches)
 @taking(TrainOptions)
 def train(options: TrainOptions, given: frozenset[str]) -> None:
     """Train a model on arrays or a table. Ctrl-C saves; `onnxtrain train DIR` goes on.
@@ -136,7 +137,7 @@ def train(options: TrainOptions, given: frozenset[str]) -> None:
     run_command(options, given)
 
 
-@app.command()
+@app.command(cls=CommandWithSwitches)
 def evaluate(
     directory: RunArgument,
     data: Annotated[
@@ -158,7 +159,7 @@ def evaluate(
     evaluate_run(directory, data, batch_size, json)
 
 
-@app.command()
+@app.command(cls=CommandWithSwitches)
 def predict(
     source: Annotated[
         Path, typer.Argument(metavar="MODEL|RUN", help="Path of an .onnx file, or directory of a run.")
@@ -194,7 +195,7 @@ def predict(
     probabilities: Annotated[
         bool,
         typer.Option(
-            "--probabilities",
+            "--probabilities/--no-probabilities",
             help="Write the probabilities of the classes alone, beside --id. Default: also the outputs of the "
             "network and the predicted class.",
         ),
@@ -209,7 +210,7 @@ def predict(
     write_predictions(source, data, output, id, batch_size, json, only_probabilities=probabilities)
 
 
-@app.command()
+@app.command(cls=CommandWithSwitches)
 def export(
     directory: RunArgument,
     output: Annotated[
@@ -241,7 +242,7 @@ def export(
     export_run(directory, output, outputs, network, json)
 
 
-@app.command()
+@app.command(cls=CommandWithSwitches)
 @taking(MergeOptions)
 def merge(options: MergeOptions, given: frozenset[str]) -> None:
     """Add a LoRA adapter to the weights of a model."""
@@ -250,7 +251,7 @@ def merge(options: MergeOptions, given: frozenset[str]) -> None:
     run_command(options)
 
 
-@app.command()
+@app.command(cls=CommandWithSwitches)
 def ops(
     model: Annotated[
         Path | None,
@@ -291,7 +292,7 @@ def ops(
         model_ops(model, json, profile)
 
 
-@app.command()
+@app.command(cls=CommandWithSwitches)
 def check(
     model: ModelArgument,
     of: Annotated[
@@ -336,7 +337,7 @@ def check(
     run_command(model, of, only, data, dim, seed, json)
 
 
-@app.command()
+@app.command(cls=CommandWithSwitches)
 def inspect(
     directory: Annotated[
         Path,

@@ -67,7 +67,11 @@ def option(
 
 
 def switch(help: str, python: str = "", kept: Kept | None = None) -> Any:
-    """Declares a field as an option without a value, which is False unless it is given; see :func:`option`."""
+    """Declares a field as an option without a value, which is False unless it is given; see :func:`option`.
+
+    A second spelling switches it off: `--no-recompute` for `--recompute`, `--shuffle` for `--no-shuffle`. The command
+    line can so overrule a file of options.
+    """
     return option(None, help, default=False, python=python, kept=kept)
 
 
@@ -108,8 +112,8 @@ def options_of(kind: type) -> Mapping[str, Option]:
             continue
         metadata = entry.metadata
         rule = replace(metadata["rule"], kept=metadata["rule"].kept or getattr(kind, "kept", None))
-        # A truth value needs a spelling: typer would add --no-one-hot to a name that it makes itself.
-        names = metadata["names"] or ((flag(entry.name),) if hint is bool else ())
+        # typer would make "--no-no-shuffle" of a field "no_shuffle".
+        names = metadata["names"] or ((f"{flag(entry.name)}/{off_flag(entry.name)}",) if hint is bool else ())
         panel = getattr(kind, "panel", None)
         declared = metadata["make"](*names, rich_help_panel=panel, **metadata["settings"])
         default = inspect.Parameter.empty if entry.default is MISSING else entry.default
@@ -117,7 +121,7 @@ def options_of(kind: type) -> Mapping[str, Option]:
         key = (
             argument_key(metadata["settings"]["metavar"])
             if is_argument
-            else (names or (flag(entry.name),))[0]
+            else (metadata["names"] or (flag(entry.name),))[0]
         )
         options[entry.name] = Option(Annotated[hint, declared], default, rule, panel, key.removeprefix("--"))
     return options
@@ -204,3 +208,12 @@ def argument_key(metavar: str) -> str:
 def flag(name: str) -> str:
     """Returns the option of a field as it is typed: `--batch-size` for "batch_size"."""
     return f"--{name.replace('_', '-')}"
+
+
+def off_flag(name: str) -> str:
+    """Returns the option that switches a field off.
+
+    >>> [off_flag(name) for name in ("one_hot", "no_shuffle")]
+    ['--no-one-hot', '--shuffle']
+    """
+    return flag(name.removeprefix("no_") if name.startswith("no_") else f"no_{name}")

@@ -24,7 +24,7 @@ from onnxtrain.errors import InputError
 
 CONFIG_HELP = (
     "Read options from this TOML file, e.g. run.toml, which `train` writes to the directory of a run; options of the "
-    "command line win. Default: no file."
+    "command line win, and --no-NAME switches off what the file switches on, e.g. --no-scale. Default: no file."
 )
 # Eager: its values are the defaults of all options that are read after it.
 CONFIG_SETTINGS: dict[str, Any] = {"callback": use_config, "is_eager": True}
@@ -32,7 +32,7 @@ ConfigOption = Annotated[
     Path | None, typer.Option("--config", metavar="FILE.toml", help=CONFIG_HELP, **CONFIG_SETTINGS)
 ]
 JSON_HELP = "Print one JSON document instead of tables. Default: tables."
-JsonOption = Annotated[bool, typer.Option("--json", help=JSON_HELP)]
+JsonOption = Annotated[bool, typer.Option("--json/--no-json", help=JSON_HELP)]
 ModelArgument = Annotated[Path, typer.Argument(metavar="MODEL", help="Path of an .onnx file.")]
 RunArgument = Annotated[
     Path, typer.Argument(metavar="RUN", help="Directory of a run that `onnxtrain train` has written.")

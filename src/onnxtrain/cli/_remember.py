@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxtrain.cli._declared import build, flag, flat, options_of
+from onnxtrain.cli._declared import build, flag, flat, off_flag, options_of
 from onnxtrain.cli._tables import PROPERTY as ENCODING
 from onnxtrain.cli._tables import Encoding
 from onnxtrain.cli._train_options import TrainOptions
@@ -73,7 +73,7 @@ def recall(trainer: Trainer, options: TrainOptions, given: Collection[str], data
     # Other options of an interrupted fit would not give the result of the fit that did not stop.
     fixed = ("run", "fit") if trainer.resumes_fit else ("run",)
     contradictions = [
-        f"{flag(name)} {_show(values[name])} (it was {_show(saved[name])})"
+        _contradiction(name, values[name], saved[name])
         for name, option in _OPTIONS.items()
         if option.rule.kept in fixed and name in given and name in saved and values[name] != saved[name]
     ]
@@ -153,6 +153,13 @@ def saved_encoding(trainer: Trainer, source: Path) -> Encoding | None:
     """Reads the encoding of the table that a run was trained on; None for a run on arrays."""
     properties = trainer.state.properties
     return Encoding.from_json(str(properties[ENCODING]), str(source)) if ENCODING in properties else None
+
+
+def _contradiction(name: str, value: object, before: object) -> str:
+    """Names an option as it was given, and its value before: "--lr 0.1 (it was 0.01)", "--no-scale (it was on)"."""
+    if isinstance(value, bool):
+        return f"{flag(name)} (it was off)" if value else f"{off_flag(name)} (it was on)"
+    return f"{flag(name)} {_show(value)} (it was {_show(before)})"
 
 
 def _show(value: object) -> str:

@@ -22,7 +22,9 @@ class ShellWords(Words):
         for option, declared in {**options_of(PlanOptions), **options_of(TrainOptions)}.items():
             if name == (declared.rule.python or option):
                 # A truth value is the option alone: `--overwrite`, not `--overwrite True`.
-                return " ".join([flag(option), *(str(v) for v in value if v is not True)])
+                # A list is one value each: `--loss-input logits`.
+                items = [str(v) for one in value if one is not True for v in (one if isinstance(one, list) else [one])]
+                return " ".join([flag(option), *items])
         return super().argument(name, *value)
 
     def dynamic_batch(self, function: str = "Trainer") -> str:

@@ -41,6 +41,7 @@ from ._elementwise import (
 from ._focal import FocalLoss
 from ._mean import loss_mean
 from ._poisson import PoissonNLLLoss
+from ._scores import warn_of_probabilities
 from ._tversky import TverskyLoss
 
 __all__ = [
@@ -140,7 +141,9 @@ def attach_loss(
     """
     scored = _find(op.graph, scores, loss)
     # The model and not `op.graph` shows by which ops the scores are computed.
-    spec = loss.targets(_find(origin or op.graph, scores, loss))[0]
+    of_model = _find(origin or op.graph, scores, loss)
+    spec = loss.targets(of_model)[0]
+    warn_of_probabilities(loss, of_model)
     source: ir.Value | None
     if target is not None:
         value = _find(op.graph, target, loss)

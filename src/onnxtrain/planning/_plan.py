@@ -24,7 +24,7 @@ from onnxtrain.planning._measure import Measured, check_sizes, run_steps, write_
 from onnxtrain.planning._memory import parse_memory
 from onnxtrain.runtime.manifest import parse_manifest
 from onnxtrain.training.layer_modes import BatchNormMode
-from onnxtrain.training.training_graph import Activations, Precision
+from onnxtrain.training.training_graph import Activations, Precision, Profile
 
 _BATCH_SIZE = 32
 """Size of a symbolic first axis, as in `Trainer.fit`."""
@@ -106,6 +106,7 @@ def plan_training(
     straight_through: bool = False,
     precision: Precision = "fp32",
     activations: Activations = "float",
+    profile: Profile = "default",
     additional_output_names: list[str] | None = None,
     steps: int = 3,
     threads: int | None = None,
@@ -137,6 +138,7 @@ def plan_training(
         straight_through: as in `generate_artifacts`; True for models in int8.
         precision: as in `generate_artifacts`.
         activations: as in `generate_artifacts`.
+        profile: as in `generate_artifacts`; "portable" measures the models for browsers and phones.
         additional_output_names: as in `generate_artifacts`: values that are returned stay in memory during a step.
         steps: training steps of a dry run, at least 1. The first one does not count for the time.
         threads: threads per operation. Default: one per core.
@@ -175,6 +177,7 @@ def plan_training(
         "straight_through": straight_through,
         "precision": precision,
         "activations": activations,
+        "profile": profile,
         "additional_output_names": additional_output_names,
     }
     stop_at = int(min(_STOP_AT * limit, _SHARE_OF_FREE_MEMORY * _free_memory()))

@@ -1,0 +1,47 @@
+"""Warns of scores that are probabilities already."""
+
+from __future__ import annotations
+
+import logging
+
+import onnx_ir as ir
+
+from onnxtrain._words import argument
+from onnxtrain.losses._base import Loss
+from onnxtrain.op_facts import CASTS, VIEWS
+
+_log = logging.getLogger("onnxtrain")
+
+_PROBABILITIES = ("Softmax", "Sigmoid")
+
+
+def warn_of_probabilities(loss: Loss, scores: ir.Value) -> None:
+    """Warns if a loss that takes scores gets the output of a Softmax or Sigmoid.
+
+    Args:
+        loss: the loss; one without an `activation`, e.g. MSELoss, may well compare probabilities.
+        scores: value of the model that the loss reads, e.g. the output "prob" of a classifier from a model zoo.
+    """
+    if loss.activation is None:
+        return
+    node = scores.producer()
+    while node is not None and node.inputs and node.op_type in CASTS | VIEWS:
+        node = node.inputs[0].producer() if node.inputs[0] is not None else None
+    if node is None or node.op_type not in _PROBABILITIES or node.domain or node.inputs[0] is None:
+        return
+    wanted = "log-probabilities" if loss.activation == "exp" else "scores (logits)"
+    # The log of the scores' softmax is what `nll` wants, and no value of the model.
+    remedy = (
+        "Choose cross_entropy, and the scores"
+        if loss.activation == "exp"
+        else "Gradients become small and training slow. Choose the scores"
+    )
+    _log.warning(
+        "%s takes %s, but '%s' is computed by %s. %s in front of it: %s. The trained model keeps its outputs.",
+        type(loss).__name__,
+        wanted,
+        scores.name,
+        node.op_type,
+        remedy,
+        argument("loss_input_names", [str(node.inputs[0].name)]),
+    )

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from onnxtrain.artifacts import LossType, OptimType, generate_artifacts
+from pages import read_blocks, run_block
 
 PAGE = (Path(__file__).parents[1] / "docs" / "architecture.md").read_text()
 
@@ -30,16 +31,15 @@ def mlp() -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
 
 
-def test_the_files_have_the_inputs_outputs_and_nodes_that_the_page_names(tmp_path: Path) -> None:
+def test_the_files_have_the_inputs_outputs_and_nodes_that_the_page_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     onnx.save(mlp(), tmp_path / "mlp.onnx")
-    generate_artifacts(
-        tmp_path / "mlp.onnx",
-        loss=LossType.CrossEntropyLoss,
-        optimizer=OptimType.AdamW,
-        artifact_directory=tmp_path,
-    )
+    monkeypatch.chdir(tmp_path)
+    (block,) = read_blocks("docs/architecture.md")
+    run_block(block, {})
 
-    graphs = {file.stem: onnx.load(file) for file in tmp_path.glob("*_model.onnx")}
+    graphs = {file.stem: onnx.load(file) for file in Path("run").glob("*_model.onnx")}
     parameters = ["fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias"]
     names = {
         stem: ([i.name for i in model.graph.input], [o.name for o in model.graph.output])
@@ -65,7 +65,7 @@ def test_the_files_have_the_inputs_outputs_and_nodes_that_the_page_names(tmp_pat
         "ReluGradientOfFinite_float",
         "SoftmaxCrossEntropyGradient_float",
     ]
-    assert {"checkpoint", "manifest.json"} <= {file.name for file in tmp_path.iterdir()}
+    assert {"checkpoint", "manifest.json"} <= {file.name for file in Path("run").iterdir()}
 
 
 def test_every_module_that_the_page_names_is_there() -> None:

@@ -68,6 +68,12 @@ def check_from_pytorch(names: dict[str, Any]) -> None:
         assert names["accuracy"](model) > 0.8
 
 
+def check_forecasting(names: dict[str, Any]) -> None:
+    assert names["after"] < 0.6 * names["before"]
+    assert Path("ada.delta").stat().st_size < Path("base/trained").stat().st_size / 4
+    assert len(names["forecast"]) == 24
+
+
 def check_readme(names: dict[str, Any]) -> None:
     from onnxtrain import Trainer
 
@@ -82,6 +88,7 @@ CHECKS: dict[str, Callable[[dict[str, Any]], None]] = {
     "docs/transfer-learning.md": check_transfer_learning,
     "docs/tabular-data.md": check_tabular_data,
     "docs/text-classification.md": check_text_classification,
+    "docs/forecasting.md": check_forecasting,
     "docs/tutorials/first-fine-tuning.md": check_first_fine_tuning,
     "docs/tutorials/from-pytorch.md": check_from_pytorch,
 }
@@ -106,6 +113,16 @@ def test_a_page_runs_and_prints_what_it_shows(page: str) -> None:
 def test_every_page_of_tutorials_and_answers_is_run() -> None:
     folders = [pages.ROOT / "docs" / name for name in ("tutorials", "how-to")]
     assert {f"docs/{f.name}/{p.name}" for f in folders for p in f.glob("*.md")} <= set(pages.STORIES)
+
+
+def test_every_block_in_python_is_run() -> None:
+    """Here, or by the test that `ELSEWHERE` names, which reads the page."""
+    files = [path for path in (pages.ROOT / "docs").rglob("*.md") if "reference" not in path.parts]
+    names = [path.relative_to(pages.ROOT).as_posix() for path in files]
+    with_blocks = {name for name in names if read_blocks(name)}
+    assert with_blocks <= {*pages.STORIES, *pages.EXAMPLES, *pages.ELSEWHERE}
+    for page, test in pages.ELSEWHERE.items():
+        assert Path(page).name in (pages.ROOT / test).read_text(encoding="utf-8"), page
 
 
 def test_an_output_block_belongs_to_a_block_that_runs() -> None:

@@ -32,10 +32,22 @@ def model(*ops: str) -> onnx.ModelProto:
 @pytest.mark.parametrize(
     ("ops", "loss", "message"),
     [
-        (("Softmax",), "cross_entropy", "CrossEntropyLoss takes scores (logits), but 'y' is computed by Softmax."),
+        (
+            ("Softmax",),
+            "cross_entropy",
+            "CrossEntropyLoss takes scores (logits), but 'y' is computed by Softmax.",
+        ),
         (("Softmax", "Identity"), "cross_entropy", "but 'y' is computed by Softmax."),
-        (("Sigmoid",), "bce_with_logits", "BCEWithLogitsLoss takes scores (logits), but 'y' is computed by Sigmoid."),
-        (("Softmax",), "nll", "NLLLoss takes log-probabilities, but 'y' is computed by Softmax. Choose cross_entropy"),
+        (
+            ("Sigmoid",),
+            "bce_with_logits",
+            "BCEWithLogitsLoss takes scores (logits), but 'y' is computed by Sigmoid.",
+        ),
+        (
+            ("Softmax",),
+            "nll",
+            "NLLLoss takes log-probabilities, but 'y' is computed by Softmax. Choose cross_entropy",
+        ),
         (("Relu",), "cross_entropy", None),
         (("Softmax", "Relu"), "cross_entropy", None),
         # The softmax of a log-softmax is the softmax: nothing is lost.

@@ -128,7 +128,7 @@ def test_the_command_line_wins(run: Any, mlp: Path, data: Path, tmp_path: Path) 
 
 
 def test_the_command_line_switches_off(run: Any, mlp: Path, data: Path, tmp_path: Path) -> None:
-    """What a file switches on: `--no-drop-last` for drop-last, `--shuffle` for no-shuffle."""
+    """`--no-drop-last` overrules `drop-last = true` of a file, and `--shuffle` its `no-shuffle = true`."""
     file = tmp_path / "options.toml"
     file.write_text(
         'model = "mlp.onnx"\ndata = "data.npz"\nloss = "cross_entropy"\nepochs = 1\nrecompute = true\n'
@@ -136,7 +136,19 @@ def test_the_command_line_switches_off(run: Any, mlp: Path, data: Path, tmp_path
     )
     command = ("train", "--config", file)
     off = run(*command, "--no-drop-last", "--shuffle", "--no-recompute", "-o", tmp_path / "off")
-    plain = run("train", mlp, "--data", data, "--loss", "cross_entropy", "--epochs", 1, "--json", "-o", tmp_path / "plain")
+    plain = run(
+        "train",
+        mlp,
+        "--data",
+        data,
+        "--loss",
+        "cross_entropy",
+        "--epochs",
+        1,
+        "--json",
+        "-o",
+        tmp_path / "plain",
+    )
     on = run(*command, "-o", tmp_path / "on")
     assert (off.code, plain.code, on.code) == (0, 0, 0), off.err + plain.err + on.err
     assert off.json()["epochs"] == plain.json()["epochs"] != on.json()["epochs"]

@@ -54,7 +54,7 @@ def test_json_has_every_choice_and_the_commands(run: Any, mlp: Path) -> None:
 
 
 def test_the_profile_is_measured(run: Any, tmp_path: Path) -> None:
-    """What no browser runs is refused here, too, and not first by the command that would be printed."""
+    """`plan` refuses what no browser runs, before it prints a command that would refuse it."""
     text = """<ir_version: 10, opset_import: ["" : 21]>
     g (float[N, 4] x) => (float[N, 3] y) <float[4, 3] w = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11}> {
         h = MatMul(x, w)

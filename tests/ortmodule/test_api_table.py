@@ -25,11 +25,17 @@ DIFFERENT = {
 
 HEAD = """# ORTModule: every method of `torch.nn.Module`
 
-Written by `tests/ortmodule/test_api_table.py`, which does the same to a plain module and to an `ORTModule` around a
-copy of it and compares what comes of it. Attributes that are read, set or deleted are the wrapped module's; no name
-has a prefix. Where a method gives modules (`modules()`, `named_modules()`, `get_submodule("")`, the argument of
-hooks and of `apply`'s function), the root is the wrapped module, `model.module`; where it returns `self`, that is
-the `ORTModule`. The methods of the user's own class run with the `ORTModule` as their `self`.
+Use an `ORTModule` like the PyTorch module that it wraps: this table compares every method. With `model = ORTModule(net)`:
+
+- **Attributes** belong to `net`: `model.fc` reads, sets and deletes `net.fc`.
+- **Names** have no prefix: `model.state_dict()` has the keys of `net.state_dict()`, e.g. "fc.weight".
+- **The root module** is `net`, which is `model.module`, wherever a method returns modules or passes modules to a
+  function: `modules()`, `named_modules()`, `get_submodule("")`, hooks and `apply`.
+- **Methods that return `self`**, e.g. `model.train()`, return `model`.
+- **Methods of your own class** run with `model` as `self`.
+
+`tests/ortmodule/test_api_table.py` writes this page. It does the same to a plain module and to an `ORTModule` around a
+copy of the module, and compares what the last column names.
 
 | method | same as on the plain module | compared |
 |---|---|---|

@@ -14,6 +14,8 @@ class ShellWords(Words):
     >>> words = ShellWords()
     >>> words.argument("clip_grad_norm", 1.0), words.argument("batch_size"), words.argument("overwrite", True)
     ('--clip-norm 1.0', '--batch-size', '--overwrite')
+    >>> words.argument("loss_input_names", ["logits"])
+    '--loss-input logits'
     """
 
     def argument(self, name: str, *value: object) -> str:
@@ -23,7 +25,12 @@ class ShellWords(Words):
             if name == (declared.rule.python or option):
                 # A truth value is the option alone: `--overwrite`, not `--overwrite True`.
                 # A list is one value each: `--loss-input logits`.
-                items = [str(v) for one in value if one is not True for v in (one if isinstance(one, list) else [one])]
+                items = [
+                    str(v)
+                    for one in value
+                    if one is not True
+                    for v in (one if isinstance(one, list) else [one])
+                ]
                 return " ".join([flag(option), *items])
         return super().argument(name, *value)
 

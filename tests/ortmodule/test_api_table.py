@@ -25,7 +25,8 @@ DIFFERENT = {
 
 HEAD = """# ORTModule: every method of `torch.nn.Module`
 
-Use an `ORTModule` like the PyTorch module that it wraps: this table compares every method. With `model = ORTModule(net)`:
+Use an `ORTModule` like the PyTorch module that it wraps: this table compares every method. With
+`model = ORTModule(net)`:
 
 - **Attributes** belong to `net`: `model.fc` reads, sets and deletes `net.fc`.
 - **Names** have no prefix: `model.state_dict()` has the keys of `net.state_dict()`, e.g. "fc.weight".

@@ -173,11 +173,11 @@ def generate_artifacts(
     Raises:
         ModelError: the model cannot be loaded or converted, also to ORT format; a file cannot be written.
         GraphBuildError: a name is unknown, a parameter is both frozen and trainable, a value would be returned twice,
-            the loss does not fit, a parameter cannot have a sparse gradient, its optimizer cannot use one, or a model
-            of `profile="portable"` has an op that some build lacks.
+            the loss does not fit or does not depend on an adapter, a parameter cannot have a sparse gradient, its
+            optimizer cannot use one, or a model of `profile="portable"` has an op that some build lacks.
         NothingToTrain: no parameter is left to train, or the loss depends on no trainable parameter.
         NoGradientRule: an op between the loss and a trainable parameter has no gradient rule.
-        TypeError: `loss`, `optimizer` or a list of names is of an unknown type.
+        TypeError: `loss`, `optimizer`, `lora` or a list of names is of an unknown type.
         ValueError: `batch_norm`, `precision`, `activations` or `profile` has an unknown value.
     """
     for option, names in (
@@ -192,6 +192,7 @@ def generate_artifacts(
     optimizer_ = optimizer_for(optimizer)
     library = _library(custom_op_library)
     loaded = load_model(model)
+    asked = set(requires_grad or ())
     requires_grad = train_adapters(loaded, lora, requires_grad)
     if lora is not None:
         # A block reads its model again from what the caller has passed, which has no adapters.
@@ -207,6 +208,7 @@ def generate_artifacts(
             loss_name,
             [*extra, *(additional_output_names or ())],
             requires_grad=requires_grad,
+            adapters=set(requires_grad or ()) - asked,
             frozen=frozen_params,
             batch_norm=batch_norm,
             inference_outputs=[name for name in model_outputs if name != loss_name],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -10,12 +11,21 @@ import onnx
 import onnxruntime
 import pytest
 import safetensors.numpy
+import safetensors.torch
+import torch
 
 from lora.models import in_bits, products, run
 from onnxtrain import api
 from onnxtrain.artifacts import generate_artifacts
 from onnxtrain.errors import AdapterMismatchError, GraphBuildError
-from onnxtrain.lora import LoraConfig, adapter_model, add_lora, load_adapter, save_adapter
+from onnxtrain.lora import (
+    LoraConfig,
+    adapter_model,
+    add_lora,
+    copy_module_names,
+    load_adapter,
+    save_adapter,
+)
 
 LAYERS = {"model.layers.0.fc1": (16, 32), "model.layers.1.fc1": (32, 32), "model.layers.1.fc2": (32, 16)}
 CONFIG = LoraConfig(
@@ -108,6 +118,23 @@ def test_a_loaded_adapter_computes_the_same(
     assert np.allclose(run(again, x=X), run(trained, x=X), atol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16"])
+def test_adapters_of_other_precisions_are_read_in_float32(
+    dtype: str, base: onnx.ModelProto, trained: onnx.ModelProto, tmp_path: Path
+) -> None:
+    """As PEFT reads them; in bfloat16 most of its users write them."""
+    save_adapter(trained, tmp_path / "a", format="peft")
+    # Not with `safetensors.numpy`, which does not know bfloat16.
+    file = tmp_path / "a" / "adapter_model.safetensors"
+    tensors = {n: t.to(getattr(torch, dtype)) for n, t in safetensors.torch.load_file(file).items()}
+    safetensors.torch.save_file(tensors, file, {"format": "pt"})
+    loaded = load_adapter(tmp_path / "a", base)
+    adapters = [i for i in loaded.graph.initializer if ".lora_" in i.name]
+    assert {i.data_type for i in adapters} == {onnx.TensorProto.FLOAT}
+    tolerance = {"float64": 1e-6, "float16": 1e-2, "bfloat16": 5e-2}[dtype]
+    assert np.allclose(run(loaded, x=X), run(trained, x=X), atol=tolerance)
+
+
 def test_the_checkpoint_of_a_run_can_be_saved(base: onnx.ModelProto, tmp_path: Path) -> None:
     generate_artifacts(base, loss="mse", artifact_directory=tmp_path, lora=CONFIG)
     state = api.CheckpointState.load_checkpoint(tmp_path / "checkpoint")
@@ -151,6 +178,21 @@ def change_settings(folder: Path, **settings: object) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | settings))
 
 
+def keep_in_file(path: Path, holds: Callable[[str], bool], version: int | None = None) -> None:
+    """Writes a file of ONNX Runtime again, with the tensors whose names `holds` accepts."""
+    file = onnxruntime.AdapterFormat.read_adapter(str(path))
+    kept = {
+        name: onnxruntime.OrtValue.ortvalue_from_numpy(value.numpy().copy())
+        for name, value in file.get_parameters().items()
+        if holds(name)
+    }
+    part = onnxruntime.AdapterFormat()
+    part.set_adapter_version(file.get_adapter_version() if version is None else version)
+    part.set_model_version(file.get_model_version() if version is None else version)
+    part.set_parameters(kept)
+    part.export_adapter(str(path))
+
+
 class TestRefused:
     @pytest.fixture
     def folder(self, trained: onnx.ModelProto, tmp_path: Path) -> Path:
@@ -171,19 +213,62 @@ class TestRefused:
         self, base: onnx.ModelProto, trained: onnx.ModelProto, tmp_path: Path
     ) -> None:
         save_adapter(trained, tmp_path / "a")
-        file = onnxruntime.AdapterFormat.read_adapter(str(tmp_path / "a"))
-        kept = {
-            name: onnxruntime.OrtValue.ortvalue_from_numpy(value.numpy().copy())
-            for name, value in file.get_parameters().items()
-            if "layers.1.fc1" not in name
-        }
-        half = onnxruntime.AdapterFormat()
-        half.set_adapter_version(file.get_adapter_version())
-        half.set_model_version(file.get_model_version())
-        half.set_parameters(kept)
-        half.export_adapter(str(tmp_path / "half"))
+        # As another program writes it, which does not count.
+        keep_in_file(tmp_path / "a", lambda name: "layers.1.fc1" not in name, version=1)
         with pytest.raises(AdapterMismatchError, match=r"none for model\.layers\.1\.fc1"):
-            load_adapter(tmp_path / "half", base)
+            load_adapter(tmp_path / "a", base)
+
+    def test_all_layers_of_a_name_are_gone(
+        self, base: onnx.ModelProto, trained: onnx.ModelProto, tmp_path: Path
+    ) -> None:
+        """The versions in the file tell how many there were."""
+        save_adapter(trained, tmp_path / "a")
+        keep_in_file(tmp_path / "a", lambda name: "fc2" not in name)
+        with pytest.raises(AdapterMismatchError, match="adapters of 3 layers, and has those of 2 only"):
+            load_adapter(tmp_path / "a", base)
+
+    def test_half_of_the_layers_where_the_settings_say_all_linear(
+        self, base: onnx.ModelProto, folder: Path
+    ) -> None:
+        change_settings(folder, target_modules="all-linear")
+        change_tensors(folder, lambda tensors: {n: t for n, t in tensors.items() if "layers.0" not in n})
+        with pytest.raises(AdapterMismatchError, match=r"none for model\.layers\.0\.fc1"):
+            load_adapter(folder, base)
+
+    def test_an_adapter_of_the_quantised_model_beside_the_float_one(
+        self, base: onnx.ModelProto, tmp_path: Path
+    ) -> None:
+        quantised = copy_module_names(in_bits(base, 4), base)
+        for form in ("onnx_adapter", "peft"):
+            save_adapter(add_lora(quantised, CONFIG), tmp_path / form, format=form)
+            assert load_adapter(tmp_path / form, quantised)
+            with pytest.raises(AdapterMismatchError, match="trained on other weights"):
+                load_adapter(tmp_path / form, base)
+
+    def test_integers(self, base: onnx.ModelProto, folder: Path) -> None:
+        change_tensors(folder, lambda tensors: {n: t.astype(np.int8) for n, t in tensors.items()})
+        with pytest.raises(AdapterMismatchError, match="has the dtype int8"):
+            load_adapter(folder, base)
+
+    @pytest.mark.parametrize("value", [np.nan, -np.inf])
+    def test_a_training_that_diverged(self, value: float, base: onnx.ModelProto, folder: Path) -> None:
+        change_tensors(
+            folder, lambda tensors: {n: np.where("lora_B" in n, value, t) for n, t in tensors.items()}
+        )
+        with pytest.raises(AdapterMismatchError, match=r"lora_B\.weight has values that are nan or infinite"):
+            load_adapter(folder, base)
+
+    @pytest.mark.parametrize("form", ["onnx_adapter", "peft"])
+    def test_a_file_that_ends_too_early(
+        self, form: str, base: onnx.ModelProto, trained: onnx.ModelProto, tmp_path: Path
+    ) -> None:
+        save_adapter(trained, tmp_path / "a", format=form)  # type: ignore[arg-type]
+        file = tmp_path / "a" / "adapter_model.safetensors" if form == "peft" else tmp_path / "a"
+        whole = file.read_bytes()
+        for length in range(0, len(whole), len(whole) // 40):
+            file.write_bytes(whole[:length])
+            with pytest.raises(AdapterMismatchError, match=r"no (adapter of ONNX Runtime|folder of PEFT)"):
+                load_adapter(tmp_path / "a", base)
 
     @pytest.mark.parametrize("form", ["onnx_adapter", "peft"])
     def test_another_model_of_the_same_layers(

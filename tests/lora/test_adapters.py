@@ -308,6 +308,12 @@ def test_convolutions_of_kernel_one(tmp_path: Path) -> None:
         ({"target_modules": "("}, "target_modules is '('"),
         ({"init_lora_weights": "pissa"}, "init_lora_weights is 'pissa'"),
         ({"rank_pattern": {"up": 0}}, "rank_pattern is"),
+        (
+            {"rank_pattern": {"(": 2}},
+            "rank_pattern is {'(': 2}; it must be a mapping from regular expressions",
+        ),
+        ({"alpha_pattern": [2.0]}, "alpha_pattern is [2.0]; it must be a mapping from regular expressions"),
+        ({"target_modules": {"up", 1}}, "target_modules is"),
         ({"seed": -1}, "seed is -1"),
     ],
 )
@@ -320,6 +326,7 @@ def test_settings_that_cannot_be_are_refused(settings: dict[str, object], messag
     ("config", "message"),
     [
         (LoraConfig(target_modules=["up", "q_proj"]), "no layer is named 'q_proj'"),
+        (LoraConfig(target_modules=["embedding"]), "no layer is named 'embedding'"),
         (LoraConfig(target_modules="nothing"), "leave no layer; there are up, blocks.0"),
         (LoraConfig(target_modules=["up"], exclude_modules=["up"]), "leave no layer"),
         (
@@ -333,6 +340,47 @@ def test_targets_that_are_not_there_are_refused(
 ) -> None:
     with pytest.raises(GraphBuildError, match=message):
         add_lora(model, config)
+
+
+def test_names_may_be_a_set(model: onnx.ModelProto) -> None:
+    """As in PEFT, which makes a set of a list."""
+    of_a_set = add_lora(model, LoraConfig(target_modules={"up", "0"}))
+    assert of_a_set == add_lora(model, LoraConfig(target_modules=["0", "up"]))
+
+
+def test_other_settings_than_a_configuration_are_refused(model: onnx.ModelProto, tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="lora is a dict; pass a LoraConfig"):
+        generate_artifacts(model, loss="mse", artifact_directory=tmp_path, lora={"r": 4})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("op", ["Round", "Shape"])
+def test_an_adapter_that_gets_no_gradient_is_refused(op: str, tmp_path: Path) -> None:
+    """Silently untrained, it would be saved and deployed as it was drawn."""
+    model = products({"lost": (8, 6), "fc": (6, 4)})
+    (node,) = (node for node in model.graph.node if node.output == ["lost_act"])
+    node.op_type = "Round"
+    config = LoraConfig(r=2)
+    if op == "Shape":
+        # The layer counts rows only.
+        node.op_type, rows = "Shape", node.output[0]
+        node.output[0] = "dims"
+        dims = onnx.helper.make_node("ConstantOfShape", ["dims"], [rows])
+        model.graph.node.insert(2, dims)
+    options = {"loss": "mse", "artifact_directory": tmp_path, "lora": config}
+    with pytest.raises(
+        GraphBuildError, match="no gradient flows from the loss 'loss' to the adapters of lost: "
+    ):
+        generate_artifacts(model, **options)
+    # So of a model that has its adapters already, but not of parameters that are named.
+    with_adapters = add_lora(model, config)
+    with pytest.raises(GraphBuildError, match="the adapters of lost: "):
+        generate_artifacts(with_adapters, **options | {"lora": None})
+    generate_artifacts(
+        with_adapters, **options | {"lora": None, "requires_grad": ["fc.lora_*", "lost.lora_*"]}
+    )
+    generate_artifacts(model, **options | {"lora": LoraConfig(r=2, exclude_modules=["lost"])})
+    if op == "Round":
+        generate_artifacts(model, **options, straight_through=True)
 
 
 def test_a_second_set_of_adapters_is_refused(model: onnx.ModelProto) -> None:

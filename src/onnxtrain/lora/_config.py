@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -57,15 +58,28 @@ class LoraConfig:
 
     def __post_init__(self) -> None:
         integers_to_floats(self)
+        # PEFT makes sets of lists. The settings are written as JSON, which has none.
+        for name in ("target_modules", "exclude_modules"):
+            choice = getattr(self, name)
+            if isinstance(choice, AbstractSet):
+                object.__setattr__(self, name, tuple(sorted(choice, key=str)))
         require(self, "r", _is_rank, "an integer of at least 1")
         require(self, "lora_alpha", _is_alpha, "a positive number")
         require(self, "target_modules", _is_choice, '"all-linear", a list of names, or a regular expression')
         require(self, "lora_dropout", lambda p: 0 <= p < 1, "a probability, 0 <= p < 1")
         require(self, "use_rslora", lambda flag: isinstance(flag, bool), "True or False")
         require(
-            self, "rank_pattern", _all_values(_is_rank), "a mapping from patterns to integers of at least 1"
+            self,
+            "rank_pattern",
+            _all_values(_is_rank),
+            "a mapping from regular expressions to integers of at least 1",
         )
-        require(self, "alpha_pattern", _all_values(_is_alpha), "a mapping from patterns to positive numbers")
+        require(
+            self,
+            "alpha_pattern",
+            _all_values(_is_alpha),
+            "a mapping from regular expressions to positive numbers",
+        )
         require(
             self,
             "exclude_modules",
@@ -131,16 +145,27 @@ def _is_alpha(value: Any) -> bool:
 
 def _is_choice(choice: Any) -> bool:
     if isinstance(choice, str):
-        try:
-            re.compile(choice)
-        except re.error:
-            return False
-        return bool(choice)
+        return bool(choice) and _is_expression(choice)
     return len(choice) > 0 and all(isinstance(name, str) and name for name in choice)
 
 
+def _is_expression(text: str) -> bool:
+    try:
+        re.compile(text)
+    except re.error:
+        return False
+    return True
+
+
 def _all_values(holds: Any) -> Any:
-    return lambda patterns: patterns is None or all(holds(value) for value in patterns.values())
+    def are_valid(patterns: Any) -> bool:
+        return patterns is None or (
+            isinstance(patterns, Mapping)
+            and all(isinstance(key, str) and _is_expression(key) for key in patterns)
+            and all(holds(value) for value in patterns.values())
+        )
+
+    return are_valid
 
 
 def matches(choice: str | Sequence[str], module: str) -> bool:

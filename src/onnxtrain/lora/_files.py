@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
@@ -20,21 +21,25 @@ import safetensors.numpy
 from onnxtrain.errors import AdapterMismatchError, CheckpointError
 from onnxtrain.lora._config import LoraConfig
 from onnxtrain.lora._description import METADATA_KEY, AdapterDescription, Pair, base_fingerprint
-from onnxtrain.lora._insert import adapter_shapes, insert_adapters, loaded_for_adapters
-from onnxtrain.lora._targets import Target, find_targets
+from onnxtrain.lora._fit import (
+    BASE_KEY,
+    CONFIG_FILE,
+    WEIGHTS_FILE,
+    check_named,
+    check_whole,
+    layer_of,
+    layers_of,
+    other_base,
+    pairs,
+    rank_of,
+)
+from onnxtrain.lora._insert import insert_adapters, loaded_for_adapters
 from onnxtrain.passes import ModelSource, as_given
 from onnxtrain.runtime.atomic import FileSet
 from onnxtrain.runtime.state import CheckpointState
-from onnxtrain.selection import some_names
 
 Format = Literal["onnx_adapter", "peft"]
-Layers = Mapping[str, Target]
-"""The layers of a model by the paths of their modules."""
-
-_WEIGHTS, _CONFIG = "adapter_model.safetensors", "adapter_config.json"
 _PREFIX = "base_model.model."
-_BASE = "onnxtrain.base"
-"""Key of the fingerprint of the base in the metadata of PEFT's safetensors file."""
 # PEFT's settings that change what an adapter computes, and that this package does not compute.
 _REFUSED = (
     "use_dora",
@@ -205,12 +210,12 @@ def _write_peft(path: Path, description: AdapterDescription, weights: Mapping[st
             tensors[f"{_PREFIX}{module.path}.lora_{letter}.weight"] = np.ascontiguousarray(stored, np.float32)
     config = description.config.to_peft([module.path for module in description.modules])
     # transformers refuses safetensors files that do not say which framework wrote them.
-    content = safetensors.numpy.save(tensors, {"format": "pt", _BASE: description.base})
+    content = safetensors.numpy.save(tensors, {"format": "pt", BASE_KEY: description.base})
     path.mkdir(parents=True, exist_ok=True)
     with FileSet(path.absolute()) as files:
-        with files.open(_WEIGHTS) as target:
+        with files.open(WEIGHTS_FILE) as target:
             target.write(content)
-        with files.open(_CONFIG) as target:
+        with files.open(CONFIG_FILE) as target:
             target.write(json.dumps(config, indent=2).encode())
 
 
@@ -227,29 +232,37 @@ def _read_onnx_adapter(
         raise AdapterMismatchError(
             f"{doing}: it is no adapter of ONNX Runtime ({error}); check the file"
         ) from error
-    weights, layers = _pairs(arrays, doing), _layers(model)
+    weights, layers = pairs(arrays, doing), layers_of(model)
     # Of a file of ours both versions are known; other writers leave 0 or 1 there, or count.
     if count == len(weights) and trained_on > 1 and trained_on != _short(base):
-        raise AdapterMismatchError(_other_base(doing))
-    # A file of another writer, or a part of one of ours.
+        raise AdapterMismatchError(other_base(doing))
+    # Both versions are those of one of our files, but adapters are missing.
+    if count > len(weights) and trained_on == _short(base):
+        raise AdapterMismatchError(
+            f"{doing}: it was written with adapters of {count} layers, and has those of {len(weights)} only; save the "
+            "whole adapter again"
+        )
+    # A file of another writer, or one whose versions another program has changed.
     if count != len(weights):
-        _check_whole(layers, weights, doing)
-    ranks = {module: _rank(_layer(layers, module, doing), pair, doing) for module, pair in weights.items()}
+        check_whole(layers, weights, doing)
+    ranks = {
+        module: rank_of(layer_of(layers, module, doing), pair, doing) for module, pair in weights.items()
+    }
     # B holds the scaling: alpha = r makes it 1.
     return _config_of(ranks, {module: float(rank) for module, rank in ranks.items()}), weights
 
 
 def _read_peft(path: Path, model: ir.Model, base: str, doing: str) -> tuple[LoraConfig, dict[str, Pair]]:
     try:
-        settings: dict[str, Any] = json.loads((path / _CONFIG).read_text())
-        with safetensors.safe_open(str(path / _WEIGHTS), framework="numpy") as file:
+        settings: dict[str, Any] = json.loads((path / CONFIG_FILE).read_text())
+        with safetensors.safe_open(str(path / WEIGHTS_FILE), framework="numpy") as file:
             metadata = file.metadata() or {}
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping
         kind = settings["peft_type"]
         config = _peft_config(settings)
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, safetensors.SafetensorError) as error:
         raise AdapterMismatchError(
-            f"{doing}: it is no folder of PEFT with {_CONFIG} and {_WEIGHTS} ({error}); check the path"
+            f"{doing}: it is no folder of PEFT with {CONFIG_FILE} and {WEIGHTS_FILE} ({error}); check the path"
         ) from error
     # Read without them, the adapter would compute something else than in PEFT, silently.
     refused = [name for name in _REFUSED if settings.get(name)]
@@ -259,22 +272,26 @@ def _read_peft(path: Path, model: ir.Model, base: str, doing: str) -> tuple[Lora
             "layers alone; merge it in PEFT and export the result"
         )
     # PEFT itself writes no fingerprint: its adapters are of the float model, and fit quantised ones.
-    if metadata.get(_BASE, base) != base:
-        raise AdapterMismatchError(_other_base(doing))
+    if metadata.get(BASE_KEY, base) != base:
+        raise AdapterMismatchError(other_base(doing))
     named = {name.removeprefix(_PREFIX): array for name, array in arrays.items()}
-    weights, layers = {}, _layers(model)
-    for module, (a, b) in _pairs(named, doing).items():
-        weights[module] = (a, b) if _layer(layers, module, doing).is_convolution else (a.T.copy(), b.T.copy())
-    ranks = {module: _rank(_layer(layers, module, doing), pair, doing) for module, pair in weights.items()}
+    weights, layers = {}, layers_of(model)
+    for module, (a, b) in pairs(named, doing).items():
+        weights[module] = (
+            (a, b) if layer_of(layers, module, doing).is_convolution else (a.T.copy(), b.T.copy())
+        )
+    ranks = {
+        module: rank_of(layer_of(layers, module, doing), pair, doing) for module, pair in weights.items()
+    }
     for module, rank in ranks.items():
         if rank != config.rank(module):
             raise AdapterMismatchError(
-                f"{doing}: the adapter of {module} has rank {rank}, and {_CONFIG} says {config.rank(module)}; take "
+                f"{doing}: the adapter of {module} has rank {rank}, and {CONFIG_FILE} says {config.rank(module)}; take "
                 "both files from one training"
             )
     # Layers may be left out on purpose by settings of PEFT that are not read here.
     if not any(settings.get(name) for name in ("layers_to_transform", "target_parameters")):
-        _check_named(layers, config, weights, doing)
+        check_named(layers, config, weights, doing)
     return _config_of(ranks, {module: config.scaling(module) * ranks[module] for module in ranks}), weights
 
 
@@ -297,102 +314,10 @@ def _config_of(ranks: Mapping[str, int], alphas: Mapping[str, float]) -> LoraCon
     # The first module's values are the common ones, so that an adapter of one rank has no patterns.
     first = next(iter(ranks))
     config = LoraConfig(r=ranks[first], lora_alpha=alphas[first], target_modules=tuple(ranks))
+    # A dot of a regular expression would match any character.
     return replace(
         config,
-        rank_pattern={_literally(m): rank for m, rank in ranks.items() if rank != config.r} or None,
-        alpha_pattern={_literally(m): alpha for m, alpha in alphas.items() if alpha != config.lora_alpha}
+        rank_pattern={re.escape(m): rank for m, rank in ranks.items() if rank != config.r} or None,
+        alpha_pattern={re.escape(m): alpha for m, alpha in alphas.items() if alpha != config.lora_alpha}
         or None,
-    )
-
-
-def _literally(module: str) -> str:
-    """Returns the regular expression that matches a path alone."""
-    # A dot of a regular expression would match any character.
-    return module.replace(".", r"\.")
-
-
-def _pairs(arrays: Mapping[str, np.ndarray[Any, Any]], doing: str) -> dict[str, Pair]:
-    """Groups arrays by module; raises AdapterMismatchError for foreign names and halves of adapters."""
-    found: dict[str, dict[str, np.ndarray[Any, Any]]] = {}
-    foreign = []
-    for name, array in arrays.items():
-        module, separator, rest = name.rpartition(".lora_")
-        if not separator or rest not in ("A.weight", "B.weight"):
-            foreign.append(name)
-        else:
-            found.setdefault(module, {})[rest[0]] = array
-    # E.g. `lora_embedding_A`, or `lora_magnitude_vector` of DoRA.
-    if foreign or not found:
-        raise AdapterMismatchError(
-            f"{doing}: its tensors {some_names(foreign, 3)} are no A and B of LoRA; there should be "
-            "<module>.lora_A.weight and <module>.lora_B.weight"
-        )
-    half = [module for module, pair in found.items() if len(pair) < 2]
-    if half:
-        raise AdapterMismatchError(
-            f"{doing}: of {some_names(half, 3)} there is one of A and B only; save the whole adapter again"
-        )
-    return {module: (pair["A"], pair["B"]) for module, pair in found.items()}
-
-
-def _layers(model: ir.Model) -> dict[str, Target]:
-    return {target.module: target for target in find_targets(model)}
-
-
-def _layer(layers: Layers, module: str, doing: str) -> Target:
-    """Returns the layer of a module; raises AdapterMismatchError if the model has none."""
-    if module in layers:
-        return layers[module]
-    raise AdapterMismatchError(
-        f"{doing}: it has an adapter for the layer {module}, which the model does not have; the model has "
-        f"{some_names(layers, 5)}. Pass the model that it was trained for; if a quantizer has dropped the names of its "
-        "modules, onnxtrain.lora.copy_module_names(model, float_model) restores them"
-    )
-
-
-def _rank(target: Target, pair: Pair, doing: str) -> int:
-    """Returns the rank of an adapter; raises AdapterMismatchError if its shapes do not fit the layer."""
-    axis = 0 if target.is_convolution else 1
-    rank = pair[0].shape[axis] if pair[0].ndim > axis else 0
-    expected = adapter_shapes(target, rank)
-    if rank == 0 or (pair[0].shape, pair[1].shape) != expected:
-        raise AdapterMismatchError(
-            f"{doing}: A and B of {target.module} have the shapes {list(pair[0].shape)} and {list(pair[1].shape)}, and "
-            f"the layer has {target.input_size} inputs and {target.output_size} outputs. Pass the model that the "
-            "adapter was trained for"
-        )
-    return int(rank)
-
-
-def _check_named(layers: Layers, config: LoraConfig, weights: Mapping[str, Pair], doing: str) -> None:
-    """Raises AdapterMismatchError if a layer that PEFT's settings name has no adapter in the file."""
-    missing = [
-        module
-        for module in layers
-        if config.names(module) and not config.excludes(module) and module not in weights
-    ]
-    if missing:
-        raise AdapterMismatchError(
-            f"{doing}: {_CONFIG} names the layers {some_names(missing, 5)}, of which the file has no adapter; save the "
-            "whole adapter again"
-        )
-
-
-def _check_whole(layers: Layers, weights: Mapping[str, Pair], doing: str) -> None:
-    """Raises AdapterMismatchError if layers of one name have adapters in some blocks of the model only."""
-    # The file does not say which layers were meant; blocks of a transformer are alike, and adapted alike.
-    ends = {module.rpartition(".")[2] for module in weights}
-    missing = [module for module in layers if module.rpartition(".")[2] in ends and module not in weights]
-    if missing:
-        raise AdapterMismatchError(
-            f"{doing}: it has adapters for some layers of a name, and none for {some_names(missing, 5)}; save the "
-            "whole adapter again"
-        )
-
-
-def _other_base(doing: str) -> str:
-    return (
-        f"{doing}: it was trained on other weights than those of this model; pass the model that it was trained for. "
-        "To use it on another one of the same layers all the same, save it in the format of PEFT and remove "
-        f"{_BASE!r} from the metadata of {_WEIGHTS}"
     )

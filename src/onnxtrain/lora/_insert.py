@@ -203,6 +203,10 @@ def train_adapters(
         has adapters already, the adapters.
     """
     if config is not None:
+        if not isinstance(config, LoraConfig):
+            raise TypeError(
+                f"adding LoRA adapters: lora is a {type(config).__name__}; pass a LoraConfig, e.g. LoraConfig(r=8)"
+            )
         # Layers in functions would have no names of their own.
         if model.functions:
             inline_functions(model)

@@ -90,6 +90,7 @@ def build_training_graphs(
     additional_outputs: Sequence[str] = (),
     *,
     requires_grad: Iterable[str] | None = None,
+    adapters: Collection[str] = (),
     frozen: Iterable[str] | None = None,
     batch_norm: BatchNormMode = "as_exported",
     input_gradients: Sequence[str] = (),
@@ -110,6 +111,7 @@ def build_training_graphs(
         requires_grad: names of the parameters to train, e.g. ["fc.weight"]. None trains every floating-point
             initializer that is not frozen, except BatchNorm statistics, settings of ops (bounds of Clip, scales of
             Resize, ...) and, if the file tells, buffers and constants of a PyTorch module.
+        adapters: those of `requires_grad` that the loss must depend on: parameters that were added for this training.
         frozen: names of parameters that are inputs of the training model but not trained.
         batch_norm: mode of BatchNormalization and Dropout in the training model: "as_exported", "training",
             "inference", or a mapping of patterns of layers to modes.
@@ -126,7 +128,7 @@ def build_training_graphs(
     Raises:
         DifferentiationError: one of `input_gradients` is no floating-point value.
         GraphBuildError: a name is unknown, both trainable and frozen, or to be returned twice; the loss is no scalar;
-            one of `sparse_gradients` is read otherwise than by rows.
+            one of `sparse_gradients` is read otherwise than by rows; the loss does not depend on one of `adapters`.
         NothingToTrain: no parameter is left to train, or the loss depends on none of them.
         NoGradientRule: an op between loss and parameters has no gradient rule.
         ValueError: `precision`, `activations` or `profile` is unknown.
@@ -164,6 +166,7 @@ def build_training_graphs(
     build = _choose_parameters(forward, requires_grad, frozen, sparse_gradients)
     build.input_gradients = input_gradients
     active = _active_values(forward, build.trainable)
+    _check_adapters(forward, [name for name in build.trainable if name in adapters], active)
     warn_of_export(forward, build.trainable, active, as_exported=as_exported)
     _promote_parameters(build)
     evaluation = _evaluation_model(build, as_deployed=as_deployed)
@@ -352,6 +355,19 @@ def _active_values(model: ir.Model, trainable: Sequence[str]) -> set[ir.Value]:
             f"{argument('requires_grad')}."
         )
     return active
+
+
+def _check_adapters(model: ir.Model, names: Sequence[str], active: Collection[ir.Value]) -> None:
+    """Raises GraphBuildError for adapters without a gradient, which would be saved and deployed as they were drawn."""
+    lost = [name for name in names if model.graph.initializers[name] not in active]
+    if lost:
+        layers = list(dict.fromkeys(name.rpartition(".lora_")[0] for name in lost))
+        raise GraphBuildError(
+            f"building the training graph: no gradient flows from the loss {model.graph.outputs[0].name!r} to the "
+            f"adapters of {some_names(layers, 5)}: it does not depend on these layers, or through ops without a "
+            "gradient only. Leave the layers out (target_modules, exclude_modules), pass straight_through=True if "
+            "Round, Ceil or Floor is in the way, or choose another value of the model in loss_input_names"
+        )
 
 
 def _set_outputs(model: ir.Model, names: Sequence[str]) -> None:

@@ -9,6 +9,7 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from onnxtrain.errors import ModelError, OnnxTrainError, UnsupportedOpsetError
+from onnxtrain.passes.canonical.check_inputs import check_inputs
 from onnxtrain.passes.canonical.check_types import check_types
 from onnxtrain.passes.canonical.explicit_defaults import DefaultsPass
 from onnxtrain.passes.canonical.inline_functions import inline_functions
@@ -59,7 +60,7 @@ def canonicalize(model: ir.Model, variable: Collection[str] = ()) -> ir.Model:
             folded or inferred from their present values, e.g. {"fc.weight"}. Unknown names are ignored.
 
     Raises:
-        ModelError: The graph is not valid ONNX, or mixes dtypes.
+        ModelError: The graph is not valid ONNX, an op of ONNX Runtime lacks a required input, or dtypes are mixed.
         UnsupportedOpsetError: The opset is above 28 or cannot be converted.
     """
     model = model.clone(deep_copy=True)
@@ -79,6 +80,7 @@ def canonicalize(model: ir.Model, variable: Collection[str] = ()) -> ir.Model:
     # The converter reads values: sizes and axes become attributes or inputs.
     give_back(model, withheld)
     _check(model, ModelError, "The model is not valid ONNX: {}")
+    check_inputs(model)
     model = convert_opset(model)
     if opset < CANONICAL_OPSET:
         problem = (

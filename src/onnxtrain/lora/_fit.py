@@ -1,0 +1,131 @@
+"""Checks that an adapter that was read is whole, and fits the layers of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxtrain.errors import AdapterMismatchError
+from onnxtrain.lora._config import ALL_LINEAR, LoraConfig
+from onnxtrain.lora._description import Pair
+from onnxtrain.lora._insert import adapter_shapes
+from onnxtrain.lora._targets import Target, find_targets
+from onnxtrain.selection import some_names
+
+Layers = Mapping[str, Target]
+"""The layers of a model by the paths of their modules."""
+
+WEIGHTS_FILE, CONFIG_FILE = "adapter_model.safetensors", "adapter_config.json"
+BASE_KEY = "onnxtrain.base"
+"""Key of the fingerprint of the base in the metadata of PEFT's safetensors file."""
+
+
+def pairs(arrays: Mapping[str, np.ndarray[Any, Any]], doing: str) -> dict[str, Pair]:
+    """Groups arrays by module; raises AdapterMismatchError for foreign names and halves of adapters."""
+    found: dict[str, dict[str, np.ndarray[Any, Any]]] = {}
+    foreign = []
+    for name, array in arrays.items():
+        module, separator, rest = name.rpartition(".lora_")
+        if not separator or rest not in ("A.weight", "B.weight"):
+            foreign.append(name)
+        else:
+            found.setdefault(module, {})[rest[0]] = _trainable(array, name, doing)
+    # E.g. `lora_embedding_A`, or `lora_magnitude_vector` of DoRA.
+    if foreign or not found:
+        raise AdapterMismatchError(
+            f"{doing}: its tensors {some_names(foreign, 3)} are no A and B of LoRA; there should be "
+            "<module>.lora_A.weight and <module>.lora_B.weight"
+        )
+    half = [module for module, pair in found.items() if len(pair) < 2]
+    if half:
+        raise AdapterMismatchError(
+            f"{doing}: of {some_names(half, 3)} there is one of A and B only; save the whole adapter again"
+        )
+    return {module: (pair["A"], pair["B"]) for module, pair in found.items()}
+
+
+def _trainable(array: np.ndarray[Any, Any], name: str, doing: str) -> np.ndarray[Any, Any]:
+    """Returns an array in float32, in which adapters are trained; raises AdapterMismatchError for other numbers."""
+    # bfloat16 is no kind of numpy's own: only the cast tells that its values are real numbers.
+    if not (np.issubdtype(array.dtype, np.floating) or array.dtype.name == "bfloat16"):
+        raise AdapterMismatchError(
+            f"{doing}: {name} has the dtype {array.dtype}, and weights of LoRA are floating-point; save the adapter "
+            "again, not quantised"
+        )
+    result = array.astype(np.float32)
+    # A training that has diverged, or damage: such an adapter makes every output nan.
+    if not np.isfinite(result).all():
+        raise AdapterMismatchError(
+            f"{doing}: {name} has values that are nan or infinite; take an adapter from before the training diverged"
+        )
+    return result
+
+
+def layers_of(model: ir.Model) -> dict[str, Target]:
+    return {target.module: target for target in find_targets(model)}
+
+
+def layer_of(layers: Layers, module: str, doing: str) -> Target:
+    """Returns the layer of a module; raises AdapterMismatchError if the model has none."""
+    if module in layers:
+        return layers[module]
+    raise AdapterMismatchError(
+        f"{doing}: it has an adapter for the layer {module}, which the model does not have; the model has "
+        f"{some_names(layers, 5)}. Pass the model that it was trained for; if a quantizer has dropped the names of its "
+        "modules, onnxtrain.lora.copy_module_names(model, float_model) restores them"
+    )
+
+
+def rank_of(target: Target, pair: Pair, doing: str) -> int:
+    """Returns the rank of an adapter; raises AdapterMismatchError if its shapes do not fit the layer."""
+    axis = 0 if target.is_convolution else 1
+    rank = pair[0].shape[axis] if pair[0].ndim > axis else 0
+    expected = adapter_shapes(target, rank)
+    if rank == 0 or (pair[0].shape, pair[1].shape) != expected:
+        raise AdapterMismatchError(
+            f"{doing}: A and B of {target.module} have the shapes {list(pair[0].shape)} and {list(pair[1].shape)}, and "
+            f"the layer has {target.input_size} inputs and {target.output_size} outputs. Pass the model that the "
+            "adapter was trained for"
+        )
+    return int(rank)
+
+
+def check_named(layers: Layers, config: LoraConfig, weights: Mapping[str, Pair], doing: str) -> None:
+    """Raises AdapterMismatchError if a layer that PEFT's settings name has no adapter in the file."""
+    # PEFT writes the names that it found in the place of "all-linear". Where that stands all the same, no layer of a
+    # name may be missing.
+    if config.target_modules == ALL_LINEAR:
+        check_whole(layers, weights, doing)
+    missing = [
+        module
+        for module in layers
+        if config.names(module) and not config.excludes(module) and module not in weights
+    ]
+    if missing:
+        raise AdapterMismatchError(
+            f"{doing}: {CONFIG_FILE} names the layers {some_names(missing, 5)}, of which the file has no adapter; save "
+            "the whole adapter again"
+        )
+
+
+def check_whole(layers: Layers, weights: Mapping[str, Pair], doing: str) -> None:
+    """Raises AdapterMismatchError if layers of one name have adapters in some blocks of the model only."""
+    # The file does not say which layers were meant; blocks of a transformer are alike, and adapted alike.
+    ends = {module.rpartition(".")[2] for module in weights}
+    missing = [module for module in layers if module.rpartition(".")[2] in ends and module not in weights]
+    if missing:
+        raise AdapterMismatchError(
+            f"{doing}: it has adapters for some layers of a name, and none for {some_names(missing, 5)}; save the "
+            "whole adapter again"
+        )
+
+
+def other_base(doing: str) -> str:
+    return (
+        f"{doing}: it was trained on other weights than those of this model; pass the model that it was trained for. "
+        "To use it on another one of the same layers all the same, save it in the format of PEFT and remove "
+        f"{BASE_KEY!r} from the metadata of {WEIGHTS_FILE}"
+    )

@@ -110,10 +110,10 @@ def ops(model: onnx.ModelProto) -> list[str]:
 def test_masters_stand_for_the_integers(files: dict[str, Path], name: str) -> None:
     model = qat.prepare(files[name])
     held, before = arrays(model), arrays(onnx.load(files[name]))
-    trainable = {"0.weight", "4.weight"} | ({"0.bias", "4.bias"} if name.startswith("QDQ") else set())
+    trainable = {"0.weight", "4.weight", "0.bias", "4.bias"}
     assert {
         key for key in held if held[key].dtype == np.float32 and held[key].ndim and "scale" not in key
-    } >= trainable
+    } == trainable
     scale = before["0.weight_scale"].reshape(-1, 1, 1, 1)
     assert np.allclose(held["0.weight"], before["0.weight_quantized"] * scale, rtol=1e-6)
     assert np.array_equal(compute(model, IMAGES[TEST]), compute(files[name], IMAGES[TEST]))
@@ -127,9 +127,9 @@ def test_a_model_that_was_not_trained_converts_to_what_it_was(files: dict[str, P
     before, after = arrays(original), arrays(converted)
     assert np.array_equal(after["0.weight_quantized"], before["0.weight_quantized"])
     assert np.array_equal(after["4.weight_quantized"], before["4.weight_quantized"])
-    if name.startswith("QDQ"):
+    for layer in (0, 4):
         # Half a step of a bias may be rounded either way.
-        assert np.abs(after["4.bias_quantized"] - before["4.bias_quantized"]).max() <= 1
+        assert np.abs(after[f"{layer}.bias_quantized"] - before[f"{layer}.bias_quantized"]).max() <= 1
     assert (
         np.abs(compute(converted, IMAGES[TEST]) - compute(original, IMAGES[TEST])).max()
         <= 1.01 * before["y_scale"]
@@ -146,10 +146,12 @@ def test_turned_digits_are_learned_and_the_integers_compute_the_same(
     model = qat.prepare(files[name], train_scales=train_scales)
     trainer = Trainer(model, "cross_entropy", learning_rate=1e-2, straight_through=True)
     names = {parameter for parameter, _ in trainer.parameters}
-    assert {"0.weight", "4.weight"} <= names
+    assert {"0.weight", "4.weight", "0.bias", "4.bias"} == {n for n in names if "scale" not in n}
+    before_training = {name: np.array(parameter.data) for name, parameter in trainer.parameters}
     assert any(parameter.endswith("log_of_scale") for parameter in names) == train_scales
     trainer.fit(TURNED[TRAIN], CLASSES[TRAIN], epochs=4, batch_size=64, verbose=False)
     trained = trainer.predict(TURNED[TEST])
+    assert all((parameter.data != before_training[name]).any() for name, parameter in trainer.parameters)
     assert accuracy(trained) > 0.8 > 0.3 > before
     trainer.export(tmp_path / "trained.onnx")
     converted = qat.convert(tmp_path / "trained.onnx")
@@ -158,6 +160,7 @@ def test_turned_digits_are_learned_and_the_integers_compute_the_same(
     after = arrays(converted)
     assert {"0.weight_quantized", "4.weight_quantized"} <= set(after)
     assert all(after[f"{n}.weight_quantized"].dtype == np.int8 for n in (0, 4))
+    assert all(after[f"{n}.bias_quantized"].dtype == np.int32 for n in (0, 4))
     assert not any(array.dtype == np.float32 and array.size > 16 for array in after.values())
     # Computed in integers: sums that lie between two steps may be rounded the other way.
     step = (
@@ -244,6 +247,61 @@ def test_gradients_are_those_of_pytorchs_fake_quantisation(train_scales: bool, t
         logarithm = state.parameters["s.log_of_scale"]
         assert logarithm.data == pytest.approx(np.log(0.5))
         assert logarithm.grad == pytest.approx(0.5 * scale.grad.item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("per_channel", [False, True])
+def test_biases_of_integer_products_are_those_of_pytorchs_fake_quantisation(
+    per_channel: bool, tmp_path: Path
+) -> None:
+    """QGemm with alpha: values, gradients of weight and bias, and the integers that come back."""
+    rng = np.random.default_rng(0)
+    scales = np.array([0.02, 0.03], np.float32) if per_channel else np.float32(0.02)
+    codes = {
+        "fc.weight_quantized": rng.integers(-100, 100, (3, 2)).astype(np.int8),
+        "fc.bias_quantized": np.array([700, -90], np.int32),
+    }
+    model = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1]> g (float[n, 3] x) => (float[n, 2] y)
+        <float s = {0.05}, int8 z = {0}, float y_scale = {0.01}> {
+            q = QuantizeLinear(x, s, z)
+            p = com.microsoft.QGemm<alpha = 0.5>(q, s, z, fc.weight_quantized, w, wz, fc.bias_quantized, y_scale, z)
+            y = DequantizeLinear(p, y_scale, z) }"""
+    )
+    for name, array in {**codes, "w": scales, "wz": np.zeros_like(scales, np.int8)}.items():
+        model.graph.initializer.append(numpy_helper.from_array(np.asarray(array), name))
+    prepared = qat.prepare(model)
+    x = rng.normal(size=(6, 3)).astype(np.float32)
+    assert np.array_equal(compute(prepared, x), compute(model, x))
+    back = arrays(qat.convert(prepared))
+    assert all(np.array_equal(back[name], array) for name, array in codes.items())
+    assert ops(qat.convert(prepared)) == ops(model)
+
+    # Masters between the integers, as training leaves them.
+    masters = {"fc.weight": 0.004, "fc.bias": 0.0003}
+    for initializer in prepared.graph.initializer:
+        if initializer.name in masters:
+            moved = numpy_helper.to_array(initializer) + np.float32(masters[initializer.name])
+            masters[initializer.name] = moved
+            initializer.CopyFrom(numpy_helper.from_array(moved, initializer.name))
+    generate_artifacts(prepared, loss="mse", straight_through=True, artifact_directory=tmp_path)
+    state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
+    assert {name for name, _ in state.parameters} == set(masters)
+    target = np.zeros((6, 2), np.float32)
+    loss = Module(tmp_path / "training_model.onnx", state)(x, target)
+
+    def rounded(value: torch.Tensor, step: torch.Tensor | float) -> torch.Tensor:
+        return value + (torch.round(value / step) * step - value).detach()
+
+    w, b = (torch.tensor(masters[name], requires_grad=True) for name in ("fc.weight", "fc.bias"))
+    step = torch.tensor(scales)
+    sums = 0.5 * rounded(torch.tensor(x), 0.05) @ rounded(w, step) + rounded(b, 0.5 * 0.05 * step)
+    scores = torch.fake_quantize_per_tensor_affine(sums, 0.01, 0, -128, 127)
+    expected = nn.functional.mse_loss(scores, torch.from_numpy(target))
+    expected.backward()
+    assert float(loss) == pytest.approx(expected.item(), rel=1e-5)
+    for name, master in (("fc.weight", w), ("fc.bias", b)):
+        assert np.abs(master.grad.numpy()).min() > 0
+        assert np.allclose(state.parameters[name].grad, master.grad.numpy(), rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize("axis", [0, 1])

@@ -47,6 +47,27 @@ def test_rounding_passes_cotangents_on(op: str) -> None:
     np.testing.assert_allclose(session.run(["x_grad"], {"x": X, "ct": ct})[0], expected, rtol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("integers", "passes"),
+    [
+        ("r = Round(x)  q = Cast<to=6>(r)", True),
+        # Indices and masks.
+        ("r = Round(x)  q = Cast<to=7>(r)", False),
+        ("q = Cast<to=6>(x)", False),
+    ],
+)
+def test_a_cast_of_rounded_values_to_int32_passes_cotangents_on(integers: str, passes: bool) -> None:
+    """As biases are rounded, which QuantizeLinear cannot."""
+    model = onnx.parser.parse_model(f"""<ir_version: 10, opset_import: ["": 21]>
+        g (float[n, 4] x) => (float[n, 4] y) {{ {integers}  f = Cast<to=1>(q)  y = Mul(f, x) }}""")
+    step = differentiate(model, "y", ["x"], cotangent="ct", straight_through=True)
+    session = ort.InferenceSession(step.SerializeToString(), providers=["CPUExecutionProvider"])
+    ct = np.random.default_rng(1).normal(size=X.shape).astype(np.float32)
+    rounded = np.rint(X) if "Round" in integers else np.trunc(X)
+    expected = ct * rounded + (ct * X if passes else 0)
+    np.testing.assert_allclose(session.run(["x_grad"], {"x": X, "ct": ct})[0], expected, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("zero", [0, 5])
 def test_fake_quantisation_per_tensor_is_that_of_torch(zero: int) -> None:
     """Values and gradients, with values beyond the range; the scale's too (Learned Step Size Quantization)."""

@@ -152,6 +152,23 @@ def test_a_transposed_quantised_weight_cannot_be_rounded_again(tmp_path: Path) -
         merge(base, path, requantize=True)
 
 
+def test_alpha_of_an_integer_product_is_no_factor_of_the_adapter(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    base = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1]> g (float[n, 6] x) => (float[n, 4] y)
+        <float s = {0.02}, int8 z = {0}, float w = {0.01}, int32[4] b = {100, -200, 300, 0}> {
+            q = QuantizeLinear(x, s, z)
+            y = com.microsoft.QGemm<alpha = 0.25>(q, s, z, fc_quantized, w, z, b) }"""
+    )
+    codes = rng.integers(-100, 100, (6, 4)).astype(np.int8)
+    base.graph.initializer.append(onnx.numpy_helper.from_array(codes, "fc_quantized"))
+    path, model = adapter_for(base, tmp_path, LoraConfig(r=2, lora_alpha=1, init_lora_weights=False))
+    x = rng.normal(size=(50, 6)).astype(np.float32)
+    expected, without = run(model, x=x), run(base, x=x)
+    error = np.abs(run(merge(base, path, requantize=True), x=x) - expected).mean()
+    assert error < 0.02 * np.abs(expected - without).mean()
+
+
 class Random(CalibrationDataReader):
     def __init__(self) -> None:
         rng = np.random.default_rng(0)

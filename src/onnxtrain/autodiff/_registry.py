@@ -50,7 +50,8 @@ class Rule:
         saves: optional outputs of the forward node that the rule reads, e.g. ("Mean", "InvStdDev").
         broadcasts: True if the cotangents have the output's shape and the driver must sum them to the inputs' shapes.
         signature: the op's input and output names.
-        straight_through: True if integer inputs and outputs carry (floating-point) cotangents.
+        straight_through: True if integer inputs and outputs carry (floating-point) cotangents; or a function that says
+            so of a node.
     """
 
     op_type: str
@@ -61,7 +62,7 @@ class Rule:
     saves: tuple[str, ...]
     broadcasts: bool
     signature: Signature
-    straight_through: bool = False
+    straight_through: bool | Callable[[ir.Node], bool] = False
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,7 @@ def vjp(
     broadcasts: bool = False,
     domain: str = "",
     signature: Signature | None = None,
-    straight_through: bool = False,
+    straight_through: bool | Callable[[ir.Node], bool] = False,
     override: bool = False,
     shapes: ShapeFunction | None = None,
 ) -> Callable[[RuleFunction], RuleFunction]:
@@ -147,8 +148,8 @@ def vjp(
         broadcasts: True if the cotangents have the output's shape and must be summed to the inputs' shapes.
         domain: domain of the op, e.g. "com.microsoft".
         signature: for ops outside the standard domain, their input and output names.
-        straight_through: True if the op takes or gives integers that carry cotangents, as rules for quantization need.
-            These cotangents are floating point.
+        straight_through: True if the op takes or gives integers that carry cotangents, as rules for quantization need;
+            or a function that says so of a node. These cotangents are floating point.
         override: True replaces an existing rule, or a declaration as nondifferentiable. An op that is `not_yet` needs
             no override.
         shapes: for ops outside the standard domain: a function that is called with `(op, n)`, writes standard ops with
@@ -307,7 +308,10 @@ def is_straight_through(output: ir.Value) -> bool:
     """Says if a straight-through rule takes the cotangent of a value, which may then be an integer."""
     node = output.producer()
     rule = rule_for(node) if node is not None else None
-    if not isinstance(rule, Rule) or not rule.straight_through:
+    if node is None or not isinstance(rule, Rule):
+        return False
+    applies = rule.straight_through
+    if not (applies(node) if callable(applies) else applies):
         return False
     names = rule.signature.outputs
     return names[min(output.index() or 0, len(names) - 1)] in rule.outputs

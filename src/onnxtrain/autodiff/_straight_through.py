@@ -21,10 +21,11 @@ from .rules.quantized import scale_cotangent, sum_by_scale
 def straight_through_rules(wanted: bool = True) -> Iterator[None]:
     """Registers straight-through rules for rounding and quantization until the `with` block ends.
 
-    Round, Ceil and Floor pass cotangents on unchanged. QuantizeLinear does so for values within the range of its
-    integers, as PyTorch's fake quantization, and its scale gets the gradient of Learned Step Size Quantization (Esser
-    et al., 2020). DynamicQuantizeLinear does so with the range that it found as a constant. MatMulInteger and
-    ConvInteger have the gradients of the product of the real numbers that their integers stand for.
+    Round, Ceil and Floor pass cotangents on unchanged, and so does a Cast of a Round to int32. QuantizeLinear does so
+    for values within the range of its integers, as PyTorch's fake quantization, and its scale gets the gradient of
+    Learned Step Size Quantization (Esser et al., 2020). DynamicQuantizeLinear does so with the range that it found as a
+    constant. MatMulInteger and ConvInteger have the gradients of the product of the real numbers that their integers
+    stand for.
 
     Args:
         wanted: False registers nothing.
@@ -47,7 +48,7 @@ def _register() -> None:
     vjp("DequantizeLinear", wrt=("x", "x_scale"), straight_through=True)(_dequantize)
     vjp("MatMulInteger", wrt=("A",), straight_through=True)(_matmul_integer)
     vjp("ConvInteger", wrt=("x",), straight_through=True)(_conv_integer)
-    vjp("Cast", wrt=("input",))(_cast_from_integers)
+    vjp("Cast", wrt=("input",), straight_through=_is_rounded)(_cast)
 
 
 def _quantize(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
@@ -120,7 +121,14 @@ def _shifted(op: Emitter, q: ir.Value, zero: ir.Value | None, like: ir.Value) ->
     return value if zero is None else op.Sub(value, op.Cast(zero, to=like.dtype))
 
 
-def _cast_from_integers(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
+def _is_rounded(node: ir.Node) -> bool:
+    """Says if a Cast makes int32 of what Round gives, as biases are rounded, for which QuantizeLinear has no dtype."""
+    # Other casts to integers make indices and masks, through which no gradient flows.
+    source = node.inputs[0].producer() if node.inputs[0] is not None else None
+    return node.outputs[0].dtype == ir.DataType.INT32 and source is not None and source.op_type == "Round"
+
+
+def _cast(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
     """Passes the cotangent of an integer input on as it is, a float; else as the ordinary rule of Cast."""
     integer = n.input.dtype is not None and not n.input.dtype.is_floating_point()
     return ct if integer else cast_back(op, n, ct)

@@ -187,6 +187,8 @@ def _requantise_integers(model: ir.Model, target: Target, delta: Array) -> None:
     node = target.node
     codes = codes_of(node)
     old = codes.real()
+    # As of Gemm: alpha multiplies the product with the weight, and not that with the adapter.
+    delta = delta / np.float32(node.attributes.get_float("alpha", 1.0))
     new = quantised_linear(codes, old + (delta.T.reshape(old.shape) if codes.axis == 0 else delta))
     bias_index = INTEGER_PRODUCTS[node.domain, node.op_type][2]
     bias = node.inputs[bias_index] if bias_index < len(node.inputs) else None

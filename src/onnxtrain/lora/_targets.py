@@ -155,7 +155,8 @@ def choose_targets(model: ir.Model, config: LoraConfig) -> list[Target]:
     if not targets:
         raise GraphBuildError(
             f"{doing}: the model has no linear layer with a weight in the file (MatMul, Gemm, MatMulNBits, or a "
-            "Conv with a kernel of size 1)"
+            "Conv with a kernel of size 1). Products of quantize_dynamic (MatMulInteger) count as none: pass the model "
+            "as it was before, or quantised by quantize_static"
         )
     names = list(dict.fromkeys(target.module for target in targets))
     if config.target_modules == ALL_LINEAR:

@@ -12,8 +12,15 @@ from onnx.reference import ReferenceEvaluator
 
 from onnxtrain.emitter import Emitter
 from onnxtrain.errors import GraphBuildError
-from onnxtrain.passes import ModelSource, as_given, canonicalize, load_model, remove_unread_initializers
-from onnxtrain.passes.parameters.integer_weights import Array, bias_codes, constant
+from onnxtrain.passes import (
+    ModelSource,
+    as_given,
+    canonicalize,
+    load_model,
+    remove_unread_chains,
+    remove_unread_initializers,
+)
+from onnxtrain.passes.parameters.integer_weights import Array, bias_codes, constant, integer_bias
 from onnxtrain.passes.tidy.constants import add_initializer
 from onnxtrain.qat._prepare import LOGARITHM
 
@@ -29,8 +36,8 @@ def convert(model: str | os.PathLike[str] | onnx.ModelProto) -> onnx.ModelProto:
 def convert(model: ModelSource) -> onnx.ModelProto | ir.Model:
     """Writes the integers of a model that was prepared by :func:`prepare`, trained and exported.
 
-    Masters are rounded as the training graph rounded them, so the integers are those that were trained with. Biases of
-    layers between DequantizeLinear nodes are rounded to int32 with the scale of their products. ONNX Runtime then
+    Masters are rounded as the training graph rounded them, so the integers are those that were trained with. Biases are
+    rounded to int32 with the scale of the products that they are added to. ONNX Runtime then
     computes the layers in integers, as it did with the model that was prepared: results differ from those of training
     by one step of the output's scale at most, where a sum lies between two integers.
 
@@ -60,6 +67,7 @@ def convert(model: ModelSource) -> onnx.ModelProto | ir.Model:
     for node in list(graph):
         if node.domain == "" and node.op_type in _LAYERS:
             _round_bias(converted, node)
+        _round_integer_bias(converted, node)
     remove_unread_initializers(graph, list(graph.initializers.values()))
     return as_given(converted, model)
 
@@ -126,6 +134,31 @@ def _round_bias(model: ir.Model, layer: ir.Node) -> None:
         step = _add(op, f"{bias.name}_scale", scale.reshape(() if scale.size == 1 else -1))
         real = op.DequantizeLinear(codes, step, axis=0)
     layer.replace_input_with(2, real)
+
+
+def _round_integer_bias(model: ir.Model, layer: ir.Node) -> None:
+    """Puts int32 integers in the place of the rounding of a bias that :func:`prepare` has written."""
+    bias = integer_bias(layer)
+    chain = [] if bias is None else _rounding(bias.value)
+    if bias is None or not chain:
+        return
+    master = chain[-1].inputs[0]
+    assert master is not None
+    codes = bias_codes(constant(master), bias.step())
+    layer.replace_input_with(bias.index, _add(Emitter(model.graph), f"{master.name}_quantized", codes))
+    remove_unread_chains(model.graph, [chain[0]])
+
+
+def _rounding(value: ir.Value | None) -> list[ir.Node]:
+    """Returns the nodes that round a float32 master to int32, from the last to the first; [] for any other value."""
+    chain: list[ir.Node] = []
+    for op_type in ("Cast", "Round", "Clip", "Div"):
+        node = value.producer() if value is not None else None
+        if node is None or node.op_type != op_type:
+            return []
+        chain.append(node)
+        value = node.inputs[0]
+    return chain if _is_constant(value) else []
 
 
 def _scale_of(value: ir.Value | None) -> Array | None:

@@ -13,7 +13,14 @@ import onnx_ir as ir
 from onnxtrain.emitter import Emitter
 from onnxtrain.errors import GraphBuildError
 from onnxtrain.passes import ModelSource, as_given, canonicalize, load_model, remove_unread_initializers
-from onnxtrain.passes.parameters.integer_weights import IntegerWeight, constant, integer_weights, scales
+from onnxtrain.passes.parameters.integer_weights import (
+    IntegerBias,
+    IntegerWeight,
+    constant,
+    integer_bias,
+    integer_weights,
+    scales,
+)
 from onnxtrain.passes.tidy.constants import add_initializer
 
 LOGARITHM = ".log_of_scale"
@@ -35,13 +42,14 @@ def prepare(model: ModelSource, train_scales: bool = False) -> onnx.ModelProto |
 
     Each int8 or uint8 weight becomes `QuantizeLinear(master)`, where the master is a float32 initializer of the values
     that the integers stand for, e.g. `fc.weight` for `fc.weight_quantized`. The model computes what it computed before.
-    An int32 bias behind DequantizeLinear becomes a float32 one. Train the result with `straight_through=True`:
-    gradients then pass the rounding, and are zero where a value lies outside of the integers' range.
+    An int32 bias becomes a float32 one; where the layer adds integers, the graph rounds it. Train the result with
+    `straight_through=True`: gradients then pass the rounding, and are zero where a value lies outside of the integers'
+    range.
 
     Args:
         model: path of a `.onnx` file, `ModelProto` or `onnx_ir.Model`, in int8 by onnxruntime's quantizer: with
-            QuantizeLinear and DequantizeLinear (QDQ), or with QLinearConv, QLinearMatMul and QGemm (QOperator), whose
-            int32 biases stay as they are. Not changed.
+            QuantizeLinear and DequantizeLinear (QDQ), or with QLinearConv, QLinearMatMul and QGemm (QOperator). Not
+            changed.
         train_scales: True also makes the scales trainable (Learned Step Size Quantization, Esser et al. 2020). Trained
             is the logarithm of each scale, `<scale>.log_of_scale`, so that scales stay positive.
 
@@ -67,12 +75,17 @@ def prepare(model: ModelSource, train_scales: bool = False) -> onnx.ModelProto |
     if not any(not weight.is_bias for weight in weights):
         raise GraphBuildError(
             "preparing quantisation-aware training: the model has no int8 or uint8 weights in DequantizeLinear, "
-            "QLinearConv, QLinearMatMul or QGemm; quantise it first, e.g. by onnxruntime.quantization.quantize_static"
+            "QLinearConv, QLinearMatMul or QGemm; quantise it first, e.g. by onnxruntime.quantization.quantize_static. "
+            "Beside weights in MatMulNBits adapters can be trained: lora=LoraConfig()"
         )
     op = Emitter(prepared.graph, functions=prepared.functions)
     # Masters first: the logarithms below take the places of scales that they read, too.
     for weight in weights:
         _replace_by_master(op, weight)
+    biases = [bias for node in prepared.graph if (bias := integer_bias(node)) is not None]
+    for bias in biases:
+        if bias.value.is_initializer():
+            _round_master_of_bias(op, bias)
     if train_scales:
         _replace_scales(op, scales(prepared))
     return as_given(prepared, model)
@@ -109,6 +122,28 @@ def _replace_by_master(op: Emitter, weight: IntegerWeight) -> None:
         for node, index in readers:
             node.replace_input_with(index, codes)
     remove_unread_initializers(op.graph, [weight.value, weight.scale, weight.zero_point])
+
+
+def _round_master_of_bias(op: Emitter, bias: IntegerBias) -> None:
+    """Writes the rounding of a float32 master in the place of the int32 bias of a product of integers."""
+    integers = bias.value
+    name = _END.sub("", str(integers.name))
+    name = name if name != integers.name else f"{name}.master"
+    real = (constant(integers) * bias.step().astype(np.float64)).astype(np.float32)
+    master = add_initializer(op.graph, ir.tensor(real, name=op.unique_name(name)))
+    with op.placing(before=bias.node):
+        # DequantizeLinear of ones gives the scale. A scale that an op of plain numbers read would count as a parameter.
+        steps = [
+            op.DequantizeLinear(op.const(np.ones(constant(scale).shape, np.int32)), scale, axis=0)
+            for scale in bias.scales
+        ]
+        step = op.Mul(*steps) if bias.factor == 1 else op.Mul(op.Mul(*steps), bias.factor)
+        # ONNX's QuantizeLinear has no int32. The last float32 below 2^31 is 2^31 - 128.
+        bounded = op.Clip(op.Div(master, step), -(2.0**31), 2.0**31 - 128)
+        codes = op.Cast(op.Round(bounded), to=ir.DataType.INT32)
+    codes.type, codes.shape = integers.type, integers.shape
+    bias.node.replace_input_with(bias.index, codes)
+    remove_unread_initializers(op.graph, [integers])
 
 
 def _zero(op: Emitter, weight: IntegerWeight) -> ir.Value:

@@ -76,6 +76,51 @@ class IntegerWeight:
         return array.reshape(shape)
 
 
+@dataclass(frozen=True)
+class IntegerBias:
+    """The int32 input that a product of integers adds, in steps of the product of two scales.
+
+    Attributes:
+        node: the node that adds it: QLinearConv or QGemm.
+        index: which of its inputs it is.
+        scales: scale of the activations, and of the weight: initializers.
+        factor: further factor of their product, `alpha` of QGemm.
+    """
+
+    node: ir.Node
+    index: int
+    scales: tuple[ir.Value, ir.Value]
+    factor: float
+
+    @property
+    def value(self) -> ir.Value:
+        """The integers, e.g. `fc.bias_quantized`, int32 [out]."""
+        value = self.node.inputs[self.index]
+        assert value is not None
+        return value
+
+    def step(self) -> Array:
+        """Computes the number that an integer 1 stands for: one, or one per output [out]."""
+        activations, weights = (constant(scale).astype(np.float32).ravel() for scale in self.scales)
+        step: Array = activations * weights * np.float32(self.factor)
+        return step
+
+
+# Input index of the bias in onnxruntime 1.32's products of integers.
+_BIASES: Mapping[tuple[str, str], int] = {("", "QLinearConv"): 8, (_MS, "QLinearConv"): 8, (_MS, "QGemm"): 6}
+
+
+def integer_bias(node: ir.Node) -> IntegerBias | None:
+    """Returns the bias of a product of integers; None if it has none, or scales that the graph computes."""
+    index = _BIASES.get((node.domain, node.op_type))
+    if index is None or index >= len(node.inputs) or node.inputs[index] is None:
+        return None
+    activations, weights = _initializer(node, 1), _initializer(node, 4)
+    if activations is None or weights is None:
+        return None
+    return IntegerBias(node, index, (activations, weights), node.attributes.get_float("alpha", 1.0))
+
+
 def integer_weights(model: ir.Model) -> list[IntegerWeight]:
     """Returns the integer weights and biases of a canonical model, each once, in graph order."""
     found: dict[ir.Value, IntegerWeight] = {}

@@ -188,7 +188,8 @@ def test_memory_of_a_language_model_in_int4_is_that_of_the_training(tmp_path: Pa
     (small, *_) = plan_training(
         model, "2GB", batch_size=1, frozen_params=["embed_tokens.weight"], **arguments
     )
-    assert small.peak < best.peak / 1.3
+    # Python and ONNX Runtime alone take two thirds of both.
+    assert small.peak < best.peak / (1 + TOLERANCE)
 
 
 @needs_proc

@@ -257,14 +257,14 @@ def test_biases_of_integer_products_are_those_of_pytorchs_fake_quantisation(
     rng = np.random.default_rng(0)
     scales = np.array([0.02, 0.03], np.float32) if per_channel else np.float32(0.02)
     codes = {
-        "fc.weight_quantized": rng.integers(-100, 100, (3, 2)).astype(np.int8),
-        "fc.bias_quantized": np.array([700, -90], np.int32),
+        "fc_weight_quantized": rng.integers(-100, 100, (3, 2)).astype(np.int8),
+        "fc_bias_quantized": np.array([700, -90], np.int32),
     }
     model = onnx.parser.parse_model(
         """<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1]> g (float[n, 3] x) => (float[n, 2] y)
         <float s = {0.05}, int8 z = {0}, float y_scale = {0.01}> {
             q = QuantizeLinear(x, s, z)
-            p = com.microsoft.QGemm<alpha = 0.5>(q, s, z, fc.weight_quantized, w, wz, fc.bias_quantized, y_scale, z)
+            p = com.microsoft.QGemm<alpha = 0.5>(q, s, z, fc_weight_quantized, w, wz, fc_bias_quantized, y_scale, z)
             y = DequantizeLinear(p, y_scale, z) }"""
     )
     for name, array in {**codes, "w": scales, "wz": np.zeros_like(scales, np.int8)}.items():
@@ -277,7 +277,7 @@ def test_biases_of_integer_products_are_those_of_pytorchs_fake_quantisation(
     assert ops(qat.convert(prepared)) == ops(model)
 
     # Masters between the integers, as training leaves them.
-    masters = {"fc.weight": 0.004, "fc.bias": 0.0003}
+    masters = {"fc_weight": 0.004, "fc_bias": 0.0003}
     for initializer in prepared.graph.initializer:
         if initializer.name in masters:
             moved = numpy_helper.to_array(initializer) + np.float32(masters[initializer.name])
@@ -292,14 +292,14 @@ def test_biases_of_integer_products_are_those_of_pytorchs_fake_quantisation(
     def rounded(value: torch.Tensor, step: torch.Tensor | float) -> torch.Tensor:
         return value + (torch.round(value / step) * step - value).detach()
 
-    w, b = (torch.tensor(masters[name], requires_grad=True) for name in ("fc.weight", "fc.bias"))
+    w, b = (torch.tensor(masters[name], requires_grad=True) for name in ("fc_weight", "fc_bias"))
     step = torch.tensor(scales)
     sums = 0.5 * rounded(torch.tensor(x), 0.05) @ rounded(w, step) + rounded(b, 0.5 * 0.05 * step)
     scores = torch.fake_quantize_per_tensor_affine(sums, 0.01, 0, -128, 127)
     expected = nn.functional.mse_loss(scores, torch.from_numpy(target))
     expected.backward()
     assert float(loss) == pytest.approx(expected.item(), rel=1e-5)
-    for name, master in (("fc.weight", w), ("fc.bias", b)):
+    for name, master in (("fc_weight", w), ("fc_bias", b)):
         assert np.abs(master.grad.numpy()).min() > 0
         assert np.allclose(state.parameters[name].grad, master.grad.numpy(), rtol=1e-5, atol=1e-7)
 

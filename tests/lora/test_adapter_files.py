@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ import torch
 from lora.models import in_bits, products, run
 from onnxtrain import api
 from onnxtrain.artifacts import generate_artifacts
-from onnxtrain.errors import AdapterMismatchError, GraphBuildError
+from onnxtrain.errors import AdapterMismatchError, CheckpointError, GraphBuildError
 from onnxtrain.lora import (
     LoraConfig,
     adapter_model,
@@ -337,6 +338,41 @@ class TestRefused:
         for held in (state, base):
             with pytest.raises(AdapterMismatchError, match="has no adapters"):
                 save_adapter(held, tmp_path / "a")
+
+    def test_a_checkpoint_beside_another_model(self, base: onnx.ModelProto, tmp_path: Path) -> None:
+        """Of adapters of the same shapes; results would be wrong, and the loss would fall all the same."""
+        alike = {"own": (base, CONFIG), "other": (products(LAYERS, seed=1), CONFIG)}
+        alike["scaled"] = (base, replace(CONFIG, lora_alpha=60))
+        for name, (model, config) in alike.items():
+            generate_artifacts(model, loss="mse", artifact_directory=tmp_path / name, lora=config)
+        for name, message in (("other", "beside other weights than"), ("scaled", "with another scaling")):
+            state = api.CheckpointState.load_checkpoint(tmp_path / "own" / "checkpoint")
+            with pytest.raises(CheckpointError, match=f"its adapters were trained {message}"):
+                api.Module(tmp_path / name / "training_model.onnx", state)
+            assert api.Module(tmp_path / "own" / "training_model.onnx", state)
+
+    @pytest.mark.parametrize("form", ["onnx_adapter", "peft"])
+    def test_values_that_are_not_finite_are_not_saved(
+        self, form: str, trained: onnx.ModelProto, tmp_path: Path
+    ) -> None:
+        for initializer in trained.graph.initializer:
+            if initializer.name == "model.layers.1.fc1.lora_B.weight":
+                array = onnx.numpy_helper.to_array(initializer) * np.float32(np.nan)
+                initializer.CopyFrom(onnx.numpy_helper.from_array(array, initializer.name))
+        with pytest.raises(
+            AdapterMismatchError, match=r"layers\.1\.fc1\.lora_B\.weight has values that are nan"
+        ):
+            save_adapter(trained, tmp_path / "a", format=form)  # type: ignore[arg-type]
+
+    def test_values_beyond_the_range_of_float16_are_not_saved(self, tmp_path: Path) -> None:
+        model = onnx.parser.parse_model(
+            """<ir_version: 10, opset_import: ["": 21]> g (float16[n, 2] x) => (float16[n, 2] y)
+            <float16[2, 2] fc = {1, 2, 3, 4}> { y = MatMul(x, fc) }"""
+        )
+        large = add_lora(model, LoraConfig(r=1, lora_alpha=1e6, init_lora_weights=False))
+        with pytest.raises(AdapterMismatchError, match="beyond the range of float16"):
+            save_adapter(large, tmp_path / "a")
+        save_adapter(large, tmp_path / "a", format="peft")
 
     def test_inputs_for_adapters_hold_no_weights(self, base: onnx.ModelProto, tmp_path: Path) -> None:
         with pytest.raises(AdapterMismatchError, match="are missing"):

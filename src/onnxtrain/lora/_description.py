@@ -13,13 +13,14 @@ import onnx_ir as ir
 
 from onnxtrain.errors import AdapterMismatchError
 from onnxtrain.lora._config import LoraConfig
+from onnxtrain.runtime.manifest import ADAPTERS_KEY
 
 Array = np.ndarray[Any, Any]
 Pair = tuple[Array, Array]
 """A and B of an adapter as the graph reads them, e.g. of the shapes [in, r] and [r, out]."""
 
-METADATA_KEY = "onnxtrain.lora"
-"""Key of the description in the metadata of a model, in a manifest, and in the properties of a checkpoint."""
+METADATA_KEY = ADAPTERS_KEY
+"""Key of the description in the metadata of a model, and in the properties of a checkpoint."""
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,7 @@ def save_adapter(
             [r, in] and B [out, r] in `adapter_model.safetensors`, and `adapter_config.json`.
 
     Raises:
-        AdapterMismatchError: `state` has no adapters.
+        AdapterMismatchError: `state` has no adapters, or adapters with values that are nan or infinite.
         CheckpointError: the file cannot be written.
         ValueError: `format` is neither "onnx_adapter" nor "peft".
     """
@@ -175,10 +175,11 @@ def _write_onnx_adapter(path: Path, description: AdapterDescription, weights: Ma
         a, b = weights[module.path]
         dtype = ir.DataType[module.dtype.upper()]
         for letter, array in (("A", a), ("B", b * np.float32(description.config.scaling(module.path)))):
-            contiguous = np.ascontiguousarray(array.astype(dtype.numpy()))
-            values[f"{module.path}.lora_{letter}.weight"] = onnxruntime.OrtValue.ortvalue_from_numpy(
-                contiguous
-            )
+            name = f"{module.path}.lora_{letter}.weight"
+            with np.errstate(over="ignore"):  # refused below
+                contiguous = np.ascontiguousarray(array.astype(dtype.numpy()))
+            _check_finite(contiguous, name, f"saving the adapter '{path}'")
+            values[name] = onnxruntime.OrtValue.ortvalue_from_numpy(contiguous)
     file = onnxruntime.AdapterFormat()
     # The format has no text for a fingerprint; two versions that writers are free in take the number of adapters, by
     # which a part of a file is told from the whole, and the beginning of the fingerprint.
@@ -196,6 +197,15 @@ def _write_onnx_adapter(path: Path, description: AdapterDescription, weights: Ma
         target.write(content)
 
 
+def _check_finite(array: np.ndarray[Any, Any], name: str, doing: str) -> None:
+    """Raises AdapterMismatchError for a weight that nothing can be computed with."""
+    if not np.isfinite(array.astype(np.float32)).all():
+        raise AdapterMismatchError(
+            f"{doing}: {name} has values that are nan, infinite, or beyond the range of {array.dtype}; save a state "
+            "from before the training diverged, or train with a smaller lora_alpha"
+        )
+
+
 def _short(fingerprint: str) -> int:
     """Returns the first 28 bits of a fingerprint, which fit the signed 32 bits of a version."""
     return int(fingerprint[:7], 16)
@@ -207,6 +217,7 @@ def _write_peft(path: Path, description: AdapterDescription, weights: Mapping[st
         for letter, array in zip("AB", weights[module.path], strict=True):
             # PEFT holds weights of torch.nn.Linear: [out, in] each.
             stored = array if module.convolution else array.T
+            _check_finite(array, f"{module.path}.lora_{letter}.weight", f"saving the adapter '{path}'")
             tensors[f"{_PREFIX}{module.path}.lora_{letter}.weight"] = np.ascontiguousarray(stored, np.float32)
     config = description.config.to_peft([module.path for module in description.modules])
     # transformers refuses safetensors files that do not say which framework wrote them.

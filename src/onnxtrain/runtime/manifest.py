@@ -15,6 +15,8 @@ from onnxtrain.runtime.dtypes import Array, DType
 from onnxtrain.runtime.json_text import list_of_texts, parse_json, sizes
 
 METADATA_KEY = "onnxtrain.manifest"
+ADAPTERS_KEY = "onnxtrain.lora"
+"""Key of the description of LoRA adapters in the metadata of a model, and in the properties of a checkpoint."""
 FORMAT = "onnxtrain"
 VERSION = 1
 SPARSE_VERSION = 2

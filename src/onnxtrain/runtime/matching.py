@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from onnxtrain.errors import CheckpointError
+from onnxtrain.runtime.json_text import parse_json
 from onnxtrain.runtime.manifest import Manifest, ParameterSpec, StatisticSpec
 from onnxtrain.runtime.store import Buffer, Store
 
@@ -50,6 +51,41 @@ def _arrange(group: dict[str, Buffer], expected: Sequence[ParameterSpec | Statis
     ordered = {spec.name: group[spec.name] for spec in expected}
     group.clear()
     group.update(ordered)
+
+
+def check_adapters(in_model: object, in_checkpoint: object, source: str) -> None:
+    """Checks that LoRA adapters of a checkpoint were trained beside the weights, and with the scaling, of a model.
+
+    Args:
+        in_model: description of the adapters in the metadata of the training model, a JSON text; None if it has none.
+        in_checkpoint: the same of the checkpoint.
+        source: the training model in messages.
+
+    Raises:
+        CheckpointError: they were not. Their shapes may fit all the same, and results would be wrong.
+    """
+    if not isinstance(in_model, str) or not isinstance(in_checkpoint, str):
+        return
+    # Other programs may keep another text under this name.
+    try:
+        model, checkpoint = (_base_and_scaling(text) for text in (in_model, in_checkpoint))
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return
+    kinds = ("beside other weights than", "with another scaling (lora_alpha / r) than")
+    for what, theirs, ours in zip(kinds, checkpoint, model, strict=True):
+        if theirs != ours:
+            raise CheckpointError(
+                f"The checkpoint does not belong to {source}: its adapters were trained {what} those of this model. "
+                "Use the checkpoint that was generated with this model, or take the adapters over by save_adapter and "
+                "load_adapter."
+            )
+
+
+def _base_and_scaling(text: str) -> tuple[object, object]:
+    """Returns the fingerprint of the weights beside adapters, and what ranks alone do not say of their scaling."""
+    description = parse_json(text)
+    config = description["config"]
+    return description["base"], {key: config[key] for key in ("lora_alpha", "use_rslora", "alpha_pattern")}
 
 
 def fit_store(store: Store, manifest: Manifest, source: str) -> None:

@@ -17,8 +17,8 @@ from onnxtrain.runtime.device import parse_device
 from onnxtrain.runtime.dtypes import Array, add_inplace
 from onnxtrain.runtime.inputs import check_arguments
 from onnxtrain.runtime.lock import StateLock
-from onnxtrain.runtime.manifest import Manifest
-from onnxtrain.runtime.matching import fit_store
+from onnxtrain.runtime.manifest import ADAPTERS_KEY, Manifest
+from onnxtrain.runtime.matching import check_adapters, fit_store
 from onnxtrain.runtime.rows import RowGradient
 from onnxtrain.runtime.session import ModelSource, describe, open_training_session, require_values
 from onnxtrain.runtime.state import CheckpointState
@@ -97,8 +97,10 @@ class Module:
 
     def _suit_store(self, source: str) -> None:
         """Prepares the store for this module: order, device, gradients; `source` is the training model in messages."""
+        described = self._session.get_modelmeta().custom_metadata_map.get(ADAPTERS_KEY)
         # Gradients that another Module of the same state has made are shared.
         fit_store(self._store, self._manifest, source)
+        check_adapters(described, self._store.properties.get(ADAPTERS_KEY), source)
         self._store.move_to(self._device)
         for spec in self._dense:
             if spec.name not in self._store.gradients:

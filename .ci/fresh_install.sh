@@ -3,9 +3,9 @@
 #
 #     .ci/fresh_install.sh WHEELS [SUITE]
 #
-# WHEELS is a folder with the wheels of onnxtrain and onnxtrain-kernels, and perhaps with a PyTorch for the CPU (that of
-# PyPI brings CUDA, several GB). SUITE is a release of Debian with Python 3.11 or newer, by default bookworm. It needs
-# root and debootstrap. The system lies below /var/tmp/onnxtrain-fresh (or FRESH_ROOT), and stays there.
+# WHEELS is a folder with the wheels of onnxtrain and onnxtrain-kernels, and perhaps of a PyTorch for the CPU, which is
+# then taken (that of PyPI brings CUDA, several GB). SUITE is a release of Debian with Python 3.11 or newer, by default
+# bookworm. It needs root and debootstrap. The system lies below /var/tmp/onnxtrain-fresh (or FRESH_ROOT), and stays there.
 set -eu
 [ $# -ge 1 ] || { sed -n '2,8s/^# \?//p' "$0" >&2; exit 2; }
 wheels=$(realpath "$1")
@@ -22,17 +22,21 @@ fi
 # The network of this machine, and the certificates that it trusts.
 cp /etc/resolv.conf "$root/etc/resolv.conf"
 cp -L /etc/ssl/certs/ca-certificates.crt "$root/etc/ssl/certs/ca-certificates.crt"
-rm -rf "$root/wheels" "$root/fresh"
-mkdir "$root/wheels"
-cp "$wheels"/*.whl README.md .ci/readme_blocks.py "$root/wheels/"
+rm -rf "$root/wheels" "$root/fresh" "$root/page"
+mkdir -p "$root/wheels" "$root/page/.ci" "$root/page/tests"
+cp "$wheels"/*.whl "$root/wheels/"
+# What the page needs to run: no source of onnxtrain.
+cp README.md "$root/page/"
+cp .ci/readme_blocks.py "$root/page/.ci/"
+cp tests/pages.py "$root/page/tests/"
 mount -t proc proc "$root/proc"
 trap 'umount "$root/proc"' EXIT
 
 inside() { env -u PIP_FIND_LINKS -u PYTHONPATH -u VIRTUAL_ENV HOME=/root PATH=/usr/sbin:/usr/bin:/sbin:/bin chroot "$root" "$@"; }
-install() { # EXTRAS
+install() { # REQUIREMENT
   start=$(date +%s)
-  inside /fresh/bin/pip install --quiet --disable-pip-version-check --no-cache-dir --find-links /wheels "onnxtrain${1:+[$1]}"
-  echo "pip install 'onnxtrain${1:+[$1]}': $(($(date +%s) - start)) s, then $(du -sm "$root/fresh" | cut -f1) MB"
+  inside /fresh/bin/pip install --quiet --disable-pip-version-check --no-cache-dir --find-links /wheels "$1"
+  echo "pip install '$1': $(($(date +%s) - start)) s, then $(du -sm "$root/fresh" | cut -f1) MB"
 }
 
 for compiler in cc gcc c++ g++ clang cmake make; do
@@ -44,8 +48,14 @@ done
 echo "$(inside sh -c '. /etc/os-release; echo "$PRETTY_NAME"; ldd --version | head -1; python3 --version' | tr '\n' ' '), no compiler"
 inside python3 -m venv /fresh
 echo "python3 -m venv: $(du -sm "$root/fresh" | cut -f1) MB"
-install ''
-install kernels
-install demo,kernels
-install demo,torch,kernels
-inside sh -c 'cd /tmp && /fresh/bin/python /wheels/readme_blocks.py /wheels/README.md'
+install onnxtrain
+install 'onnxtrain[kernels]'
+install 'onnxtrain[demo,kernels]'
+for torch in "$root"/wheels/torch-*.whl; do
+  if [ -e "$torch" ]; then install "/wheels/${torch##*/}"; fi
+done
+install 'onnxtrain[demo,torch,kernels]'
+start=$(date +%s)
+inside sh -c 'cd /tmp && /fresh/bin/onnxtrain demo --output demo-output | tail -3'
+echo "onnxtrain demo: $(($(date +%s) - start)) s"
+inside /fresh/bin/python /page/.ci/readme_blocks.py

@@ -1,79 +1,74 @@
-"""Runs what README.md shows, in an environment into which onnxtrain is installed: `python readme_blocks.py README.md`.
+"""Runs what README.md shows with an installed onnxtrain and native kernels: `python .ci/readme_blocks.py`.
 
-Every Python block and every `onnxtrain` command of a shell block runs in a process of its own, in one new folder, in
-the order of the page. It needs the extras [demo], [torch] and [kernels], and fails if native kernels are not used.
+The blocks run from the first to the last in one folder, and must print what the page shows (tests/pages.py). It needs
+the extras [demo], [torch] and [kernels], and fails if no native kernel runs in a training step.
 """
 
 from __future__ import annotations
 
+import json
 import os
-import re
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
-BLOCK = re.compile(r"^```(python|sh|bash)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "tests"))
 
-# Runs behind the blocks in a process of its own: ONNX Runtime's profile names the kernels that ran.
-KERNELS_OF_A_STEP = """
-import json, numpy, onnxruntime, onnxtrain_kernels
-options = onnxruntime.SessionOptions()
-options.register_custom_ops_library(str(onnxtrain_kernels.library()))
-options.enable_profiling = True
-session = onnxruntime.InferenceSession("artifacts/training_model.onnx", options)
-values = {}
-for x in session.get_inputs():
-    dtype = {"tensor(float)": numpy.float32, "tensor(int64)": numpy.int64}[x.type]
-    values[x.name] = numpy.zeros([n if isinstance(n, int) else 8 for n in x.shape], dtype)
-session.run(None, values)
-events = json.load(open(session.end_profiling()))
-ran = {e["args"]["op_name"] for e in events if e.get("cat") == "Node" and e["name"].endswith("_kernel_time")}
-kernels = sorted(name for name in ran if name.endswith("_float"))
-assert kernels, f"no native kernel ran in a training step, but {sorted(ran)}"
-print("level", onnxtrain_kernels.level() + "; kernels of a training step:", ", ".join(kernels))
-"""
+from pages import difference, read_blocks, run_block  # noqa: E402 - found by the line before
 
 
-def commands(page: str) -> list[tuple[str, list[str]]]:
-    """Lists what a page shows as (first line of the block, arguments of the process)."""
-    found = []
-    for language, text in BLOCK.findall(page):
-        if language == "python":
-            found.append((text.partition("\n")[0] + " ...", [sys.executable, "-c", text]))
-            continue
-        for line in text.splitlines():
-            command = line.partition("#")[0].strip()
-            if command.startswith("onnxtrain "):
-                found.append((command, ["sh", "-c", command]))
-    return found
+def run_page() -> None:
+    """Runs the blocks and prints the seconds of each; ends with a message if one prints what the page does not show."""
+    names: dict[str, Any] = {"__name__": "__main__"}
+    for block in read_blocks("README.md"):
+        start = time.monotonic()
+        printed = run_block(block, names)
+        print(f"{time.monotonic() - start:6.1f} s  {block.code.splitlines()[0][:80]} ...", flush=True)
+        if message := difference(block.shown, printed, block.marks):
+            sys.exit(message)
 
 
-def main(path: Path) -> None:
-    """Runs all of a page and prints the seconds of each process; ends with a message if one fails."""
-    beside_python = Path(sys.executable).parent
-    environment = os.environ | {
-        "PATH": f"{beside_python}{os.pathsep}{os.environ['PATH']}",
-        "ONNXTRAIN_KERNELS": "on",
-    }
-    shown = commands(path.read_text(encoding="utf-8"))
-    # The first lines of the page are `make demo`, which needs the repository; this is what it runs.
-    shown = [("onnxtrain demo", ["sh", "-c", "onnxtrain demo"]), *shown]
-    shown.append(("kernels of a training step", [sys.executable, "-c", KERNELS_OF_A_STEP]))
+def kernels_of_a_step(model: str) -> list[str]:
+    """Lists the native kernels that run in a training step, as ONNX Runtime's profile names them.
+
+    Args:
+        model: path of a training model, e.g. "artifacts/training_model.onnx".
+    """
+    import numpy as np
+    import onnxruntime
+    import onnxtrain_kernels
+
+    options = onnxruntime.SessionOptions()
+    options.register_custom_ops_library(str(onnxtrain_kernels.library()))
+    options.enable_profiling = True
+    session = onnxruntime.InferenceSession(model, options)
+    feeds = {}
+    for feed in session.get_inputs():
+        dtype = {"tensor(float)": np.float32, "tensor(int64)": np.int64}[feed.type]
+        feeds[feed.name] = np.zeros([size if isinstance(size, int) else 8 for size in feed.shape], dtype)
+    session.run(None, feeds)
+    events = json.loads(Path(session.end_profiling()).read_text(encoding="utf-8"))
+    nodes = [
+        event for event in events if event.get("cat") == "Node" and event["name"].endswith("_kernel_time")
+    ]
+    return sorted({op for node in nodes if (op := node["args"]["op_name"]).endswith("_float")})
+
+
+def main() -> None:
+    """Runs the page in an empty folder; ends with a message if its training step runs no native kernel."""
+    os.environ |= {"ONNXTRAIN_KERNELS": "on", "MPLBACKEND": "Agg"}
     with tempfile.TemporaryDirectory() as folder:
-        for name, arguments in shown:
-            start = time.monotonic()
-            done = subprocess.run(
-                arguments, cwd=folder, env=environment, capture_output=True, text=True, check=False
-            )
-            print(f"{time.monotonic() - start:6.1f} s  {name}", flush=True)
-            if done.returncode:
-                sys.exit(f"{done.stdout}{done.stderr}{name} failed with status {done.returncode}")
-            if name.startswith("kernels"):
-                print(done.stdout.strip())
-    print(f"{len(shown)} commands and blocks of {path.name} run")
+        os.chdir(folder)
+        run_page()
+        kernels = kernels_of_a_step("artifacts/training_model.onnx")
+        os.chdir(ROOT)
+    if not kernels:
+        sys.exit("no native kernel ran in the training step of artifacts/training_model.onnx")
+    print(f"All blocks of README.md run. Kernels of a training step: {', '.join(kernels)}")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]).resolve())
+    main()

@@ -287,14 +287,52 @@ def test_zig_gets_its_own_names_of_processors() -> None:
     assert done.stdout == "-m ziglang c++ --target=x86_64-linux-musl -mcpu=x86_64_v3 -DA=a b -c\n"
 
 
-def test_a_fresh_installation_runs_all_that_the_readme_shows() -> None:
-    commands = runpy.run_path(str(ROOT / ".ci" / "readme_blocks.py"))["commands"]
-    page = (ROOT / "README.md").read_text(encoding="utf-8")
-    shown = [arguments for _, arguments in commands(page)]
-    blocks = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
-    assert [arguments[2] for arguments in shown if arguments[0] == sys.executable] == blocks
-    lines = [line for line in page.splitlines() if line.startswith("onnxtrain ")]
-    assert [arguments[2] for arguments in shown if arguments[0] == "sh"] == lines != []
+@pytest.mark.parametrize(
+    ("name", "platform"),
+    [
+        ("onnxtrain_kernels-0.1.0-py3-none-manylinux_2_28_aarch64.whl", "linux-aarch64"),
+        # As auditwheel names the file after it has looked at the symbols.
+        (
+            "onnxtrain_kernels-0.1.0-py3-none-manylinux_2_27_x86_64.manylinux_2_28_x86_64.whl",
+            "linux-x86_64",
+        ),
+        ("onnxtrain_kernels-0.1.0-py3-none-win_amd64.whl", "windows-x86_64"),
+    ],
+)
+def test_a_wheel_is_checked_as_one_of_its_platform(
+    monkeypatch: pytest.MonkeyPatch, name: str, platform: str
+) -> None:
+    monkeypatch.syspath_prepend(CROSS)
+    check = runpy.run_path(str(CROSS / "check.py"))
+    assert check["platform_of"](Path(name)) == platform
+    assert check["RUNNERS"].keys() < check["TARGETS"].keys()
+
+
+@pytest.fixture
+def page_tree(tmp_path: Path) -> Path:
+    """The folder that .ci/fresh_install.sh makes for the page, without the page."""
+    script = (ROOT / ".ci" / "fresh_install.sh").read_text(encoding="utf-8")
+    copied = re.findall(r'^cp (\S+) "\$root/page/', script, re.MULTILINE)
+    assert copied[0] == "README.md"
+    for name in copied[1:]:
+        (tmp_path / name).parent.mkdir()
+        shutil.copy(ROOT / name, tmp_path / name)
+    return tmp_path
+
+
+def test_a_block_that_prints_what_the_page_does_not_show_ends_a_fresh_installation(page_tree: Path) -> None:
+    (page_tree / "README.md").write_text("```python\nprint(1 + 1)\n```\n\n```output\n3\n```\n")
+    done = python(str(page_tree / ".ci" / "readme_blocks.py"), code=1)
+    assert "The page shows\n3\n\nand the block printed\n2" in done.stderr
+
+
+def test_a_fresh_installation_names_the_kernels_of_a_training_step(page_tree: Path) -> None:
+    pytest.importorskip("onnxtrain_kernels")
+    block = "from onnxtrain import generate_artifacts\nfrom onnxtrain.demo import digits_network\n"
+    block += "generate_artifacts(digits_network(), loss='cross_entropy', artifact_directory='artifacts')\n"
+    (page_tree / "README.md").write_text(f"```python\n{block}```\n")
+    done = python(str(page_tree / ".ci" / "readme_blocks.py"))
+    assert "SoftmaxCrossEntropyGradient_float" in done.stdout
 
 
 def test_workflows_run_targets_and_files_that_exist() -> None:

@@ -1,8 +1,10 @@
 #!/bin/sh
 # The native kernels on aarch64, on a Debian machine with another processor:
 #
-#     tests/aarch64/run.sh build                 cross-compiles them,
-#     tests/aarch64/run.sh test ARGUMENT ...     and runs pytest with these arguments
+#     tests/aarch64/run.sh build                     cross-compiles them,
+#     tests/aarch64/run.sh test ARGUMENT ...         and runs pytest with these arguments,
+#     tests/aarch64/run.sh wheel FILE ARGUMENT ...   or runs it with the kernels of a wheel, which needs no compiler
+#     tests/aarch64/run.sh root                      unpacks Python and the C libraries alone
 #
 # Python, NumPy, PyTorch and ONNX Runtime are those of aarch64, and run under QEMU's emulation of a Neoverse N1 (NEON
 # without SVE). They are Debian's packages and wheels, unpacked below build/aarch64/; nothing of them is installed.
@@ -70,7 +72,7 @@ Dir::Cache "$out/apt/cache";
 END
   APT_CONFIG=$out/apt/configuration apt-get update -q
   APT_CONFIG=$out/apt/configuration apt-get install -q -y --no-install-recommends --download-only \
-    python3-minimal libpython3-stdlib libstdc++6
+    python3-minimal libpython3-stdlib libstdc++6 musl
   for package in "$out"/apt/cache/archives/*.deb; do dpkg -x "$package" "$out/root"; done
   # ONNX Runtime fails where this is what a processor of another kind says. QEMU takes files of its root before others.
   mkdir "$out/root/proc"
@@ -80,6 +82,8 @@ END
     echo
   done >"$out/root/proc/cpuinfo"
 }
+
+once_root() { once root $here/run.sh -- unpack_root; }
 
 unpack_wheels() {
   rm -rf "$out/site"
@@ -92,22 +96,32 @@ unpack_wheels() {
   "$python" -m pip install "$@" --no-deps $torch
 }
 
-emulated_tests() {
-  QEMU_LD_PREFIX=$out/root QEMU_CPU=${QEMU_CPU:-neoverse-n1} PYTHONPATH=$out/kernels:$out/site \
+emulated_tests() { # KERNELS ARGUMENT ...
+  kernels=$1
+  shift
+  need qemu-aarch64 qemu-user
+  "$python" -m pip --version >/dev/null || need pip3 python3-pip
+  once_root
+  once wheels $here/run.sh $here/requirements.txt -- unpack_wheels
+  QEMU_LD_PREFIX=$out/root QEMU_CPU=${QEMU_CPU:-neoverse-n1} PYTHONPATH=$kernels:$out/site \
     ONNXTRAIN_KERNELS=on qemu-aarch64 "$out/root/usr/bin/python3" -m pytest "$@"
 }
 
 command=${1:-}
-case $command in
-  build | test) shift ;;
-  *) sed -n '2,8s/^# \?//p' "$0" >&2 && exit 2 ;;
-esac
 mkdir -p "$out"
-need aarch64-linux-gnu-g++ g++-aarch64-linux-gnu cmake cmake make make
-build
-[ "$command" = test ] || exit 0
-need qemu-aarch64 qemu-user
-"$python" -m pip --version >/dev/null || need pip3 python3-pip
-once root $here/run.sh -- unpack_root
-once wheels $here/run.sh $here/requirements.txt -- unpack_wheels
-emulated_tests "$@"
+case $command in
+  build | test)
+    shift
+    need aarch64-linux-gnu-g++ g++-aarch64-linux-gnu cmake cmake make make
+    build
+    [ "$command" = build ] || emulated_tests "$out/kernels" "$@"
+    ;;
+  wheel)
+    rm -rf "$out/wheel"
+    "$python" -m zipfile -e "$2" "$out/wheel"
+    shift 2
+    emulated_tests "$out/wheel" "$@"
+    ;;
+  root) once_root ;;
+  *) sed -n '2,10s/^# \?//p' "$0" >&2 && exit 2 ;;
+esac

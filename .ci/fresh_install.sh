@@ -56,6 +56,6 @@ for torch in "$root"/wheels/torch-*.whl; do
 done
 install 'onnxtrain[demo,torch,kernels]'
 start=$(date +%s)
-inside sh -c 'cd /tmp && /fresh/bin/onnxtrain demo --output demo-output | tail -3'
+inside sh -c 'cd /tmp && /fresh/bin/onnxtrain demo --output demo-output >demo.log 2>&1 || { cat demo.log; exit 1; }'
 echo "onnxtrain demo: $(($(date +%s) - start)) s"
 inside /fresh/bin/python /page/.ci/readme_blocks.py

@@ -51,6 +51,28 @@ def platform_of(wheel: Path) -> str:
     sys.exit(f"{wheel.name} is for no platform of {', '.join(target.tag for target in TARGETS.values())}")
 
 
+def library_in(archive: zipfile.ZipFile) -> str:
+    """Returns the name of the library in a wheel."""
+    (library,) = (name for name in archive.namelist() if Path(name).suffix in (".so", ".dylib", ".dll"))
+    return library
+
+
+def check_needed(wheel: Path) -> None:
+    """Checks that a wheel for musl needs its C library alone.
+
+    Zig links with musl's own name, libc.so. auditwheel accepts only Alpine's, e.g. libc.musl-x86_64.so.1. musl loads
+    itself for both.
+    """
+    from elftools.elf.elffile import ELFFile  # auditwheel depends on it
+
+    with zipfile.ZipFile(wheel) as archive, archive.open(library_in(archive)) as file:
+        dynamic = ELFFile(file).get_section_by_name(".dynamic")
+        needed = [tag.needed for tag in dynamic.iter_tags("DT_NEEDED")]
+    print(f"needs {', '.join(needed)}", flush=True)
+    if needed != ["libc.so"]:
+        sys.exit(f"{wheel.name} needs {', '.join(needed)}, and not libc.so alone")
+
+
 def check_symbols(wheel: Path, target: Target) -> None:
     """Compares the C library that a wheel needs, as auditwheel reads its symbols, with the one that its tag names."""
     command = [sys.executable, "-m", "auditwheel", "show", str(wheel)]
@@ -83,16 +105,16 @@ def check(wheel: Path) -> None:
     run(sys.executable, "-m", "twine", "check", "--strict", wheel)
     run(sys.executable, "-m", "check_wheel_contents", wheel)
     target = TARGETS[name]
-    if target.system == "Linux":
+    if "musl" in target.triple:
+        check_needed(wheel)
+    elif target.system == "Linux":
         check_symbols(wheel, target)
     with tempfile.TemporaryDirectory() as folder:
         if name not in RUNNERS:
             print(f"{name}: not run, as nothing here runs programs for it")
             return
         with zipfile.ZipFile(wheel) as archive:
-            (library,) = (
-                file for file in archive.namelist() if Path(file).suffix in (".so", ".dylib", ".dll")
-            )
+            library = library_in(archive)
             archive.extract(library, folder)
         probe = make_probe(target, Path(folder))
         # Wine has pages of messages, which say nothing about the library.

@@ -96,6 +96,7 @@ unpack_wheels() {
   "$python" -m pip install "$@" --no-deps $torch
 }
 
+# Without the test that measures the memory of a second Python: QEMU starts no other program for its processor.
 emulated_tests() { # KERNELS ARGUMENT ...
   kernels=$1
   shift
@@ -104,7 +105,8 @@ emulated_tests() { # KERNELS ARGUMENT ...
   once_root
   once wheels $here/run.sh $here/requirements.txt -- unpack_wheels
   QEMU_LD_PREFIX=$out/root QEMU_CPU=${QEMU_CPU:-neoverse-n1} PYTHONPATH=$kernels:$out/site \
-    ONNXTRAIN_KERNELS=on qemu-aarch64 "$out/root/usr/bin/python3" -m pytest "$@"
+    ONNXTRAIN_KERNELS=on qemu-aarch64 "$out/root/usr/bin/python3" -m pytest "$@" \
+    --deselect tests/kernels/test_in_place.py::test_a_chain_of_gradients_needs_one_tensor
 }
 
 command=${1:-}

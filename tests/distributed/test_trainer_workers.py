@@ -96,11 +96,22 @@ def test_workers_drop_other_elements_alike_each_time(group: str, runs: Runs) -> 
 
 
 @pytest.mark.parametrize("group", ["two", "four"])
-def test_batch_norm_is_that_of_pytorch(group: str, runs: Runs) -> None:
+def test_without_a_label_that_counts_no_worker_moves(group: str, runs: Runs) -> None:
+    assert np.isnan(runs.alone["nothing_counted"]["epochs"][0]["loss"])
+    for worker in runs.workers[group]:
+        result = worker["nothing_counted"]
+        assert np.isnan(result["epochs"][0]["loss"])
+        assert result["losses"] == []
+        assert_close(result["parameters"], result["before"], rtol=0)
+
+
+@pytest.mark.parametrize("job", ["batch_norm", "batch_norm_uncounted"])
+@pytest.mark.parametrize("group", ["two", "four"])
+def test_batch_norm_is_that_of_pytorch(group: str, job: str, runs: Runs) -> None:
     for worker in [runs.alone, *runs.workers[group]]:
         ours, theirs = (
-            dict(worker["batch_norm"]["parameters"]),
-            dict(worker["batch_norm_of_torch"]["parameters"]),
+            dict(worker[job]["parameters"]),
+            dict(worker[f"{job}_of_torch"]["parameters"]),
         )
         # A model that was not exported by PyTorch keeps the biased variance of ONNX; a share has 2 * 36 values or more.
         np.testing.assert_allclose(ours.pop("bn.var"), theirs.pop("bn.var"), rtol=1 / 71)

@@ -81,6 +81,68 @@ def sample_weights(strategy: Any) -> Result:
     return fitted(trainer, problem.x, problem.y, validation=0.2, **fit)
 
 
+def _places() -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Marks samples that do not count, in batches of 8: those of the first half of a batch, and of whole batches."""
+    batch, place = np.divmod(np.arange(60), 8)
+    # Steps are batches 0 and 1, 2 and 3, ...: the first worker has samples that count in one batch of the step, in none
+    # while others have some, in none as all others, and in the second batch.
+    return (place < 4) & np.isin(batch, (1, 3, 6)), np.isin(batch, (2, 4, 5))
+
+
+def seen_samples(prediction: np.ndarray[Any, Any], target: np.ndarray[Any, Any]) -> float:
+    """Counts the samples of an epoch."""
+    return float(len(target))
+
+
+def uncounted_labels(strategy: Any) -> Result:
+    """Workers without a label that counts, beside workers that have some; a metric that gets all samples."""
+    problem = classes()
+    y = np.where(np.logical_or(*_places()), -100, problem.y)
+    metrics: list[Any] = ["accuracy", seen_samples]
+    loss = CrossEntropyLoss(ignore_index=-100)
+    trainer = Trainer(problem.model, loss, "sgd", learning_rate=0.2, metrics=metrics, strategy=strategy)
+    fit = {"epochs": 5, "batch_size": 8, "accumulate": 2, "shuffle": False}
+    return fitted(trainer, problem.x, y, **fit) | {"evaluation": trainer.evaluate(problem.x, y, batch_size=8)}
+
+
+def uncounted_samples(strategy: Any) -> Result:
+    """Workers whose samples have the weight zero; metrics get these samples, too."""
+    problem = classes()
+    weights = np.random.default_rng(0).uniform(0.5, 3, 60) * ~np.logical_or(*_places())
+    metrics = ["accuracy", "f1"]
+    trainer = Trainer(
+        problem.model, "cross_entropy", "sgd", learning_rate=0.2, metrics=metrics, strategy=strategy
+    )
+    fit = {"epochs": 5, "batch_size": 8, "accumulate": 2, "shuffle": False, "sample_weight": weights}
+    return fitted(trainer, problem.x, problem.y, **fit)
+
+
+def uncounted_class(strategy: Any) -> Result:
+    """Classes in their order, the first of which has the weight zero; an embedding with sparse gradients."""
+    model, ids, y = _bag()
+    order = np.argsort(y, kind="stable")
+    loss = CrossEntropyLoss(weight=[0.0, 1.0, 2.0])
+    trainer = Trainer(
+        model,
+        loss,
+        _sparse_optimizer(),
+        0.05,
+        metrics=["accuracy"],
+        sparse_gradients=["table"],
+        strategy=strategy,
+    )
+    fit = {"epochs": 10, "batch_size": 8, "accumulate": 2, "shuffle": False}
+    return fitted(trainer, ids[order], y[order], **fit)
+
+
+def nothing_counted(strategy: Any) -> Result:
+    """No label counts, on any worker."""
+    problem = classes()
+    trainer = Trainer(problem.model, CrossEntropyLoss(ignore_index=-100), "sgd", strategy=strategy)
+    before = parameters(trainer)
+    return fitted(trainer, problem.x, np.full(60, -100), batch_size=16) | {"before": before}
+
+
 def summed_loss(strategy: Any) -> Result:
     """A loss that is a sum over the samples."""
     problem = line()
@@ -100,8 +162,8 @@ def _sparse_optimizer() -> AdamW:
     return AdamW(groups=[ParameterGroup("table", optimizer=SparseAdam())])
 
 
-def sparse(strategy: Any) -> Result:
-    """An embedding of which a step updates only the rows that it reads."""
+def _bag() -> tuple[onnx.ModelProto, np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """A classifier of bags of ids by the mean of their rows in a table, with 33 samples."""
     rng = np.random.default_rng(0)
     nodes = models.parse_nodes(
         "rows = Gather(table, ids)  mean = ReduceMean <axes=[1], keepdims=0> (rows)  logits = MatMul(mean, w)"
@@ -116,7 +178,12 @@ def sparse(strategy: Any) -> Result:
         [onnx.numpy_helper.from_array(value.astype(np.float32), name) for name, value in tensors.items()],
     )
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
-    ids, y = rng.integers(0, 9, (33, 5)), rng.integers(0, 3, 33)
+    return model, rng.integers(0, 9, (33, 5)), rng.integers(0, 3, 33)
+
+
+def sparse(strategy: Any) -> Result:
+    """An embedding of which a step updates only the rows that it reads."""
+    model, ids, y = _bag()
     trainer = Trainer(
         model, "cross_entropy", _sparse_optimizer(), 0.05, sparse_gradients=["table"], strategy=strategy
     )
@@ -240,14 +307,37 @@ def failing(strategy: Any) -> Result:
 
 def batch_norm(strategy: Any) -> Result:
     """Batch statistics are those of a worker's share, running statistics those of worker 0, as in PyTorch's DDP."""
+    return _batch_norm(strategy, None)
+
+
+def batch_norm_uncounted(strategy: Any) -> Result:
+    """Of every second batch the first worker has samples of the weight zero only."""
+    return _batch_norm(strategy, _image_weights())
+
+
+def _image_weights() -> np.ndarray[Any, Any]:
+    batch, place = np.divmod(np.arange(32), 8)
+    return np.where((batch % 2 == 0) & (place < 4), 0.0, 1.0 + np.arange(32) % 3)
+
+
+def _batch_norm(strategy: Any, weights: np.ndarray[Any, Any] | None) -> Result:
     problem = images(32)
     trainer = Trainer(problem.model, "cross_entropy", "sgd", learning_rate=0.1, strategy=strategy)
-    fit = {"epochs": 5, "batch_size": 8, "shuffle": False}
+    fit = {"epochs": 5, "batch_size": 8, "shuffle": False, "sample_weight": weights}
     return fitted(trainer, problem.x, problem.y, **fit)
 
 
 def batch_norm_of_torch(strategy: Any) -> Result:
     """The training of `batch_norm` by PyTorch, in DistributedDataParallel if there are several workers."""
+    return _batch_norm_of_torch(strategy, np.ones(32))
+
+
+def batch_norm_uncounted_of_torch(strategy: Any) -> Result:
+    """The training of `batch_norm_uncounted` by PyTorch."""
+    return _batch_norm_of_torch(strategy, _image_weights())
+
+
+def _batch_norm_of_torch(strategy: Any, weights: np.ndarray[Any, Any]) -> Result:
     problem = images(32)
     values = {
         t.name: torch.from_numpy(onnx.numpy_helper.to_array(t).copy())
@@ -275,12 +365,15 @@ def batch_norm_of_torch(strategy: Any) -> Result:
         net = torch.nn.parallel.DistributedDataParallel(net)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     x, y = torch.from_numpy(problem.x), torch.from_numpy(problem.y)
+    w = torch.from_numpy(weights).float()
     share = 8 // size
     for _ in range(5):
         for start in range(0, 32, 8):
             own = slice(start + rank * share, start + (rank + 1) * share)
             optimizer.zero_grad()
-            torch.nn.functional.cross_entropy(net(x[own]), y[own]).backward()
+            losses = torch.nn.functional.cross_entropy(net(x[own]), y[own], reduction="none")
+            # DDP averages the gradients of the workers.
+            (losses @ w[own] * size / w[start : start + 8].sum()).backward()
             optimizer.step()
     if strategy is not None:
         # DDP copies the statistics of worker 0 before the next forward pass.
@@ -309,6 +402,9 @@ EQUAL: list[Job] = [
     labels,
     ignored_labels,
     sample_weights,
+    uncounted_labels,
+    uncounted_samples,
+    uncounted_class,
     summed_loss,
     one_sample_left,
     sparse,
@@ -319,7 +415,17 @@ EQUAL: list[Job] = [
 ]
 """Trainings whose result does not depend on the number of workers."""
 
-OTHER: list[Job] = [compressed, dropout, diverging, failing, batch_norm, batch_norm_of_torch]
+OTHER: list[Job] = [
+    nothing_counted,
+    compressed,
+    dropout,
+    diverging,
+    failing,
+    batch_norm,
+    batch_norm_of_torch,
+    batch_norm_uncounted,
+    batch_norm_uncounted_of_torch,
+]
 
 
 SHARE: dict[str, Any] = {"epochs": 5, "batch_size": 16, "validation": 0.2, "verbose": False}
@@ -378,11 +484,6 @@ class KillSelf(Callback):
             if death == (rank, trainer.global_step + 1) and not mark.exists():
                 mark.touch()
                 os.kill(os.getpid(), signal.SIGKILL)
-
-
-def seen_samples(prediction: np.ndarray[Any, Any], target: np.ndarray[Any, Any]) -> float:
-    """Counts the samples of an epoch, each of which has another target."""
-    return float(len(target))
 
 
 def different_samples(prediction: np.ndarray[Any, Any], target: np.ndarray[Any, Any]) -> float:

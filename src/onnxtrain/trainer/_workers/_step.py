@@ -14,13 +14,13 @@ from onnxtrain.runtime.dtypes import Array, narrow, widen
 from onnxtrain.trainer._interrupt import InterruptGuard
 from onnxtrain.trainer._metrics import Averages
 from onnxtrain.trainer._run import Step
-from onnxtrain.trainer._step import Diverged, Stepper
+from onnxtrain.trainer._step import Diverged, Stepper, drawing
 from onnxtrain.trainer._workers._group import Workers
 from onnxtrain.trainer._workers._totals import add_averages, averages_of, measured_keys, numbers_of
 
 # Places in the vector of numbers that the workers sum at each step, before the sums of loss and metrics.
-_FAILED, _ASKED, _SAMPLES, _COUNT, _LOSS, _DONE = range(6)
-_SUMS = 6
+_FAILED, _ASKED, _SAMPLES, _COUNT, _LOSS, _DONE, _UNCOUNTED = range(7)
+_SUMS = 7
 
 
 class SharedInterrupt(InterruptGuard):
@@ -78,6 +78,8 @@ class WorkerStepper(Stepper):
         except Diverged as error:
             diverged, done = error, []
         totals, averages = self._exchange(own, done, diverged)
+        if totals[_UNCOUNTED] and totals[_DONE] and (self._judges or self._run.store.statistics):
+            self._run_uncounted(batches, averages, keep_gradients=bool(done))
         mean = self._sum_gradients(done, totals)
         self._workers.broadcast_statistics(self._run.store)
         self._step_averages, self._samples = averages, int(totals[_SAMPLES])
@@ -96,7 +98,7 @@ class WorkerStepper(Stepper):
         numbers[_SAMPLES] = sum(len(arrays[0]) for arrays in own)
         numbers[_COUNT] = sum(count or 0.0 for _, count in done)
         numbers[_LOSS] = sum(step.loss * (1.0 if count is None else count) for step, count in done)
-        numbers[_DONE] = len(done)
+        numbers[_DONE], numbers[_UNCOUNTED] = len(done), len(own) - len(done)
         numbers[_SUMS:] = numbers_of(averages, self._keys)
         self._workers.communicator.sum([numbers])
         # All workers see the same sum, and so stop at the same place.
@@ -106,12 +108,63 @@ class WorkerStepper(Stepper):
             rank, (reason, remedy) = next((r, entry) for r, entry in enumerate(told) if entry is not None)
             raise Diverged(f"on worker {rank}, {reason}", remedy)
         total = averages_of(numbers[_SUMS:], self._keys, summed=self._run.manifest.loss_mean is None)
-        # All predictions of the epoch are needed by metrics that are no means.
-        if any(metric.function is not None for metric in self._state.metrics):
-            total.parts = [
-                part for parts in self._workers.communicator.gather(averages.parts) for part in parts
-            ]
+        total.parts = self._gather_parts(averages)
         return numbers, total
+
+    @property
+    def _judges(self) -> bool:
+        """True if a metric needs the predictions of a step."""
+        return any(metric.looks_at_predictions for metric in self._state.metrics)
+
+    def _gather_parts(self, averages: Averages) -> list[tuple[Array, Array]]:
+        """Returns predictions and targets of all workers, for metrics that are no means; none without such metrics."""
+        if all(metric.function is None for metric in self._state.metrics):
+            return []
+        return [part for parts in self._workers.communicator.gather(averages.parts) for part in parts]
+
+    def _run_uncounted(
+        self, batches: Sequence[list[Array]], averages: Averages, *, keep_gradients: bool
+    ) -> None:
+        """Runs shares without a label that counts, of batches that have such labels on other workers.
+
+        One process computes their samples with the rest of the batch: metrics and BatchNormalization see them, and the
+        loss does not. Loss and gradients of such a share alone are 0 / 0, and are dropped.
+
+        Args:
+            batches: this worker's shares of the batches.
+            averages: receives the metrics of these shares of all workers.
+            keep_gradients: True if the store holds gradients of other shares of the step.
+        """
+        store, state = self._run.store, self._state
+        sizes = [len(arrays[0]) if arrays else 0 for arrays in batches]
+        counts = np.array(
+            [
+                (state.loss_count(arrays) or 0.0) if size else 0.0
+                for arrays, size in zip(batches, sizes, strict=True)
+            ]
+        )
+        totals = counts.copy()
+        self._workers.communicator.sum([totals])
+        kept = [(buffer, buffer.read().copy()) for buffer in store.gradients.values() if keep_gradients]
+        # A run appends to sparse gradients in new memory.
+        kept_rows = [
+            (rows, (rows.rows, rows.indices)) for rows in store.row_gradients.values() if keep_gradients
+        ]
+        measured = Averages()
+        uncounted = np.flatnonzero((counts == 0) & (totals != 0) & (np.array(sizes) != 0))
+        for index in map(int, uncounted):
+            with drawing(self._run, state.position, index):
+                loss, outputs = self._run.step(batches[index], training=True)
+            state.add(measured, Step(batches[index], loss, outputs), 0.0)
+        for buffer, value in kept:
+            buffer.write(value)
+        for rows, values in kept_rows:
+            rows.replace(*values)
+        numbers = numbers_of(measured, self._keys)
+        self._workers.communicator.sum([numbers])
+        more = averages_of(numbers, self._keys, summed=False)
+        more.parts = self._gather_parts(measured)
+        add_averages(averages, more, summed=False)
 
     def _sum_gradients(self, done: list[tuple[Step, float | None]], totals: Array) -> float:
         """Makes the gradients in the store those of all workers; returns the mean loss, NaN if no label counts."""

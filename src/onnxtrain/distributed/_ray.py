@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import socket
 import subprocess
@@ -10,6 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from onnxtrain.errors import MissingPackageError, WorkersError
+
+_log = logging.getLogger("onnxtrain")
 
 # Ray's word for the resource that each machine of a cluster has under its own address.
 _NODE = "node:{}"
@@ -63,7 +66,7 @@ def launch_on_ray(
             "Starting workers by Ray: it is not installed. Install it: pip install 'onnxtrain[ray]'."
         ) from error
     address, nodes = _cluster(hosts)
-    with _connected(ray, address):
+    with _connected(ray, address, workers):
         for attempt in range(restarts + 1):
             try:
                 return _run_once(ray, function, arguments, workers, nodes, attempt)
@@ -87,18 +90,23 @@ def _cluster(hosts: str | Sequence[str]) -> tuple[str | None, list[str]]:
 
 
 @contextlib.contextmanager
-def _connected(ray: Any, address: str | None) -> Iterator[None]:
+def _connected(ray: Any, address: str | None, workers: int) -> Iterator[None]:
     """Connects to a cluster until the block ends; a connection that the program has made stays."""
     if ray.is_initialized():
+        _warn_of_waiting(ray, workers)
         yield
         return
     # Ray sends the function to the workers by its name: they import it from where the launcher does.
     import sys
 
     path = os.pathsep.join(entry for entry in sys.path if entry)
+    # A worker takes one CPU of the cluster. On one machine workers may outnumber its CPUs, as those of PyTorch's
+    # launcher may: Ray would wait for a machine that nobody adds.
+    processors = {"num_cpus": max(workers, os.cpu_count() or 1)} if address == "local" else {}
     try:
         ray.init(
             address=address,
+            **processors,
             runtime_env={"env_vars": {"PYTHONPATH": path}},
             log_to_driver=True,
             configure_logging=False,
@@ -109,9 +117,22 @@ def _connected(ray: Any, address: str | None) -> Iterator[None]:
             "one machine and 'ray start --address=...' on the others, or use hosts='local'."
         ) from error
     try:
+        _warn_of_waiting(ray, workers)
         yield
     finally:
         ray.shutdown()
+
+
+def _warn_of_waiting(ray: Any, workers: int) -> None:
+    """Warns of a cluster without a CPU for each worker, which may still grow."""
+    processors = int(ray.cluster_resources().get("CPU", 0))
+    if processors < workers:
+        _log.warning(
+            "Starting workers by Ray: the cluster has %d CPUs, and each of %d workers takes one. Ray waits until "
+            "machines are added; else stop, and start fewer workers.",
+            processors,
+            workers,
+        )
 
 
 def _run_once(

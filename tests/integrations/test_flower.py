@@ -417,6 +417,33 @@ def test_artifacts_of_another_model_are_refused_by_the_client(
     assert len(grid.errors) == 2
 
 
+def test_artifacts_with_a_prefix_are_found(artifacts: Path, digits: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "prefixed"
+    generate_artifacts(
+        network(), loss="cross_entropy", optimizer="sgd", artifact_directory=folder, prefix="digits_"
+    )
+    assert not (folder / "manifest.json").exists()
+    x, y = digits["train"]
+
+    def train(client: Path, server: Path) -> dict[str, np.ndarray]:
+        grid = LocalGrid(client_app(client, lambda context: ClientData((x[:90], y[:90]))), 2)
+        run = run_federation(grid, server, full_of(2), rounds=1)
+        assert run.train, grid.errors
+        return values(run.state)
+
+    expected = train(artifacts, artifacts)
+    assert any((expected[name] != value).any() for name, value in values(loaded(artifacts)[0]).items())
+    for client, server in ((folder, artifacts), (artifacts, folder), (folder, folder)):
+        for name, array in train(client, server).items():
+            np.testing.assert_array_equal(array, expected[name], err_msg=name)
+    # Two models in one folder: which one is meant nobody can say.
+    generate_artifacts(
+        network(), loss="cross_entropy", optimizer="sgd", artifact_directory=folder, prefix="other_"
+    )
+    with pytest.raises(CheckpointError, match=r"several \(digits_manifest\.json, other_manifest\.json\)"):
+        run_federation(LocalGrid(None, 1), folder, full_of(1), rounds=1)
+
+
 def test_errors_say_what_to_do(artifacts: Path, digits: Any, tmp_path: Path) -> None:
     x, y = digits["train"]
     with pytest.raises(CheckpointError, match="no folder that generate_artifacts has written"):

@@ -13,11 +13,11 @@ from onnxtrain.cli._inspect_run import describe_run, run_tables
 from onnxtrain.cli._output import print_json, print_table, summary_table, table
 from onnxtrain.errors import ModelLoadError, OnnxTrainError
 from onnxtrain.passes import canonicalize, load_model
+from onnxtrain.runtime.artifact_folder import find_manifest
 from onnxtrain.runtime.checkpoint import read_checkpoint
 from onnxtrain.runtime.manifest import InputSpec, Manifest, parse_manifest
 from onnxtrain.runtime.store import Buffer, Store
 from onnxtrain.selection import select_parameters
-from onnxtrain.trainer._files import find_manifest
 from onnxtrain.trainer._position import PROPERTY, Position
 
 

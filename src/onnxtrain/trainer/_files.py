@@ -8,9 +8,9 @@ from pathlib import Path
 
 from onnxtrain._words import argument
 from onnxtrain.errors import CheckpointError, ModelLoadError
+from onnxtrain.runtime.artifact_folder import MANIFEST, find_manifest
 from onnxtrain.runtime.json_text import parse_json
 
-_MANIFEST = "manifest.json"
 _DEFAULTS = {
     "training_model": "training_model.onnx",
     "eval_model": "eval_model.onnx",
@@ -65,25 +65,7 @@ def find_files(directory: Path) -> Files:
             f"Opening the training run in '{directory}': there is no file '{files['checkpoint']}'. Pass a directory "
             f"that Trainer.save or generate_artifacts has written{example}."
         )
-    return Files(manifest=manifest or _MANIFEST, **files)
-
-
-def find_manifest(directory: Path) -> str | None:
-    """Finds the manifest in a directory: `manifest.json`, else the only file with a prefix before that name.
-
-    Raises:
-        CheckpointError: Several files have a prefix.
-    """
-    # `generate_artifacts(prefix="my_")` writes "my_manifest.json".
-    names = sorted(path.name for path in directory.glob(f"*{_MANIFEST}"))
-    if _MANIFEST in names:
-        return _MANIFEST
-    if len(names) > 1:
-        raise CheckpointError(
-            f"Opening the training run in '{directory}': there are several ({', '.join(names)}). Move each with its "
-            "files to a directory of its own."
-        )
-    return names[0] if names else None
+    return Files(manifest=manifest or MANIFEST, **files)
 
 
 def _read(path: Path) -> dict[str, str]:

@@ -12,6 +12,7 @@ import numpy as np
 from onnxtrain.api import CheckpointState, Module, Optimizer
 from onnxtrain.errors import CheckpointError, DivergenceError, InputError
 from onnxtrain.integrations.flower._privacy import SamplePrivacy, check_private, loss_of, private_step
+from onnxtrain.runtime.artifact_folder import MANIFEST, find_manifest
 from onnxtrain.runtime.dtypes import Array
 from onnxtrain.runtime.json_text import parse_json
 
@@ -58,12 +59,13 @@ def manifest_files(artifacts: str | os.PathLike[str]) -> dict[str, Path]:
     """Returns the files of a folder of artifacts by their role, e.g. "training_model".
 
     Raises:
-        CheckpointError: the folder holds no artifacts.
+        CheckpointError: the folder holds no artifacts, or several with different prefixes.
     """
     folder = Path(artifacts)
+    manifest = find_manifest(folder) or MANIFEST
     # A manifest that was cut off or written by hand may be any JSON.
     try:
-        files = parse_json((folder / "manifest.json").read_bytes())["files"]
+        files = parse_json((folder / manifest).read_bytes())["files"]
         return {role: folder / name for role, name in files.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(

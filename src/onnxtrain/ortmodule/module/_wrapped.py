@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.nn.modules.lazy import LazyModuleMixin
 
+from onnxtrain.ortmodule._exceptions import ORTModuleTorchModelException
 from onnxtrain.ortmodule._options import DebugOptions
 from onnxtrain.ortmodule._report import Report
 from onnxtrain.ortmodule._torch import dynamo_config
@@ -41,6 +42,7 @@ class Wrapped:
         # Under a trace `torch.compile` returns the module as it is: `call` would stay uncompiled for good.
         if being_traced():
             return self.module(*args, **kwargs)
+        _refuse_partitioned(self.module)
         self.call = self._compile(self.module)
         if any(_is_lazy(layer) for layer in self.module.modules()):
             # Dynamo gives lazy parameters their shapes when it captures the first call. A size that varied in another
@@ -72,6 +74,19 @@ class Wrapped:
             caller = _WithoutHooks(self.module, function)
             self._forward = (function, self._compile(caller))
         return self._forward[1](*args, **kwargs)
+
+
+def _refuse_partitioned(module: torch.nn.Module) -> None:
+    """Raises ORTModuleTorchModelException for parameters that ZeRO stage 3 of DeepSpeed has partitioned."""
+    # DeepSpeed (0.19) gathers them in hooks of each layer and in functions that it puts in PyTorch's place. A captured
+    # layer would read what is left of them: empty tensors.
+    names = [name for name, parameter in module.named_parameters() if hasattr(parameter, "ds_id")]
+    if names:
+        raise ORTModuleTorchModelException(
+            f"capturing {type(module).__name__}: ZeRO stage 3 of DeepSpeed has partitioned its parameters "
+            f"({', '.join(names[:3])}{', ...' if len(names) > 3 else ''}). Use stage 1 or 2, or shard by PyTorch: "
+            "ORTModule(fully_shard(module)), see docs/many-machines.md"
+        )
 
 
 def _is_lazy(layer: torch.nn.Module) -> bool:

@@ -79,9 +79,6 @@ def report_of(model: nn.Module) -> Report | None:
 
 def full_state(model: nn.Module) -> dict[str, torch.Tensor]:
     """Return the state of a model on several workers with all its numbers, under the names of the plain module."""
-    # An ORTModule hides the `module` of a DistributedDataParallel, by which PyTorch finds the names.
-    if is_ort(model) and isinstance(model.module, DistributedDataParallel):
-        model = model.module
     state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
     return {name: value.clone() for name, value in state.items()}
 

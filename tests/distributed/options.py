@@ -13,7 +13,12 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_state_dict,
+    set_model_state_dict,
+    set_state_dict,
+)
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -240,6 +245,58 @@ def resumed(engine: Engine) -> Result:
     return {"losses": losses, "state": full_state(model), "folder": folder}
 
 
+def sync_batch_norm() -> dict[str, str]:
+    """Call SyncBatchNorm in training and in eval mode; return what is raised in training."""
+    module = nn.SyncBatchNorm.convert_sync_batchnorm(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)))
+    x = torch.ones(3, 4)
+    model = ORTModule(module)
+    raised = {}
+    for name, called in (("theirs", module), ("ours", model)):
+        try:
+            called(x)
+        except ValueError as error:
+            raised[name] = str(error)
+    module.eval()
+    torch.testing.assert_close(model(x), module(x))
+    return raised
+
+
+def states(engine: Engine) -> Result:
+    """Exchange state dicts between a model under ORTModule and one in eager PyTorch."""
+    ours, theirs = engine(ENCODER.module(), ORTModule), engine(ENCODER.module(), eager)
+    optimizers = [optimizer_of(ours), optimizer_of(theirs)]
+    rank, world = dist.get_rank(), dist.get_world_size()
+
+    def step(batch: tuple[torch.Tensor, ...]) -> None:
+        for model, sgd in zip((ours, theirs), optimizers, strict=True):
+            torch.manual_seed(rank)  # the same dropout
+            sgd.zero_grad()
+            model(*share(batch, rank, world)).backward()
+            sgd.step()
+
+    first, second = ENCODER.batches(2)
+    step(first)
+    result: Result = {"same": full_state(ours).keys() == full_state(theirs).keys()}
+    # Both go on from what the other had.
+    of_ours, of_theirs = get_state_dict(ours, optimizers[0]), get_state_dict(theirs, optimizers[1])
+    for (weights, moments), model, sgd in (
+        (of_theirs, ours, optimizers[0]),
+        (of_ours, theirs, optimizers[1]),
+    ):
+        set_state_dict(model, sgd, model_state_dict=weights, optim_state_dict=moments)
+    step(second)
+    result["stepped"] = [full_state(ours), full_state(theirs)]
+    # From worker 0 to all others, which pass nothing.
+    full = (
+        {name: torch.full_like(value, 0.5) for name, value in full_state(theirs).items()} if rank == 0 else {}
+    )
+    from_rank_0 = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+    told = set_model_state_dict(ours, full, options=from_rank_0)
+    result["told"] = [*told.missing_keys, *told.unexpected_keys]
+    result["sent"] = mean_over_workers(float(all((p == 0.5).all() for p in full_state(ours).values())))
+    return result
+
+
 def _bfloat16() -> dict[str, Any]:
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     return _pair(ENCODER, functools.partial(shard, mp_policy=policy))
@@ -264,8 +321,11 @@ OPTIONS: dict[str, Callable[[], dict[str, Any]]] = {
     "no_sync inside": lambda: accumulated(ddp_inside),
     "no_sync of fsdp1": lambda: accumulated(fsdp1),
     "no_sync of fully_shard": lambda: accumulated(shard),
+    "synchronised BatchNorm": sync_batch_norm,
     "parallel layers": by_parallel_layers,
     "dtensor": by_dtensor,
+    "states of ddp": lambda: states(ddp),
+    "states of ddp inside": lambda: states(ddp_inside),
     "resumed ddp": lambda: resumed(ddp),
     "resumed fully_shard": lambda: resumed(shard),
     "resumed fsdp1": lambda: resumed(fsdp1),

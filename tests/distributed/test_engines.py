@@ -16,6 +16,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 
 from distributed.nets import NETS, Result, difference, in_one_process, on_whole_batches, optimizer_of
 from distributed.options import ENCODER, ONE_MATRIX, PERCEPTRON, STEPS
+from distributed.tools import TOOLS
 from distributed.world import run_jobs, torchrun
 from onnxtrain.ortmodule import ORTModule
 
@@ -138,9 +139,29 @@ def test_options_of_the_engines(tmp_path: Path) -> None:
     assert "docs/many-machines.md#tensor-parallel-layers" in refused
 
 
+def test_state_dicts_have_the_names_of_the_plain_module(tmp_path: Path) -> None:
+    """Of DistributedDataParallel around and inside: get and set, with the optimizer, and from one worker to all."""
+    jobs = ("states of ddp", "states of ddp inside")
+    results = run_jobs(2, tmp_path, *jobs, "synchronised BatchNorm")
+    for job in jobs:
+        result = results[job]
+        assert result["same"], job
+        ours, theirs = result["stepped"]
+        assert list(ours) == list(ENCODER.module().state_dict()), job
+        for name, value in theirs.items():
+            torch.testing.assert_close(ours[name], value, rtol=0, atol=CLOSE, msg=f"{job}: {name}")
+        assert result["told"] == [], job
+        assert result["sent"] == 1.0, job
+    # PyTorch has it for CUDA only, and says so under ORTModule, too.
+    refused = results["synchronised BatchNorm"]
+    assert refused["ours"] == refused["theirs"]
+    assert "expected input tensor to be on GPU" in refused["ours"]
+
+
 def test_tools_that_bring_their_own_loop(tmp_path: Path) -> None:
-    tools = ("accelerate", "hugging face", "lightning")
-    results = run_jobs(2, tmp_path, *tools)
+    tools = tuple(TOOLS)
+    results = run_jobs(2, tmp_path, *tools, "refused by lightning")
+    assert "`fsdp` requires a GPU accelerator" in results["refused by lightning"]["error"]
     reference = on_whole_batches(NETS["gpt2"])
     differences = {tool: difference(results[tool], reference) for tool in tools}
     assert {tool: value for tool, value in differences.items() if not value < CLOSE} == {}

@@ -34,11 +34,15 @@ def _without_first(tokens: torch.Tensor) -> torch.Tensor:
     return torch.cat([torch.full_like(tokens[:1], -100), tokens[1:]])
 
 
-def with_accelerate() -> Result:
+def with_accelerate(fsdp_version: int | None = None) -> Result:
     from accelerate import Accelerator
+    from accelerate.utils import FullyShardedDataParallelPlugin
 
-    accelerator = Accelerator(cpu=True)
+    plugin = None if fsdp_version is None else FullyShardedDataParallelPlugin(fsdp_version=fsdp_version)
+    accelerator = Accelerator(cpu=True, fsdp_plugin=plugin)
     assert accelerator.num_processes == dist.get_world_size()
+    # On the CPU it takes no notice of the plugin.
+    assert accelerator.distributed_type == "MULTI_CPU"
     ort = ORTModule(NET.module())
     model, optimizer, loader = accelerator.prepare(
         ort, optimizer_of(ort), DataLoader(TensorDataset(_samples()), _size())
@@ -146,9 +150,22 @@ def with_lightning(sharded: bool = False) -> Result:
     return {"losses": losses, "state": full_state(training.net)}
 
 
+def refused_by_lightning() -> dict[str, str]:
+    """Return what Lightning says to FSDP on the CPU."""
+    import lightning
+
+    try:
+        lightning.Trainer(accelerator="cpu", devices=dist.get_world_size(), strategy="fsdp")
+    except ValueError as error:
+        return {"error": str(error)}
+    return {"error": "none"}
+
+
 TOOLS = {
     "accelerate": with_accelerate,
+    "accelerate, FSDP2": lambda: with_accelerate(fsdp_version=2),
     "hugging face": with_hugging_face,
+    "hugging face, FSDP": lambda: with_hugging_face(fsdp="full_shard"),
     "lightning": with_lightning,
     "lightning sharded": lambda: with_lightning(sharded=True),
 }

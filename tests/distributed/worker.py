@@ -25,9 +25,9 @@ def run(job: str) -> Any:
     if net:
         return train(NETS[net], ENGINES[engine])
     from distributed.options import OPTIONS
-    from distributed.tools import TOOLS
+    from distributed.tools import TOOLS, refused_by_lightning
 
-    return (OPTIONS | TOOLS)[job]()
+    return (OPTIONS | TOOLS | {"refused by lightning": refused_by_lightning})[job]()
 
 
 def main(folder: Path, jobs: list[str]) -> None:

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 
-from onnxtrain.ortmodule import ORTModule
+from onnxtrain.ortmodule import ORTModule, ORTModuleTorchModelException
 from ortmodule.scenarios import batch
 
 
@@ -199,6 +199,30 @@ def test_global_hooks_run_once_per_module() -> None:
     assert logs[1] == logs[0]
 
 
+def test_a_hook_may_read_the_model_itself() -> None:
+    """As DeepSpeed's does, which Dynamo captures with the module."""
+    plain, model = pair()
+    seen = []
+
+    class Engine:
+        def __init__(self, module: nn.Module) -> None:
+            self.module = module
+            module.register_forward_pre_hook(self.before, with_kwargs=True)
+
+        def before(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+            seen.append(self.module.training)
+            return args, kwargs
+
+    engines = [Engine(plain), Engine(model)]
+    assert_same_gradients(model, plain)
+    for engine in engines:
+        engine.module.eval()
+    torch.testing.assert_close(model(batch()), plain(batch()))
+    assert True in seen
+    assert False in seen
+    assert model.report().runs_in_onnxruntime
+
+
 def test_distributed_data_parallel(tmp_path: Path) -> None:
     plain, model = pair()
     store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
@@ -215,6 +239,37 @@ def test_distributed_data_parallel(tmp_path: Path) -> None:
         torch.distributed.destroy_process_group()
     for name, gradient in gradients(plain).items():
         torch.testing.assert_close(model.get_parameter(name).grad, gradient, rtol=1e-5, atol=1e-6)
+
+
+def test_around_distributed_data_parallel(tmp_path: Path) -> None:
+    """`module` is what it is without ORTModule, and no warning says otherwise."""
+    plain, _ = pair()
+    store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        parallel = nn.parallel.DistributedDataParallel(plain)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            model = ORTModule(ORTModule(parallel))
+        assert model.module is plain
+        assert isinstance(model, nn.parallel.DistributedDataParallel)
+        assert list(model.state_dict()) == list(parallel.state_dict())
+        gradients(model)
+        # Unwrapped to the DistributedDataParallel, and not to the module inside of it.
+        assert next(type(root) for root in model.modules()) is nn.parallel.DistributedDataParallel
+        assert model.report().runs_in_onnxruntime
+        del parallel, model
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_parameters_that_deepspeed_has_partitioned_are_refused() -> None:
+    """Marked as ZeRO stage 3 marks them; benchmarks/distributed/deepspeed_zero.py runs DeepSpeed itself."""
+    _, model = pair()
+    name, parameter = next(model.named_parameters())
+    parameter.ds_id = 0
+    with pytest.raises(ORTModuleTorchModelException, match=f"ZeRO stage 3 .*{name}.* Use stage 1 or 2"):
+        model(batch())
 
 
 def test_many_models_of_one_class() -> None:

@@ -12,6 +12,7 @@ from types import MethodType
 from typing import Any, ClassVar, NoReturn, cast
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 from onnxtrain.ortmodule import _torch
 from onnxtrain.ortmodule._exceptions import ORTModuleTorchModelException
@@ -30,8 +31,9 @@ class ORTModule(torch.nn.Module):
     return the ORTModule. The methods that the user's class adds see the ORTModule as their `self`, so that
     `self(x)` in them runs in ONNX Runtime too. docs/ortmodule-api.md lists all methods; what differs:
 
-    - `model.module` is the wrapped module, `model.report()` tells which graphs run where, and
-      `model.export_training_graph(folder)` writes them;
+    - `model.module` is the wrapped module; of a wrapped DistributedDataParallel it is the module inside of that, as
+      without ORTModule. `model.report()` tells which graphs run where, and `model.export_training_graph(folder)`
+      writes them;
     - `add_module` raises, as it did in onnxruntime-training; `register_module` and assignment work;
     - `modules()`, `named_modules()`, `get_submodule("")`, `apply` and hooks see the wrapped module as root;
     - `compile` compiles the wrapped module; calls of the ORTModule still run in ONNX Runtime;
@@ -82,8 +84,11 @@ class ORTModule(torch.nn.Module):
 
     @property
     def module(self) -> torch.nn.Module:
-        """The wrapped module."""
-        return _of(self).module
+        """The wrapped module; of a wrapped DistributedDataParallel, the module inside of it."""
+        module = _of(self).module
+        # torch.distributed.checkpoint (PyTorch 2.13) finds names by way of `model.module` if `model` is an instance of
+        # DistributedDataParallel, and takes the result for the module inside.
+        return module.module if isinstance(module, DistributedDataParallel) else module
 
     def report(self) -> Report:
         """Returns which graphs run where; see :class:`~onnxtrain.ortmodule.Report`."""
@@ -143,6 +148,9 @@ class ORTModule(torch.nn.Module):
 
     # Every attribute that is not ORTModule's own is the wrapped module's: `__getattr__` alone would not do, as
     # torch.nn.Module, the base class, has parameters(), training and all the others, too.
+    # Dynamo, which may capture a hook that reads an ORTModule (DeepSpeed's does), must not follow: Dynamo reads
+    # `type(self)` by way of `__getattribute__`, without end.
+    @_torch.skip
     def __getattribute__(self, name: str) -> Any:
         if name in type(self)._ort_own:
             return object.__getattribute__(self, name)
@@ -257,6 +265,9 @@ def _adopt(self: ORTModule, state: tuple[torch.nn.Module, DebugOptions]) -> None
     """Makes an ORTModule hold a module, with options; it changes the class of the ORTModule."""
     module, options = state
     hidden = [name for name in _OWN_NAMES if hasattr(module, name)]
+    # `ORTModule.module` gives what DistributedDataParallel's gives.
+    if isinstance(module, DistributedDataParallel):
+        hidden.remove("module")
     if hidden:
         kind = type(module).__name__
         warnings.warn(
@@ -274,7 +285,7 @@ def _unwrap(module: object) -> torch.nn.Module:
     """Returns the module to wrap; raises for what cannot be wrapped."""
     # `isinstance` would ask `__class__`, which an ORTModule answers as the wrapped module does.
     if type(module).__mro__.count(ORTModule):
-        return module.module  # type: ignore[attr-defined, no-any-return]
+        return _of(cast(ORTModule, module)).module
     if not isinstance(module, torch.nn.Module):
         kind = module.__name__ if isinstance(module, type) else type(module).__name__
         wanted = "an instance of it" if isinstance(module, type) else "a torch.nn.Module"

@@ -96,20 +96,28 @@ def running_workers() -> list[psutil.Process]:
     return found
 
 
+def started_workers(workers: int, seen: set[int]) -> list[psutil.Process]:
+    """Waits until all workers are started again, and returns them; adds them to `seen`, those of before."""
+    while True:
+        alive = [process for process in running_workers() if process.pid not in seen]
+        if len(alive) == workers:
+            seen |= {process.pid for process in alive}
+            return alive
+        time.sleep(0.05)
+
+
 def kill(count: int, workers: int, directory: Path, seed: int, longest: float) -> None:
     """Kills a worker, so many times, each at a random moment after all of them have been started again."""
     rng = random.Random(seed)
     seen: set[int] = set()
     for number in range(count):
-        while True:
-            alive = [process for process in running_workers() if process.pid not in seen]
-            if len(alive) == workers:
-                break
-            time.sleep(0.05)
-        seen |= {process.pid for process in alive}
+        alive = started_workers(workers, seen)
         # Most kills fall into the training; starting may take longer than all of it.
         training = rng.random() < 0.8
         while training and not any(_started(directory, process.pid).exists() for process in alive):
+            # The group has failed by itself, as Ray's does if another program takes its port, and is started again.
+            if not all(process.is_running() for process in alive):
+                alive = started_workers(workers, seen)
             time.sleep(0.01)
         wait = rng.uniform(0, longest)
         time.sleep(wait)

@@ -249,6 +249,10 @@ OPS = [
         "MatMulNBits", [_f(3, 32), _packed(6, 2, 8), _f(6, 2, low=0.1), None, ORDER],
         {"K": 32, "N": 6, "bits": 4, "block_size": 16}, (0, 2), name="g_idx", stays=True,
     ),
+    Op(
+        "MatMulNBits", [_f(3, 32), _packed(6, 2, 8), _f(6, 2, low=0.1), np.full((6, 1), 0x88, np.uint8), ORDER],
+        {"K": 32, "N": 6, "bits": 4, "block_size": 16}, (0, 2), name="g_idx with zero points of 8", stays=True,
+    ),
     *(
         Op(
             "GroupQueryAttention",
@@ -446,9 +450,13 @@ def test_kernel_takes_wrong_zero_points_where_columns_have_an_order() -> None:
         ),
         (_nbits(bits=3), "MatMulNBits.* weights of 3 bits"),
         (_nbits(weight_prepacked=1), "MatMulNBits.* prepacked weights"),
-        (_nbits(ordered=True), "MatMulNBits.* g_idx with packed zero points"),
+        (_nbits(ordered=True), "MatMulNBits.* packed zero points other than 8 with g_idx"),
+        (_nbits(ordered=True, bits=2, block_size=32), "MatMulNBits.* weights of 2 bits with g_idx"),
+        (_nbits(ordered=True, bits=8), "MatMulNBits.* weights of 8 bits with g_idx"),
     ],
-    ids=["activation", "rotary", "metric", "sink", "3 bits", "prepacked", "g_idx"],
+    ids=[
+        "activation", "rotary", "metric", "sink", "3 bits", "prepacked", "g_idx", "g_idx, 2 bits", "g_idx, 8 bits",
+    ],
 )  # fmt: skip
 def test_what_is_not_written_is_a_clear_error(case: Op, message: str) -> None:
     with pytest.raises(NoGradientRule, match=message):

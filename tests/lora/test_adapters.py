@@ -472,3 +472,59 @@ def test_bits_and_blocks_that_are_not_known_are_refused(bits: int, block_size: i
     assert not list(tmp_path.iterdir())
     # Other layers get theirs.
     assert len(adapters_of(add_lora(model, LoraConfig(r=1, target_modules=["fc2"])))) == 2
+
+
+def ordered(bits: int, zero_point: int | None = None) -> onnx.ModelProto:
+    """Two layers, the first of which has rows in an order of their own, as files of GPTQ have."""
+    model = in_bits(products({"fc": (64, 32), "fc2": (32, 8)}), bits, 32, symmetric=zero_point is None)
+    (product,) = (node for node in model.graph.node if node.output == ["fc_out"])
+    order = np.random.default_rng(0).permutation(np.repeat(np.int32([0, 1]), 32))
+    model.graph.initializer.append(onnx.numpy_helper.from_array(order, "order"))
+    if zero_point is not None:
+        packed = np.full((32, 1), zero_point * 17, np.uint8)
+        model.graph.initializer.append(onnx.numpy_helper.from_array(packed, "zero_points"))
+    del product.input[3:]
+    product.input.extend(["" if zero_point is None else "zero_points", "order"])
+    return model
+
+
+@pytest.mark.parametrize("zero_point", [None, 8])
+def test_rows_in_an_order_of_their_own(zero_point: int | None, tmp_path: Path) -> None:
+    base = ordered(4, zero_point)
+    rng = np.random.default_rng(0)
+    x, target = (rng.normal(size=(5, n)).astype(np.float32) for n in (64, 8))
+    config = LoraConfig(r=2, init_lora_weights=False)
+    generate_artifacts(base, loss="mse", optimizer="sgd", artifact_directory=tmp_path, lora=config)
+    state, module, _ = trained(tmp_path)
+    loss = float(module(x, target))
+    # The finite difference along the signs of the gradients is the sum of their sizes.
+    changed = add_lora(base, config)
+    names = [*adapters_of(changed)]
+    assert len(names) == 4
+
+    def loss_at(step: float) -> float:
+        moved = onnx.ModelProto()
+        moved.CopyFrom(changed)
+        for tensor in moved.graph.initializer:
+            if tensor.name in names:
+                array = onnx.numpy_helper.to_array(tensor) + step * np.sign(state.parameters[tensor.name].grad)
+                tensor.CopyFrom(onnx.numpy_helper.from_array(array.astype(np.float32), tensor.name))
+        return float(((run(moved, x=x).astype(np.float64) - target) ** 2).mean())
+
+    assert loss == pytest.approx(loss_at(0), rel=1e-6)
+    slope = sum(np.abs(state.parameters[name].grad).sum() for name in names)
+    assert (loss_at(1e-4) - loss_at(-1e-4)) / 2e-4 == pytest.approx(slope, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("bits", "zero_point", "fault"),
+    [(2, None, "weights of 2 bits"), (8, None, "weights of 8 bits"), (4, 7, "packed zero points other than 8")],
+)
+def test_rows_in_an_order_that_onnxruntime_misreads_are_refused(
+    bits: int, zero_point: int | None, fault: str
+) -> None:
+    base = ordered(bits, zero_point)
+    for function in (add_lora, adapter_model):
+        with pytest.raises(GraphBuildError, match=rf"{fault} with g_idx.*desc_act=False.*exclude_modules"):
+            function(base, LoraConfig(r=1))
+    assert len(adapters_of(add_lora(base, LoraConfig(r=1, exclude_modules=["fc"])))) == 2

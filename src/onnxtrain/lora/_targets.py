@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from onnxtrain.errors import GraphBuildError
 from onnxtrain.lora._config import ALL_LINEAR, LoraConfig, matches, matches_end
+from onnxtrain.passes.parameters.block_order import fault_of_order
 from onnxtrain.selection import module_scope, some_names
 
 _MS = "com.microsoft"
@@ -211,7 +212,7 @@ def _check_overlap(chosen: Sequence[Target], doing: str) -> None:
 
 
 def _check_blocks(node: ir.Node, doing: str) -> None:
-    """Raises GraphBuildError for a MatMulNBits of bits or blocks that onnxruntime (1.32) does not know."""
+    """Raises GraphBuildError for a MatMulNBits that onnxruntime (1.32) does not know, or computes wrongly."""
     if node.op_type != "MatMulNBits":
         return
     bits, size = node.attributes.get_int("bits", 4), node.attributes.get_int("block_size", 0)
@@ -221,6 +222,12 @@ def _check_blocks(node: ir.Node, doing: str) -> None:
             f"{doing}: the weight of MatMulNBits '{node.name}' has {bits} bits in blocks of {size}; onnxruntime knows "
             "2, 4 and 8 bits, and blocks of 16, 32, 64 and so on. Quantise the model again, or leave the layer out by "
             "exclude_modules"
+        )
+    if (fault := fault_of_order(node)) is not None:
+        raise GraphBuildError(
+            f"{doing}: MatMulNBits '{node.name}' has {fault}, of which onnxruntime computes something else than the op's "
+            "definition says. Quantise the model again without such an order (GPTQ: desc_act=False), or leave the layer "
+            "out by exclude_modules"
         )
 
 

@@ -14,6 +14,7 @@ from onnxtrain.autodiff.rules.contrib._shared import MS, refused
 from onnxtrain.autodiff.rules.contrib.activation import activated
 from onnxtrain.autodiff.rules.linalg import inverse_rule
 from onnxtrain.emitter import Emitter
+from onnxtrain.passes.parameters.block_order import fault_of_order
 
 
 @defbody("FusedMatMul", MS, "A B", "Y", alpha=1.0, transA=0, transB=0, transBatchA=0, transBatchB=0)
@@ -111,10 +112,9 @@ def _check_nbits(n: NodeView) -> None:
         raise refused(n, f"weights of {bits} bits")
     if n.attr("weight_prepacked"):
         raise refused(n, "prepacked weights")
-    # ONNX Runtime's kernel (1.32) computes something else of packed zero points with g_idx, so that the forward product
-    # would not be that of the gradients.
-    if n.g_idx is not None and n.zero_points is not None and n.zero_points.dtype == ir.DataType.UINT8:
-        raise refused(n, "g_idx with packed zero points")
+    # The forward product would not be that of the gradients.
+    if (fault := fault_of_order(n.node)) is not None:
+        raise refused(n, fault)
 
 
 def _nbits_weights(op: Emitter, n: NodeView) -> tuple[ir.Value, ir.Value]:

@@ -56,6 +56,21 @@ def test_names_in_files_of_genais_builder_are_those_of_pytorch(feed_forward: str
     ]
 
 
+def test_names_in_files_of_checkpoints_that_were_quantised_before_are_those_of_pytorch() -> None:
+    # The builder keeps the weights of GPTQ and AWQ as they are, and names them otherwise than those that it rounds.
+    names = [f"model.layers.0.{name}" for name in ("attn.q_proj", "attn.o_proj", "mlp.up_proj")]
+    model = in_bits(products({f"{name}.MatMul": (32, 32) for name in names}), 4, 32)
+    for tensor in model.graph.initializer:
+        tensor.name = tensor.name.replace(".MatMul.weight_Q4", ".MatMulNBits.qweight")
+    for node in model.graph.node:
+        node.input[:] = [name.replace(".MatMul.weight_Q4", ".MatMulNBits.qweight") for name in node.input]
+    onnx.checker.check_model(model)
+    assert target_names(model) == ["q_proj", "o_proj", "up_proj"]
+    assert [name.rpartition(".lora_A")[0] for name in adapters_of(add_lora(model, LoraConfig(r=1)))][::2] == [
+        name.replace("attn", "self_attn") for name in names
+    ]
+
+
 def test_a_quantised_file_takes_the_module_names_of_its_float_file(model: onnx.ModelProto) -> None:
     quantised = in_bits(model, 4)
     # The quantizer writes new nodes, without the notes of PyTorch's exporter.
@@ -431,30 +446,49 @@ def test_a_float16_model_has_float32_adapters(typed: bool) -> None:
     assert run(adapter_model(model, config), x=x).tobytes() == run(model, x=x).tobytes()
 
 
-@pytest.mark.parametrize("activation", ["", "Gelu"])
+ACTIVATIONS = {
+    "none": "y = Identity(s)",
+    "Gelu": 'y = Gelu <approximate="tanh"> (s)',
+    # As PyTorch's exporter writes "gelu" below opset 20, with two orders of its factors.
+    "erf": "d = Div(s, root) e = Erf(d) f = Add(e, one) g = Mul(s, f) y = Mul(g, half)",
+    "erf, half first": "d = Div(s, root) e = Erf(d) f = Add(e, one) g = Mul(s, half) y = Mul(g, f)",
+    "erf, half last": "d = Div(s, root) e = Erf(d) f = Add(e, one) g = Mul(f, half) y = Mul(s, g)",
+    "erf of a product": "d = Mul(s, inverse) e = Erf(d) f = Add(e, one) g = Mul(s, f) y = Mul(g, half)",
+    # As it writes the "gelu_new" of Phi.
+    "tanh": "a = Mul(s, half) p = Pow(s, three) b = Mul(p, c) d = Add(s, b) e = Mul(d, k) f = Tanh(e) g = Add(f, one)"
+    " y = Mul(a, g)",
+    "two readers": "g = Gelu(s) t = Tanh(s) y = Add(g, t)",
+}
+CONSTANTS = {
+    "root": 2**0.5, "inverse": 0.5**0.5, "one": 1, "half": 0.5, "three": 3, "c": 0.044715, "k": (2 / np.pi) ** 0.5,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("bias_first", [False, True])
 def test_a_quantised_layer_with_a_bias_computes_the_same_bits_without_an_adapter(
     bias_first: bool, activation: str
 ) -> None:
-    """ONNX Runtime makes one node of MatMulNBits and the Add of a bias, which an adapter must not part."""
+    """ONNX Runtime makes one node of MatMulNBits, or a Gelu, and the Add of a bias, which an adapter must not part."""
     rng = np.random.default_rng(0)
     base = in_bits(products({"fc": (128, 96)}), 4, 32)
-    product, last = base.graph.node
+    product, _ = base.graph.node
     # As genai's builder writes it: activations are rounded to int8.
     product.attribute.append(onnx.helper.make_attribute("accuracy_level", 4))
-    inputs = ["bias", product.output[0]] if bias_first else [product.output[0], "bias"]
-    add = onnx.helper.make_node("Add", inputs, ["sum" if activation else last.output[0]])
-    if activation:
-        last.CopyFrom(onnx.helper.make_node("Gelu", ["sum"], [last.output[0]], approximate="tanh"))
-        base.graph.node.insert(1, add)
-    else:
-        last.CopyFrom(add)
+    sum_ = "Add(bias, fc_out)" if bias_first else "Add(fc_out, bias)"
+    behind = onnx.parser.parse_graph(
+        f"g (float[n, 96] fc_out) => (float[n, 96] y) {{ s = {sum_} {ACTIVATIONS[activation]} }}"
+    )
+    behind.node[-1].output[0] = base.graph.output[0].name
+    del base.graph.node[1:]
+    base.graph.node.extend(behind.node)
     bias = rng.normal(size=96).astype(np.float32)
-    base.graph.initializer.append(onnx.numpy_helper.from_array(bias, "bias"))
+    arrays = {"bias": bias} | {name: np.float32(value) for name, value in CONSTANTS.items()}
+    base.graph.initializer.extend(onnx.numpy_helper.from_array(a, name) for name, a in arrays.items())
     config = LoraConfig(r=2, init_lora_weights=False)
     x = rng.normal(size=(64, 128)).astype(np.float32)
     assert run(adapter_model(base, config), x=x).tobytes() == run(base, x=x).tobytes()
-    if not activation:
+    if activation == "none":
         changed = add_lora(base, config)
         a, b = adapters_of(changed).values()
         assert np.allclose(run(changed, x=x) - run(base, x=x), 8 * x @ a @ b, atol=1e-4)

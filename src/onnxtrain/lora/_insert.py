@@ -366,15 +366,19 @@ def _with_bias(output: ir.Value) -> ir.Value:
 
 
 def _feeds_gelu(value: ir.Value) -> bool:
-    """Says if a Gelu reads a value: one node, or the first nodes of its formula with Erf, or with a power and Tanh."""
+    """Says if ONNX Runtime joins a Gelu with the Add of a bias that computes the value."""
     readers = [use.node for use in value.uses()]
-    behind = [
-        use.node.op_type
-        for node in readers
-        if node.op_type in ("Div", "Mul")
-        for use in node.outputs[0].uses()
-    ]
-    return "Erf" in behind or any(node.op_type in ("Gelu", "FastGelu", "Pow") for node in readers)
+    if len(readers) == 1 and readers[0].op_type in ("Gelu", "FastGelu"):
+        return True
+    # Of the formulas, it (1.32) knows that with Erf, where the value is divided by the root of 2, before it looks for the
+    # biases of products. Others stay as they are, or become a Gelu when their biases are part of products already.
+    node = next((reader for reader in readers if reader.op_type == "Div"), None)
+    for op_type in ("Erf", "Add", "Mul"):
+        node = None if node is None else _sole_reader(node.outputs[0], op_type, any_input=True)
+    # The factor is the value, or half of it.
+    return node is not None and any(
+        factor is value or (factor is not None and factor.producer() in readers) for factor in node.inputs
+    )
 
 
 def _sole_reader(value: ir.Value, op_type: str, *, any_input: bool = False) -> ir.Node | None:

@@ -16,9 +16,12 @@ from onnxtrain.selection import module_scope, some_names
 _MS = "com.microsoft"
 # Ops between a weight in the file and the product that reads it; each keeps the elements, Transpose swaps the axes.
 _PASSED_ON = frozenset({"Cast", "DequantizeLinear", "Identity", "QuantizeLinear", "Transpose"})
-# Ends of the names of weights: of onnxruntime's quantizers (`_Q4`, `_quantized`), of genai's builder (`.MatMul`), and
-# of PyTorch (`.weight`), in the order in which they are taken off.
-_ENDS = (r"(_DQ)?_Q\d+(G\d+)?$", r"_quantized$", r"\.(weight|kernel)$", r"\.(MatMul|Gemm|Conv)$")
+# Ends of the names of weights: of onnxruntime's quantizers (`_Q4`, `_quantized`), of PyTorch (`.weight`), and of genai's
+# builder (`.MatMul`; `.MatMulNBits.qweight` if the checkpoint was quantised before, e.g. by GPTQ or AWQ), in the order in
+# which they are taken off.
+_ENDS = (
+    r"(_DQ)?_Q\d+(G\d+)?$", r"_quantized$", r"\.(weight|qweight|kernel)$", r"\.(MatMul|MatMulNBits|Gemm|Conv)$",
+)  # fmt: skip
 # Names that exporters make up for weights; the name of the node tells more.
 _MADE_UP = re.compile(r"(val|const|onnx::\w+|_?inlfunc\w*)_\d+.*|/.*|\d+")
 # The builder of onnxruntime-genai writes `attn` for what Llama's, Qwen's and Phi's PyTorch modules call `self_attn`.

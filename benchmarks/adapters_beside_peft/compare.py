@@ -1,8 +1,9 @@
 """Compares adapters on deployed files with PyTorch and PEFT, with plain sessions of onnxruntime, and with genai.
 
-Files are those that the model builder of onnxruntime-genai writes for tiny random Llamas, a Qwen3 and a Phi, in int4
-and float32, and those that PyTorch exports and onnxruntime quantises, in 4 and 8 bits, in blocks of 32 and 128, with
-and without zero points. For each file, and for adapters that begin with B = 0 as PEFT's do and with a random B:
+Files are those that the model builder of onnxruntime-genai writes for tiny random Llamas, a Qwen2, a Qwen3 and a Phi,
+in int4 and float32, and those that PyTorch exports and onnxruntime quantises, in 4 and 8 bits, in blocks of 32 and 128,
+with and without zero points; of Llama also in 2 bits, in other blocks, and with g_idx. For each file, and for adapters
+that begin with B = 0 as PEFT's do and with a random B:
 
 - gradient: the norm of the difference of the adapters' gradients and those of PEFT in float64 on the dequantised
   weights, as a part of the norm, with float activations.
@@ -52,7 +53,7 @@ from files import File, built, exported
 from onnxtrain.lora import LoraConfig, adapter_model, load_adapter, save_adapter
 
 STEPS, PROMPT, NEW_TOKENS = 50, 8, 24
-BUILT, EXPORTED = ("llama", "llama tied", "qwen3", "phi"), ("llama", "qwen3", "phi")
+BUILT = EXPORTED = ("llama", "llama tied", "qwen2", "qwen3", "phi")
 LEVELS = ("ORT_DISABLE_ALL", "ORT_ENABLE_BASIC", "ORT_ENABLE_EXTENDED", "ORT_ENABLE_ALL")
 GRADIENT, LOSSES, DEPLOYED, LOGITS = 1e-5, 1e-4, 1e-6, 1e-5
 """Bounds of the figures."""

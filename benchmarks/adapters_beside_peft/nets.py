@@ -1,4 +1,4 @@
-"""Tiny language models of transformers with random weights: Llama, Qwen3, Phi and Phi-3."""
+"""Tiny language models of transformers with random weights: Llama, Qwen2, Qwen3, Phi and Phi-3."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from transformers import (
     PhiConfig,
     PhiForCausalLM,
     PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
 )
@@ -35,6 +37,8 @@ _GROUPED = {"num_key_value_heads": 2}
 NETS: dict[str, tuple[type[nn.Module], type, dict[str, Any]]] = {
     "llama": (LlamaForCausalLM, LlamaConfig, {**_GROUPED, "tie_word_embeddings": False}),
     "llama tied": (LlamaForCausalLM, LlamaConfig, {**_GROUPED, "tie_word_embeddings": True}),
+    # With biases in the projections of attention.
+    "qwen2": (Qwen2ForCausalLM, Qwen2Config, {**_GROUPED, "tie_word_embeddings": False}),
     "qwen3": (Qwen3ForCausalLM, Qwen3Config, {**_GROUPED, "head_dim": HEAD, "tie_word_embeddings": True}),
     "phi": (PhiForCausalLM, PhiConfig, {"partial_rotary_factor": 0.5, "layer_norm_eps": 1e-6}),
     "phi3": (

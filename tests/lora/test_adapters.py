@@ -541,7 +541,9 @@ def test_rows_in_an_order_of_their_own(zero_point: int | None, tmp_path: Path) -
         moved.CopyFrom(changed)
         for tensor in moved.graph.initializer:
             if tensor.name in names:
-                array = onnx.numpy_helper.to_array(tensor) + step * np.sign(state.parameters[tensor.name].grad)
+                array = onnx.numpy_helper.to_array(tensor) + step * np.sign(
+                    state.parameters[tensor.name].grad
+                )
                 tensor.CopyFrom(onnx.numpy_helper.from_array(array.astype(np.float32), tensor.name))
         return float(((run(moved, x=x).astype(np.float64) - target) ** 2).mean())
 
@@ -552,7 +554,11 @@ def test_rows_in_an_order_of_their_own(zero_point: int | None, tmp_path: Path) -
 
 @pytest.mark.parametrize(
     ("bits", "zero_point", "fault"),
-    [(2, None, "weights of 2 bits"), (8, None, "weights of 8 bits"), (4, 7, "packed zero points other than 8")],
+    [
+        (2, None, "weights of 2 bits"),
+        (8, None, "weights of 8 bits"),
+        (4, 7, "packed zero points other than 8"),
+    ],
 )
 def test_rows_in_an_order_that_onnxruntime_misreads_are_refused(
     bits: int, zero_point: int | None, fault: str

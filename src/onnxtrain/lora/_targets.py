@@ -16,9 +16,9 @@ from onnxtrain.selection import module_scope, some_names
 _MS = "com.microsoft"
 # Ops between a weight in the file and the product that reads it; each keeps the elements, Transpose swaps the axes.
 _PASSED_ON = frozenset({"Cast", "DequantizeLinear", "Identity", "QuantizeLinear", "Transpose"})
-# Ends of the names of weights: of onnxruntime's quantizers (`_Q4`, `_quantized`), of PyTorch (`.weight`), and of genai's
-# builder (`.MatMul`; `.MatMulNBits.qweight` if the checkpoint was quantised before, e.g. by GPTQ or AWQ), in the order in
-# which they are taken off.
+# Ends of the names of weights: of onnxruntime's quantizers (`_Q4`, `_quantized`), of PyTorch (`.weight`), and of the
+# builder of genai (`.MatMul`; `.MatMulNBits.qweight` if the checkpoint was quantised before, e.g. by GPTQ or AWQ), in
+# the order in which they are taken off.
 _ENDS = (
     r"(_DQ)?_Q\d+(G\d+)?$", r"_quantized$", r"\.(weight|qweight|kernel)$", r"\.(MatMul|MatMulNBits|Gemm|Conv)$",
 )  # fmt: skip
@@ -228,9 +228,9 @@ def _check_blocks(node: ir.Node, doing: str) -> None:
         )
     if (fault := fault_of_order(node)) is not None:
         raise GraphBuildError(
-            f"{doing}: MatMulNBits '{node.name}' has {fault}, of which onnxruntime computes something else than the op's "
-            "definition says. Quantise the model again without such an order (GPTQ: desc_act=False), or leave the layer "
-            "out by exclude_modules"
+            f"{doing}: MatMulNBits '{node.name}' has {fault}, of which onnxruntime computes something else than the "
+            "op's definition says. Quantise the model again without such an order (GPTQ: desc_act=False), or leave the "
+            "layer out by exclude_modules"
         )
 
 

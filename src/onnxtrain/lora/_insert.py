@@ -370,8 +370,8 @@ def _feeds_gelu(value: ir.Value) -> bool:
     readers = [use.node for use in value.uses()]
     if len(readers) == 1 and readers[0].op_type in ("Gelu", "FastGelu"):
         return True
-    # Of the formulas, it (1.32) knows the one with Erf in which the value is divided by the root of 2 before it looks for
-    # biases of products. Others stay as they are, or become a Gelu when their biases are part of products already.
+    # It (1.32) joins the formula with Erf, in which the value is divided by the root of 2, before it looks for biases
+    # of products. Others stay as they are, or become a Gelu when their biases are part of products already.
     node = next((reader for reader in readers if reader.op_type == "Div"), None)
     for op_type in ("Erf", "Add", "Mul"):
         node = None if node is None else _sole_reader(node.outputs[0], op_type, any_input=True)

@@ -60,7 +60,7 @@ def built(name: str, folder: Path) -> Iterator[File]:
 
 @dataclass(frozen=True)
 class Rounding:
-    """How the quantizer rounds weights.
+    """Holds how the quantizer rounds weights.
 
     Attributes:
         bits: 2, 4 or 8.

@@ -149,6 +149,37 @@ def test_deployed_activations_keep_the_ops_of_the_file(tmp_path: Path) -> None:
     np.testing.assert_array_equal(outputs["deployed"], run(model)[0])
 
 
+@pytest.mark.parametrize("again", ["", "y = Add(z, s)"], ids=["once", "twice"])
+def test_deployed_activations_keep_the_ops_that_onnxruntime_joins(tmp_path: Path, again: str) -> None:
+    """It joins an Add and the LayerNormalization behind it, unless something else reads the sum."""
+    model = onnx.parser.parse_model(f"""
+        <ir_version: 10, opset_import: ["": 21, "com.microsoft": 1]>
+        g (float[batch, n, 32] x) => (float[batch, n, 32] y) <float[batch, n, 32] a> {{
+            a = com.microsoft.MatMulNBits<K=32, N=32, bits=4, block_size=16, accuracy_level=4>(x, w1, w1_scales)
+            s = Add(a, x)
+            c = LayerNormalization<axis=-1, epsilon=1e-3>(s, gain, shift)
+            {"z" if again else "y"} = com.microsoft.MatMulNBits<
+                K=32, N=32, bits=4, block_size=16, accuracy_level=4>(c, w2, w2_scales)
+            {again}
+        }}""")
+    for name, array in {**CODES, **SCALES, "gain": GAIN, "shift": GAIN[::-1]}.items():
+        model.graph.initializer.append(numpy_helper.from_array(np.ascontiguousarray(array), name))
+    x = _RNG.normal(size=(4, 300, 32)).astype(np.float32)
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    (expected,) = session.run(None, {"x": x})
+    run_ = Run.generate(
+        tmp_path, model, loss="mse", optimizer="sgd", activations="deployed", requires_grad=["gain"],
+        additional_output_names=["y"],
+    )  # fmt: skip
+    np.testing.assert_array_equal(run_.module(x, np.zeros_like(x))[1], expected)
+    # The gradient of one mode is the other's to rounding, as the rounding to int8 is passed over.
+    gradients = [dict(run_.state.parameters)["gain"].grad.copy()]
+    of_norm = Run.generate(tmp_path / "float", model, loss="mse", optimizer="sgd", requires_grad=["gain"])
+    of_norm.module(x, np.zeros_like(x))
+    gradients.append(dict(of_norm.state.parameters)["gain"].grad)
+    np.testing.assert_allclose(*gradients, rtol=2e-2, atol=2e-2 * np.abs(gradients[1]).max())
+
+
 def test_scales_that_are_named_get_the_gradient_of_the_weights(tmp_path: Path) -> None:
     run_ = Run.generate(tmp_path, int4_net(), loss="mse", requires_grad=["w1_scales"])
     run_.module(X, TARGET)

@@ -35,7 +35,7 @@ from onnxtrain.passes.portable import HOLDS, draw_masks
 from onnxtrain.runtime.manifest import FORMAT, METADATA_KEY, SPARSE_VERSION, VERSION, fingerprint
 from onnxtrain.selection import batch_norms, float_initializers, is_float, select_parameters, some_names
 from onnxtrain.training.export_warnings import check_training_mode, warn_of_export
-from onnxtrain.training.file_ops import restore_file_ops
+from onnxtrain.training.file_ops import join_skip_norms, restore_file_ops
 from onnxtrain.training.inference_graph import build_inference_model, inference_entry
 from onnxtrain.training.key_value_cache import DropCachePass, find_cache
 from onnxtrain.training.layer_modes import BatchNormMode, switch_modes
@@ -292,7 +292,9 @@ def _training_model(build: _Build, *, recompute: Recompute, bfloat16: bool, as_d
     # Chains of standard ops become ops with a better gradient, so before differentiation. But a kernel that adds in
     # another order than the chain differs in the last bit, and a value half-way between two integers is then rounded to
     # the other one: the loss of a small exported Llama was off by 2e-4.
-    if not as_deployed:
+    if as_deployed:
+        join_skip_norms(build.forward)
+    else:
         fuse_exported(build.forward)
     loss, wrt = str(build.forward.graph.outputs[0].name), [*build.trainable, *build.input_gradients]
     file_values = _computed_names(build.forward)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,8 @@ import pytest
 
 from onnxtrain import Trainer
 from onnxtrain.errors import DivergenceError
+from onnxtrain.trainer._snapshot import Snapshot
+from onnxtrain.trainer._state import TrainingState
 from trainer import problems
 from trainer.problems import AtEachStep
 
@@ -102,3 +105,21 @@ def test_training_goes_on_with_a_lower_rate() -> None:
     trainer.learning_rate = 1e-5
     history = trainer.fit(100 * problem.x, problem.y, epochs=50, verbose=False)
     assert history.last["loss"] < 1
+
+
+def test_one_snapshot_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two would take the memory of parameters and optimizer state twice."""
+    alive: list[weakref.ref[Snapshot]] = []
+    take = TrainingState.snapshot
+
+    def snapshot(state: TrainingState) -> Snapshot:
+        assert all(earlier() is None for earlier in alive)
+        taken = take(state)
+        alive.append(weakref.ref(taken))
+        return taken
+
+    monkeypatch.setattr(TrainingState, "snapshot", snapshot)
+    problem = problems.line()
+    Trainer(problem.model, loss=problem.loss).fit(problem.x, problem.y, epochs=25, batch_size=4, verbose=False)
+    # Before the first step, and after 100 and 200 of 250 steps.
+    assert len(alive) == 3

@@ -277,6 +277,8 @@ class Stepper:
         self._since_snapshot = 0
         if not finite_parameters(self._run.store):
             raise Diverged("the parameters hold NaN or infinity")
+        # Two at a time would take the memory of parameters and optimizer state once more.
+        del self._snapshot
         self._snapshot = self._state.snapshot()
 
     def recompute_gradients(self, batches: Sequence[list[Array]], parameters: Mapping[str, Array]) -> None:

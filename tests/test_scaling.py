@@ -14,10 +14,10 @@ import pytest
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks" / "distributed"))
 
-import measure
-import model
+import scaling_measured
+import scaling_model
 import scaling_page
-from model import ENGINES, Engine, Net
+from scaling_model import ENGINES, Engine, Net
 
 ROOT = Path(__file__).parents[1]
 WORKERS = (2, 3, 4, 8)
@@ -77,9 +77,9 @@ def test_rings_send_what_the_formulas_say(workers: int) -> None:
     arrays = list(np.random.default_rng(0).standard_normal((workers, 24 * 7)))
     wire, parts = Wire(workers), parts_of(arrays)
     reduce_scatter(wire, parts)
-    assert wire.sent == [model.half_ring(arrays[0].nbytes, workers)] * workers
+    assert wire.sent == [scaling_model.half_ring(arrays[0].nbytes, workers)] * workers
     all_gather(wire, parts)
-    assert wire.sent == pytest.approx([model.all_reduce(arrays[0].nbytes, workers)] * workers)
+    assert wire.sent == pytest.approx([scaling_model.all_reduce(arrays[0].nbytes, workers)] * workers)
     for own in parts:
         np.testing.assert_allclose(np.concatenate(own), np.sum(arrays, axis=0))
 
@@ -89,7 +89,7 @@ def test_a_broadcast_sends_the_mean_of_the_formula(workers: int) -> None:
     array, wire = np.arange(30.0), Wire(workers)
     for one in broadcast(wire, array, workers - 1):
         np.testing.assert_array_equal(one, array)
-    assert sum(wire.sent) / workers == pytest.approx(model.half_ring(array.nbytes, workers))
+    assert sum(wire.sent) / workers == pytest.approx(scaling_model.half_ring(array.nbytes, workers))
 
 
 @pytest.mark.parametrize("workers", WORKERS)
@@ -120,7 +120,7 @@ def test_a_step_sends_what_its_messages_add_up_to(name: str, workers: int) -> No
         if "Zero" in name or "ZeRO" in name:
             for elements in net.tensors:
                 broadcast(wire, np.zeros(elements, np.float32), 0)
-    assert sum(wire.sent) / workers == pytest.approx(model.step_bytes(ENGINES[name], net, workers))
+    assert sum(wire.sent) / workers == pytest.approx(scaling_model.step_bytes(ENGINES[name], net, workers))
 
 
 def test_copies_of_gradients_are_those_of_the_trainer() -> None:
@@ -131,10 +131,14 @@ def test_copies_of_gradients_are_those_of_the_trainer() -> None:
         groups = group_arrays(arrays, 25 * 2**20)
         elements = [sum(sizes[i] for i in group) for group in groups]
         joined = [4 * count * (len(group) > 1) for count, group in zip(elements, groups, strict=True)]
-        assert model.copied_bytes(Net(sizes), 4, 0) == max(sum(joined[i : i + 3]) for i in range(len(joined)))
+        assert scaling_model.copied_bytes(Net(sizes), 4, 0) == max(
+            sum(joined[i : i + 3]) for i in range(len(joined))
+        )
         # As bfloat16 every gradient is copied, small ones twice.
         every = [one + 2 * count for one, count in zip(joined, elements, strict=True)]
-        assert model.copied_bytes(Net(sizes), 4, 2) == max(sum(every[i : i + 3]) for i in range(len(every)))
+        assert scaling_model.copied_bytes(Net(sizes), 4, 2) == max(
+            sum(every[i : i + 3]) for i in range(len(every))
+        )
 
 
 def test_state_is_counted_tensor_by_tensor() -> None:
@@ -146,17 +150,19 @@ def test_state_is_counted_tensor_by_tensor() -> None:
     copy = parameter + moments
     # The graph hands its gradients over.
     ddp = parameter + gradient + moments + gradient
-    assert model.state_bytes(ENGINES["DistributedDataParallel"], net, 8) == ddp
-    assert model.state_bytes(trainer, net, 8) == parameter + gradient + moments + copy
-    assert model.state_bytes(trainer, net, 8, built=True) == 2 * parameter + gradient + moments + copy
-    assert model.state_bytes(sharded, net, 8) == 2 * parameter + gradient + 2 * moments / 8
+    assert scaling_model.state_bytes(ENGINES["DistributedDataParallel"], net, 8) == ddp
+    assert scaling_model.state_bytes(trainer, net, 8) == parameter + gradient + moments + copy
+    assert scaling_model.state_bytes(trainer, net, 8, built=True) == 2 * parameter + gradient + moments + copy
+    assert scaling_model.state_bytes(sharded, net, 8) == 2 * parameter + gradient + 2 * moments / 8
     # Frozen parameters have neither gradient nor moments nor a copy. Small gradients are joined for sending.
-    assert model.state_bytes(trainer, adapters, 8) == 3 * parameter + 1200 * (4 + 4 + 8 + 12) + 4800
+    assert scaling_model.state_bytes(trainer, adapters, 8) == 3 * parameter + 1200 * (4 + 4 + 8 + 12) + 4800
     # Two layers are whole, and the gradients of one, twice.
     whole_layers = 4 * 50_000_000 + 2 * 4 * 30_000_000
     share = (parameter + gradient + moments) / 8
-    assert model.state_bytes(ENGINES["fully_shard, each layer"], net, 8) == share + whole_layers
-    assert model.state_bytes(ENGINES["fully_shard, whole"], net, 8) == share + parameter + 2 * gradient
+    assert scaling_model.state_bytes(ENGINES["fully_shard, each layer"], net, 8) == share + whole_layers
+    assert (
+        scaling_model.state_bytes(ENGINES["fully_shard, whole"], net, 8) == share + parameter + 2 * gradient
+    )
 
 
 def test_measured_memory_is_that_of_the_model() -> None:
@@ -168,32 +174,32 @@ def test_measured_memory_is_that_of_the_model() -> None:
 
 
 def test_the_nets_of_the_tables_have_their_sizes() -> None:
-    for shape in model.SIZES.values():
-        net = model.transformer(**shape)
+    for shape in scaling_model.SIZES.values():
+        net = scaling_model.transformer(**shape)
         assert net.size == shape["size"]
         assert min(net.layers) > 0
     # Llama 2 7B: rank 8 on q, k, v, o and on gate, up and down of 32 blocks.
-    adapters = model.transformer(**model.SIZES["7 B"], rank=8)
+    adapters = scaling_model.transformer(**scaling_model.SIZES["7 B"], rank=8)
     assert sum(adapters.tensors) == 32 * (4 * 8 * (4096 + 4096) + 3 * 8 * (4096 + 11008)) == 19_988_480
 
 
 def test_seconds_of_an_exchange_by_hand() -> None:
-    network = model.Network(rate=1e9, latency=1e-3)
+    network = scaling_model.Network(rate=1e9, latency=1e-3)
     net = Net((10**8,))
     # 400 MB are 16 buckets, six times three. Eight workers: 700 MB, and 14 hops each time.
     trainer = ENGINES["Trainer"]
-    assert model.exchange_seconds(trainer, net, 8, network) == pytest.approx(0.7 + 6 * 14e-3)
-    assert model.step_seconds(trainer, net, 8, network, 2.0) == pytest.approx(2.784)
+    assert scaling_model.exchange_seconds(trainer, net, 8, network) == pytest.approx(0.7 + 6 * 14e-3)
+    assert scaling_model.step_seconds(trainer, net, 8, network, 2.0) == pytest.approx(2.784)
     # Then each of eight workers broadcasts 50 MB through three levels.
     zero = ENGINES["Trainer, ZeRO-1"]
     want = 0.784 + 8 * 3 * (0.05 + 1e-3)
-    assert model.exchange_seconds(zero, net, 8, network) == pytest.approx(want)
+    assert scaling_model.exchange_seconds(zero, net, 8, network) == pytest.approx(want)
     # Two layers that are gathered twice and one that is gathered once, in rings of seven hops.
     each = Net((10**8, 10**8, 10**6))
     sharded = ENGINES["fully_shard, each layer"]
     want = (3 * 2 * 0.4 + 2 * 0.004) * 7 / 8 + (3 * 2 + 2) * 7e-3
-    assert model.exchange_seconds(sharded, each, 8, network) == pytest.approx(want)
-    assert model.step_seconds(sharded, each, 8, network, 9.0) == 9.0
+    assert scaling_model.exchange_seconds(sharded, each, 8, network) == pytest.approx(want)
+    assert scaling_model.step_seconds(sharded, each, 8, network, 9.0) == 9.0
 
 
 def test_federated_bytes_are_those_of_numpy_files() -> None:
@@ -203,13 +209,13 @@ def test_federated_bytes_are_those_of_numpy_files() -> None:
         file = io.BytesIO()
         np.save(file, np.zeros(shape, np.float32))
         files += len(file.getvalue())
-    assert model.round_bytes([int(np.prod(shape)) for shape in shapes]) == files == 10_152
+    assert scaling_model.round_bytes([int(np.prod(shape)) for shape in shapes]) == files == 10_152
 
 
 def near(measured: float, engine: str, workers: int) -> bool:
     """Tells if the bytes of a step are those of the model, but for headers and short messages."""
-    said = workers * model.step_bytes(
-        ENGINES[engine], measure.net_of(engine, measure.WIDTH), workers, gloo=True
+    said = workers * scaling_model.step_bytes(
+        ENGINES[engine], scaling_measured.net_of(engine, scaling_measured.WIDTH), workers, gloo=True
     )
     # Trainer's workers tell one another counts and decisions: some kilobytes each.
     short = 12_000 * workers if engine.startswith("Trainer") else 0
@@ -240,7 +246,9 @@ def test_numbers_in_the_text_of_the_page() -> None:
     longer = 4 * share / (4 * share + 1 - share)
     assert f"make {100 * share:.0f} % into {100 * longer:.0f} %" in page
     assert f"{2 * 1023:,} hops" in page
-    hundredth = [sum(model.transformer(**s, rank=8).tensors) / s["size"] for s in model.SIZES.values()]
+    hundredth = [
+        sum(scaling_model.transformer(**s, rank=8).tensors) / s["size"] for s in scaling_model.SIZES.values()
+    ]
     assert max(hundredth) < 0.0135
 
 
@@ -259,14 +267,16 @@ def can_isolate() -> bool:
 @pytest.mark.parametrize("engine", ["Trainer, bfloat16", "Trainer, ZeRO-1"])
 def test_two_workers_send_what_the_model_says(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
-    sent: Any = measure.launch("bytes", engine, 2)
+    sent: Any = scaling_measured.launch("bytes", engine, 2)
     assert near(sent, engine, 2), sent
 
 
 def test_an_engine_of_another_kind_would_be_noticed() -> None:
     # The tolerance tells bfloat16 from float32, and an all-reduce from one with a broadcast.
-    said = 2 * model.step_bytes(ENGINES["Trainer"], measure.net_of("Trainer", measure.WIDTH), 2)
+    said = 2 * scaling_model.step_bytes(
+        ENGINES["Trainer"], scaling_measured.net_of("Trainer", scaling_measured.WIDTH), 2
+    )
     assert near(said, "Trainer", 2)
     assert not near(said, "Trainer, bfloat16", 2)
     assert not near(said, "Trainer, ZeRO-1", 2)
-    assert model.step_bytes(Engine(), Net((5,)), 4) == 0
+    assert scaling_model.step_bytes(Engine(), Net((5,)), 4) == 0

@@ -1,4 +1,4 @@
-"""Print the tables of docs/scaling.md, by model.py and by what measure.py has measured.
+"""Print the tables of docs/scaling.md, by scaling_model.py and by what scaling_measured.py has measured.
 
 Usage: python benchmarks/distributed/scaling_page.py [--write] [--plot docs/images/workers.png]
 `--write` puts the tables into the page, each between the comments of its name.
@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import measure
-from model import (
+import scaling_measured
+from scaling_model import (
     ENGINES,
     FLOAT32,
     NETWORKS,
@@ -89,7 +89,10 @@ def measured_bytes(results: dict[str, Any]) -> str:
     for row in results["bytes"]:
         count = row["workers"]
         said = count * step_bytes(
-            ENGINES[row["engine"]], measure.net_of(row["engine"], measure.WIDTH), count, gloo=True
+            ENGINES[row["engine"]],
+            scaling_measured.net_of(row["engine"], scaling_measured.WIDTH),
+            count,
+            gloo=True,
         )
         rows.append(
             [
@@ -104,8 +107,8 @@ def measured_bytes(results: dict[str, Any]) -> str:
 
 
 def said_memory(engine: str, workers: int) -> float:
-    """Returns the bytes per parameter between the two nets of measure.py."""
-    nets = [measure.net_of(engine, width) for width in measure.WIDTHS]
+    """Returns the bytes per parameter between the two nets of scaling_measured.py."""
+    nets = [scaling_measured.net_of(engine, width) for width in scaling_measured.WIDTHS]
     small, large = (state_bytes(ENGINES[engine], one, workers, built=True) for one in nets)
     return (large - small) / (sum(nets[1].layers) - sum(nets[0].layers))
 
@@ -133,11 +136,11 @@ def measured_times(results: dict[str, Any]) -> str:
             continue
         short_one, long_one = seconds["all-reduce", workers]
         network = Network(
-            rate=all_reduce(measure.LONG_BYTES, workers) / (long_one - short_one),
+            rate=all_reduce(scaling_measured.LONG_BYTES, workers) / (long_one - short_one),
             latency=short_one / (2 * (workers - 1)),
         )
         compute = seconds[engine, 1]
-        one = measure.net_of(engine, measure.WIDTH)
+        one = scaling_measured.net_of(engine, scaling_measured.WIDTH)
         said = step_seconds(ENGINES[engine], one, workers, network, compute)
         rows.append(
             [engine, str(workers), *(f"{1000 * value:.1f} ms" for value in (compute, said, measured))]
@@ -225,7 +228,7 @@ def sizes() -> str:
 
 
 def read_results() -> dict[str, Any]:
-    """Reads what measure.py has measured."""
+    """Reads what scaling_measured.py has measured."""
     results: dict[str, Any] = json.loads(RESULTS.read_text())
     return results
 

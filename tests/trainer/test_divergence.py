@@ -120,6 +120,8 @@ def test_one_snapshot_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(TrainingState, "snapshot", snapshot)
     problem = problems.line()
-    Trainer(problem.model, loss=problem.loss).fit(problem.x, problem.y, epochs=25, batch_size=4, verbose=False)
+    Trainer(problem.model, loss=problem.loss).fit(
+        problem.x, problem.y, epochs=25, batch_size=4, verbose=False
+    )
     # Before the first step, and after 100 and 200 of 250 steps.
     assert len(alive) == 3

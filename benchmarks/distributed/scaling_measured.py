@@ -2,13 +2,15 @@
 
     bytes    Count the bytes on the loopback interface of a network namespace in which nothing else runs, per step.
     memory   Peak of the resident memory of worker 0 during steps, at two sizes of the net: bytes per parameter.
-    times    Seconds of a step beside those that model.py says for the rate that an all-reduce has here.
+    times    Seconds of a step beside those that scaling_model.py says for the rate that an all-reduce has here.
 
 Bytes and memory do not depend on what else the machine does. Times do: measure them on a machine that does nothing
 else, with no more workers than processors.
 
-Usage: PYTHONPATH=src python benchmarks/distributed/measure.py bytes memory [--workers 2 4] [--engines Trainer ...]
-Writes benchmarks/results/distributed.json, from which model.py makes its tables. Needs Linux with `unshare` and `ip`.
+Usage: PYTHONPATH=src python benchmarks/distributed/scaling_measured.py bytes memory [--workers 2 4] [--engines ...]
+
+Writes benchmarks/results/distributed.json, from which scaling_model.py makes its tables. Needs Linux with `unshare` and
+`ip`.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from model import ENGINES, RESULTS, Net
+from scaling_model import ENGINES, RESULTS, Net
 
 # Steps before the first count, counted steps, samples of a worker.
 WARM_UP, STEPS, SAMPLES = 3, 10, 4

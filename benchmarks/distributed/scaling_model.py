@@ -12,7 +12,7 @@ but for a broadcast, of which the numbers are the mean over the workers.
   parameters before its forward and before its backward, reduce-scatter of its gradients.
 - Federated averaging (McMahan et al. 2017): the trained parameters go to each client of a round, and back.
 
-scaling_page.py beside it prints the tables of the page, measure.py what the model is checked against.
+scaling_page.py beside it prints the tables of the page, scaling_measured.py what the model is checked against.
 """
 
 from __future__ import annotations

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-sys.path.append(str(Path(__file__).parents[1] / "benchmarks" / "distributed"))
+sys.path += [str(Path(__file__).parents[1] / "benchmarks" / name) for name in ("distributed", "common")]
 
+import page_tables
 import scaling_measured
 import scaling_model
 import scaling_page
@@ -232,7 +233,7 @@ def test_measured_bytes_are_those_of_the_model() -> None:
 def test_the_page_shows_what_the_program_prints() -> None:
     page = scaling_page.PAGE.read_text(encoding="utf-8")
     for name, table in scaling_page.tables().items():
-        shown = scaling_page.place(name).search(page)
+        shown = page_tables.place(name).search(page)
         assert shown is not None, f"docs/scaling.md has no table '{name}'"
         assert shown[1] == table, (
             f"{name}: write the page again, by benchmarks/distributed/scaling_page.py --write"

@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
+from timed_nets import Convolutions, Encoder
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -23,28 +24,15 @@ BATCH = 8
 WARM_UP = 5
 
 
-class Encoder(nn.Module):
-    def __init__(self) -> None:
+class Scored(nn.Module):
+    """A net and a number to differentiate."""
+
+    def __init__(self, net: nn.Module) -> None:
         super().__init__()
-        layer = nn.TransformerEncoderLayer(256, 4, 1024, dropout=0.1, batch_first=True)
-        self.layers = nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)
-        self.head = nn.Linear(256, 10)
+        self.net = net
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(self.layers(x).mean(1)).logsumexp(1).mean()
-
-
-class Convolutions(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        layers: list[nn.Module] = []
-        for channels, width, stride in ((3, 32, 1), (32, 32, 1), (32, 64, 2), (64, 64, 1), (64, 64, 2)):
-            layers += [nn.Conv2d(channels, width, 3, stride, 1), nn.BatchNorm2d(width), nn.ReLU()]
-        self.layers = nn.Sequential(*layers)
-        self.head = nn.Linear(64, 10)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(self.layers(x).mean((2, 3))).logsumexp(1).mean()
+        return self.net(x).logsumexp(1).mean()
 
 
 def gpt2() -> nn.Module:
@@ -65,8 +53,8 @@ def gpt2() -> nn.Module:
 
 
 NETS: dict[str, tuple[Callable[[], nn.Module], Callable[[], torch.Tensor]]] = {
-    "encoder": (Encoder, lambda: torch.randn(BATCH, 32, 256)),
-    "convolutions": (Convolutions, lambda: torch.randn(BATCH, 3, 32, 32)),
+    "encoder": (lambda: Scored(Encoder(dropout=0.1)), lambda: torch.randn(BATCH, 32, 256)),
+    "convolutions": (lambda: Scored(Convolutions()), lambda: torch.randn(BATCH, 3, 32, 32)),
     "gpt2": (gpt2, lambda: torch.randint(0, 2000, (BATCH, 64))),
 }
 

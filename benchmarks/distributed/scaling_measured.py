@@ -16,7 +16,6 @@ Writes benchmarks/results/distributed.json, from which scaling_model.py makes it
 from __future__ import annotations
 
 import argparse
-import ctypes
 import itertools
 import json
 import os
@@ -29,6 +28,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+sys.path.append(str(Path(__file__).parents[1] / "common"))
+
+from peak_memory import peak_bytes, reset_peak
 from scaling_model import ENGINES, RESULTS, Net
 
 # Steps before the first count, counted steps, samples of a worker.
@@ -170,18 +172,6 @@ def loopback_bytes() -> int:
         if name.strip() == "lo":
             return int(fields.split()[8])
     raise RuntimeError("/proc/net/dev has no interface 'lo'")
-
-
-def peak_bytes() -> int:
-    """Reads the largest resident memory of this process since the last reset."""
-    (line,) = (x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith("VmHWM"))
-    return int(line.split()[1]) * 1024
-
-
-def reset_peak() -> None:
-    """Gives memory that is free back to the system, and begins to look for the peak anew."""
-    ctypes.CDLL(None).malloc_trim(0)
-    Path("/proc/self/clear_refs").write_text("5")
 
 
 def work(what: str, engine: str, width: int) -> None:

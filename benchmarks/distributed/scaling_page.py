@@ -6,14 +6,15 @@ Usage: python benchmarks/distributed/scaling_page.py [--write] [--plot docs/imag
 
 from __future__ import annotations
 
-import argparse
 import json
-import re
-from collections.abc import Iterable
+import sys
 from pathlib import Path
 from typing import Any
 
+sys.path.append(str(Path(__file__).parents[1] / "common"))
+
 import scaling_measured
+from page_tables import lines, write_tables
 from scaling_model import (
     ENGINES,
     FLOAT32,
@@ -42,12 +43,6 @@ STATES = {
     "Trainer, ZeRO-1": "Trainer, ZeRO-1",
     "Trainer, adapters": "Trainer, LoRA",
 }
-
-
-def lines(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """Writes a table in Markdown."""
-    head = list(head)
-    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows))
 
 
 def short(value: float, digits: int = 2) -> str:
@@ -248,11 +243,6 @@ def tables() -> dict[str, str]:
     }
 
 
-def place(name: str) -> re.Pattern[str]:
-    """Returns the pattern of a table in the page; its group is the table."""
-    return re.compile(rf"(?<=<!-- table {name} -->\n)(?:\n(.*?)\n\n)?(?=<!-- end -->)", re.DOTALL)
-
-
 def plot(path: Path) -> None:
     """Draws the share of computation against the number of workers."""
     import matplotlib
@@ -288,22 +278,5 @@ def plot(path: Path) -> None:
     pyplot.close(figure)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--write", action="store_true")
-    parser.add_argument("--plot", type=Path)
-    options = parser.parse_args()
-    text = PAGE.read_text(encoding="utf-8") if options.write else ""
-    for name, table in tables().items():
-        print(f"\n{name}\n\n{table}")
-        if options.write and not place(name).search(text):
-            raise SystemExit(f"docs/scaling.md has no place for the table '{name}'")
-        text = place(name).sub(lambda found, table=table: f"\n{table}\n\n", text)
-    if options.write:
-        PAGE.write_text(text, encoding="utf-8")
-    if options.plot:
-        plot(options.plot)
-
-
 if __name__ == "__main__":
-    main()
+    write_tables(PAGE, tables(), plot)

@@ -6,13 +6,15 @@ Usage: python page.py [--write] [--plot docs/images/many-devices.png]
 
 from __future__ import annotations
 
-import argparse
 import json
-import re
 import statistics
-from collections.abc import Iterable
+import sys
 from pathlib import Path
 from typing import Any
+
+sys.path.append(str(Path(__file__).parents[1] / "common"))
+
+from page_tables import lines, write_tables
 
 RESULTS = Path(__file__).parent / "results"
 PAGE = Path(__file__).parents[2] / "docs" / "many-devices.md"
@@ -28,12 +30,6 @@ SHOWN = (0, 1, 5, 10, 20, 30, 40, 50, 60)
 def read(name: str) -> Any:
     """Reads a file of results."""
     return json.loads((RESULTS / name).read_text())
-
-
-def lines(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """Writes a table in Markdown."""
-    head = list(head)
-    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows))
 
 
 def accuracies() -> str:
@@ -85,11 +81,6 @@ def tables() -> dict[str, str]:
     return {"accuracies": accuracies(), "rounds": rounds(), "servers": servers()}
 
 
-def place(name: str) -> re.Pattern[str]:
-    """Returns the pattern of a table in the page; its group is the table."""
-    return re.compile(rf"(?<=<!-- table {name} -->\n)(?:\n(.*?)\n\n)?(?=<!-- end -->)", re.DOTALL)
-
-
 def plot(path: Path) -> None:
     """Draws accuracy over the rounds."""
     import matplotlib
@@ -112,23 +103,5 @@ def plot(path: Path) -> None:
     pyplot.close(figure)
 
 
-def main() -> None:
-    """Prints, writes or draws."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--write", action="store_true")
-    parser.add_argument("--plot", type=Path)
-    options = parser.parse_args()
-    text = PAGE.read_text(encoding="utf-8") if options.write else ""
-    for name, table in tables().items():
-        print(f"\n{name}\n\n{table}")
-        if options.write and not place(name).search(text):
-            raise SystemExit(f"{PAGE.name} has no place for the table '{name}'")
-        text = place(name).sub(lambda found, table=table: f"\n{table}\n\n", text)
-    if options.write:
-        PAGE.write_text(text, encoding="utf-8")
-    if options.plot:
-        plot(options.plot)
-
-
 if __name__ == "__main__":
-    main()
+    write_tables(PAGE, tables(), plot)

@@ -12,16 +12,18 @@ Needs `pip install 'onnxtrain[build,flower]' scikit-learn`; memory is read on Li
 from __future__ import annotations
 
 import argparse
-import ctypes
 import gc
 import json
 import logging
 import statistics
+import sys
 import tempfile
 import warnings
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+sys.path.append(str(Path(__file__).parents[1] / "common"))
 
 import numpy as np
 import onnx
@@ -29,6 +31,7 @@ from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
 from flwr.supercore.task_identity import TaskIdentity
+from peak_memory import peak_bytes, reset_peak
 from simulate import note_rounds
 
 from onnxtrain import generate_artifacts
@@ -94,18 +97,6 @@ class Answers(Grid):
 
     set_run = create_message = push_messages = pull_messages = get_nodes = _absent
     run = property(_absent)
-
-
-def peak_bytes() -> int:
-    """Reads the largest resident memory since the last reset."""
-    (line,) = (x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith("VmHWM"))
-    return int(line.split()[1]) * 1024
-
-
-def reset_peak() -> None:
-    """Gives free memory back to the system, and begins to look for the peak anew."""
-    ctypes.CDLL(None).malloc_trim(0)
-    Path("/proc/self/clear_refs").write_text("5")
 
 
 def measure(parameters: int, clients: int, rounds: int) -> dict[str, float]:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed")
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks" / "federated"))
+sys.path += [str(Path(__file__).parents[2] / "benchmarks" / name) for name in ("federated", "common")]
 
 import digits
 import page
@@ -20,6 +20,7 @@ import simulate
 from flwr.app import Message
 from flwr.serverapp.strategy import FedAvg
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+from page_tables import place
 
 from integrations.local_grid import LocalGrid
 from onnxtrain.integrations.flower import ClientData, client_app, run_federation
@@ -161,7 +162,7 @@ def test_the_page_says_who_the_clients_are() -> None:
 def test_the_page_shows_what_the_program_prints() -> None:
     text = page.PAGE.read_text(encoding="utf-8")
     for name, table in page.tables().items():
-        shown = page.place(name).search(text)
+        shown = place(name).search(text)
         assert shown is not None, f"docs/many-devices.md has no table '{name}'"
         assert shown[1] == table, f"{name}: write the page again, by benchmarks/federated/page.py --write"
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import logging
 import warnings
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -223,11 +225,20 @@ def test_a_hook_may_read_the_model_itself() -> None:
     assert model.report().runs_in_onnxruntime
 
 
-def test_distributed_data_parallel(tmp_path: Path) -> None:
-    plain, model = pair()
-    store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
+@contextlib.contextmanager
+def group_of_one(folder: Path) -> Iterator[None]:
+    """Make a process group of this process alone."""
+    store = torch.distributed.FileStore(str(folder / "store"), 1)
     torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:
+        yield
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_distributed_data_parallel(tmp_path: Path) -> None:
+    plain, model = pair()
+    with group_of_one(tmp_path):
         parallel = nn.parallel.DistributedDataParallel(model)
         assert [name for name, _ in parallel.named_parameters()] == [
             f"module.{name}" for name, _ in plain.named_parameters()
@@ -235,8 +246,6 @@ def test_distributed_data_parallel(tmp_path: Path) -> None:
         gradients(parallel)
         # A reducer that outlives its process group can wait for the group's thread with the GIL in its hand.
         del parallel
-    finally:
-        torch.distributed.destroy_process_group()
     for name, gradient in gradients(plain).items():
         torch.testing.assert_close(model.get_parameter(name).grad, gradient, rtol=1e-5, atol=1e-6)
 
@@ -244,9 +253,7 @@ def test_distributed_data_parallel(tmp_path: Path) -> None:
 def test_around_distributed_data_parallel(tmp_path: Path) -> None:
     """`module` is what it is without ORTModule, and no warning says otherwise."""
     plain, _ = pair()
-    store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
-    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
-    try:
+    with group_of_one(tmp_path):
         parallel = nn.parallel.DistributedDataParallel(plain)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
@@ -259,8 +266,6 @@ def test_around_distributed_data_parallel(tmp_path: Path) -> None:
         assert next(type(root) for root in model.modules()) is nn.parallel.DistributedDataParallel
         assert model.report().runs_in_onnxruntime
         del parallel, model
-    finally:
-        torch.distributed.destroy_process_group()
 
 
 def test_parameters_that_deepspeed_has_partitioned_are_refused() -> None:

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnxtrain.emitter import values_by_name
+from onnxtrain.emitter import static_dims, values_by_name
 from onnxtrain.op_facts import RANDOM_OPS
+from onnxtrain.passes.tidy.replace_value import successor
 
 
 def join_skip_norms(model: ir.Model) -> None:
@@ -22,52 +23,45 @@ def join_skip_norms(model: ir.Model) -> None:
     The kernel of SkipLayerNormalization rounds otherwise than the two ops.
     """
     for node in list(model.graph):
-        if (node.domain, node.op_type) == ("", "LayerNormalization") and _is_joined(node):
-            _join(model.graph, node)
+        add = _joined_add(node)
+        if add is not None:
+            _join(model.graph, add, node)
             model.opset_imports.setdefault("com.microsoft", 1)
 
 
-def _is_joined(norm: ir.Node) -> bool:
-    """Says if ONNX Runtime joins a LayerNormalization with the Add in front of it."""
-    total = norm.inputs[0]
+def _joined_add(norm: ir.Node) -> ir.Node | None:
+    """Returns the Add that ONNX Runtime joins with a LayerNormalization behind it; None for other nodes."""
+    total = norm.inputs[0] if norm.inputs else None
     add = None if total is None else total.producer()
-    if total is None or add is None or (add.domain, add.op_type) != ("", "Add"):
-        return False
-    if total.dtype not in (ir.DataType.FLOAT, ir.DataType.FLOAT16):
-        return False
-    read = [value for value in norm.outputs[1:] if value.uses() or value.is_graph_output()]
-    if read or len(total.uses()) > 1 or total.is_graph_output():
-        return False
-    shapes = [None if value is None else value.shape for value in add.inputs]
-    if any(shape is None or len(shape) != 3 for shape in shapes) or norm.attributes.get_int(
-        "axis", -1
-    ) not in (-1, 2):
-        return False
+    if (norm.domain, norm.op_type) != ("", "LayerNormalization") or total is None or add is None:
+        return None
+    if (add.domain, add.op_type) != ("", "Add") or total.dtype not in (
+        ir.DataType.FLOAT,
+        ir.DataType.FLOAT16,
+    ):
+        return None
+    if len(total.uses()) > 1 or any(value.is_graph_output() for value in (total, *norm.outputs[1:])):
+        return None
+    if any(value.uses() for value in norm.outputs[1:]) or norm.attributes.get_int("axis", -1) not in (-1, 2):
+        return None
     # Symbolic sizes count as equal.
-    sizes = [
-        [size if isinstance(size, int) else None for size in shape] for shape in shapes if shape is not None
-    ]
-    return sizes[0] == sizes[1]
+    left, right = (None if value is None else static_dims(value) for value in add.inputs)
+    return add if left is not None and len(left) == 3 and left == right else None
 
 
-def _join(graph: ir.Graph, norm: ir.Node) -> None:
-    """Writes a SkipLayerNormalization in the place of a LayerNormalization and the Add in front of it."""
-    total = norm.inputs[0]
-    assert total is not None
-    add = total.producer()
-    assert add is not None
-    output = norm.outputs[0]
+def _join(graph: ir.Graph, add: ir.Node, norm: ir.Node) -> None:
+    """Writes a SkipLayerNormalization in the place of an Add and the LayerNormalization behind it."""
     epsilon = ir.AttrFloat32("epsilon", norm.attributes.get_float("epsilon", 1e-5))
     joined = ir.Node(
-        "com.microsoft", "SkipLayerNormalization", [*add.inputs, *norm.inputs[1:]], [epsilon], name=norm.name
+        "com.microsoft",
+        "SkipLayerNormalization",
+        [*add.inputs, *norm.inputs[1:]],
+        [epsilon],
+        outputs=[successor(norm.outputs[0])],
+        name=norm.name,
     )
-    new = joined.outputs[0]
-    new.type, new.shape = output.type, output.shape
     graph.insert_before(norm, joined)
-    name = output.name
-    output.replace_all_uses_with(new, replace_graph_outputs=True)
     graph.remove([norm, add], safe=True)
-    new.name = name
 
 
 def restore_file_ops(training: ir.Model, forward: ir.Model) -> None:

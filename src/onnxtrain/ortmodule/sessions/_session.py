@@ -100,9 +100,9 @@ def suited(model: ir.Model, device: torch.device, layouts: Mapping[int, Layout] 
     CrossEntropyPass()(model)
     if device.type == "cuda":
         TrainingBatchNormPass()(model)
-    # The CUDA provider has kernels of few ops for bfloat16.
-    if device.type == "cuda" and has_narrow_floats(model, [ir.DataType.BFLOAT16]):
-        model = widen_narrow_floats(model, [ir.DataType.BFLOAT16])
+        # The CUDA provider has kernels of few ops for bfloat16.
+        if has_narrow_floats(model, [ir.DataType.BFLOAT16]):
+            model = widen_narrow_floats(model, [ir.DataType.BFLOAT16])
     # As PyTorch's CPU kernels do: float16 and bfloat16 are computed in float32, and rounded after each op.
     if device.type == "cpu" and has_narrow_floats(model):
         model = widen_narrow_floats(WideCompositesPass()(model).model)

@@ -12,10 +12,22 @@ from onnxtrain.passes import BODIES
 
 PAGE = Path(__file__).parents[2] / "docs" / "ops.md"
 STATUS = {
-    "rule": "gradient rule",
-    "function": "through the ops that it is made of",
-    "nondifferentiable": "no gradient flows",
-    "not yet": "not yet",
+    "rule": (
+        "gradient rule",
+        "onnxtrain computes the gradient by a formula, with respect to the inputs that the table below names",
+    ),
+    "function": (
+        "through the ops that it is made of",
+        "onnxtrain replaces the op by its definition in other ops, which have gradients",
+    ),
+    "nondifferentiable": (
+        "no gradient flows",
+        "the derivative is zero or undefined, e.g. of a result in integers. The op passes no gradient on; it does not stop a training",
+    ),
+    "not yet": (
+        "not yet",
+        "an error, if the op lies between a trained parameter and the loss",
+    ),
 }
 
 
@@ -30,35 +42,52 @@ def _contrib() -> list[str]:
         "",
         "## com.microsoft",
         "",
-        "On the path of a gradient these ops, as onnxruntime's optimizer leaves them, become the standard ops that",
-        f"they are made of; elsewhere they stay: {_names(BODIES, microsoft)}.",
-        "Those on quantized numbers let gradients pass with `straight_through=True`.",
-        "So does SimplifiedLayerNormalization, which it writes into the standard domain.",
-        f"A rule, beside onnxruntime's own kernel: {_names(RULES, microsoft)}.",
-        f"Refused with a reason: {_names(NOT_YET, microsoft)}.",
-        "`onnxtrain ops --domain com.microsoft --status unknown` lists the others that the installed onnxruntime has.",
+        "onnxruntime's optimizers and quantizers write these ops.",
+        "",
+        "| gradient | ops |",
+        "|---|---|",
+        "| through the standard ops that the op is made of, where it lies between a trained parameter and the loss. Elsewhere the op stays "
+        f"as it is | {_names(BODIES, microsoft)}; also SimplifiedLayerNormalization, which onnxruntime writes into the standard domain |",
+        f"| gradient rule; onnxruntime's kernel computes the op itself | {_names(RULES, microsoft)} |",
+        f"| an error that says why | {_names(NOT_YET, microsoft)} |",
+        "",
+        "Ops on quantised numbers need `straight_through=True`. `onnxtrain ops --domain com.microsoft --status unknown` lists the other",
+        "ops of the installed onnxruntime: they have no gradient.",
         "",
         "## ai.onnx.ml",
         "",
-        f"Gradients pass to the input of {_names(BODIES, learnt)} and, through its scores, {_names(RULES, learnt)};",
-        "their parameters are attributes, which nothing trains.",
-        f"No gradient flows through {_names(NON_DIFFERENTIABLE, learnt)}.",
+        "Converters of scikit-learn write these ops. Their numbers are attributes, which are not trained.",
+        "",
+        "| gradient | ops |",
+        "|---|---|",
+        f"| with respect to the input | {_names(BODIES, learnt)}; {_names(RULES, learnt)}, through its scores |",
+        f"| no gradient flows | {_names(NON_DIFFERENTIABLE, learnt)} |",
     ]
 
 
 def render() -> str:
     rows = coverage()
-    counts = ", ".join(f"{sum(r.status == key for r in rows)} {label}" for key, label in STATUS.items())
     lines = [
         "# Ops and their gradients",
         "",
-        f"All {len(rows)} ops of the standard domain in opsets 21 to 28: {counts}.",
+        "This page lists the ops of ONNX, and whether onnxtrain computes a gradient for them. To check a model, run `onnxtrain ops",
+        "model.onnx`: it names the ops that stop a training.",
         "",
-        "This page follows from the rule table. `onnxtrain ops` prints it; `onnxtrain ops MODEL` says what stops a",
-        "model from being trained. Through ops on integers (QLinearConv, QLinearMatMul) gradients pass where asked:",
-        "`straight_through=True`, which MatMulInteger, ConvInteger, Round, Ceil and Floor take, too. What other",
-        "engines differentiate is in [ops-beside-others.md](ops-beside-others.md), ONNX's own tests of each op in",
-        "[node-tests.md](node-tests.md).",
+        f"The standard domain has {len(rows)} ops in opsets 21 to 28:",
+        "",
+        "| gradient | meaning | ops |",
+        "|---|---|---|",
+        *(
+            f"| {label} | {meaning} | {sum(row.status == key for row in rows)} |"
+            for key, (label, meaning) in STATUS.items()
+        ),
+        "",
+        "**Ops that round.** With `straight_through=True`, gradients pass Round, Ceil, Floor, QuantizeLinear, DynamicQuantizeLinear,",
+        "MatMulInteger, ConvInteger, QLinearMatMul and QLinearConv as if these ops did not round.",
+        "",
+        "`onnxtrain ops` prints the table below. [ops-beside-others.md](ops-beside-others.md) compares other engines,",
+        "[node-tests.md](node-tests.md) has ONNX's own tests of each op. [CONTRIBUTING.md](../CONTRIBUTING.md#adding-an-op) shows how to",
+        "add a gradient.",
         "",
         "| op | gradient | with respect to | why not |",
         "|---|---|---|---|",
@@ -66,7 +95,7 @@ def render() -> str:
     for row in rows:
         since = f" (from opset {row.since})" if row.since > 21 else ""
         lines.append(
-            f"| {row.op_type}{since} | {STATUS[row.status]} | {', '.join(row.inputs)} | {row.reason} |"
+            f"| {row.op_type}{since} | {STATUS[row.status][0]} | {', '.join(row.inputs)} | {row.reason} |"
         )
     return "\n".join([*lines, *_contrib()]) + "\n"
 

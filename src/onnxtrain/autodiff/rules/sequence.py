@@ -15,12 +15,12 @@ not_yet(
     "SequenceInsert",
     "SequenceMap",
     "SplitToSequence",
-    reason="cotangents are tensors, not sequences. Sequences whose tensors are known when the model is built are taken "
-    "apart; this one's positions or sizes depend on the run: make them constant, or use Split and Concat",
+    reason="only tensors have gradients, not sequences. A sequence whose tensors are known when the model is built is "
+    "replaced by them. Positions or sizes of this one depend on the run: make them constant, or use Split and Concat",
 )
 not_yet(
     "Optional",
     "OptionalGetElement",
-    reason="cotangents are tensors, not optionals. Optionals whose element is known when the model is built are taken "
-    "away; this one comes from an input or a branch: give the tensor itself",
+    reason="only tensors have gradients, not optionals. An optional whose element is known when the model is built is "
+    "replaced by it. This one comes from an input or a branch: pass the tensor itself",
 )

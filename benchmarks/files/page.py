@@ -1,4 +1,4 @@
-"""The page of the documentation, from the results."""
+"""Writes docs/files.md from the results."""
 
 from __future__ import annotations
 
@@ -12,19 +12,36 @@ __all__ = ["page"]
 
 Results = dict[str, dict[str, Any]]
 VERDICTS = {
-    "trained": "trains three steps, and its gradient is that of finite differences",
-    "no parameter": "holds no tensor of floating point: layers without weights, trees, tables",
-    "constant": "computes a piecewise constant function: small changes of its numbers change no output",
-    "no output": "has no output of floating point",
-    "not finite": "computes infinities or NaN with these inputs, before anything is trained",
-    "not run": "ONNX Runtime cannot load or run it, or it declares another shape than it computes",
+    "trained": "trains: three steps run, and the gradient equals finite differences",
+    "no parameter": "has no tensor in floating point to train: layers without weights, decision trees, lookup tables",
+    "constant": "has no gradient: small changes of its parameters change no output",
+    "no output": "has no output in floating point",
+    "not finite": "computes infinity or NaN before any training",
+    "not run": "is not run by ONNX Runtime, or has an output of another shape than it declares",
     "refused": "is refused by an error of onnxtrain that says why, and what to do",
-    "unsettled": "trains, but the differences are too inexact to tell, in the precision that ONNX Runtime has",
-    "timeout": "is too large for the limits of the sweep",
-    "memory": "is too large for the limits of the sweep",
+    "unsettled": "trains, but rounding makes the finite differences too inexact to judge the gradient",
+    "timeout": "takes more time than the test allows",
+    "memory": "takes more memory than the test allows",
     "crashed": "fails otherwise",
-    "wrong": "has another gradient or loss than the file",
+    "wrong": "trains with another gradient or loss than the file has",
 }
+REASONS = {
+    "it holds no tensor of floating point": "the file has no tensor in floating point",
+    "small changes of what it holds": "small changes of the parameters change no output",
+    "nothing of floating point comes out": "no output is in floating point",
+    "the file itself computes values": "the file computes infinity or NaN",
+    "it declares its output": "the file declares another shape of its output than it computes",
+    "cannot: an op between integers": "an op on integers rounds inside, too, so there is no version of the file without rounding to "
+    "compare with",
+    "there is no file without its jumps": "ONNX Runtime does not load the version of the file without rounding, to compare with: a name "
+    "is twice in it",
+    "{": "no program computes the differences exactly enough",
+    "it quantises over an endless range": "a mask of -3e38 is quantised together with other numbers, which are lost",
+    "the steps are lost in rounding: they": "the gradient is so small that a step changes no parameter",
+    "the steps are lost in rounding: its": "the gradient is so small that it consists of rounding errors",
+    "its gradient is right in float64": "the gradient is right in float64. In the dtype of the file rounding hides it",
+}
+"""Per beginning of a reason that `judge.py` records, the sentence for readers."""
 VARIANTS = {
     "": "as exported",
     "level1": "onnxruntime's optimizer, basic",
@@ -56,29 +73,32 @@ SOURCES = {
 LIBRARIES = ("onnx", "onnxruntime", "torch")
 _BEFORE = """# Which files train
 
-This page tells for files of many exporters, and for what onnxruntime's optimizers and quantizers make of them, whether
-onnxtrain trains them, and why not. Each file is trained as a user does it: `generate_artifacts(file, loss="mse",
-optimizer="sgd")`, then three steps with the on-device API. A file counts as trained if
+This page shows which `.onnx` files onnxtrain can train: files of PyTorch, Keras, scikit-learn and others, as exported, and
+after onnxruntime's optimizers and quantizers. To check a file of your own, run `onnxtrain ops model.onnx`.
+"""
+_TEST = """## How a file is tested
 
-- the loss is that of the file itself, and
-- the gradient of every parameter, along random directions, is that of finite differences of the file.
+Each file is trained as a user would train it: `generate_artifacts(file, loss="mse", optimizer="sgd")`, then three steps with
+the on-device API. Weights are random, or fitted to random data. A file counts as trained if
 
-ONNX Runtime or ONNX's reference evaluator computes the differences in float64, or ONNX Runtime in float32 with steps of
-several sizes. Some files need a comparison of their own:
+- the loss equals that of the file, and
+- the gradient of every parameter, along random directions, equals finite differences of the file.
 
-- Exporters have merged or transposed parameters, training takes them apart again, and the file has no copy of them: the
-  differences are those of `inference_model.onnx`.
-- float16: the same numbers in wider floats are compared.
-- Kinks, where the slopes to the two sides differ (a quantised value is the 0 of a Relu, or two values are the largest
-  of a pool): the gradient must lie between the two slopes.
-- Quantised files, which are built with `straight_through=True`: the differences are those of the file without its
-  jumps. The amount that rounding has added for the given inputs stays added (`benchmarks/files/surrogate.py`).
+ONNX Runtime or ONNX's reference evaluator computes the differences in float64. Where neither can, ONNX Runtime computes them
+in float32, with steps of several sizes. Some files need another comparison:
 
-Weights are random, or fitted to random data. `benchmarks/files/make.py` and `variants.py` make the files; `sweep.py`
-trains the files of any folder and writes this page:
+- **Merged or transposed parameters.** An exporter has changed parameters, and training changes them back. If the file has no copy of
+  the original parameters, the differences are those of `inference_model.onnx`.
+- **float16.** The differences are those of the same numbers in wider floats.
+- **Kinks.** At a kink the slopes on both sides differ, e.g. if a value is exactly 0 before a Relu, or two values are the largest of a
+  pool. The gradient must lie between the two slopes.
+- **Quantised files** are trained with `straight_through=True`. The differences are those of the file without rounding: what
+  rounding has added to each value for the given inputs is added as a constant (`benchmarks/files/surrogate.py`).
+
+These commands make the files, train them, and write this page. `sweep.py` also takes a folder with other files:
 
 ```sh
-python benchmarks/files/make.py build/files          # scikit-learn's and Keras's sources where those are installed
+python benchmarks/files/make.py build/files          # files of scikit-learn and Keras if these are installed
 python benchmarks/files/variants.py build/files
 python benchmarks/files/sweep.py build/files
 ```
@@ -90,15 +110,9 @@ def page(results: Results) -> str:
     counts = Counter(row["verdict"] for row in results.values())
     lines = [
         _BEFORE,
-        f"{len(results)} files: "
-        + ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict])
-        + f". Versions: {', '.join(f'{name} {metadata.version(name)}' for name in LIBRARIES)}.",
+        f"Of {len(results)} files, {counts['trained']} train:",
         "",
-        *_table("source", results, lambda name: name.split("/")[0], SOURCES),
-        "",
-        *_table("variant", results, lambda name: name.partition("@")[2], VARIANTS),
-        "",
-        "| verdict | what the file is or does | files |",
+        "| verdict | the file | files |",
         "|---|---|---|",
         *(
             f"| {verdict} | {said} | {counts[verdict]} |"
@@ -106,13 +120,27 @@ def page(results: Results) -> str:
             if counts[verdict]
         ),
         "",
-        "## Why the others do not",
+        f"Versions: {', '.join(f'{name} {metadata.version(name)}' for name in LIBRARIES)}.",
+        "",
+        "## By exporter",
+        "",
+        *_table("source", results, lambda name: name.split("/")[0], SOURCES),
+        "",
+        "## By tool that has changed the file",
+        "",
+        *_table("variant", results, lambda name: name.partition("@")[2], VARIANTS),
+        "",
+        "## Why the other files do not train",
+        "",
+        "The reasons of ONNX Runtime are its error messages, without the names that differ from file to file (…).",
         "",
         "| verdict | reason | files | one of them |",
         "|---|---|---|---|",
         *_reasons(results),
         "",
         *_light(results),
+        "",
+        _TEST.rstrip(),
     ]
     return "\n".join(lines) + "\n"
 
@@ -150,7 +178,10 @@ def _reasons(results: Results) -> list[str]:
 
 
 def _general(reason: str) -> str:
-    """A reason without what is different from file to file."""
+    """Returns a reason in words for readers, without what is different from file to file."""
+    for start, sentence in REASONS.items():
+        if reason.startswith(start):
+            return sentence
     reason = re.sub(r"\(node '[^']*'[^)]*\)|\([^()]*\)", "", reason)
     reason = re.sub(r"'[^']*[/.:_\d][^']*'|\"[^\"]*\"|\[[^\]]*\]|\S*/\S*", "…", reason)
     reason = re.sub(r"\b\d+(\.\d+)?(e-?\d+)?\b", "…", reason)
@@ -167,8 +198,9 @@ def _light(results: Results) -> list[str]:
     lines = [
         "## The nine nets",
         "",
-        "Of the files as they are, most weights are constants that a ConstantOfShape makes, all of one value; the",
-        "others, such as biases, are trained. With random weights in their place every weight is.",
+        "ONNX's own tests have nine well-known nets. Most weights in these files are computed by ConstantOfShape, all of one value,",
+        "so that only the rest, such as biases, is trained. The files `-weights` have random weights in their place, and all of",
+        "these are trained. An empty cell means that this file was not tested.",
         "",
         f"| net | {' | '.join(VARIANTS[v] for v in variants)} |",
         "|---" * (len(variants) + 1) + "|",

@@ -59,6 +59,10 @@ STORIES = [
 # Each block of these pages runs by itself, in a folder with a model and data for it.
 EXAMPLES = [
     "docs/fine-tuning.md",
+    "docs/losses-and-optimizers.md",
+    "docs/tokens.md",
+    "docs/exported-models.md",
+    "docs/contracts.md",
     "docs/data.md",
     "docs/callbacks.md",
     "docs/derivatives.md",
@@ -79,7 +83,14 @@ ELSEWHERE = {
     "docs/federated.md": "tests/integrations/test_flower.py",
     "docs/many-machines.md": "tests/distributed/test_engines.py",
 }
-WITH_DATA = {"docs/fine-tuning.md", "docs/data.md", "docs/callbacks.md", "docs/lora.md"}
+WITH_DATA = {
+    "docs/fine-tuning.md",
+    "docs/losses-and-optimizers.md",
+    "docs/contracts.md",
+    "docs/data.md",
+    "docs/callbacks.md",
+    "docs/lora.md",
+}
 
 
 class Block(NamedTuple):
@@ -214,6 +225,7 @@ def _given(page: str) -> dict[str, Any]:
         onnx.save(generation_model(), "int4/model.onnx")
         return names
     onnx.save(models.mlp(), "model.onnx")
+    onnx.save(models.mlp_of_one_sample(), "fixed.onnx")
     onnx.save(generation_model(), "llm.onnx")
     if page in WITH_DATA:
         x = np.random.default_rng(0).standard_normal((100, 4))

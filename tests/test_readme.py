@@ -58,11 +58,11 @@ def test_every_loss_and_optimizer_is_in_the_guide() -> None:
     from onnxtrain.losses import LOSSES, make_loss
     from onnxtrain.optimizers import OPTIMIZERS
 
-    page = (ROOT / "docs" / "fine-tuning.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "losses-and-optimizers.md").read_text(encoding="utf-8")
     rows = {name: line for line in page.splitlines() if (name := line.lstrip("> |`").split("`")[0])}
     for name, kind in {**LOSSES, **OPTIMIZERS}.items():
         assert f"`{kind.__name__}" in rows.get(name, ""), (
-            f"{name}: add a row to its table in docs/fine-tuning.md"
+            f"{name}: add a row to its table in docs/losses-and-optimizers.md"
         )
     for name, kind in LOSSES.items():
         (settings,) = re.findall(rf"`{kind.__name__}\((.*?)\)`", rows[name])
@@ -73,7 +73,7 @@ def test_every_loss_and_optimizer_is_in_the_guide() -> None:
 def test_every_schedule_and_metric_is_in_the_guide() -> None:
     from onnxtrain.trainer import METRICS, SCHEDULES
 
-    page = (ROOT / "docs" / "fine-tuning.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "losses-and-optimizers.md").read_text(encoding="utf-8")
     whole = {
         name.split("_")[0] if name.startswith(("f1", "precision", "recall")) else name for name in METRICS
     }

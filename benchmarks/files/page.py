@@ -26,22 +26,36 @@ VERDICTS = {
     "wrong": "trains with another gradient or loss than the file has",
 }
 REASONS = {
-    "it holds no tensor of floating point": "the file has no tensor in floating point",
-    "small changes of what it holds": "small changes of the parameters change no output",
-    "nothing of floating point comes out": "no output is in floating point",
-    "the file itself computes values": "the file computes infinity or NaN",
-    "it declares its output": "the file declares another shape of its output than it computes",
-    "cannot: an op between integers": "an op on integers rounds inside, too, so there is no version of the file without rounding to "
-    "compare with",
-    "there is no file without its jumps": "ONNX Runtime does not load the version of the file without rounding, to compare with: a name "
-    "is twice in it",
-    "{": "no program computes the differences exactly enough",
-    "it quantises over an endless range": "a mask of -3e38 is quantised together with other numbers, which are lost",
-    "the steps are lost in rounding: they": "the gradient is so small that a step changes no parameter",
-    "the steps are lost in rounding: its": "the gradient is so small that it consists of rounding errors",
-    "its gradient is right in float64": "the gradient is right in float64. In the dtype of the file rounding hides it",
+    "^{": "no program computes the differences exactly enough",
+    "^it holds no tensor of floating point": "the file has no tensor in floating point",
+    "^small changes of what it holds": "small changes of the parameters change no output",
+    "^nothing of floating point comes out": "no output is in floating point",
+    "^the file itself computes values": "the file computes infinity or NaN",
+    "^it declares its output": "the file declares another shape of its output than it computes",
+    "NOT_IMPLEMENTED : Could not find an implementation for \\w+\\([1-6]\\)": "ONNX Runtime has no kernels for ops of "
+    "opset 6, which the file has",
+    "DequantizeLinear": "the quantizer has written DequantizeLinear by channels, which needs opset 13",
+    "Type ?(Inference)?Error": "the conversion to float16 has left an op with a dtype that the op does not take",
+    "No Op reg": "the converter writes an op that ONNX does not have, e.g. Erfc",
+    "preview.training": "the file has an op of ai.onnx.preview.training, which ONNX Runtime lacks",
+    "Failed to construct locale": "StringNormalizer asks for a locale that is not installed",
+    "ScatterND with|with ScatterND": "ONNX Runtime's ScatterND cannot add in float16",
+    "running (Expand|Resize) node": "ONNX Runtime fails in Expand or in Resize",
+    "^ONNX Runtime ends the process": "ONNX Runtime ends the process when it loads the file",
+    "^ONNX Runtime cannot load it": "ONNX Runtime does not load the file",
+    "^ONNX Runtime cannot run it": "ONNX Runtime fails while it runs the file",
+    "^NothingToTrain": "no number of the file is a parameter: its numbers set up ops, or belong to formulas",
+    "^ModelLoadError.*no opset": "the file imports no opset of the standard domain",
+    "^cannot: an op between integers": "an op on integers rounds inside, too: no version of the file without rounding "
+    "exists to compare with",
+    "^there is no file without its jumps": "ONNX Runtime does not load the version of the file without rounding, to "
+    "compare with: a name is twice in it",
+    "^it quantises over an endless range": "a mask of -3e38 is quantised together with other numbers, which are lost",
+    "^the steps are lost in rounding: they": "the gradient is so small that a step changes no parameter",
+    "^the steps are lost in rounding: its": "the gradient is so small that it consists of rounding errors",
+    "^its gradient is right in float64": "the gradient is right in float64. In the dtype of the file rounding hides it",
 }
-"""Per beginning of a reason that `judge.py` records, the sentence for readers."""
+"""Per pattern in a reason that `judge.py` records, the sentence for readers. The first pattern that occurs counts."""
 VARIANTS = {
     "": "as exported",
     "level1": "onnxruntime's optimizer, basic",
@@ -73,27 +87,27 @@ SOURCES = {
 LIBRARIES = ("onnx", "onnxruntime", "torch")
 _BEFORE = """# Which files train
 
-This page shows which `.onnx` files onnxtrain can train: files of PyTorch, Keras, scikit-learn and others, as exported, and
-after onnxruntime's optimizers and quantizers. To check a file of your own, run `onnxtrain ops model.onnx`.
+This page shows which `.onnx` files onnxtrain can train: files of PyTorch, Keras, scikit-learn and others, as exported,
+and after onnxruntime's optimizers and quantizers. To check a file of your own, run `onnxtrain ops model.onnx`.
 """
 _TEST = """## How a file is tested
 
-Each file is trained as a user would train it: `generate_artifacts(file, loss="mse", optimizer="sgd")`, then three steps with
-the on-device API. Weights are random, or fitted to random data. A file counts as trained if
+Each file is trained as a user would train it: `generate_artifacts(file, loss="mse", optimizer="sgd")`, then three steps
+with the on-device API. Weights are random, or fitted to random data. A file counts as trained if
 
 - the loss equals that of the file, and
 - the gradient of every parameter, along random directions, equals finite differences of the file.
 
-ONNX Runtime or ONNX's reference evaluator computes the differences in float64. Where neither can, ONNX Runtime computes them
-in float32, with steps of several sizes. Some files need another comparison:
+ONNX Runtime or ONNX's reference evaluator computes the differences in float64. Where neither can, ONNX Runtime computes
+them in float32, with steps of several sizes. Some files need another comparison:
 
-- **Merged or transposed parameters.** An exporter has changed parameters, and training changes them back. If the file has no copy of
-  the original parameters, the differences are those of `inference_model.onnx`.
+- **Merged or transposed parameters.** An exporter has changed parameters, and training changes them back. If the file
+  has no copy of the original parameters, the differences are those of `inference_model.onnx`.
 - **float16.** The differences are those of the same numbers in wider floats.
-- **Kinks.** At a kink the slopes on both sides differ, e.g. if a value is exactly 0 before a Relu, or two values are the largest of a
-  pool. The gradient must lie between the two slopes.
-- **Quantised files** are trained with `straight_through=True`. The differences are those of the file without rounding: what
-  rounding has added to each value for the given inputs is added as a constant (`benchmarks/files/surrogate.py`).
+- **Kinks.** At a kink the slopes on both sides differ, e.g. if a value is exactly 0 before a Relu, or two values are
+  the largest of a pool. The gradient must lie between the two slopes.
+- **Quantised files** are trained with `straight_through=True`. The differences are those of the file without rounding:
+  what rounding has added to each value for the given inputs is added as a constant (`benchmarks/files/surrogate.py`).
 
 These commands make the files, train them, and write this page. `sweep.py` also takes a folder with other files:
 
@@ -132,7 +146,7 @@ def page(results: Results) -> str:
         "",
         "## Why the other files do not train",
         "",
-        "The reasons of ONNX Runtime are its error messages, without the names that differ from file to file (…).",
+        "`benchmarks/files/results/files.json` has the error messages of each file.",
         "",
         "| verdict | reason | files | one of them |",
         "|---|---|---|---|",
@@ -179,8 +193,8 @@ def _reasons(results: Results) -> list[str]:
 
 def _general(reason: str) -> str:
     """Returns a reason in words for readers, without what is different from file to file."""
-    for start, sentence in REASONS.items():
-        if reason.startswith(start):
+    for pattern, sentence in REASONS.items():
+        if re.search(pattern, reason):
             return sentence
     reason = re.sub(r"\(node '[^']*'[^)]*\)|\([^()]*\)", "", reason)
     reason = re.sub(r"'[^']*[/.:_\d][^']*'|\"[^\"]*\"|\[[^\]]*\]|\S*/\S*", "…", reason)
@@ -198,9 +212,9 @@ def _light(results: Results) -> list[str]:
     lines = [
         "## The nine nets",
         "",
-        "ONNX's own tests have nine well-known nets. Most weights in these files are computed by ConstantOfShape, all of one value,",
-        "so that only the rest, such as biases, is trained. The files `-weights` have random weights in their place, and all of",
-        "these are trained. An empty cell means that this file was not tested.",
+        "ONNX's own tests have nine well-known nets. ConstantOfShape computes most weights in these files, all of one",
+        "value, so that only the others, such as biases, are trained. The files `-weights` hold random weights instead,",
+        "all of which are trained. An empty cell means that this file was not tested.",
         "",
         f"| net | {' | '.join(VARIANTS[v] for v in variants)} |",
         "|---" * (len(variants) + 1) + "|",

@@ -22,7 +22,8 @@ STATUS = {
     ),
     "nondifferentiable": (
         "no gradient flows",
-        "the derivative is zero or undefined, e.g. of a result in integers. The op passes no gradient on; it does not stop a training",
+        "the derivative is zero or undefined, e.g. of a result in integers. The op passes no gradient on, and does not "
+        "stop a training",
     ),
     "not yet": (
         "not yet",
@@ -46,13 +47,14 @@ def _contrib() -> list[str]:
         "",
         "| gradient | ops |",
         "|---|---|",
-        "| through the standard ops that the op is made of, where it lies between a trained parameter and the loss. Elsewhere the op stays "
-        f"as it is | {_names(BODIES, microsoft)}; also SimplifiedLayerNormalization, which onnxruntime writes into the standard domain |",
+        "| through the standard ops that the op is made of, where it lies between a trained parameter and the loss. "
+        f"Elsewhere the op stays as it is | {_names(BODIES, microsoft)}; also SimplifiedLayerNormalization, which "
+        "onnxruntime writes into the standard domain |",
         f"| gradient rule; onnxruntime's kernel computes the op itself | {_names(RULES, microsoft)} |",
         f"| an error that says why | {_names(NOT_YET, microsoft)} |",
         "",
-        "Ops on quantised numbers need `straight_through=True`. `onnxtrain ops --domain com.microsoft --status unknown` lists the other",
-        "ops of the installed onnxruntime: they have no gradient.",
+        "Ops on quantised numbers need `straight_through=True`. The command",
+        "`onnxtrain ops --domain com.microsoft --status unknown` lists the other ops of the installed onnxruntime: they have no gradient.",
         "",
         "## ai.onnx.ml",
         "",
@@ -70,8 +72,8 @@ def render() -> str:
     lines = [
         "# Ops and their gradients",
         "",
-        "This page lists the ops of ONNX, and whether onnxtrain computes a gradient for them. To check a model, run `onnxtrain ops",
-        "model.onnx`: it names the ops that stop a training.",
+        "This page lists the ops of ONNX, and whether onnxtrain computes a gradient for them. To check a model, run",
+        "`onnxtrain ops model.onnx`, which names the ops that stop a training.",
         "",
         f"The standard domain has {len(rows)} ops in opsets 21 to 28:",
         "",
@@ -82,12 +84,12 @@ def render() -> str:
             for key, (label, meaning) in STATUS.items()
         ),
         "",
-        "**Ops that round.** With `straight_through=True`, gradients pass Round, Ceil, Floor, QuantizeLinear, DynamicQuantizeLinear,",
-        "MatMulInteger, ConvInteger, QLinearMatMul and QLinearConv as if these ops did not round.",
+        "**Ops that round.** With `straight_through=True`, gradients pass Round, Ceil, Floor, QuantizeLinear,",
+        "DynamicQuantizeLinear, MatMulInteger, ConvInteger, QLinearMatMul and QLinearConv as if they did not round.",
         "",
         "`onnxtrain ops` prints the table below. [ops-beside-others.md](ops-beside-others.md) compares other engines,",
-        "[node-tests.md](node-tests.md) has ONNX's own tests of each op. [CONTRIBUTING.md](../CONTRIBUTING.md#adding-an-op) shows how to",
-        "add a gradient.",
+        "[node-tests.md](node-tests.md) has ONNX's own tests of each op.",
+        "[CONTRIBUTING.md](../CONTRIBUTING.md#adding-an-op) shows how to add a gradient.",
         "",
         "| op | gradient | with respect to | why not |",
         "|---|---|---|---|",

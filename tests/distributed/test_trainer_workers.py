@@ -142,6 +142,18 @@ def test_all_workers_stop_when_one_diverges(group: str, runs: Runs) -> None:
 
 
 @pytest.mark.parametrize("group", ["two", "four"])
+def test_share_without_labels_is_named_where_the_loss_is_no_mean_over_labels(group: str, runs: Runs) -> None:
+    """One process sees labels that count in the batch, and trains."""
+    assert runs.alone["uncounted_beside_a_penalty"]["message"] == "no error"
+    first = len(runs.workers[group]) // 2
+    for worker in runs.workers[group]:
+        result = worker["uncounted_beside_a_penalty"]
+        assert f"on worker {first}, all labels 'kind' of its share of a batch are -100" in result["message"]
+        assert "append the loss to the scores (loss='cross_entropy')" in result["message"]
+        assert_close(result["parameters"], result["before"], rtol=0)
+
+
+@pytest.mark.parametrize("group", ["two", "four"])
 def test_errors_of_worker_0_reach_all(group: str, runs: Runs) -> None:
     for rank, worker in enumerate(runs.workers[group]):
         unknown, fixed = worker["failing"]["messages"]

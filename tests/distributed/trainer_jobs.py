@@ -143,6 +143,24 @@ def nothing_counted(strategy: Any) -> Result:
     return fitted(trainer, problem.x, np.full(60, -100), batch_size=16) | {"before": before}
 
 
+def loss_of_the_model(strategy: Any) -> Result:
+    """A loss in the model, with weights of the classes, and workers without a label that counts."""
+    problem = classes()
+    model = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 21]>
+        g (float[n, 4] x, int64[n, 1] kind) => (float loss)
+        <float[4, 3] w = {1., 0., 0., 0., 1., 0., 0., 0., 1., 1., 1., 1.}, int64[1] axis = {1},
+         float[3] weight = {0.2, 1., 3.}>
+        { y = MatMul(x, w)  wanted = Squeeze(kind, axis)
+          loss = SoftmaxCrossEntropyLoss<ignore_index = -100>(y, wanted, weight) }"""
+    )
+    y = np.where(np.logical_or(*_places()), -100, problem.y)
+    data = {"x": problem.x, "kind": y[:, None]}
+    trainer = Trainer(model, None, "sgd", learning_rate=0.2, frozen_params="weight", strategy=strategy)
+    result = fitted(trainer, data, epochs=5, batch_size=8, accumulate=2, shuffle=False)
+    return result | {"evaluation": trainer.evaluate(data, batch_size=8)}
+
+
 def summed_loss(strategy: Any) -> Result:
     """A loss that is a sum over the samples."""
     problem = line()
@@ -280,9 +298,28 @@ def diverging(strategy: Any) -> Result:
     x = problem.x.copy()
     x[-1] = 1e30
     trainer = Trainer(problem.model, "mse", "sgd", learning_rate=0.01, strategy=strategy)
+    return _message_of(trainer, x, problem.y, batch_size=40)
+
+
+def uncounted_beside_a_penalty(strategy: Any) -> Result:
+    """A mean over labels and one over samples, in the model, and a worker without a label that counts."""
+    problem = classes()
+    model = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 21]>
+        g (float[n, 4] x, int64[n] kind) => (float loss)
+        <float[4, 3] w = {1., 0., 0., 0., 1., 0., 0., 0., 1., 1., 1., 1.}>
+        { y = MatMul(x, w)  of_labels = SoftmaxCrossEntropyLoss<ignore_index = -100>(y, kind)
+          squares = Mul(y, y)  size = ReduceMean<keepdims = 0>(squares)  loss = Add(of_labels, size) }"""
+    )
+    data = {"x": problem.x, "kind": np.where(np.arange(60) < 30, problem.y, -100)}
+    return _message_of(Trainer(model, None, strategy=strategy), data, batch_size=60)
+
+
+def _message_of(trainer: Trainer, *data: Any, batch_size: int) -> Result:
+    """Trains until the training diverges; returns the message, and the parameters before and after."""
     before = parameters(trainer)
     try:
-        trainer.fit(x, problem.y, batch_size=40, shuffle=False, verbose=False)
+        trainer.fit(*data, batch_size=batch_size, shuffle=False, verbose=False)
         message = "no error"
     except DivergenceError as error:
         message = str(error)
@@ -405,6 +442,7 @@ EQUAL: list[Job] = [
     uncounted_labels,
     uncounted_samples,
     uncounted_class,
+    loss_of_the_model,
     summed_loss,
     one_sample_left,
     sparse,
@@ -420,6 +458,7 @@ OTHER: list[Job] = [
     compressed,
     dropout,
     diverging,
+    uncounted_beside_a_penalty,
     failing,
     batch_norm,
     batch_norm_of_torch,

@@ -81,12 +81,14 @@ def test_statistics_of_the_offending_batch_are_undone() -> None:
         np.testing.assert_array_equal(statistic.data, steps.seen[-1][name])
 
 
-def test_nan_of_a_batch_without_labels_is_named_where_the_loss_is_the_models() -> None:
+def test_nan_of_a_batch_without_labels_is_named_where_the_loss_is_no_mean_over_labels() -> None:
+    """A mean over the labels that count and a mean over all samples."""
     model = onnx.parser.parse_model(
         """<ir_version: 10, opset_import: ["": 21]>
         g (float[n, 4] x, int64[n] kind) => (float loss)
         <float[4, 3] w = {1., 0., 0., 0., 1., 0., 0., 0., 1., 1., 1., 1.}>
-        { y = MatMul(x, w)  loss = SoftmaxCrossEntropyLoss<ignore_index = -100>(y, kind) }"""
+        { y = MatMul(x, w)  of_labels = SoftmaxCrossEntropyLoss<ignore_index = -100>(y, kind)
+          size = ReduceL2<keepdims = 0>(y)  loss = Add(of_labels, size) }"""
     )
     problem = problems.classes(samples=20)
     labels = np.where(np.arange(20) < 10, problem.y, -100)

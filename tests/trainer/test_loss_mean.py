@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 
 from onnxtrain import Trainer
 from onnxtrain.losses import BCEWithLogitsLoss, CrossEntropyLoss, Loss, MSELoss, NLLLoss
+from onnxtrain.runtime.manifest import LossMean
 from tolerances import NORM_RELATIVE, norm_relative_error
 from trainer import problems
 from trainer.problems import AtEachStep
@@ -156,3 +158,147 @@ def test_labels_that_the_model_reshapes_are_found() -> None:
     given = labels()[:, None]
     whole, parts = (trainer.evaluate(problem.x, given, batch_size=size)["loss"] for size in (101, 8))
     assert parts == pytest.approx(whole, rel=2e-6)
+
+
+def with_loss(nodes: str, labels: str = "int64[n] kind", constants: str = "") -> onnx.ModelProto:
+    """A linear model that computes its loss from scores `y` and the input `kind`."""
+    return onnx.parser.parse_model(
+        f"""<ir_version: 10, opset_import: ["": 21]>
+        g (float[n, 4] x, {labels}) => (float loss)
+        <float[4, 3] w = {{1., 0., 0., 0., 1., 0., 0., 0., 1., 1., 1., 1.}}, float[3] weight = {{1., 5., 0.2}},
+         int64[1] one = {{1}} {constants}>
+        {{ y = MatMul(x, w)  {nodes} }}"""
+    )
+
+
+WEIGHTED = torch.tensor(WEIGHT).double()
+IN_THE_MODEL: dict[str, tuple[str, Any]] = {
+    "ignored": (
+        "loss = SoftmaxCrossEntropyLoss<ignore_index = -100>(y, kind)",
+        lambda y, t: functional.cross_entropy(y, t),
+    ),
+    "weighted, of narrow labels": (
+        "t = Cast<to = 6>(kind)  loss = SoftmaxCrossEntropyLoss<ignore_index = -100>(y, t, weight)",
+        lambda y, t: functional.cross_entropy(y, t, weight=WEIGHTED),
+    ),
+    "half of a negative log-likelihood": (
+        """p = LogSoftmax(y)  nll = NegativeLogLikelihoodLoss<ignore_index = -100>(p, kind, weight)
+        two = Constant<value_float = 2.0>()  loss = Div(nll, two)""",
+        lambda y, t: functional.cross_entropy(y, t, weight=WEIGHTED) / 2,
+    ),
+    "summed": (
+        """loss = SoftmaxCrossEntropyLoss<ignore_index = -100, reduction = "sum">(y, kind)""",
+        lambda y, t: functional.cross_entropy(y, t, reduction="sum"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", IN_THE_MODEL)
+def test_loss_in_the_model_is_the_mean_over_its_labels(name: str) -> None:
+    """Evaluation in batches, and steps that accumulate batches, one of which has no label that counts."""
+    nodes, reference = IN_THE_MODEL[name]
+    problem, kind = problems.classes(samples=101), labels()
+    trainer = Trainer(with_loss(nodes), None, "sgd", learning_rate=0.1, frozen_params="weight")
+    w = torch.tensor(trainer.parameters["w"].data.astype(np.float64), requires_grad=True)
+    loss = reference(torch.tensor(problem.x).double() @ w, torch.tensor(kind))
+    loss.backward()
+    data = {"x": problem.x, "kind": kind}
+    for size in (101, 16, 8):
+        result = trainer.evaluate(data, batch_size=size)["loss"]
+        assert result == pytest.approx(loss.item(), rel=2e-6)
+    trainer.fit(data, batch_size=8, accumulate=13, shuffle=False, verbose=False)
+    assert w.grad is not None
+    expected = (w - 0.1 * w.grad).detach().numpy()
+    assert norm_relative_error(trainer.parameters["w"].data, expected) < NORM_RELATIVE[F32]
+
+
+class LanguageModel(torch.nn.Module):
+    """Scores of the next token, and a loss that shifts the labels in one of two ways."""
+
+    def __init__(self, padded: bool) -> None:
+        super().__init__()
+        self.embedding = torch.nn.Embedding(7, 4)
+        self.head = torch.nn.Linear(4, 7)
+        self.padded = padded
+
+    def forward(self, tokens: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        scores = self.head(self.embedding(tokens))
+        if self.padded:
+            # As transformers' models do.
+            labels = functional.pad(labels, (0, 1), value=-100)
+        else:
+            scores = scores[:, :-1]
+        return functional.cross_entropy(scores.reshape(-1, 7), labels[..., 1:].reshape(-1))
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_exported_language_model_counts_labels_without_the_first(padded: bool) -> None:
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(0, 7, (12, 5))
+    wanted = np.where(rng.random((12, 5)) < 0.5, -100, tokens)
+    wanted[:4, 1:] = -100
+    torch.manual_seed(0)
+    module = LanguageModel(padded).eval()
+    arguments = (torch.tensor(tokens), torch.tensor(wanted))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the exporter
+        program = torch.onnx.export(
+            module, arguments, dynamo=True, verbose=False, dynamic_shapes=({0: "batch"},) * 2
+        )
+    assert program is not None
+    trainer = Trainer(program.model_proto, None)
+    mean = trainer.manifest.loss_mean
+    assert mean is not None
+    assert (mean.labels, mean.shift, mean.ignore_index) == ("labels", 1, -100)
+    expected = module(*arguments).item()
+    for size in (12, 4, 1):
+        result = trainer.evaluate({"tokens": tokens, "labels": wanted}, batch_size=size)["loss"]
+        assert result == pytest.approx(expected, rel=2e-6)
+
+
+LOSS = "loss = SoftmaxCrossEntropyLoss<ignore_index = -100>"
+OTHERS: dict[str, tuple[str, str]] = {
+    "computed": ("int64[n] kind", f"t = Add(kind, one)  {LOSS}(y, t)"),
+    "not integers": ("float[n] kind", f"t = Cast<to = 7>(kind)  {LOSS}(y, t)"),
+    "without the last": (
+        "int64[n, 2] kind",
+        f"s = Slice(kind, zero, one, one)  t = Squeeze(s, one)  {LOSS}(y, t)",
+    ),
+    "the middle one": (
+        "int64[n, 3] kind",
+        f"s = Slice(kind, one, two, one)  t = Squeeze(s, one)  {LOSS}(y, t)",
+    ),
+    "of other samples": ("int64[m] kind", f"t = Slice(kind, one, end, zero)  {LOSS}(y, t)"),
+    "reshaped, then cut": (
+        "int64[m] kind",
+        f"k = Reshape(kind, rows)  s = Slice(k, one, end, one)  t = Squeeze(s, one)  {LOSS}(y, t)",
+    ),
+    "padded with labels that count": (
+        "int64[n, 1] kind",
+        f"k = Pad(kind, pads, fill)  s = Slice(k, one, end, one)  t = Squeeze(s, one)  {LOSS}(y, t)",
+    ),
+    "cut, with weights": (
+        "int64[n, 2] kind",
+        f"s = Slice(kind, one, end, one)  t = Squeeze(s, one)  {LOSS}(y, t, weight)",
+    ),
+    "a mean of terms, those that do not count among them": (
+        "int64[n] kind",
+        """terms = SoftmaxCrossEntropyLoss<ignore_index = -100, reduction = "none">(y, kind)
+        loss = ReduceMean<keepdims = 0>(terms)""",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_labels_that_no_input_counts_leave_a_mean_over_samples(name: str) -> None:
+    numbers = """, int64[1] zero = {0}, int64[1] two = {2}, int64[1] end = {9223372036854775807},
+        int64[2] rows = {-1, 2}, int64[4] pads = {0, 0, 0, 1}, int64 fill = {0}"""
+    model = with_loss(OTHERS[name][1], OTHERS[name][0], numbers)
+    trainer = Trainer(model, None, frozen_params="weight")
+    assert trainer.manifest.loss_mean == LossMean()
+
+
+def test_labels_behind_the_first_are_counted() -> None:
+    nodes = f"s = Slice(kind, one, end, one)  t = Squeeze(s, one)  {LOSS}(y, t)"
+    model = with_loss(nodes, "int64[n, 2] kind", ", int64[1] end = {2}")
+    assert Trainer(model, None).manifest.loss_mean == LossMean("kind", -100, shift=1)

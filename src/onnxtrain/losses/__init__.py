@@ -39,6 +39,7 @@ from ._elementwise import (
     SmoothL1Loss,
 )
 from ._focal import FocalLoss
+from ._label_ops import LABEL_OPS
 from ._mean import loss_mean
 from ._poisson import PoissonNLLLoss
 from ._scores import warn_of_probabilities
@@ -86,10 +87,6 @@ def loss_class(name: str) -> type[Loss]:
 
 # Reshapes and casts give labels another shape or dtype, but not another range.
 _SAME_ELEMENTS = VIEWS | CASTS
-
-# The ops whose second input is class labels. A negative label counts classes from the end in their kernels, so that a
-# wrong one trains without an error if nobody checks it before.
-_LABEL_OPS = frozenset({"NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss"})
 
 
 def make_loss(spec: str | Loss) -> Loss:
@@ -212,8 +209,10 @@ def mark_labels(graph: ir.Graph) -> None:
 
     The inputs stay user inputs: the model was exported with them.
     """
+    # A negative label counts classes from the end in the kernels of these ops, so that a wrong one trains without an
+    # error if nobody checks it before.
     for node in graph:
-        if node.domain != "" or node.op_type not in _LABEL_OPS:
+        if node.domain != "" or node.op_type not in LABEL_OPS:
             continue
         scores, target = node.inputs[:2]
         assert scores is not None

@@ -1,4 +1,4 @@
-"""Finds the set that a model's loss is a mean over, if the model combines losses of onnxtrain: 0.5·loss_a + loss_b."""
+"""Finds the set that a model's loss is a mean over, if the loss combines losses that are known: 0.5·loss_a + loss_b."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import onnx_ir as ir
 
 from onnxtrain.losses._base import MEAN_KEY
+from onnxtrain.losses._label_ops import LABEL_OPS, label_mean
 from onnxtrain.op_facts import CASTS, VIEWS
 
 # JSON of `Loss.mean_over`. An unknown loss is taken for a mean over samples, by far the most common.
@@ -22,9 +23,9 @@ _ADDED = frozenset({"Add", "Sub", "Sum"})
 def loss_mean(loss: ir.Value) -> dict[str, Any] | None:
     """Returns :meth:`Loss.mean_over` of the losses that a value is computed from.
 
-    Three kinds of values are a mean over the same set as the losses in them: a multiple of a loss, a sum of losses over
-    one and the same set, and a loss plus a value that depends on no input, such as a penalty on the weights. Any other
-    value counts as a mean over samples, {}.
+    Losses are those of onnxtrain, and nodes of ONNX's losses of class labels. Three kinds of values are a mean over the
+    same set as the losses in them: a multiple of a loss, a sum of losses over one and the same set, and a loss plus a
+    value that depends on no input, such as a penalty on the weights. Any other value counts as a mean over samples, {}.
     """
     result: dict[str, Any] | None = json.loads(_described(loss) or _UNKNOWN)
     return result
@@ -36,6 +37,8 @@ def _described(value: ir.Value) -> str | None:
         return value.metadata_props[MEAN_KEY]
     node = value.producer()
     kind = "" if node is None or node.domain else node.op_type
+    if node is not None and kind in LABEL_OPS and value is node.outputs[0]:
+        return json.dumps(label_mean(node))
     if kind in _SAME:
         # The other operands of such an op are shapes or axes.
         return _described(_operands(value)[0])

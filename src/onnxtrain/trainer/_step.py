@@ -79,7 +79,10 @@ class Stepper:
 
     Attributes:
         stepped: True once a step has been taken.
+        one_batch: the samples of one run of the model, as messages call them.
     """
+
+    one_batch = "a batch"
 
     def __init__(
         self,
@@ -223,13 +226,13 @@ class Stepper:
         """Raises Diverged with a clear reason if all labels of a batch are ignored."""
         for spec, array in zip(self._run.manifest.arguments, arrays, strict=True):
             ignored = spec.class_labels.ignore_index if spec.class_labels is not None else None
-            # onnxtrain leaves such batches out where it knows the labels of the loss. Inside of a loss of the model
-            # itself the mean over nothing is NaN.
+            # onnxtrain leaves such batches out where it knows the labels of the loss. In a loss of the model that adds
+            # a mean over labels to something else, the mean over nothing is NaN.
             if ignored is not None and (array == ignored).all():
                 raise Diverged(
-                    f"all labels '{spec.name}' of a batch are {ignored}, so that there is nothing to average",
-                    "Leave such samples out, use larger batches, or let onnxtrain append the loss, which then "
-                    "leaves such batches out.",
+                    f"all labels '{spec.name}' of {self.one_batch} are {ignored}, so that there is nothing to average",
+                    "Leave such samples out, use larger batches, or let onnxtrain append the loss to the scores "
+                    f"({argument('loss', 'cross_entropy')}), which then leaves such batches out.",
                 )
 
     def _require_finite_results(self, steps: Sequence[Step]) -> None:

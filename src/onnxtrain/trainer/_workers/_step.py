@@ -43,6 +43,8 @@ class WorkerStepper(Stepper):
     times its worker's part of the count that the mean divides by; that of a loss that is a sum is their sum.
     """
 
+    one_batch = "its share of a batch"
+
     def __init__(self, *arguments: Any, workers: Workers) -> None:
         super().__init__(*arguments)
         self._workers = workers

@@ -1,0 +1,107 @@
+"""Reads ONNX's losses of class labels, which a model that was exported with its loss contains."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxtrain.op_facts import CASTS, VIEWS
+
+LABEL_OPS = frozenset({"NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss"})
+"""The ops whose second input is class labels, and whose first output is the loss."""
+
+
+def label_mean(node: ir.Node) -> dict[str, Any] | None:
+    """Describes what the loss of one of :data:`LABEL_OPS` is a mean over, as :meth:`Loss.mean_over` does.
+
+    Returns:
+        The entry `loss_mean` of the manifest: None for a sum, and {} if no input of the model says which labels count.
+    """
+    reduction = node.attributes.get_string("reduction", "mean")
+    if reduction == "sum":
+        return None
+    ignore_index = node.attributes.get_int("ignore_index", None)
+    labels, shift = _follow_labels(node.inputs[1], ignore_index)
+    weight = node.inputs[2] if len(node.inputs) > 2 else None
+    weights = _constant(weight)
+    # The runtime checks labels before it looks up their weights, but not those of which the model cuts some off.
+    unknown_weight = weight is not None and (weights is None or shift > 0)
+    if reduction != "mean" or labels is None or unknown_weight:
+        return {}
+    return {
+        "labels": labels.name,
+        "ignore_index": ignore_index,
+        "weight": None if weights is None else weights.astype(float).tolist(),
+        **({"shift": shift} if shift else {}),
+    }
+
+
+def _follow_labels(value: ir.Value | None, ignore_index: int | None) -> tuple[ir.Value | None, int]:
+    """Follows labels back to an input of the model, through casts and reshapes.
+
+    A language model cuts off the first label of each sequence, as no token predicts it. It may add a label to ignore at
+    the end, so that the scores can stay whole.
+
+    Returns:
+        The input of integers, and the number of labels that are cut off at the start of axis 1; (None, 0) if the labels
+        are computed in another way.
+    """
+    shift = 0
+    while value is not None and not value.is_graph_input():
+        node = value.producer()
+        kind = "" if node is None or node.domain else node.op_type
+        if node is None or not (
+            kind in CASTS
+            # In front of the cut, axis 1 has to be that of the input.
+            or (kind in VIEWS and not shift)
+            or (kind == "Slice" and not shift and _cut(node))
+            or (kind == "Pad" and _adds_ignored(node, ignore_index))
+        ):
+            return None, 0
+        if kind == "Slice":
+            shift = _cut(node)
+        value = node.inputs[0]
+    integers = value is not None and value.dtype is not None and value.dtype.is_integer()
+    return (value, shift) if integers else (None, 0)
+
+
+def _cut(node: ir.Node) -> int:
+    """Returns k of a Slice that computes `labels[:, k:]`, e.g. 1; 0 for any other Slice."""
+    starts, ends, axes = (_constant(value) for value in [*node.inputs[1:], None][:3])
+    steps = np.ones(1) if len(node.inputs) < 5 or node.inputs[4] is None else _constant(node.inputs[4])
+    source = node.inputs[0]
+    if (
+        source is None
+        or source.shape is None
+        or starts is None
+        or ends is None
+        or axes is None
+        or steps is None
+    ):
+        return 0
+    one_axis = starts.size == 1 and axes.item() % len(source.shape) == 1 and steps.item() == 1
+    if not one_axis or starts.item() <= 0:
+        return 0
+    size = source.shape[1]
+    # Exporters write the largest int64 for "up to the end".
+    end = size if isinstance(size, int) else np.iinfo(np.int32).max
+    return int(starts.item()) if ends.item() >= end else 0
+
+
+def _adds_ignored(node: ir.Node, ignore_index: int | None) -> bool:
+    """Says if a Pad adds labels at the ends of axes, of which none counts."""
+    pads, fill = _constant(node.inputs[1]), _constant(node.inputs[2] if len(node.inputs) > 2 else None)
+    if node.attributes.get_string("mode", "constant") != "constant" or pads is None or fill is None:
+        return False
+    if fill.item() != ignore_index:
+        return False
+    begins, ends = np.split(pads, 2)
+    return not begins.any() and bool((ends >= 0).all())
+
+
+def _constant(value: ir.Value | None) -> np.ndarray | None:
+    """Returns the array of a value that is known when the graph is built; None for any other."""
+    tensor = None if value is None or value.is_graph_input() else ir.convenience.get_const_tensor(value)
+    return None if tensor is None else tensor.numpy()

@@ -122,16 +122,19 @@ def with_hugging_face(net: Net, **options: Any) -> Result:
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
     class Seeds(TrainerCallback):
-        """Gives each worker dropout masks of its own; the Trainer gives all of them the same."""
+        """Gives each worker dropout masks of its own; the Trainer gives all of them the same. Counts the steps."""
+
+        steps = 0
 
         def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            self.steps += 1
             if state.global_step == 0:
                 seed_worker(dist.get_rank())
 
     for half in range(2):
         module = net.module()
         ort = ORTModule(_of_transformers(module))
-        sgd = optimizer_of(ort)
+        sgd, seeds = optimizer_of(ort), Seeds()
         trainer = Trainer(
             ort,
             TrainingArguments(
@@ -150,11 +153,12 @@ def with_hugging_face(net: Net, **options: Any) -> Result:
             ),
             train_dataset=_as_rows(net),
             optimizers=(sgd, torch.optim.lr_scheduler.ConstantLR(sgd, 1.0)),
-            callbacks=[Seeds()],
+            callbacks=[seeds],
             # Models of transformers return their loss by name, the other nets return nothing else.
             compute_loss_func=None if net.make is LanguageModel else lambda loss, *_, **__: loss,
         )
         trainer.train(resume_from_checkpoint=bool(half))
+        assert seeds.steps == HALF
         assert ort.report().runs_in_onnxruntime, str(ort.report())
     losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]
     file = Path(f"output/checkpoint-{HALF}/model.safetensors")

@@ -34,7 +34,7 @@ try:
         unwrap_if_dead,
     )
     from torch._dispatch.python import enable_python_dispatcher
-    from torch._dynamo import OptimizedModule, eval_frame, trace_rules
+    from torch._dynamo import OptimizedModule, eval_frame, symbolic_convert, trace_rules
     from torch._dynamo import config as dynamo_config
     from torch._dynamo.decorators import skip
     from torch._dynamo.exc import (
@@ -99,6 +99,7 @@ try:
     foreach_copy = torch._foreach_copy_
     one_hot = torch._C._nn.one_hot
     assert_async = torch._assert_async
+    assert_scalar = torch.ops.aten._assert_scalar.default
     linalg_check_errors = torch._linalg_check_errors
     decompositions = torch._decomp.decomposition_table
 except (AttributeError, ImportError) as error:

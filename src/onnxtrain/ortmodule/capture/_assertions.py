@@ -1,65 +1,131 @@
-"""Check the `assert` statements of a captured function, which Dynamo (PyTorch 2.13) turns into nodes.
+"""Check the `assert` statements and `torch._check` calls of a captured function.
 
-The conditions become outputs of the graph, and are checked when it has run.
+Dynamo (PyTorch 2.13) turns them into nodes. The conditions become outputs of the graph, and are checked when it has run. An `assert` about a number that was read
+from a tensor is left to Python, between two graphs.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeGuard
 
+import torch
 from torch import fx
+from torch.fx.experimental import symbolic_shapes
+from torch.fx.experimental.symbolic_shapes import (
+    GuardOnDataDependentSymNode,
+    free_unbacked_symbols,
+    statically_known_true,
+)
 
-from onnxtrain.ortmodule._torch import assert_async
+from onnxtrain.ortmodule._torch import assert_async, assert_scalar, symbolic_convert
+from onnxtrain.ortmodule.capture._process_wide import ProcessWide
+
+Check = tuple[Callable[[Any, str], None], str]
+"""What raises the error of a condition that does not hold, and its message."""
+
+
+class AssertedNumber(GuardOnDataDependentSymNode):
+    """A captured function has an `assert` about a number of the data, e.g. `assert int(mask.sum()) > 2`."""
+
+    # Dynamo (PyTorch 2.13) passes on this base class as it is raised, and wraps all other exceptions.
+
+    def __init__(self, condition: torch.SymBool) -> None:
+        super().__init__(condition.node.expr, f"assert {condition}")
+
+
+def _refuse_asserted_numbers() -> Callable[[], None]:
+    """Has Dynamo raise AssertedNumber; returns the function that takes that back."""
+    # Dynamo (PyTorch 2.13) notes that the condition holds, from which it concludes more, and forgets the message.
+    # Whoever compiles the graph shall check it, with an error of its own.
+    before = symbolic_shapes.expect_true
+
+    def expect_true(a: bool | torch.SymBool, skip: int = 0) -> bool:
+        in_assert = sys._getframe(1).f_code.co_filename == symbolic_convert.__file__
+        if in_assert and _depends_on_data(a) and not statically_known_true(a):
+            raise AssertedNumber(a)
+        return before(a, skip + 1)
+
+    symbolic_shapes.expect_true = expect_true
+
+    def put_back() -> None:
+        symbolic_shapes.expect_true = before
+
+    return put_back
+
+
+without_asserted_numbers = ProcessWide(_refuse_asserted_numbers)
+"""Makes captures raise AssertedNumber while it is open."""
 
 
 def mark_assertions(graph_module: fx.GraphModule) -> None:
-    """Makes a graph raise AssertionError, as the user's `assert` does, where Dynamo wrote `torch._assert_async`."""
-    # `torch._assert_async` raises RuntimeError, on a GPU at some later time.
+    """Makes a graph raise what the user's code does: AssertionError by `assert`, RuntimeError by `torch._check`."""
     for part in graph_module.modules():
         if not isinstance(part, fx.GraphModule):
             continue
-        nodes = [node for node in part.graph.nodes if node.target is assert_async]
+        nodes = [node for node in part.graph.nodes if node.target is assert_async or _is_check(node)]
         for node in nodes:
-            condition, *message = node.args
-            # Dynamo (PyTorch 2.13) makes this text up for an assertion without a message.
-            has_message = message and message[0] != "assertion error"
-            node.target, node.args = _assert, (condition, message[0] if has_message else "")
+            condition, *rest = node.args
+            message = rest[0] if rest and not str(rest[0]).startswith(_MADE_UP) else ""
+            # `torch._assert_async` raises RuntimeError, on a GPU at some later time.
+            node.target = _assert if node.target is assert_async else _check
+            node.args = (condition, message)
         if nodes:
             part.recompile()
 
 
-def take_assertions(graph_module: fx.GraphModule) -> list[str]:
-    """Makes the conditions of a graph's assertions its last outputs; returns their messages, "" where there is none."""
+# Dynamo (PyTorch 2.13) writes these texts where the user gave none.
+_MADE_UP = ("assertion error", "Runtime assertion failed for expression")
+
+
+def _is_check(node: fx.Node) -> bool:
+    """Returns whether a node is a call of `torch._check`, and not what Dynamo itself concludes about sizes."""
+    # What it concludes, e.g. that two sizes are equal where eager PyTorch may broadcast, need not hold.
+    return node.target is assert_scalar and bool(node.meta.get("_fx_runtime_assert_preserve"))
+
+
+def take_assertions(graph_module: fx.GraphModule) -> list[Check]:
+    """Makes the conditions of a graph's assertions its last outputs; returns how each is checked."""
     graph = graph_module.graph
-    nodes = [node for node in graph.nodes if node.target is _assert]
+    nodes = [node for node in graph.nodes if node.target in (_assert, _check)]
     if not nodes:
         return []
     output = graph.find_nodes(op="output")[0]
     output.args = ((*output.args[0], *(node.args[0] for node in nodes)),)
-    messages = [node.args[1] for node in nodes]
+    checks = [(node.target, node.args[1]) for node in nodes]
     for node in nodes:
         graph.erase_node(node)
     graph_module.recompile()
-    return messages
+    return checks
 
 
-def checked(run: Callable[..., Any], messages: list[str]) -> Callable[..., Any]:
-    """Returns `run` with the last results, the conditions that belong to `messages`, checked and left out."""
-    if not messages:
+def checked(run: Callable[..., Any], checks: list[Check]) -> Callable[..., Any]:
+    """Returns `run` with the last results, the conditions that belong to `checks`, checked and left out."""
+    if not checks:
         return run
 
     def run_and_check(*args: Any) -> Any:
         results = run(*args)
-        first = len(results) - len(messages)
-        for condition, message in zip(results[first:], messages, strict=True):
-            _assert(condition, message)
+        first = len(results) - len(checks)
+        for condition, (check, message) in zip(results[first:], checks, strict=True):
+            check(condition, message)
         return results[:first]
 
     return run_and_check
+
+
+def _depends_on_data(condition: Any) -> TypeGuard[torch.SymBool]:
+    """Returns whether a condition is known only when the graph has run."""
+    return isinstance(condition, torch.SymBool) and bool(free_unbacked_symbols(condition))
 
 
 def _assert(condition: Any, message: str) -> None:
     """Raises AssertionError, with the message if that is not empty, if the condition does not hold."""
     if not condition:
         raise AssertionError(*([message] if message else []))
+
+
+def _check(condition: Any, message: str) -> None:
+    """Raises the RuntimeError of `torch._check` if the condition does not hold."""
+    torch._check(bool(condition), (lambda: message) if message else None)  # type: ignore[no-untyped-call]

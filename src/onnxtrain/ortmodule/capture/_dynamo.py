@@ -11,6 +11,7 @@ from types import MethodType
 from typing import Any
 
 import torch
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from onnxtrain._building import with_room
 from onnxtrain.ortmodule._torch import (
@@ -23,6 +24,7 @@ from onnxtrain.ortmodule._torch import (
     skip,
     trace_rules,
 )
+from onnxtrain.ortmodule.capture._assertions import AssertedNumber, without_asserted_numbers
 from onnxtrain.ortmodule.capture._calling import captured_call
 from onnxtrain.ortmodule.capture._captures import Captures, without_tracebacks_in_metrics
 from onnxtrain.ortmodule.capture._data_dependent import data_dependent_results, without_advice
@@ -80,6 +82,7 @@ if hasattr(dynamo_config, "invalidate_compile_context_weakrefs"):
 
 # ONNX computes sizes at run time: `x[mask]` and `int(counter)` need not end the graph as they do by default.
 _DATA_DEPENDENT = {"capture_dynamic_output_shape_ops": True, "capture_scalar_outputs": True}
+_OWN_ASSERTIONS = {"rewrite_assert_with_torch_assert": False}
 
 
 # Dynamo (PyTorch 2.13) fails at a size that nothing uses, as of `x[mask, index]`, and at one that moves to another axis
@@ -125,11 +128,24 @@ class _WithSettings:
     def _captured(self, *args: Any, **kwargs: Any) -> Any:
         """Captures a frame with data-dependent sizes as symbols, or else without."""
         try:
-            with dynamo_config.patch(_DATA_DEPENDENT), data_dependent_results():
-                return self._callback(*args, **kwargs)
+            try:
+                with (
+                    dynamo_config.patch(_DATA_DEPENDENT),
+                    data_dependent_results(),
+                    without_asserted_numbers(),
+                ):
+                    return self._callback(*args, **kwargs)
+            except AssertedNumber:
+                # The graph ends at each `assert` of the function, which Python executes.
+                with dynamo_config.patch(_DATA_DEPENDENT | _OWN_ASSERTIONS), data_dependent_results():
+                    return self._callback(*args, **kwargs)
         except InternalTorchDynamoError as error:
             if not any(failure in str(error) for failure in _DATA_DEPENDENT_FAILURES):
                 raise
+        except GuardOnDataDependentSymNode:
+            # Python decides by a number of the data in a way at which Dynamo (PyTorch 2.13) does not end the graph, as
+            # it does at `if count > 2`: `if count`, `count or 1`, `names[count]`.
+            pass
         except _OPERATOR_ERRORS:
             # Perhaps an operator that takes the number that `item()` gives, but not the symbol that Dynamo has for it.
             # Without such symbols the graph ends at `item()`: `x[:, x[0].argmax().item()]`.

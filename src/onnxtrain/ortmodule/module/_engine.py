@@ -145,8 +145,8 @@ class _GraphCompiler:
         plain = plain or _copied(graph_module)
         self._log.log(LogLevel.VERBOSE.logging_level, "%s: captured\n%s", name, plain.graph)
         reason = break_reason(graph_module)
-        messages = take_assertions(graph_module)
-        unchecked = _copied(graph_module) if messages else plain
+        checks = take_assertions(graph_module)
+        unchecked = _copied(graph_module) if checks else plain
         _forget_arguments(plain, unchecked)
         announce = Derivatives(name, plain, self._report, self._policy).announce
         try:
@@ -162,7 +162,7 @@ class _GraphCompiler:
             return FirstCall(plain.forward, self._report, record, start, self._log)
         record = dataclasses.replace(compiled.body.record(name), break_reason=reason)
         self._keep(compiled.body, record, time.perf_counter() - start)
-        return FirstCall(checked(compiled, messages), self._report, record, start, self._log)
+        return FirstCall(checked(compiled, checks), self._report, record, start, self._log)
 
     def _in_onnxruntime(
         self,

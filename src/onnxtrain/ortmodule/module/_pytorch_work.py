@@ -126,7 +126,7 @@ class _Watched:
         self._plain = plain
         self._watch = watch
         self._raised: Counter[Any] = Counter()
-        self._left: set[CodeType] = set()
+        self._left: dict[int, CodeType] = {}
 
     # It may be called from a module that is being captured, which must not take this for its own code.
     @_torch.skip
@@ -153,7 +153,7 @@ class _Watched:
             watch.found[result.__qualname__, "what the generator computes"] = None
         if self._raised:
             self._raised.clear()
-            for code in self._left:
+            for code in self._left.values():
                 c_eval_frame.reset_code(code)
             self._left.clear()
         if watch.found:
@@ -166,13 +166,14 @@ class _Watched:
         # batch of a wrong shape would move it out of ONNX Runtime. Where every call raises (a hook that stops the model
         # early) each call would be captured in vain, so after two tries it is left until one does not raise.
         codes = _codes(error.__traceback__)
-        place = (type(error), codes[-1] if codes else None)
+        # By identity: code that Dynamo writes may have a dict among its constants, of which there is no hash.
+        place = (type(error), id(codes[-1]) if codes else None)
         self._raised[place] += 1
         if self._raised[place] <= _TRIES:
             for code in codes:
                 c_eval_frame.reset_code(code)
         else:
-            self._left.update(codes)
+            self._left.update({id(code): code for code in codes})
 
 
 _TRIES = 2

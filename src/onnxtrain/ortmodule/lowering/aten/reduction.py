@@ -40,9 +40,9 @@ def prod(low: Lowering, x: ir.Value, dim: Any = None, keepdim: bool = False, dty
     return _reduce(low, "ReduceProd", low.tensor(x, low.dtype), dim, keepdim)
 
 
-@lower("aten.any", "aten.all")
+@lower("aten.any", "aten.all", "aten._is_any_true.default", "aten._is_all_true.default")
 def any_or_all(low: Lowering, x: ir.Value, dim: Any = None, keepdim: bool = False) -> ir.Value:
-    of_any = str(low.node.target).startswith("aten.any")
+    of_any = "any" in str(low.node.target)
     # There is no minimum or maximum: ONNX Runtime 1.21 to 1.28 ends the process at `any` and `all` of no elements.
     if low.has_no_elements(0):
         count = _reduce(low, "ReduceSum", low.tensor(x, ir.DataType.INT64), dim, keepdim)

@@ -1,7 +1,7 @@
 """Check the `assert` statements and `torch._check` calls of a captured function.
 
-Dynamo (PyTorch 2.13) turns them into nodes. The conditions become outputs of the graph, and are checked when it has run. An `assert` about a number that was read
-from a tensor is left to Python, between two graphs.
+Dynamo (PyTorch 2.13) turns them into nodes. Their conditions become outputs of the graph, and are checked when it has
+run. An `assert` about a number that was read from a tensor is left to Python, between two graphs.
 """
 
 from __future__ import annotations

@@ -36,6 +36,7 @@ try:
     from torch._dispatch.python import enable_python_dispatcher
     from torch._dynamo import OptimizedModule, eval_frame, symbolic_convert, trace_rules
     from torch._dynamo import config as dynamo_config
+    from torch._dynamo import utils as dynamo_utils
     from torch._dynamo.decorators import skip
     from torch._dynamo.exc import (
         InternalTorchDynamoError,
@@ -45,11 +46,17 @@ try:
         Unsupported,
         UserError,
     )
+    from torch._dynamo.exc import unimplemented as graph_break
     from torch._dynamo.guards import DeletedGuardManagerWrapper
     from torch._dynamo.mutation_guard import GenerationTracker, install_generation_tagging_init
+    from torch._dynamo.output_graph import OutputGraph
     from torch._dynamo.symbolic_convert import InstructionTranslator
     from torch._dynamo.types import ConvertFrameReturn
     from torch._dynamo.utils import get_metrics_context
+    from torch._dynamo.variables import lists as dynamo_lists
+    from torch._dynamo.variables.base import VariableTracker
+    from torch._dynamo.variables.builder import VariableBuilder
+    from torch._dynamo.variables.tensor import SymNodeVariable
     from torch._functorch._aot_autograd.functional_utils import from_fun, has_data_mutation, to_fun
     from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
     from torch._guards import CompileContext, TracingContext
@@ -100,6 +107,7 @@ try:
     one_hot = torch._C._nn.one_hot
     assert_async = torch._assert_async
     assert_scalar = torch.ops.aten._assert_scalar.default
+    torch_check = torch._check
     linalg_check_errors = torch._linalg_check_errors
     decompositions = torch._decomp.decomposition_table
 except (AttributeError, ImportError) as error:

@@ -18,6 +18,7 @@ CASES = [
     Case("prod_zeros", lambda x: x.prod(1), (ZEROS,)),
     Case("prod_ints", lambda i: (i.prod(), i.prod(0)), (INTS,)),
     Case("any", lambda i: ((i > 6).any(), (i > 6).any(1), i.any(0, keepdim=True)), (INTS,)),
+    Case("is_any_true", lambda i: (torch._is_any_true(i > 6), torch._is_all_true(i > 6)), (INTS,)),
     Case("all", lambda i: ((i > 6).all(), (i > -6).all(1), i.all(0)), (INTS,)),
     Case("count_nonzero", lambda i: (i.count_nonzero(), i.count_nonzero(1)), (INTS,)),
     Case("var", lambda x: (x.var(), x.var(1), x.var((0, 2), correction=0, keepdim=True)), (X,)),

@@ -19,11 +19,12 @@ from torch.fx.experimental.symbolic_shapes import (
     statically_known_true,
 )
 
-from onnxtrain.ortmodule._torch import assert_async, assert_scalar, symbolic_convert
+from onnxtrain.ortmodule._torch import assert_async, assert_scalar, symbolic_convert, torch_check
 from onnxtrain.ortmodule.capture._process_wide import ProcessWide
+from onnxtrain.ortmodule.capture._python_numbers import check_numbers, evaluate
 
 Check = tuple[Callable[[Any, str], None], str]
-"""What raises the error of a condition that does not hold, and its message."""
+"""A function that raises if a condition, its first argument, does not hold; and the message, its second."""
 
 
 class AssertedNumber(GuardOnDataDependentSymNode):
@@ -64,14 +65,17 @@ def mark_assertions(graph_module: fx.GraphModule) -> None:
     for part in graph_module.modules():
         if not isinstance(part, fx.GraphModule):
             continue
-        nodes = [node for node in part.graph.nodes if node.target is assert_async or _is_check(node)]
+        nodes = [node for node in part.graph.nodes if node.target in (assert_async, assert_scalar)]
         for node in nodes:
+            if node.target is assert_scalar and not _is_check(node):
+                _erase(node)
+                continue
             condition, *rest = node.args
             message = rest[0] if rest and not str(rest[0]).startswith(_MADE_UP) else ""
             # `torch._assert_async` raises RuntimeError, on a GPU at some later time.
             node.target = _assert if node.target is assert_async else _check
             node.args = (condition, message)
-        if nodes:
+        if check_numbers(part.graph) or nodes:
             part.recompile()
 
 
@@ -81,14 +85,26 @@ _MADE_UP = ("assertion error", "Runtime assertion failed for expression")
 
 def _is_check(node: fx.Node) -> bool:
     """Returns whether a node is a call of `torch._check`, and not what Dynamo itself concludes about sizes."""
-    # What it concludes, e.g. that two sizes are equal where eager PyTorch may broadcast, need not hold.
-    return node.target is assert_scalar and bool(node.meta.get("_fx_runtime_assert_preserve"))
+    # What it concludes, e.g. that two sizes are equal where eager PyTorch may broadcast, need not hold. Where sizes do
+    # not fit, the operator itself raises, with a text for the user.
+    return bool(node.meta.get("_fx_runtime_assert_preserve"))
+
+
+def _erase(node: fx.Node) -> None:
+    """Removes a node, and the conditions and numbers that only it has read."""
+    inputs = node.all_input_nodes
+    node.graph.erase_node(node)
+    for source in inputs:
+        value = source.meta.get("example_value")
+        is_number = isinstance(value, torch.SymBool | torch.SymInt | torch.SymFloat)
+        if source.op == "call_function" and is_number and not source.users:
+            _erase(source)
 
 
 def take_assertions(graph_module: fx.GraphModule) -> list[Check]:
     """Makes the conditions of a graph's assertions its last outputs; returns how each is checked."""
     graph = graph_module.graph
-    nodes = [node for node in graph.nodes if node.target in (_assert, _check)]
+    nodes = [node for node in graph.nodes if node.target in (_assert, _check, evaluate)]
     if not nodes:
         return []
     output = graph.find_nodes(op="output")[0]
@@ -128,4 +144,4 @@ def _assert(condition: Any, message: str) -> None:
 
 def _check(condition: Any, message: str) -> None:
     """Raises the RuntimeError of `torch._check` if the condition does not hold."""
-    torch._check(bool(condition), (lambda: message) if message else None)  # type: ignore[no-untyped-call]
+    torch_check(bool(condition), (lambda: message) if message else None)  # type: ignore[no-untyped-call]

@@ -27,6 +27,8 @@ from onnxtrain.ortmodule._torch import (
 from onnxtrain.ortmodule.capture._assertions import AssertedNumber, without_asserted_numbers
 from onnxtrain.ortmodule.capture._calling import captured_call
 from onnxtrain.ortmodule.capture._captures import Captures, without_tracebacks_in_metrics
+from onnxtrain.ortmodule.capture._caught_errors import without_caught_errors
+from onnxtrain.ortmodule.capture._containers import as_python_contains
 from onnxtrain.ortmodule.capture._data_dependent import data_dependent_results, without_advice
 from onnxtrain.ortmodule.capture._inactive_dropout import inactive_dropout_returns_its_input
 from onnxtrain.ortmodule.capture._process_wide import ProcessWide
@@ -85,11 +87,6 @@ _DATA_DEPENDENT = {"capture_dynamic_output_shape_ops": True, "capture_scalar_out
 _OWN_ASSERTIONS = {"rewrite_assert_with_torch_assert": False}
 
 
-# Dynamo (PyTorch 2.13) fails at a size that nothing uses, as of `x[mask, index]`, and at one that moves to another axis
-# in place, which it looks for on the axis where it was.
-_DATA_DEPENDENT_FAILURES = ("unbacked symbol", "Runtime assertion failed for expression")
-
-
 # Dynamo (PyTorch 2.13) raises the first and the last.
 _OPERATOR_ERRORS = (TorchRuntimeError, RefusedByPyTorch, IndexError)
 """Exceptions of a capture in which PyTorch refuses the arguments of an operator."""
@@ -117,13 +114,29 @@ class _WithSettings:
             dynamo_config.patch(self._settings),
             without_tracebacks_in_metrics(),
             inactive_dropout_returns_its_input(),
+            without_caught_errors(),
+            as_python_contains(),
         ):
             try:
-                return with_room(self._captured, frame, *args, **kwargs)
+                return with_room(self._captured_or_left, frame, *args, **kwargs)
             except _OPERATOR_ERRORS:
                 # PyTorch refuses an operator. The function runs as it is, once, and meets the error itself: it may
                 # catch it, and what ran before must not run again.
                 return ConvertFrameReturn(apply_to_code=False)
+
+    def _captured_or_left(self, *args: Any, **kwargs: Any) -> Any:
+        """Captures a frame, or leaves it to PyTorch where Dynamo fails."""
+        try:
+            return self._captured(*args, **kwargs)
+        except InternalTorchDynamoError:
+            # Some functions of Python want a number, not the symbol that Dynamo has for a size from the second shape
+            # on: `random.Random(len(x))`. With sizes as numbers each shape has a graph of its own.
+            pass
+        try:
+            with dynamo_config.patch(automatic_dynamic_shapes=False), without_advice():
+                return self._callback(*args, **kwargs)
+        except InternalTorchDynamoError:
+            return ConvertFrameReturn()
 
     def _captured(self, *args: Any, **kwargs: Any) -> Any:
         """Captures a frame with data-dependent sizes as symbols, or else without."""
@@ -139,9 +152,11 @@ class _WithSettings:
                 # The graph ends at each `assert` of the function, which Python executes.
                 with dynamo_config.patch(_DATA_DEPENDENT | _OWN_ASSERTIONS), data_dependent_results():
                     return self._callback(*args, **kwargs)
-        except InternalTorchDynamoError as error:
-            if not any(failure in str(error) for failure in _DATA_DEPENDENT_FAILURES):
-                raise
+        except InternalTorchDynamoError:
+            # Dynamo (PyTorch 2.13) fails at a size that nothing uses, as of `x[mask, index]`, at one that moves to
+            # another axis in place, which it looks for on the axis where it was, and at functions of Python that want
+            # a number: `itertools.repeat(x, count)`.
+            pass
         except GuardOnDataDependentSymNode:
             # Python decides by a number of the data in a way at which Dynamo (PyTorch 2.13) does not end the graph, as
             # it does at `if count > 2`: `if count`, `count or 1`, `names[count]`.

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
 import onnx_ir as ir
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from onnxtrain.ortmodule.lowering._table import Lowering, lower
 from onnxtrain.ortmodule.lowering.aten.comparison import as_bool
@@ -22,6 +24,13 @@ def averaged(low: Lowering, x: ir.Value, axes: list[int] | None, keepdim: bool) 
     if low.has_no_elements(0):
         # PyTorch's mean of no elements is NaN, ONNX Runtime's 0.
         return low.op.Div(low.op.ReduceSum(x, axes, keepdims=int(keepdim)), 0.0)
+    shape = low.fake(0).shape
+    counted = range(len(shape)) if axes is None else axes
+    if any(free_unbacked_symbols(shape[axis]) for axis in counted):
+        # As above: only the data tell whether there are any, as in `x[mask].mean()`.
+        count = functools.reduce(low.op.Mul, (low.op.dim(x, axis % len(shape)) for axis in counted))
+        total = low.op.ReduceSum(x, axes, keepdims=int(keepdim))
+        return low.op.Div(total, low.op.CastLike(low.op.Squeeze(count, [0]), x))
     return low.op.ReduceMean(x, axes, keepdims=int(keepdim))
 
 

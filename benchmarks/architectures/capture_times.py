@@ -13,11 +13,8 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
-import os
 import random
-import sys
 import time
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +22,7 @@ import numpy
 import torch
 import torch.utils._pytree as pytree
 from measure import score
-from sweep import in_turn, loaded
+from sweep import in_turn, loaded, send
 from zoo import load
 
 from onnxtrain.ortmodule import ORTModule
@@ -61,13 +58,6 @@ def times(name: str) -> dict[str, Any]:
     return {"seconds": seconds, "second_has_other_shapes": other}
 
 
-def _send(connection: Any, name: str) -> None:
-    warnings.simplefilter("ignore")
-    with open(os.devnull, "w") as nowhere:
-        sys.stdout = sys.stderr = nowhere
-        connection.send(times(name))
-
-
 def main() -> None:
     """Times the architectures whose names contain one of the arguments, or all."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -79,7 +69,7 @@ def main() -> None:
     context = multiprocessing.get_context("fork")
     for name in in_turn(n for n in loaded() if not arguments.names or any(p in n for p in arguments.names)):
         answer, theirs = context.Pipe(duplex=False)
-        process = context.Process(target=_send, args=(theirs, name))
+        process = context.Process(target=send, args=(theirs, times, name))
         process.start()
         theirs.close()
         try:

@@ -23,7 +23,7 @@ import sys
 import time
 import warnings
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -53,7 +53,7 @@ class Run:
         self.answer, theirs = multiprocessing.Pipe(duplex=False)
         # Forked, so that the libraries are imported once; this process makes no session and starts no thread of
         # PyTorch's.
-        self._process = multiprocessing.get_context("fork").Process(target=_send, args=(theirs, name))
+        self._process = multiprocessing.get_context("fork").Process(target=send, args=(theirs, verdict, name))
         self._process.start()
         theirs.close()
 
@@ -125,11 +125,12 @@ def in_turn(names: Iterable[str]) -> list[str]:
     return [name for names in rounds for name in names if name is not None]
 
 
-def _send(connection: Any, name: str) -> None:
+def send(connection: Any, measure: Callable[[str], dict[str, Any]], name: str) -> None:
+    """Sends what was measured of an architecture, and prints nothing."""
     warnings.simplefilter("ignore")
     with open(os.devnull, "w") as nowhere:
         sys.stdout = sys.stderr = nowhere
-        connection.send(verdict(name))
+        connection.send(measure(name))
 
 
 def _used(pid: int | None) -> tuple[float, int]:

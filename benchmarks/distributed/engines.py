@@ -18,9 +18,7 @@ import torch
 
 from distributed.engines import ENGINES
 from distributed.expected import (
-    ACCUMULATED,
-    BESIDE_EAGER,
-    BESIDE_ONE,
+    OPTIONS,
     STATES,
     check_options,
     of_engines,
@@ -50,8 +48,7 @@ def run_options(workers: int) -> None:
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         # PyTorch warns of a checkpoint that is loaded in one process, which is what is wanted.
         warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
-        jobs = (*BESIDE_EAGER, *BESIDE_ONE, *ACCUMULATED, "bfloat16", *STATES)
-        results = run_jobs(workers, Path(folder), *jobs)
+        results = run_jobs(workers, Path(folder), *OPTIONS, *STATES)
         differences = of_options(results) | of_states(results)
         check_options(results, workers)
     for job, value in differences.items():

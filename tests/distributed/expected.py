@@ -10,7 +10,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 from distributed import nets
-from distributed.nets import NETS, Result, difference, in_one_process, optimizer_of
+from distributed.nets import NETS, Result, difference, in_one_process, optimizer_of, train_on
 from distributed.options import ENCODER, ONE_MATRIX, PERCEPTRON, STEPS
 from distributed.tools import HALF
 from onnxtrain.ortmodule import ORTModule
@@ -22,6 +22,7 @@ BESIDE_EAGER = (
 )
 BESIDE_ONE = ("parallel layers", "dtensor", "resumed ddp", "resumed fully_shard", "resumed fsdp1")
 ACCUMULATED = ("no_sync of ddp", "no_sync inside", "no_sync of fsdp1", "no_sync of fully_shard")
+OPTIONS = (*BESIDE_EAGER, *BESIDE_ONE, *ACCUMULATED, "bfloat16")
 STATES = ("states of ddp", "states of ddp inside")
 
 Results = dict[str, Any]
@@ -83,14 +84,8 @@ def resumed_in_one_process(folder: Path, losses: list[float]) -> Result:
     state, of_optimizer = get_state_dict(model, sgd)
     dcp.load({"model": state, "optimizer": of_optimizer}, checkpoint_id=folder, no_dist=True)
     set_state_dict(model, sgd, model_state_dict=state, optim_state_dict=of_optimizer)
-    losses = losses[: STEPS // 2]
-    for batch in PERCEPTRON.batches(STEPS)[STEPS // 2 :]:
-        sgd.zero_grad()
-        loss = model(*batch)
-        loss.backward()
-        sgd.step()
-        losses.append(loss.item())
-    return {"losses": losses, "state": model.state_dict()}
+    rest = train_on(model, sgd, PERCEPTRON.batches(STEPS)[STEPS // 2 :])
+    return {"losses": losses[: STEPS // 2] + rest, "state": model.state_dict()}
 
 
 def of_options(results: Results) -> dict[str, float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -164,15 +164,20 @@ def in_one_process(net: Net, world: int, steps: int = STEPS) -> Result:
 def on_whole_batches(net: Net, steps: int = STEPS) -> Result:
     """Train in eager PyTorch, in one process, on whole batches."""
     module = net.module()
-    optimizer = optimizer_of(module)
+    losses = train_on(module, optimizer_of(module), net.batches(steps))
+    return {"losses": losses, "state": module.state_dict()}
+
+
+def train_on(module: nn.Module, optimizer: torch.optim.Optimizer, batches: Iterable[Any]) -> list[float]:
+    """Take one step per batch with a module that returns its loss; return the losses."""
     losses = []
-    for batch in net.batches(steps):
+    for batch in batches:
         optimizer.zero_grad()
         loss = module(*batch)
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
-    return {"losses": losses, "state": module.state_dict()}
+    return losses
 
 
 def difference(ours: Result, theirs: Result) -> float:

@@ -12,9 +12,7 @@ import pytest
 import torch
 
 from distributed.expected import (
-    ACCUMULATED,
-    BESIDE_EAGER,
-    BESIDE_ONE,
+    OPTIONS,
     STATES,
     check_options,
     of_engines,
@@ -82,7 +80,7 @@ def _far(differences: dict[str, float]) -> dict[str, float]:
 # PyTorch warns of a checkpoint that is loaded in one process, which is what is wanted.
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 def test_options_of_the_engines(tmp_path: Path) -> None:
-    results = run_jobs(2, tmp_path, *BESIDE_EAGER, *BESIDE_ONE, *ACCUMULATED, "bfloat16")
+    results = run_jobs(2, tmp_path, *OPTIONS)
     assert _far(of_options(results)) == {}
     check_options(results, 2)
 

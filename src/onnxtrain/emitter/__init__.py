@@ -6,7 +6,7 @@ Gradient rules, losses, optimizers, onnxblock and ORTModule's lowerings build th
 from onnxtrain.emitter._emitter import Emitter
 from onnxtrain.emitter._node_writer import AttributeRef, Composite, Operand, Write
 from onnxtrain.emitter._schemas import output_dtype, schema_of
-from onnxtrain.emitter._values import find_value, static_dims, values_by_name
+from onnxtrain.emitter._values import find_value, known_array, static_dims, values_by_name
 
 __all__ = [
     "AttributeRef",
@@ -15,6 +15,7 @@ __all__ = [
     "Operand",
     "Write",
     "find_value",
+    "known_array",
     "output_dtype",
     "schema_of",
     "static_dims",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from onnxtrain.emitter import Emitter, static_dims
+from onnxtrain.emitter import Emitter, known_array, static_dims
 from onnxtrain.functions import CompositeOp, attention, causal_attention, masked_attention
 from onnxtrain.fusion._patterns import constant, read_once
 from onnxtrain.passes import remove_unread_chains
@@ -165,7 +165,7 @@ def _is_causal(mask: ir.Value, queries: int | ir.SymbolicDim, keys: int | ir.Sym
         return False
     if not (_same(shape[-2], queries) and _same(shape[-1], keys)):
         return False
-    constant_mask = _known(mask)
+    constant_mask = known_array(mask)
     if constant_mask is not None:
         return _is_triangle(constant_mask.reshape(constant_mask.shape[-2:]))
     where = mask.producer()
@@ -195,17 +195,11 @@ def _is_lower_triangle_of_ones(node: ir.Node) -> bool:
         return False
     if len(node.inputs) > 1 and node.inputs[1] is not None and constant(node.inputs[1]) != 0:
         return False
-    constant_ones = _known(node.inputs[0])
+    constant_ones = known_array(node.inputs[0])
     if constant_ones is not None:
         return bool((constant_ones == 1).all())
     ones = node.inputs[0].producer() if node.inputs[0] is not None else None
     return ones is not None and _is(ones, "Expand") and constant(ones.inputs[0]) == 1
-
-
-def _known(value: ir.Value | None) -> np.ndarray | None:
-    """Returns the array of a constant, None for other values."""
-    tensor = None if value is None or value.is_graph_input() else ir.convenience.get_const_tensor(value)
-    return None if tensor is None else tensor.numpy()
 
 
 def _swapped(graph: ir.Graph, before: ir.Node, keys: ir.Value) -> ir.Value:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from onnxtrain.emitter import known_array
 from onnxtrain.op_facts import CASTS, VIEWS
 
 LABEL_OPS = frozenset({"NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss"})
@@ -25,7 +26,7 @@ def label_mean(node: ir.Node) -> dict[str, Any] | None:
     ignore_index = node.attributes.get_int("ignore_index", None)
     labels, shift = _follow_labels(node.inputs[1], ignore_index)
     weight = node.inputs[2] if len(node.inputs) > 2 else None
-    weights = _constant(weight)
+    weights = known_array(weight)
     # The runtime checks labels before it looks up their weights, but not those of which the model cuts some off.
     unknown_weight = weight is not None and (weights is None or shift > 0)
     if reduction != "mean" or labels is None or unknown_weight:
@@ -69,8 +70,8 @@ def _follow_labels(value: ir.Value | None, ignore_index: int | None) -> tuple[ir
 
 def _cut(node: ir.Node) -> int:
     """Returns k of a Slice that computes `labels[:, k:]`, e.g. 1; 0 for any other Slice."""
-    starts, ends, axes = (_constant(value) for value in [*node.inputs[1:], None][:3])
-    steps = np.ones(1) if len(node.inputs) < 5 or node.inputs[4] is None else _constant(node.inputs[4])
+    starts, ends, axes = (known_array(value) for value in [*node.inputs[1:], None][:3])
+    steps = np.ones(1) if len(node.inputs) < 5 or node.inputs[4] is None else known_array(node.inputs[4])
     source = node.inputs[0]
     if (
         source is None
@@ -92,16 +93,10 @@ def _cut(node: ir.Node) -> int:
 
 def _adds_ignored(node: ir.Node, ignore_index: int | None) -> bool:
     """Says if a Pad adds labels at the ends of axes, of which none counts."""
-    pads, fill = _constant(node.inputs[1]), _constant(node.inputs[2] if len(node.inputs) > 2 else None)
+    pads, fill = known_array(node.inputs[1]), known_array(node.inputs[2] if len(node.inputs) > 2 else None)
     if node.attributes.get_string("mode", "constant") != "constant" or pads is None or fill is None:
         return False
     if fill.item() != ignore_index:
         return False
     begins, ends = np.split(pads, 2)
     return not begins.any() and bool((ends >= 0).all())
-
-
-def _constant(value: ir.Value | None) -> np.ndarray | None:
-    """Returns the array of a value that is known when the graph is built; None for any other."""
-    tensor = None if value is None or value.is_graph_input() else ir.convenience.get_const_tensor(value)
-    return None if tensor is None else tensor.numpy()

@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
 from torch import fx
 from torch.fx.experimental import symbolic_shapes
-from torch.fx.experimental.symbolic_shapes import (
-    GuardOnDataDependentSymNode,
-    free_unbacked_symbols,
-    statically_known_true,
-)
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, statically_known_true
 
 from onnxtrain.ortmodule._torch import assert_async, assert_scalar, symbolic_convert, torch_check
+from onnxtrain.ortmodule.capture._fakes import depends_on_data
 from onnxtrain.ortmodule.capture._process_wide import ProcessWide
 from onnxtrain.ortmodule.capture._python_numbers import check_numbers, evaluate
 
@@ -44,7 +41,7 @@ def _refuse_asserted_numbers() -> Callable[[], None]:
 
     def expect_true(a: bool | torch.SymBool, skip: int = 0) -> bool:
         in_assert = sys._getframe(1).f_code.co_filename == symbolic_convert.__file__
-        if in_assert and _depends_on_data(a) and not statically_known_true(a):
+        if in_assert and isinstance(a, torch.SymBool) and depends_on_data(a) and not statically_known_true(a):
             raise AssertedNumber(a)
         return before(a, skip + 1)
 
@@ -129,11 +126,6 @@ def checked(run: Callable[..., Any], checks: list[Check]) -> Callable[..., Any]:
         return results[:first]
 
     return run_and_check
-
-
-def _depends_on_data(condition: Any) -> TypeGuard[torch.SymBool]:
-    """Returns whether a condition is known only when the graph has run."""
-    return isinstance(condition, torch.SymBool) and bool(free_unbacked_symbols(condition))
 
 
 def _assert(condition: Any, message: str) -> None:

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from onnxtrain.ortmodule._torch import OutputGraph, assert_async, assert_scalar, graph_break
+from onnxtrain.ortmodule.capture._fakes import depends_on_data
 from onnxtrain.ortmodule.capture._process_wide import ProcessWide
 
 _TORCH = str(Path(torch.__file__).parent)
@@ -62,7 +62,7 @@ def _is_caught(frame: Any, target: Any, arguments: Any) -> bool:
     found: list[Any] = []
     torch.fx.node.map_aggregate(arguments, found.append)
     values = [leaf.node.meta.get("example_value") for leaf in found if isinstance(leaf, torch.fx.Proxy)]
-    if _checks_data(target) or any(map(_depends_on_data, values)):
+    if _checks_data(target) or any(map(depends_on_data, values)):
         return True
     # `except IndexError: raise IndexError(...)` around a lookup would cost a graph, and changes but the text.
     looks_up = any(isinstance(value, torch.Tensor) and value.dtype in _INDICES for value in values)
@@ -121,9 +121,3 @@ def _checks_data(target: Any) -> bool:
     return target in (assert_async, assert_scalar) or (
         name.startswith("linalg_") or "cholesky" in name or name == "inverse"
     )
-
-
-def _depends_on_data(value: Any) -> bool:
-    """Returns whether an argument is a number of the data, or a tensor of a size that only the data tell."""
-    numeric = isinstance(value, torch.Tensor | torch.SymInt | torch.SymFloat | torch.SymBool)
-    return numeric and bool(free_unbacked_symbols(value))

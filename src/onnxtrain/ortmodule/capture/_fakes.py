@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from onnxtrain.ortmodule._torch import is_functorch_wrapped_tensor, pytree
 
@@ -41,6 +42,12 @@ def fake_mode_of(graph_module: fx.GraphModule) -> Any:
 def is_symbolic(graph_module: fx.GraphModule) -> bool:
     """Returns whether a graph has a symbolic integer among its inputs."""
     return any(isinstance(value, torch.SymInt) for value in example_values(graph_module))
+
+
+def depends_on_data(value: Any) -> bool:
+    """Returns whether a value is a number of the data, or a tensor of a size that only the data tell."""
+    numeric = isinstance(value, torch.Tensor | torch.SymInt | torch.SymFloat | torch.SymBool)
+    return numeric and bool(free_unbacked_symbols(value))
 
 
 def tensors_in(value: Any) -> list[torch.Tensor]:

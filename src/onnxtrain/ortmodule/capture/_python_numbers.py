@@ -12,7 +12,9 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, statically_known_true
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from onnxtrain.ortmodule.capture._fakes import depends_on_data
 
 _FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     **dict.fromkeys(("sym_int", "trunc", "floor", "ceil"), int),
@@ -72,9 +74,7 @@ def _checked(node: fx.Node) -> tuple[fx.Node, str] | None:
     if function not in _FUNCTIONS or not isinstance(number, fx.Node):
         return None
     value = number.meta.get("example_value")
-    if not isinstance(value, torch.SymInt | torch.SymFloat):
-        return None
-    if not free_unbacked_symbols(value):
+    if not isinstance(value, torch.SymInt | torch.SymFloat) or not depends_on_data(value):
         return None
     is_whole = isinstance(value, torch.SymInt)
     never_raises = is_whole if _FUNCTIONS[function] is int else statically_known_true(value > 0)

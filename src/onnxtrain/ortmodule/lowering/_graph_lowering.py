@@ -12,10 +12,10 @@ import numpy as np
 import onnx_ir as ir
 import torch
 from torch import fx
-from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from onnxtrain.fusion import fuse_forward
 from onnxtrain.ortmodule.capture._checkpoint import REGION, mark_region
+from onnxtrain.ortmodule.capture._fakes import depends_on_data
 from onnxtrain.ortmodule.lowering._partition import draws
 from onnxtrain.ortmodule.lowering._table import (
     COMPLEX_LOWERINGS,
@@ -237,7 +237,7 @@ class _GraphLowering:
         symbol, lowered = node.meta.get("val"), self.env[node]
         if not isinstance(lowered, ir.Value) or isinstance(symbol, torch.Tensor):
             return lowered
-        if _depends_on_data(symbol):
+        if depends_on_data(symbol):
             raise self.low.unsupported(
                 f"the number {symbol}, which depends on the data, where ONNX wants a constant"
             )
@@ -401,12 +401,6 @@ def _parameters(function: LoweringFunction) -> tuple[tuple[str, ...], frozenset[
         tuple(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD),
         frozenset(p.name for p in parameters if p.annotation in _NUMBERS),
     )
-
-
-def _depends_on_data(symbol: Any) -> bool:
-    """Tells whether a symbolic number is known only after the graph has run, e.g. a count of true elements."""
-    node = getattr(symbol, "node", None)
-    return node is not None and bool(free_unbacked_symbols(node.expr))
 
 
 def _keeps(node: fx.Node) -> bool:

@@ -57,6 +57,8 @@ class ConvTranspose(Standard):
             total = np.maximum(full - (output_shape or counts * strides), 0)
             halves = total // 2, total - total // 2
             begins, ends = halves if auto_pad == "SAME_UPPER" else halves[::-1]
+            # No window reaches what a larger `output_shape` asks for.
+            full = np.maximum(full, output_shape or full)
         grouped = w.reshape(group, -1, *w.shape[1:])
         out = np.zeros((x.shape[0], group, w.shape[1], *full), x.dtype)
         for tap in np.ndindex(*kernel):

@@ -67,6 +67,10 @@ CASES = [
         pads=[1, 0, 1, 0, 1, 0],
     ),
     case("Conv", (2, 4, 4, 5, 4), (4, 1, 2, 3, 2), name="3d-depthwise", group=4),
+    case("Conv", (2, 3, 9, 10), (2, 3, 4, 4), bias=True, name="many-taps", strides=[2, 2], pads=[1, 0, 2, 1]),
+    case("Conv", (2, 2, 17, 15), (3, 2, 4, 5), name="many-taps-dilations", strides=[3, 2], dilations=[2, 3]),
+    case("Conv", (2, 2, 70), (3, 2, 16), name="many-taps-1d", strides=[7], pads=[3, 3]),
+    case("Conv", (2, 2, 5, 6, 7), (3, 2, 2, 3, 3), name="many-taps-3d", strides=[2, 3, 2], pads=[1] * 6),
     case("Conv", (2, 2, 7, 8), (3, 2, 3, 3), name="valid", auto_pad="VALID", strides=[2, 2]),
     case(
         "Conv", (2, 2, 7, 8), (3, 2, 3, 4), bias=True, name="same-upper", auto_pad="SAME_UPPER",
@@ -93,6 +97,11 @@ CASES = [
     case("ConvTranspose", (2, 4, 3, 4), (4, 3, 3, 2), bias=True, name="groups", group=2, strides=[2, 1]),
     case("ConvTranspose", (2, 4, 3, 4), (4, 1, 2, 2), bias=True, name="depthwise", group=4, strides=[2, 2]),
     case("ConvTranspose", (2, 2, 2, 3, 2), (2, 3, 2, 2, 3), bias=True, name="3d", strides=[2, 1, 2]),
+    case("ConvTranspose", (2, 3, 3, 4), (3, 2, 4, 4), bias=True, name="many-taps", strides=[2, 2], pads=[1] * 4),
+    case(
+        "ConvTranspose", (2, 2, 3, 3), (2, 2, 4, 4), name="many-taps-output_shape", output_shape=[9, 9],
+        strides=[3, 2], equal_to={"output_shape": None, "pads": [1, 0, 0, 0], "output_padding": [0, 1]},
+    ),
     case("ConvTranspose", (2, 2, 3, 3), (2, 2, 3, 2), name="valid", auto_pad="VALID", strides=[2, 3]),
     case(
         "ConvTranspose", (2, 2, 3, 3), (2, 2, 4, 3), name="same-upper", auto_pad="SAME_UPPER", strides=[1, 2],

@@ -27,6 +27,12 @@ _Body = Callable[[Emitter, ir.Value, ir.Value, ir.Value], ir.Value]
 _FEW_CHANNELS = 16
 """Below this many channels per group, one product over all taps beats one per tap (measured on CPU)."""
 
+_MANY_TAPS = 16
+"""From this many taps on, a Conv over swapped axes beats products of strided slices (measured on CPU, CUDA)."""
+
+_LARGE_PLANE = 64 * 64
+"""Above this many windows, cuDNN computes a Conv that has them as its kernel slower than the products."""
+
 _FEW_COLUMNS = 32
 """Up to this many windows in a row, products of rows beat products of taps in depthwise convolution (measured)."""
 
@@ -168,7 +174,7 @@ def _kernel_cotangent(
     """Returns dW[m, c, t] = sum_(batch, o) windowed[m, o] * value[c, o * stride + t * dilation - pad].
 
     Written as matrix products over slices of the padded value, which ONNX Runtime's CPU runs faster than a Conv of
-    transposed operands.
+    transposed operands, but for kernels of many taps that are some positions apart.
 
     Args:
         op: emitter.
@@ -185,6 +191,8 @@ def _kernel_cotangent(
         if result is None:
             result = _depthwise_by_taps(op, windowed, pad(op, value, w), w, group)
         return op.Reshape(result, list(shape))
+    if group == 1 and _is_many_strided_taps(spatial_sizes(windowed), w):
+        return _dense_by_convolution(op, windowed, value, w, shape)
     if group == 1 and _is_small(spatial_sizes(windowed), shape):
         return _dense_of_whole_batch(op, windowed, value, w, shape)
     padded = pad(op, value, w)
@@ -202,6 +210,36 @@ def _kernel_cotangent(
     return op.Transpose(result, perm=[0, rank - 1, *range(1, rank - 1)])
 
 
+def _is_many_strided_taps(counts: Sequence[int | None], w: Windows) -> bool:
+    """Says if slices, one per tap and of elements that lie apart, would take longer than one Conv."""
+    if not counts or None in counts or math.prod(count or 0 for count in counts) > _LARGE_PLANE:
+        return False
+    # Slices can be of a value that negative padding makes smaller, a Conv cannot.
+    fits = w.pads is not None and min(w.pads) >= 0
+    return fits and min(w.strides) > 1 and math.prod(w.kernel) >= _MANY_TAPS
+
+
+def _dense_by_convolution(
+    op: Emitter, windowed: ir.Value, value: ir.Value, w: Windows, shape: Sequence[int]
+) -> ir.Value:
+    """As `_kernel_cotangent` for one group: a Conv whose batch are the channels, and whose channels are the samples.
+
+    Its kernel are the windows, `stride` apart, and it slides over the taps, `dilation` apart.
+    """
+    rank = len(shape)
+    swap = [1, 0, *range(2, rank)]
+    sums = op.Conv(
+        op.Transpose(value, perm=swap),
+        op.Transpose(windowed, perm=swap),
+        dilations=w.strides,
+        strides=w.dilations,
+        pads=w.pads,
+    )
+    # The end of an axis that no window reaches looks like more taps.
+    sums = op.Slice(sums, [0] * (rank - 2), list(w.kernel), list(range(2, rank)))
+    return op.Reshape(_zero_if_empty(op, op.Transpose(sums, perm=swap), windowed), list(shape))
+
+
 def _is_small(counts: Sequence[int | None], shape: Sequence[int]) -> bool:
     """Says if samples have so few windows that one product over the whole batch beats the sum of one per sample."""
     # The products [M, C * taps] that are added up would be more than twice as large as their operands.
@@ -214,13 +252,13 @@ def _is_small(counts: Sequence[int | None], shape: Sequence[int]) -> bool:
 def _dense_of_whole_batch(
     op: Emitter, windowed: ir.Value, value: ir.Value, w: Windows, shape: Sequence[int]
 ) -> ir.Value:
-    """As `_kernel_cotangent` for one group: one product over all samples per tap, of operands with channels first."""
+    """As `_kernel_cotangent` for one group: one product over all samples and taps, of operands with channels first."""
     rank = len(shape)
     swap = [1, 0, *range(2, rank)]
     left = op.Reshape(op.Transpose(windowed, perm=swap), [shape[0], -1])
-    slices = tap_slices(op, op.Transpose(pad(op, value, w), perm=swap), w)
-    products = [op.MatMul(left, op.Transpose(op.Reshape(x, [shape[1], -1]), perm=[1, 0])) for x in slices]
-    result = _zero_if_empty(op, _concat(op, products, 1), windowed)
+    slices = list(tap_slices(op, op.Transpose(pad(op, value, w), perm=swap), w))
+    right = op.Reshape(_concat(op, slices, 0), [math.prod(w.kernel) * shape[1], -1])
+    result = _zero_if_empty(op, op.MatMul(left, op.Transpose(right, perm=[1, 0])), windowed)
     return op.Transpose(
         op.Reshape(result, [shape[0], *w.kernel, shape[1]]), perm=[0, rank - 1, *range(1, rank - 1)]
     )

@@ -144,6 +144,54 @@ def test_dropout_draws_what_pytorch_draws() -> None:
     assert_same(got, want)
 
 
+def test_queries_without_any_key() -> None:
+    """ONNX Runtime's ReduceMax of -inf alone is the lowest finite number on CUDA."""
+
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+            x = self.layer(x)
+            return functional.scaled_dot_product_attention(x, x, x, mask)
+
+    plain = Attention()
+    model = strict(copy.deepcopy(plain))
+    x, mask = torch.randn(2, 3, 5, 8), torch.rand(5, 5) > 0.4
+    mask[2] = False
+    got, want = model(x, mask), plain(x, mask)
+    assert (want[:, :, 2] == 0).all()
+    assert_same(got, want)
+    for result in (got, want):
+        result.square().sum().backward()
+    assert_same(gradients(model), gradients(plain))
+
+
+@pytest.mark.parametrize("width", [3, 40, 300, 2000])
+def test_infinities_are_sorted(width: int) -> None:
+    """ONNX Runtime's TopK returns indices beyond the end for infinities on CUDA."""
+
+    class Sort(nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return (
+                *x.sort(stable=True),
+                *x.sort(stable=True, descending=True),
+                x.topk(2)[0],
+                x.amax(1),
+                x.amin(1),
+            )
+
+    x = torch.randn(4, width)
+    x[0, 1], x[1, 0], x[1, 2], x[2], x[3, 2] = torch.inf, -torch.inf, torch.inf, -torch.inf, torch.nan
+    x[3, :2] = torch.inf
+    for got, want in zip(strict(Sort())(x[:3]), Sort()(x[:3]), strict=True):
+        assert torch.equal(got, want)
+    x = x.nan_to_num(torch.nan, 7.0, -7.0)
+    for got, want in zip(strict(Sort())(x), Sort()(x), strict=True):
+        assert torch.equal(got.nan_to_num(99), want.nan_to_num(99))
+
+
 def test_memory_does_not_grow() -> None:
     model = strict(_net())
     optimizer = torch.optim.AdamW(model.parameters())

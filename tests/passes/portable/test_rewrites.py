@@ -286,3 +286,62 @@ def test_other_reductions_stay(axes: list[int]) -> None:
     text = f"a = Constant<value_ints={axes}>()  y = ReduceSum(x, a)"
     new = rewritten(build(text, {"y": TensorProto.FLOAT}, static=False, x=X))
     assert [node.op_type for node in new.graph.node] == ["Constant", "ReduceSum"]
+
+
+INFINITE = np.array(
+    [[np.inf, 1, -np.inf], [3, 3, 3], [-np.inf] * 3, [np.inf] * 3, [-3.4e38, -np.inf, 3.4e38]]
+)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(("axis", "largest"), [(0, 1), (1, 0), (-1, 1)])
+def test_infinities_are_sorted(axis: int, largest: int, dtype: type) -> None:
+    x = INFINITE.astype(dtype)
+    text = f"k = Constant<value_ints=[3]>()  v, i = TopK<axis={axis}, largest={largest}>(x, k)"
+    model = build(text, {"v": x.dtype.num, "i": TensorProto.INT64}, static=False, x=x)
+    model.graph.output[0].type.tensor_type.elem_type = helper.np_dtype_to_tensor_dtype(x.dtype)
+    new = rewritten(model)
+    # What is sorted has no infinity: the input of TopK is a graph output of a copy.
+    keys = next(node.input[0] for node in new.graph.node if node.op_type == "TopK")
+    shown = onnx.ModelProto()
+    shown.CopyFrom(new)
+    shown.graph.output.append(
+        helper.make_tensor_value_info(keys, model.graph.input[0].type.tensor_type.elem_type, None)
+    )
+    values, indices, sorted_ = run(shown, {"x": x})
+    assert np.isfinite(sorted_).all()
+    want = np.take(np.argsort(-x if largest else x, axis=axis, kind="stable"), range(3), axis=axis)
+    np.testing.assert_array_equal(indices, want)
+    np.testing.assert_array_equal(values, np.take_along_axis(x, want, axis=axis))
+
+
+def test_integers_are_sorted_as_they_are() -> None:
+    x = np.array([[3, 1, 2]])
+    model = build(
+        "k = Constant<value_ints=[2]>()  v, i = TopK(x, k)", {"v": TensorProto.INT64}, static=True, x=x
+    )
+    assert not stays(rewritten(model), "GatherElements")
+
+
+@pytest.mark.parametrize("op", ["ReduceMax", "ReduceMin"])
+@pytest.mark.parametrize("keepdims", [0, 1])
+def test_extrema_of_infinities(op: str, keepdims: int) -> None:
+    x = INFINITE.astype(np.float32)
+    text = f"a = Constant<value_ints=[1]>()  y = {op}<keepdims={keepdims}>(x, a)"
+    model = build(text, {"y": TensorProto.FLOAT}, static=False, x=x)
+    new = rewritten(model)
+    # As CUDA computes it: infinities are lost on the way, and put back where a row has no other number.
+    lossy = onnx.ModelProto()
+    lossy.CopyFrom(new)
+    most = np.finfo(np.float32).max
+    for node in [*lossy.graph.node]:
+        if node.op_type == op and node.input[0] == "x":
+            node.input[0] = "finite"
+    clip = parse_nodes(f"low = Constant<value_float={-most}>()  high = Constant<value_float={most}>()")
+    lossy.graph.node.insert(0, helper.make_node("Clip", ["x", "low", "high"], ["finite"]))
+    for node in reversed(clip):
+        lossy.graph.node.insert(0, node)
+    want = (x.max if op == "ReduceMax" else x.min)(axis=1, keepdims=bool(keepdims))
+    np.testing.assert_array_equal(run(new, {"x": x})[0], want)
+    lost = {"ReduceMax": np.inf, "ReduceMin": -np.inf}[op]
+    np.testing.assert_array_equal(run(lossy, {"x": x})[0], np.where(want == lost, np.sign(want) * most, want))

@@ -33,7 +33,7 @@ from onnxtrain.passes import (
     infer_shapes,
     widen_narrow_floats,
 )
-from onnxtrain.passes.portable import TrainingBatchNormPass
+from onnxtrain.passes.portable import InfinitiesPass, TrainingBatchNormPass
 from onnxtrain.runtime.kernels import kernel_library, register_kernels
 from onnxtrain.runtime.session import rest_threads
 from onnxtrain.runtime.session_settings import SessionSettings
@@ -103,6 +103,7 @@ def suited(model: ir.Model, device: torch.device, layouts: Mapping[int, Layout] 
         # The CUDA provider has kernels of few ops for bfloat16.
         if has_narrow_floats(model, [ir.DataType.BFLOAT16]):
             model = widen_narrow_floats(model, [ir.DataType.BFLOAT16])
+        InfinitiesPass()(model)
     # As PyTorch's CPU kernels do: float16 and bfloat16 are computed in float32, and rounded after each op.
     if device.type == "cpu" and has_narrow_floats(model):
         model = widen_narrow_floats(WideCompositesPass()(model).model)

@@ -10,6 +10,7 @@ from onnxtrain.passes.portable.convolution import ConvolutionAttributesPass
 from onnxtrain.passes.portable.cum_sum import CumSumPass
 from onnxtrain.passes.portable.dropout import remove_idle_dropout
 from onnxtrain.passes.portable.einsum import EinsumPass
+from onnxtrain.passes.portable.infinities import InfinitiesPass
 from onnxtrain.passes.portable.max_pool import MaxPoolIndicesPass
 from onnxtrain.passes.portable.reductions import ReductionRankPass
 from onnxtrain.passes.portable.slices import NegativeStepsPass, WrappingPadPass
@@ -38,6 +39,7 @@ def suit_every_host(model: ir.Model) -> ir.Model:
         NegativeStepsPass(),
         WrappingPadPass(),
         ConvolutionAttributesPass(),
+        InfinitiesPass(),
         ReductionRankPass(),
     ):
         rewrite(model)

@@ -1,0 +1,79 @@
+"""Order and compare infinities by other numbers."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxtrain.passes.portable._nodes import WriterBefore, standard_nodes
+from onnxtrain.passes.tidy.replace_value import replace_node, successor
+
+_FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE)
+_SETTINGS = {"keepdims": 1, "noop_with_empty_axes": 0}
+"""Attributes of reductions, with their defaults."""
+
+
+class InfinitiesPass(ir.passes.InPlacePass):
+    """Let TopK sort finite numbers, and write the infinities that ReduceMax and ReduceMin lose.
+
+    ONNX Runtime's CUDA provider (1.31) fills the rows that TopK sorts up with the largest finite number. Of a row with
+    infinities it returns indices beyond the row's end, and what reads by them gets other memory. Its ReduceMax gives
+    the lowest finite number for numbers that are all -inf, and its ReduceMin the largest for inf: the row of scores
+    that a mask hides as a whole is not found.
+    """
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Rewrite in place. Nodes whose dtype is not known, such as those inside functions, count as floats."""
+        nodes = [
+            node
+            for op_type in ("TopK", "ReduceMax", "ReduceMin")
+            for node in standard_nodes(model, op_type)
+            if _dtype(node) in _FLOATS and (op_type == "TopK" or _shows(node.outputs[0]))
+        ]
+        for node in nodes:
+            if node.op_type == "TopK":
+                _sort_finite(node)
+            else:
+                _keep_infinity(node)
+        return ir.passes.PassResult(model, bool(nodes))
+
+
+def _dtype(node: ir.Node) -> ir.DataType:
+    value = node.inputs[0]
+    return ir.DataType.FLOAT if value is None or value.dtype is None else value.dtype
+
+
+def _shows(extremum: ir.Value) -> bool:
+    """Tell if somebody may look for an infinity in an extremum; a sum or a difference of it comes out the same."""
+    return extremum.is_graph_output() or any(node.op_type == "Equal" for node in extremum.consumers())
+
+
+def _sort_finite(node: ir.Node) -> None:
+    """Let a TopK sort a copy of its input without infinities, and gather its values from the input."""
+    write, x, dtype = WriterBefore(node), node.inputs[0], _dtype(node)
+    numpy = dtype.numpy()
+    most = np.finfo(numpy).max
+    # Infinities become the largest finite number, and finite ones stay below: none changes places with another.
+    below = float(np.nextafter(most, numpy.type(0)))
+    keys = write("Clip", x, write.number(-below, dtype), write.number(below, dtype))
+    for infinity, key in ((math.inf, float(most)), (-math.inf, -float(most))):
+        where = write("Equal", x, write.number(infinity, dtype))
+        keys = write("Where", where, write.number(key, dtype), keys)
+    node.replace_input_with(0, keys)
+    values = successor(node.outputs[0])
+    node.outputs[0].name = f"{values.name}/keys"
+    axis = node.attributes.get_int("axis", -1)
+    node.append(ir.node("GatherElements", [x, node.outputs[1]], {"axis": axis}, outputs=[values]))
+
+
+def _keep_infinity(node: ir.Node) -> None:
+    """Write the infinity where each number of a reduction is that infinity."""
+    write, x, dtype = WriterBefore(node), node.inputs[0], _dtype(node)
+    infinity = write.number(-math.inf if node.op_type == "ReduceMax" else math.inf, dtype)
+    only = write("Cast", write("Equal", x, infinity), to=ir.DataType.INT32)
+    axes = node.inputs[1:]
+    settings = {name: node.attributes.get_int(name, default) for name, default in _SETTINGS.items()}
+    everywhere = write("Cast", write("ReduceMin", only, *axes, **settings), to=ir.DataType.BOOL)
+    replace_node(node, write("Where", everywhere, infinity, write(node.op_type, x, *axes, **settings)))

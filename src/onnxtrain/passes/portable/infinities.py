@@ -22,7 +22,15 @@ class InfinitiesPass(ir.passes.InPlacePass):
     infinities it returns indices beyond the row's end, and what reads by them gets other memory. Its ReduceMax gives
     the lowest finite number for numbers that are all -inf, and its ReduceMin the largest for inf: the row of scores
     that a mask hides as a whole is not found.
+
+    Args:
+        compared_only: Rewrite only those reductions whose result an Equal reads: the infinity in a sum or a product of
+            the result is lost then, and a step that reads the numbers twice is saved.
     """
+
+    def __init__(self, *, compared_only: bool = False) -> None:
+        super().__init__()
+        self._compared_only = compared_only
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Rewrite in place. Nodes whose dtype is not known, such as those inside functions, count as floats."""
@@ -30,7 +38,7 @@ class InfinitiesPass(ir.passes.InPlacePass):
             node
             for op_type in ("TopK", "ReduceMax", "ReduceMin")
             for node in standard_nodes(model, op_type)
-            if _dtype(node) in _FLOATS and (op_type == "TopK" or _shows(node.outputs[0]))
+            if _dtype(node) in _FLOATS and (op_type == "TopK" or self._rewrites(node))
         ]
         for node in nodes:
             if node.op_type == "TopK":
@@ -39,15 +47,14 @@ class InfinitiesPass(ir.passes.InPlacePass):
                 _keep_infinity(node)
         return ir.passes.PassResult(model, bool(nodes))
 
+    def _rewrites(self, reduction: ir.Node) -> bool:
+        readers = reduction.outputs[0].consumers()
+        return not self._compared_only or any(reader.op_type == "Equal" for reader in readers)
+
 
 def _dtype(node: ir.Node) -> ir.DataType:
     value = node.inputs[0]
     return ir.DataType.FLOAT if value is None or value.dtype is None else value.dtype
-
-
-def _shows(extremum: ir.Value) -> bool:
-    """Tell if somebody may look for an infinity in an extremum; a sum or a difference of it comes out the same."""
-    return extremum.is_graph_output() or any(node.op_type == "Equal" for node in extremum.consumers())
 
 
 def _sort_finite(node: ir.Node) -> None:

@@ -309,7 +309,8 @@ def test_infinities_are_sorted(axis: int, largest: int, dtype: type) -> None:
         helper.make_tensor_value_info(keys, model.graph.input[0].type.tensor_type.elem_type, None)
     )
     values, indices, sorted_ = run(shown, {"x": x})
-    assert np.isfinite(sorted_).all()
+    # CUDA's TopK fills up with the largest finite number.
+    assert (abs(sorted_) < np.finfo(dtype).max).all()
     want = np.take(np.argsort(-x if largest else x, axis=axis, kind="stable"), range(3), axis=axis)
     np.testing.assert_array_equal(indices, want)
     np.testing.assert_array_equal(values, np.take_along_axis(x, want, axis=axis))

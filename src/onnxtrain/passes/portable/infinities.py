@@ -61,11 +61,11 @@ def _sort_finite(node: ir.Node) -> None:
     """Let a TopK sort a copy of its input without infinities, and gather its values from the input."""
     write, x, dtype = WriterBefore(node), node.inputs[0], _dtype(node)
     numpy = dtype.numpy()
-    most = np.finfo(numpy).max
-    # Infinities become the largest finite number, and finite ones stay below: none changes places with another.
-    below = float(np.nextafter(most, numpy.type(0)))
-    keys = write("Clip", x, write.number(-below, dtype), write.number(below, dtype))
-    for infinity, key in ((math.inf, float(most)), (-math.inf, -float(most))):
+    # Below the largest finite number, which fills up, and infinities beyond all others, so that they keep their places.
+    beyond = np.nextafter(np.finfo(numpy).max, numpy.type(0))
+    most = float(np.nextafter(beyond, numpy.type(0)))
+    keys = write("Clip", x, write.number(-most, dtype), write.number(most, dtype))
+    for infinity, key in ((math.inf, float(beyond)), (-math.inf, -float(beyond))):
         where = write("Equal", x, write.number(infinity, dtype))
         keys = write("Where", where, write.number(key, dtype), keys)
     node.replace_input_with(0, keys)

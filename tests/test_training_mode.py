@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import logging
+import re
+import shutil
+import subprocess
+import sys
+import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -11,7 +17,14 @@ import pytest
 import torch
 
 import models
-from onnxtrain import CheckpointState, Module, Trainer, generate_artifacts, make_batch_dynamic
+from onnxtrain import (
+    CheckpointState,
+    Module,
+    Trainer,
+    generate_artifacts,
+    make_batch_dynamic,
+    restore_dropout,
+)
 from onnxtrain.errors import GraphBuildError, InputError
 from trainer import problems
 
@@ -105,6 +118,131 @@ def test_dropout_alone_is_told(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         Trainer(model, "mse", batch_norm="training")
     assert "the model has no BatchNormalization node" in caplog.text
+
+
+class NormNet(torch.nn.Module):
+    """Two Dropout modules with BatchNormalization, and a second output with a Dropout of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.bn, self.out = torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 2)
+        self.first, self.last, self.aside = (
+            torch.nn.Dropout(0.3),
+            torch.nn.Dropout(0.3),
+            torch.nn.Dropout(0.3),
+        )
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        hidden = self.first(torch.relu(self.bn(self.fc(x))))
+        return self.last(self.out(hidden)), self.aside(torch.tanh(hidden))
+
+
+@pytest.fixture(scope="module")
+def norm_net(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Path]:
+    """The files of NormNet, exported for inference, by `optimize`."""
+    paths = {optimize: tmp_path_factory.mktemp("net") / "net.onnx" for optimize in (False, True)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the exporter
+        for optimize, path in paths.items():
+            torch.manual_seed(0)
+            torch.onnx.export(
+                NormNet().eval(), (torch.randn(2, 4),), str(path), input_names=["x"], output_names=["y", "z"],
+                dynamic_shapes=({0: "batch"},), optimize=optimize, verbose=False,
+            )  # fmt: skip
+    return paths
+
+
+LOST = "drops nothing at"
+
+
+@pytest.mark.torch
+def test_lost_dropout_is_told(
+    norm_net: dict[bool, Path], caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    """Only Dropout on the way to what the training model returns counts; the advice of the message ends it."""
+
+    def messages(model: Any, batch_norm: Any, output: str = "y") -> str:
+        caplog.clear()
+        generate_artifacts(
+            model,
+            loss="cross_entropy",
+            loss_input_names=[output],
+            batch_norm=batch_norm,
+            artifact_directory=tmp_path,
+        )
+        return caplog.text
+
+    path = norm_net[False]
+    text = messages(path, "training")
+    assert "batch_norm='training' drops nothing at 2 place(s)" in text
+    assert "has removed a Dropout module: first, last. Its ratio p is not in the file." in text
+    assert "If p is 0 in the PyTorch network, nothing is missing" in text
+    # The call that the message recommends.
+    assert "model = onnxtrain.restore_dropout(model, p=0.1)" in text
+    assert LOST not in messages(restore_dropout(path, p=0.1), "training")
+    assert "at 2 place(s), where the exporter has removed a Dropout module: first, aside." in messages(
+        path, "training", output="z"
+    )
+    # A trainer also returns the other output.
+    caplog.clear()
+    Trainer(path, "cross_entropy", batch_norm="training", loss_input_names="y")
+    assert (
+        "at 3 place(s), where the exporter has removed a Dropout module: first, last, aside." in caplog.text
+    )
+    # Modes by pattern: the first one that matches.
+    assert (
+        "batch_norm drops nothing at 1 place(s), where the exporter has removed a Dropout module: last."
+        in (messages(path, {"[bf]*": "inference", "*": "training"}))
+    )
+    for quiet in ("as_exported", "inference", {"bn": "training"}, {"bn": "training", "*": "inference"}):
+        assert LOST not in messages(path, quiet)
+
+
+@pytest.mark.torch
+def test_lost_dropout_is_told_where_nothing_can_be_switched(norm_net: dict[bool, Path]) -> None:
+    model = onnx.load(norm_net[False])
+    for node in model.graph.node:
+        if node.op_type == "BatchNormalization":
+            node.CopyFrom(onnx.helper.make_node("Identity", node.input[:1], node.output[:1]))
+    with pytest.raises(
+        GraphBuildError, match=r"restore_dropout\(model, p\), which finds the place of first, last, aside\."
+    ):
+        Trainer(model, "cross_entropy", batch_norm="training", loss_input_names="y")
+    # The optimizer of the exporter leaves no trace, and folds the BatchNormalization.
+    with pytest.raises(GraphBuildError, match=r"restore_dropout\(model, p\)\. Else"):
+        Trainer(norm_net[True], "cross_entropy", batch_norm="training", loss_input_names="y")
+
+
+@pytest.mark.torch
+def test_the_shell_is_told_of_lost_dropout(norm_net: dict[bool, Path], tmp_path: Path) -> None:
+    """The command that the message recommends writes a file that no longer gets it."""
+
+    def artifacts(model: str, directory: str, *options: str) -> str:
+        command = [
+            "artifacts",
+            model,
+            "--loss",
+            "cross_entropy",
+            "--loss-input",
+            "y",
+            "-o",
+            directory,
+            *options,
+        ]
+        result = subprocess.run(
+            [sys.executable, "-m", "onnxtrain", *command], cwd=tmp_path, capture_output=True, text=True
+        )
+        assert result.returncode == 0, result.stderr
+        return " ".join(result.stderr.split())
+
+    shutil.copy(norm_net[False], tmp_path / "model.onnx")
+    text = artifacts("model.onnx", "a", "--batch-norm", "training")
+    assert "--batch-norm training drops nothing at 3 place(s)" in text
+    assert LOST not in artifacts("model.onnx", "b", "--batch-norm", "inference")
+    command = re.search(r'python -c "(.*?)"', text)
+    assert command is not None
+    subprocess.run([sys.executable, "-c", command[1]], cwd=tmp_path, check=True)
+    assert LOST not in artifacts("with_dropout.onnx", "c", "--batch-norm", "training")
 
 
 def test_a_single_name_may_stand_alone() -> None:

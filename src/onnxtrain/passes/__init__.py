@@ -25,6 +25,7 @@ from onnxtrain.passes.io.load import (
     load_model,
 )
 from onnxtrain.passes.io.save import as_given, save_model, to_proto, write_models
+from onnxtrain.passes.parameters.dropout_traces import dropout_traces
 
 # `selection` asks these which initializers are never trained.
 from onnxtrain.passes.parameters.op_settings import has_quantised_ops, is_quantisation_or_rotary, is_setting
@@ -91,6 +92,7 @@ __all__ = [
     "TransposedProductPass",
     "as_given",
     "canonicalize",
+    "dropout_traces",
     "embed_parameters",
     "fixed_batch",
     "free_batch",

@@ -11,15 +11,12 @@ import onnx_ir as ir
 
 from onnxtrain.emitter import Emitter
 from onnxtrain.errors import InputError, ModelError
-from onnxtrain.passes import ModelSource, TrainingModePass, as_given, canonicalize, load_model
+from onnxtrain.passes import ModelSource, TrainingModePass, as_given, canonicalize, dropout_traces, load_model
 from onnxtrain.passes.tidy.replace_value import replace_node
 from onnxtrain.passes.tidy.unique_names import fresh_name
 from onnxtrain.selection import matched_names, some_names
 from onnxtrain.surgery._linear import Linear, read_linear
 
-# Metadata key of PyTorch's Dynamo exporter: the classes of the modules around a node.
-_CLASSES = "pkg.torch.onnx.class_hierarchy"
-_DROPOUT_CLASS = "torch.nn.modules.dropout."
 _LOST = (
     "Restoring Dropout: there is no trace of it in the file. In inference mode exporters drop it: TorchScript's "
     "always, the Dynamo exporter's optimizer too, of which optimize=False leaves a trace. Name the layers that are to "
@@ -69,11 +66,7 @@ def restore_dropout(
     result = canonicalize(load_model(model))
     nodes = list(result.graph)
     dropouts = [node for node in nodes if node.op_type == "Dropout" and node.domain == ""]
-    traces = [
-        node
-        for node in nodes
-        if node.op_type == "Identity" and _DROPOUT_CLASS in node.metadata_props.get(_CLASSES, "")
-    ]
+    traces = dropout_traces(result.graph)
     layers = _layers(nodes, [before] if isinstance(before, str) else before)
     # An error, because a model without Dropout would train all the same, and overfit.
     if not (dropouts or traces or layers):

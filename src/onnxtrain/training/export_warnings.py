@@ -12,6 +12,7 @@ from onnxtrain.emitter import static_dims
 from onnxtrain.errors import GraphBuildError
 from onnxtrain.passes import TorchSignature, has_quantised_ops, is_training_batch_norm, lost_detaches
 from onnxtrain.selection import some_names
+from onnxtrain.training.layer_modes import BatchNormMode
 
 _log = logging.getLogger("onnxtrain")
 
@@ -38,17 +39,19 @@ def warn_of_export(
     _warn_of_lost_detaches(model, active)
 
 
-def check_training_mode(model: ir.Model, *, asked: bool) -> None:
-    """Checks that BatchNormalization and Dropout can run in training mode.
+def check_training_mode(model: ir.Model, batch_norm: BatchNormMode, lost: Sequence[str]) -> None:
+    """Checks that BatchNormalization and Dropout can run in training mode; warns of Dropout that is lost.
 
     Args:
         model: canonical model in the mode in which it is trained.
-        asked: True if the user passed `batch_norm="training"`.
+        batch_norm: what the user passed, e.g. "training" or {"head.*": "training"}.
+        lost: names of the Dropout modules that the exporter has removed and `batch_norm` would train, e.g. ["drop"].
 
     Raises:
         GraphBuildError: the user asked for training mode and the model has neither op, or a BatchNormalization in
             training mode would compute the statistics of a single sample.
     """
+    asked = batch_norm == "training"
     nodes = list(ir.traversal.RecursiveGraphIterator(model.graph))
     norms = [node for node in nodes if node.op_type == "BatchNormalization" and node.domain == ""]
     dropouts = any(node.op_type == "Dropout" and node.domain == "" for node in nodes)
@@ -58,7 +61,16 @@ def check_training_mode(model: ir.Model, *, asked: bool) -> None:
             "has no BatchNormalization and no Dropout node. If the network has such layers, its exporter has folded or "
             "dropped them: export it in training mode (torch.onnx.export(..., "
             "training=torch.onnx.TrainingMode.TRAINING, do_constant_folding=False, dynamo=False)). Dropout can be put "
-            f"back by onnxtrain.restore_dropout(model, p). Else leave {argument('batch_norm')} out"
+            f"back by onnxtrain.restore_dropout(model, p){_found_at(lost)}. Else leave {argument('batch_norm')} out"
+        )
+    if lost:
+        _log.warning(
+            "%s drops nothing at %d place(s), where the exporter has removed a Dropout module: %s. Its ratio p is not "
+            "in the file. %s. If p is 0 in the PyTorch network, nothing is missing.",
+            argument("batch_norm", "training") if asked else argument("batch_norm"),
+            len(lost),
+            some_names(lost, 5),
+            words().restore_dropout(),
         )
     if asked and not norms:
         _log.warning(
@@ -77,6 +89,11 @@ def check_training_mode(model: ir.Model, *, asked: bool) -> None:
                 f"dynamic: export it with dynamic_shapes, or {words().dynamic_batch('generate_artifacts')}. Or pass "
                 f"{argument('batch_norm', 'inference')}"
             )
+
+
+def _found_at(modules: Sequence[str]) -> str:
+    """Writes the places where modules stood as a part of a sentence; nothing if there are none."""
+    return f", which finds the place of {some_names(modules, 5)}" if modules else ""
 
 
 def _warn_of_inference_mode(nodes: Collection[ir.Node]) -> None:

@@ -60,6 +60,27 @@ def switch_modes(model: ir.Model, batch_norm: BatchNormMode) -> list[ir.Node]:
     return [node for node in nodes if node not in modes]
 
 
+def lost_dropouts(traces: Iterable[ir.Node], batch_norm: BatchNormMode) -> list[str]:
+    """Returns the names of the Dropout modules that `batch_norm` would train if the exporter had kept them.
+
+    Args:
+        traces: nodes that stand in the place of Dropout modules (`passes.dropout_traces`).
+        batch_norm: as in :func:`switch_modes`. By pattern, a module counts if the first pattern that matches it says
+            "training", e.g. `head.drop` under {"backbone.*": "inference", "*": "training"}.
+    """
+    lost = []
+    for node in traces:
+        names = _names(node)
+        if isinstance(batch_norm, Mapping):
+            matched = [mode for pattern, mode in batch_norm.items() if match_names([pattern], names)[pattern]]
+            mode = matched[0] if matched else "as_exported"
+        else:
+            mode = batch_norm
+        if mode == "training":
+            lost.append(names[0] if names else str(node.outputs[0].name))
+    return lost
+
+
 def _update_as_pytorch(nodes: Iterable[ir.Node]) -> None:
     """Marks BatchNormalization nodes that are switched to training mode: their running variance follows PyTorch."""
     # A node that the file itself has in training mode keeps ONNX's population variance, as the file says.

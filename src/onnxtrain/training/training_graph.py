@@ -24,8 +24,10 @@ from onnxtrain.passes import (
     FoldFrozenBatchNormPass,
     ReluAfterMaxPoolPass,
     TrainingModePass,
+    dropout_traces,
     infer_shapes,
     promote_initializers,
+    remove_unread_nodes,
     settle_shapes,
     simplify_gradients,
     suit_runtime,
@@ -38,7 +40,7 @@ from onnxtrain.training.export_warnings import check_training_mode, warn_of_expo
 from onnxtrain.training.file_ops import join_skip_norms, restore_file_ops
 from onnxtrain.training.inference_graph import build_inference_model, inference_entry
 from onnxtrain.training.key_value_cache import DropCachePass, find_cache
-from onnxtrain.training.layer_modes import BatchNormMode, switch_modes
+from onnxtrain.training.layer_modes import BatchNormMode, lost_dropouts, switch_modes
 from onnxtrain.training.recompute import RecomputePass
 from onnxtrain.training.running_variance import update_unbiased
 from onnxtrain.training.sparse_gradients import keep_rows, match_sparse
@@ -156,9 +158,9 @@ def build_training_graphs(
     mean = loss_mean(_named(model, loss))
     frozen = list(frozen or ())
     as_deployed = activations == "deployed"
-    forward = _cut_to_loss(model, [loss, *additional_outputs], frozen, as_deployed=as_deployed)
+    forward, traces = _cut_to_loss(model, [loss, *additional_outputs], frozen, as_deployed=as_deployed)
     as_exported = switch_modes(forward, batch_norm)
-    check_training_mode(forward, asked=batch_norm == "training")
+    check_training_mode(forward, batch_norm, lost_dropouts(traces, batch_norm))
     # In both models: one with both kinds of products would compute neither the file's results nor those of the float
     # weights.
     if not as_deployed:
@@ -221,19 +223,26 @@ class _Build:
 
 def _cut_to_loss(
     model: ir.Model, outputs: Sequence[str], frozen: Collection[str], *, as_deployed: bool
-) -> ir.Model:
-    """Copies the part of `model` that computes `outputs`, of which the first becomes a scalar: the loss."""
+) -> tuple[ir.Model, list[ir.Node]]:
+    """Copies the part of `model` that computes `outputs`, of which the first becomes a scalar: the loss.
+
+    Returns:
+        The copy, and the nodes in it that stood in the place of Dropout modules (`passes.dropout_traces`).
+    """
     forward = model.clone()
     _set_outputs(forward, outputs)
     _make_scalar(forward)
     # The loss reads no cache, and training has no earlier tokens; the inference model keeps both.
     DropCachePass(find_cache(model.graph), as_deployed=as_deployed)(forward)
+    # The clean-up removes each Identity, and with it the place of a Dropout that the exporter has removed.
+    remove_unread_nodes(forward.graph)
+    traces = dropout_traces(forward.graph)
     # Unused initializers stay, too: the selection of parameters names those that a user asked for in its errors.
     CleanupPass(keep={*(name for name, _ in float_initializers(forward)), *frozen})(forward)
     mark_labels(forward.graph)
     # Before differentiation, so that the gradient of Relu, too, has the smaller shape behind the pooling.
     ReluAfterMaxPoolPass()(forward)
-    return forward
+    return forward, traces
 
 
 def _choose_parameters(

@@ -6,7 +6,7 @@ Every architecture and exporter has a process of its own. Opsets go round, so th
 
 Usage: python sweep.py [NAME ...] [--exporter torchscript|dynamo] [--variants NAME ...] [--seconds N] [--files FOLDER]
                        [--resume] [--not-right] [--page]
-Writes results/hugging_face.json and docs/hugging-face.md (with --page, the page alone).
+Writes results/hugging_face.json, results/versions.json and docs/hugging-face.md (with --page, the page alone).
 """
 
 from __future__ import annotations
@@ -32,12 +32,14 @@ import torch
 # `tools` has put the folder of these on the path.
 from files import said
 from judge import judge
-from page import written
+from page import installed_versions, written
 
 from models import DYNAMO, MODELS, OPSETS, TORCHSCRIPT, export, load
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "hugging_face.json"
+VERSIONS = HERE / "results" / "versions.json"
+"""The versions that the results come from: `--page` must not write those of the present environment."""
 PAGE = HERE.parents[1] / "docs" / "hugging-face.md"
 
 
@@ -158,8 +160,9 @@ def main() -> None:
         arguments.files.mkdir(exist_ok=True, parents=True)
         torch.set_num_threads(1)
         load("transformers/")  # once, for all processes
+        VERSIONS.write_text(json.dumps(installed_versions(), indent=1) + "\n")
         _sweep(arguments, known)
-    PAGE.write_text(written(known))
+    PAGE.write_text(written(known, json.loads(VERSIONS.read_text())))
 
 
 def _sweep(arguments: argparse.Namespace, known: dict[str, Any]) -> None:

@@ -233,7 +233,7 @@ class AdamW(_NamedOptimizer):
         eps: added to the denominator, to keep it from zero.
         weight_decay: factor of the decay, which is decoupled from the gradient.
         clip_grad: clipping of the gradients before the step, e.g. ClipGradNorm(1.0).
-        adam_mode: 1 for Hugging Face's form, 0 for PyTorch's.
+        adam_mode: 1 decays the weights after Adam's step, as onnxruntime-training does; 0 before it, as PyTorch does.
     """
 
     # The defaults are those of onnxruntime-training, not PyTorch's.

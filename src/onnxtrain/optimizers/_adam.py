@@ -75,7 +75,7 @@ class AdamW(_AdamFamily):
 
     - adam_mode 0, the default, as torch.optim.AdamW:
       w' = w·(1 - lr·weight_decay) - lr·(m'/c1)/(sqrt(v'/c2) + eps).
-    - adam_mode 1, as Hugging Face's AdamW and onnxruntime-training:
+    - adam_mode 1, as Hugging Face's former AdamW and onnxruntime-training:
       u = w - lr·sqrt(c2)/c1·m'/(sqrt(v') + eps);  w' = u - lr·weight_decay·u.
 
     The names of `generate_artifacts`, "adamw" and `OptimType.AdamW`, are :meth:`of_onnxruntime_training`.
@@ -85,7 +85,8 @@ class AdamW(_AdamFamily):
         eps: added to the denominator, which it keeps from zero, e.g. 1e-8.
         weight_decay: factor of the decay, decoupled from the gradient, e.g. 0.01.
         bias_correction: False takes c1 = c2 = 1.
-        adam_mode: form of the step: 0, PyTorch's, or 1, Hugging Face's.
+        adam_mode: 0 decays the weights before Adam's step, as PyTorch does; 1 decays them after the step, as Hugging
+            Face's former AdamW and onnxruntime-training do.
     """
 
     weight_decay: float = 0.01

@@ -30,6 +30,7 @@ OTHER_PAGES = [
     "docs/README.md",
     "docs/browser.md",
     "docs/command-line.md",
+    "docs/environment-variables.md",
     "docs/forecasting.md",
     "docs/index.md",
     "docs/install.md",
@@ -52,6 +53,28 @@ def test_commands_of_the_readme_are_targets_of_the_makefile() -> None:
     for target in targets:
         assert re.search(rf"^{target}:", makefile, re.MULTILINE)
     assert "make test" in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+
+
+def test_every_environment_variable_is_in_the_table() -> None:
+    """Each is read by its name as a whole; macros and options of CMake are no such names."""
+    reads = {
+        "*.py": r'"(ONNXTRAIN_[A-Z_]+)"',
+        "*.cpp": r'getenv\("(ONNXTRAIN_[A-Z_]+)"\)',
+        "*.mjs": r"process\.env\.(ONNXTRAIN_[A-Z_]+)",
+        "*.yml": r"!ENV \[(ONNXTRAIN_[A-Z_]+)",
+    }
+    read: set[str] = set()
+    for pattern, name in reads.items():
+        for folder in ("src", "tests", "docs/hooks", "benchmarks", "examples", "kernels/csrc", "web"):
+            for path in (ROOT / folder).rglob(pattern):
+                if "node_modules" not in path.parts and path.is_file():
+                    read |= {*re.findall(name, path.read_text(encoding="utf-8"))}
+        for path in ROOT.glob(pattern):
+            read |= {*re.findall(name, path.read_text(encoding="utf-8"))}
+    page = (ROOT / "docs" / "environment-variables.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (.*?) \|", page, re.MULTILINE)
+    assert len(read) > 20
+    assert {name for row in rows for name in re.findall(r"`(ONNXTRAIN_[A-Z_]+)`", row)} == read
 
 
 def test_every_loss_and_optimizer_is_in_the_guide() -> None:

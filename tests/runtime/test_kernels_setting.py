@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import types
 from collections.abc import Iterator
@@ -73,3 +74,31 @@ def test_a_package_that_is_not_built(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(kernels.VARIABLE, "on")
     with pytest.raises(InputError, match="it is not built"):
         kernels.kernel_library()
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        (
+            "avx2",
+            "ONNXTRAIN_KERNELS_LEVEL='avx2': the package has no kernels of this level, or the processor lacks",
+        ),
+        (
+            "AVX",
+            "ONNXTRAIN_KERNELS_LEVEL='AVX': there is no such level; expected one of 'baseline', 'avx2', 'avx512'",
+        ),
+    ],
+)
+def test_a_level_that_sessions_do_not_get(monkeypatch: pytest.MonkeyPatch, wanted: str, message: str) -> None:
+    _install(monkeypatch, kernels.FUNCTIONS)
+    monkeypatch.setattr(sys.modules["onnxtrain_kernels"], "level", lambda: "baseline", raising=False)
+    kernels._warn_of_level.cache_clear()
+    with pytest.warns(RuntimeWarning, match=re.escape(message)) as warned:
+        kernels._warn_of_level(wanted, "kernels.so")
+    assert str(warned[0].message).endswith("The kernels of level 'baseline' are used")
+
+
+def test_the_levels_are_those_of_the_library() -> None:
+    text = (Path(__file__).parents[2] / "kernels/csrc/processor.cpp").read_text(encoding="utf-8")
+    (names,) = re.findall(r'constexpr const char\* all\[\] = \{"", (.*)\};', text)
+    assert tuple(name.strip('"') for name in names.split(", ")) == kernels.LEVELS

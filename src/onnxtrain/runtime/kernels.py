@@ -22,8 +22,10 @@ from onnxtrain.runtime import onnx_wire as wire
 from onnxtrain.runtime.lock import ProcessLock
 
 VARIABLE = "ONNXTRAIN_KERNELS"
-# Environment variable by which the kernels' package takes a level of instructions, e.g. "x86-64-v3".
+# Environment variable by which the kernels' package takes a level of instructions, e.g. "avx2".
 LEVEL = "ONNXTRAIN_KERNELS_LEVEL"
+LEVELS = ("baseline", "avx2", "avx512")
+"""Values of `ONNXTRAIN_KERNELS_LEVEL`; `kernels/csrc/processor.cpp` has the instructions of each."""
 FUNCTIONS = 1
 """Version of the functions in domain `onnxtrain` in artifacts; kernels of another version compute something else."""
 
@@ -185,9 +187,13 @@ def _warn_of_level(wanted: str | None, path: str) -> None:
             stacklevel=4,
         )
     elif wanted and wanted != level:
+        reason = (
+            "the package has no kernels of this level, or the processor lacks some of its instructions"
+            if wanted in LEVELS
+            else f"there is no such level; expected one of {', '.join(map(repr, LEVELS))}"
+        )
         warnings.warn(
-            f"{LEVEL}='{wanted}', but there are no kernels of this level or the processor lacks some of its "
-            f"instructions: the kernels of level '{level}' are used",
+            f"{LEVEL}='{wanted}': {reason}. The kernels of level '{level}' are used",
             RuntimeWarning,
             stacklevel=4,
         )

@@ -11,7 +11,7 @@ import onnx
 import pytest
 
 from onnxtrain.autodiff._registry import RULES
-from onnxtrain.functional._gradient_check import check_gradients
+from onnxtrain.functional import check_gradients
 from onnxtrain.functional.finite_differences import compare
 
 pytestmark = pytest.mark.torch

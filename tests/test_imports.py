@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import re
+from pathlib import Path
 
 import pytest
 
@@ -120,3 +122,19 @@ def test_command_line_without_its_packages() -> None:
     result = fresh_process.python("-c", code, code=1)
     assert "pip install 'onnxtrain[build]'" in result.stderr
     assert "Traceback" not in result.stderr
+
+
+def test_private_modules_of_another_room_are_read_by_the_rooms_that_the_architecture_names() -> None:
+    source = Path(onnxtrain.__file__).parent
+    readers = set()
+    for path in source.rglob("*.py"):
+        room = path.relative_to(source).parts[0]
+        for module in re.findall(
+            r"^\s*from onnxtrain\.([\w.]+) import", path.read_text("utf-8"), re.MULTILINE
+        ):
+            other, *rest = module.split(".")
+            if other != room and any(part.startswith("_") for part in rest):
+                readers.add(room)
+    page = (source.parents[1] / "docs" / "architecture.md").read_text(encoding="utf-8")
+    (named,) = re.findall(r"no part of what users import\. (.*?) read a few such modules", page)
+    assert readers == {*re.findall(r"`(\w+)/`", named)}

@@ -13,7 +13,7 @@ from onnxtrain.cli._data import Arrays, load_arrays
 from onnxtrain.cli._options import parse_dims
 from onnxtrain.cli._output import print_json, print_table, table
 from onnxtrain.errors import InputError
-from onnxtrain.functional._gradient_check import GradientCheck, check_gradients
+from onnxtrain.functional import GradientCheck, check_gradients
 from onnxtrain.passes import TrainingModePass, canonicalize, load_model
 from onnxtrain.selection import select_parameters
 

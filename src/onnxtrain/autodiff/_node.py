@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from onnxtrain.emitter import schema_of, static_dims
+from onnxtrain.emitter import known_array, schema_of, static_dims
 from onnxtrain.errors import RuleDefinitionError, ShapeRequired
 
 from ._mixing import is_mixed
@@ -194,10 +194,7 @@ class NodeView:
     def constant(self, value: ir.Value | None) -> np.ndarray | None:
         """Returns the array of a value that is known when the graph is built; None for a value of run time."""
         # An initializer that is trained has an array, too, but the next step changes it.
-        if value is None or value in self._needed or value.is_graph_input():
-            return None
-        tensor = ir.convenience.get_const_tensor(value)
-        return None if tensor is None else tensor.numpy()
+        return None if value in self._needed else known_array(value)
 
     def _where(self) -> str:
         return f"differentiating {self.op_type} ({where(self._node)})"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
-import numpy as np
 import onnx_ir as ir
 
 
@@ -14,12 +13,6 @@ def static_dims(value: ir.Value) -> tuple[int | None, ...] | None:
     if value.shape is None:
         return None
     return tuple(dim if isinstance(dim, int) else None for dim in value.shape)
-
-
-def known_array(value: ir.Value | None) -> np.ndarray | None:
-    """Returns the array of a constant or an initializer; None for inputs, computed values and absent ones."""
-    tensor = None if value is None or value.is_graph_input() else ir.convenience.get_const_tensor(value)
-    return None if tensor is None else tensor.numpy()
 
 
 def find_value(graph: ir.Graph, name: str) -> ir.Value | None:

@@ -222,5 +222,6 @@ def constant(value: ir.Value | None) -> float | None:
     # The caller may feed another value to an initializer that is an input, too.
     if value is None or value.is_graph_input():
         return None
+    # Not by `known_array`, which reads the values: of a weight the size is enough.
     tensor = ir.convenience.get_const_tensor(value)
     return float(tensor.numpy().item()) if tensor is not None and tensor.size == 1 else None

@@ -8,7 +8,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onnxtrain.emitter import static_dims
+from onnxtrain.emitter import known_array, static_dims
 from onnxtrain.functions import (
     floored_rms_normalization,
     group_normalization,
@@ -43,8 +43,8 @@ def _reduced(node: ir.Node) -> tuple[int, ...] | None:
     if len(node.inputs) == 1 or node.inputs[1] is None:
         return () if node.attributes.get_int("noop_with_empty_axes", 0) else tuple(range(rank))
     # Axes are an input since opset 18; only constant ones are known.
-    axes = ir.convenience.get_const_tensor(node.inputs[1])
-    return None if axes is None else tuple(sorted(axis % rank for axis in axes.numpy().ravel().tolist()))
+    axes = known_array(node.inputs[1])
+    return None if axes is None else tuple(sorted(axis % rank for axis in axes.ravel().tolist()))
 
 
 def _over_the_last_axis(node: ir.Node) -> Mapping[str, Any] | None:
@@ -102,8 +102,8 @@ def _grouped(last: ir.Node, match: Match) -> bool:
 
 def _into_groups(reshape: ir.Node) -> Mapping[str, Any] | None:
     """Matches a Reshape to `[batch, groups, -1]`; binds `num_groups`."""
-    sizes = None if reshape.inputs[1] is None else ir.convenience.get_const_tensor(reshape.inputs[1])
-    target = [] if sizes is None else sizes.numpy().ravel().tolist()
+    sizes = known_array(reshape.inputs[1])
+    target = [] if sizes is None else sizes.ravel().tolist()
     is_grouping = len(target) == 3 and target[0] == 0 and target[1] > 0 and target[2] == -1
     return (
         {"num_groups": target[1]} if is_grouping and not reshape.attributes.get_int("allowzero", 0) else None
@@ -113,8 +113,8 @@ def _into_groups(reshape: ir.Node) -> Mapping[str, Any] | None:
 def _unscaled(norm: ir.Node) -> Mapping[str, Any] | None:
     """Matches InstanceNormalization with ones as scale and zeros as bias; binds `epsilon`."""
     for parameter, wanted in zip(norm.inputs[1:], (1, 0), strict=True):
-        tensor = None if parameter is None else ir.convenience.get_const_tensor(parameter)
-        if tensor is None or not (tensor.numpy() == wanted).all():
+        array = known_array(parameter)
+        if array is None or not (array == wanted).all():
             return None
     return {"epsilon": norm.attributes.get_float("epsilon", 1e-5)}
 

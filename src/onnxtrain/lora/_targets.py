@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
+from onnxtrain.emitter import known_array
 from onnxtrain.errors import GraphBuildError
 from onnxtrain.lora._config import ALL_LINEAR, LoraConfig, matches, matches_end
 from onnxtrain.passes.parameters.block_order import fault_of_order
@@ -361,6 +362,6 @@ def _part_sizes(whole: Target) -> list[int] | None:
         sizes = [heads * size, groups * size, groups * size]
     # Qwen3 normalises queries and keys: there the builder splits the product itself.
     elif reader.op_type == "Split" and len(reader.inputs) > 1:
-        given = ir.convenience.get_const_tensor(reader.inputs[1]) if reader.inputs[1] is not None else None
-        sizes = None if given is None else [int(size) for size in given.numpy()]
+        written_sizes = known_array(reader.inputs[1])
+        sizes = None if written_sizes is None else [int(size) for size in written_sizes]
     return sizes if sizes is not None and len(sizes) == 3 and sum(sizes) == whole.total else None

@@ -52,7 +52,13 @@ from onnxtrain.passes.shapes.implied_ranks import ImpliedRanksPass
 from onnxtrain.passes.shapes.infer import infer_shapes, settle_shapes
 from onnxtrain.passes.tidy.after_gradients import simplify_gradients
 from onnxtrain.passes.tidy.cleanup import CleanupPass
-from onnxtrain.passes.tidy.constants import is_constant, is_float_parameter, lift_constants, mark_constant
+from onnxtrain.passes.tidy.constants import (
+    is_constant,
+    is_float_parameter,
+    known_array,
+    lift_constants,
+    mark_constant,
+)
 from onnxtrain.passes.tidy.cross_entropy import CrossEntropyPass
 from onnxtrain.passes.tidy.fold_constants import FoldConstantsPass
 
@@ -108,6 +114,7 @@ __all__ = [
     "is_setting",
     "is_stop_gradient",
     "is_training_batch_norm",
+    "known_array",
     "lift_constants",
     "load_model",
     "lost_detaches",

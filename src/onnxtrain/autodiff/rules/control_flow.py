@@ -18,7 +18,7 @@ from onnxtrain.autodiff._activity import captured_values, is_differentiable_dtyp
 from onnxtrain.autodiff._driver import pull_back
 from onnxtrain.autodiff._node import NodeView, where
 from onnxtrain.autodiff._registry import Cotangents, vjp
-from onnxtrain.emitter import Emitter, static_dims
+from onnxtrain.emitter import Emitter, known_array, static_dims
 from onnxtrain.errors import NoGradientRule
 from onnxtrain.op_facts import RANDOM_OPS
 
@@ -316,8 +316,8 @@ def _draws(node: ir.Node) -> bool:
     if node.op_type != "Dropout":
         return True
     training = node.inputs[2] if len(node.inputs) > 2 else None
-    mode = None if training is None else ir.convenience.get_const_tensor(training)
-    return training is not None and (mode is None or bool(mode.numpy().any()))
+    mode = known_array(training)
+    return training is not None and (mode is None or bool(mode.any()))
 
 
 def _return(op: Emitter, values: Sequence[ir.Value], like: Sequence[ir.Value]) -> None:

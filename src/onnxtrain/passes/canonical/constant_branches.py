@@ -6,6 +6,7 @@ from collections import Counter
 
 import onnx_ir as ir
 
+from onnxtrain.passes.tidy.constants import known_array
 from onnxtrain.passes.tidy.replace_value import stand_in
 from onnxtrain.passes.tidy.unique_names import numbered, values_of
 from onnxtrain.passes.tidy.unused import read_nothing
@@ -33,11 +34,8 @@ def _taken(node: ir.Node) -> bool | None:
     """Return the condition of an If; None if the condition is not constant or the node is no If."""
     if node.op_type != "If" or node.domain != "" or node.graph is None or not node.inputs:
         return None
-    condition = node.inputs[0]
-    if condition is None or condition.is_graph_input():
-        return None
-    tensor = ir.convenience.get_const_tensor(condition)
-    return None if tensor is None or tensor.size != 1 else bool(tensor.numpy().item())
+    condition = known_array(node.inputs[0])
+    return None if condition is None or condition.size != 1 else bool(condition.item())
 
 
 def _replace(model: ir.Model, node: ir.Node, taken: bool) -> None:

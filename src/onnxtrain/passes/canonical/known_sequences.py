@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import onnx_ir as ir
 
-from onnxtrain.passes.tidy.constants import lift_constants
+from onnxtrain.passes.tidy.constants import known_array, lift_constants
 from onnxtrain.passes.tidy.replace_value import replace_node, write_before
 from onnxtrain.passes.tidy.unused import is_read
 
@@ -99,14 +99,14 @@ def _split(node: ir.Node, elements_of: dict[ir.Value, _Elements | None]) -> _Ele
     axis = node.attributes.get_int("axis", 0) % source.shape.rank()
     size = source.shape[axis]
     sizes = node.inputs[1] if len(node.inputs) > 1 else None
-    lengths = ir.convenience.get_const_tensor(sizes) if sizes is not None else None
+    lengths = known_array(sizes)
     # A vector lists the size of each part, so the axis need not be static.
-    if sizes is not None and lengths is not None and len(lengths.shape) == 1:
-        parts = [int(length) for length in lengths.numpy()]
+    if sizes is not None and lengths is not None and lengths.ndim == 1:
+        parts = [int(length) for length in lengths]
     elif not isinstance(size, int) or (sizes is not None and lengths is None):
         return None
     else:
-        step = 1 if lengths is None else int(lengths.numpy().item())
+        step = 1 if lengths is None else int(lengths.item())
         parts = [min(step, size - start) for start in range(0, size, step)] if step > 0 else []
     if not parts:
         return None
@@ -179,8 +179,8 @@ _OPTIONAL = frozenset({"OptionalGetElement", "OptionalHasElement"})
 
 def _number(value: ir.Value | None) -> int | None:
     """Return the number that a value holds if it is a constant of one element; else None."""
-    tensor = ir.convenience.get_const_tensor(value) if value is not None else None
-    return None if tensor is None or tensor.size != 1 else int(tensor.numpy().item())
+    array = known_array(value)
+    return None if array is None or array.size != 1 else int(array.item())
 
 
 def _constant(node: ir.Node, number: int | list[int] | bool) -> ir.Value:

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator
 
 import onnx_ir as ir
 
+from onnxtrain.passes.tidy.constants import known_array
 from onnxtrain.passes.tidy.unused import remove_unread_initializers
 
 # Metadata of a node by the Dynamo exporter: the operation in PyTorch, e.g.
@@ -51,10 +52,10 @@ def mark_stopped_gradients(model: ir.Model) -> ir.Model:
 def _chooses_nothing(node: ir.Node) -> bool:
     """Tell if a Where is `Where(true, x, x)` with a scalar constant `true`."""
     condition, first, second = node.inputs
-    if first is not second or condition is None or condition.is_graph_input():
+    if first is not second:
         return False
-    tensor = ir.convenience.get_const_tensor(condition)
-    return tensor is not None and tensor.shape.rank() == 0 and bool(tensor.numpy())
+    chosen = known_array(condition)
+    return chosen is not None and chosen.ndim == 0 and bool(chosen)
 
 
 def lost_detaches(graph: ir.Graph, active: Collection[ir.Value]) -> Iterator[ir.Node]:

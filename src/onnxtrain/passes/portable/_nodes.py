@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from onnxtrain.passes.tidy.constants import known_array
 from onnxtrain.passes.tidy.replace_value import write_before
 
 
@@ -26,9 +27,7 @@ def every_node(model: ir.Model) -> Iterator[ir.Node]:
 
 def constant_input(node: ir.Node, index: int) -> npt.NDArray[np.generic] | None:
     """Return the value of an input that is a constant; None if it is absent or computed."""
-    value = node.inputs[index] if index < len(node.inputs) else None
-    tensor = None if value is None else ir.convenience.get_const_tensor(value)
-    return None if tensor is None else tensor.numpy()
+    return known_array(node.inputs[index]) if index < len(node.inputs) else None
 
 
 class WriterBefore:

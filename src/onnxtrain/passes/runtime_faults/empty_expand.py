@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from onnxtrain.passes.tidy.constants import known_array
 from onnxtrain.passes.tidy.replace_value import write_before
 
 
@@ -35,10 +36,10 @@ class EmptyExpandPass(ir.passes.InPlacePass):
 def _axes_to_cut(node: ir.Node) -> list[int]:
     """Return the axes of an Expand's input that a constant shape gives size 0 and that may have size 1."""
     x, shape = node.inputs[0], node.inputs[1]
-    target = None if shape is None else ir.convenience.get_const_tensor(shape)
+    target = known_array(shape)
     if target is None or x is None or x.shape is None:
         return []
-    sizes = target.numpy().tolist()
+    sizes = target.tolist()
     # Axes that the Expand adds in front of those of its input.
     before = len(sizes) - len(x.shape)
     # A symbolic size may turn out to be 1, and a cut from 0 to 0 is right for every size.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from onnxtrain.op_facts import REDUCTIONS
+from onnxtrain.passes.tidy.constants import known_array
 from onnxtrain.passes.tidy.replace_value import write_before
 from onnxtrain.passes.tidy.unused import remove_unread_initializers
 
@@ -85,8 +86,8 @@ def _negative_axes(node: ir.Node) -> list[int] | None:
     if node.op_type not in REDUCTIONS or node.domain != "" or len(node.inputs) < 2:
         return None
     data, axes = node.inputs
-    tensor = ir.convenience.get_const_tensor(axes) if axes is not None else None
-    if tensor is None or data is None or not data.shape:
+    constant_axes = known_array(axes)
+    if constant_axes is None or data is None or not data.shape:
         return None
-    numbers, rank = tensor.numpy().ravel().tolist(), data.shape.rank()
+    numbers, rank = constant_axes.ravel().tolist(), data.shape.rank()
     return [axis % rank for axis in numbers] if any(axis < 0 for axis in numbers) else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from onnxtrain.passes.tidy.constants import known_array
 from onnxtrain.passes.tidy.replace_value import write_before
 
 
@@ -34,7 +35,7 @@ def _default_axes(node: ir.Node) -> list[int]:
     starts, axes, steps = node.inputs[1], node.inputs[3], node.inputs[4]
     if starts is None or axes is not None or steps is None:
         return []
-    constant_starts = ir.convenience.get_const_tensor(starts)
-    if constant_starts is None or ir.convenience.get_const_tensor(steps) is not None:
+    constant_starts = known_array(starts)
+    if constant_starts is None or known_array(steps) is not None:
         return []
     return list(range(constant_starts.size))

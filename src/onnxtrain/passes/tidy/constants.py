@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
+import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import common
 
@@ -25,6 +26,13 @@ def is_float_parameter(value: ir.Value) -> bool:
 def mark_constant(value: ir.Value) -> None:
     """Mark an initializer, or the output of a Constant node, as no parameter."""
     value.metadata_props[_KEY] = "true"
+
+
+def known_array(value: ir.Value | None) -> np.ndarray | None:
+    """Return the array of a constant or an initializer; None for inputs, computed values and absent ones."""
+    # The caller may feed another array to an initializer that is an input, too.
+    tensor = None if value is None or value.is_graph_input() else ir.convenience.get_const_tensor(value)
+    return None if tensor is None else tensor.numpy()
 
 
 def add_initializer(graph: ir.Graph, tensor: ir.TensorProtocol) -> ir.Value:

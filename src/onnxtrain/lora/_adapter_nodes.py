@@ -1,0 +1,205 @@
+"""Writes the nodes of adapters: the products with A and B, and the Add to what a layer computes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxtrain.emitter import Emitter
+from onnxtrain.lora._targets import INTEGER_PRODUCTS, Target
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """The matrices of the adapter of one layer.
+
+    Attributes:
+        target: the layer.
+        a: A transposed, [in, r]; for a convolution A itself, [r, in, 1, 1].
+        b: B transposed, [r, out]; for a convolution [out, r, 1, 1].
+        scaling: factor of the product of both.
+    """
+
+    target: Target
+    a: ir.Value
+    b: ir.Value
+    scaling: float
+
+
+def write_adapters(
+    model: ir.Model, targets: Sequence[Target], adapters: dict[str, Adapter], *, dropout: float
+) -> None:
+    """Adds the product of each adapter to what its layer computes."""
+    op = Emitter(model.graph, functions=model.functions)
+    # Parts of a merged layer stand side by side, and get one Add.
+    for node, parts in groupby(targets, key=lambda target: target.node):
+        chosen = [adapters[target.module] for target in parts]
+        output, form = _output_of(chosen[0].target)
+        producer = output.producer()
+        assert producer is not None
+        # Listed before the Add is written, which reads the output itself.
+        uses, is_output, name = list(output.uses()), output.is_graph_output(), output.name
+        with op.placing(after=producer):
+            op.scope = f"{chosen[0].target.module.rpartition('.')[0] or 'lora'}/lora/"
+            delta = _delta(op, chosen, node, dropout)
+            total = form.rounded(op, op.Add(form.real(op, output), delta))
+            # Later passes rely on shapes that the file declares.
+            total.shape = output.shape
+            if total.dtype is None:
+                total.type = output.type
+        for use in uses:
+            use.node.replace_input_with(use.idx, total)
+        # Callers ask for an output by its name, which goes to the sum.
+        if is_output:
+            model.graph.outputs[list(model.graph.outputs).index(output)] = total
+            output.name, total.name = f"{name}.base", name
+    op.scope = ""
+
+
+@dataclass(frozen=True)
+class _Form:
+    """Tells in which form a layer's output is, to which an adapter is added in floating point.
+
+    Attributes:
+        scale: scale and zero point of the layer's output, e.g. values `y_scale` and `y_zero_point`; [] if it is not
+            quantised.
+        is_integer: True if the output itself is integers, False if it is what DequantizeLinear makes of them.
+    """
+
+    scale: Sequence[ir.Value]
+    is_integer: bool = False
+
+    def real(self, op: Emitter, output: ir.Value) -> ir.Value:
+        """Writes the output in floating point."""
+        return op.DequantizeLinear(output, *self.scale) if self.is_integer else output
+
+    def rounded(self, op: Emitter, total: ir.Value) -> ir.Value:
+        """Writes the sum in the form of the output."""
+        # The next layer multiplies integers. Without an adapter the sum is the output, and is rounded to itself.
+        if self.scale:
+            total = op.QuantizeLinear(total, *self.scale)
+        return op.DequantizeLinear(total, *self.scale) if self.scale and not self.is_integer else total
+
+
+def _output_of(target: Target) -> tuple[ir.Value, _Form]:
+    """Returns the value to which the adapter of a layer is added."""
+    node, output = target.node, target.node.outputs[0]
+    if target.is_integer:
+        indices = INTEGER_PRODUCTS[node.domain, node.op_type][:2]
+        scale = [value for i in indices if i < len(node.inputs) and (value := node.inputs[i]) is not None]
+        # QGemm without a scale of its result computes it in floating point.
+        return output, _Form(scale, is_integer=bool(scale))
+    output = _with_bias(output)
+    quantize = _sole_reader(output, "QuantizeLinear")
+    dequantize = None if quantize is None else _sole_reader(quantize.outputs[0], "DequantizeLinear")
+    # ONNX Runtime computes a product between DequantizeLinear and QuantizeLinear in integers. An Add between the two
+    # would make it a product in floating point, which is rounded otherwise now and then.
+    if quantize is None or dequantize is None or quantize.inputs[1:] != dequantize.inputs[1:]:
+        return output, _Form([])
+    return dequantize.outputs[0], _Form([value for value in quantize.inputs[1:] if value is not None])
+
+
+def _with_bias(output: ir.Value) -> ir.Value:
+    """Returns the sum of a layer's output and its bias, where an Add behind the layer computes it; else the output."""
+    add = _sole_reader(output, "Add", any_input=True)
+    bias = None if add is None else next((value for value in add.inputs if value is not output), None)
+    # ONNX Runtime (1.32) makes one node of a product and such an Add, e.g. of MatMulNBits, which rounds otherwise than
+    # two nodes. An adapter between both would change the results of a file that no adapter is active on.
+    if add is None or bias is None or bias.const_value is None or len(bias.const_value.shape) != 1:
+        return output
+    # It joins the Add with a Gelu behind it, and then not with the product.
+    return output if _feeds_gelu(add.outputs[0]) else add.outputs[0]
+
+
+def _feeds_gelu(value: ir.Value) -> bool:
+    """Says if ONNX Runtime joins a Gelu with the Add of a bias that computes the value."""
+    readers = [use.node for use in value.uses()]
+    if len(readers) == 1 and readers[0].op_type in ("Gelu", "FastGelu"):
+        return True
+    # It (1.32) joins the formula with Erf, in which the value is divided by the root of 2, before it looks for biases
+    # of products. Others stay as they are, or become a Gelu when their biases are part of products already.
+    node = next((reader for reader in readers if reader.op_type == "Div"), None)
+    for op_type in ("Erf", "Add", "Mul"):
+        node = None if node is None else _sole_reader(node.outputs[0], op_type, any_input=True)
+    # The factor is the value, or half of it.
+    return node is not None and any(
+        factor is value or (factor is not None and factor.producer() in readers) for factor in node.inputs
+    )
+
+
+def _sole_reader(value: ir.Value, op_type: str, *, any_input: bool = False) -> ir.Node | None:
+    """Returns the node of this op that alone reads a value; None if there is another reader, or none.
+
+    Args:
+        value: the value.
+        op_type: e.g. "QuantizeLinear".
+        any_input: False if the value must be the node's first input.
+    """
+    uses = list(value.uses())
+    if len(uses) != 1 or value.is_graph_output():
+        return None
+    node = uses[0].node
+    reads = any_input or uses[0].idx == 0
+    return node if node.domain == "" and node.op_type == op_type and reads else None
+
+
+def _delta(op: Emitter, adapters: Sequence[Adapter], node: ir.Node, dropout: float) -> ir.Value:
+    """Writes what the adapters of one node add to its output."""
+    x = node.inputs[0]
+    assert x is not None
+    weights = adapters[0].a.dtype
+    differs = adapters[0].target.dtype != weights
+    # Adapters are trained in float32 beside a float16 model, as PEFT does (autocast_adapter_dtype). ONNX Runtime drops
+    # casts that turn out to be none.
+    if adapters[0].target.is_integer:
+        x = op.DequantizeLinear(x, *(value for value in node.inputs[1:3] if value is not None))
+    read = x
+    x = op.Cast(x, to=weights) if differs else x
+    if adapters[0].target.is_convolution:
+        result = _convolved(op, adapters[0], x, node, dropout)
+    else:
+        result = _multiplied(op, adapters, x, dropout)
+    return op.CastLike(result, read) if differs else result
+
+
+def _dropped(op: Emitter, x: ir.Value, dropout: float) -> ir.Value:
+    return op.Dropout(x, op.const(dropout, ir.DataType.FLOAT), op.const(True)) if dropout else x
+
+
+def _scaled(op: Emitter, value: ir.Value, scaling: float) -> ir.Value:
+    # A factor of 1 would be a node for nothing: adapters of a deployed model have it.
+    return value if scaling == 1 else op.Mul(value, scaling)
+
+
+def _convolved(op: Emitter, adapter: Adapter, x: ir.Value, node: ir.Node, dropout: float) -> ir.Value:
+    # As PEFT's layer of a convolution: the first of both has its stride, the second none.
+    strides = list(node.attributes.get_ints("strides", ())) or None
+    hidden = op.Conv(_dropped(op, x, dropout), adapter.a, **({"strides": strides} if strides else {}))
+    return op.Conv(_scaled(op, hidden, adapter.scaling), adapter.b)
+
+
+def _multiplied(op: Emitter, adapters: Sequence[Adapter], x: ir.Value, dropout: float) -> ir.Value:
+    """Writes x A B for one layer, or for the parts of a merged layer."""
+    total = adapters[0].target.total
+    if len(adapters) == 1 and adapters[0].target.output_size == total:
+        # The scaling multiplies the smallest of the three tensors.
+        hidden = op.MatMul(_dropped(op, x, dropout), adapters[0].a)
+        return op.MatMul(_scaled(op, hidden, adapters[0].scaling), adapters[0].b)
+    # Parts share one product with x, and one with B: each B is padded by zeros to the outputs of the whole, so that
+    # parts without an adapter get zeros.
+    parts = []
+    for adapter in adapters:
+        behind = total - adapter.target.start - adapter.target.output_size
+        b = _scaled(op, adapter.b, adapter.scaling)
+        parts.append(op.Pad(b, op.const(np.array([0, adapter.target.start, 0, behind], np.int64))))
+    b = op.Concat(*parts, axis=0)
+    if dropout:
+        # Each adapter drops elements of its own, as each of PEFT's layers does.
+        hidden = op.Concat(*(op.MatMul(_dropped(op, x, dropout), adapter.a) for adapter in adapters), axis=-1)
+    else:
+        hidden = op.MatMul(x, op.Concat(*(adapter.a for adapter in adapters), axis=1))
+    return op.MatMul(hidden, b)

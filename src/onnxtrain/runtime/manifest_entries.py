@@ -1,0 +1,248 @@
+"""Defines what a manifest says: one class per kind of entry (`docs/contracts.md`, "The manifest")."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from onnxtrain.runtime.dtypes import Array, DType
+
+Dim = int | str | None
+"""Size of an axis: a number, a symbolic size such as "batch", or None if it is unknown."""
+Signature = tuple[str, str, Sequence[int]]
+"""Name, dtype and shape of one tensor, e.g. ("fc.weight", "float32", (2, 3))."""
+
+
+@dataclass(frozen=True)
+class ClassLabels:
+    """Allowed values of an integer target that holds class labels.
+
+    Attributes:
+        count: number of classes, so that labels are 0 .. count - 1; None if it is unknown.
+        ignore_index: label whose elements do not count, e.g. -100; None if all count.
+        axis: axis of the scores along which the classes lie, e.g. -1 for [batch, sequence, vocabulary].
+        scores: sizes of the scores if they have more than two axes, e.g. ("batch", "seq", 512). Only such scores leave
+            a choice of axes.
+        shift: the scores at position t of axis 1 belong to the label at t + shift; 1 where the next token is predicted.
+    """
+
+    count: int | None
+    ignore_index: int | None
+    axis: int = 1
+    scores: tuple[Dim, ...] | None = None
+    shift: int = 0
+
+
+@dataclass(frozen=True)
+class LossMean:
+    """The denominator of the loss, which is a mean over the samples of a batch or over the labels in them.
+
+    The losses of several batches are combined by it: each batch counts with its :meth:`count`.
+
+    Attributes:
+        labels: name of the input or target with the labels, e.g. "labels"; None for a mean over samples.
+        ignore_index: label that does not count, e.g. -100; None if all labels count.
+        weight: weight per class, e.g. (1.0, 0.5); None if each label counts 1.
+        sample_weight: name of the input with a weight per sample, by which the counts are multiplied; None if each
+            sample counts 1.
+        shift: number of labels at the start of each sequence that do not count, as no scores belong to them, e.g. 1.
+    """
+
+    labels: str | None = None
+    ignore_index: int | None = None
+    weight: tuple[float, ...] | None = None
+    sample_weight: str | None = None
+    shift: int = 0
+
+    def count(self, specs: Sequence[InputSpec], arrays: Sequence[Array]) -> float:
+        """Computes the weight of a batch's loss in a mean over batches.
+
+        Args:
+            specs: inputs and targets of the training model.
+            arrays: one array of the batch per input and target.
+
+        Returns:
+            The number of samples or labels, or the sum of their weights; 0 if no element of the batch counts.
+        """
+        if self.labels is None and self.sample_weight is None:
+            return float(len(arrays[0]))
+        if self.sample_weight is not None:
+            named = {spec.name: array for spec, array in zip(specs, arrays, strict=True)}
+            return self._weighted(named, named[self.sample_weight])
+        labels = next(a for spec, a in zip(specs, arrays, strict=True) if spec.name == self.labels)
+        labels = labels[:, self.shift :] if self.shift else labels
+        if self.weight is None:
+            return float(
+                labels.size if self.ignore_index is None else np.count_nonzero(labels != self.ignore_index)
+            )
+        # First, because the label to ignore may be no index of the weights.
+        if self.ignore_index is not None:
+            labels = labels[labels != self.ignore_index]
+        return float(np.asarray(self.weight)[labels].sum())
+
+    def _weighted(self, named: Mapping[str, Array], weights: Array) -> float:
+        """Sums the weights of the samples, each times the number or weights of its labels that count."""
+        # In float64: a sum of many float32 weights would lose digits.
+        if self.labels is None or (self.ignore_index is None and self.weight is None):
+            # The loss is then the weighted mean of the losses of the samples.
+            return float(weights.sum(dtype=np.float64))
+        labels = named[self.labels]
+        labels = labels[:, self.shift :] if self.shift else labels
+        counted = np.ones(labels.shape, bool) if self.ignore_index is None else labels != self.ignore_index
+        of_class = np.ones(1) if self.weight is None else np.asarray(self.weight)
+        # An ignored label, e.g. -100, is no index: it reads the weight of class 0, and the line below sets it to 0.
+        index = np.where(counted, labels, 0) if self.weight is not None else np.zeros(labels.shape, int)
+        counts = np.where(counted, of_class[index], 0.0).reshape(len(labels), -1).sum(axis=1)
+        return float(counts @ weights.astype(np.float64))
+
+
+@dataclass(frozen=True)
+class InputSpec:
+    """A user input or a target of the training model.
+
+    Attributes:
+        name: name of the graph input, e.g. "x".
+        dtype: element type.
+        shape: sizes, e.g. ("batch", 4); None if the rank is unknown.
+        class_labels: allowed labels if it is a target of class labels, else None.
+        sample_weight: True if it holds a weight for each sample.
+    """
+
+    name: str
+    dtype: DType
+    shape: tuple[Dim, ...] | None
+    class_labels: ClassLabels | None = None
+    sample_weight: bool = False
+
+
+@dataclass(frozen=True)
+class ParameterSpec:
+    """A parameter of the training model.
+
+    Attributes:
+        name: name of the graph input, e.g. "fc.weight".
+        dtype: element type.
+        shape: sizes, e.g. (3, 4).
+        trainable: False if the parameter is frozen.
+        gradient: name of the output with the gradient, e.g. "fc.weight_grad"; None if the parameter is frozen.
+        gradient_indices: name of the output with the numbers of the rows that were read, if the gradient is sparse;
+            None if the gradient has the shape of the parameter.
+    """
+
+    name: str
+    dtype: DType
+    shape: tuple[int, ...]
+    trainable: bool
+    gradient: str | None
+    gradient_indices: str | None = None
+
+
+@dataclass(frozen=True)
+class StatisticSpec:
+    """A running statistic of a BatchNorm layer.
+
+    Attributes:
+        name: name of the graph input, e.g. "bn.running_mean".
+        dtype: element type.
+        shape: sizes, e.g. (16,).
+        output: name of the output with the updated value, e.g. "bn.running_mean_updated".
+    """
+
+    name: str
+    dtype: DType
+    shape: tuple[int, ...]
+    output: str
+
+
+HOST_VALUES = ("seed", "step", "run")
+"""Numbers that a host feeds beside data and parameters: the seed that the user gives, 0 by default; the number of
+optimizer steps taken so far, which checkpoints keep; and the number of runs of the training model since the last of
+these steps."""
+
+
+@dataclass(frozen=True)
+class HostInput:
+    """An input of the training model that holds numbers which the host knows, e.g. to draw masks of Dropout from.
+
+    Attributes:
+        name: name of the graph input, e.g. "onnxtrain.random".
+        holds: per element of the input, int64 [n], one of :data:`HOST_VALUES`, e.g. ("seed", "step", "run").
+    """
+
+    name: str
+    holds: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class OptimizerSpec:
+    """The optimizer model of a run.
+
+    Attributes:
+        type: name of the optimizer, e.g. "AdamW".
+        moments: names of its states, e.g. ("momentum0", "momentum1").
+        initial_values: per moment, the value from which each element starts, e.g. (0.0, 0.0).
+        learning_rate: name of the input with the learning rate, e.g. "learning_rate".
+        step: name of the input with the number of the step, from 1, e.g. "step".
+    """
+
+    type: str
+    moments: tuple[str, ...]
+    initial_values: tuple[float, ...]
+    learning_rate: str
+    step: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A parsed manifest.
+
+    Attributes:
+        fingerprint: digest of parameters and statistics, see :func:`fingerprint`.
+        inputs: user inputs, in order.
+        targets: targets, in order, e.g. those named "labels" and "sample_weight".
+        outputs: names of the outputs of the training and eval models, the loss first, e.g. ("loss", "logits").
+        parameters: all parameters, in graph order.
+        statistics: running statistics of BatchNorm layers.
+        optimizer: the optimizer, None if the run has no optimizer model.
+        loss_mean: the denominator of the loss; None if the loss is a sum.
+        inference_outputs: names of the outputs of the inference model; empty if the run has none.
+        inference_inputs: names of its user inputs. A language model that generates text has those of `inputs` and its
+            cache of keys and values, e.g. "past_key_values.0.key".
+        profile: "default", or "portable" for models that run in every build of ONNX Runtime.
+        host_inputs: further inputs of the training model, which the runtime fills; empty for most models.
+    """
+
+    fingerprint: str
+    inputs: tuple[InputSpec, ...]
+    targets: tuple[InputSpec, ...]
+    outputs: tuple[str, ...]
+    parameters: tuple[ParameterSpec, ...]
+    statistics: tuple[StatisticSpec, ...]
+    optimizer: OptimizerSpec | None
+    loss_mean: LossMean | None = LossMean()
+    inference_outputs: tuple[str, ...] = ()
+    inference_inputs: tuple[str, ...] = ()
+    profile: str = "default"
+    host_inputs: tuple[HostInput, ...] = ()
+
+    @property
+    def arguments(self) -> tuple[InputSpec, ...]:
+        """Arguments of `Module.__call__`: user inputs, then targets."""
+        return self.inputs + self.targets
+
+    @property
+    def sample_weight(self) -> InputSpec | None:
+        """The target that holds a weight for each sample, or None."""
+        return next((spec for spec in self.targets if spec.sample_weight), None)
+
+    @property
+    def trainable(self) -> tuple[ParameterSpec, ...]:
+        """The trainable parameters in graph order."""
+        return tuple(p for p in self.parameters if p.trainable)
+
+    @property
+    def sparse(self) -> tuple[ParameterSpec, ...]:
+        """The trainable parameters whose gradient is sparse, in graph order."""
+        return tuple(p for p in self.trainable if p.gradient_indices is not None)

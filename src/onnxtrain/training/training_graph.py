@@ -6,44 +6,41 @@ Steps 3 to 8 of "The life of one model" in `docs/architecture.md`; `build_traini
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import onnx_ir as ir
 
 from onnxtrain._words import argument
 from onnxtrain.autodiff import active_values, add_gradients, append_outputs, expand_path
-from onnxtrain.emitter import Emitter, find_value, static_dims, values_by_name
+from onnxtrain.emitter import Emitter, values_by_name
 from onnxtrain.errors import GraphBuildError, NothingToTrain
 from onnxtrain.fusion import PackedProductPass, fuse_exported, fuse_kernels
-from onnxtrain.losses import LABELS_KEY, TARGET_KEY, loss_mean, mark_labels
+from onnxtrain.losses import TARGET_KEY, loss_mean
 from onnxtrain.passes import (
     CleanupPass,
     FloatProductsPass,
     FoldFrozenBatchNormPass,
-    ReluAfterMaxPoolPass,
     TrainingModePass,
-    dropout_traces,
-    infer_shapes,
     promote_initializers,
-    remove_unread_nodes,
     settle_shapes,
     simplify_gradients,
     suit_runtime,
-    why_untyped,
 )
-from onnxtrain.passes.portable import HOLDS, draw_masks
-from onnxtrain.runtime.manifest import FORMAT, METADATA_KEY, SPARSE_VERSION, VERSION, fingerprint
-from onnxtrain.selection import batch_norms, float_initializers, is_float, select_parameters, some_names
+from onnxtrain.passes.portable import draw_masks
+from onnxtrain.runtime.manifest import METADATA_KEY
+from onnxtrain.selection import batch_norms, select_parameters, some_names
+from onnxtrain.training.build_state import Build
 from onnxtrain.training.export_warnings import check_training_mode, warn_of_export
 from onnxtrain.training.file_ops import join_skip_norms, restore_file_ops
+from onnxtrain.training.forward_graph import cut_to_loss, named
 from onnxtrain.training.inference_graph import build_inference_model, inference_entry
-from onnxtrain.training.key_value_cache import DropCachePass, find_cache
 from onnxtrain.training.layer_modes import BatchNormMode, lost_dropouts, switch_modes
 from onnxtrain.training.recompute import RecomputePass
 from onnxtrain.training.running_variance import update_unbiased
 from onnxtrain.training.sparse_gradients import keep_rows, match_sparse
+from onnxtrain.training.training_manifest import describe_training
 
 Precision = Literal["fp32", "bf16"]
 """Precision of products and convolutions of float32 values: float32, or bfloat16 with sums in float32."""
@@ -155,10 +152,10 @@ def build_training_graphs(
             "building the training graph: profile='portable' and precision='bf16' do not go together, as "
             "onnxruntime-web has no bfloat16; leave out one of them"
         )
-    mean = loss_mean(_named(model, loss))
+    mean = loss_mean(named(model, loss))
     frozen = list(frozen or ())
     as_deployed = activations == "deployed"
-    forward, traces = _cut_to_loss(model, [loss, *additional_outputs], frozen, as_deployed=as_deployed)
+    forward, traces = cut_to_loss(model, [loss, *additional_outputs], frozen, as_deployed=as_deployed)
     as_exported = switch_modes(forward, batch_norm)
     check_training_mode(forward, batch_norm, lost_dropouts(traces, batch_norm))
     # In both models: one with both kinds of products would compute neither the file's results nor those of the float
@@ -178,7 +175,7 @@ def build_training_graphs(
     training = _training_model(
         build, recompute=recompute, bfloat16=precision == "bf16", as_deployed=as_deployed
     )
-    manifest = _manifest(build, training) | {
+    manifest = describe_training(build, training) | {
         "loss_mean": mean,
         "activations": activations,
         "profile": profile,
@@ -192,70 +189,17 @@ def build_training_graphs(
     return TrainingGraphs(training, evaluation, manifest, build.parameters, build.statistics, inference)
 
 
-@dataclass
-class _Build:
-    """State of one call of `build_training_graphs`, filled from top to bottom by its stages.
-
-    Attributes:
-        forward: graph from the user's inputs and targets to its outputs, the loss and then the additional outputs.
-        trainable: names of the parameters to train, e.g. ["fc.weight", "fc.bias"].
-        sparse: names of the parameters whose gradients hold only the rows that a batch reads, e.g. ["table"].
-        parameters: initial value of each parameter, trainable or frozen, in graph order.
-        statistics: initial value of each BatchNorm running statistic, in graph order.
-        input_gradients: names of the inputs whose gradients are the training model's last outputs, e.g. ["x"].
-        updated: per running statistic, the output that holds it after the step, e.g.
-            {"bn.running_mean": "bn.running_mean_updated"}.
-        row_indices: per sparse parameter, the output that holds the row numbers of its gradient, e.g.
-            {"table": "table_grad_indices"}.
-        random: the input from which masks are drawn, behind all other inputs; None if nothing is drawn from an input.
-    """
-
-    forward: ir.Model
-    trainable: list[str]
-    sparse: list[str]
-    parameters: dict[str, ir.TensorProtocol]
-    statistics: dict[str, ir.TensorProtocol]
-    input_gradients: Sequence[str] = ()
-    updated: dict[str, str] = field(default_factory=dict)
-    row_indices: dict[str, str] = field(default_factory=dict)
-    random: ir.Value | None = None
-
-
-def _cut_to_loss(
-    model: ir.Model, outputs: Sequence[str], frozen: Collection[str], *, as_deployed: bool
-) -> tuple[ir.Model, list[ir.Node]]:
-    """Copies the part of `model` that computes `outputs`, of which the first becomes a scalar: the loss.
-
-    Returns:
-        The copy, and the nodes in it that stood in the place of Dropout modules (`passes.dropout_traces`).
-    """
-    forward = model.clone()
-    _set_outputs(forward, outputs)
-    _make_scalar(forward)
-    # The loss reads no cache, and training has no earlier tokens; the inference model keeps both.
-    DropCachePass(find_cache(model.graph), as_deployed=as_deployed)(forward)
-    # The clean-up removes each Identity, and with it the place of a Dropout that the exporter has removed.
-    remove_unread_nodes(forward.graph)
-    traces = dropout_traces(forward.graph)
-    # Unused initializers stay, too: the selection of parameters names those that a user asked for in its errors.
-    CleanupPass(keep={*(name for name, _ in float_initializers(forward)), *frozen})(forward)
-    mark_labels(forward.graph)
-    # Before differentiation, so that the gradient of Relu, too, has the smaller shape behind the pooling.
-    ReluAfterMaxPoolPass()(forward)
-    return forward, traces
-
-
 def _choose_parameters(
     forward: ir.Model,
     requires_grad: Iterable[str] | None,
     frozen: Iterable[str],
     sparse_gradients: Iterable[str],
-) -> _Build:
+) -> Build:
     """Starts a build: sorts the initializers into trainable, frozen and statistics, and keeps their values."""
     selection = select_parameters(forward, requires_grad, frozen)
     sparse = match_sparse(sparse_gradients, selection.trainable)
     values = {name: _tensor(forward, name) for name in forward.graph.initializers}
-    return _Build(
+    return Build(
         forward,
         list(selection.trainable),
         sparse,
@@ -264,7 +208,7 @@ def _choose_parameters(
     )
 
 
-def _promote_parameters(build: _Build) -> None:
+def _promote_parameters(build: Build) -> None:
     """Makes parameters and statistics inputs of the forward graph, after the user's inputs and the targets."""
     # From this stage on nothing may rely on their values, which the device sets: shapes are inferred anew without them.
     inputs = build.forward.graph.inputs
@@ -276,7 +220,7 @@ def _promote_parameters(build: _Build) -> None:
     build.forward = settle_shapes(build.forward)
 
 
-def _evaluation_model(build: _Build, *, as_deployed: bool) -> ir.Model:
+def _evaluation_model(build: Build, *, as_deployed: bool) -> ir.Model:
     """Copies the forward graph and switches Dropout and BatchNormalization to inference mode."""
     # Before the training model is built, which changes the forward graph in place.
     evaluation = build.forward.clone()
@@ -289,7 +233,7 @@ def _evaluation_model(build: _Build, *, as_deployed: bool) -> ir.Model:
     return evaluation
 
 
-def _training_model(build: _Build, *, recompute: Recompute, bfloat16: bool, as_deployed: bool) -> ir.Model:
+def _training_model(build: Build, *, recompute: Recompute, bfloat16: bool, as_deployed: bool) -> ir.Model:
     """Differentiates the forward graph and rewrites the result for ONNX Runtime.
 
     Its outputs are the loss and the additional outputs, the gradients of the parameters, the row numbers of sparse
@@ -337,8 +281,8 @@ def _computed_names(model: ir.Model) -> set[str]:
     return {str(value.name) for node in model.graph for value in node.outputs if value.name}
 
 
-def _append_gradients(build: _Build, training: ir.Model, gradients: Sequence[ir.Value]) -> None:
-    """Makes gradients and updated statistics outputs of the training model, in the order that `_manifest` reads."""
+def _append_gradients(build: Build, training: ir.Model, gradients: Sequence[ir.Value]) -> None:
+    """Makes gradients and updated statistics outputs of the training model; `describe_training` relies on the order."""
     count = len(build.trainable)
     append_outputs(training, build.trainable, gradients[:count])
     # From the outputs, as parameters may share one gradient (of x + y), which `append_outputs` then copies.
@@ -381,54 +325,6 @@ def _check_adapters(model: ir.Model, names: Sequence[str], active: Collection[ir
         )
 
 
-def _set_outputs(model: ir.Model, names: Sequence[str]) -> None:
-    """Makes the named values the only outputs of a model, in order."""
-    # ONNX Runtime mishandles a graph that returns one value twice.
-    repeated = sorted({name for name in names if names.count(name) > 1})
-    if repeated:
-        raise GraphBuildError(
-            f"building the training graph: {', '.join(repeated)} would be returned twice; the first "
-            f"output is always the loss, {names[0]!r}: name every other value once in additional_output_names"
-        )
-    values = [_named(model, name) for name in names]
-    model.graph.outputs.clear()
-    model.graph.outputs.extend(values)
-
-
-def _make_scalar(model: ir.Model) -> None:
-    """Makes the loss, the model's first output, a tensor of rank 0, and keeps its name."""
-    loss = model.graph.outputs[0]
-    # A user's own loss class may append nodes without shapes.
-    if loss.shape is None or loss.dtype is None:
-        infer_shapes(model)
-    dims = static_dims(loss)
-    if not is_float(loss) or dims is None or any(dim != 1 for dim in dims):
-        raise GraphBuildError(
-            f"building the training graph: the loss {loss.name!r} is {loss.dtype} of shape {loss.shape}, "
-            "which is not a scalar of floating point. Choose a loss with reduction 'mean' or 'sum', or name "
-            f"a scalar of the model in loss_input_names.{why_untyped(loss) if dims is None else ''}"
-        )
-    # A loss of shape [1] or [1, 1] is squeezed: the manifest promises hosts a scalar of rank 0.
-    if dims:
-        writer = Emitter(model.graph)
-        name = str(loss.name)
-        scalar = writer.Squeeze(loss)
-        loss.name = writer.unique_name(f"{name}_unsqueezed")
-        scalar.name, scalar.shape, scalar.type = name, ir.Shape([]), loss.type
-        model.graph.outputs[0] = scalar
-
-
-def _named(model: ir.Model, name: str) -> ir.Value:
-    """Returns the value of a name; raises GraphBuildError if there is none."""
-    value = find_value(model.graph, name)
-    if value is not None:
-        return value
-    outputs = ", ".join(str(v.name) for v in model.graph.outputs)
-    raise GraphBuildError(
-        f"building the training graph: the model has no value {name!r} to return; its outputs are {outputs}"
-    )
-
-
 def _tensor(model: ir.Model, name: str) -> ir.TensorProtocol:
     """Returns the initial value of an initializer."""
     tensor = model.graph.initializers[name].const_value
@@ -465,78 +361,3 @@ def _chain_statistics(model: ir.Model, names: Sequence[str]) -> dict[str, str]:
     for name, value in latest.items():
         value.name = writer.unique_name(f"{name}_updated")
     return {name: str(latest[name].name) for name in names}
-
-
-def _manifest(build: _Build, training: ir.Model) -> dict[str, Any]:
-    """Returns the manifest of the training model, without `files`, `optimizer`, `loss_mean` and `inference`."""
-    # Outputs are told apart by their position, as `_append_gradients` wrote them: those of the forward graph, gradients
-    # of the trained parameters, row numbers, updated statistics, gradients of inputs.
-    inputs = {str(value.name): value for value in training.graph.inputs}
-    outputs = [str(value.name) for value in training.graph.outputs]
-    returned = [str(value.name) for value in build.forward.graph.outputs]
-    gradients = dict(zip(build.trainable, outputs[len(returned) :], strict=False))
-    first_input_gradient = len(outputs) - len(build.input_gradients)
-    input_gradients = dict(zip(build.input_gradients, outputs[first_input_gradient:], strict=True))
-    parameters = [_tensor_entry(inputs[name]) for name in build.parameters]
-    statistics = [_tensor_entry(inputs[name]) for name in build.statistics]
-    drawn = set() if build.random is None else {str(build.random.name)}
-    users = [
-        value for name, value in inputs.items() if name not in {*build.parameters, *build.statistics, *drawn}
-    ]
-    return {
-        "format": FORMAT,
-        # Runtimes of version 1 do not know sparse gradients and refuse the file; they load all others.
-        "version": SPARSE_VERSION if build.row_indices else VERSION,
-        "fingerprint": fingerprint(
-            *([(e["name"], e["dtype"], e["shape"]) for e in group] for group in (parameters, statistics))
-        ),
-        "inputs": [
-            _user_entry(value, LABELS_KEY, input_gradients)
-            for value in users
-            if TARGET_KEY not in value.metadata_props
-        ],
-        "targets": [
-            _user_entry(value, TARGET_KEY, input_gradients)
-            for value in users
-            if TARGET_KEY in value.metadata_props
-        ],
-        "outputs": returned,
-        "loss": returned[0],
-        "parameters": [
-            entry
-            | {"trainable": entry["name"] in gradients, "gradient": gradients.get(entry["name"])}
-            | _optional("gradient_indices", build.row_indices.get(entry["name"]))
-            for entry in parameters
-        ],
-        "statistics": [entry | {"output": build.updated[entry["name"]]} for entry in statistics],
-        "host_inputs": [_tensor_entry(inputs[name]) | {"holds": list(HOLDS)} for name in sorted(drawn)],
-        "opset": training.graph.opset_imports[""],
-    }
-
-
-def _user_entry(value: ir.Value, key: str, gradients: Mapping[str, str]) -> dict[str, Any]:
-    """Describes an input or target: tensor, class labels from metadata `key`, and the output with its gradient."""
-    facts: dict[str, Any] = json.loads(value.metadata_props.get(key, "{}"))
-    return _tensor_entry(value) | facts | _optional("gradient", gradients.get(str(value.name)))
-
-
-def _optional(key: str, name: str | None) -> dict[str, str]:
-    """Returns an entry of one key, or none: the manifest leaves out keys without a value."""
-    return {} if name is None else {key: name}
-
-
-def _tensor_entry(value: ir.Value) -> dict[str, Any]:
-    """Returns name, dtype and shape of a value for the manifest; symbolic sizes by name."""
-    dims = static_dims(value)
-    shape = None
-    if dims is not None and value.shape is not None:
-        symbols = [getattr(dim, "value", None) for dim in value.shape]
-        shape = [symbol if dim is None else dim for dim, symbol in zip(dims, symbols, strict=True)]
-    if value.dtype == ir.DataType.STRING:
-        raise GraphBuildError(
-            f"building the training graph: the input '{value.name}' holds texts, which ONNX Runtime does not bind "
-            "beside parameters. Turn them into numbers before the model: cut it behind the op that looks them up "
-            "(onnx.utils.extract_model), and look them up in Python."
-        )
-    dtype = value.dtype.numpy().name if value.dtype is not None else None
-    return {"name": str(value.name), "dtype": dtype, "shape": shape}

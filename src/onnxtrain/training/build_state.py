@@ -1,0 +1,37 @@
+"""Holds what the stages of building a training graph hand on to each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import onnx_ir as ir
+
+
+@dataclass
+class Build:
+    """State of one call of `build_training_graphs`, filled from top to bottom by its stages.
+
+    Attributes:
+        forward: graph from the user's inputs and targets to its outputs, the loss and then the additional outputs.
+        trainable: names of the parameters to train, e.g. ["fc.weight", "fc.bias"].
+        sparse: names of the parameters whose gradients hold only the rows that a batch reads, e.g. ["table"].
+        parameters: initial value of each parameter, trainable or frozen, in graph order.
+        statistics: initial value of each BatchNorm running statistic, in graph order.
+        input_gradients: names of the inputs whose gradients are the training model's last outputs, e.g. ["x"].
+        updated: per running statistic, the output that holds it after the step, e.g.
+            {"bn.running_mean": "bn.running_mean_updated"}.
+        row_indices: per sparse parameter, the output that holds the row numbers of its gradient, e.g.
+            {"table": "table_grad_indices"}.
+        random: the input from which masks are drawn, behind all other inputs; None if nothing is drawn from an input.
+    """
+
+    forward: ir.Model
+    trainable: list[str]
+    sparse: list[str]
+    parameters: dict[str, ir.TensorProtocol]
+    statistics: dict[str, ir.TensorProtocol]
+    input_gradients: Sequence[str] = ()
+    updated: dict[str, str] = field(default_factory=dict)
+    row_indices: dict[str, str] = field(default_factory=dict)
+    random: ir.Value | None = None

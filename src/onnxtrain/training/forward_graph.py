@@ -1,0 +1,93 @@
+"""Cuts a model to the graph that computes its loss, a scalar."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import onnx_ir as ir
+
+from onnxtrain.emitter import Emitter, find_value, static_dims
+from onnxtrain.errors import GraphBuildError
+from onnxtrain.losses import mark_labels
+from onnxtrain.passes import (
+    CleanupPass,
+    ReluAfterMaxPoolPass,
+    dropout_traces,
+    infer_shapes,
+    remove_unread_nodes,
+    why_untyped,
+)
+from onnxtrain.selection import float_initializers, is_float
+from onnxtrain.training.key_value_cache import DropCachePass, find_cache
+
+
+def cut_to_loss(
+    model: ir.Model, outputs: Sequence[str], frozen: Collection[str], *, as_deployed: bool
+) -> tuple[ir.Model, list[ir.Node]]:
+    """Copies the part of `model` that computes `outputs`, of which the first becomes a scalar: the loss.
+
+    Returns:
+        The copy, and the nodes in it that stood in the place of Dropout modules (`passes.dropout_traces`).
+    """
+    forward = model.clone()
+    _set_outputs(forward, outputs)
+    _make_scalar(forward)
+    # The loss reads no cache, and training has no earlier tokens; the inference model keeps both.
+    DropCachePass(find_cache(model.graph), as_deployed=as_deployed)(forward)
+    # The clean-up removes each Identity, and with it the place of a Dropout that the exporter has removed.
+    remove_unread_nodes(forward.graph)
+    traces = dropout_traces(forward.graph)
+    # Unused initializers stay, too: the selection of parameters names those that a user asked for in its errors.
+    CleanupPass(keep={*(name for name, _ in float_initializers(forward)), *frozen})(forward)
+    mark_labels(forward.graph)
+    # Before differentiation, so that the gradient of Relu, too, has the smaller shape behind the pooling.
+    ReluAfterMaxPoolPass()(forward)
+    return forward, traces
+
+
+def _set_outputs(model: ir.Model, names: Sequence[str]) -> None:
+    """Makes the named values the only outputs of a model, in order."""
+    # ONNX Runtime mishandles a graph that returns one value twice.
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated:
+        raise GraphBuildError(
+            f"building the training graph: {', '.join(repeated)} would be returned twice; the first "
+            f"output is always the loss, {names[0]!r}: name every other value once in additional_output_names"
+        )
+    values = [named(model, name) for name in names]
+    model.graph.outputs.clear()
+    model.graph.outputs.extend(values)
+
+
+def _make_scalar(model: ir.Model) -> None:
+    """Makes the loss, the model's first output, a tensor of rank 0, and keeps its name."""
+    loss = model.graph.outputs[0]
+    # A user's own loss class may append nodes without shapes.
+    if loss.shape is None or loss.dtype is None:
+        infer_shapes(model)
+    dims = static_dims(loss)
+    if not is_float(loss) or dims is None or any(dim != 1 for dim in dims):
+        raise GraphBuildError(
+            f"building the training graph: the loss {loss.name!r} is {loss.dtype} of shape {loss.shape}, "
+            "which is not a scalar of floating point. Choose a loss with reduction 'mean' or 'sum', or name "
+            f"a scalar of the model in loss_input_names.{why_untyped(loss) if dims is None else ''}"
+        )
+    # A loss of shape [1] or [1, 1] is squeezed: the manifest promises hosts a scalar of rank 0.
+    if dims:
+        writer = Emitter(model.graph)
+        name = str(loss.name)
+        scalar = writer.Squeeze(loss)
+        loss.name = writer.unique_name(f"{name}_unsqueezed")
+        scalar.name, scalar.shape, scalar.type = name, ir.Shape([]), loss.type
+        model.graph.outputs[0] = scalar
+
+
+def named(model: ir.Model, name: str) -> ir.Value:
+    """Returns the value of a name; raises GraphBuildError if there is none."""
+    value = find_value(model.graph, name)
+    if value is not None:
+        return value
+    outputs = ", ".join(str(v.name) for v in model.graph.outputs)
+    raise GraphBuildError(
+        f"building the training graph: the model has no value {name!r} to return; its outputs are {outputs}"
+    )

@@ -1,0 +1,91 @@
+"""Writes the manifest of a training model: what its inputs and outputs are."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import onnx_ir as ir
+
+from onnxtrain.emitter import static_dims
+from onnxtrain.errors import GraphBuildError
+from onnxtrain.losses import LABELS_KEY, TARGET_KEY
+from onnxtrain.passes.portable import HOLDS
+from onnxtrain.runtime.manifest import FORMAT, SPARSE_VERSION, VERSION, fingerprint
+from onnxtrain.training.build_state import Build
+
+
+def describe_training(build: Build, training: ir.Model) -> dict[str, Any]:
+    """Returns the manifest of the training model, without `files`, `optimizer`, `loss_mean` and `inference`."""
+    # Outputs are told apart by their position, in which `training_graph.py` writes them: those of the forward graph,
+    # gradients of the trained parameters, row numbers, updated statistics, gradients of inputs.
+    inputs = {str(value.name): value for value in training.graph.inputs}
+    outputs = [str(value.name) for value in training.graph.outputs]
+    returned = [str(value.name) for value in build.forward.graph.outputs]
+    gradients = dict(zip(build.trainable, outputs[len(returned) :], strict=False))
+    first_input_gradient = len(outputs) - len(build.input_gradients)
+    input_gradients = dict(zip(build.input_gradients, outputs[first_input_gradient:], strict=True))
+    parameters = [_tensor_entry(inputs[name]) for name in build.parameters]
+    statistics = [_tensor_entry(inputs[name]) for name in build.statistics]
+    drawn = set() if build.random is None else {str(build.random.name)}
+    users = [
+        value for name, value in inputs.items() if name not in {*build.parameters, *build.statistics, *drawn}
+    ]
+    return {
+        "format": FORMAT,
+        # Runtimes of version 1 do not know sparse gradients and refuse the file; they load all others.
+        "version": SPARSE_VERSION if build.row_indices else VERSION,
+        "fingerprint": fingerprint(
+            *([(e["name"], e["dtype"], e["shape"]) for e in group] for group in (parameters, statistics))
+        ),
+        "inputs": [
+            _user_entry(value, LABELS_KEY, input_gradients)
+            for value in users
+            if TARGET_KEY not in value.metadata_props
+        ],
+        "targets": [
+            _user_entry(value, TARGET_KEY, input_gradients)
+            for value in users
+            if TARGET_KEY in value.metadata_props
+        ],
+        "outputs": returned,
+        "loss": returned[0],
+        "parameters": [
+            entry
+            | {"trainable": entry["name"] in gradients, "gradient": gradients.get(entry["name"])}
+            | _optional("gradient_indices", build.row_indices.get(entry["name"]))
+            for entry in parameters
+        ],
+        "statistics": [entry | {"output": build.updated[entry["name"]]} for entry in statistics],
+        "host_inputs": [_tensor_entry(inputs[name]) | {"holds": list(HOLDS)} for name in sorted(drawn)],
+        "opset": training.graph.opset_imports[""],
+    }
+
+
+def _user_entry(value: ir.Value, key: str, gradients: Mapping[str, str]) -> dict[str, Any]:
+    """Describes an input or target: tensor, class labels from metadata `key`, and the output with its gradient."""
+    facts: dict[str, Any] = json.loads(value.metadata_props.get(key, "{}"))
+    return _tensor_entry(value) | facts | _optional("gradient", gradients.get(str(value.name)))
+
+
+def _optional(key: str, name: str | None) -> dict[str, str]:
+    """Returns an entry of one key, or none: the manifest leaves out keys without a value."""
+    return {} if name is None else {key: name}
+
+
+def _tensor_entry(value: ir.Value) -> dict[str, Any]:
+    """Returns name, dtype and shape of a value for the manifest; symbolic sizes by name."""
+    dims = static_dims(value)
+    shape = None
+    if dims is not None and value.shape is not None:
+        symbols = [getattr(dim, "value", None) for dim in value.shape]
+        shape = [symbol if dim is None else dim for dim, symbol in zip(dims, symbols, strict=True)]
+    if value.dtype == ir.DataType.STRING:
+        raise GraphBuildError(
+            f"building the training graph: the input '{value.name}' holds texts, which ONNX Runtime does not bind "
+            "beside parameters. Turn them into numbers before the model: cut it behind the op that looks them up "
+            "(onnx.utils.extract_model), and look them up in Python."
+        )
+    dtype = value.dtype.numpy().name if value.dtype is not None else None
+    return {"name": str(value.name), "dtype": dtype, "shape": shape}

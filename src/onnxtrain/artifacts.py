@@ -5,14 +5,9 @@ from __future__ import annotations
 # First, so that a device without onnx is told what to install instead of getting an import error of onnx.
 import onnxtrain._desk  # noqa: F401  # isort: skip
 
-import json
-import logging
 import os
-import tempfile
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import redirect_stdout
 from enum import Enum
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -20,20 +15,15 @@ import onnx
 import onnx_ir as ir
 
 from onnxtrain import losses, onnxblock, optimizers
+from onnxtrain._artifact_files import write_files
 from onnxtrain._building import without_collection
 from onnxtrain.autodiff import straight_through_rules
 from onnxtrain.emitter import Emitter
 from onnxtrain.errors import GraphBuildError, ModelError
 from onnxtrain.lora import METADATA_KEY as METADATA_KEY_OF_ADAPTERS
 from onnxtrain.lora import LoraConfig, train_adapters
-from onnxtrain.onnxblock.onnxblock import build_forward, parameter_protos
-from onnxtrain.onnxblock.optim import build_optimizer
-from onnxtrain.passes import ModelSource, canonicalize, load_model, save_model, write_models
-from onnxtrain.passes.portable import find_obstacles, suit_every_host
-from onnxtrain.runtime.atomic import FileSet
-from onnxtrain.runtime.checkpoint import encode_checkpoint
-from onnxtrain.runtime.manifest import METADATA_KEY
-from onnxtrain.runtime.state import CheckpointState
+from onnxtrain.onnxblock.onnxblock import build_forward
+from onnxtrain.passes import ModelSource, canonicalize, load_model
 from onnxtrain.selection import expand_names
 from onnxtrain.training.key_value_cache import find_cache
 from onnxtrain.training.layer_modes import BatchNormMode
@@ -41,13 +31,10 @@ from onnxtrain.training.training_graph import (
     Activations,
     Precision,
     Profile,
-    TrainingGraphs,
     build_training_graphs,
 )
 
 __all__ = ["LossType", "OptimType", "generate_artifacts", "optimizer_for"]
-
-_log = logging.getLogger("onnxtrain")
 
 
 class LossType(Enum):
@@ -221,7 +208,7 @@ def generate_artifacts(
         )
     directory = Path(os.fsdecode(artifact_directory)) if artifact_directory is not None else Path.cwd()
     try:
-        _write(graphs, optimizer_, directory, prefix, nominal_checkpoint, ort_format, library, adapters)
+        write_files(graphs, optimizer_, directory, prefix, nominal_checkpoint, ort_format, library, adapters)
     except OSError as error:
         raise ModelError(
             f"generate_artifacts: writing to the directory '{directory}' failed: {error}. Check that it is a "
@@ -346,138 +333,3 @@ def _canonical(model: ir.Model, parameters: Sequence[str]) -> ir.Model:
     if names.issuperset(parameters):
         return canonicalize(model, parameters)
     return canonicalize(model, [*parameters, *expand_names(canonicalize(model), parameters)])
-
-
-def _write(
-    graphs: TrainingGraphs,
-    optimizer: optimizers.Optimizer | onnxblock.Block | None,
-    directory: Path,
-    prefix: str,
-    nominal_checkpoint: bool,
-    ort_format: bool,
-    custom_op_library: Path | None,
-    adapters: str | None,
-) -> None:
-    """Writes all files of a run; `adapters` is the JSON text that describes LoRA adapters, if the model has any."""
-    # All models first: nothing is written, not even the directory, if the optimizer model cannot be built.
-    models = {"training_model": graphs.training, "eval_model": graphs.eval}
-    manifest = graphs.manifest | {"optimizer": None}
-    if optimizer is not None:
-        models["optimizer_model"], manifest["optimizer"] = _optimizer_model(graphs, optimizer)
-    if graphs.inference is not None:
-        models["inference_model"] = graphs.inference
-    if manifest["profile"] == "portable":
-        models = {name: _suit_every_host(name, model) for name, model in models.items()}
-    names = [*models, "checkpoint", *(["nominal_checkpoint"] if nominal_checkpoint else [])]
-    manifest["files"] = file_names = {
-        name: f"{prefix}{name}" + (".onnx" if name in models else "") for name in names
-    }
-    # Names of data files are new with each write, so only the manifest file has them.
-    text = json.dumps(manifest | {"external_data": {}}, indent=2)
-    state = CheckpointState.from_arrays(
-        {name: tensor.numpy() for name, tensor in graphs.parameters.items()},
-        trainable=graphs.trainable,
-        statistics={name: tensor.numpy() for name, tensor in graphs.statistics.items()},
-        copy=False,
-    )
-    if adapters is not None:
-        # By it the adapters of a checkpoint can be saved without the model.
-        state.properties[METADATA_KEY_OF_ADAPTERS] = adapters
-    directory.mkdir(parents=True, exist_ok=True)
-    # A process that is killed leaves all new files or all old ones.
-    with FileSet(directory) as files:
-        for name, model in models.items():
-            # Also in each model, so that a model file is enough for a device.
-            model.metadata_props[METADATA_KEY] = text
-            if ort_format:
-                _write_ort_format(model, files, directory / file_names[name], custom_op_library)
-        data = write_models({file_names[name]: model for name, model in models.items()}, files)
-        manifest["external_data"] = {
-            name: data[file_names[name]] for name in models if data.get(file_names[name])
-        }
-        for name in names[len(models) :]:
-            encode = encode_checkpoint(
-                state._store, f"Writing '{name}'", nominal=name == "nominal_checkpoint"
-            )
-            with files.open(file_names[name]) as file:
-                encode(file)
-        with files.open(f"{prefix}manifest.json") as file:
-            file.write(json.dumps(manifest, indent=2).encode())
-    _log.info("wrote %s to %s", ", ".join(names), directory)
-
-
-def _suit_every_host(name: str, model: ir.Model) -> ir.Model:
-    """Rewrites a model of the portable profile in ops that every build has; `name` is its role, e.g. "eval_model".
-
-    Raises:
-        GraphBuildError: some nodes cannot be written so.
-    """
-    model = suit_every_host(model)
-    obstacles = find_obstacles(model)
-    if obstacles:
-        listed = "; ".join(map(str, obstacles[:3])) + ("; ..." if len(obstacles) > 3 else "")
-        raise GraphBuildError(
-            f"generate_artifacts with profile='portable': {len(obstacles)} nodes of the {name.replace('_', ' ')} do "
-            f"not run on every host: {listed}. Change the model, or leave out profile to train on desks and servers."
-        )
-    return model
-
-
-def _optimizer_model(
-    graphs: TrainingGraphs, optimizer: optimizers.Optimizer | onnxblock.Block
-) -> tuple[ir.Model, dict[str, Any]]:
-    """Builds the optimizer model; returns it with the entry of the optimizer in the manifest."""
-    if isinstance(optimizer, onnxblock.Block):
-        if any("gradient_indices" in entry for entry in graphs.manifest["parameters"]):
-            raise GraphBuildError(
-                "building the optimizer model: blocks of onnxblock.optim take no sparse gradients; pass an optimizer "
-                "of onnxtrain.optimizers, or leave out sparse_gradients"
-            )
-        return build_optimizer(optimizer, parameter_protos(graphs))
-    parameters = [
-        optimizers.ParameterSpec(
-            entry["name"], entry["dtype"], tuple(entry["shape"]), sparse="gradient_indices" in entry
-        )
-        for entry in graphs.manifest["parameters"]
-        if entry["trainable"]
-    ]
-    model = optimizers.build_optimizer_model(optimizer, parameters, graphs.manifest["opset"])
-    return model, optimizers.manifest_entry(optimizer, parameters)
-
-
-def _write_ort_format(model: ir.Model, files: FileSet, path: Path, custom_op_library: Path | None) -> None:
-    """Adds a model in ORT format to a set of files; `path` is the path of its ONNX file."""
-    # onnxruntime's converter reads and writes files only, so it works in a folder of its own. It writes further files
-    # beside the model, such as the list of the operators that the model needs: all new files are copied.
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        source = Path(folder) / path.name
-        save_model(model, source)
-        before = set(source.parent.iterdir())
-        _convert_to_ort(source, path, custom_op_library)
-        for made in sorted(set(source.parent.iterdir()) - before):
-            files.copy(made, made.name)
-
-
-def _convert_to_ort(source: Path, path: Path, custom_op_library: Path | None) -> None:
-    """Converts the ONNX file `source` to ORT format beside it; `path` is the name of the model in messages."""
-    # Importing the tool sets up logging for the whole process, and running it prints its progress.
-    root = logging.getLogger()
-    handlers = list(root.handlers)
-    from onnxruntime.tools.convert_onnx_models_to_ort import OptimizationStyle, convert_onnx_models_to_ort
-
-    root.handlers[:] = handlers
-    logging.getLogger("ort_format_model.utils").setLevel(logging.WARNING)
-    try:
-        with redirect_stdout(StringIO()):
-            convert_onnx_models_to_ort(
-                source,
-                output_dir=source.parent,
-                custom_op_library_path=custom_op_library,
-                optimization_styles=[OptimizationStyle.Fixed],
-            )
-    # onnxruntime's own exceptions share no base class but Exception.
-    except Exception as error:
-        raise ModelError(
-            f"Converting '{path}' to ORT format failed: {error}. Nothing has been written; check "
-            "custom_op_library, or leave out ort_format."
-        ) from error

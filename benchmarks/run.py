@@ -21,7 +21,7 @@ from steps.machine import about_machine, busy_processes
 from steps.measure import CONTROL, LossesDiffer, measure, measure_first
 from steps.nets import CASES
 from steps.processes import EngineStopped, Settings, prepare
-from steps.report import one_case, write_report
+from steps.report import one_case, summary, write_report
 
 HERE = Path(__file__).parent
 
@@ -51,11 +51,14 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--results", type=Path, default=HERE / "results" / "steps.json")
     parser.add_argument("--no-save", action="store_true", help="leave the results as they are")
     parser.add_argument("--report", action="store_true", help="write the documentation page from the results")
+    parser.add_argument(
+        "--summary", action="store_true", help="print a table of ratios from the results, and measure nothing"
+    )
     arguments = parser.parse_args()
     unknown = [name for name in arguments.nets if name not in CASES]
     if unknown:
         parser.error(f"unknown: {', '.join(unknown)}; there are {', '.join(CASES)}")
-    if not arguments.nets and not arguments.report:
+    if not arguments.nets and not arguments.report and not arguments.summary:
         arguments.nets = [name for name in CASES if name != "tiny"]
     return arguments
 
@@ -125,6 +128,9 @@ def _first(case: str, name: str, settings: Settings) -> dict[str, object]:
 
 def main() -> None:
     arguments = parse()
+    if arguments.summary:
+        print(summary(arguments.results, arguments.nets))
+        return
     pythons = {"": Path(sys.executable), "ort-training": arguments.ort_training, "onnxsim": arguments.onnxsim}
     settings = Settings(arguments.threads, arguments.files, pythons, arguments.device)
     said: set[str] = set()

@@ -53,3 +53,28 @@ def test_the_first_step_is_merged_and_an_absent_engine_named(files: Path, tmp_pa
         "device": True,
         "ortmodule": True,
     }
+
+
+def test_ratios_of_the_summary(files: Path, tmp_path: Path) -> None:
+    """Against the best of PyTorch, with times from which the ratios can be read off."""
+
+    def engine(median: float, least: float, peak: float) -> dict[str, object]:
+        return {"step_ms": {"median": median, "min": least}, "peak_mb": peak}
+
+    engines = {
+        "torch": engine(20.0, 9.0, 300.4),
+        "torch again": engine(22.0, 9.0, 301),
+        "compile": engine(10.0, 8.0, 400),
+        "device": engine(15.0, 4.0, 90),
+        "device-kernels": engine(5.0, 2.0, 80.6),
+    }
+    results = tmp_path / "results.json"
+    results.write_text(json.dumps({"tiny": {"steps": {"engines": engines}}}))
+    ran = run(files, results, "--summary")
+    assert ran.returncode == 0, ran.stderr
+    lines = ran.stdout.splitlines()
+    assert lines[2:] == [
+        "| tiny | 10 | 0.50 (0.25) |  | 1.50 (0.50) |  | 1.10 | 300 /  / 81 |",
+        "device, kernels: 0.50 to 0.50, median 0.50",
+        "device, stock: 1.50 to 1.50, median 1.50",
+    ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from steps.engines import ENGINES, REFERENCES
 from steps.measure import CONTROL
 from steps.nets import CASES
 
-__all__ = ["one_case", "ratio", "write_report"]
+__all__ = ["one_case", "ratio", "summary", "write_report"]
 
 START, END = "<!-- results: made by benchmarks/run.py --report -->", "<!-- end of results -->"
 COLUMNS = (
@@ -128,6 +129,36 @@ def write_report(path: Path, docs: Path) -> None:
     ]
     page.write_text(before + "\n\n" + "\n\n".join("\n".join(part) for part in parts) + "\n\n" + after)
     write_chart(docs / "images" / "performance.png", _ratios(found, cases))
+
+
+def summary(path: Path, cases: list[str]) -> str:
+    """Returns a table of ratios, a line for each case, and the range and median of each engine's ratios."""
+    found = results.read(path)
+    cases = [case for case in cases or CASES if "steps" in found.get(case, {})]
+    engines = ("device-kernels", "ortmodule-kernels", "device", "ortmodule")
+    titles = ("device, kernels", "ORTModule, kernels", "device, stock", "ORTModule, stock")
+    lines = [f"| net | best of PyTorch, ms | {' | '.join(titles)} | A/A | MB |", "|---" * 8 + "|"]
+    ratios: dict[str, list[float]] = {name: [] for name in engines}
+    for case in cases:
+        measured, counts = found[case]["steps"]["engines"], CASES[case].net.counts
+        cells = []
+        for name in engines:
+            median, least = (ratio(measured, name, counts, which) for which in ("median", "min"))
+            cells.append("" if median is None or least is None else f"{median:.2f} ({least:.2f})")
+            ratios[name] += [] if median is None else [median]
+        best = min(t for n in REFERENCES if (t := _time(measured, n, counts, "median")) is not None)
+        peaks = [measured.get(n, {}).get("peak_mb") for n in ("torch", "ortmodule-kernels", "device-kernels")]
+        lines.append(
+            f"| {case} | {best:.3g} | {' | '.join(cells)} | {_control(measured, counts, 'median')} | "
+            + " / ".join("" if peak is None else f"{peak:.0f}" for peak in peaks)
+            + " |"
+        )
+    lines += [
+        f"{title}: {min(values):.2f} to {max(values):.2f}, median {statistics.median(values):.2f}"
+        for title, values in zip(titles, ratios.values(), strict=True)
+        if values
+    ]
+    return "\n".join(lines)
 
 
 def _ratios(found: Mapping[str, Any], cases: list[str]) -> dict[str, dict[str, float]]:

@@ -244,8 +244,10 @@ void gemm_of_made(const Threads& threads, size_t rows, size_t columns, size_t de
   const size_t panels = divided_up(columns, tile_columns), strips = divided_up(rows, tile_rows);
   const double work = static_cast<double>(rows) * static_cast<double>(columns) * static_cast<double>(depth);
   const size_t wanted = work < 1e5 ? 1 : static_cast<size_t>(std::clamp(work / 2e6, 2., 16.));
-  const size_t across = std::max(std::min(wanted, columns / least_columns), divided_up(columns, most_columns));
+  size_t across = std::max(std::min(wanted, columns / least_columns), divided_up(columns, most_columns));
   const size_t down = std::clamp<size_t>(divided_up(wanted, across), 1, std::max<size_t>(rows / least_rows, 1));
+  // Gradients of weights of a narrow layer are long sums for few rows and columns: narrower parts are better than one.
+  if (down * across < std::min<size_t>(wanted, 4)) across = std::min(panels, divided_up(std::min<size_t>(wanted, 4), down));
   threads.run(across * down, [&](size_t part) {
     thread_local Scratch memory;
     const size_t i = part % down, j = part / down, first = panels * j / across, end = panels * (j + 1) / across;

@@ -3,15 +3,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import onnx_ir as ir
 import pytest
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from onnxtrain.ortmodule.sessions import _session, _threads
-from onnxtrain.ortmodule.sessions._threads import CoreSharing, threads_for
+from onnxtrain.ortmodule.sessions._threads import CoreSharing, _StepThreads, threads_for
 from onnxtrain.passes import infer_shapes
 
 pytestmark = pytest.mark.torch
@@ -36,9 +38,25 @@ share_cores()
 optimizer.step()
 print(team, threads() - alone)
 assert torch.equal(w, torch.arange(300_000.0) - 2)
+assert torch.get_num_threads() == 3
+torch.arange(300_000.0).exp()
 assert threads() - alone == 2
 assert [batch.tolist() for batch in DataLoader([1, 2, 3], 2, num_workers=1)] == [[1, 2], [3]]  # in a forked process
 """
+
+
+class OpenMP:
+    """Notes what is asked of OpenMP."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def omp_set_num_threads(self, count: int) -> None:
+        self.asked.append(f"threads {count}")
+
+    def omp_pause_resource_all(self, kind: int) -> None:
+        assert kind == 1  # soft
+        self.asked.append("end")
 
 
 class Clock:
@@ -95,6 +113,107 @@ def test_threads_end_with_a_step(settings: dict[str, str], left: int) -> None:
     assert found.stdout.split() == ["2", str(left)]
 
 
+SHORT = ["threads 1", "threads 3"]
+"""Requests to OpenMP of a step on one thread where PyTorch has three threads."""
+
+
+def parameters(*sizes: int) -> list[torch.nn.Parameter]:
+    """Returns parameters with gradients."""
+    made = [torch.nn.Parameter(torch.zeros(size)) for size in sizes]
+    for parameter in made:
+        parameter.grad = torch.ones_like(parameter)
+    return made
+
+
+@pytest.fixture(params=[True, False], ids=["threads end", "threads stay"])
+def hooked(request: pytest.FixtureRequest) -> Iterator[tuple[OpenMP, list[str]]]:
+    """Installs the hooks of optimizers; yields what they ask, and the list of it for the end of a step."""
+    openmp = OpenMP()
+    threads = _StepThreads(openmp)  # type: ignore[arg-type]
+    threads.ends_threads = request.param
+    handles = [
+        register_optimizer_step_pre_hook(threads.before_step),
+        register_optimizer_step_post_hook(threads.after_step),
+    ]
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        yield openmp, ["end"] if request.param else []
+    finally:
+        torch.set_num_threads(before)
+        for handle in handles:
+            handle.remove()
+
+
+def test_a_short_step_runs_on_one_thread(hooked: tuple[OpenMP, list[str]]) -> None:
+    openmp, end = hooked
+    torch.optim.SGD(parameters(1000, 10)).step()
+    assert openmp.asked == [*SHORT, *end]
+
+
+def test_a_long_step_keeps_its_threads(hooked: tuple[OpenMP, list[str]]) -> None:
+    openmp, end = hooked
+    optimizer = torch.optim.SGD(parameters(10))
+    optimizer.step()
+    optimizer.add_param_group({"params": parameters(1 << 20)})
+    optimizer.step()
+    assert openmp.asked == [*SHORT, *end, *end]
+
+
+def test_new_threads_must_be_worth_their_start(hooked: tuple[OpenMP, list[str]]) -> None:
+    openmp, end = hooked
+    torch.optim.SGD(parameters(1 << 18)).step()
+    assert openmp.asked == ([*SHORT, *end] if end else [])
+
+
+def test_many_small_tensors_are_a_short_step(hooked: tuple[OpenMP, list[str]]) -> None:
+    openmp, end = hooked
+    torch.optim.SGD(parameters(*[1 << 13] * 128)).step()
+    assert openmp.asked == [*SHORT, *end]
+
+
+def test_a_closure_keeps_the_threads(hooked: tuple[OpenMP, list[str]]) -> None:
+    """It computes the gradients."""
+    openmp, end = hooked
+    optimizer = torch.optim.SGD(parameters(10))
+    optimizer.step(lambda: 0.0)
+    optimizer.step(closure=lambda: 0.0)
+    assert openmp.asked == [*end, *end]
+
+
+def test_the_step_after_one_that_raised_gives_the_threads_back(hooked: tuple[OpenMP, list[str]]) -> None:
+    class Raising(torch.optim.SGD):
+        fails = True
+
+        def step(self) -> None:  # type: ignore[override]
+            if self.fails:
+                torch.set_num_threads(1)  # as the real `omp_set_num_threads(1)` before it
+                raise ArithmeticError
+
+    openmp, end = hooked
+    optimizer = Raising(parameters(10))
+    with pytest.raises(ArithmeticError):
+        optimizer.step()
+    optimizer.fails = False
+    optimizer.step()
+    assert openmp.asked == ["threads 1", *SHORT, *end]
+
+
+def test_each_thread_has_its_own_number(hooked: tuple[OpenMP, list[str]]) -> None:
+    openmp, end = hooked
+
+    class Slow(torch.optim.SGD):
+        """While it steps, another thread steps."""
+
+        def step(self) -> None:  # type: ignore[override]
+            other = threading.Thread(target=torch.optim.SGD(parameters(10)).step)
+            other.start()
+            other.join()
+
+    Slow(parameters(10)).step()
+    assert openmp.asked == ["threads 1", *SHORT, *end, "threads 3", *end]
+
+
 def test_other_devices_have_nothing_to_share() -> None:
     assert CoreSharing(torch.device("cuda")).is_settled
 
@@ -109,9 +228,9 @@ def test_other_devices_have_nothing_to_share() -> None:
 )
 def test_nothing_is_done_with_another_openmp(paths: list[str], tmp_path: Path) -> None:
     maps = tmp_path / "maps"
-    assert _threads._pause(maps) is None
+    assert _threads._openmp(maps) is None
     maps.write_text("".join(f"7f00-7f01 r-xp 00000000 08:01 1234    {path}\n" for path in paths))
-    assert _threads._pause(maps) is None
+    assert _threads._openmp(maps) is None
 
 
 def product(rows: str, columns: int = 64) -> ir.Model:

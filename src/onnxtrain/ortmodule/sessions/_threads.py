@@ -1,7 +1,8 @@
 """Share the cores between PyTorch's threads and those of ONNX Runtime.
 
 Both keep a pool of threads, one per core. Threads of PyTorch that wait for work keep ONNX Runtime's threads from the
-cores. :func:`threads_for` chooses the number of a session's threads, :func:`share_cores` sends PyTorch's away.
+cores. :func:`threads_for` chooses the number of a session's threads, :func:`choose_step_threads` that of an optimizer's
+step, and :func:`share_cores` sends PyTorch's away.
 """
 
 from __future__ import annotations
@@ -11,14 +12,16 @@ import functools
 import math
 import os
 import re
+import threading
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import onnx_ir as ir
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from onnxtrain.emitter import static_dims
 from onnxtrain.op_facts import PRODUCTS
@@ -29,6 +32,10 @@ _T = TypeVar("_T")
 _SET_BY_USER = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 # `omp_pause_soft` of the OpenMP standard: threads end, settings such as the number of threads stay.
 _SOFT = 1
+# An optimizer's step on one thread takes less time for fewer elements than so many if threads must be started, and so
+# many for each tensor (AdamW, two threads: starting takes 0.1 ms, sharing a tensor 3 us, an element 0.4 ns).
+_ELEMENTS_PER_START = 1 << 19
+_ELEMENTS_PER_TENSOR = 1 << 14
 _TIMED_RUNS = 4
 _LONG_RUN = 1e-3
 """Seconds of a run above which ONNX Runtime gains more from idle cores than from cores that PyTorch keeps awake."""
@@ -70,7 +77,7 @@ def _elements(value: ir.Value) -> float:
 
 
 class CoreSharing:
-    """Times the first runs of a session, and calls :func:`share_cores` if they are long.
+    """Times the first runs of a session; calls :func:`choose_step_threads`, and :func:`share_cores` if runs are long.
 
     Args:
         device: the device of the session.
@@ -96,34 +103,94 @@ class CoreSharing:
         self._times.append(self._clock() - start)
         if len(self._times) == _TIMED_RUNS:
             self.is_settled = True
+            choose_step_threads()
             # The shortest: the first run allocates memory, and others may have been interrupted.
             if min(self._times) > _LONG_RUN:
                 share_cores()
         return result
 
 
-@functools.cache
 def share_cores() -> None:
-    """Ends PyTorch's threads after each step of an optimizer, so that ONNX Runtime's threads find the cores free.
-
-    Does nothing if PyTorch has one thread or another OpenMP than GNU's, or if the environment says how long to wait.
-    """
+    """Ends PyTorch's threads after each step of an optimizer, so that ONNX Runtime's threads find the cores free."""
     # Threads of GNU OpenMP look for work for some milliseconds after an op before they rest, and only environment
     # variables, read when the program starts, change that. PyTorch's next op starts new threads in a tenth of a
     # millisecond.
+    threads = choose_step_threads()
+    if threads is not None:
+        threads.ends_threads = True
+
+
+@functools.cache
+def choose_step_threads() -> _StepThreads | None:
+    """Lets short steps of optimizers run on one thread, from now on.
+
+    Returns:
+        The hooks of all optimizers. None, and does nothing, if PyTorch has one thread or another OpenMP than GNU's, or
+        if the environment says how long threads wait.
+    """
     if torch.get_num_threads() == 1 or any(name in os.environ for name in _SET_BY_USER):
-        return
-    pause = _pause()
-    if pause is not None:
+        return None
+    openmp = _openmp()
+    if openmp is None:
+        return None
+    threads = _StepThreads(openmp)
+    register_optimizer_step_pre_hook(threads.before_step)
+    register_optimizer_step_post_hook(threads.after_step)
+    return threads
 
-        def end_threads(*_: object) -> None:
-            pause(_SOFT)
 
-        register_optimizer_step_post_hook(end_threads)
+class _StepThreads:
+    """Hooks of all optimizers: choose the threads of a step, and may end PyTorch's threads when the step is done.
+
+    Args:
+        openmp: the GNU OpenMP that PyTorch uses.
+
+    Attributes:
+        ends_threads: whether PyTorch's threads end with each step.
+    """
+
+    def __init__(self, openmp: ctypes.CDLL) -> None:
+        self.ends_threads = False
+        self._openmp = openmp
+        # OpenMP's number of threads is one of the thread that sets it.
+        self._of_thread = threading.local()
+        self._elements: weakref.WeakKeyDictionary[torch.optim.Optimizer, tuple[int, int]]
+        self._elements = weakref.WeakKeyDictionary()
+
+    def before_step(
+        self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        """Leaves a short step one thread."""
+        # A closure computes the model's gradients in the step.
+        if len(args) > 1 or kwargs or not self._is_short(optimizer):
+            return
+        # It is set already if an earlier step has raised.
+        if getattr(self._of_thread, "threads", None) is None:
+            self._of_thread.threads = torch.get_num_threads()
+        self._openmp.omp_set_num_threads(1)
+
+    def after_step(self, *_: object) -> None:
+        """Gives PyTorch back its number of threads, and ends those that it has started if that is asked for."""
+        threads = getattr(self._of_thread, "threads", None)
+        if threads is not None:
+            self._openmp.omp_set_num_threads(threads)
+            self._of_thread.threads = None
+        if self.ends_threads:
+            self._openmp.omp_pause_resource_all(_SOFT)
+
+    def _is_short(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Returns whether one thread takes a step in less time than several, which share each tensor."""
+        count = sum(len(group["params"]) for group in optimizer.param_groups)
+        known_count, elements = self._elements.get(optimizer, (-1, 0))
+        if known_count != count:
+            elements = sum(p.numel() for group in optimizer.param_groups for p in group["params"])
+            self._elements[optimizer] = count, elements
+        start = _ELEMENTS_PER_START if self.ends_threads else 0
+        return elements < start + _ELEMENTS_PER_TENSOR * count
 
 
-def _pause(maps: Path = Path("/proc/self/maps")) -> Callable[[int], int] | None:
-    """Returns the function `omp_pause_resource_all` of the GNU OpenMP that PyTorch uses; None if it uses another one.
+def _openmp(maps: Path = Path("/proc/self/maps")) -> ctypes.CDLL | None:
+    """Returns the GNU OpenMP that PyTorch uses; None if it uses another one, or one without `omp_pause_resource_all`.
 
     Args:
         maps: Linux's list of the files that are mapped into the memory of this process.
@@ -134,5 +201,5 @@ def _pause(maps: Path = Path("/proc/self/maps")) -> Callable[[int], int] | None:
     libraries = {path for path in loaded if path.startswith(str(Path(torch.__file__).parent))} or loaded
     if len(libraries) != 1:
         return None
-    pause: Callable[[int], int] | None = getattr(ctypes.CDLL(libraries.pop()), "omp_pause_resource_all", None)
-    return pause
+    openmp = ctypes.CDLL(libraries.pop())
+    return openmp if hasattr(openmp, "omp_pause_resource_all") else None

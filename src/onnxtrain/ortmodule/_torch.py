@@ -47,7 +47,7 @@ try:
         UserError,
     )
     from torch._dynamo.exc import unimplemented as graph_break
-    from torch._dynamo.guards import DeletedGuardManagerWrapper
+    from torch._dynamo.guards import DeletedGuardManagerWrapper, GuardBuilder
     from torch._dynamo.mutation_guard import GenerationTracker, install_generation_tagging_init
     from torch._dynamo.output_graph import OutputGraph
     from torch._dynamo.symbolic_convert import InstructionTranslator

@@ -30,6 +30,7 @@ from onnxtrain.ortmodule.capture._captures import Captures, without_tracebacks_i
 from onnxtrain.ortmodule.capture._caught_errors import without_caught_errors
 from onnxtrain.ortmodule.capture._containers import as_python_contains
 from onnxtrain.ortmodule.capture._data_dependent import data_dependent_results, without_advice
+from onnxtrain.ortmodule.capture._hook_guards import without_covered_hook_guards
 from onnxtrain.ortmodule.capture._inactive_dropout import inactive_dropout_returns_its_input
 from onnxtrain.ortmodule.capture._process_wide import ProcessWide
 from onnxtrain.ortmodule.capture._refused_calls import RefusedByPyTorch
@@ -116,6 +117,7 @@ class _WithSettings:
             inactive_dropout_returns_its_input(),
             without_caught_errors(),
             as_python_contains(),
+            without_covered_hook_guards(),
         ):
             try:
                 return with_room(self._captured_or_left, frame, *args, **kwargs)

@@ -26,7 +26,23 @@ _is_wrapped = _torch.is_functorch_wrapped_tensor
 _is_batched = _torch.is_legacy_batchedtensor
 _unwrap = _torch.unwrap_if_dead
 
-_Call = tuple[Program, Replay, tuple[bool, ...], TrainingStep]
+
+class _Call(NamedTuple):
+    """A call in autograd's graph.
+
+    Attributes:
+        program: the graph in ONNX Runtime.
+        replay: the same graph in PyTorch.
+        needs: per input, whether it requires a gradient, e.g. (True, False).
+        step: the sessions for `needs`.
+        recorded: indices of the inputs that autograd's graph records, e.g. (0,); None stands for all.
+    """
+
+    program: Program
+    replay: Replay
+    needs: tuple[bool, ...]
+    step: TrainingStep
+    recorded: tuple[int, ...] | None
 
 
 class _Kept(NamedTuple):
@@ -37,12 +53,14 @@ class _Kept(NamedTuple):
         versions: version counters of the inputs in `TrainingStep.reads`, e.g. [0, 3].
         results: per saved output of the program (its index, an alias of it, its version counter).
         checked: per input in `TrainingStep.checked` (the input, its version counter, indices of outputs).
+        residuals: values of ONNX Runtime that backward takes and nobody else sees.
     """
 
     inputs: Sequence[torch.Tensor]
     versions: Sequence[int]
     results: Sequence[tuple[int, torch.Tensor, int]]
     checked: Sequence[tuple[torch.Tensor, int, frozenset[int]]]
+    residuals: Sequence[Any]
 
 
 def call(program: Program, tensors: list[torch.Tensor], replay: Replay) -> tuple[torch.Tensor, ...]:
@@ -63,8 +81,17 @@ def call(program: Program, tensors: list[torch.Tensor], replay: Replay) -> tuple
             # PyTorch's engine would call the hooks of an input that gets no gradient, with None.
             if step.unreached:
                 tensors = _detached(tensors, step.unreached, step.unreached_alone)
-            apply: Callable[..., Any] = _Step.apply if _transforms_active() else _apply
-            outputs: tuple[torch.Tensor, ...] = apply((program, replay, needs, step), *map(_unwrap, tensors))
+            outputs: tuple[torch.Tensor, ...]
+            # Transforms of torch.func unwrap the tensors among the arguments.
+            if _transforms_active():
+                outputs = _Step.apply(_Call(program, replay, needs, step, None), None, *map(_unwrap, tensors))  # type: ignore[no-untyped-call]
+                return outputs
+            tensors = list(map(_unwrap, tensors))
+            # Autograd takes its time for each argument, e.g. for the weights of a frozen backbone.
+            recorded = step.recorded
+            outputs = _apply(
+                _Call(program, replay, needs, step, recorded), tensors, *[tensors[i] for i in recorded]
+            )
             return outputs
     return tuple(program.inference.run(tensors))
 
@@ -96,15 +123,25 @@ class _Step(torch.autograd.Function):
     """One call of a program in PyTorch's autograd graph."""
 
     @staticmethod
-    def forward(ctx: Any, call: _Call, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        program, _, _, step = ctx.call = call
+    def forward(
+        ctx: Any, call: _Call, inputs: Sequence[torch.Tensor] | None, *recorded: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        ctx.call = call
+        program, step = call.program, call.step
+        tensors = recorded if inputs is None else inputs
         # A tensor that was made under `inference_mode` has no version counter, and PyTorch refuses to save it.
         try:
             versions, checked = _versions(step, tensors)
         except RuntimeError:
             tensors = tuple([t.clone() if t.is_inference() else t for t in tensors])
             versions, checked = _versions(step, tensors)
-        results = step.forward.run(tensors)
+        hooked = _saved_tensors_hooks(True) is not None
+        residuals: list[Any] = []
+        # The user's hooks see every tensor that is saved.
+        if step.keeps_values and not hooked:
+            results, residuals = step.forward.run_keeping(tensors, program.count)
+        else:
+            results = step.forward.run(tensors)
         outputs = results[: program.count]
         # A zero cotangent for an output that the loss does not use would be NaN behind the square root of 0.
         ctx.set_materialize_grads(False)
@@ -114,7 +151,8 @@ class _Step(torch.autograd.Function):
         if len(program.seeds) > 1:
             ctx.shapes = [(out.shape, out.dtype, out.device) for out in outputs]
         saved = [tensors[i] for i in step.saved_inputs]
-        saved += [results[i] for i in step.residuals]
+        saved += [results[index] for _, index in step.shared]
+        saved += results[program.count :]
         saved_results = []
         for place, index in step.shared:
             # The caller may write to this output. PyTorch would raise for every write, but eager PyTorch only raises if
@@ -126,15 +164,16 @@ class _Step(torch.autograd.Function):
         for place in step.unchecked:
             with _torch.DisableTorchDispatch():
                 saved[place] = saved[place].data
-        kept = _Kept(tensors, versions, saved_results, checked)
+        kept = _Kept(tensors, versions, saved_results, checked, residuals)
         # `kept` is an attribute of a saved tensor, as PyTorch frees these after backward, while `ctx` lives on. Its
         # inputs are not saved themselves: the caller may write to an input that the gradients do not depend on.
-        if _saved_tensors_hooks(True) is None:
+        if not hooked:
             ctx.kept = None
-            if step.keeper == len(saved):
+            # An output would have the attribute as long as the caller holds it.
+            if len(results) == program.count:
                 with _torch.DisableTorchDispatch():
                     saved.append(torch.empty(0))
-            saved[step.keeper].kept = kept  # type: ignore[attr-defined]
+            saved[-1].kept = kept  # type: ignore[attr-defined]
         # The user's hooks may return another tensor, without the attribute.
         else:
             ctx.kept = kept
@@ -156,14 +195,17 @@ _apply: Callable[..., Any] = _torch.apply_function.__get__(None, _Step)
 def _backward(ctx: Any, cotangents: Sequence[torch.Tensor | None]) -> tuple[torch.Tensor | None, ...]:
     """Returns the gradients of `_Step.forward`'s arguments; see `torch.autograd.Function.backward`."""
     call: _Call = ctx.call
-    program, replay, needs, step = call
+    program, replay, needs, step, recorded = call
     seeds = program.seeds
     received = tuple([index for index in seeds if cotangents[index] is not None])
     # E.g. a later call took a buffer from this one. Nothing may read the saved tensors, which may be freed by then.
     if not received:
-        return (None, *_keep_from_hooks(ctx, [None] * len(needs)))
-    saved = ctx.saved_tensors
-    kept: _Kept = ctx.kept or saved[step.keeper].kept
+        count = len(needs if recorded is None else recorded)
+        return (None, None, *_keep_from_hooks(ctx, [None] * count))
+    saved: list[Any] = list(ctx.saved_tensors)
+    kept: _Kept = ctx.kept or saved[-1].kept
+    if kept.residuals:
+        saved[-1:] = kept.residuals
     present = [ct for ct in cotangents if ct is not None]
     _check_versions(kept.checked, received)
     gradients: Sequence[torch.Tensor | None]
@@ -201,7 +243,9 @@ def _backward(ctx: Any, cotangents: Sequence[torch.Tensor | None]) -> tuple[torc
             replay.announce("gradient", ORTModuleONNXModelException(f"ONNX Runtime failed: {error}"))
             by_output = {index: ct for index in received if (ct := cotangents[index]) is not None}
             gradients = replay.gradients(inputs, needs, by_output)
-    return (None, *(gradients if received == seeds else _keep_from_hooks(ctx, gradients)))
+    if recorded is not None:
+        gradients = [gradients[index] for index in recorded]
+    return (None, None, *(gradients if received == seeds else _keep_from_hooks(ctx, gradients)))
 
 
 def _keep_from_hooks(ctx: Any, gradients: Sequence[torch.Tensor | None]) -> Sequence[torch.Tensor | None]:

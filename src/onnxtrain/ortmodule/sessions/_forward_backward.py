@@ -31,7 +31,7 @@ class Halves:
         present: the gradients that are not None.
         slots: per input, the index of its gradient among `present`, e.g. (0, None).
         read: the inputs that the backward half reads.
-        residuals: the values that the backward half takes from the forward half.
+        residuals: the values that the backward half takes from the forward half, outputs first.
         results: the results of the forward half: outputs, then residuals that are no outputs.
         saved: the inputs of the backward half before the cotangents: inputs of the graph, then residuals.
     """
@@ -54,7 +54,9 @@ class Halves:
         if not self.read.isdisjoint(writable):
             _copy_for_backward(joint.graph, [v for v in self.inputs if v in self.read & writable], forward)
             self.residuals, self.read = _boundary(self.present, ancestors(self.outputs), inputs, writable)
-        self.results = [*self.outputs, *(value for value in self.residuals if value not in self.outputs)]
+        outputs = set(self.outputs)
+        self.residuals.sort(key=lambda value: value not in outputs)
+        self.results = [*self.outputs, *(value for value in self.residuals if value not in outputs)]
         self.saved = [*(value for value in self.inputs if value in self.read), *self.residuals]
 
     def forward(self) -> ir.Model:

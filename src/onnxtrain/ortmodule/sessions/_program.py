@@ -59,19 +59,20 @@ class Backward:
 class TrainingStep:
     """A forward and a backward session for one choice of inputs that need a gradient.
 
-    The saved tensors are inputs of the program, then residuals. A place is an index among them.
+    Saved are inputs of the program, then outputs, then residuals that are no outputs. A place is an index among them.
 
     Attributes:
         forward: returns the program's outputs, then residuals that are no outputs.
         backward: takes cotangents of all outputs.
         saved_inputs: indices of the inputs that are saved, e.g. (0, 2).
-        residuals: indices of the results of `forward` that are saved, e.g. (0, 3).
-        saved: names of the saved tensors in the graph, e.g. ("input0", "input2", "val_0", "val_7").
+        saved: names of the saved values in the graph, e.g. ("input0", "input2", "val_0", "val_7").
         reads: indices of the inputs on which the gradients depend, directly or through residuals.
         unreached: indices of the inputs that need a gradient and that no gradient reaches.
         unreached_alone: True if no gradient reaches any input.
-        shared: pairs (place, index of the output) of residuals that are outputs of the program, e.g. ((2, 0),).
-        keeper: place of a residual that is no output; the number of saved tensors if there is none.
+        recorded: indices of the inputs that autograd's graph records: those that a gradient reaches, or else one that
+            needs a gradient.
+        shared: pairs (place, index of the output) of the outputs that are saved, e.g. ((2, 0),).
+        keeps_values: whether residuals are kept as values of ONNX Runtime rather than saved as tensors.
         unchecked: places of saved inputs whose version counters PyTorch must not check; see `checked`.
         checked: pairs (index of an input, indices of outputs), e.g. ((1, {0}),). Eager PyTorch saves the input for the
             gradients of these outputs, and raises if the caller writes to it before one of them gets a cotangent.
@@ -80,16 +81,19 @@ class TrainingStep:
     forward: Session
     backward: Backward
     saved_inputs: tuple[int, ...]
-    residuals: tuple[int, ...]
     saved: tuple[str, ...]
     reads: tuple[int, ...]
     unreached: tuple[int, ...]
     unreached_alone: bool
+    recorded: tuple[int, ...]
     shared: tuple[tuple[int, int], ...]
-    keeper: int
+    keeps_values: bool
     unchecked: tuple[int, ...]
     checked: tuple[tuple[int, frozenset[int]], ...]
 
+
+_MANY_RESIDUALS = 8
+"""Residuals from which on it takes less time to keep them as values of ONNX Runtime than to save them as tensors."""
 
 _MAX_BACKWARDS = 64
 """Backward sessions of a program that are kept, one per choice of outputs that received a cotangent."""
@@ -239,22 +243,23 @@ class Program:
         depended_on = sources(halves.present)
         indices = [halves.results.index(value) for value in halves.residuals]
         places = list(enumerate(indices, start=len(saved) - len(indices)))
-        hidden_residuals = [place for place, index in places if index >= len(outputs)]
         saved_inputs = tuple(index for index, value in enumerate(inputs) if value in halves.read)
         checked = self._checked(saved_inputs) if halves.present else {}
+        unreached = tuple(i for i, need in enumerate(needs) if need and halves.slots[i] is None)
+        reached = tuple(i for i, slot in enumerate(halves.slots) if slot is not None)
         return TrainingStep(
             forward=self._session(halves.forward(), self._layouts),
             backward=Backward(
                 self._session(halves.backward()), tuple(range(len(saved))), self.seeds, halves.slots
             ),
             saved_inputs=saved_inputs,
-            residuals=tuple(indices),
             saved=tuple(str(value.name) for value in saved),
             reads=tuple(index for index, value in enumerate(inputs) if value in depended_on),
-            unreached=tuple(i for i, need in enumerate(needs) if need and halves.slots[i] is None),
+            unreached=unreached,
             unreached_alone=not halves.present,
+            recorded=reached or unreached[:1],
             shared=tuple((place, index) for place, index in places if index < len(outputs)),
-            keeper=hidden_residuals[0] if hidden_residuals else len(saved),
+            keeps_values=len(halves.results) - len(outputs) >= _MANY_RESIDUALS,
             unchecked=tuple(place for place, index in enumerate(saved_inputs) if index in checked),
             checked=tuple(checked.items()),
         )

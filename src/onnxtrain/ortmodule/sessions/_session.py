@@ -5,9 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
-import numpy as np
 import onnx_ir as ir
 import onnxruntime as ort
 import torch
@@ -22,6 +20,7 @@ from onnxtrain.ortmodule._exceptions import (
     ORTModuleONNXModelException,
 )
 from onnxtrain.ortmodule.capture._layout import Layout
+from onnxtrain.ortmodule.sessions._feeds import Feeds
 from onnxtrain.ortmodule.sessions._float64 import expand_float64, has_float64
 from onnxtrain.ortmodule.sessions._layout import lay_out, restride
 from onnxtrain.ortmodule.sessions._threads import CoreSharing, threads_for
@@ -40,12 +39,8 @@ from onnxtrain.runtime.session_settings import SessionSettings
 
 _LOWEST_VERSION = (1, 30)
 _VERSION = tuple(map(int, ort.__version__.split(".")[:2]))
-_BOOL_AS_BYTES = _VERSION < (1, 32)
-"""True if booleans are handed over as bytes, with a flag that says so. ONNX Runtime 1.32 reads the dtype from DLPack,
-and its `push_back` has no such flag."""
 _RUN_OPTIONS = binding.RunOptions()
-# In this module's names, as each call of a model calls the two functions once per tensor.
-_to_dlpack = _torch.to_dlpack
+# In this module's names, as each call of a model calls the function once per tensor.
 _from_dlpack = _torch.from_dlpack
 
 
@@ -183,25 +178,39 @@ class Session:
         native = ort.OrtDevice.make(device.type, device.index or 0)._get_c_device()
         self._devices = [native] * len(self._outputs)
         copies_inputs = not any(_may_return_an_input(node) for node in model.graph)
-        self._described_inputs = [_DescribedInput(v, native, copies_inputs) for v in model.graph.inputs]
+        self._feeds = Feeds(model.graph.inputs, native, copies_inputs)
 
-    def run(self, tensors: Sequence[torch.Tensor], *, trusted: bool = True) -> list[torch.Tensor]:
+    def run(
+        self, values: Sequence[torch.Tensor | binding.OrtValue], *, trusted: bool = True
+    ) -> list[torch.Tensor]:
         """Runs the model, and returns its outputs in the order of the graph.
 
         Args:
-            tensors: the inputs.
+            values: the inputs: tensors, and values that `run_keeping` of another session has returned.
             trusted: True if an input at the address of an earlier one has the same shape and dtype as the earlier one.
         """
         if not self._outputs:
             return []
-        feeds = binding.OrtValueVector()
-        push = feeds.push_back
-        for tensor, described in zip(tensors, self._described_inputs, strict=True):
-            value = described.at.get(tensor.data_ptr())
-            if value is not None and trusted and tensor.is_contiguous():
-                push(value)
-            else:
-                described.push(feeds, tensor)
+        results = self._run(values, trusted)
+        outputs: list[torch.Tensor] = results.to_dlpacks(_from_dlpack)
+        return self._as_in_pytorch(outputs)
+
+    def run_keeping(
+        self, tensors: Sequence[torch.Tensor], count: int
+    ) -> tuple[list[torch.Tensor], list[binding.OrtValue]]:
+        """Runs the model on tensors; returns the first `count` outputs as tensors, and the others as they are."""
+        if not self._outputs:
+            return [], []
+        results = self._run(tensors, True)
+        outputs = [_from_dlpack(results.dlpack_at(index)) for index in range(count)]
+        # To make a tensor of each value, and a value of each tensor, would take a part of a small model's call.
+        return self._as_in_pytorch(outputs), [results[index] for index in range(count, len(self._outputs))]
+
+    def _run(
+        self, values: Sequence[torch.Tensor | binding.OrtValue], trusted: bool
+    ) -> binding.OrtValueVector:
+        """Runs the model, and returns its outputs as ONNX Runtime's values."""
+        feeds = self._feeds.of(values, trusted)
         results = binding.OrtValueVector()
         # DLPack carries no CUDA stream here: kernels that compute inputs must be done before ONNX Runtime reads them.
         if self._device.type == "cuda":
@@ -211,13 +220,19 @@ class Session:
             self._native.run_with_ortvaluevector(*arguments)
         else:
             self._sharing.watch(lambda: self._native.run_with_ortvaluevector(*arguments))
-        outputs: list[torch.Tensor] = results.to_dlpacks(_from_dlpack)
+        return results
+
+    def _as_in_pytorch(self, outputs: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Gives the first outputs of the graph, or all, the dtypes, memory and layouts that they have in PyTorch."""
+        count = len(outputs)
         # DLPack hands booleans over as bytes.
         for index in self._bools:
-            outputs[index] = outputs[index].view(torch.bool)
+            if index < count:
+                outputs[index] = outputs[index].view(torch.bool)
         # PyTorch (2.13) cannot resize memory that came through DLPack, and `out=torch.empty(0)` asks it to.
         for index in self._empty:
-            outputs[index] = torch.empty_like(outputs[index])
+            if index < count:
+                outputs[index] = torch.empty_like(outputs[index])
         for index, order in self._layouts.items():
             restride(outputs[index], order)
         return outputs
@@ -277,79 +292,3 @@ def _may_return_an_input(node: ir.Node) -> bool:
         for value in (*node.inputs, *node.outputs)
         if value is not None
     )
-
-
-# The dtypes that `push_back_batch` takes, by their names in numpy, which has no bfloat16.
-_NUMPY_DTYPES = {
-    torch.bool: np.bool_,
-    torch.uint8: np.uint8,
-    torch.int8: np.int8,
-    torch.int16: np.int16,
-    torch.int32: np.int32,
-    torch.int64: np.int64,
-    torch.float16: np.float16,
-    torch.float32: np.float32,
-    torch.float64: np.float64,
-}
-
-
-_MAX_ADDRESSES = 16
-"""Addresses per input, so that an input that lies elsewhere in each call does not make the table grow for ever."""
-
-
-class _DescribedInput:
-    """An input of a session, with ONNX Runtime's descriptions (OrtValues) of earlier tensors, by their address (`at`).
-
-    Parameters lie at the same address in every call, and residuals mostly do. Looking up an address takes less time
-    than describing the tensor to ONNX Runtime anew.
-    """
-
-    __slots__ = ("_device", "_shape", "at")
-
-    def __init__(self, declared: ir.Value, device: Any, copies_inputs: bool) -> None:
-        shape = declared.shape
-        fixed = copies_inputs and shape is not None and all(isinstance(size, int) for size in shape)
-        # A description does not keep the memory alive. An input that ONNX Runtime returns as a result would be freed
-        # while the result is read.
-        self._shape = tuple(shape) if fixed and shape is not None and not declared.is_graph_output() else None
-        self._device = device
-        self.at: dict[int, Any] = {}
-
-    def push(self, feeds: binding.OrtValueVector, tensor: torch.Tensor) -> None:
-        """Appends a tensor to the inputs of a run, and keeps its description for later runs if that is possible."""
-        dtype = _NUMPY_DTYPES.get(tensor.dtype)
-        if dtype is None or tensor.shape != self._shape or not tensor.is_contiguous() or not tensor.numel():
-            _push(feeds, tensor)
-            return
-        if len(self.at) >= _MAX_ADDRESSES:
-            self.at.clear()
-        described = binding.OrtValueVector()
-        address = tensor.data_ptr()
-        described.push_back_batch([tensor], [address], [dtype], [self._shape], [self._device])
-        self.at[address] = described[0]
-        feeds.push_back(described[0])
-
-
-def _without_elements(tensor: torch.Tensor) -> Any:
-    """Returns an OrtValue for a tensor without elements."""
-    shape = tuple(tensor.shape)
-    # numpy has no bfloat16.
-    if tensor.dtype == torch.bfloat16:
-        words = np.empty(shape, np.uint16)
-        return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(words, ir.DataType.BFLOAT16.value)._ortvalue
-    array = np.empty(shape, torch.empty(0, dtype=tensor.dtype, device="cpu").numpy().dtype)
-    return ort.OrtValue.ortvalue_from_numpy(array)._ortvalue
-
-
-def _push(feeds: binding.OrtValueVector, tensor: torch.Tensor) -> None:
-    """Appends a tensor to the inputs of a run, by DLPack."""
-    # ONNX Runtime's tensors have no strides.
-    if not tensor.is_contiguous():
-        tensor = tensor.contiguous()
-    # ONNX Runtime refuses a DLPack tensor with a null pointer.
-    if tensor.numel() == 0:
-        feeds.push_back(_without_elements(tensor))
-    elif tensor.dtype == torch.bool and _BOOL_AS_BYTES:
-        feeds.push_back(_to_dlpack(tensor.detach().view(torch.uint8)), True)
-    else:
-        feeds.push_back(_to_dlpack(tensor))

@@ -116,6 +116,19 @@ except (AttributeError, ImportError) as error:
         "Install a version that onnxtrain's [torch] extra allows: pip install 'onnxtrain[torch]'"
     ) from error
 
+DYNAMIC_AXES = "_dynamo_propagated_dynamic_indices"
+"""Attribute of a tensor: the axes, e.g. {0}, whose sizes Dynamo captures as symbols where it can, as it does for those
+that the user marks by `torch._dynamo.maybe_mark_dynamic`. No guard asks for it. A PyTorch that does not know the
+attribute captures numbers."""
+
+MARKED_AXES = (
+    "_dynamo_dynamic_indices",
+    "_dynamo_weak_dynamic_indices",
+    "_dynamo_static_indices",
+    DYNAMIC_AXES,
+)
+"""Attributes of a tensor whose axes the user has marked, or PyTorch's own compiler."""
+
 isolates_recompiles = "isolate_recompiles" in inspect.signature(eval_frame._optimize).parameters
 """True from PyTorch 2.13 on: Dynamo keeps and counts graphs per compiled function. 2.12 does so per code object."""
 
@@ -149,6 +162,18 @@ def dynamo_optimize(backend: Callable[..., Any], recompile_limit: int) -> Any:
         return torch._dynamo.optimize(backend, isolate_recompiles=True, recompile_limit=recompile_limit)
     # PyTorch 2.12 has one limit for all functions with the same code, which `capture` sets in `torch._dynamo.config`.
     return torch._dynamo.optimize(backend)
+
+
+def pop_function_modes() -> list[Any]:
+    """Leaves all modes of `__torch_function__`, e.g. that of `torch.set_default_device`, and returns them in order."""
+    count = torch._C._len_torch_function_stack()
+    return [torch._C._pop_torch_function_stack() for _ in range(count)][::-1]
+
+
+def push_function_modes(modes: list[Any]) -> None:
+    """Enters the modes that :func:`pop_function_modes` has left."""
+    for mode in modes:
+        torch._C._push_on_torch_function_stack(mode)
 
 
 def current_trace() -> Any:

@@ -21,5 +21,25 @@ def break_reason(graph_module: fx.GraphModule) -> str | None:
     return text if frame is None else f"{Path(frame.filename).name}:{frame.lineno}: {text}"
 
 
+# Dynamo (PyTorch 2.13) begins its text with one of these, or has it below where the graph ends in an inlined function.
+_WHATEVER_THE_SIZE = (
+    "Data-dependent branching",
+    "Unsupported Tensor.item() call",
+    "Call to `torch._dynamo.graph_break()`",
+    "marked as skipped",
+    "torch.compiler.disable",
+    "data-dependent expression",
+    "step_unsupported",
+)
+
+
+def ends_for_a_symbol(graph_module: fx.GraphModule) -> bool:
+    """Returns whether a graph may have ended early because a size is a symbol: with a number it may go on."""
+    reason: Any = getattr(graph_module, "compile_subgraph_reason", None)
+    if reason is None or not reason.graph_break:
+        return False
+    return not any(text in reason.reason for text in _WHATEVER_THE_SIZE)
+
+
 def _last_frame(reason: Any) -> Any:
     return reason.user_stack[-1] if reason.user_stack else None

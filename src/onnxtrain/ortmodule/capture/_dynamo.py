@@ -25,6 +25,7 @@ from onnxtrain.ortmodule._torch import (
     trace_rules,
 )
 from onnxtrain.ortmodule.capture._assertions import AssertedNumber, without_asserted_numbers
+from onnxtrain.ortmodule.capture._batch_axis import SymbolRefused, batch_axis_as_symbol
 from onnxtrain.ortmodule.capture._calling import captured_call
 from onnxtrain.ortmodule.capture._captures import Captures, without_tracebacks_in_metrics
 from onnxtrain.ortmodule.capture._caught_errors import without_caught_errors
@@ -126,8 +127,18 @@ class _WithSettings:
                 # catch it, and what ran before must not run again.
                 return ConvertFrameReturn(apply_to_code=False)
 
-    def _captured_or_left(self, *args: Any, **kwargs: Any) -> Any:
+    def _captured_or_left(self, frame: Any, *args: Any, **kwargs: Any) -> Any:
         """Captures a frame, or leaves it to PyTorch where Dynamo fails."""
+        try:
+            with batch_axis_as_symbol(frame.f_locals):
+                return self._captured(frame, *args, **kwargs)
+        # What takes a number may refuse the symbol that Dynamo has for a size.
+        except (SymbolRefused, InternalTorchDynamoError, *_OPERATOR_ERRORS):
+            pass
+        return self._captured_by_number(frame, *args, **kwargs)
+
+    def _captured_by_number(self, *args: Any, **kwargs: Any) -> Any:
+        """Captures a frame, with symbols for sizes that have changed only, or leaves it to PyTorch."""
         try:
             return self._captured(*args, **kwargs)
         except InternalTorchDynamoError:

@@ -50,6 +50,12 @@ def depends_on_data(value: Any) -> bool:
     return numeric and bool(free_unbacked_symbols(value))
 
 
+def of_the_capture(size: int | torch.SymInt) -> int:
+    """Returns the number that a size has in the call that is captured, without a guard on it."""
+    number: int = size.node.hint if isinstance(size, torch.SymInt) else size
+    return number
+
+
 def tensors_in(value: Any) -> list[torch.Tensor]:
     """Returns the tensors in a nested value, e.g. both results of `torch.max(x, 1)`."""
     return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]

@@ -14,10 +14,12 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from onnxtrain.ortmodule._torch import enable_python_dispatcher
 from onnxtrain.ortmodule.capture._data_dependent import unnoted_sizes, without_tracebacks
 from onnxtrain.ortmodule.capture._fakes import (
+    depends_on_data,
     fake_mode_of,
     functions_behind,
     is_symbolic,
     memory_of,
+    of_the_capture,
     saved_by,
     tensors_in,
 )
@@ -120,12 +122,20 @@ class _Rehearsal(fx.Interpreter):
         """Returns a leaf per input tensor, by index, and new inputs: the leaves, or clones for inputs that are none."""
         leaves: dict[int, torch.Tensor] = {}
         inputs: list[Any] = []
-        for index, node in enumerate(self.placeholders):
-            value = node.meta["example_value"]
+        values = [node.meta["example_value"] for node in self.placeholders]
+        # Derivatives of symbolic sizes take several times as long. What depends on a size, e.g. whether a reshape is a
+        # view, depends on it in Dynamo's own run of the graph, too, which makes it a guard.
+        number = _as_it_is if any(map(depends_on_data, values)) else of_the_capture
+        for index, (node, value) in enumerate(zip(self.placeholders, values, strict=True)):
+            if isinstance(value, torch.SymInt):
+                value = number(value)
             if isinstance(value, torch.Tensor):
                 required, is_leaf = node.meta.get(_REQUIRED_GRAD, (value.requires_grad, value.is_leaf))
                 value = torch.empty_strided(
-                    value.size(), value.stride(), dtype=value.dtype, device=value.device
+                    [number(size) for size in value.size()],
+                    [number(stride) for stride in value.stride()],
+                    dtype=value.dtype,
+                    device=value.device,
                 ).requires_grad_(required)
                 leaves[index] = value
                 # In-place writes to a leaf that requires a gradient raise; those to another tensor must not.
@@ -277,3 +287,7 @@ def _reached(result: torch.Tensor, leaves: Mapping[int, int]) -> Iterator[int]:
 def _function(value: Any) -> Any:
     """Returns the `grad_fn` of a tensor; None for other values."""
     return value.grad_fn if isinstance(value, torch.Tensor) else None
+
+
+def _as_it_is(size: int | torch.SymInt) -> int | torch.SymInt:
+    return size

@@ -126,14 +126,17 @@ def _with_negative_indices(decomposition: Callable[..., Any], allowed: bool) -> 
     return decomposed
 
 
-def functional_graph(graph_module: fx.GraphModule, flow: GradientFlow) -> fx.GraphModule:
+def functional_graph(
+    graph_module: fx.GraphModule, flow: GradientFlow, values: Sequence[Any] | None = None
+) -> fx.GraphModule:
     """Returns the functional ATen graph of a Dynamo graph, with the same placeholders and outputs.
 
     Args:
         graph_module: the Dynamo graph. Its writes to inputs become `aten.copy_` nodes at the end of the result.
         flow: says where autograd stops, because of `detach` or `no_grad`. The result has a `detach` node there.
+        values: example values of the inputs, with numbers for symbols; those of the graph if left out.
     """
-    values = example_values(graph_module)
+    values = values or example_values(graph_module)
     fake_mode = fake_mode_of(graph_module) or contextlib.nullcontext()
     traced = make_fx(
         lambda *args: _functionalized(_Interpreter(graph_module, flow).run, args),
@@ -158,6 +161,9 @@ def functional_graph(graph_module: fx.GraphModule, flow: GradientFlow) -> fx.Gra
             with enable_python_dispatcher():
                 result = traced(*values)
     assert isinstance(result, fx.GraphModule)
+    # `make_fx` (PyTorch 2.13) notes tensors and symbols there, and no numbers.
+    for node, value in zip(result.graph.find_nodes(op="placeholder"), values, strict=True):
+        node.meta.setdefault("val", value)
     return result
 
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import functools
 import itertools
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -25,19 +26,29 @@ from onnxtrain.ortmodule._exceptions import (
 )
 from onnxtrain.ortmodule._options import DebugOptions, FallbackPolicy, LogLevel, module_logger
 from onnxtrain.ortmodule._report import GraphRecord, Report
-from onnxtrain.ortmodule.capture._assertions import checked, mark_assertions, take_assertions
-from onnxtrain.ortmodule.capture._breaks import break_reason
+from onnxtrain.ortmodule.capture._assertions import Check, checked, mark_assertions, take_assertions
+from onnxtrain.ortmodule.capture._batch_axis import (
+    SymbolRefused,
+    batch_of,
+    batch_symbols,
+    has_marked_axis,
+    noted_guards,
+    of_one_size,
+    settled,
+)
+from onnxtrain.ortmodule.capture._breaks import break_reason, ends_for_a_symbol
 from onnxtrain.ortmodule.capture._calling import call_directly
 from onnxtrain.ortmodule.capture._checkpoint import draw_again_alike, inline_checkpoints
 from onnxtrain.ortmodule.capture._data_setting import copy_set_data
 from onnxtrain.ortmodule.capture._dynamo import capture
 from onnxtrain.ortmodule.capture._fakes import example_values, tensors_in
+from onnxtrain.ortmodule.capture._flow import GradientFlow
 from onnxtrain.ortmodule.capture._gradients import unseen_by_hooks
 from onnxtrain.ortmodule.capture._no_grad import correct_requires_grad
 from onnxtrain.ortmodule.capture._refused_calls import RefusedByPyTorch
 from onnxtrain.ortmodule.capture._refused_shards import refuse_shards
 from onnxtrain.ortmodule.capture._rehearsal import note_inputs
-from onnxtrain.ortmodule.capture._signature import describe
+from onnxtrain.ortmodule.capture._signature import GraphSignature, describe
 from onnxtrain.ortmodule.capture._split import (
     has_custom_function,
     keep_from_global_hooks,
@@ -48,6 +59,7 @@ from onnxtrain.ortmodule.lowering._functional_graph import functional_graph
 from onnxtrain.ortmodule.lowering._graph_lowering import lower_graph
 from onnxtrain.ortmodule.module._announcements import Derivatives, FirstCall, warn_of_many_captures
 from onnxtrain.ortmodule.module._compiled_graph import CompiledGraph
+from onnxtrain.ortmodule.module._sizes import BySize, Size
 from onnxtrain.ortmodule.sessions._cut_into_steps import compile_in_steps
 from onnxtrain.ortmodule.sessions._export import CompiledGraphs
 from onnxtrain.ortmodule.sessions._mixed_graph import Steps
@@ -88,6 +100,46 @@ def onnxruntime_backend(
     return _GraphCompiler(options, report if report is not None else Report(), graphs, policy).backend
 
 
+@dataclasses.dataclass(frozen=True)
+class _Captured:
+    """A graph that Dynamo has captured, with all that is worked out once for all sizes of its batch.
+
+    Attributes:
+        graph_module: the graph, whose assertions have become outputs.
+        plain: the graph as it was captured.
+        unchecked: a copy of `graph_module`.
+        checks: the assertions.
+        break_reason: why Dynamo ended the graph; None if it did not.
+        announce: warns of what PyTorch is about to compute, once for all sizes.
+    """
+
+    graph_module: fx.GraphModule
+    plain: fx.GraphModule
+    unchecked: fx.GraphModule
+    checks: list[Check]
+    break_reason: str | None
+    announce: Announce
+
+    @functools.cached_property
+    def described(self) -> tuple[GraphSignature, GradientFlow, fx.GraphModule]:
+        """The signature of the graph, where gradients stop in it, and the graph that PyTorch differentiates.
+
+        Raises:
+            ORTModuleFallbackException: ONNX Runtime cannot run the graph.
+        """
+        graph_module = self.graph_module
+        refuse_shards(graph_module)
+        device = common_device(tensors_in(example_values(graph_module)))
+        with _capturing():
+            signature, flow = describe(graph_module, device)
+        replayed = self.unchecked
+        if len(signature.outputs) > signature.returned:
+            # Views that share the memory of a result were taken out of the graph: that result was added to its outputs.
+            replayed = _copied(graph_module)
+            _forget_arguments(replayed)
+        return signature, flow, replayed
+
+
 class _GraphCompiler:
     """Compiles the graphs of one ORTModule, or of one choice of options of `torch.compile`, and numbers them.
 
@@ -107,10 +159,13 @@ class _GraphCompiler:
         self._policy = policy
         self._log = module_logger(options.log_level)
         self._numbers = itertools.count()
+        self._free_names: list[str] = []
         self._captures: Counter[Any] = Counter()
 
     def backend(self, graph_module: fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
         """Returns a callable that runs a graph, which Dynamo has captured; Dynamo calls this with each graph."""
+        if has_marked_axis(graph_module) and ends_for_a_symbol(graph_module):
+            raise SymbolRefused
         warn_of_many_captures(self._captures)
         with unseen_by_hooks():
             keep_from_global_hooks(graph_module)
@@ -122,87 +177,119 @@ class _GraphCompiler:
             plain = _copied(graph_module)
             if inline_checkpoints(graph_module):
                 draw_again_alike(plain)
+            symbols = batch_symbols(graph_module, example_inputs)
             if has_custom_function(graph_module):
-                return split_at_custom_functions(graph_module, self._compile).forward
-            run = self._compile(graph_module, plain)
+                compile_part = functools.partial(self._compile, symbols=symbols)
+                return split_at_custom_functions(graph_module, compile_part).forward
+            run = self._compile(graph_module, plain, symbols)
         call_directly(run)
         return run
 
     def _compile(
-        self, graph_module: fx.GraphModule, plain: fx.GraphModule | None = None
+        self,
+        graph_module: fx.GraphModule,
+        plain: fx.GraphModule | None = None,
+        symbols: frozenset[Any] = frozenset(),
     ) -> Callable[..., Any]:
         """Returns a callable that runs a graph without custom functions: in ONNX Runtime, or else in PyTorch.
 
         Args:
             graph_module: the graph; it is taken apart.
             plain: the graph as it was captured; a copy of `graph_module` if left out.
+            symbols: of the size of the batch, if the graph may be compiled for each size by itself.
 
         Raises:
             ORTModuleFallbackException: ONNX Runtime cannot run the graph, and the policy forbids PyTorch.
         """
         start = time.perf_counter()
-        name = f"graph {next(self._numbers)}"
         plain = plain or _copied(graph_module)
-        self._log.log(LogLevel.VERBOSE.logging_level, "%s: captured\n%s", name, plain.graph)
         reason = break_reason(graph_module)
         checks = take_assertions(graph_module)
         unchecked = _copied(graph_module) if checks else plain
         _forget_arguments(plain, unchecked)
+        name = self._next_name()
         announce = Derivatives(name, plain, self._report, self._policy).announce
+        captured = _Captured(graph_module, plain, unchecked, checks, reason, announce)
+        batch = batch_of(graph_module, symbols)
+        if batch is None:
+            return self._compiled(captured, name, start, settled(graph_module))
+        values = of_one_size(graph_module, batch, None)
+
+        def compile_for(args: Sequence[Any]) -> Callable[..., Any]:
+            start = time.perf_counter()
+            return self._compiled(captured, self._next_name(), start, of_one_size(graph_module, batch, args))
+
+        def compile_for_all() -> tuple[Callable[..., Any], Callable[[Size], bool]]:
+            with noted_guards(graph_module, batch) as holds:
+                run = self._compiled(captured, self._next_name(), time.perf_counter(), settled(graph_module))
+                return run, holds
+
+        compiled = self._compiled(captured, name, start, values)
+        return BySize(compiled, batch.value(values), batch, compile_for, compile_for_all)
+
+    def _next_name(self) -> str:
+        """Returns the name of the next graph, e.g. "graph 0"."""
+        return self._free_names.pop() if self._free_names else f"graph {next(self._numbers)}"
+
+    def _compiled(
+        self, captured: _Captured, name: str, start: float, values: Sequence[Any]
+    ) -> Callable[..., Any]:
+        """Returns a callable that runs a graph, and adds it to the report.
+
+        Args:
+            captured: the graph.
+            name: in the report, e.g. "graph 0".
+            start: `time.perf_counter()` when the work on it began, in seconds.
+            values: example values of its inputs, with numbers or symbols for their sizes.
+
+        Raises:
+            ORTModuleFallbackException: ONNX Runtime cannot run the graph, and the policy forbids PyTorch.
+        """
+        plain = captured.plain
+        self._log.log(LogLevel.VERBOSE.logging_level, "%s: captured\n%s", name, plain.graph)
         try:
-            compiled = self._in_onnxruntime(graph_module, plain, unchecked, announce)
+            compiled = self._in_onnxruntime(captured, values)
         except ORTModuleFallbackException as error:
+            if has_marked_axis(captured.graph_module):
+                self._free_names.append(name)
+                raise SymbolRefused from error
             if not self._policy.allows(error):
                 raise
             self._log.info("%s: runs in PyTorch: %s", name, error)
             calls = sum(node.op.startswith("call") for node in plain.graph.nodes)
             record = GraphRecord(
-                name, "inference", "-", calls, fallback_reason=str(error), break_reason=reason
+                name, "inference", "-", calls, fallback_reason=str(error), break_reason=captured.break_reason
             )
             return FirstCall(plain.forward, self._report, record, start, self._log)
-        record = dataclasses.replace(compiled.body.record(name), break_reason=reason)
+        record = dataclasses.replace(compiled.body.record(name), break_reason=captured.break_reason)
         self._keep(compiled.body, record, time.perf_counter() - start)
-        return FirstCall(checked(compiled, checks), self._report, record, start, self._log)
+        return FirstCall(checked(compiled, captured.checks), self._report, record, start, self._log)
 
-    def _in_onnxruntime(
-        self,
-        graph_module: fx.GraphModule,
-        plain: fx.GraphModule,
-        unchecked: fx.GraphModule,
-        announce: Announce,
-    ) -> CompiledGraph:
+    def _in_onnxruntime(self, captured: _Captured, values: Sequence[Any]) -> CompiledGraph:
         """Returns a graph compiled for ONNX Runtime: described, made functional, lowered, given sessions.
 
         Args:
-            graph_module: the graph, whose assertions have become outputs.
-            plain: the graph as it was captured.
-            unchecked: a copy of `graph_module`.
-            announce: warns of what PyTorch is about to compute.
+            captured: the graph.
+            values: see `_compiled`.
 
         Raises:
             ORTModuleFallbackException: ONNX Runtime cannot run the graph.
         """
-        severity = self._options.log_level.onnxruntime_severity
-        refuse_shards(graph_module)
-        device = common_device(tensors_in(example_values(graph_module)))
+        severity, announce = self._options.log_level.onnxruntime_severity, captured.announce
+        signature, flow, replayed = captured.described
         with _capturing():
-            signature, flow = describe(graph_module, device)
-            functional = functional_graph(graph_module, flow)
-        replayed = unchecked
-        if len(signature.outputs) > signature.returned:
-            # Views that share the memory of a result were taken out of the graph: that result was added to its outputs.
-            replayed = _copied(graph_module)
-            _forget_arguments(replayed)
+            functional = functional_graph(captured.graph_module, flow, values)
         body: OnnxPart | Steps
         try:
             with building():
-                body = OnnxPart(lower_graph(functional), signature, replayed, announce, severity)
+                lowered = lower_graph(functional)
+                body = OnnxPart(lowered, signature, replayed, announce, severity, args=values)
         # As a whole ONNX Runtime cannot run it: PyTorch runs the operators that it has no form or kernel for.
         except ORTModuleONNXModelException as error:
             body = compile_in_steps(functional, error, signature, announce, severity)
             if body.in_pytorch and not self._policy.allows(error):
                 raise
-        return CompiledGraph(body, signature, plain, unchecked, announce)
+        return CompiledGraph(body, signature, captured.plain, captured.unchecked, announce)
 
     def _keep(self, body: OnnxPart | Steps, record: GraphRecord, seconds: float) -> None:
         """Keeps a compiled graph for `export_training_graph`, writes it if that is asked for, and logs it."""

@@ -44,6 +44,7 @@ class OnnxPart:
         announce: warns of what PyTorch is about to compute.
         severity: the least severity of messages that ONNX Runtime prints, e.g. 3 for errors.
         run: runs `plain`; `plain.forward` if left out.
+        args: example values of the arguments of the captured graph. Numbers among them are the same in each call.
 
     Attributes:
         inputs: indices of the arguments that are inputs of the ONNX graph, e.g. [0, 2].
@@ -61,6 +62,7 @@ class OnnxPart:
         announce: Announce,
         severity: int,
         run: Callable[..., Any] | None = None,
+        args: Sequence[Any] | None = None,
     ) -> None:
         self._lowered = lowered
         self._signature = signature
@@ -81,8 +83,10 @@ class OnnxPart:
         self.reads = self._create_sessions()
         self._replayed = ReplayedGraph(plain, lowered, signature.device, run)
         self._announce = announce
-        # A replay holds the numbers among the arguments of a call. Without numbers one replay serves all calls.
-        self._replay = None if self._replayed.numbers else Replay(self._replayed.of_call(()), announce)
+        # A replay holds the numbers among the arguments of a call. With the same numbers one replay serves all calls.
+        same = args is not None and all(isinstance(args[index], int) for index in self._replayed.numbers)
+        same = same or not self._replayed.numbers
+        self._replay = Replay(self._replayed.of_call(args or ()), announce) if same else None
 
     def _create_sessions(self) -> Sequence[int]:
         """Creates the sessions, and returns `reads`."""

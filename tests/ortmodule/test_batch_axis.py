@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import random
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -281,3 +283,47 @@ def test_few_graphs_of_one_size_are_kept() -> None:
     assert len(compiled) == kept
     assert graph(6) == 6  # compiled anew
     assert len(compiled) == kept + 1
+
+
+def test_one_thread_compiles_at_a_time() -> None:
+    """Tracing changes settings of the whole process, whether Dynamo does it or a new size of the batch."""
+    lock = torch._dynamo.convert_frame.compile_lock
+    free: list[bool] = []
+
+    def try_lock() -> None:
+        free.append(lock.acquire(blocking=False))
+        if free[-1]:
+            lock.release()
+
+    def compile_for(size: int) -> Callable[[Any], Any]:
+        other = threading.Thread(target=try_lock)
+        other.start()
+        other.join()
+        return lambda value: size
+
+    by_size = BySize(
+        lambda value: 5,
+        (5,),
+        Batch((None,), ((0, None),), frozenset({0})),
+        lambda args: compile_for(args[0]),
+        lambda: (compile_for(0), lambda size: True),
+    )
+    assert [by_size(size) for size in (5, 3, 7)] == [5, 3, 0]
+    assert free == [False, False]
+
+
+def test_threads_bring_sizes_of_their_own() -> None:
+    ours, plain = pair(_mlp())
+
+    def work(first: int) -> None:
+        for rows in range(first, first + 5):
+            x = torch.linspace(-1, 1, 4 * rows).reshape(rows, 4)
+            got, want = (
+                torch.autograd.grad(net(x).square().sum(), net.parameters()) for net in (ours, plain)
+            )
+            for found, wanted in zip(got, want, strict=True):
+                torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, (2, 4, 5, 9)))
+    assert ours.report().runs_in_onnxruntime

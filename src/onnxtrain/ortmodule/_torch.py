@@ -37,6 +37,7 @@ try:
     from torch._dynamo import OptimizedModule, eval_frame, symbolic_convert, trace_rules
     from torch._dynamo import config as dynamo_config
     from torch._dynamo import utils as dynamo_utils
+    from torch._dynamo.convert_frame import compile_lock
     from torch._dynamo.decorators import skip
     from torch._dynamo.exc import (
         InternalTorchDynamoError,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -55,13 +54,13 @@ class BySize:
         self._for_all = functools.cache(compile_for_all)
         self._own = [size]
         self._sees_many = False
-        self._lock = threading.RLock()
 
     def __call__(self, *args: Any) -> Any:
         size = self._size_of(args)
         run = self._by_size.get(size)
         if run is None:
-            with self._lock:
+            # Dynamo's lock: tracing changes settings of the whole process, so that one thread traces at a time.
+            with _torch.compile_lock:
                 # Another thread may have compiled it meanwhile.
                 run = self._by_size.get(size)
                 if run is None:

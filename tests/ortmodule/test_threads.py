@@ -181,6 +181,14 @@ def test_a_closure_keeps_the_threads(hooked: tuple[OpenMP, list[str]]) -> None:
     assert openmp.asked == [*end, *end]
 
 
+def test_an_optimizer_that_multiplies_matrices_keeps_the_threads(hooked: tuple[OpenMP, list[str]]) -> None:
+    openmp, end = hooked
+    matrix = torch.nn.Parameter(torch.eye(8))
+    matrix.grad = torch.ones_like(matrix)
+    torch.optim.Muon([matrix]).step()
+    assert openmp.asked == end
+
+
 def test_the_step_after_one_that_raised_gives_the_threads_back(hooked: tuple[OpenMP, list[str]]) -> None:
     class Raising(torch.optim.SGD):
         fails = True

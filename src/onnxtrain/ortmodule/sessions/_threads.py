@@ -36,6 +36,19 @@ _SOFT = 1
 # many for each tensor (AdamW, two threads: starting takes 0.1 ms, sharing a tensor 3 us, an element 0.4 ns).
 _ELEMENTS_PER_START = 1 << 19
 _ELEMENTS_PER_TENSOR = 1 << 14
+# Optimizers that read and write each element a few times. Others, such as Muon, multiply matrices in a step.
+_ELEMENTWISE = (
+    torch.optim.ASGD,
+    torch.optim.Adadelta,
+    torch.optim.Adagrad,
+    torch.optim.Adam,
+    torch.optim.Adamax,
+    torch.optim.NAdam,
+    torch.optim.RAdam,
+    torch.optim.RMSprop,
+    torch.optim.Rprop,
+    torch.optim.SGD,
+)
 _TIMED_RUNS = 4
 _LONG_RUN = 1e-3
 """Seconds of a run above which ONNX Runtime gains more from idle cores than from cores that PyTorch keeps awake."""
@@ -162,7 +175,12 @@ class _StepThreads:
     ) -> None:
         """Leaves a short step one thread."""
         # A closure computes the model's gradients in the step.
-        if len(args) > 1 or kwargs or not self._is_short(optimizer):
+        if (
+            len(args) > 1
+            or kwargs
+            or not isinstance(optimizer, _ELEMENTWISE)
+            or not self._is_short(optimizer)
+        ):
             return
         # It is set already if an earlier step has raised.
         if getattr(self._of_thread, "threads", None) is None:

@@ -85,8 +85,16 @@ def test_a_size_is_compiled_under_the_settings_of_the_caller() -> None:
     assert ours.report().runs_in_onnxruntime
 
 
+_RANDOM = torch.Generator().manual_seed(0)
+"""For the batches of this table, which are made when the tests are collected."""
+
+
+def _randn(*sizes: int) -> torch.Tensor:
+    return torch.randn(sizes, generator=_RANDOM)
+
+
 def _rows(*sizes: int) -> list[tuple[torch.Tensor, ...]]:
-    return [(torch.randn(size, 4),) for size in sizes]
+    return [(_randn(size, 4),) for size in sizes]
 
 
 class _Times(torch.autograd.Function):
@@ -159,32 +167,38 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], list[tuple[Any, ...]]]] = {
     ),
     "a table by size": (lambda m, x: m.layer(x) * {5: 1.0, 3: 2.0}.get(len(x), 9.0), _rows(5, 3, 7, 9)),
     "a seed of the size": (lambda m, x: m.layer(x) * random.Random(len(x)).random(), _rows(5, 3, 7)),
-    "a text of the size": (lambda m, x: m.layer(x) * len(f"{x.shape[0]}"), _rows(5, 13, 7, 100)),
+    "a text of the size": (lambda m, x: m.layer(x) * len(f"{x.shape[0]}"), _rows(5, 13, 7, 10)),
     "equal shapes": (
         lambda m, x, y: m.layer(x) + y if x.shape == y.shape else m.layer(x) * y.sum(),
-        [(torch.randn(a, 4), torch.randn(b, 4)) for a, b in ((5, 5), (3, 3), (7, 2), (4, 4))],
+        [(_randn(a, 4), _randn(b, 4)) for a, b in ((5, 5), (3, 3), (7, 2), (4, 4))],
     ),
     "as many edges as two": (
         _graph_net,
-        [(torch.randn(n, 4), torch.randint(n, (2, e))) for n, e in ((2, 7), (2, 9), (5, 7), (9, 2), (2, 2))],
+        [
+            (_randn(n, 4), torch.randint(n, (2, e), generator=_RANDOM))
+            for n, e in ((2, 7), (2, 9), (5, 7), (9, 2), (2, 2))
+        ],
     ),
     "a square matrix": (
         lambda m, x, a: (a + a.T) @ m.layer(x),
-        [(torch.randn(n, 4), torch.randn(n, n)) for n in (5, 3, 7, 4)],
+        [(_randn(n, 4), _randn(n, n)) for n in (5, 3, 7, 4)],
     ),
     "as many classes as rows": (
         lambda m, x, weight, target: F.cross_entropy(m.layer(x), target, weight),
-        [(torch.randn(n, 4), torch.rand(4) + 0.1, torch.randint(4, (n,))) for n in (4, 3, 7, 4)],
+        [
+            (_randn(n, 4), torch.rand(4, generator=_RANDOM) + 0.1, torch.randint(4, (n,), generator=_RANDOM))
+            for n in (4, 3, 7, 4)
+        ],
     ),
     "both axes vary": (
         lambda m, x: m.layer(x).sum(1),
-        [(torch.randn(*shape, 4),) for shape in ((5, 3), (5, 4), (3, 6), (7, 3), (5, 3))],
+        [(_randn(*shape, 4),) for shape in ((5, 3), (5, 4), (3, 6), (7, 3), (5, 3))],
     ),
     "both axes are alike": (
         lambda m, x: m.layer(x).sum(1),
-        [(torch.randn(*shape, 4),) for shape in ((5, 5), (3, 5), (5, 3), (7, 7), (5, 5))],
+        [(_randn(*shape, 4),) for shape in ((5, 5), (3, 5), (5, 3), (7, 7), (5, 5))],
     ),
-    "time first": (_steps_of_rnn, [(torch.randn(steps, 2, 4),) for steps in (5, 3, 7)]),
+    "time first": (_steps_of_rnn, [(_randn(steps, 2, 4),) for steps in (5, 3, 7)]),
     "random numbers": (lambda m, x: F.dropout(m.layer(x)) + torch.rand(len(x), 1), _rows(5, 3, 7, 5)),
     "a padded batch": (
         lambda m, x: F.pad(m.layer(x), (0, 0, 0, (4 - len(x) % 4) % 4)).view(-1, 4, 4).mean(1),
@@ -200,12 +214,12 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], list[tuple[Any, ...]]]] = {
     "a counter": (_counted, _rows(5, 3, 7, 5)),
     "a mask that is kept": (_cached, _rows(5, 3, 7, 5, 3)),
     "two graphs": (_two_graphs, _rows(6, 3, 7, 6)),
-    "an argument that is written to": (_written, [(torch.randn(n, 4), torch.randn(4)) for n in (5, 3, 4, 7)]),
+    "an argument that is written to": (_written, [(_randn(n, 4), _randn(4)) for n in (5, 3, 4, 7)]),
     "a custom gradient": (lambda m, x: m.layer(_Times.apply(m.layer(x))), _rows(5, 3, 7, 5)),
     "rows that the data choose": (lambda m, x: m.layer(x[x[:, 0] > 0]).sum(0) * len(x), _rows(5, 3, 7, 9)),
     "parts of a larger tensor": (
         lambda m, x: m.layer(x).tanh(),
-        [(torch.randn(20, 4)[start : start + n],) for start, n in ((0, 5), (5, 3), (8, 7))],
+        [(_randn(20, 4)[start : start + n],) for start, n in ((0, 5), (5, 3), (8, 7))],
     ),
 }
 
@@ -215,6 +229,7 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], list[tuple[Any, ...]]]] = {
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_each_size_is_that_of_eager_pytorch(name: str) -> None:
     function, batches = PROGRAMS[name]
+    torch.manual_seed(0)
     plain = Of(
         function,
         layer=nn.Linear(4, 4),
@@ -227,7 +242,8 @@ def test_each_size_is_that_of_eager_pytorch(name: str) -> None:
         steps = [step(module, *batch, seed=n, differentiate_inputs=False) for n, batch in enumerate(batches)]
         return [*steps, module.seen.clone()]
 
-    compare(plain, program)
+    # Gradients of up to some hundreds are sums, in another order than PyTorch's.
+    compare(plain, program, atol=1e-4)
 
 
 def test_what_holds_for_one_size_alone_is_not_used_for_another() -> None:

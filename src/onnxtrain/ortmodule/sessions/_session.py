@@ -38,7 +38,6 @@ from onnxtrain.runtime.session import rest_threads
 from onnxtrain.runtime.session_settings import SessionSettings
 
 _LOWEST_VERSION = (1, 30)
-_VERSION = tuple(map(int, ort.__version__.split(".")[:2]))
 _RUN_OPTIONS = binding.RunOptions()
 # In this module's names, as each call of a model calls the function once per tensor.
 _from_dlpack = _torch.from_dlpack

@@ -79,10 +79,14 @@ from trainer.test_directory_lock import fit
 from onnxtrain import Trainer
 
 def end(trainer, loss):
-    if sys.argv[2] == "fork" and os.fork() == 0:  # a worker that outlives its parent, as those of a DataLoader may
-        os.close(1), os.close(2)
-        os.read(0, 1)
-        os._exit(0)
+    started, start = os.pipe()
+    if sys.argv[2] == "fork":
+        if os.fork() == 0:  # a worker that outlives its parent, as those of a DataLoader may
+            os.close(1), os.close(2)
+            os.write(start, b"1")
+            os.read(0, 1)
+            os._exit(0)
+        os.read(started, 1)
     os.kill(os.getpid(), 9)
 
 trainer = Trainer(line().model, "mse", directory=sys.argv[1])
@@ -95,17 +99,14 @@ fit(trainer, AtEachStep(end))
 @pytest.mark.parametrize("way", ["kill", "fork"])
 def test_a_process_that_was_killed_leaves_the_directory_free(tmp_path: Path, way: str) -> None:
     path = os.pathsep.join([str(Path(onnxtrain.__file__).parents[1]), str(Path(__file__).parents[1])])
-    process = subprocess.Popen(
-        [sys.executable, "-c", KILLED, str(tmp_path / "run"), way],
-        env={**os.environ, "PYTHONPATH": path},
-        stdin=subprocess.PIPE,
-    )
-    assert process.wait() == -signal.SIGKILL
-    assert (tmp_path / "run" / LOCK).exists()
-    trainer = Trainer.resume(tmp_path / "run")
-    fit(trainer)
-    assert not (tmp_path / "run" / LOCK).exists()
-    process.communicate()
+    command = [sys.executable, "-c", KILLED, str(tmp_path / "run"), way]
+    # The forked worker ends when the pipe to its standard input is closed, at the end of the block.
+    with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path}, stdin=subprocess.PIPE) as process:
+        assert process.wait() == -signal.SIGKILL
+        assert (tmp_path / "run" / LOCK).exists()
+        trainer = Trainer.resume(tmp_path / "run")
+        fit(trainer)
+        assert not (tmp_path / "run" / LOCK).exists()
 
 
 def test_an_exception_leaves_the_directory_free(tmp_path: Path) -> None:

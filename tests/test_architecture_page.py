@@ -62,8 +62,9 @@ def test_the_files_have_the_inputs_outputs_and_nodes_that_the_page_names(
     assert called == [
         "MatrixProduct_float",
         "MatrixProduct_float",
+        "MeanCrossEntropyGradient_float",
+        "MeanNegativeLogLikelihood_float",
         "ReluGradientOfFinite_float",
-        "SoftmaxCrossEntropyGradient_float",
     ]
     assert {"checkpoint", "manifest.json"} <= {file.name for file in Path("run").iterdir()}
 

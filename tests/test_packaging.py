@@ -332,7 +332,7 @@ def test_a_fresh_installation_names_the_kernels_of_a_training_step(page_tree: Pa
     block += "generate_artifacts(digits_network(), loss='cross_entropy', artifact_directory='artifacts')\n"
     (page_tree / "README.md").write_text(f"```python\n{block}```\n")
     done = python(str(page_tree / ".ci" / "readme_blocks.py"))
-    assert "SoftmaxCrossEntropyGradient_float" in done.stdout
+    assert "MeanCrossEntropyGradient_float" in done.stdout
 
 
 def test_workflows_run_targets_and_files_that_exist() -> None:

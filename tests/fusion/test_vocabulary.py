@@ -41,7 +41,7 @@ def test_the_gradient_waits_for_the_loss(tmp_path: Path) -> None:
     model, _, _ = head(5000, tmp_path)
     assert ops(model)["LogSoftmaxOfRows_float"] == 1
     nodes = list(model.graph)
-    gradient = next(node for node in nodes if node.op_type == "SoftmaxCrossEntropyGradient_float")
+    gradient = next(node for node in nodes if node.op_type == "MeanCrossEntropyGradient_float")
     before, waiting = set[ir.Node](), [gradient]
     while waiting:
         node = waiting.pop()
@@ -54,7 +54,7 @@ def test_the_gradient_waits_for_the_loss(tmp_path: Path) -> None:
 def test_all_of_them_have_one_shape(tmp_path: Path) -> None:
     """ONNX Runtime writes a result over an input only where the model gives both the same sizes."""
     model, _, _ = head(5000, tmp_path)
-    of = {"LogSoftmaxOfRows_float": [], "SoftmaxCrossEntropyGradient_float": []}
+    of = {"LogSoftmaxOfRows_float": [], "MeanCrossEntropyGradient_float": []}
     for node in model.graph:
         if node.op_type in of:
             of[node.op_type] = [node.inputs[0].shape, node.outputs[0].shape]

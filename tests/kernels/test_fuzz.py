@@ -191,6 +191,7 @@ CHECKS: list[tuple[Callable[..., None], Callable[[np.random.Generator], Argument
     (test_quantised_products.test_product, _quantised),
     (test_quantised_products.test_packed_matmul, _packed),
     (test_losses.test_cross_entropy_gradient, _classes),
+    (test_losses.test_mean, lambda rng: (*_classes(rng), float(rng.choice([0.0, 0.3, 1.0])))),
     (test_norms.test_layer_normalization, _rows_and_axis),
     (test_norms.test_layer_normalization_gradient, _rows),
     (test_norms.test_rms_normalization, _rows),

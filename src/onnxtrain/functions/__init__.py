@@ -55,7 +55,11 @@ from .instance_norm import (
     reversible_instance_normalization_parameter_gradient,
 )
 from .linalg import cholesky, inverse, matrix_product
-from .loss import softmax_cross_entropy_gradient
+from .loss import (
+    mean_cross_entropy_gradient,
+    mean_negative_log_likelihood,
+    softmax_cross_entropy_gradient,
+)
 from .normalization import (
     batch_normalization_gradient,
     group_normalization,
@@ -161,6 +165,8 @@ __all__ = [
     "matmul_bfloat16",
     "matrix_product",
     "max_pool",
+    "mean_cross_entropy_gradient",
+    "mean_negative_log_likelihood",
     "mish_gradient",
     "momentum_step",
     "nesterov_step",

@@ -10,6 +10,7 @@ from onnxtrain.fusion._pass import FusionPass
 from onnxtrain.fusion.activations import ACTIVATIONS
 from onnxtrain.fusion.attention import AttentionPass
 from onnxtrain.fusion.bfloat16 import Bfloat16ProductPass
+from onnxtrain.fusion.mean_loss import MeanLossPass
 from onnxtrain.fusion.native import NativeOpsPass
 from onnxtrain.fusion.norms import NORMS
 from onnxtrain.fusion.products import ProductPass
@@ -45,6 +46,6 @@ def fuse_kernels(model: ir.Model, *, bfloat16: bool = False, kept: Collection[st
     # NativeOpsPass first: it makes the functions of convolutions, which Bfloat16ProductPass rewrites. ProductPass takes
     # the products that are left in float32.
     products = [Bfloat16ProductPass()] if bfloat16 else []
-    others = ProductPass(kept), PackedProductPass(kept), VocabularyLossPass(kept)
+    others = ProductPass(kept), PackedProductPass(kept), MeanLossPass(kept), VocabularyLossPass(kept)
     rewrites = NativeOpsPass(kept), *products, *others
     ir.passes.Sequential(*rewrites)(model)

@@ -9,8 +9,17 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from onnxtrain.emitter import Emitter, static_dims
-from onnxtrain.functions import log_softmax_of_rows, softmax_cross_entropy_gradient
+from onnxtrain.functions import (
+    log_softmax_of_rows,
+    mean_cross_entropy_gradient,
+    softmax_cross_entropy_gradient,
+)
 from onnxtrain.fusion._pass import KeepingPass
+
+_GRADIENTS = {
+    composite.identifier(ir.DataType.FLOAT, {})[:2]
+    for composite in (mean_cross_entropy_gradient, softmax_cross_entropy_gradient)
+}
 
 _MANY = 4096
 """Classes from which the memory of scores matters."""
@@ -46,13 +55,13 @@ def _has_many_classes(node: ir.Node) -> bool:
 
 def _delay_gradient(op: Emitter, log_prob: ir.Value) -> None:
     """Makes the gradient of a cross entropy wait for all other readers of `log_prob`, whose memory it then takes."""
-    gradient_name = softmax_cross_entropy_gradient.identifier(ir.DataType.FLOAT, {})[:2]
     readers = list(dict.fromkeys(use.node for use in log_prob.uses()))
-    gradients = [node for node in readers if (node.domain, node.op_type) == gradient_name]
+    gradients = [node for node in readers if (node.domain, node.op_type) in _GRADIENTS]
     others = [node for node in readers if node not in gradients]
     if len(gradients) != 1 or log_prob.is_graph_output():
         return
-    gradient, scale = gradients[0], gradients[0].inputs[2]
+    gradient = gradients[0]
+    scale = gradient.inputs[2]
     places = {node: place for place, node in enumerate(op.graph)}
     for other in others:
         result = other.outputs[0]

@@ -13,7 +13,11 @@ from onnxtrain.autodiff._node import NodeView
 from onnxtrain.autodiff._registry import Cotangents, vjp
 from onnxtrain.autodiff.rules._count import counting_dtype
 from onnxtrain.emitter import Emitter, static_dims
-from onnxtrain.functions import log_softmax_gradient, softmax_cross_entropy_gradient
+from onnxtrain.functions import (
+    log_softmax_gradient,
+    mean_cross_entropy_gradient,
+    softmax_cross_entropy_gradient,
+)
 
 
 @vjp("SoftmaxCrossEntropyLoss", wrt=("scores",), outputs=("output", "log_prob"), saves=("log_prob",))
@@ -25,8 +29,15 @@ def softmax_cross_entropy_loss(
     log_prob = n.out.log_prob
     parts = []
     if ct is not None:
-        labels, scale = _labels_and_scale(op, n, ct, n.labels, n.weights)
-        parts.append(op.call(softmax_cross_entropy_gradient, log_prob, labels, scale))
+        ignored = n.attr("ignore_index")
+        # float16 cannot count beyond 2048, as the function would have to.
+        counts = ct.dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE)
+        if n.attr("reduction") == "mean" and n.weights is None and ignored is not None and counts:
+            labels = _as_int64(op, n.labels)
+            parts.append(op.call(mean_cross_entropy_gradient, log_prob, labels, ct, ignore_index=ignored))
+        else:
+            labels, scale = _labels_and_scale(op, n, ct, n.labels, n.weights)
+            parts.append(op.call(softmax_cross_entropy_gradient, log_prob, labels, scale))
     if ct_log_prob is not None:
         parts.append(op.call(log_softmax_gradient, log_prob, ct_log_prob, axis=1))
     return parts[0] if len(parts) == 1 else op.Add(*parts)
@@ -48,7 +59,7 @@ def _labels_and_scale(
     `scale` has the shape of the labels. It is weight[label] * ct, for the mean divided by the sum of all these weights.
     Ignored labels have weight 0; without class weights all others have weight 1.
     """
-    labels = op.Cast(labels, to=ir.DataType.INT64) if labels.dtype != ir.DataType.INT64 else labels
+    labels = _as_int64(op, labels)
     valid, ignored = None, n.attr("ignore_index")
     shape = op.shape_of(labels)
     if ignored is not None:
@@ -65,6 +76,11 @@ def _labels_and_scale(
     elif weight is None and n.attr("reduction") != "none":
         scale = op.Expand(scale, shape)
     return labels, scale
+
+
+def _as_int64(op: Emitter, labels: ir.Value) -> ir.Value:
+    """Returns the labels as int64."""
+    return op.Cast(labels, to=ir.DataType.INT64) if labels.dtype != ir.DataType.INT64 else labels
 
 
 def _inverse_total(

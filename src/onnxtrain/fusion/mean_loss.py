@@ -1,0 +1,46 @@
+"""Rewrites the mean loss of class labels as a function that the native kernels know."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from onnxtrain.emitter import Emitter
+from onnxtrain.functions import mean_negative_log_likelihood
+from onnxtrain.fusion._pass import KeepingPass
+from onnxtrain.passes import CrossEntropyPass
+
+
+class MeanLossPass(KeepingPass):
+    """Rewrite NegativeLogLikelihoodLoss in float32: the mean, with an `ignore_index` and without class weights.
+
+    ONNX Runtime runs the op by its body of 19 ops, which take longer than the rest of a small net. To be run last, as
+    the function has no gradient rule: `SoftmaxCrossEntropyLoss` of a matrix is split first, as for ONNX Runtime.
+    """
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Rewrite in place; subgraphs stay."""
+        modified = CrossEntropyPass()(model).modified
+        nodes = [node for node in model.graph if _is_mean(node) and not self.keeps(node)]
+        op = Emitter(model.graph, functions=model.functions) if nodes else None
+        for node in nodes:
+            assert op is not None
+            ignored = node.attributes["ignore_index"]
+            node.domain, node.op_type, _ = op.function(mean_negative_log_likelihood, ir.DataType.FLOAT)
+            node.attributes.clear()
+            node.attributes.add(ignored)
+        return ir.passes.PassResult(model, modified or bool(nodes))
+
+
+def _is_mean(node: ir.Node) -> bool:
+    """Tells if a node is a mean that the function can compute."""
+    if (node.op_type, node.domain) != ("NegativeLogLikelihoodLoss", "") or len(node.inputs) > 2:
+        return False
+    log_prob, labels = node.inputs
+    return (
+        log_prob is not None
+        and log_prob.dtype == ir.DataType.FLOAT
+        and labels is not None
+        and labels.dtype == ir.DataType.INT64
+        and "ignore_index" in node.attributes
+        and node.attributes.get_string("reduction", "mean") == "mean"
+    )

@@ -81,6 +81,19 @@ GEOMETRIES = {
     "three channels": plain(3, 3, 8, 16, 3),
     "as many channels as lanes": plain(2, 16, 32, 8, 3),
     "odd channels": plain(2, 17, 13, 7, 3),
+    "few pixels a row": plain(9, 20, 32, 5, 3, 2),
+    "few pixels a row, rows of two panels": plain(5, 17, 50, 7, 5),
+    "few pixels a row, more channels than are summed at once": plain(8, 270, 64, 4, 3, 2),
+    "few pixels a row, taps that reach nothing": Geometry(
+        6, 1, 18, 64, (7, 8), (2, 2), (3, 3), (1, 1), (0, 0), (0, 1)
+    ),
+    "few pixels a row, three axes": Geometry(
+        3, 1, 32, 64, (3, 6, 7), (2, 3, 2), (1, 2, 2), (2, 1, 1), (1, 0, 2), (0, 1, 1)
+    ),
+    "few pixels a row, transposed": replace(plain(7, 32, 24, 8, 4, 2), transposed=True),
+    "few pixels a row, without bias": Geometry(
+        9, 1, 32, 32, (5, 9), (3, 3), (2, 2), (1, 1), (1, 1), (1, 1), bias=False, wrt=("x", "w")
+    ),
     "one tap": plain(2, 24, 40, 9, 1),
     "one tap, stride 2": plain(2, 8, 8, 9, 1, 2),
     "stride 2": plain(2, 8, 12, 15, 3, 2),

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 
+#include "convolution/channels_last.h"
 #include "convolution/narrow.h"
 #include "convolution/product.h"
 #include "core/scratch.h"
@@ -54,7 +56,7 @@ void forward(
   const int64_t tiles = c.batch * c.out[0] * ((c.out[1] + 1) / 2) * ((c.out[2] + 1) / 2);
   const bool transforms = tiles > 32 || (tiles > 8 && c.channels * c.rows * c.kernel[0] <= 256 * 256);
   if (transforms && winograd_pays(c)) return winograd_forward(threads, c, x, w, bias, y);
-  thread_local Scratch memory;
+  thread_local Scratch memory, turned_memory;
   const int64_t size = volume(c.in), positions = volume(c.out), depth = c.channels * taps_of(c);
   const Channels channels(threads, c, c.channels, size, x);
   Gather from{c.batch, channels.count, c.groups * channels.count * size, size, c.in, c.out, c.stride, {}};
@@ -64,6 +66,15 @@ void forward(
     from.taps.push_back(offset);
   });
   Scatter to{c.rows, c.groups * c.rows * positions, positions, c.out, {0, 0, 0}, {1, 1, 1}};
+  if (c.groups == 1 && !c.bfloat16 && channels_last_pays(c.batch, c.channels, c.rows, taps_of(c), c.out)) {
+    float* const turned = turned_memory.floats(c.batch * c.channels * size);
+    float* const weights = memory.floats(packed_weights_size(c.rows, c.channels, taps_of(c)));
+    std::vector<int64_t> taps(from.taps.size());
+    std::iota(taps.begin(), taps.end(), 0);
+    turn_channels(threads, c.batch, c.channels, size, x, turned);
+    pack_weights(threads, c.rows, c.channels, taps_of(c), depth, taps_of(c), w, weights);
+    return channels_last_product(threads, from, turned, taps, weights, taps_of(c), bias, to, y);
+  }
   flatten(from, to);
   // Weights that few positions read take longer to pack than to multiply with where they are.
   if (!c.bfloat16 && from.positions() < 1024)
@@ -81,11 +92,21 @@ void input_gradient(
   thread_local Scratch memory;
   const int64_t size = volume(c.in), positions = volume(c.out), kernel = taps_of(c);
   const Channels channels(threads, c, c.rows, positions, dy);
-  float* const a = memory.floats(c.groups * c.rows * c.channels * kernel);
   // x at i takes from y at (i + pad - t * dilation) / stride for the taps t that make it whole: for every i = r + stride
   // * j with the same r these are the same taps.
-  Axes residues;
-  for (int i = 0; i < 3; ++i) residues[i] = std::min(c.stride[i], c.in[i]);
+  Axes residues, fewest;
+  for (int i = 0; i < 3; ++i) residues[i] = std::min(c.stride[i], c.in[i]), fewest[i] = c.in[i] / std::max<int64_t>(residues[i], 1);
+  const bool last = c.groups == 1 && !c.bfloat16 && channels_last_pays(c.batch, c.rows, c.channels, kernel, fewest);
+  const float *turned = nullptr, *weights = nullptr;
+  float* const a = last ? nullptr : memory.floats(c.groups * c.rows * c.channels * kernel);
+  if (last) {
+    thread_local Scratch turned_memory, weight_memory;
+    float* const own = turned_memory.floats(c.batch * c.rows * positions);
+    float* const packed = weight_memory.floats(packed_weights_size(c.channels, c.rows, kernel));
+    turn_channels(threads, c.batch, c.rows, positions, dy, own);
+    pack_weights(threads, c.channels, c.rows, kernel, kernel, c.channels * kernel, w, packed);
+    turned = own, weights = packed;
+  }
   for_taps(residues, [&](const Axes& r) {
     Gather from{c.batch, channels.count, c.groups * channels.count * positions, positions, c.out, {}, {1, 1, 1}, {}};
     Scatter to{c.channels, c.groups * c.channels * size, size, c.in, r, c.stride};
@@ -103,6 +124,7 @@ void input_gradient(
       if (whole) from.taps.push_back(offset), taps.push_back(tap);
       ++tap;
     });
+    if (last) return channels_last_product(threads, from, turned, taps, weights, kernel, bias, to, dx);
     if (taps.empty()) {  // no tap reaches these: a product over nothing
       from.taps.push_back({0, 0, 0});
       from.channels = 0;

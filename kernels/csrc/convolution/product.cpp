@@ -32,29 +32,6 @@ inline void store_apart(vfloat value, int64_t count, float* to) {
 
 #endif
 
-// Writes one row of a tile to the places of its positions.
-void write(const std::vector<Segment>& segments, const Scatter& to, const float* row, float bias, float* y) {
-  for (const Segment& s : segments) {
-    const int64_t place = s.sample * to.per_sample +
-                          ((to.start[0] + s.row0 * to.step[0]) * to.out[1] + to.start[1] + s.row1 * to.step[1]) * to.out[2] +
-                          to.start[2] + s.column * to.step[2];
-    const float* from = row + s.place;
-    float* at = y + place;
-    if (to.step[2] == 1) {
-      int64_t i = 0;
-      for (; i + static_cast<int64_t>(lanes) <= s.length; i += lanes) store(at + i, load(from + i) + bias);
-      for (; i < s.length; ++i) at[i] = from[i] + bias;
-#if defined(__AVX512F__)
-    } else if (to.step[2] == 2) {
-      for (int64_t i = 0; i < s.length; i += lanes)
-        store_apart(load(from + i) + bias, std::min<int64_t>(lanes, s.length - i), at + 2 * i);
-#endif
-    } else {
-      for (int64_t i = 0; i < s.length; ++i) at[i * to.step[2]] = from[i] + bias;
-    }
-  }
-}
-
 struct Job {
   const Gather& from;
   const Scatter& to;
@@ -99,12 +76,34 @@ void compute(const Job& job, int64_t group, int64_t begin, int64_t panels, int64
   cut(from.grid, from.batch, begin, width, segments);
   for (int64_t m = first_row; m < last_row; ++m) {
     const int64_t channel = group * rows + m;
-    write(segments, job.to, sums + (m - first_row) * width, job.bias ? job.bias[channel] : 0.f,
+    write_row(segments, job.to, sums + (m - first_row) * width, job.bias ? job.bias[channel] : 0.f,
           job.y + channel * job.to.per_channel);
   }
 }
 
 }  // namespace
+
+void write_row(const std::vector<Segment>& segments, const Scatter& to, const float* row, float bias, float* y) {
+  for (const Segment& s : segments) {
+    const int64_t place = s.sample * to.per_sample +
+                          ((to.start[0] + s.row0 * to.step[0]) * to.out[1] + to.start[1] + s.row1 * to.step[1]) * to.out[2] +
+                          to.start[2] + s.column * to.step[2];
+    const float* from = row + s.place;
+    float* at = y + place;
+    if (to.step[2] == 1) {
+      int64_t i = 0;
+      for (; i + static_cast<int64_t>(lanes) <= s.length; i += lanes) store(at + i, load(from + i) + bias);
+      for (; i < s.length; ++i) at[i] = from[i] + bias;
+#if defined(__AVX512F__)
+    } else if (to.step[2] == 2) {
+      for (int64_t i = 0; i < s.length; i += lanes)
+        store_apart(load(from + i) + bias, std::min<int64_t>(lanes, s.length - i), at + 2 * i);
+#endif
+    } else {
+      for (int64_t i = 0; i < s.length; ++i) at[i * to.step[2]] = from[i] + bias;
+    }
+  }
+}
 
 PackedRows tiles_of(int64_t rows) { return {(rows + tile_rows - 1) / tile_rows}; }
 

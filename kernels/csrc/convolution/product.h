@@ -13,6 +13,9 @@ struct Scatter {
   Axes out, start, step;            // sizes of y, places of the positions
 };
 
+// Writes a row of results, of the positions of `segments`, to their places in y.
+void write_row(const std::vector<Segment>& segments, const Scatter& to, const float* row, float bias, float* y);
+
 // a: [groups][tiles][depth][rows of the tile], as `pack_rows` writes it, or as it is: [groups][rows][depth].
 struct PackedRows {
   int64_t tiles;

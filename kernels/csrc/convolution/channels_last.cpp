@@ -51,45 +51,30 @@ __attribute__((noinline)) void multiply(int64_t taps, int64_t first, int64_t end
     }
 }
 
-// Where the channels begin that each tap reads for `count` positions from `begin` on: [tile][tap][pixel]. Positions beyond
-// the last one read zeros.
+// Where the channels begin that each tap reads, for the positions of so many tiles from `begin` on: [tile][tap][pixel].
+// Positions beyond the last one read zeros.
 void find_places(const Gather& from, const float* x, const float* zeros, int64_t begin, int64_t tiles,
                  std::vector<const float*>& places) {
-  const int64_t taps = static_cast<int64_t>(from.taps.size()), size = volume(from.in), end = from.positions();
+  thread_local std::vector<Segment> segments;
+  const int64_t taps = static_cast<int64_t>(from.taps.size());
   places.assign(static_cast<std::size_t>(tiles * taps * pixels), zeros);
-  int64_t rest = begin;
-  Axes at;
-  for (int i = 2; i >= 0; --i) at[i] = rest % from.grid[i], rest /= from.grid[i];
-  int64_t sample = rest;
-  for (int64_t i = 0; i < tiles * pixels && begin + i < end; ++i) {
-    const float** const own = places.data() + i / pixels * taps * pixels + i % pixels;
+  cut(from.grid, from.batch, begin, tiles * pixels, segments);
+  for (const Segment& s : segments)
     for (int64_t t = 0; t < taps; ++t) {
-      int64_t inner = 0;
-      bool there = true;
-      for (int axis = 0; axis < 3; ++axis) {
-        const int64_t p = at[axis] * from.step[axis] + from.taps[static_cast<std::size_t>(t)][axis];
-        there = there && p >= 0 && p < from.in[axis];
-        inner = inner * from.in[axis] + p;
+      const Axes& tap = from.taps[static_cast<std::size_t>(t)];
+      const int64_t a = s.row0 * from.step[0] + tap[0], b = s.row1 * from.step[1] + tap[1];
+      if (a < 0 || a >= from.in[0] || b < 0 || b >= from.in[1]) continue;
+      const int64_t row = ((s.sample * from.in[0] + a) * from.in[1] + b) * from.in[2];
+      for (int64_t i = 0; i < s.length; ++i) {
+        const int64_t column = (s.column + i) * from.step[2] + tap[2], place = s.place + i;
+        if (column < 0 || column >= from.in[2]) continue;
+        places[static_cast<std::size_t>((place / pixels * taps + t) * pixels + place % pixels)] = x + (row + column) * from.channels;
       }
-      if (there) own[t * pixels] = x + (sample * size + inner) * from.channels;
     }
-    for (int axis = 2; axis >= 0; --axis) {
-      if (++at[axis] < from.grid[axis]) break;
-      at[axis] = 0;
-      if (axis == 0) ++sample;
-    }
-  }
 }
 
-}  // namespace
-
-bool channels_last_pays(int64_t batch, int64_t channels, int64_t rows, int64_t taps, const Axes& grid) {
-  // Where rows are longer, panels are copied in pieces that are as long, in less time than channels are turned.
-  const bool has_short_rows = grid[2] <= 8, fills_panels = 4 * rows >= 3 * panels_of(rows) * width;
-  return has_short_rows && fills_panels && taps > 1 && channels >= 16 && batch * volume(grid) >= 32;
-}
-
-void turn_channels(const Threads& threads, int64_t batch, int64_t channels, int64_t size, const float* x, float* to) {
+// to: [batch, size, channels]
+void turn(const Threads& threads, int64_t batch, int64_t channels, int64_t size, const float* x, float* to) {
   const int64_t groups = (channels + n - 1) / n;
   threads.ranges(static_cast<std::size_t>(batch * groups), static_cast<std::size_t>(1 + 8192 / (1 + size * n)),
                  [&](std::size_t begin, std::size_t end) {
@@ -102,26 +87,41 @@ void turn_channels(const Threads& threads, int64_t batch, int64_t channels, int6
   });
 }
 
-int64_t packed_weights_size(int64_t rows, int64_t channels, int64_t taps) { return panels_of(rows) * width * channels * taps; }
-
-void pack_weights(const Threads& threads, int64_t rows, int64_t channels, int64_t taps, int64_t per_row, int64_t per_channel,
-                  const float* from, float* to) {
-  // [panel][tap][channel][row of the panel]
-  const int64_t groups = panels_of(rows) * vectors;
-  threads.ranges(static_cast<std::size_t>(groups), static_cast<std::size_t>(1 + 8192 / (1 + channels * taps * n)),
+// to: [panel][tap][channel][row of the panel]
+void pack(const Threads& threads, const Rows& rows, const float* w, float* to) {
+  const int64_t groups = panels_of(rows.count) * vectors, taps = static_cast<int64_t>(rows.taps.size());
+  threads.ranges(static_cast<std::size_t>(groups), static_cast<std::size_t>(1 + 8192 / (1 + rows.channels * taps * n)),
                  [&](std::size_t begin, std::size_t end) {
     for (auto i = static_cast<int64_t>(begin); i < static_cast<int64_t>(end); ++i) {
-      const int64_t first = i * n, count = std::clamp<int64_t>(rows - first, 0, n);
-      float* const own = to + i / vectors * taps * channels * width + i % vectors * n;
-      for (int64_t c = 0; c < channels; ++c)
-        transpose_to<true>(from + (count ? first * per_row : 0) + c * per_channel, per_row, count, taps,
-                           [=](int64_t tap) { return own + (tap * channels + c) * width; });
+      const int64_t first = i * n, count = std::clamp<int64_t>(rows.count - first, 0, n);
+      float* const own = to + i / vectors * taps * rows.channels * width + i % vectors * n;
+      for (int64_t c = 0; c < rows.channels; ++c)
+        transpose_to<true>(w + (count ? first * rows.per_row : 0) + c * rows.per_channel, rows.per_row, count, taps,
+                           [=, &rows](int64_t tap) { return own + (tap * rows.channels + c) * width; });
     }
   });
 }
 
-void channels_last_product(const Threads& threads, const Gather& from, const float* x, const std::vector<int64_t>& taps,
-                           const float* weights, int64_t all_taps, const float* bias, const Scatter& to, float* y) {
+}  // namespace
+
+bool channels_last_pays(int64_t batch, int64_t channels, int64_t rows, int64_t taps, const Axes& grid) {
+  // Where rows are longer, panels are copied in pieces that are as long, in less time than channels are turned.
+  const bool has_short_rows = grid[2] <= 8, fills_panels = 4 * rows >= 3 * panels_of(rows) * width;
+  return has_short_rows && fills_panels && taps > 1 && channels >= 16 && batch * volume(grid) >= 32;
+}
+
+ChannelsLast turn_channels(const Threads& threads, int64_t batch, int64_t size, const float* x, const Rows& rows, const float* w) {
+  thread_local Scratch turned_memory, weight_memory;
+  const int64_t taps = static_cast<int64_t>(rows.taps.size());
+  float* const turned = turned_memory.floats(batch * rows.channels * size);
+  float* const weights = weight_memory.floats(panels_of(rows.count) * width * rows.channels * taps);
+  turn(threads, batch, rows.channels, size, x, turned);
+  pack(threads, rows, w, weights);
+  return {turned, weights, taps};
+}
+
+void channels_last_product(const Threads& threads, const Gather& from, const ChannelsLast& turned,
+                           const std::vector<int64_t>& taps, const float* bias, const Scatter& to, float* y) {
   const int64_t positions = from.positions(), rows = to.rows, panels = panels_of(rows), channels = from.channels;
   if (positions == 0 || rows == 0) return;
   const int64_t count = static_cast<int64_t>(taps.size());
@@ -140,17 +140,17 @@ void channels_last_product(const Threads& threads, const Gather& from, const flo
   threads.run(static_cast<std::size_t>(blocks * parts), [&](std::size_t task) {
     thread_local std::vector<const float*> places, own_weights;
     thread_local std::vector<Segment> segments;
-    thread_local Scratch sum_memory, turned_memory;
+    thread_local Scratch sum_memory, result_memory;
     const int64_t block = static_cast<int64_t>(task) / parts, part = static_cast<int64_t>(task) % parts;
     const int64_t first = tiles * block / blocks, own = tiles * (block + 1) / blocks - first, wide = own * pixels;
-    find_places(from, x, zeros.data(), first * pixels, own, places);
+    find_places(from, turned.x, zeros.data(), first * pixels, own, places);
     cut(grid, from.batch, first * pixels, wide, segments);
     const int64_t pitch = (wide + n - 1) / n * n + n;
     float* const sums = sum_memory.floats(wide * width);
-    float* const turned = turned_memory.floats(width * pitch);
+    float* const results = result_memory.floats(width * pitch);
     for (int64_t panel = panels * part / parts; panel < panels * (part + 1) / parts; ++panel) {
       own_weights.clear();
-      for (const int64_t tap : taps) own_weights.push_back(weights + (panel * all_taps + tap) * channels * width);
+      for (const int64_t tap : taps) own_weights.push_back(turned.weights + (panel * turned.taps + tap) * channels * width);
       if (count == 0) std::fill_n(sums, wide * width, 0.f);
       for (int64_t t = 0; t < count; t += taps_at_once)
         for (int64_t c = 0; c < channels; c += at_once)
@@ -160,9 +160,9 @@ void channels_last_product(const Threads& threads, const Gather& from, const flo
                      t + c > 0);
       for (int64_t p = 0; p < wide; p += n)
         transpose_to<true>(sums + p * width, width, std::min(n, wide - p), width,
-                           [=](int64_t m) { return turned + m * pitch + p; });
+                           [=](int64_t m) { return results + m * pitch + p; });
       for (int64_t m = panel * width; m < std::min(rows, (panel + 1) * width); ++m)
-        write_row(segments, target, turned + (m - panel * width) * pitch, bias ? bias[m] : 0.f, y + m * to.per_channel);
+        write_row(segments, target, results + (m - panel * width) * pitch, bias ? bias[m] : 0.f, y + m * to.per_channel);
     }
   });
 }

@@ -13,18 +13,17 @@ namespace onnxtrain::ONNXTRAIN_LEVEL {
 // Whether this takes less time than `product` for each of these grids, of one group in float32, with so many taps in all.
 bool channels_last_pays(int64_t batch, int64_t channels, int64_t rows, int64_t taps, const Axes& grid);
 
-// x: [batch, channels, size]; to: [batch, size, channels].
-void turn_channels(const Threads& threads, int64_t batch, int64_t channels, int64_t size, const float* x, float* to);
+// Factors as the product takes them: x [batch, size, channels], and the weights of all taps.
+struct ChannelsLast {
+  const float *x, *weights;
+  int64_t taps;
+};
 
-// How many floats `pack_weights` writes.
-int64_t packed_weights_size(int64_t rows, int64_t channels, int64_t taps);
+// x: [batch, channels, size]; `rows` has all taps, in their order. The memory is the calling thread's, until it asks again.
+ChannelsLast turn_channels(const Threads& threads, int64_t batch, int64_t size, const float* x, const Rows& rows, const float* w);
 
-// Element (m, channel, tap) of `from` is at m * per_row + channel * per_channel + tap.
-void pack_weights(const Threads& threads, int64_t rows, int64_t channels, int64_t taps, int64_t per_row, int64_t per_channel,
-                  const float* from, float* to);
-
-// As `product` of one group, of turned x and packed weights; of each tap of `from` the index among all that were packed.
-void channels_last_product(const Threads& threads, const Gather& from, const float* x, const std::vector<int64_t>& taps,
-                           const float* weights, int64_t all_taps, const float* bias, const Scatter& to, float* y);
+// As `product` of one group; of each tap of `from` the index among all.
+void channels_last_product(const Threads& threads, const Gather& from, const ChannelsLast& turned,
+                           const std::vector<int64_t>& taps, const float* bias, const Scatter& to, float* y);
 
 }  // namespace onnxtrain::ONNXTRAIN_LEVEL

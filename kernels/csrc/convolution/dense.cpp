@@ -16,6 +16,12 @@ namespace {
 
 int64_t taps_of(const Convolution& c) { return volume(c.kernel); }
 
+std::vector<int64_t> all_taps(const Convolution& c) {
+  std::vector<int64_t> taps(static_cast<std::size_t>(taps_of(c)));
+  std::iota(taps.begin(), taps.end(), 0);
+  return taps;
+}
+
 // Calls each(tap) for the three indices of each tap in row-major order.
 template <class Each>
 void for_taps(const Axes& kernel, Each&& each) {
@@ -56,7 +62,7 @@ void forward(
   const int64_t tiles = c.batch * c.out[0] * ((c.out[1] + 1) / 2) * ((c.out[2] + 1) / 2);
   const bool transforms = tiles > 32 || (tiles > 8 && c.channels * c.rows * c.kernel[0] <= 256 * 256);
   if (transforms && winograd_pays(c)) return winograd_forward(threads, c, x, w, bias, y);
-  thread_local Scratch memory, turned_memory;
+  thread_local Scratch memory;
   const int64_t size = volume(c.in), positions = volume(c.out), depth = c.channels * taps_of(c);
   const Channels channels(threads, c, c.channels, size, x);
   Gather from{c.batch, channels.count, c.groups * channels.count * size, size, c.in, c.out, c.stride, {}};
@@ -66,22 +72,16 @@ void forward(
     from.taps.push_back(offset);
   });
   Scatter to{c.rows, c.groups * c.rows * positions, positions, c.out, {0, 0, 0}, {1, 1, 1}};
+  const Rows rows{c.rows, c.channels, c.rows * depth, depth, taps_of(c), all_taps(c), c.bfloat16};
   if (c.groups == 1 && !c.bfloat16 && channels_last_pays(c.batch, c.channels, c.rows, taps_of(c), c.out)) {
-    float* const turned = turned_memory.floats(c.batch * c.channels * size);
-    float* const weights = memory.floats(packed_weights_size(c.rows, c.channels, taps_of(c)));
-    std::vector<int64_t> taps(from.taps.size());
-    std::iota(taps.begin(), taps.end(), 0);
-    turn_channels(threads, c.batch, c.channels, size, x, turned);
-    pack_weights(threads, c.rows, c.channels, taps_of(c), depth, taps_of(c), w, weights);
-    return channels_last_product(threads, from, turned, taps, weights, taps_of(c), bias, to, y);
+    const ChannelsLast turned = turn_channels(threads, c.batch, size, x, rows, w);
+    return channels_last_product(threads, from, turned, rows.taps, bias, to, y);
   }
   flatten(from, to);
   // Weights that few positions read take longer to pack than to multiply with where they are.
   if (!c.bfloat16 && from.positions() < 1024)
     return product(threads, c.groups, from, channels.data, w, false, bias, to, y, false);
   float* const a = memory.floats(c.groups * c.rows * depth);
-  Rows rows{c.rows, c.channels, c.rows * depth, depth, taps_of(c), {}, c.bfloat16};
-  for (int64_t tap = 0; tap < taps_of(c); ++tap) rows.taps.push_back(tap);
   pack_rows(threads, c.groups, rows, w, a);
   product(threads, c.groups, from, channels.data, a, true, bias, to, y, c.bfloat16);
 }
@@ -97,16 +97,9 @@ void input_gradient(
   Axes residues, fewest;
   for (int i = 0; i < 3; ++i) residues[i] = std::min(c.stride[i], c.in[i]), fewest[i] = c.in[i] / std::max<int64_t>(residues[i], 1);
   const bool last = c.groups == 1 && !c.bfloat16 && channels_last_pays(c.batch, c.rows, c.channels, kernel, fewest);
-  const float *turned = nullptr, *weights = nullptr;
+  const Rows all{c.channels, c.rows, c.rows * c.channels * kernel, kernel, c.channels * kernel, all_taps(c), c.bfloat16};
+  const ChannelsLast turned = last ? turn_channels(threads, c.batch, positions, dy, all, w) : ChannelsLast{};
   float* const a = last ? nullptr : memory.floats(c.groups * c.rows * c.channels * kernel);
-  if (last) {
-    thread_local Scratch turned_memory, weight_memory;
-    float* const own = turned_memory.floats(c.batch * c.rows * positions);
-    float* const packed = weight_memory.floats(packed_weights_size(c.channels, c.rows, kernel));
-    turn_channels(threads, c.batch, c.rows, positions, dy, own);
-    pack_weights(threads, c.channels, c.rows, kernel, kernel, c.channels * kernel, w, packed);
-    turned = own, weights = packed;
-  }
   for_taps(residues, [&](const Axes& r) {
     Gather from{c.batch, channels.count, c.groups * channels.count * positions, positions, c.out, {}, {1, 1, 1}, {}};
     Scatter to{c.channels, c.groups * c.channels * size, size, c.in, r, c.stride};
@@ -124,13 +117,14 @@ void input_gradient(
       if (whole) from.taps.push_back(offset), taps.push_back(tap);
       ++tap;
     });
-    if (last) return channels_last_product(threads, from, turned, taps, weights, kernel, bias, to, dx);
+    if (last) return channels_last_product(threads, from, turned, taps, bias, to, dx);
     if (taps.empty()) {  // no tap reaches these: a product over nothing
       from.taps.push_back({0, 0, 0});
       from.channels = 0;
     }
     flatten(from, to);
-    const Rows rows{c.channels, c.rows, c.rows * c.channels * kernel, kernel, c.channels * kernel, taps, c.bfloat16};
+    Rows rows = all;
+    rows.taps = taps;
     pack_rows(threads, c.groups, rows, w, a);
     product(threads, c.groups, from, channels.data, a, true, bias, to, dx, c.bfloat16);
   });

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -28,6 +28,16 @@ class KeepingPass(ir.passes.InPlacePass):
     def keeps(self, node: ir.Node) -> bool:
         """Tells whether a node stays as it is."""
         return node.outputs[0].name in self._kept
+
+
+def become(
+    op: Emitter, node: ir.Node, composite: CompositeOp, attributes: Mapping[str, int | float | list[int]]
+) -> None:
+    """Makes a node a call of a composite op in float32, with the inputs and outputs that it has."""
+    node.domain, node.op_type, _ = op.function(composite, ir.DataType.FLOAT)
+    node.attributes.clear()
+    for name, value in attributes.items():
+        node.attributes.add(ir.convenience.convert_attribute(name, value))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ import onnx_ir as ir
 
 from onnxtrain.emitter import Emitter
 from onnxtrain.functions import mean_negative_log_likelihood
-from onnxtrain.fusion._pass import KeepingPass
+from onnxtrain.fusion._pass import KeepingPass, become
 from onnxtrain.passes import CrossEntropyPass
 
 
@@ -21,14 +21,13 @@ class MeanLossPass(KeepingPass):
         """Rewrite in place; subgraphs stay."""
         modified = CrossEntropyPass()(model).modified
         nodes = [node for node in model.graph if _is_mean(node) and not self.keeps(node)]
-        op = Emitter(model.graph, functions=model.functions) if nodes else None
+        if not nodes:
+            return ir.passes.PassResult(model, modified)
+        op = Emitter(model.graph, functions=model.functions)
         for node in nodes:
-            assert op is not None
-            ignored = node.attributes["ignore_index"]
-            node.domain, node.op_type, _ = op.function(mean_negative_log_likelihood, ir.DataType.FLOAT)
-            node.attributes.clear()
-            node.attributes.add(ignored)
-        return ir.passes.PassResult(model, modified or bool(nodes))
+            ignored = {"ignore_index": node.attributes["ignore_index"].as_int()}
+            become(op, node, mean_negative_log_likelihood, ignored)
+        return ir.passes.PassResult(model, True)
 
 
 def _is_mean(node: ir.Node) -> bool:

@@ -30,7 +30,7 @@ from onnxtrain.functions import (
     max_pool,
     relu_gradient_of_finite,
 )
-from onnxtrain.fusion._pass import KeepingPass
+from onnxtrain.fusion._pass import KeepingPass, become
 from onnxtrain.passes import is_training_batch_norm, remove_unread_chains
 
 _FLOAT = ir.DataType.FLOAT
@@ -72,14 +72,6 @@ def _calls(node: ir.Node, composite: CompositeOp) -> bool:
     return (node.domain, node.op_type) == composite.identifier(_FLOAT, {})[:2]
 
 
-def _become(op: Emitter, node: ir.Node, composite: CompositeOp, attributes: _Attributes) -> None:
-    """Makes a node a call of a composite op, with the inputs and outputs that it has."""
-    node.domain, node.op_type, _ = op.function(composite, _FLOAT)
-    node.attributes.clear()
-    for name, value in attributes.items():
-        node.attributes.add(ir.convenience.convert_attribute(name, value))
-
-
 def _convolution(op: Emitter, node: ir.Node) -> bool:
     """Rewrites Conv and ConvTranspose if their padding is known."""
     composite = {"Conv": convolution, "ConvTranspose": convolution_transpose}.get(node.op_type)
@@ -102,7 +94,7 @@ def _convolution(op: Emitter, node: ir.Node) -> bool:
     }
     if composite is convolution_transpose:
         attributes["output_padding"] = list(node.attributes.get_ints("output_padding") or [0] * rank)
-    _become(op, node, composite, attributes)
+    become(op, node, composite, attributes)
     return True
 
 
@@ -122,21 +114,21 @@ def _normalization(op: Emitter, node: ir.Node) -> bool:
     # The gradient of MaxPool reads the shape of its input. It can read the shape of x instead.
     relu, pool = _reader(y, "Relu"), _reader(y, "MaxPool", but="Shape")
     if relu is not None:
-        _become(op, node, batch_normalization_relu, attributes)
+        become(op, node, batch_normalization_relu, attributes)
         _take_over(y, relu)
         return True
     relu6 = _sole_reader(y)
     # A Hardtanh between 0 and 6.
     if relu6 is not None and _calls(relu6, hardtanh) and _within_relu6(relu6.inputs):
-        _become(op, node, batch_normalization_relu6, attributes)
+        become(op, node, batch_normalization_relu6, attributes)
         _take_over(y, relu6)
         return True
     windows = None if pool is None else _windows(pool)
     behind = None if pool is None or windows is None else _reader(pool.outputs[0], "Relu")
     if pool is None or windows is None or behind is None:
-        _become(op, node, batch_normalization_training, attributes)
+        become(op, node, batch_normalization_training, attributes)
         return True
-    _become(op, node, batch_normalization_max_pool_relu, {**attributes, **windows})
+    become(op, node, batch_normalization_max_pool_relu, {**attributes, **windows})
     for use in tuple(y.uses()):
         # All readers but the pooling are Shape nodes.
         if use.node is not pool:
@@ -176,7 +168,7 @@ def _layer_normalization(op: Emitter, node: ir.Node) -> bool:
         # would.
         node.replace_input_with(2, op.const(np.zeros(sizes[axis:], np.float32)))
     attributes: _Attributes = {"axis": axis, "epsilon": node.attributes.get_float("epsilon", 1e-5)}
-    _become(op, node, layer_normalization_training, attributes)
+    become(op, node, layer_normalization_training, attributes)
     return True
 
 
@@ -189,7 +181,7 @@ def _pooling(op: Emitter, node: ir.Node) -> bool:
     windows = _windows(node)
     if windows is None:
         return False
-    _become(op, node, max_pool, windows)
+    become(op, node, max_pool, windows)
     return True
 
 
@@ -275,7 +267,7 @@ def _gradient(op: Emitter, node: ir.Node) -> bool:
     node.resize_inputs(3 + len(more))
     for index, value in enumerate(more):
         node.replace_input_with(3 + index, value)
-    _become(op, node, composite, {"epsilon": node.attributes.get_float("epsilon", 1e-5)})
+    become(op, node, composite, {"epsilon": node.attributes.get_float("epsilon", 1e-5)})
     remove_unread_chains(op.graph, [last])
     return True
 

@@ -14,7 +14,7 @@ from onnxtrain.functions import (
     mean_cross_entropy_gradient,
     softmax_cross_entropy_gradient,
 )
-from onnxtrain.fusion._pass import KeepingPass
+from onnxtrain.fusion._pass import KeepingPass, become
 
 _GRADIENTS = {
     composite.identifier(ir.DataType.FLOAT, {})[:2]
@@ -38,8 +38,7 @@ class VocabularyLossPass(KeepingPass):
             if _has_many_classes(node) and not self.keeps(node):
                 # Made on demand: an Emitter reads all names of the graph.
                 op = op or Emitter(model.graph, functions=model.functions)
-                node.domain, node.op_type, _ = op.function(log_softmax_of_rows, ir.DataType.FLOAT)
-                node.attributes.clear()
+                become(op, node, log_softmax_of_rows, {})
                 _delay_gradient(op, node.outputs[0])
         return ir.passes.PassResult(model, op is not None)
 

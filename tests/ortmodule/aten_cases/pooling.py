@@ -92,6 +92,11 @@ CASES = [
     ),
     Case("upsample_nearest1d", _interpolate(scale_factor=2), (T(2, 3, 5),)),
     Case("upsample_nearest2d", _interpolate(scale_factor=2), (T(2, 3, 4, 5),)),
+    # An axis whose size stays or doubles, but not by this scale.
+    Case("upsample_nearest2d_kept", _interpolate(scale_factor=1.3), (T(2, 3, 4, 2),), dynamic=False),
+    Case("upsample_nearest2d_doubled", _interpolate(scale_factor=2.2), (T(2, 3, 4, 7),), dynamic=False),
+    Case("upsample_linear1d_kept", _interpolate(scale_factor=1.3, mode="linear"), (T(2, 3, 3),), dynamic=False),
+    Case("upsample_bilinear_kept", _interpolate(scale_factor=1.3, mode="bilinear"), (T(2, 3, 4, 2),), dynamic=False),
     Case("upsample_nearest2d_uneven", _interpolate(size=(7, 3)), (T(2, 3, 4, 5),)),
     Case("upsample_nearest3d", _interpolate(scale_factor=2), (T(1, 2, 3, 2, 2),)),
     Case("upsample_nearest_exact", _interpolate(size=(7, 3), mode="nearest-exact"), (T(2, 3, 4, 5),)),

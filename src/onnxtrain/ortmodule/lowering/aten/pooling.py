@@ -5,6 +5,7 @@ Shapes are `[batch, channels, *spatial]`; the batch is optional in pooling.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -215,7 +216,8 @@ def max_unpool(
 )
 def upsample_nearest(low: Lowering, x: ir.Value, size: list[Any], *scales: float | None) -> ir.Value:
     how = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
-    return _resize(low, x, size, scales, mode="nearest", **how)
+    without_scale = (1, 2) if len(size) == 2 else ()
+    return _resize(low, x, size, scales, without_scale, mode="nearest", **how)
 
 
 @lower(
@@ -225,7 +227,7 @@ def upsample_nearest(low: Lowering, x: ir.Value, size: list[Any], *scales: float
 )
 def upsample_nearest_exact(low: Lowering, x: ir.Value, size: list[Any], *scales: float | None) -> ir.Value:
     how = {"coordinate_transformation_mode": "half_pixel", "nearest_mode": "round_prefer_ceil"}
-    return _resize(low, x, size, scales, mode="nearest", **how)
+    return _resize(low, x, size, scales, (), mode="nearest", **how)
 
 
 @lower(
@@ -234,9 +236,8 @@ def upsample_nearest_exact(low: Lowering, x: ir.Value, size: list[Any], *scales:
 def upsample_linear(
     low: Lowering, x: ir.Value, size: list[Any], align_corners: bool, *scales: float | None
 ) -> ir.Value:
-    return _resize(
-        low, x, size, scales, mode="linear", coordinate_transformation_mode=_corners(align_corners)
-    )
+    where = _corners(align_corners)
+    return _resize(low, x, size, scales, (1,), mode="linear", coordinate_transformation_mode=where)
 
 
 @lower("aten.upsample_bicubic2d.default")
@@ -245,7 +246,7 @@ def upsample_bicubic(
 ) -> ir.Value:
     where = _corners(align_corners)
     return _resize(
-        low, x, size, scales, mode="cubic", cubic_coeff_a=-0.75, coordinate_transformation_mode=where
+        low, x, size, scales, (), mode="cubic", cubic_coeff_a=-0.75, coordinate_transformation_mode=where
     )
 
 
@@ -270,28 +271,59 @@ def _corners(align: bool) -> str:
 
 
 def _resize(
-    low: Lowering, x: ir.Value, size: list[Any], scales: tuple[float | None, ...], **attributes: Any
+    low: Lowering,
+    x: ir.Value,
+    size: list[Any],
+    scales: tuple[float | None, ...],
+    without_scale: tuple[int, ...],
+    **attributes: Any,
 ) -> ir.Value:
-    """Lowers to Resize by scales if PyTorch computes coordinates with scales, else to sizes."""
+    """Lowers to Resize by scales if PyTorch computes coordinates with scales, else to sizes.
+
+    Args:
+        low: lowers the node.
+        x: the input.
+        size: sizes of the output along the axes that are resized.
+        scales: one scale per axis, or none.
+        without_scale: ratios of the output's size to the input's with which eager PyTorch (2.13) ignores the scale of
+            an axis. E.g. with 1 in it 3 rows are copied for a scale of 1.3, which also gives 3.
+        attributes: those of Resize.
+    """
     sizes_in, sizes_out = low.fake(0).shape[-len(size) :], low.result.shape[-len(size) :]
     axes = [*range(2, 2 + len(size))]
     # With aligned corners PyTorch never uses scales.
     aligned = attributes["coordinate_transformation_mode"] == "align_corners"
-    factors = None if aligned else _scales(low, scales, sizes_in, sizes_out)
+    factors = None if aligned else _scales(low, scales, sizes_in, sizes_out, without_scale)
     last = (None, low.ints(size)) if factors is None else (low.op.const(factors),)
     output: ir.Value = low.op.Resize(x, None, *last, axes=axes, **attributes)
     return output
 
 
 def _scales(
-    low: Lowering, scales: tuple[float | None, ...], sizes_in: Sequence[Any], sizes_out: Sequence[Any]
+    low: Lowering,
+    scales: tuple[float | None, ...],
+    sizes_in: Sequence[Any],
+    sizes_out: Sequence[Any],
+    without_scale: tuple[int, ...],
 ) -> np.ndarray | None:
     """Returns the scales that PyTorch computes coordinates with, float32 [rank]; None where it uses ratios of sizes."""
     if not scales or None in scales:
         return None
     factors = [float(scale or 0) for scale in scales]
+    known = all(isinstance(n, int) for n in (*sizes_in, *sizes_out))
+    for axis, ratio in itertools.product(range(len(factors)), without_scale):
+        if known and sizes_out[axis] == ratio * sizes_in[axis]:
+            factors[axis] = float(ratio)
+        # A larger factor gives more than `ratio` times as many, but of a single element, whose copies are all the same.
+        elif not known and ratio < factors[axis] < ratio + 0.5:
+            raise low.unsupported(f"scale {factors[axis]} of sizes that are not known yet")
+    # ONNX Runtime (1.32) copies an input whose sizes stay, whatever the scales are.
+    if any(f != 1 for f in factors) and all(
+        n == m if known else 1 <= f < 1.5 for n, m, f in zip(sizes_out, sizes_in, factors, strict=True)
+    ):
+        raise low.unsupported(f"scales {factors} that leave the sizes as they are")
     rounded = np.array(factors, np.float32)
-    if all(isinstance(n, int) for n in (*sizes_in, *sizes_out)):
+    if known:
         # Scales equal to the ratios of sizes: the sizes say the same, without rounding.
         if [n / m for n, m in zip(sizes_out, sizes_in, strict=True)] == factors:
             return None

@@ -1,8 +1,9 @@
-"""Changes two settings of the interpreter while graphs are built: no garbage collection, and room for deep calls."""
+"""Changes settings of the interpreter while graphs are built: less garbage collection, and room for deep calls."""
 
 from __future__ import annotations
 
 import gc
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import ParamSpec, TypeVar
@@ -27,6 +28,33 @@ def without_collection() -> Iterator[None]:
         yield
     finally:
         gc.enable()
+
+
+_leaving_out = threading.Lock()
+
+
+@contextmanager
+def without_older_objects() -> Iterator[None]:
+    """Has the cyclic garbage collector scan only the objects that come into being while the context is open.
+
+    A capture makes enough objects for the collector to scan all of the process once or twice: 0.2 to 0.4 s for those of
+    PyTorch and its Dynamo, of which it frees nothing.
+    """
+    # Within another such context there is nothing left to do. What the user has frozen must stay so.
+    if not _leaving_out.acquire(blocking=False):
+        yield
+        return
+    try:
+        if gc.get_freeze_count():
+            yield
+            return
+        gc.freeze()
+        try:
+            yield
+        finally:
+            gc.unfreeze()
+    finally:
+        _leaving_out.release()
 
 
 def with_room(function: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> _T:

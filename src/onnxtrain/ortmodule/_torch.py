@@ -36,6 +36,8 @@ try:
     from torch._dispatch.python import enable_python_dispatcher
     from torch._dynamo import OptimizedModule, eval_frame, symbolic_convert, trace_rules
     from torch._dynamo import config as dynamo_config
+    from torch._dynamo import exc as dynamo_exceptions
+    from torch._dynamo import guards as dynamo_guards
     from torch._dynamo import utils as dynamo_utils
     from torch._dynamo.convert_frame import compile_lock
     from torch._dynamo.decorators import skip
@@ -57,6 +59,7 @@ try:
     from torch._dynamo.variables import lists as dynamo_lists
     from torch._dynamo.variables.base import VariableTracker
     from torch._dynamo.variables.builder import VariableBuilder
+    from torch._dynamo.variables.misc import RandomVariable
     from torch._dynamo.variables.tensor import SymNodeVariable
     from torch._functorch._aot_autograd.functional_utils import from_fun, has_data_mutation, to_fun
     from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack

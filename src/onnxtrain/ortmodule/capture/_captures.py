@@ -14,6 +14,7 @@ from onnxtrain.ortmodule._torch import (
     eval_frame,
     get_metrics_context,
 )
+from onnxtrain.ortmodule.capture._identity import KEPT
 
 
 class Captures:
@@ -58,6 +59,7 @@ class Captures:
             # Finalizers of functions and types, which live on, hold the guard manager (guards.py,
             # `CheckFunctionManager`): it must let go of the graph.
             vars(guards).update(vars(deleted))
+            vars(guards).pop(KEPT, None)
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
-from onnxtrain._building import with_room
+from onnxtrain._building import with_room, without_older_objects
 from onnxtrain.ortmodule._torch import (
     ConvertFrameReturn,
     InternalTorchDynamoError,
@@ -32,8 +32,11 @@ from onnxtrain.ortmodule.capture._caught_errors import without_caught_errors
 from onnxtrain.ortmodule.capture._containers import as_python_contains
 from onnxtrain.ortmodule.capture._data_dependent import data_dependent_results, without_advice
 from onnxtrain.ortmodule.capture._hook_guards import without_covered_hook_guards
+from onnxtrain.ortmodule.capture._identity import PassingObjects, guarded_objects_are_kept
 from onnxtrain.ortmodule.capture._inactive_dropout import inactive_dropout_returns_its_input
+from onnxtrain.ortmodule.capture._measurements import without_unread_measurements
 from onnxtrain.ortmodule.capture._process_wide import ProcessWide
+from onnxtrain.ortmodule.capture._random_objects import random_objects_draw_in_python
 from onnxtrain.ortmodule.capture._refused_calls import RefusedByPyTorch
 
 # After a graph break in a container each layer is captured by itself, and layers of one class share one function.
@@ -68,8 +71,6 @@ def capture(module: torch.nn.Module, backend: Callable[..., Any]) -> Callable[..
 _SETTINGS = {
     # Hooks are not guarded by default: one that comes after the first call would not run.
     "skip_nnmodule_hook_guards": False,
-    # Floats become ONNX attributes, which cannot be symbolic: another number captures another graph.
-    "specialize_float": True,
     # Else `numpy.random` in a captured function draws from PyTorch's generator, whatever seed NumPy has.
     "use_numpy_random_stream": True,
     # Counted over all models of a class. Past the limit Dynamo runs the next one in PyTorch, and tells nobody.
@@ -107,17 +108,24 @@ class _WithSettings:
         self._callback = callback
         self._settings = settings
         self._captures = captures
+        self._passing = PassingObjects()
         # Dynamo reads this attribute of its callbacks.
         self._torchdynamo_orig_backend = callback._torchdynamo_orig_backend
 
     def __call__(self, frame: Any, *args: Any, **kwargs: Any) -> Any:
+        if self._passing.are_too_many(frame.f_code, frame.f_locals):
+            return ConvertFrameReturn(apply_to_code=False)
         self._captures.add(frame.f_code)
         with (
+            without_older_objects(),
             dynamo_config.patch(self._settings),
             without_tracebacks_in_metrics(),
+            without_unread_measurements(),
             inactive_dropout_returns_its_input(),
             without_caught_errors(),
             as_python_contains(),
+            random_objects_draw_in_python(),
+            guarded_objects_are_kept(),
             without_covered_hook_guards(),
         ):
             try:

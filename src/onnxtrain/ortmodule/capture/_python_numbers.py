@@ -1,4 +1,4 @@
-"""Raise what Python raises for numbers of the data for which ONNX has a result: `1 / count`, `int(x.mean())`.
+"""Raise what Python raises for numbers for which ONNX has a result: `1 / count`, `int(x.mean())`.
 
 The numbers become outputs of the graph, as conditions of assertions do. Python's function gets them when it has run.
 """
@@ -20,7 +20,17 @@ _FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     **dict.fromkeys(("sym_int", "trunc", "floor", "ceil"), int),
     **{
         f"_sym_{function.__name__}": function
-        for function in (math.sqrt, math.log2, math.asin, math.acos, math.sinh, math.cosh)
+        for function in (
+            math.sqrt,
+            math.log2,
+            math.sin,
+            math.cos,
+            math.tan,
+            math.asin,
+            math.acos,
+            math.sinh,
+            math.cosh,
+        )
     },
     "sym_sqrt": math.sqrt,
     # The text of the error tells whether a number is a float.
@@ -74,14 +84,19 @@ def _checked(node: fx.Node) -> tuple[fx.Node, str] | None:
     if function not in _FUNCTIONS or not isinstance(number, fx.Node):
         return None
     value = number.meta.get("example_value")
-    if not isinstance(value, torch.SymInt | torch.SymFloat) or not depends_on_data(value):
+    # Floats that change between calls are inputs of the graph, and no guard asks for them.
+    if not isinstance(value, torch.SymFloat) and not (
+        isinstance(value, torch.SymInt) and depends_on_data(value)
+    ):
         return None
     is_whole = isinstance(value, torch.SymInt)
     never_raises = is_whole if _FUNCTIONS[function] is int else statically_known_true(value > 0)
     return None if never_raises and function not in _BOUNDED else (number, function)
 
 
-_BOUNDED = ("_sym_asin", "_sym_acos", "_sym_sinh", "_sym_cosh")
+_BOUNDED = (
+    "_sym_sin", "_sym_cos", "_sym_tan", "_sym_asin", "_sym_acos", "_sym_sinh", "_sym_cosh"
+)  # fmt: skip
 """Functions that raise for large numbers."""
 
 

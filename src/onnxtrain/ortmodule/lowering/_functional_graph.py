@@ -36,6 +36,7 @@ from onnxtrain.ortmodule.lowering.aten.pooling import INTERPOLATE
 from onnxtrain.ortmodule.lowering.aten.random import DROPOUTS
 from onnxtrain.ortmodule.lowering.aten.recurrent import WHOLE_LAYERS
 from onnxtrain.ortmodule.lowering.aten.solving import CHECKS
+from onnxtrain.ortmodule.lowering.aten.symbolic import NUMBERS
 
 # Ops without counterpart in ONNX, which PyTorch decomposes into ops that have one. All other ops have a lowering of
 # their own: PyTorch's decompositions of some compute wrong gradients, or hide ops that ONNX Runtime has a kernel for.
@@ -169,6 +170,7 @@ def functional_graph(
 
 _REPLACED: dict[Any, Callable[..., Any]] = {
     **WHOLE_LAYERS, **DROPOUTS, **INTERPOLATE, **INDEXING, **EMBEDDINGS, **ATTENTION,
+    **NUMBERS,
 }  # fmt: skip
 """Replacements by the function in a Dynamo graph, e.g. one op per LSTM layer instead of one per time step."""
 

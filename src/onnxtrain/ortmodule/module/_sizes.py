@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from onnxtrain._building import without_older_objects
 from onnxtrain.ortmodule import _torch
 from onnxtrain.ortmodule.capture._batch_axis import Batch
 from onnxtrain.ortmodule.capture._data_dependent import data_dependent_results
@@ -64,7 +65,7 @@ class BySize:
                 # Another thread may have compiled it meanwhile.
                 run = self._by_size.get(size)
                 if run is None:
-                    with as_in_a_capture():
+                    with without_older_objects(), as_in_a_capture():
                         run = self._by_size[size] = self._compiled(size, args)
         return run(*args)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+import torch
 
 from onnxtrain.ortmodule._torch import bounds_pass_gradients
 from onnxtrain.ortmodule.lowering import _formulas
@@ -25,7 +26,8 @@ def _operands(low: Lowering, *values: Any) -> tuple[ir.Value, ...]:
 def _factors(low: Lowering, a: Any, b: Any) -> tuple[ir.Value, ...]:
     """Returns the operands of a product or quotient."""
     # PyTorch does not round a Python number to the dtype of a narrow tensor; it rounds the product.
-    if low.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16) and float in (type(a), type(b)):
+    has_number = any(isinstance(low.fake(index), float | torch.SymFloat) for index in range(2))
+    if has_number and low.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16):
         return low.tensor(a, ir.DataType.FLOAT), low.tensor(b, ir.DataType.FLOAT)
     return _operands(low, a, b)
 

@@ -82,6 +82,37 @@ def _sum(low: Lowering, terms: Any) -> Any:
 lower("sym_sum")(_sum)
 
 
+def _floor_division(plain: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """Returns a function like `plain`, `//` or `//=`, that rounds symbolic floats as CPython does: 1.0 // 0.1 is 9.0.
+
+    PyTorch (2.13) writes the floor of the quotient into a graph, which is 10.0.
+    """
+
+    def divide(a: Any, b: Any) -> Any:
+        if (
+            not any(isinstance(value, torch.SymFloat) for value in (a, b))
+            or torch.is_tensor(a)
+            or torch.is_tensor(b)
+        ):
+            return plain(a, b)
+        # -1.0 // inf is -1.0.
+        b = _sym_max(_sym_min(b, _LARGEST), -_LARGEST)
+        return _sym_float(math.floor((a - a % b) / b + 0.5))
+
+    return divide
+
+
+# PyTorch (2.13) has no types for them.
+_sym_max: Callable[[Any, Any], Any] = torch.sym_max
+_sym_min: Callable[[Any, Any], Any] = torch.sym_min
+_sym_float: Callable[[Any], Any] = torch.sym_float
+
+_LARGEST = np.finfo(np.float64).max.item()
+
+NUMBERS = {division: _floor_division(division) for division in (operator.floordiv, operator.ifloordiv)}
+"""Replacements of functions of numbers in a Dynamo graph."""
+
+
 def _floordiv(low: Lowering, a: Any, b: Any) -> Any:
     a, b = _common(low, a, b)
     if a.dtype == DOUBLE:
@@ -96,9 +127,18 @@ def _truediv(low: Lowering, a: Any, b: Any) -> Any:
 
 def _mod(low: Lowering, a: Any, b: Any) -> Any:
     a, b = _common(low, a, b)
-    if a.dtype == DOUBLE:
-        raise low.unsupported("the remainder of symbolic floats")
-    return low.op.Mod(a, b)
+    if a.dtype != DOUBLE:
+        return low.op.Mod(a, b)
+    # Python's remainder has the sign of the divisor, C's that of the dividend.
+    remainder = low.op.Mod(a, b, fmod=1)
+    return low.op.Where(_has_other_sign(low, remainder, b), low.op.Add(remainder, b), remainder)
+
+
+def _has_other_sign(low: Lowering, remainder: ir.Value, divisor: ir.Value) -> ir.Value:
+    """Tells whether a remainder is not 0 and has another sign than the divisor."""
+    zero = low.op.const(0.0, DOUBLE)
+    differs = low.op.Xor(low.op.Less(remainder, zero), low.op.Less(divisor, zero))
+    return low.op.And(differs, low.op.Not(low.op.Equal(remainder, zero)))
 
 
 def _power(low: Lowering, a: Any, b: Any) -> Any:
@@ -126,6 +166,24 @@ def _compared(op_type: str, negated: bool = False) -> Callable[..., Any]:
     return compare
 
 
+def _to_float(low: Lowering, a: ir.Value) -> ir.Value:
+    # `float(math.floor(x))` may be NaN in a graph, where Python's `//` is.
+    producer = a.producer()
+    before = None if producer is None or producer.op_type != "Cast" else producer.inputs[0]
+    rounding = None if before is None or before.dtype != DOUBLE else before.producer()
+    if before is not None and rounding is not None and rounding.op_type in ("Floor", "Ceil"):
+        return before
+    return low.tensor(a, DOUBLE)
+
+
+def _of_float(op_type: str) -> Callable[..., Any]:
+    return lambda low, a: low.op.emit(op_type, low.tensor(a, DOUBLE))
+
+
+def _log2(low: Lowering, a: ir.Value) -> ir.Value:
+    return low.op.Mul(low.op.Log(low.tensor(a, DOUBLE)), low.op.const(1 / math.log(2), DOUBLE))
+
+
 def _logic(op_type: str) -> Callable[..., Any]:
     return lambda low, *values: low.op.emit(op_type, *(low.tensor(value, BOOL) for value in values))
 
@@ -142,13 +200,23 @@ _FUNCTIONS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "pow": (operator.pow, _power),
     "sym_max": (max, _arithmetic("Max")),
     "sym_min": (min, _arithmetic("Min")),
-    "sym_float": (float, lambda low, a: low.tensor(a, DOUBLE)),
+    "sym_float": (float, _to_float),
     "sym_int": (int, lambda low, a: low.tensor(a, INT64)),
     "trunc": (math.trunc, lambda low, a: low.tensor(a, INT64)),
     "floor": (math.floor, _rounding("Floor")),
     "ceil": (math.ceil, _rounding("Ceil")),
-    "_sym_sqrt": (math.sqrt, lambda low, a: low.op.Sqrt(low.tensor(a, DOUBLE))),
-    "sym_sqrt": (math.sqrt, lambda low, a: low.op.Sqrt(low.tensor(a, DOUBLE))),
+    "sym_sqrt": (math.sqrt, _of_float("Sqrt")),
+    "_sym_sqrt": (math.sqrt, _of_float("Sqrt")),
+    "_sym_sin": (math.sin, _of_float("Sin")),
+    "_sym_cos": (math.cos, _of_float("Cos")),
+    "_sym_tan": (math.tan, _of_float("Tan")),
+    "_sym_sinh": (math.sinh, _of_float("Sinh")),
+    "_sym_cosh": (math.cosh, _of_float("Cosh")),
+    "_sym_tanh": (math.tanh, _of_float("Tanh")),
+    "_sym_asin": (math.asin, _of_float("Asin")),
+    "_sym_acos": (math.acos, _of_float("Acos")),
+    "_sym_atan": (math.atan, _of_float("Atan")),
+    "_sym_log2": (math.log2, _log2),
     "eq": (operator.eq, _compared("Equal")),
     "ne": (operator.ne, _compared("Equal", negated=True)),
     "lt": (operator.lt, _compared("Less")),

@@ -1,0 +1,270 @@
+"""Objects and numbers of Python that are others in each call: results beside eager PyTorch, and counts of captures."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import datetime
+import decimal
+import functools
+import gc
+import logging
+import math
+import operator
+import random
+import re
+import types
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from onnxtrain.ortmodule import ORTModule
+from onnxtrain.ortmodule._torch import dynamo_exceptions, dynamo_guards
+from onnxtrain.ortmodule.capture._identity import _MOST
+from onnxtrain.ortmodule.capture._measurements import without_unread_measurements
+
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("fresh_dynamo")]
+
+X = torch.tensor([[1.0, 2, 3, 4], [-1, 0.5, 2, -3]])
+
+OBJECTS: dict[str, tuple[Callable[[int], Any], Callable[[Any], Any]]] = {
+    "match": (lambda n: re.match(r"(\d+)", str(n)), lambda m: int(m.group(1))),
+    "match in a list": (lambda n: [re.match(r"(\d+)", str(n))], lambda m: int(m[0][1])),
+    "match of an object": (lambda n: types.SimpleNamespace(m=re.match("x+", "x" * n)), lambda o: o.m.end()),
+    "pattern": (lambda n: re.compile("(a)" * n), operator.attrgetter("groups")),
+    "list.pop": (lambda n: [float(n)].pop, lambda pop: pop()),
+    "dict.get": (lambda n: {0: n}.get, lambda get: get(0)),
+    "str.count": (lambda n: ("x" * n).count, lambda count: count("x")),
+    "ndarray.item": (lambda n: np.array([float(n)]).item, lambda item: item()),
+    "type": (lambda n: type("T", (), {"k": n}), lambda t: t.k),
+    "closure": (lambda n: lambda: n, lambda f: f()),
+    "partial": (lambda n: functools.partial(max, n), lambda f: f(0)),
+    "iterator": (lambda n: iter([n]), next),
+    "date": (lambda n: datetime.date(2000, 1, n), lambda d: d.day),
+    "Decimal": (decimal.Decimal, float),
+    "namedtuple": (lambda n: collections.namedtuple("N", "a")(n), lambda t: t.a),
+    "Random": (random.Random, lambda rng: rng.random()),
+    "numpy Generator": (np.random.default_rng, lambda rng: rng.random()),
+    "RandomState": (np.random.RandomState, lambda rng: rng.rand()),
+}
+
+
+class Scaled(nn.Module):
+    """Multiplies by a number that `read` takes from what `make` returns, which a graph cannot hold."""
+
+    def __init__(self, make: Callable[[int], Any], read: Callable[[Any], Any]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(4, 4)
+        self.make, self.read = make, read
+
+    def forward(self, x: torch.Tensor, n: list[int]) -> torch.Tensor:
+        made = _made(self.make, n)
+        return self.linear(x) * self.read(made)
+
+
+@torch.compiler.disable
+def _made(make: Callable[[int], Any], n: list[int]) -> Any:
+    return make(n[0])
+
+
+# Where graphs would hold for one call each, PyTorch runs the rest of the function from some call on.
+uncaptured = pytest.mark.filterwarnings("ignore:.*of which Dynamo captured no graph")
+
+
+@uncaptured
+@pytest.mark.parametrize("kind", OBJECTS)
+def test_a_new_object_in_each_call_gives_the_number_of_this_call(kind: str) -> None:
+    plain, model = Scaled(*OBJECTS[kind]), ORTModule(Scaled(*OBJECTS[kind]))
+    n = [0]
+    for n[0] in range(1, _MOST + 4):
+        torch.testing.assert_close(model(X, n), plain(X, n))
+
+
+@uncaptured
+@pytest.mark.parametrize("kind", ["list.pop", "dict.get", "ndarray.item", "match"])
+def test_functions_are_not_captured_anew_for_each_object(kind: str) -> None:
+    model = ORTModule(Scaled(*OBJECTS[kind]))
+    n = [0]
+    captured = []
+    for n[0] in range(1, _MOST + 6):
+        model(X, n)
+        captured.append(len(model.report().graphs))
+    assert captured[-1] == captured[-4] <= _MOST + 2
+
+
+DRAWS: dict[str, Callable[[random.Random], Any]] = {
+    "random": lambda rng: rng.random(),
+    "uniform": lambda rng: rng.uniform(1, 2),
+    "randint": lambda rng: rng.randint(1, 100),
+    "randrange": lambda rng: rng.randrange(1, 100),
+    "gauss": lambda rng: rng.gauss(0, 1),
+    "branch": lambda rng: 1 if rng.random() < 0.5 else 2,
+    "getstate": lambda rng: (rng.getstate()[1][-1] % 7, rng.random())[0],
+    "seed": lambda rng: (rng.seed(5), rng.random() + rng.random())[1],
+    "two": lambda rng: rng.random() + 2 * rng.randint(1, 9),
+}
+
+
+class Drawing(nn.Module):
+    def __init__(self, draw: Callable[[random.Random], Any]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(4, 4)
+        self.rng, self.draw = random.Random(0), draw
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x) * self.draw(self.rng)
+
+
+@pytest.mark.parametrize("draw", DRAWS)
+def test_generators_of_a_module_draw_on(draw: str) -> None:
+    plain, model = Drawing(DRAWS[draw]), Drawing(DRAWS[draw])
+    wrapped = ORTModule(model)
+    for _ in range(6):
+        torch.testing.assert_close(wrapped(X), plain(X))
+    assert model.rng.getstate() == plain.rng.getstate()
+
+
+NUMBERS: dict[str, Callable[[torch.Tensor, float], torch.Tensor]] = {
+    "mul": lambda x, v: x * v,
+    "add": lambda x, v: x + v,
+    "rsub": lambda x, v: v - x,
+    "div": lambda x, v: x / v,
+    "rdiv": lambda x, v: v / (x * x + 1),
+    "temperature": lambda x, v: torch.softmax(x / v, -1),
+    "where": lambda x, v: torch.where(x > v, x, v),
+    "masked_fill": lambda x, v: x.masked_fill(x > 0, v),
+    "full": lambda x, v: x * torch.full((4,), v),
+    "mixed": lambda x, v: x * v + x.flip(0) * (1 - v),
+    "mathematics": lambda x, v: x * (math.cos(v) + math.sin(v) + math.tanh(v) + math.sqrt(v)),
+    "float16": lambda x, v: (x.half() * v).float(),
+    "bfloat16": lambda x, v: (x.bfloat16() / v).float(),
+    "dropout": lambda x, v: F.dropout(x, 0 * v, training=False) * v,
+}
+
+
+class Numbered(nn.Module):
+    def __init__(self, use: Callable[[torch.Tensor, float], torch.Tensor]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(4, 4)
+        self.use, self.number = use, 0.0
+
+    def forward(self, x: torch.Tensor, v: float | None = None) -> torch.Tensor:
+        return self.use(self.linear(x), self.number if v is None else v)
+
+
+@pytest.mark.parametrize("place", ["argument", "attribute"])
+@pytest.mark.parametrize("use", NUMBERS)
+def test_floats_that_change_become_inputs_of_the_graph(use: str, place: str) -> None:
+    plain, model = Numbered(NUMBERS[use]), Numbered(NUMBERS[use])
+    wrapped = ORTModule(model)
+    captured = []
+    for v in (0.5, 0.25, 1.75, 1 / 3, 1e-3, 16777217.0):
+        results, gradients = [], []
+        for net, call in ((plain, plain), (model, wrapped)):
+            net.number = v
+            net.zero_grad()
+            result = call(X, v) if place == "argument" else call(X)
+            result.sum().backward()
+            results.append(result)
+            gradients.append(net.linear.weight.grad)
+        torch.testing.assert_close(*results, equal_nan=True)
+        torch.testing.assert_close(*gradients, equal_nan=True)
+        captured.append(len(wrapped.report().graphs))
+    assert captured[1:] == captured[1:2] * 5
+
+
+@pytest.mark.parametrize("use", ["mul", "add", "rdiv", "div", "where", "float16"])
+def test_floats_that_change_may_be_infinite_or_nan(use: str) -> None:
+    plain, model = Numbered(NUMBERS[use]), ORTModule(Numbered(NUMBERS[use]))
+    for v in (0.5, 1.5, math.inf, -math.inf, math.nan, 0.0, -0.0, 2, True, 1e-50):
+        torch.testing.assert_close(model(X, v), plain(X, v), equal_nan=True)
+
+
+def test_random_numbers_of_python_are_captured_twice_at_most() -> None:
+    plain = Drawing(lambda _: random.random() + np.random.rand())
+    model = ORTModule(Drawing(lambda _: random.random() + np.random.rand()))
+    captured = []
+    for seed in range(6):
+        results = []
+        for net in (plain, model):
+            random.seed(seed)
+            np.random.seed(seed)
+            results.append(net(X))
+        torch.testing.assert_close(*results)
+        captured.append(len(model.report().graphs))
+    assert captured[-1] == captured[1]
+
+
+def test_objects_of_guards_live_as_long_as_the_model() -> None:
+    made: list[Any] = []
+
+    class Word(str):
+        pass
+
+    class Match(nn.Module):
+        def forward(self, x: torch.Tensor, m: re.Match[str]) -> torch.Tensor:
+            return x * int(m.group(1))
+
+    word = Word("7")
+    made.append(functools.partial(gc.get_referrers, word))
+    model = ORTModule(Match())
+    assert model(X, re.match(r"(\d+)", word)).tolist() == (X * 7).tolist()
+    assert any(isinstance(r, re.Match) for r in made[0]())
+    del model
+    gc.collect()
+    assert not any(isinstance(r, re.Match) for r in made[0]())
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_capture_leaves_the_collector_as_it_was(frozen: bool) -> None:
+    model = ORTModule(nn.Linear(4, 4))
+    if frozen:
+        gc.freeze()
+    try:
+        before = gc.get_freeze_count()
+        model(X).sum().backward()
+        model(X[:1]).sum().backward()
+        # Frozen objects may die meanwhile, but none is added.
+        assert gc.get_freeze_count() <= before
+        assert bool(gc.get_freeze_count()) == bool(before)
+    finally:
+        gc.unfreeze()
+
+
+def test_guards_are_measured_for_a_log_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    monkeypatch.setattr(dynamo_guards, "profile_guard_manager", lambda *args: calls.append(args) or 1.0)
+    ours = dynamo_guards.profile_guard_manager
+    ORTModule(nn.Linear(4, 4))(X)
+    assert not calls
+    monkeypatch.setattr(dynamo_guards.guards_log, "isEnabledFor", lambda level: level == logging.DEBUG)
+    torch._dynamo.reset()
+    ORTModule(nn.Linear(4, 4))(X)
+    assert calls
+    assert dynamo_guards.profile_guard_manager is ours
+
+
+def test_dynamo_sees_the_stack_that_it_saw_before() -> None:
+    dynamo = types.FunctionType(
+        compile("outer()", "convert_frame.py", "exec"), {"outer": lambda: stacks.append(_stack())}
+    )
+    stacks: list[Any] = []
+    for patched in (False, True):
+        with without_unread_measurements() if patched else contextlib.nullcontext():
+            dynamo()
+    own, ours = stacks
+    assert own == ours
+    assert any(end for *_, end in ours)
+
+
+def _stack() -> list[tuple[Any, ...]]:
+    stack = dynamo_exceptions.get_stack_above_dynamo()
+    return [(f.filename, f.lineno, f.name, f.colno, f.end_colno) for f in stack]

@@ -103,12 +103,21 @@ DRAWS: dict[str, Callable[[random.Random], Any]] = {
     "uniform": lambda rng: rng.uniform(1, 2),
     "randint": lambda rng: rng.randint(1, 100),
     "randrange": lambda rng: rng.randrange(1, 100),
+    "sample": lambda rng: rng.sample(range(10), 2)[0],
+    "shuffle": lambda rng: _shuffled(rng)[0],
+    "choice": lambda rng: rng.choice([1, 2, 3]),
     "gauss": lambda rng: rng.gauss(0, 1),
     "branch": lambda rng: 1 if rng.random() < 0.5 else 2,
     "getstate": lambda rng: (rng.getstate()[1][-1] % 7, rng.random())[0],
     "seed": lambda rng: (rng.seed(5), rng.random() + rng.random())[1],
     "two": lambda rng: rng.random() + 2 * rng.randint(1, 9),
 }
+
+
+def _shuffled(rng: random.Random) -> list[int]:
+    numbers = [1, 2, 3, 4, 5]
+    rng.shuffle(numbers)
+    return numbers
 
 
 class Drawing(nn.Module):
@@ -204,23 +213,20 @@ def test_random_numbers_of_python_are_captured_twice_at_most() -> None:
 
 
 def test_objects_of_guards_live_as_long_as_the_model() -> None:
-    made: list[Any] = []
-
     class Word(str):
         pass
 
-    class Match(nn.Module):
-        def forward(self, x: torch.Tensor, m: re.Match[str]) -> torch.Tensor:
-            return x * int(m.group(1))
+    class Times(nn.Module):
+        def forward(self, x: torch.Tensor, match: re.Match[str]) -> torch.Tensor:
+            return x * int(match.group(1))
 
     word = Word("7")
-    made.append(functools.partial(gc.get_referrers, word))
-    model = ORTModule(Match())
+    model = ORTModule(Times())
     assert model(X, re.match(r"(\d+)", word)).tolist() == (X * 7).tolist()
-    assert any(isinstance(r, re.Match) for r in made[0]())
+    assert any(isinstance(referrer, re.Match) for referrer in gc.get_referrers(word))
     del model
     gc.collect()
-    assert not any(isinstance(r, re.Match) for r in made[0]())
+    assert not any(isinstance(referrer, re.Match) for referrer in gc.get_referrers(word))
 
 
 @pytest.mark.parametrize("frozen", [False, True])
@@ -262,7 +268,8 @@ def test_dynamo_sees_the_stack_that_it_saw_before() -> None:
             dynamo()
     own, ours = stacks
     assert own == ours
-    assert any(end for *_, end in ours)
+    # Older versions of PyTorch look up no columns.
+    assert any(end for *_, end in ours) == hasattr(dynamo_exceptions, "_extract_stack_with_positions")
 
 
 def _stack() -> list[tuple[Any, ...]]:

@@ -9,7 +9,7 @@ from typing import Any
 from onnxtrain.ortmodule._torch import RandomVariable, graph_break
 from onnxtrain.ortmodule.capture._process_wide import ProcessWide
 
-_DEPEND_ON_STATE = ("random", "randint", "randrange", "uniform", "getstate")
+_SET_THE_STATE = ("seed", "setstate")
 
 
 def _watch_draws() -> Callable[[], None]:
@@ -17,11 +17,11 @@ def _watch_draws() -> Callable[[], None]:
     before = RandomVariable.call_method
 
     # Dynamo (PyTorch 2.13) writes the state of the generator into the graph, which nothing guards: each call would draw
-    # the numbers of the first one.
+    # the numbers of the first one. From 2.15 on it does so for `shuffle`, `sample` and `getstate`.
     @functools.wraps(before)
     def call_method(self: Any, tx: Any, name: str, *args: Any, **kwargs: Any) -> Any:
         # A generator that the captured function has made has no source: its state is that of each call.
-        if self.source is not None and name in _DEPEND_ON_STATE:
+        if self.source is not None and name not in _SET_THE_STATE:
             graph_break(
                 gb_type="Draw from a random.Random",
                 context=f"{self.source}.{name}",

@@ -69,8 +69,8 @@ def warn_of_many_captures(captures: Counter[Any]) -> None:
     captures[function] += 1
     if captures[function] == _MANY + 1:
         warnings.warn(
-            f"ORTModule: a function has been captured {_MANY} times. A number or a string that is another one in each "
-            "call (an argument, or an attribute that counts or anneals) does that: make it a tensor. "
+            f"ORTModule: a function has been captured {_MANY} times. A string that is another one in each call does "
+            "that, and a number that PyTorch takes as a constant (a bound of clamp, an exponent): make it a tensor. "
             "TORCH_LOGS=recompiles in the environment names it",
             stacklevel=2,
         )

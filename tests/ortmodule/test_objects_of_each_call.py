@@ -25,7 +25,7 @@ from torch.nn import functional as F
 
 from onnxtrain.ortmodule import ORTModule
 from onnxtrain.ortmodule._torch import dynamo_exceptions, dynamo_guards
-from onnxtrain.ortmodule.capture._identity import _MOST
+from onnxtrain.ortmodule.capture._identity import _MOST, _is_passing
 from onnxtrain.ortmodule.capture._measurements import without_unread_measurements
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("fresh_dynamo")]
@@ -96,6 +96,19 @@ def test_functions_are_not_captured_anew_for_each_object(kind: str) -> None:
         model(X, n)
         captured.append(len(model.report().graphs))
     assert captured[-1] == captured[-4] <= _MOST + 2
+
+
+@pytest.mark.parametrize(
+    ("value", "passes"),
+    [
+        ([].append, True), ("a".join, True), (np.ones(2).item, True), (re.compile("a").match, True),
+        (re.match("a", "a"), True), (len, False), (operator.add, False), (dict.fromkeys, False),
+        (torch.relu, False), (F.gelu, False), (torch._C._get_tracing_state, False), (torch.ones(2).add, False),
+        (random.Random().random, False), (lambda: 1, False), (nn.Linear(1, 1).forward, False), (3.0, False),
+    ],
+)  # fmt: skip
+def test_functions_of_modules_do_not_count_as_objects_of_one_call(value: Any, passes: bool) -> None:
+    assert _is_passing(value) == passes
 
 
 DRAWS: dict[str, Callable[[random.Random], Any]] = {

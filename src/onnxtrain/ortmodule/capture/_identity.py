@@ -76,7 +76,8 @@ class PassingObjects:
 def _is_passing(value: Any) -> bool:
     """Tells whether Dynamo guards by the id of a value that usually lives no longer than the call."""
     if isinstance(value, BuiltinMethodType):
-        # Functions of a module, and methods that Dynamo has no guard of the id for.
         owner = value.__self__
-        return owner is not None and not isinstance(owner, ModuleType | type | torch.Tensor | random.Random)
+        # Functions of classes and modules, those of pybind11 among them, live on. Dynamo has other guards for the others.
+        is_method = hasattr(type(owner), value.__name__) and not isinstance(owner, type | ModuleType)
+        return is_method and not isinstance(owner, torch.Tensor | random.Random)
     return isinstance(value, re.Match)

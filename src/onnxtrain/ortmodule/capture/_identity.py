@@ -77,7 +77,7 @@ def _is_passing(value: Any) -> bool:
     """Tells whether Dynamo guards by the id of a value that usually lives no longer than the call."""
     if isinstance(value, BuiltinMethodType):
         owner = value.__self__
-        # Functions of classes and modules, those of pybind11 among them, live on. Dynamo has other guards for the others.
+        # Functions of classes and modules live on, those of pybind11 too. Dynamo has other guards for the others.
         is_method = hasattr(type(owner), value.__name__) and not isinstance(owner, type | ModuleType)
         return is_method and not isinstance(owner, torch.Tensor | random.Random)
     return isinstance(value, re.Match)

@@ -75,6 +75,7 @@ try:
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
     from torch.utils._sympy.printers import PythonPrinter
+    from torch.utils._sympy.symbol import SymT, symbol_is_type
 
     # Dynamo (PyTorch 2.13) writes this function into a graph for `with torch.no_grad()`.
     set_grad_enabled = torch._C._set_grad_enabled

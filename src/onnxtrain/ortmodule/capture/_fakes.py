@@ -14,7 +14,7 @@ import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
-from onnxtrain.ortmodule._torch import is_functorch_wrapped_tensor, pytree
+from onnxtrain.ortmodule._torch import SymT, is_functorch_wrapped_tensor, pytree, symbol_is_type
 
 _IN_PLACE = frozenset(
     function
@@ -48,6 +48,12 @@ def depends_on_data(value: Any) -> bool:
     """Returns whether a value is a number of the data, or a tensor of a size that only the data tell."""
     numeric = isinstance(value, torch.Tensor | torch.SymInt | torch.SymFloat | torch.SymBool)
     return numeric and bool(free_unbacked_symbols(value))
+
+
+def has_float_input(value: Any) -> bool:
+    """Returns whether a value is a number computed from a float that the graph has as an input, since it changes."""
+    symbols = value.node.expr.free_symbols if isinstance(value, torch.SymInt | torch.SymFloat) else ()
+    return any(symbol_is_type(symbol, SymT.FLOAT) for symbol in symbols)
 
 
 def of_the_capture(size: int | torch.SymInt) -> int:

@@ -14,7 +14,7 @@ import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from onnxtrain.ortmodule.capture._fakes import depends_on_data
+from onnxtrain.ortmodule.capture._fakes import depends_on_data, has_float_input
 
 _FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     **dict.fromkeys(("sym_int", "trunc", "floor", "ceil"), int),
@@ -84,10 +84,10 @@ def _checked(node: fx.Node) -> tuple[fx.Node, str] | None:
     if function not in _FUNCTIONS or not isinstance(number, fx.Node):
         return None
     value = number.meta.get("example_value")
-    # Floats that change between calls are inputs of the graph, and no guard asks for them.
-    if not isinstance(value, torch.SymFloat) and not (
-        isinstance(value, torch.SymInt) and depends_on_data(value)
-    ):
+    if not isinstance(value, torch.SymInt | torch.SymFloat):
+        return None
+    # Of sizes Dynamo guards what a function needs.
+    if not (depends_on_data(value) or has_float_input(value)):
         return None
     is_whole = isinstance(value, torch.SymInt)
     never_raises = is_whole if _FUNCTIONS[function] is int else statically_known_true(value > 0)

@@ -17,7 +17,7 @@ def _watch_draws() -> Callable[[], None]:
     before = RandomVariable.call_method
 
     # Dynamo (PyTorch 2.13) writes the state of the generator into the graph, which nothing guards: each call would draw
-    # the numbers of the first one. From 2.15 on it does so for `shuffle`, `sample` and `getstate`.
+    # the numbers of the first one. Later versions do so for `shuffle`, `sample` and `getstate`.
     @functools.wraps(before)
     def call_method(self: Any, tx: Any, name: str, *args: Any, **kwargs: Any) -> Any:
         # A generator that the captured function has made has no source: its state is that of each call.

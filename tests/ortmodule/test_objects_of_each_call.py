@@ -14,10 +14,13 @@ import operator
 import random
 import re
 import types
+import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 import torch
 from torch import nn
@@ -25,7 +28,7 @@ from torch.nn import functional as F
 
 from onnxtrain.ortmodule import ORTModule
 from onnxtrain.ortmodule._torch import dynamo_exceptions, dynamo_guards
-from onnxtrain.ortmodule.capture._identity import _MOST, _is_passing
+from onnxtrain.ortmodule.capture._in_vain import MOST_CALLS, MOST_OBJECTS, _is_of_the_call
 from onnxtrain.ortmodule.capture._measurements import without_unread_measurements
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("fresh_dynamo")]
@@ -82,7 +85,7 @@ uncaptured = pytest.mark.filterwarnings("ignore:.*of which Dynamo captured no gr
 def test_a_new_object_in_each_call_gives_the_number_of_this_call(kind: str) -> None:
     plain, model = Scaled(*OBJECTS[kind]), ORTModule(Scaled(*OBJECTS[kind]))
     n = [0]
-    for n[0] in range(1, _MOST + 4):
+    for n[0] in range(1, MOST_OBJECTS + 4):
         torch.testing.assert_close(model(X, n), plain(X, n))
 
 
@@ -92,10 +95,10 @@ def test_functions_are_not_captured_anew_for_each_object(kind: str) -> None:
     model = ORTModule(Scaled(*OBJECTS[kind]))
     n = [0]
     captured = []
-    for n[0] in range(1, _MOST + 6):
+    for n[0] in range(1, MOST_OBJECTS + 6):
         model(X, n)
         captured.append(len(model.report().graphs))
-    assert captured[-1] == captured[-4] <= _MOST + 2
+    assert captured[-1] == captured[-4] <= MOST_OBJECTS + 2
 
 
 @pytest.mark.parametrize(
@@ -108,7 +111,7 @@ def test_functions_are_not_captured_anew_for_each_object(kind: str) -> None:
     ],
 )  # fmt: skip
 def test_functions_of_modules_do_not_count_as_objects_of_one_call(value: Any, passes: bool) -> None:
-    assert _is_passing(value) == passes
+    assert _is_of_the_call(value) == passes
 
 
 DRAWS: dict[str, Callable[[random.Random], Any]] = {
@@ -288,3 +291,116 @@ def test_dynamo_sees_the_stack_that_it_saw_before() -> None:
 def _stack() -> list[tuple[Any, ...]]:
     stack = dynamo_exceptions.get_stack_above_dynamo()
     return [(f.filename, f.lineno, f.name, f.colno, f.end_colno) for f in stack]
+
+
+class Keeping(nn.Module):
+    """Keeps numbers, and does `step` in each call."""
+
+    def __init__(self, step: Callable[[Any, torch.Tensor], Any], width: int = 4) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(4, 4)
+        self.n, self.counts, self.kept, self.step = 0, {"calls": 0}, [], step
+        self.width = width
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x) * self.step(self, x)
+
+
+def _counted(net: Any, x: torch.Tensor) -> Any:
+    net.n += 1
+    return net.n
+
+
+def _counted_in_a_dict(net: Any, x: torch.Tensor) -> Any:
+    net.counts["calls"] += 1
+    return net.counts["calls"]
+
+
+def _warmed_up(net: Any, x: torch.Tensor) -> Any:
+    net.n += 1
+    return min(1.0, net.n / 4)
+
+
+def _every_third(net: Any, x: torch.Tensor) -> Any:
+    net.n += 1
+    return 2 if net.n % 3 == 0 else 3
+
+
+def _appended(net: Any, x: torch.Tensor) -> Any:
+    net.kept.append(x.mean())
+    return len(net.kept)
+
+
+def _named(net: Any, x: torch.Tensor) -> Any:
+    net.n += 1
+    net.label = f"step {net.n}"
+    return len(net.label)
+
+
+@pytest.mark.parametrize("step", [_counted, _counted_in_a_dict, _warmed_up, _every_third])
+def test_integers_of_a_module_that_change_become_inputs_of_the_graph(step: Any) -> None:
+    plain, model = Keeping(step), Keeping(step)
+    wrapped = ORTModule(model)
+    captured = []
+    for _ in range(8):
+        plain.zero_grad()
+        model.zero_grad()
+        results = [plain(X), wrapped(X)]
+        torch.testing.assert_close(*results)
+        for result in results:
+            result.sum().backward()
+        torch.testing.assert_close(model.linear.weight.grad, plain.linear.weight.grad)
+        captured.append(len(wrapped.report().graphs))
+    assert captured[2:] == captured[2:3] * 6
+    assert (model.n, model.counts) == (plain.n, plain.counts)
+    assert type(model.n) is int
+
+
+def test_integers_of_layers_that_do_not_change_stay_numbers(tmp_path: Path) -> None:
+    """Layers of one class share their code, and their widths differ."""
+
+    class Narrow(nn.Module):
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.width = width
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x[:, : self.width].sum(1, keepdim=True) + x
+
+    class Layers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(Narrow(width) for width in (1, 2, 3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for layer in self.layers:
+                x = layer(x)
+                torch._dynamo.graph_break()
+            return x
+
+    plain, model = Layers(), ORTModule(Layers())
+    for rows in (5, 3, 4):
+        x = torch.randn(rows, 4)
+        torch.testing.assert_close(model(x), plain(x))
+    graphs = [ir.load(path).graph for path in model.export_training_graph(tmp_path)]
+    assert [len(graph.inputs) for graph in graphs] == [1] * len(graphs)
+
+
+@uncaptured
+@pytest.mark.parametrize("step", [_appended, _named])
+def test_functions_that_each_call_captures_run_in_pytorch_after_a_while(step: Any) -> None:
+    plain, model = Keeping(step), ORTModule(Keeping(step))
+    captured = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        # By itself, `step` is captured in as many calls as `forward` was.
+        for _ in range(2 * MOST_CALLS + 4):
+            torch.testing.assert_close(model(X), plain(X))
+            captured.append(len(model.report().graphs))
+    texts = [str(warning.message) for warning in caught]
+    said = [text for text in texts if f"captured in each of {MOST_CALLS} calls. From now on it runs" in text]
+    assert 1 <= len(said) <= 2
+    assert "Keeping.forward (line " in said[0]
+    assert captured[MOST_CALLS - 1] >= MOST_CALLS
+    assert captured[-1] == captured[-3]

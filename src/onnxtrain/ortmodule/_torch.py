@@ -56,6 +56,7 @@ try:
     from torch._dynamo.symbolic_convert import InstructionTranslator
     from torch._dynamo.types import ConvertFrameReturn
     from torch._dynamo.utils import get_metrics_context
+    from torch._dynamo.variables import builder as dynamo_builder
     from torch._dynamo.variables import lists as dynamo_lists
     from torch._dynamo.variables.base import VariableTracker
     from torch._dynamo.variables.builder import VariableBuilder
@@ -63,7 +64,7 @@ try:
     from torch._dynamo.variables.tensor import SymNodeVariable
     from torch._functorch._aot_autograd.functional_utils import from_fun, has_data_mutation, to_fun
     from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
-    from torch._guards import CompileContext, TracingContext
+    from torch._guards import ChainedSource, CompileContext, TracingContext
     from torch._ops import HigherOrderOperator
     from torch._subclasses import fake_impls
     from torch._subclasses.fake_tensor import FakeTensorMode

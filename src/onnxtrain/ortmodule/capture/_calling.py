@@ -24,6 +24,7 @@ from onnxtrain.ortmodule._torch import (
     set_eval_frame,
     set_isolated_recompiles,
 )
+from onnxtrain.ortmodule.capture._in_vain import CapturesInVain
 
 _tracing = TracingContext.try_get
 _includes = _torch.dispatch_keys_included
@@ -63,6 +64,7 @@ class _Captured:
         self._compiled: Callable[..., Any] = compiled
         self._function: Callable[..., Any] = compiled._torchdynamo_orig_callable
         self._callback = context.callback
+        self._in_vain: CapturesInVain = context.callback.in_vain
         self._recompiles = context._isolate_recompiles_id
         self._isolate = isolate
         install_generation_tagging_init()
@@ -77,6 +79,7 @@ class _Captured:
             or _tracing() is not None
         ):
             return self._compiled(*args, **kwargs)
+        self._in_vain.calls += 1
         prior = set_eval_frame(None)
         depth = _transforms()
         recompiles = self._isolate(self._recompiles)

@@ -32,9 +32,11 @@ from onnxtrain.ortmodule.capture._caught_errors import without_caught_errors
 from onnxtrain.ortmodule.capture._containers import as_python_contains
 from onnxtrain.ortmodule.capture._data_dependent import data_dependent_results, without_advice
 from onnxtrain.ortmodule.capture._hook_guards import without_covered_hook_guards
-from onnxtrain.ortmodule.capture._identity import PassingObjects, guarded_objects_are_kept
+from onnxtrain.ortmodule.capture._identity import guarded_objects_are_kept
+from onnxtrain.ortmodule.capture._in_vain import CapturesInVain
 from onnxtrain.ortmodule.capture._inactive_dropout import inactive_dropout_returns_its_input
 from onnxtrain.ortmodule.capture._measurements import without_unread_measurements
+from onnxtrain.ortmodule.capture._module_numbers import changed_integers_are_symbols
 from onnxtrain.ortmodule.capture._process_wide import ProcessWide
 from onnxtrain.ortmodule.capture._random_objects import random_objects_draw_in_python
 from onnxtrain.ortmodule.capture._refused_calls import RefusedByPyTorch
@@ -102,18 +104,21 @@ class _WithSettings:
         callback: Dynamo's own callback.
         settings: names and values of `torch._dynamo.config`, e.g. {"allow_rnn": True}.
         captures: notes the code objects that are captured.
+
+    Attributes:
+        in_vain: tells which functions are not captured any more; whoever calls the compiled function counts its calls.
     """
 
     def __init__(self, callback: Any, settings: dict[str, Any], captures: Captures) -> None:
         self._callback = callback
         self._settings = settings
         self._captures = captures
-        self._passing = PassingObjects()
+        self.in_vain = CapturesInVain()
         # Dynamo reads this attribute of its callbacks.
         self._torchdynamo_orig_backend = callback._torchdynamo_orig_backend
 
     def __call__(self, frame: Any, *args: Any, **kwargs: Any) -> Any:
-        if self._passing.are_too_many(frame.f_code, frame.f_locals):
+        if self.in_vain.are_over(frame.f_code, frame.f_locals):
             return ConvertFrameReturn(apply_to_code=False)
         self._captures.add(frame.f_code)
         with (
@@ -126,6 +131,7 @@ class _WithSettings:
             as_python_contains(),
             random_objects_draw_in_python(),
             guarded_objects_are_kept(),
+            changed_integers_are_symbols(),
             without_covered_hook_guards(),
         ):
             try:

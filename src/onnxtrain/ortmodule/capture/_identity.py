@@ -1,16 +1,11 @@
-"""Graphs that hold for one object only: keep the object, and stop capturing where each call brings another one."""
+"""Keep the objects alive for which alone a graph holds: another object with the same id must not take it."""
 
 from __future__ import annotations
 
 import functools
-import random
-import re
 import weakref
-from collections.abc import Callable, Mapping
-from types import BuiltinMethodType, CodeType, ModuleType
+from collections.abc import Callable
 from typing import Any
-
-import torch
 
 from onnxtrain.ortmodule._torch import GuardBuilder
 from onnxtrain.ortmodule.capture._process_wide import ProcessWide
@@ -44,40 +39,3 @@ def _keep_guarded() -> Callable[[], None]:
 
 guarded_objects_are_kept = ProcessWide(_keep_guarded)
 """Keeps objects alive whose ids guards compare, while it is open."""
-
-
-_MOST = 8
-"""Captures of one function for such objects, as many as Dynamo makes by default for any reason."""
-
-
-class PassingObjects:
-    """Counts captures of functions that get a new object in each call, by whose id Dynamo (PyTorch 2.13) guards.
-
-    E.g. `append = results.append` before a graph break: the rest of the function gets the method of another list in
-    each call, and would be captured each time.
-    """
-
-    def __init__(self) -> None:
-        self._captures: weakref.WeakKeyDictionary[CodeType, int] = weakref.WeakKeyDictionary()
-
-    def are_too_many(self, code: CodeType, variables: Mapping[str, Any]) -> bool:
-        """Notes that a function is about to be captured, and says if Python is to run it instead.
-
-        Args:
-            code: code of the function.
-            variables: its local variables at the beginning.
-        """
-        if not any(map(_is_passing, variables.values())):
-            return False
-        count = self._captures[code] = self._captures.get(code, 0) + 1
-        return count > _MOST
-
-
-def _is_passing(value: Any) -> bool:
-    """Tells whether Dynamo guards by the id of a value that usually lives no longer than the call."""
-    if isinstance(value, BuiltinMethodType):
-        owner = value.__self__
-        # Functions of classes and modules live on, those of pybind11 too. Dynamo has other guards for the others.
-        is_method = hasattr(type(owner), value.__name__) and not isinstance(owner, type | ModuleType)
-        return is_method and not isinstance(owner, torch.Tensor | random.Random)
-    return isinstance(value, re.Match)

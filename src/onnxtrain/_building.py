@@ -31,6 +31,7 @@ def without_collection() -> Iterator[None]:
 
 
 _leaving_out = threading.Lock()
+_user_freezes = False
 
 
 @contextmanager
@@ -40,12 +41,15 @@ def without_older_objects() -> Iterator[None]:
     A capture makes enough objects for the collector to scan all of the process once or twice: 0.2 to 0.4 s for those of
     PyTorch and its Dynamo, of which it frees nothing.
     """
-    # Within another such context there is nothing left to do. What the user has frozen must stay so.
-    if not _leaving_out.acquire(blocking=False):
+    global _user_freezes
+    # Within another such context there is nothing left to do. What the user has frozen must stay so. Counting it takes
+    # up to 0.1 s, so that it is done once.
+    if _user_freezes or not _leaving_out.acquire(blocking=False):
         yield
         return
     try:
         if gc.get_freeze_count():
+            _user_freezes = True
             yield
             return
         gc.freeze()

@@ -26,6 +26,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from onnxtrain import _building
 from onnxtrain.ortmodule import ORTModule
 from onnxtrain.ortmodule._torch import dynamo_exceptions, dynamo_guards
 from onnxtrain.ortmodule.capture._in_vain import MOST_CALLS, MOST_OBJECTS, _is_of_the_call
@@ -246,19 +247,22 @@ def test_objects_of_guards_live_as_long_as_the_model() -> None:
 
 
 @pytest.mark.parametrize("frozen", [False, True])
-def test_a_capture_leaves_the_collector_as_it_was(frozen: bool) -> None:
+def test_a_capture_leaves_the_collector_as_it_was(frozen: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     model = ORTModule(nn.Linear(4, 4))
+    monkeypatch.setattr(_building, "_user_freezes", False)
+    gc.unfreeze()
     if frozen:
         gc.freeze()
-    try:
-        before = gc.get_freeze_count()
-        model(X).sum().backward()
-        model(X[:1]).sum().backward()
-        # Frozen objects may die meanwhile, but none is added.
-        assert gc.get_freeze_count() <= before
-        assert bool(gc.get_freeze_count()) == bool(before)
-    finally:
-        gc.unfreeze()
+    before = gc.get_freeze_count()
+    freeze = gc.freeze
+    freezes: list[int] = []
+    monkeypatch.setattr(gc, "freeze", lambda: (freezes.append(1), freeze()))
+    model(X).sum().backward()
+    model(X[:1]).sum().backward()
+    assert bool(freezes) == (not frozen)
+    # Frozen objects may die meanwhile, but none is added.
+    assert gc.get_freeze_count() <= before
+    assert bool(gc.get_freeze_count()) == frozen
 
 
 def test_guards_are_measured_for_a_log_only(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -331,6 +331,11 @@ def _every_third(net: Any, x: torch.Tensor) -> Any:
     return 2 if net.n % 3 == 0 else 3
 
 
+def _bits(net: Any, x: torch.Tensor) -> Any:
+    net.n += 1
+    return (net.n & 3) + (net.n | 4) + (net.n >> 1) + net.n % 3 + net.n // 2
+
+
 def _appended(net: Any, x: torch.Tensor) -> Any:
     net.kept.append(x.mean())
     return len(net.kept)
@@ -342,7 +347,7 @@ def _named(net: Any, x: torch.Tensor) -> Any:
     return len(net.label)
 
 
-@pytest.mark.parametrize("step", [_counted, _counted_in_a_dict, _warmed_up, _every_third])
+@pytest.mark.parametrize("step", [_counted, _counted_in_a_dict, _warmed_up, _every_third, _bits])
 def test_integers_of_a_module_that_change_become_inputs_of_the_graph(step: Any) -> None:
     plain, model = Keeping(step), Keeping(step)
     wrapped = ORTModule(model)

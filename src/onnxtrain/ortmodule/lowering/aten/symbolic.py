@@ -185,7 +185,25 @@ def _log2(low: Lowering, a: ir.Value) -> ir.Value:
 
 
 def _logic(op_type: str) -> Callable[..., Any]:
-    return lambda low, *values: low.op.emit(op_type, *(low.tensor(value, BOOL) for value in values))
+    """Returns the lowering of `&` or `|`, of conditions or of the bits of integers."""
+
+    def logic(low: Lowering, *values: Any) -> Any:
+        if all(v.dtype == BOOL if isinstance(v, ir.Value) else isinstance(v, bool) for v in values):
+            return low.op.emit(op_type, *(low.tensor(value, BOOL) for value in values))
+        return low.op.emit(f"Bitwise{op_type}", *(low.tensor(value, INT64) for value in values))
+
+    return logic
+
+
+def _shifted(by_power: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns the lowering of `<<` or `>>` by a known number, as a product with, or a quotient by a power of two."""
+
+    def shift(low: Lowering, a: Any, count: Any) -> Any:
+        if not isinstance(count, int):
+            raise low.unsupported("a number of bits that is not known")
+        return by_power(low, a, 2**count)
+
+    return shift
 
 
 _FUNCTIONS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
@@ -225,6 +243,8 @@ _FUNCTIONS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "ge": (operator.ge, _compared("GreaterOrEqual")),
     "and_": (operator.and_, _logic("And")),
     "or_": (operator.or_, _logic("Or")),
+    "lshift": (operator.lshift, _shifted(_arithmetic("Mul"))),
+    "rshift": (operator.rshift, _shifted(_floordiv)),
     "sym_not": (operator.not_, _logic("Not")),
 }
 for _name, (_python, _emit) in _FUNCTIONS.items():

@@ -58,6 +58,12 @@ NO_KERNEL = {
         *("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest2d_uneven", "upsample_nearest3d"),
         *("upsample_nearest_exact1d", "upsample_nearest_exact3d"),
         *("upsample_nearest_exact", "upsample_linear1d", "upsample_bilinear", "upsample_bilinear_uneven"),
+        *(
+            "upsample_nearest2d_kept",
+            "upsample_nearest2d_doubled",
+            "upsample_linear1d_kept",
+            "upsample_bilinear_kept",
+        ),
         *("upsample_bilinear_corners", "upsample_bilinear_down", "upsample_bicubic", "upsample_trilinear"),
     },
 }

@@ -17,7 +17,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, s
 
 from onnxtrain.ortmodule._torch import assert_async, assert_scalar, symbolic_convert, torch_check
 from onnxtrain.ortmodule.capture._fakes import depends_on_data
-from onnxtrain.ortmodule.capture._process_wide import ProcessWide
+from onnxtrain.ortmodule.capture._process_wide import ProcessWide, replace
 from onnxtrain.ortmodule.capture._python_numbers import check_numbers, evaluate
 
 Check = tuple[Callable[[Any, str], None], str]
@@ -45,12 +45,7 @@ def _refuse_asserted_numbers() -> Callable[[], None]:
             raise AssertedNumber(a)
         return before(a, skip + 1)
 
-    symbolic_shapes.expect_true = expect_true
-
-    def put_back() -> None:
-        symbolic_shapes.expect_true = before
-
-    return put_back
+    return replace((symbolic_shapes, "expect_true", expect_true))
 
 
 without_asserted_numbers = ProcessWide(_refuse_asserted_numbers)

@@ -15,7 +15,7 @@ import torch
 
 from onnxtrain.ortmodule._torch import OutputGraph, assert_async, assert_scalar, graph_break
 from onnxtrain.ortmodule.capture._fakes import depends_on_data
-from onnxtrain.ortmodule.capture._process_wide import ProcessWide
+from onnxtrain.ortmodule.capture._process_wide import ProcessWide, replace
 
 _TORCH = str(Path(torch.__file__).parent)
 
@@ -36,12 +36,7 @@ def _watch_nodes() -> Callable[[], None]:
             )
         return before(self, kind, target, args, kwargs, *rest, **more)
 
-    OutputGraph.create_proxy = create_proxy  # type: ignore[method-assign]
-
-    def put_back() -> None:
-        OutputGraph.create_proxy = before  # type: ignore[method-assign]
-
-    return put_back
+    return replace((OutputGraph, "create_proxy", create_proxy))
 
 
 without_caught_errors = ProcessWide(_watch_nodes)

@@ -15,7 +15,7 @@ from onnxtrain.ortmodule._torch import (
     dynamo_utils,
     graph_break,
 )
-from onnxtrain.ortmodule.capture._process_wide import ProcessWide
+from onnxtrain.ortmodule.capture._process_wide import ProcessWide, replace
 
 
 def _correct() -> Callable[[], None]:
@@ -48,14 +48,11 @@ def _correct() -> Callable[[], None]:
         return wrap_listlike(self, value)
 
     # `dynamo_lists` has imported the function by name.
-    dynamo_utils.iter_contains = dynamo_lists.iter_contains = contains  # type: ignore[attr-defined]
-    VariableBuilder.wrap_listlike = wrap  # type: ignore[method-assign]
-
-    def put_back() -> None:
-        dynamo_utils.iter_contains = dynamo_lists.iter_contains = iter_contains  # type: ignore[attr-defined]
-        VariableBuilder.wrap_listlike = wrap_listlike  # type: ignore[method-assign]
-
-    return put_back
+    return replace(
+        (dynamo_utils, "iter_contains", contains),
+        (dynamo_lists, "iter_contains", contains),
+        (VariableBuilder, "wrap_listlike", wrap),
+    )
 
 
 as_python_contains = ProcessWide(_correct)

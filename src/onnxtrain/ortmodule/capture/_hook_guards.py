@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from onnxtrain.ortmodule._torch import GuardBuilder
-from onnxtrain.ortmodule.capture._process_wide import ProcessWide
+from onnxtrain.ortmodule.capture._process_wide import ProcessWide, replace
 
 _WITH_KWARGS = "_with_kwargs"
 
@@ -28,12 +28,7 @@ def _skip_covered() -> Callable[[], None]:
                 return
         before(self, guard)
 
-    GuardBuilder.EMPTY_NN_MODULE_HOOKS_DICT = empty  # type: ignore[method-assign]
-
-    def put_back() -> None:
-        GuardBuilder.EMPTY_NN_MODULE_HOOKS_DICT = before  # type: ignore[method-assign]
-
-    return put_back
+    return replace((GuardBuilder, "EMPTY_NN_MODULE_HOOKS_DICT", empty))
 
 
 without_covered_hook_guards = ProcessWide(_skip_covered)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from onnxtrain.ortmodule._torch import GuardBuilder
-from onnxtrain.ortmodule.capture._process_wide import ProcessWide
+from onnxtrain.ortmodule.capture._process_wide import ProcessWide, replace
 
 KEPT = "kept_by_onnxtrain"
 """Attribute of a guard manager: the objects whose ids it compares and that cannot be referred to weakly."""
@@ -29,12 +29,7 @@ def _keep_guarded() -> Callable[[], None]:
         except TypeError:
             vars(self.guard_manager).setdefault(KEPT, []).append(value)
 
-    GuardBuilder.id_match_unchecked = id_match  # type: ignore[method-assign]
-
-    def put_back() -> None:
-        GuardBuilder.id_match_unchecked = before  # type: ignore[method-assign]
-
-    return put_back
+    return replace((GuardBuilder, "id_match_unchecked", id_match))
 
 
 guarded_objects_are_kept = ProcessWide(_keep_guarded)

@@ -11,35 +11,23 @@ from types import FrameType
 from typing import Any
 
 from onnxtrain.ortmodule._torch import dynamo_exceptions, dynamo_guards
-from onnxtrain.ortmodule.capture._process_wide import ProcessWide
-
-_MEASURE = "profile_guard_manager"
-_STACK = "_extract_stack_with_positions"
+from onnxtrain.ortmodule.capture._process_wide import ProcessWide, replace
 
 
 def _leave_out() -> Callable[[], None]:
     """Replaces two functions of Dynamo; returns the function that takes that back."""
+    measure = dynamo_guards.profile_guard_manager  # type: ignore[attr-defined]
+
     # Dynamo (PyTorch 2.13) empties the caches of the processor to measure its guards, 17 ms for each graph.
-    measure = getattr(dynamo_guards, _MEASURE, None)
-    # And at each end of a graph it looks up the columns of all frames on the stack, 6 ms, to drop all but the first.
-    stack = getattr(dynamo_exceptions, _STACK, None)
-
     def measured_for_a_log(*args: Any) -> float:
-        is_read = dynamo_guards.guards_log.isEnabledFor(logging.DEBUG)
-        return float(measure(*args)) if measure is not None and is_read else 0.0
+        return float(measure(*args)) if dynamo_guards.guards_log.isEnabledFor(logging.DEBUG) else 0.0
 
-    if measure is not None:
-        setattr(dynamo_guards, _MEASURE, measured_for_a_log)
-    if stack is not None:
-        setattr(dynamo_exceptions, _STACK, _stack_up_to_dynamo)
-
-    def put_back() -> None:
-        if measure is not None:
-            setattr(dynamo_guards, _MEASURE, measure)
-        if stack is not None:
-            setattr(dynamo_exceptions, _STACK, stack)
-
-    return put_back
+    replacements: list[tuple[Any, str, Any]] = [(dynamo_guards, "profile_guard_manager", measured_for_a_log)]
+    # And at each end of a graph it looks up the columns of all frames on the stack, 6 ms, to drop all but the first.
+    # PyTorch 2.12 does not.
+    if hasattr(dynamo_exceptions, "_extract_stack_with_positions"):
+        replacements.append((dynamo_exceptions, "_extract_stack_with_positions", _stack_up_to_dynamo))
+    return replace(*replacements)
 
 
 without_unread_measurements = ProcessWide(_leave_out)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from onnxtrain.ortmodule._torch import ChainedSource, InstructionTranslator, dynamo_builder, dynamo_utils
-from onnxtrain.ortmodule.capture._process_wide import ProcessWide
+from onnxtrain.ortmodule.capture._process_wide import ProcessWide, replace
 
 _seen: weakref.WeakKeyDictionary[torch.nn.Module, dict[str, int | None]] = weakref.WeakKeyDictionary()
 """By module and place in it, e.g. ".step": the integer at the first capture, or None if it has changed since."""
@@ -26,14 +26,8 @@ def _watch_integers() -> Callable[[], None]:
         return bool(before(value, source)) and not _has_changed(value, source)
 
     # `dynamo_builder` has imported the function by name.
-    dynamo_builder.is_int_specialization_case = is_constant  # type: ignore[attr-defined]
-    dynamo_utils.is_int_specialization_case = is_constant
-
-    def put_back() -> None:
-        dynamo_builder.is_int_specialization_case = before  # type: ignore[attr-defined]
-        dynamo_utils.is_int_specialization_case = before
-
-    return put_back
+    name = "is_int_specialization_case"
+    return replace((dynamo_builder, name, is_constant), (dynamo_utils, name, is_constant))
 
 
 changed_integers_are_symbols = ProcessWide(_watch_integers)

@@ -3,8 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+
+def replace(*replacements: tuple[Any, str, Any]) -> Callable[[], None]:
+    """Sets attributes of classes or modules, and returns the function that sets them as they were.
+
+    Args:
+        replacements: an owner, the name of its attribute, and the new value, e.g. `(GuardBuilder, "ID_MATCH", guard)`.
+    """
+    before = [(owner, name, getattr(owner, name)) for owner, name, _ in replacements]
+    _set(replacements)
+    return functools.partial(_set, before)
+
+
+def _set(attributes: Iterable[tuple[Any, str, Any]]) -> None:
+    for owner, name, value in attributes:
+        setattr(owner, name, value)
 
 
 class ProcessWide:

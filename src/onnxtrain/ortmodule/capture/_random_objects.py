@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from onnxtrain.ortmodule._torch import RandomVariable, graph_break
-from onnxtrain.ortmodule.capture._process_wide import ProcessWide
+from onnxtrain.ortmodule.capture._process_wide import ProcessWide, replace
 
 _SET_THE_STATE = ("seed", "setstate")
 
@@ -30,12 +30,7 @@ def _watch_draws() -> Callable[[], None]:
             )
         return before(self, tx, name, *args, **kwargs)
 
-    RandomVariable.call_method = call_method  # type: ignore[method-assign]
-
-    def put_back() -> None:
-        RandomVariable.call_method = before  # type: ignore[method-assign]
-
-    return put_back
+    return replace((RandomVariable, "call_method", call_method))
 
 
 random_objects_draw_in_python = ProcessWide(_watch_draws)

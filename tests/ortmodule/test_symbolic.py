@@ -157,3 +157,55 @@ def test_lowering_that_fails_leaves_the_graph_to_pytorch(monkeypatch: pytest.Mon
     torch.testing.assert_close(x.grad, torch.sinh(x.detach()))
     with pytest.raises(ORTModuleONNXModelException, match=r"aten.cosh.default: its lowering failed"):
         strict(of(torch.cosh))(x)
+
+
+@pytest.mark.parametrize(
+    ("mode", "shape", "scale", "why"),
+    [
+        ("bicubic", (1, 1, 4, 3), 1.1, r"scales \[1.1, 1.1\] that leave the sizes as they are"),
+        ("nearest", (1, 1, 4), 1.1, r"scales \[1.1\] that leave the sizes as they are"),
+    ],
+)
+def test_scales_that_onnxruntime_ignores_run_in_pytorch(
+    mode: str, shape: tuple[int, ...], scale: float, why: str
+) -> None:
+    x = torch.randn(shape)
+
+    def scaled(x: torch.Tensor) -> torch.Tensor:
+        return F.interpolate(x, scale_factor=scale, mode=mode)
+
+    with pytest.raises(ORTModuleONNXModelException, match=why):
+        strict(of(scaled))(x)
+    with pytest.warns(UserWarning, match=why):
+        result = ORTModule(of(scaled))(x)
+    torch.testing.assert_close(result, scaled(x))
+
+
+def test_a_scale_that_some_sizes_ignore_runs_in_pytorch_for_all_sizes() -> None:
+    def scaled(x: torch.Tensor) -> torch.Tensor:
+        return F.interpolate(x, scale_factor=1.3, mode="bilinear") + 1
+
+    model = ORTModule(of(scaled))
+
+    def with_other_sizes() -> None:
+        for rows in (4, 5, 3, 2):
+            x = torch.randn(1, 1, rows, 6)
+            torch.testing.assert_close(model(x), scaled(x))
+
+    with pytest.warns(UserWarning, match="scale 1.3 of sizes that are not known yet"):
+        with_other_sizes()
+
+
+def test_a_shift_by_a_number_that_changes_runs_in_pytorch() -> None:
+    def shifted(x: torch.Tensor, count: int) -> torch.Tensor:
+        return x * (1 << count)
+
+    model = ORTModule(of(shifted))
+    x = torch.randn(3)
+
+    def with_other_numbers() -> None:
+        for count in (2, 3, 5):
+            torch.testing.assert_close(model(x, count), x * 2**count)
+
+    with pytest.warns(UserWarning, match="a number of bits that is not known"):
+        with_other_numbers()

@@ -32,9 +32,9 @@ from onnxtrain.ortmodule.capture._gradients import straight_through
 from onnxtrain.ortmodule.capture._refused_calls import refuse_call
 from onnxtrain.ortmodule.lowering.aten.attention import ATTENTION, EMBEDDINGS
 from onnxtrain.ortmodule.lowering.aten.indexing import INDEXING
-from onnxtrain.ortmodule.lowering.aten.pooling import INTERPOLATE
 from onnxtrain.ortmodule.lowering.aten.random import DROPOUTS
 from onnxtrain.ortmodule.lowering.aten.recurrent import WHOLE_LAYERS
+from onnxtrain.ortmodule.lowering.aten.resizing import INTERPOLATE
 from onnxtrain.ortmodule.lowering.aten.solving import CHECKS
 from onnxtrain.ortmodule.lowering.aten.symbolic import NUMBERS
 

@@ -257,6 +257,12 @@ def is_float(value: Any) -> bool:
     return isinstance(value, ir.Value) and value.dtype is not None and value.dtype.is_floating_point()
 
 
+def per_axis(numbers: Any, rank: int) -> list[Any]:
+    """Returns one number for each of `rank` axes: PyTorch lets one number stand for all."""
+    items = list(numbers) if isinstance(numbers, list | tuple) else [numbers]
+    return items * rank if len(items) == 1 else items
+
+
 def same_sizes(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Tells whether two fake tensors have the same shape for all values of its symbols."""
     # Not a.shape == b.shape: comparing symbols sets a guard, and other sizes would be captured anew.

@@ -21,6 +21,7 @@ from onnxtrain.ortmodule.lowering.aten import (  # noqa: F401
     random,
     recurrent,
     reduction,
+    resizing,
     shape,
     solving,
     special,

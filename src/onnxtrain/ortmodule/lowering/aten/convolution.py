@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnxtrain.ortmodule.lowering._table import Lowering, lower
+from onnxtrain.ortmodule.lowering._table import Lowering, lower, per_axis
 
 
 @lower("aten.convolution.default")
@@ -22,16 +22,11 @@ def convolution(
 ) -> ir.Value:
     """Lowers to Conv or ConvTranspose. x: [batch, channels, 1 to 3 spatial axes]."""
     rank = len(low.fake(0).shape) - 2
-    # PyTorch lets one number stand for all spatial axes; ONNX wants one for each.
-    stride, padding, dilation = (_per_axis(n, rank) for n in (stride, padding, dilation))
+    stride, padding, dilation = (per_axis(n, rank) for n in (stride, padding, dilation))
     attributes = {"strides": stride, "pads": [*padding, *padding], "dilations": dilation, "group": groups}
     inputs = (x, weight) if bias is None else (x, weight, bias)
     if not transposed:
         return low.op.Conv(*inputs, **attributes)
     # PyTorch's padding is symmetric; output_padding adds to the end of the result, as in ONNX.
-    extra = _per_axis(output_padding, rank)
+    extra = per_axis(output_padding, rank)
     return low.op.ConvTranspose(*inputs, **attributes, output_padding=extra if any(extra) else None)
-
-
-def _per_axis(numbers: list[int], rank: int) -> list[int]:
-    return list(numbers) * rank if len(numbers) == 1 else list(numbers)

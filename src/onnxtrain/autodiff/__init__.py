@@ -4,6 +4,7 @@ import onnxtrain._desk  # noqa: F401  # isort: skip
 
 from . import rules as _rules  # registers every rule
 from ._activity import active_values, reads
+from ._bodies import defbody
 from ._coverage import OpCoverage, coverage, coverage_of
 from ._differentiate import (
     add_gradients,
@@ -18,7 +19,7 @@ from ._differentiate import (
 )
 from ._driver import pull_back
 from ._node import NodeView, Signature
-from ._registry import defbody, defvjp, local_rules, nondifferentiable, not_yet, vjp
+from ._registry import defvjp, local_rules, nondifferentiable, not_yet, vjp
 from ._straight_through import straight_through_rules
 
 __all__ = [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
 
@@ -19,6 +19,7 @@ from onnxtrain.functions import (
     round_to_bfloat16,
     widened,
 )
+from onnxtrain.fusion._pass import become
 from onnxtrain.op_facts import EXACT_OPS, PRODUCTS, RESHAPES
 from onnxtrain.passes import remove_unread_chains
 
@@ -74,10 +75,10 @@ def _matmul(op: Emitter, node: ir.Node) -> None:
         source, order = _source(value, node)
         sources.append(source)
         orders.append(order)
-    _become(op, node, matmul_bfloat16[orders[0] is not None, orders[1] is not None], sources)
-    for name, order in zip(("perm_a", "perm_b"), orders, strict=True):
-        if order is not None:
-            node.attributes.add(ir.AttrInt64s(name, order))
+    named = zip(("perm_a", "perm_b"), orders, strict=True)
+    attributes = {name: list(order) for name, order in named if order is not None}
+    composite = matmul_bfloat16[orders[0] is not None, orders[1] is not None]
+    _become_of(op, node, composite, sources, attributes)
 
 
 def _gemm(op: Emitter, node: ir.Node) -> None:
@@ -91,11 +92,8 @@ def _gemm(op: Emitter, node: ir.Node) -> None:
         inputs.append(source)
         transposed[name] ^= order is not None
     # The summand C is no factor: it stays in float32.
-    _become(op, node, gemm_bfloat16, [*inputs, *node.inputs[2:]])
-    for name, scale in scales.items():
-        node.attributes.add(ir.AttrFloat32(name, scale))
-    for name, flag in transposed.items():
-        node.attributes.add(ir.AttrInt64(name, int(flag)))
+    flags = {name: int(flag) for name, flag in transposed.items()}
+    _become_of(op, node, gemm_bfloat16, [*inputs, *node.inputs[2:]], {**scales, **flags})
 
 
 _CONVOLUTIONS = {
@@ -140,9 +138,15 @@ def _stem(node: ir.Node) -> str:
     return re.sub(r"\d*_float$", "", node.op_type)
 
 
-def _become(op: Emitter, node: ir.Node, composite: CompositeOp, inputs: Sequence[ir.Value | None]) -> None:
-    node.domain, node.op_type, _ = op.function(composite, _FLOAT)
-    node.attributes.clear()
+def _become_of(
+    op: Emitter,
+    node: ir.Node,
+    composite: CompositeOp,
+    inputs: Sequence[ir.Value | None],
+    attributes: Mapping[str, int | float | list[int]],
+) -> None:
+    """Makes a node a call of a composite op with other inputs."""
+    become(op, node, composite, attributes)
     for index, value in enumerate(inputs):
         node.replace_input_with(index, value)
 
@@ -245,7 +249,7 @@ class Bfloat16RoundingPass(ir.passes.InPlacePass):
             readers = {use.node for use in source.uses()}
             if narrow.inputs[0] is None or narrow.inputs[0].dtype != _FLOAT or readers != {node}:
                 continue
-            _become(op, node, round_to_bfloat16, narrow.inputs)
+            _become_of(op, node, round_to_bfloat16, narrow.inputs, {})
             remove_unread_chains(model.graph, [narrow])
             modified = True
         return ir.passes.PassResult(model, modified)

@@ -5,10 +5,9 @@ The code edits the protobuf message of the eval model byte by byte, with `onnx_w
 
 from __future__ import annotations
 
-import heapq
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -16,19 +15,16 @@ import numpy as np
 
 from onnxtrain.errors import InputError, ModelError, ModelLoadError
 from onnxtrain.runtime import dtypes
+from onnxtrain.runtime import onnx_proto as proto
 from onnxtrain.runtime import onnx_wire as wire
 from onnxtrain.runtime.atomic import FileSet, external_data_name, finish_interrupted, replace_file
 from onnxtrain.runtime.device import CPU
 from onnxtrain.runtime.external_data import is_ort_format, locate, parse_reference
 from onnxtrain.runtime.manifest import METADATA_KEY
+from onnxtrain.runtime.onnx_graph import Graph, parse_graph, prune, reads_and_calls
 from onnxtrain.runtime.onnx_wire import Bytes
 from onnxtrain.runtime.session import ModelSource, describe, open_session
 from onnxtrain.runtime.store import Buffer
-
-# Field numbers of onnx.proto.
-_MODEL_GRAPH, _MODEL_OPSET, _MODEL_METADATA, _MODEL_FUNCTION = 7, 8, 14, 25
-_NODE, _INITIALIZER, _INPUT, _OUTPUT, _VALUE_INFO, _SPARSE_INITIALIZER = 1, 5, 11, 12, 13, 15
-_TENSOR_DIMS, _TENSOR_TYPE, _TENSOR_NAME, _TENSOR_RAW, _TENSOR_EXTERNAL, _TENSOR_LOCATION = 1, 2, 8, 9, 13, 14
 
 MAX_FILE_SIZE = 2**31 - 2**20
 """Largest size of a model file in bytes: protobuf ends at 2 GiB. A larger model has its data in a file of its own."""
@@ -39,23 +35,6 @@ _SHOWN = 20
 
 
 @dataclass
-class _Node:
-    """A NodeProto, with what pruning needs to know of it.
-
-    Attributes:
-        raw: all bytes of the field in the GraphProto.
-        reads: names of the values that the node and its subgraphs read, e.g. {"x", "fc.weight"}.
-        writes: names of its outputs, e.g. ["logits"]; "" for one that is left out.
-        calls: (domain, op type) of the node and of the nodes in its subgraphs, e.g. {("", "Gemm")}.
-    """
-
-    raw: memoryview
-    reads: set[str]
-    writes: list[str]
-    calls: set[tuple[str, str]]
-
-
-@dataclass
 class _Tensor:
     """An initializer: the bytes of its fields without the data, and the bytes of its data."""
 
@@ -63,116 +42,11 @@ class _Tensor:
     data: Bytes
 
 
-@dataclass
-class _Graph:
-    """A GraphProto, taken apart: its nodes, per name its tensors and values, and in `rest` all other fields."""
-
-    nodes: list[_Node] = field(default_factory=list)
-    initializers: dict[str, memoryview] = field(default_factory=dict)
-    sparse: dict[str, memoryview] = field(default_factory=dict)
-    inputs: dict[str, memoryview] = field(default_factory=dict)
-    outputs: dict[str, memoryview] = field(default_factory=dict)
-    values: dict[str, memoryview] = field(default_factory=dict)
-    rest: list[memoryview] = field(default_factory=list)
-
-
-def _reads_and_calls(node: Bytes) -> tuple[set[str], set[tuple[str, str]]]:
-    """Collects the names that a node and its subgraphs read, and the (domain, op type) pairs of their nodes."""
-    # Names that a subgraph defines itself are in the result, too. They do no harm: ONNX forbids a subgraph to shadow an
-    # outer name, so no outer value has such a name.
-    reads, calls = set(wire.strings(node, 1)), {(wire.string(node, 7), wire.string(node, 4))}
-    for attribute in wire.messages(node, 5):
-        for subgraph in [*wire.messages(attribute, 6), *wire.messages(attribute, 11)]:
-            reads |= {wire.string(output, 1) for output in wire.messages(subgraph, _OUTPUT)}
-            for inner in wire.messages(subgraph, _NODE):
-                inner_reads, inner_calls = _reads_and_calls(inner)
-                reads |= inner_reads
-                calls |= inner_calls
-    return reads, calls
-
-
-def _parse_graph(message: Bytes) -> _Graph:
-    """Takes a GraphProto apart."""
-    graph = _Graph()
-    for part in wire.parse(message):
-        if part.number == _NODE:
-            reads, calls = _reads_and_calls(part.payload)
-            graph.nodes.append(_Node(part.raw, reads, wire.strings(part.payload, 2), calls))
-        elif part.number == _INITIALIZER:
-            graph.initializers[wire.string(part.payload, _TENSOR_NAME)] = part.payload
-        elif part.number == _SPARSE_INITIALIZER:
-            # The name of a SparseTensorProto is the name of its values, a TensorProto.
-            values = wire.messages(part.payload, 1)
-            graph.sparse[wire.string(values[0], _TENSOR_NAME) if values else ""] = part.raw
-        elif part.number in (_INPUT, _OUTPUT, _VALUE_INFO):
-            group = {_INPUT: graph.inputs, _OUTPUT: graph.outputs, _VALUE_INFO: graph.values}[part.number]
-            group[wire.string(part.payload, 1)] = part.payload
-        else:
-            graph.rest.append(part.raw)
-    return graph
-
-
-def _prune(graph: _Graph, outputs: Sequence[str]) -> set[str]:
-    """Removes the nodes that `outputs` do not need, and sorts the others topologically.
-
-    Returns:
-        The names of all values that `outputs` need, themselves included.
-    """
-    # The walk follows producers and not the order of the nodes. ONNX Runtime loads nodes in any order, so a tool may
-    # have moved them; a walk that counted on the order left nodes out.
-    producers = {name: index for index, node in enumerate(graph.nodes) for name in node.writes if name}
-    needed: set[str] = set()
-    pending = list(outputs)
-    kept: set[int] = set()
-    while pending:
-        name = pending.pop()
-        needed.add(name)
-        index = producers.get(name)
-        if index is not None and index not in kept:
-            kept.add(index)
-            needed.update(graph.nodes[index].writes)
-            pending += graph.nodes[index].reads - needed
-    # Sorted, because the checker of onnx and other readers of the exported model take no other order.
-    before = {
-        index: {producers[name] for name in graph.nodes[index].reads if name in producers} - {index}
-        for index in kept
-    }
-    graph.nodes = [graph.nodes[index] for index in _in_order(before)]
-    return needed
-
-
-def _in_order(before: Mapping[int, set[int]]) -> list[int]:
-    """Sorts node indices topologically, and in ascending order where the topology leaves a choice.
-
-    Args:
-        before: per node index, the indices of the nodes that must come before it, e.g. {3: {0, 1}, 0: set(), 1: set()}.
-    """
-    # Kahn's algorithm with a heap, so that nodes which are in a valid order already stay as they are.
-    waiting = {index: len(earlier) for index, earlier in before.items()}
-    behind: dict[int, list[int]] = {index: [] for index in before}
-    for index, earlier in before.items():
-        for other in earlier:
-            behind[other].append(index)
-    ready = [index for index, count in waiting.items() if not count]
-    heapq.heapify(ready)
-    order = []
-    while ready:
-        index = heapq.heappop(ready)
-        order.append(index)
-        for other in behind[index]:
-            waiting[other] -= 1
-            if not waiting[other]:
-                heapq.heappush(ready, other)
-    # In a valid model there is no cycle. If a subgraph shadows an outer name, the reads may form one; the order of the
-    # file is then the best one known.
-    return order if len(order) == len(before) else sorted(before)
-
-
 def _parameter_tensor(name: str, buffer: Buffer) -> _Tensor:
     """Makes an initializer with the content of `buffer`."""
     # Bytes for every dtype: the length of the data is counted in bytes. bfloat16 is stored as its raw bits already.
-    dims = b"".join(wire.integer(_TENSOR_DIMS, d) for d in buffer.shape)
-    fields = dims + wire.integer(_TENSOR_TYPE, buffer.dtype.onnx) + wire.text(_TENSOR_NAME, name)
+    dims = b"".join(wire.integer(proto.TENSOR_DIMS, d) for d in buffer.shape)
+    fields = dims + wire.integer(proto.TENSOR_TYPE, buffer.dtype.onnx) + wire.text(proto.TENSOR_NAME, name)
     return _Tensor(fields, buffer.read().reshape(-1).view(np.uint8).data)
 
 
@@ -188,8 +62,8 @@ def _embedded_tensor(tensor: Bytes, model: ModelSource) -> _Tensor:
         if data is None:
             # Data in typed fields (float_data, ...) stays among the others. Of a field that occurs twice the last one
             # counts.
-            raw = [f.payload for f in fields if f.number == _TENSOR_RAW]
-            others = b"".join(f.raw for f in fields if f.number != _TENSOR_RAW)
+            raw = [f.payload for f in fields if f.number == proto.TENSOR_RAW]
+            others = b"".join(f.raw for f in fields if f.number != proto.TENSOR_RAW)
             return _Tensor(others, raw[-1] if raw else b"")
         if isinstance(model, bytes):
             raise ValueError(
@@ -200,7 +74,7 @@ def _embedded_tensor(tensor: Bytes, model: ModelSource) -> _Tensor:
         raise ModelLoadError(
             f"Exporting for inference: reading the {describe(model, 'eval model')}: {error}"
         ) from error
-    others = b"".join(f.raw for f in fields if f.number not in (_TENSOR_EXTERNAL, _TENSOR_LOCATION))
+    others = b"".join(f.raw for f in fields if f.number not in (proto.TENSOR_EXTERNAL, proto.TENSOR_LOCATION))
     length = path.stat().st_size - data.offset if data.length is None else data.length
     # mmap refuses a length of 0.
     if length == 0:
@@ -226,7 +100,7 @@ def _value_info(name: str, ort_type: str, shape: Iterable[int | str | None] | No
 
 
 def _infer_outputs(
-    model_parts: list[Bytes], graph: _Graph, constants: Sequence[_Tensor], names: Sequence[str]
+    model_parts: list[Bytes], graph: Graph, constants: Sequence[_Tensor], names: Sequence[str]
 ) -> dict[str, bytes]:
     """Infers the ValueInfoProtos of the outputs `names` of a pruned graph by opening a session of it."""
     # onnxruntime reports a scalar and an unknown rank alike, as []. The length of the value's Shape, a further output,
@@ -235,11 +109,16 @@ def _infer_outputs(
     untyped = {name: wire.text(1, name) for name in [*names, *shapes.values()]}
     parts = _graph_parts(graph, graph.inputs, untyped, set(graph.values) - set(names))
     parts += [
-        wire.embed(_NODE, wire.text(1, name), wire.text(2, shape), wire.text(4, "Shape"))
+        wire.embed(
+            proto.GRAPH_NODE,
+            wire.text(proto.NODE_INPUT, name),
+            wire.text(proto.NODE_OUTPUT, shape),
+            wire.text(proto.NODE_OP_TYPE, "Shape"),
+        )
         for name, shape in shapes.items()
     ]
     parts += _inline(constants)
-    probe = b"".join([*model_parts, wire.embed(_MODEL_GRAPH, *parts)])
+    probe = b"".join([*model_parts, wire.embed(proto.MODEL_GRAPH, *parts)])
     session = open_session(probe, "the cut graph", CPU, None)
     reported = {o.name: o for o in session.get_outputs()}
     result = {}
@@ -250,29 +129,30 @@ def _infer_outputs(
 
 
 def _graph_parts(
-    graph: _Graph, inputs: Mapping[str, Bytes], outputs: Mapping[str, Bytes], values: set[str]
+    graph: Graph, inputs: Mapping[str, Bytes], outputs: Mapping[str, Bytes], values: set[str]
 ) -> list[Bytes]:
     """Makes the fields of a GraphProto without dense initializers; value infos are kept of the names in `values`."""
     parts: list[Bytes] = [node.raw for node in graph.nodes]
     parts += graph.rest
     parts += graph.sparse.values()
-    parts += [wire.embed(_INPUT, info) for info in inputs.values()]
-    parts += [wire.embed(_OUTPUT, info) for info in outputs.values()]
-    parts += [wire.embed(_VALUE_INFO, info) for name, info in graph.values.items() if name in values]
+    parts += [wire.embed(proto.GRAPH_INPUT, info) for info in inputs.values()]
+    parts += [wire.embed(proto.GRAPH_OUTPUT, info) for info in outputs.values()]
+    parts += [wire.embed(proto.GRAPH_VALUE, info) for name, info in graph.values.items() if name in values]
     return parts
 
 
-def _model_parts(model: list[wire.Field], graph: _Graph) -> list[Bytes]:
+def _function_name(function: Bytes) -> tuple[str, str]:
+    """Returns domain and name of a function, e.g. ("onnxtrain", "GeluGradient_float")."""
+    return wire.string(function, proto.FUNCTION_DOMAIN), wire.string(function, proto.FUNCTION_NAME)
+
+
+def _model_parts(model: list[wire.Field], graph: Graph) -> list[Bytes]:
     """Collects the fields of the new ModelProto except its graph.
 
     These are the fields of the eval model without the manifest, without functions that no remaining node calls, and
     without imports of domains that no remaining node uses.
     """
-    functions = {
-        (wire.string(f.payload, 10), wire.string(f.payload, 1)): f
-        for f in model
-        if f.number == _MODEL_FUNCTION
-    }
+    functions = {_function_name(f.payload): f for f in model if f.number == proto.MODEL_FUNCTION}
     # Functions call functions: follow the calls from the nodes of the graph.
     pending = set().union(*(node.calls for node in graph.nodes)) if graph.nodes else set()
     called_functions: set[tuple[str, str]] = set()
@@ -280,24 +160,22 @@ def _model_parts(model: list[wire.Field], graph: _Graph) -> list[Bytes]:
         key = pending.pop()
         called_functions.add(key)
         if key in functions:
-            for node in wire.messages(functions[key].payload, 7):
-                pending |= _reads_and_calls(node)[1] - called_functions
+            for node in wire.messages(functions[key].payload, proto.FUNCTION_NODE):
+                pending |= reads_and_calls(node)[1] - called_functions
     # The standard domain stays even if no node is left: onnx asks every model for it. It has two spellings.
     domains = {domain for domain, _ in called_functions} | {"", "ai.onnx"}
     parts: list[Bytes] = []
     for part in model:
-        if part.number == _MODEL_GRAPH:
+        if part.number == proto.MODEL_GRAPH:
             continue
         # The exported model is no model of a training run: `Module` must not take it for one.
-        if part.number == _MODEL_METADATA and wire.string(part.payload, 1) == METADATA_KEY:
+        if part.number == proto.MODEL_METADATA and wire.string(part.payload, 1) == METADATA_KEY:
             continue
         # A domain that nothing uses any more would only ask readers of the model for ops that they may not know.
-        if part.number == _MODEL_OPSET and wire.string(part.payload, 1) not in domains:
+        if part.number == proto.MODEL_OPSET and wire.string(part.payload, 1) not in domains:
             continue
-        if part.number == _MODEL_FUNCTION:
-            key = wire.string(part.payload, 10), wire.string(part.payload, 1)
-            if key not in called_functions:
-                continue
+        if part.number == proto.MODEL_FUNCTION and _function_name(part.payload) not in called_functions:
+            continue
         parts.append(part.raw)
     return parts
 
@@ -307,9 +185,9 @@ def _inline(tensors: Sequence[_Tensor]) -> list[Bytes]:
     chunks: list[Bytes] = []
     # A chunk for the head and a chunk for the data: joined they would copy all weights.
     for tensor in tensors:
-        raw = wire.header(_TENSOR_RAW, len(tensor.data)) if len(tensor.data) else b""
+        raw = wire.header(proto.TENSOR_RAW, len(tensor.data)) if len(tensor.data) else b""
         length = len(tensor.fields) + len(raw) + len(tensor.data)
-        chunks += [wire.header(_INITIALIZER, length) + tensor.fields + raw, tensor.data]
+        chunks += [wire.header(proto.GRAPH_INITIALIZER, length) + tensor.fields + raw, tensor.data]
     return chunks
 
 
@@ -319,7 +197,7 @@ def _external(tensors: Sequence[_Tensor], files: FileSet, name: str) -> list[Byt
     with files.open(name) as file:
         for tensor in tensors:
             if not len(tensor.data):
-                chunks.append(wire.embed(_INITIALIZER, tensor.fields))
+                chunks.append(wire.embed(proto.GRAPH_INITIALIZER, tensor.fields))
                 continue
             file.write(bytes(-file.tell() % _ALIGNMENT))
             entries = {
@@ -329,16 +207,18 @@ def _external(tensors: Sequence[_Tensor], files: FileSet, name: str) -> list[Byt
             }
             file.write(tensor.data)
             reference = b"".join(
-                wire.embed(_TENSOR_EXTERNAL, wire.text(1, key), wire.text(2, value))
+                wire.embed(proto.TENSOR_EXTERNAL, wire.text(1, key), wire.text(2, value))
                 for key, value in entries.items()
             )
             chunks.append(
-                wire.embed(_INITIALIZER, tensor.fields, reference, wire.integer(_TENSOR_LOCATION, 1))
+                wire.embed(
+                    proto.GRAPH_INITIALIZER, tensor.fields, reference, wire.integer(proto.TENSOR_LOCATION, 1)
+                )
             )
     return chunks
 
 
-def _check_names(graph: _Graph, names: Sequence[str]) -> None:
+def _check_names(graph: Graph, names: Sequence[str]) -> None:
     """Raises InputError unless all names are different values that a node computes."""
     # Inputs and parameters are no candidates: a model that returns them computes nothing.
     computed = [name for node in graph.nodes for name in node.writes if name]
@@ -384,7 +264,7 @@ def export_inference_model(
         if is_ort_format(content):
             raise ValueError("it is in ORT format; make the Module with the .onnx file of the eval model")
         model = list(wire.parse(content))
-        graph = _parse_graph(next(f.payload for f in model if f.number == _MODEL_GRAPH))
+        graph = parse_graph(next(f.payload for f in model if f.number == proto.MODEL_GRAPH))
     except (OSError, ValueError, StopIteration) as error:
         raise ModelLoadError(f"Exporting for inference: reading the {source} failed: {error}.") from error
     if isinstance(output_names, str):
@@ -392,7 +272,7 @@ def export_inference_model(
             f"Exporting for inference: expected a list of names, received the str '{output_names}'."
         )
     _check_names(graph, output_names)
-    needed = _prune(graph, output_names)
+    needed = prune(graph, output_names)
     for group in (graph.initializers, graph.sparse, graph.inputs):
         for name in [n for n in group if n not in needed]:
             del group[name]
@@ -432,7 +312,7 @@ def _write(
 
     def write(file: BinaryIO, initializers: list[Bytes]) -> None:
         fields = [*graph, *initializers]
-        for chunk in [*model, wire.header(_MODEL_GRAPH, wire.total(fields)), *fields]:
+        for chunk in [*model, wire.header(proto.MODEL_GRAPH, wire.total(fields)), *fields]:
             file.write(chunk)
 
     if not large:

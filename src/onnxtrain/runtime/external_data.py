@@ -15,6 +15,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import NamedTuple
 
 from onnxtrain.runtime import dtypes
+from onnxtrain.runtime import onnx_proto as proto
 from onnxtrain.runtime import onnx_wire as wire
 from onnxtrain.runtime.onnx_wire import Bytes
 
@@ -28,10 +29,6 @@ _EXTERNAL = 1
 _IN_MEMORY = "_ORT_MEM_ADDR_"
 # protobuf cuts the varint of an enumeration to 32 bits, so 2**32 + 1 is EXTERNAL, too.
 _ENUM = 0xFFFFFFFF
-
-# Field numbers of onnx.proto.
-_GRAPH, _TRAINING, _FUNCTION = 7, 20, 25
-_TENSOR_NAME, _TENSOR_DIMS, _TENSOR_TYPE, _TENSOR_ENTRY, _TENSOR_LOCATION = 8, 1, 2, 13, 14
 
 _CODES_BY_BITS = {2: (25, 26), 4: (21, 22, 23), 6: (27, 28), 8: (17, 18, 19, 20, 24), 64: (14,), 128: (15,)}
 # Bits per element of types that the runtime room does not hold: complex numbers, small floats and integers.
@@ -67,7 +64,7 @@ def _dims(tensor: Bytes) -> list[int]:
     # A repeated number is written packed, or as one field per number; a reader of protobuf has to take both.
     dims: list[int] = []
     for field in wire.parse(tensor):
-        if field.number == _TENSOR_DIMS:
+        if field.number == proto.TENSOR_DIMS:
             dims += wire.varints(field.payload) if len(field.payload) else [field.integer]
     return dims
 
@@ -79,11 +76,11 @@ def parse_reference(tensor: Bytes) -> ExternalData | None:
         ValueError: the entries are malformed, or two readers could understand them differently.
     """
     fields = list(wire.parse(tensor))
-    if not any(f.number == _TENSOR_LOCATION and f.integer & _ENUM == _EXTERNAL for f in fields):
+    if not any(f.number == proto.TENSOR_LOCATION and f.integer & _ENUM == _EXTERNAL for f in fields):
         return None
-    name = wire.string(tensor, _TENSOR_NAME)
+    name = wire.string(tensor, proto.TENSOR_NAME)
     entries: dict[str, str] = {}
-    for entry in (f.payload for f in fields if f.number == _TENSOR_ENTRY):
+    for entry in (f.payload for f in fields if f.number == proto.TENSOR_EXTERNAL):
         keys, values = wire.strings(entry, 1), wire.strings(entry, 2)
         # Of a key that occurs twice, one reader takes the first value and another the last.
         if len(keys) != 1 or len(values) > 1 or keys[0] in entries:
@@ -102,7 +99,7 @@ def parse_reference(tensor: Bytes) -> ExternalData | None:
     # A varint of a negative number is its two's complement.
     if any(d >= 2**63 for d in dims):
         raise ValueError(f"'{name}' has a negative size")
-    code = next((f.integer for f in reversed(fields) if f.number == _TENSOR_TYPE), 0)
+    code = next((f.integer for f in reversed(fields) if f.number == proto.TENSOR_TYPE), 0)
     bits = bits_of(code)
     needed = None if bits is None else (prod(dims) * bits + 7) // 8
     return ExternalData(
@@ -162,18 +159,18 @@ def _graph_tensors(graph: Bytes, depth: int) -> Iterator[Bytes]:
     if depth > _MAX_DEPTH:
         raise ValueError(f"its graphs are nested more than {_MAX_DEPTH // 3} deep")
     for field in wire.parse(graph):
-        # node, initializer, sparse_initializer: a sparse one is two tensors, values and indices.
-        if field.number == 1:
+        if field.number == proto.GRAPH_NODE:
             yield from _node_tensors(field.payload, depth + 1)
-        elif field.number == 5:
+        elif field.number == proto.GRAPH_INITIALIZER:
             yield field.payload
-        elif field.number == 15:
+        # A sparse initializer is two tensors, values and indices.
+        elif field.number == proto.GRAPH_SPARSE:
             yield from (_joined(field.payload, 1), _joined(field.payload, 2))
 
 
 def _node_tensors(node: Bytes, depth: int) -> Iterator[Bytes]:
     """Yields every TensorProto in the attributes of a node."""
-    for attribute in wire.messages(node, 5):
+    for attribute in wire.messages(node, proto.NODE_ATTRIBUTE):
         yield from _attribute_tensors(attribute, depth + 1)
 
 
@@ -183,21 +180,24 @@ def _attribute_tensors(attribute: Bytes, depth: int) -> Iterator[Bytes]:
     yield from (_joined(attribute, 5), *wire.messages(attribute, 10))
     for sparse in (_joined(attribute, 22), *wire.messages(attribute, 23)):
         yield from (_joined(sparse, 1), _joined(sparse, 2))
-    for graph in (_joined(attribute, 6), *wire.messages(attribute, 11)):
+    for graph in (
+        _joined(attribute, proto.ATTRIBUTE_GRAPH),
+        *wire.messages(attribute, proto.ATTRIBUTE_GRAPHS),
+    ):
         yield from _graph_tensors(graph, depth + 1)
 
 
 def _tensors(model: Bytes) -> Iterator[Bytes]:
     """Yields every TensorProto of a model: initializers and attributes, also those of subgraphs and functions."""
-    yield from _graph_tensors(_joined(model, _GRAPH), 0)
+    yield from _graph_tensors(_joined(model, proto.MODEL_GRAPH), 0)
     # training_info holds two graphs, initialization and algorithm, which a runtime may load.
-    for training in wire.messages(model, _TRAINING):
+    for training in wire.messages(model, proto.MODEL_TRAINING):
         for number in (1, 2):
             yield from _graph_tensors(_joined(training, number), 0)
-    for function in wire.messages(model, _FUNCTION):
-        for node in wire.messages(function, 7):
+    for function in wire.messages(model, proto.MODEL_FUNCTION):
+        for node in wire.messages(function, proto.FUNCTION_NODE):
             yield from _node_tensors(node, 0)
-        for attribute in wire.messages(function, 11):
+        for attribute in wire.messages(function, proto.FUNCTION_ATTRIBUTE):
             yield from _attribute_tensors(attribute, 0)
 
 

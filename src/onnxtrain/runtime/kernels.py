@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping
 import onnxruntime as ort
 
 from onnxtrain.errors import InputError
+from onnxtrain.runtime import onnx_proto as proto
 from onnxtrain.runtime import onnx_wire as wire
 from onnxtrain.runtime.lock import ProcessLock
 
@@ -29,8 +30,6 @@ LEVELS = ("baseline", "avx2", "avx512")
 FUNCTIONS = 1
 """Version of the functions in domain `onnxtrain` in artifacts; kernels of another version compute something else."""
 
-_FUNCTION, _NAME = 25, 1
-"""Field numbers of onnx.proto: functions of a ModelProto, name of a FunctionProto."""
 # Each different convolution of a model has functions of its own, told apart by a number: "ConvolutionGradient3_float".
 _NUMBERED_NAME = re.compile(r"(.+?)(\d+)_(float)")
 # Per numbered name, the count that the library registers unless the session config entry says otherwise.
@@ -147,9 +146,10 @@ def function_names(model: str | bytes) -> list[str] | None:
 def _function_names(model: wire.Bytes) -> list[str] | None:
     """Lists the names of the functions in the bytes of a model; None if they are no ONNX model."""
     try:
-        functions = wire.messages(model, _FUNCTION)
+        functions = wire.messages(model, proto.MODEL_FUNCTION)
         first_names = (
-            next((f.payload for f in wire.parse(body) if f.number == _NAME), b"") for body in functions
+            next((f.payload for f in wire.parse(body) if f.number == proto.FUNCTION_NAME), b"")
+            for body in functions
         )
         return [bytes(name).decode(errors="replace") for name in first_names]
     except ValueError:

@@ -102,6 +102,7 @@ CASES = [
     Case("clamp_min", lambda x: (x.clamp(min=0.1), torch.clamp_min(x, 0.2)), (T(4, 5),)),
     Case("clamp_max", lambda x: (x.clamp(max=0.1), torch.clamp_max(x, 0.2)), (T(4, 5),)),
     Case("clamp_nan", lambda x: x.clamp(-1, 1), (SPECIAL,)),
+    Case("clamp_nan_numbers", lambda x: (x.clamp(min=NAN), x.clamp(-1, NAN)), (T(4, 5),)),
     Case("clamp_infinite", lambda x: (x.clamp(min=0.1), x.clamp(max=0.1)), (SPECIAL,)),
     Case("clamp_ints", lambda i: (i.clamp(-2, 3), i.to(torch.int16).clamp(min=0), i.clamp(min=0.5)), (INTS,)),
     Case("clamp_bound", lambda x: x.clamp(0, 1), (torch.tensor([0.0, 1.0, 2.0, 0.5], requires_grad=True),)),

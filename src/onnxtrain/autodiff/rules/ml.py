@@ -8,8 +8,9 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from onnxtrain.autodiff._bodies import defbody
 from onnxtrain.autodiff._node import NodeView, Signature
-from onnxtrain.autodiff._registry import defbody, nondifferentiable, vjp
+from onnxtrain.autodiff._registry import nondifferentiable, vjp
 from onnxtrain.autodiff.rules.contrib._shared import refused
 from onnxtrain.emitter import Emitter
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
-import operator
 from typing import Any
 
 import numpy as np
@@ -40,23 +39,13 @@ def lower_graph(graph_module: fx.GraphModule) -> Lowered:
     """
     graph = ir.Graph([], [], nodes=[], opset_imports={"": OPSET}, name="forward")
     model = ir.Model(graph, ir_version=10, producer_name="onnxtrain")
-    lowered = _GraphLowering(graph_module, model).run()
+    lowered = GraphLowering(graph_module, model).run()
     # onnx's shape inference miscounts windows in ceil mode, so this goes before it.
     CeilModePass(keep_sizes=True)(model)
     _infer_missing_shapes(model)
     fuse_forward(model)
     ReluAfterMaxPoolPass()(model)
     return lowered
-
-
-def refused_nodes(graph_module: fx.GraphModule) -> dict[fx.Node, str]:
-    """Returns the nodes that cannot be lowered, each with the reason.
-
-    Raises:
-        UnsupportedATenOp: the graph cannot be lowered, whatever its nodes are.
-    """
-    graph = ir.Graph([], [], nodes=[], opset_imports={"": OPSET}, name="survey")
-    return _Survey(graph_module, ir.Model(graph, ir_version=10)).refusals()
 
 
 def _infer_missing_shapes(model: ir.Model) -> None:
@@ -71,7 +60,7 @@ def _infer_missing_shapes(model: ir.Model) -> None:
         value.shape = shape
 
 
-class _GraphLowering:
+class GraphLowering:
     """Lowers one graph.
 
     Attributes:
@@ -325,55 +314,6 @@ def _function(node: fx.Node, name: str) -> LoweringFunction:
             return table[candidate]
     of_what = " of complex numbers" if complex_ else ""
     raise UnsupportedATenOp(f"{node.target} has no lowering to ONNX{of_what}")
-
-
-class _Survey(_GraphLowering):
-    """Lowers each node it can, with a new input in place of every other result, to collect all refusals at once."""
-
-    def refusals(self) -> dict[fx.Node, str]:
-        """Returns the nodes that cannot be lowered, each with the reason."""
-        refused: dict[fx.Node, str] = {}
-        self._refuse_mutations()
-        for node in self.placeholders:
-            self.env[node] = self.original[node] = self._unknown(node.meta["val"])
-        for node in self.graph_module.graph.nodes:
-            if node.op not in ("call_function", "get_attr") or str(node.target) == "aten.copy_.default":
-                continue
-            source = node.args[0] if node.target is operator.getitem else None
-            # One of the results of a node that stays in PyTorch.
-            if source in refused:
-                refused[node] = refused[source]
-                self.env[node] = self._unknown(node.meta.get("val"))
-                continue
-            try:
-                foreign = [n for n in node.all_input_nodes if self.env[n] is _FOREIGN]
-                if foreign:
-                    # A node that reads such a value runs in PyTorch, too.
-                    fake = foreign[0].meta.get("val")
-                    raise UnsupportedATenOp(f"{node.target} of {getattr(fake, 'dtype', type(fake).__name__)}")
-                self.env[node] = self._attribute(node) if node.op == "get_attr" else self._call(node)
-            except UnsupportedATenOp as error:
-                self.env[node] = self._unknown(node.meta.get("val"))
-                if node.op == "call_function":
-                    refused[node] = str(error)
-        return refused
-
-    def _unknown(self, fake: Any) -> Any:
-        """Returns a new input of the type of `fake`."""
-        if isinstance(fake, tuple | list):
-            return tuple(self._unknown(part) for part in fake)
-        if isinstance(fake, torch.SymInt | torch.SymFloat | torch.SymBool):
-            kinds = {torch.SymInt: ir.DataType.INT64, torch.SymFloat: ir.DataType.DOUBLE}
-            return self._input("unknown", ir.Shape([]), kinds.get(type(fake), ir.DataType.BOOL))
-        if isinstance(fake, torch.Tensor) and fake.dtype in COMPONENTS:
-            return Complex(self._unknown(fake.real), self._unknown(fake.real))
-        if isinstance(fake, torch.Tensor) and fake.dtype in DTYPES and fake.layout == torch.strided:
-            return self._input("unknown", self.low.shape(fake), DTYPES[fake.dtype])
-        return fake if isinstance(fake, int | float) else _FOREIGN
-
-
-_FOREIGN = object()
-"""Stands for a value that ONNX has no type for, e.g. a sparse tensor."""
 
 
 def _is_empty(fake: Any) -> bool:

@@ -17,8 +17,9 @@ from torch import fx
 
 from onnxtrain.ortmodule._exceptions import ORTModuleONNXModelException, ORTModuleTorchModelException
 from onnxtrain.ortmodule.capture._signature import GraphInput, GraphOutput, GraphSignature
-from onnxtrain.ortmodule.lowering._graph_lowering import lower_graph, refused_nodes
+from onnxtrain.ortmodule.lowering._graph_lowering import lower_graph
 from onnxtrain.ortmodule.lowering._partition import Part, mutations, partition
+from onnxtrain.ortmodule.lowering._refused_nodes import refused_nodes
 from onnxtrain.ortmodule.lowering._table import memory_order
 from onnxtrain.ortmodule.sessions._in_pytorch import differentiable_nodes, runnable
 from onnxtrain.ortmodule.sessions._mixed_graph import Step, Steps

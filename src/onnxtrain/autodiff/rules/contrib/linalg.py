@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
+from onnxtrain.autodiff._bodies import defbody
 from onnxtrain.autodiff._node import NodeView, Signature
-from onnxtrain.autodiff._registry import Cotangents, defbody, vjp
+from onnxtrain.autodiff._registry import Cotangents, vjp
 from onnxtrain.autodiff.rules.contrib._packed import product_with_weight
 from onnxtrain.autodiff.rules.contrib._shared import MS, refused
 from onnxtrain.autodiff.rules.contrib.activation import activated

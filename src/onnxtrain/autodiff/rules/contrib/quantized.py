@@ -10,8 +10,9 @@ from collections.abc import Callable
 
 import onnx_ir as ir
 
+from onnxtrain.autodiff._bodies import defbody
 from onnxtrain.autodiff._node import NodeView
-from onnxtrain.autodiff._registry import defbody, not_yet
+from onnxtrain.autodiff._registry import not_yet
 from onnxtrain.autodiff.rules.contrib._shared import CONV, MS, channels_first, channels_last, refused
 from onnxtrain.autodiff.rules.contrib.attention import attention_of
 from onnxtrain.emitter import Emitter

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from onnxtrain.autodiff._bodies import defbody
 from onnxtrain.autodiff._node import NodeView
-from onnxtrain.autodiff._registry import defbody
 from onnxtrain.autodiff.rules.contrib._shared import MS
 from onnxtrain.emitter import Emitter
 

@@ -2,6 +2,7 @@
 
 from onnxtrain.ortmodule.lowering.aten import (  # noqa: F401
     activation,
+    arithmetic,
     attention,
     comparison,
     convolution,
@@ -26,6 +27,7 @@ from onnxtrain.ortmodule.lowering.aten import (  # noqa: F401
     solving,
     special,
     symbolic,
+    view_writes,
 )
 from onnxtrain.ortmodule.lowering.aten.complex import lower_linear_functions
 

@@ -14,7 +14,7 @@ from torch import fx
 
 from onnxtrain.ortmodule import _torch
 from onnxtrain.ortmodule.lowering._table import DTYPES, Lowering, lower, same_sizes
-from onnxtrain.ortmodule.lowering.aten.shape import arange, axis_of, sliced, transposed
+from onnxtrain.ortmodule.lowering.aten.shape import axis_of, transposed
 
 INT64, FLOAT = ir.DataType.INT64, ir.DataType.FLOAT
 
@@ -309,105 +309,3 @@ def scatter_reduce(
     # ONNX has no reduction to the mean: the sum is divided by the number of terms.
     count = op.ScatterElements(first, index, ones, axis=axis_of(low, dim), reduction="add")
     return op.Div(total, count if include_self else op.Max(count, 1.0))
-
-
-@lower("aten.slice_scatter.default")
-def slice_scatter(
-    low: Lowering,
-    x: ir.Value,
-    source: ir.Value,
-    dim: int = 0,
-    start: Any = None,
-    end: Any = None,
-    step: int = 1,
-) -> ir.Value:
-    """Lowers to a Concat of the entries before the slice, the source and the entries behind. A step needs a write."""
-    axis = axis_of(low, dim)
-    source = low.tensor(source, low.dtype)
-    size, count = low.fake(0).shape[axis], low.fake(1).shape[axis]
-    if step == 1 and str(size) == str(count):
-        return source
-    if step != 1:
-        return _strided_write(low, x, source, axis, 0 if start is None else start, step)
-    to_the_end = end is None or (isinstance(end, int) and isinstance(size, int) and end >= size)
-    return _replaced(low, x, source, axis, 0 if start is None else start, to_the_end)
-
-
-def _replaced(
-    low: Lowering, x: ir.Value, source: ir.Value, axis: int, start: Any, to_the_end: bool
-) -> ir.Value:
-    """Returns x with the source in place of as many entries along the axis, from `start` on."""
-    op = low.op
-    start = _from_the_front(low, x, axis, start)
-    parts = [source]
-    if not isinstance(start, int) or start > 0:
-        parts.insert(0, sliced(low, x, axis, 0, start))
-    if not to_the_end:
-        count = low.fake(1).shape[axis] if low.fake(1).dim() == low.fake(0).dim() else 1
-        end: ir.Value | int
-        if not isinstance(start, int) or not isinstance(count, int):
-            end = op.Add(op.Reshape(low.int_scalar(start), [1]), op.dim(source, axis))
-        else:
-            end = start + count
-        parts.append(sliced(low, x, axis, end, None))
-    return op.Concat(*parts, axis=axis) if len(parts) > 1 else source
-
-
-def _from_the_front(low: Lowering, x: ir.Value, axis: int, start: Any) -> Any:
-    """Returns the start of a slice as a number from 0 on: an int, or an int64 scalar if it depends on sizes."""
-    op = low.op
-    size = low.fake(0).shape[axis]
-    if isinstance(start, int) and (isinstance(size, int) or start >= 0):
-        return max(start + size, 0) if start < 0 else start
-    length, start = op.Squeeze(op.dim(x, axis), [0]), low.int_scalar(start)
-    start = op.Where(op.Less(start, op.const(0)), op.Max(op.Add(start, length), op.const(0)), start)
-    return op.Min(start, length)
-
-
-def _strided_write(
-    low: Lowering, x: ir.Value, source: ir.Value, axis: int, start: Any, step: int
-) -> ir.Value:
-    """Writes the source to every `step`-th entry along an axis, from `start` on."""
-    op = low.op
-    start = _from_the_front(low, x, axis, start)
-    count = op.Squeeze(op.dim(source, axis), [0])
-    places = op.Add(op.Mul(op.Range(0, count, 1), low.int_scalar(step)), low.int_scalar(start))
-    rank = len(low.fake(0).shape)
-    order = [axis, *(i for i in range(rank) if i != axis)]
-    written = op.ScatterND(
-        transposed(low, x, order), op.Unsqueeze(places, [1]), transposed(low, source, order)
-    )
-    return transposed(low, written, [order.index(i) for i in range(rank)])
-
-
-@lower("aten.select_scatter.default")
-def select_scatter(low: Lowering, x: ir.Value, source: ir.Value, dim: int, index: Any) -> ir.Value:
-    axis = axis_of(low, dim)
-    row = low.op.Unsqueeze(low.tensor(source, low.dtype), [axis])
-    size = low.fake(0).shape[axis]
-    last = isinstance(index, int) and (index == -1 or (isinstance(size, int) and index % size == size - 1))
-    return _replaced(low, x, row, axis, index, last)
-
-
-@lower("aten.diagonal_scatter.default")
-def diagonal_scatter(
-    low: Lowering, x: ir.Value, source: ir.Value, offset: int = 0, dim1: int = 0, dim2: int = 1
-) -> ir.Value:
-    shape = low.fake(0).shape
-    axes = [axis_of(low, dim1), axis_of(low, dim2)]
-    # The diagonal `offset` starts in this row and column.
-    first = low.op.const([[max(-offset, 0), max(offset, 0)]])
-    places = low.op.Add(low.op.Unsqueeze(arange(low, low.op.dim(source, -1)), [1]), first)
-    order = [*axes, *(i for i in range(len(shape)) if i not in axes)]
-    rest = len(shape) - 2
-    updates = transposed(low, low.tensor(source, low.dtype), [rest, *range(rest)])
-    written = low.op.ScatterND(transposed(low, x, order), places, updates)
-    return transposed(low, written, [order.index(i) for i in range(len(shape))])
-
-
-@lower("aten.copy.default")
-def copy(low: Lowering, x: ir.Value, source: ir.Value, non_blocking: bool = False) -> ir.Value:
-    source = low.tensor(source, low.dtype)
-    if same_sizes(low.fake(0), low.fake(1)):
-        return source
-    return low.op.Expand(source, low.op.shape_of(x))

@@ -1,4 +1,4 @@
-"""Lowers elementwise arithmetic and analytic functions."""
+"""Lowers elementwise functions, bounds and choices; arithmetic stands in `arithmetic.py`."""
 
 from __future__ import annotations
 
@@ -8,156 +8,13 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-import torch
 
 from onnxtrain.ortmodule._torch import bounds_pass_gradients
 from onnxtrain.ortmodule.lowering import _formulas
 from onnxtrain.ortmodule.lowering._table import Lowering, is_float, lower
+from onnxtrain.ortmodule.lowering.aten.arithmetic import truncated
 
 BOOL = ir.DataType.BOOL
-
-
-def _operands(low: Lowering, *values: Any) -> tuple[ir.Value, ...]:
-    """Returns the operands in the dtype of the result, booleans as int32: ONNX cannot add and multiply them."""
-    dtype = ir.DataType.INT32 if low.dtype == BOOL else low.dtype
-    return tuple(low.tensor(value, dtype) for value in values)
-
-
-def _factors(low: Lowering, a: Any, b: Any) -> tuple[ir.Value, ...]:
-    """Returns the operands of a product or quotient."""
-    # PyTorch does not round a Python number to the dtype of a narrow tensor; it rounds the product.
-    has_number = any(isinstance(low.fake(index), float | torch.SymFloat) for index in range(2))
-    if has_number and low.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16):
-        return low.tensor(a, ir.DataType.FLOAT), low.tensor(b, ir.DataType.FLOAT)
-    return _operands(low, a, b)
-
-
-def _scaled_operands(low: Lowering, a: Any, b: Any, alpha: Any) -> tuple[ir.Value, ir.Value]:
-    """Returns a and alpha * b."""
-    a, b = _operands(low, a, b)
-    if isinstance(alpha, ir.Value) or alpha != 1:
-        b = low.op.Mul(b, low.tensor(alpha, b.dtype))
-    return a, b
-
-
-@lower("aten.add.Tensor", "aten.add.Scalar")
-def add(low: Lowering, a: Any, b: Any, alpha: Any = 1) -> ir.Value:
-    return low.op.Add(*_scaled_operands(low, a, b, alpha))
-
-
-@lower("aten.sub.Tensor", "aten.sub.Scalar")
-def sub(low: Lowering, a: Any, b: Any, alpha: Any = 1) -> ir.Value:
-    return low.op.Sub(*_scaled_operands(low, a, b, alpha))
-
-
-@lower("aten.rsub.Tensor", "aten.rsub.Scalar")
-def rsub(low: Lowering, a: Any, b: Any, alpha: Any = 1) -> ir.Value:
-    return sub(low, b, a, alpha)
-
-
-@lower("aten.mul.Tensor", "aten.mul.Scalar")
-def mul(low: Lowering, a: Any, b: Any) -> ir.Value:
-    return low.op.Mul(*_factors(low, a, b))
-
-
-@lower("aten.div.Tensor", "aten.div.Scalar", "aten.true_divide.Tensor")
-def div(low: Lowering, a: Any, b: Any) -> ir.Value:
-    return low.op.Div(*_factors(low, a, b))
-
-
-def truncated(low: Lowering, x: ir.Value) -> ir.Value:
-    """Returns `x` rounded towards zero."""
-    return low.op.Mul(low.op.Sign(x), low.op.Floor(low.op.Abs(x)))
-
-
-@lower("aten.div.Tensor_mode", "aten.div.Scalar_mode")
-def div_mode(low: Lowering, a: Any, b: Any, *, rounding_mode: str | None) -> ir.Value:
-    if rounding_mode is None:
-        return div(low, a, b)
-    if rounding_mode == "floor":
-        return floor_divide(low, a, b)
-    a, b = low.tensors(a, b)
-    # ONNX divides integers towards zero already.
-    quotient = low.op.Div(a, b)
-    return truncated(low, quotient) if is_float(quotient) else quotient
-
-
-@lower("aten.floor_divide.default", "aten.floor_divide.Scalar")
-def floor_divide(low: Lowering, a: Any, b: Any) -> ir.Value:
-    op = low.op
-    a, b = low.tensors(a, b)
-    if not is_float(a):
-        return op.Div(op.Sub(a, op.Mod(a, b)), b)
-    # As PyTorch does, from the exact remainder: a / b may round up to the next integer.
-    rest, corrected = _signed_rest(low, a, b)
-    quotient = op.Div(op.Sub(a, rest), b)
-    floor = op.Round(op.Sub(quotient, op.Cast(corrected, to=a.dtype)))
-    if b.const_value is not None and np.all(b.const_value.numpy()):
-        return floor
-    # The remainder of a division by zero is NaN, PyTorch's quotient infinite.
-    return op.Where(op.Equal(b, 0.0), op.Div(low.op.stop_gradient(a), low.op.stop_gradient(b)), floor)
-
-
-def _signed_rest(low: Lowering, a: ir.Value, b: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """Returns the remainder with the sign of `a`, and where `b` must be added for the sign of `b`."""
-    op = low.op
-    rest = op.Mod(a, b, fmod=1)
-    signs_differ = op.Xor(op.Less(rest, 0.0), op.Less(b, 0.0))
-    return rest, op.And(op.Not(op.Equal(rest, 0.0)), signs_differ)
-
-
-@lower("aten.remainder.Tensor", "aten.remainder.Scalar", "aten.remainder.Scalar_Tensor")
-def remainder(low: Lowering, a: Any, b: Any) -> ir.Value:
-    a, b = low.tensors(a, b)
-    if not is_float(a):
-        return low.op.Mod(a, b)
-    rest, short = _signed_rest(low, a, b)
-    return low.op.Add(rest, low.op.Where(short, b, 0.0))
-
-
-@lower("aten.fmod.Tensor", "aten.fmod.Scalar")
-def fmod(low: Lowering, a: Any, b: Any) -> ir.Value:
-    return low.op.Mod(*low.tensors(a, b), fmod=1)
-
-
-@lower("aten.pow.Tensor_Scalar")
-def pow_scalar(low: Lowering, x: ir.Value, exponent: Any) -> ir.Value:
-    (x,) = _operands(low, x)
-    if is_float(x):
-        if exponent == 0.5:
-            return low.op.Sqrt(x)
-        return low.op.Pow(x, low.tensor(exponent, low.dtype))
-    # Products of integers are exact modulo 2^bits, as in PyTorch. ONNX Runtime computes powers of integers in float64.
-    if not isinstance(exponent, int) or exponent < 0:
-        raise low.unsupported(f"integers to the power {exponent!r}")
-    result, square = None, x
-    while exponent:
-        if exponent & 1:
-            result = square if result is None else low.op.Mul(result, square)
-        exponent >>= 1
-        square = low.op.Mul(square, square) if exponent else square
-    return low.op.ones_like(x) if result is None else result
-
-
-@lower("aten.pow.Tensor_Tensor", "aten.pow.Scalar")
-def pow_tensor(low: Lowering, x: Any, exponent: ir.Value) -> ir.Value:
-    x, exponent = low.tensors(x, exponent)
-    if not is_float(x):
-        # An exponent that is a tensor has no known number of products.
-        raise low.unsupported("powers of integers, which ONNX Runtime rounds to float64")
-    return low.op.Pow(x, exponent)
-
-
-@lower("aten.exp2.default")
-def exp2(low: Lowering, x: ir.Value) -> ir.Value:
-    return low.op.Pow(*low.tensors(2.0, x))
-
-
-@lower("aten.ldexp.Tensor")
-def ldexp(low: Lowering, x: ir.Value, exponent: ir.Value) -> ir.Value:
-    x, exponent = low.tensors(x, exponent)
-    return low.op.Mul(x, low.op.Pow(low.tensor(2.0, low.dtype), exponent))
-
 
 _UNARY = {
     "sqrt": "Sqrt",
@@ -333,8 +190,9 @@ def clamp(low: Lowering, x: ir.Value, *bounds: Any, min: Any = None, max: Any = 
     if is_float(x):
         min, max = -math.inf if min is None else min, math.inf if max is None else max
     limits = [None if bound is None else low.tensor(bound, low.dtype) for bound in (min, max)]
-    # ONNX Runtime has no Clip kernel for int16.
-    if low.dtype == ir.DataType.INT16:
+    # With a bound that is NaN all of PyTorch's results are NaN. ONNX Runtime has no Clip kernel for int16.
+    has_nan = any(isinstance(bound, float) and math.isnan(bound) for bound in (min, max))
+    if has_nan or low.dtype == ir.DataType.INT16:
         return _clamp_tensor(low, x, *limits)
     y = low.op.Clip(x, *limits)
     if bounds_pass_gradients or not is_float(x):

@@ -1,0 +1,90 @@
+"""Holds bodies of ops outside the standard domain: such an op in standard ops, for gradients and shape inference."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import onnx_ir as ir
+
+from onnxtrain.emitter import Emitter
+from onnxtrain.errors import NoGradientRule
+from onnxtrain.passes import BODIES
+
+from ._node import NodeView, Signature, where
+
+ShapeFunction = Callable[[Emitter, NodeView], ir.Value | Sequence[ir.Value]]
+
+
+def defbody(
+    op_type: str, domain: str, inputs: str, outputs: str, **attributes: Any
+) -> Callable[[ShapeFunction], ShapeFunction]:
+    """Registers the decorated function as the body of an op outside the standard domain: the op in standard ops.
+
+    The function is called with `(op, n)` and returns the outputs, from the first to the last one that it can compute.
+    If a gradient passes the op and the op has no rule, its body takes its place. Elsewhere the op stays, and shape
+    inference reads the shapes of its body.
+
+    Args:
+        op_type: name of the op.
+        domain: domain of the op, e.g. "com.microsoft".
+        inputs: names of its inputs, separated by blanks, e.g. "X W B".
+        outputs: names of its outputs, likewise.
+        attributes: names of its attributes, with their defaults; None for no default. A node with another attribute is
+            refused, since the body would compute as if it were not there.
+    """
+    signature = Signature(tuple(inputs.split()), tuple(outputs.split()), attributes=attributes)
+
+    def register(function: ShapeFunction) -> ShapeFunction:
+        BODIES[domain, op_type] = functools.partial(twin, function, signature)
+        return function
+
+    return register
+
+
+def twin(
+    shapes: ShapeFunction,
+    signature: Signature,
+    node: ir.Node,
+    opset: int,
+    functions: dict[ir.OperatorIdentifier, ir.Function] | None = None,
+) -> ir.Function:
+    """Returns a function of standard ops whose outputs have the shapes of those of a node.
+
+    With the function table of a model it may also call composite ops, whose functions it adds to the table.
+
+    Raises:
+        NoGradientRule: the node has an attribute that the signature does not declare.
+    """
+    undeclared = [] if signature.attributes is None else sorted(node.attributes.keys() - signature.attributes)
+    if undeclared:
+        raise NoGradientRule(
+            f"differentiating {node.domain or 'ai.onnx'}.{node.op_type} ({where(node)}): its body does not know the "
+            f"attribute {', '.join(map(repr, undeclared))}. Freeze what lies before it, or add the attribute to its "
+            "defbody: CONTRIBUTING.md, 'An op of com.microsoft'"
+        )
+    names = [value.name if value is not None else None for value in node.inputs]
+    inputs = [
+        # Messages show the names of the node's inputs; a function needs a different one for each.
+        ir.Value(
+            name=name if name and names.index(name) == index else f"in{index}",
+            type=value.type if value else None,
+            shape=value.shape if value else None,
+        )
+        for index, (name, value) in enumerate(zip(names, node.inputs, strict=True))
+    ]
+    # An omitted input stays an input of the function, whose inputs are counted, but the node in it must not read it.
+    present = [copy if value is not None else None for copy, value in zip(inputs, node.inputs, strict=True)]
+    graph = ir.Graph(inputs, [], nodes=[], opset_imports={"": opset}, name="twin")
+    attributes = list(node.attributes.values())
+    outputs = [ir.Value(name=output.name) for output in node.outputs]
+    # A copy outside of any graph, only to be looked at: its inputs are those of the function.
+    outside = ir.Node(node.domain, node.op_type, present, attributes, outputs=outputs, name=node.name)
+    result = shapes(
+        Emitter(graph, functions=functions, in_function=True),
+        NodeView(outside, signature, opset, frozenset()),
+    )
+    results = [result] if isinstance(result, ir.Value) else list(result)
+    graph.outputs.extend(results)
+    return ir.Function("onnxtrain.twin", node.op_type, graph=graph, attributes=[])

@@ -1,0 +1,155 @@
+"""Takes the protobuf message of an ONNX graph apart, and leaves out the nodes that some outputs do not need."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from onnxtrain.runtime import onnx_proto as proto
+from onnxtrain.runtime import onnx_wire as wire
+from onnxtrain.runtime.onnx_wire import Bytes
+
+
+@dataclass
+class Node:
+    """A NodeProto, with what pruning needs to know of it.
+
+    Attributes:
+        raw: all bytes of the field in the GraphProto.
+        reads: names of the values that the node and its subgraphs read, e.g. {"x", "fc.weight"}.
+        writes: names of its outputs, e.g. ["logits"]; "" for one that is left out.
+        calls: (domain, op type) of the node and of the nodes in its subgraphs, e.g. {("", "Gemm")}.
+    """
+
+    raw: memoryview
+    reads: set[str]
+    writes: list[str]
+    calls: set[tuple[str, str]]
+
+
+@dataclass
+class Graph:
+    """A GraphProto, taken apart.
+
+    Attributes:
+        nodes: its nodes, in the order of the file.
+        initializers: per name the payload of a TensorProto, e.g. {"fc.weight": ...}.
+        sparse: per name all bytes of a field with a SparseTensorProto.
+        inputs: per name the payload of a ValueInfoProto.
+        outputs: the same of the outputs.
+        values: the same of values inside of the graph.
+        rest: all bytes of each other field.
+    """
+
+    nodes: list[Node] = field(default_factory=list)
+    initializers: dict[str, memoryview] = field(default_factory=dict)
+    sparse: dict[str, memoryview] = field(default_factory=dict)
+    inputs: dict[str, memoryview] = field(default_factory=dict)
+    outputs: dict[str, memoryview] = field(default_factory=dict)
+    values: dict[str, memoryview] = field(default_factory=dict)
+    rest: list[memoryview] = field(default_factory=list)
+
+
+def reads_and_calls(node: Bytes) -> tuple[set[str], set[tuple[str, str]]]:
+    """Collects the names that a node and its subgraphs read, and the (domain, op type) pairs of their nodes."""
+    # Names that a subgraph defines itself are in the result, too. They do no harm: ONNX forbids a subgraph to shadow an
+    # outer name, so no outer value has such a name.
+    reads, calls = set(wire.strings(node, proto.NODE_INPUT)), {_op(node)}
+    for attribute in wire.messages(node, proto.NODE_ATTRIBUTE):
+        for subgraph in (
+            *wire.messages(attribute, proto.ATTRIBUTE_GRAPH),
+            *wire.messages(attribute, proto.ATTRIBUTE_GRAPHS),
+        ):
+            reads |= {wire.string(output, 1) for output in wire.messages(subgraph, proto.GRAPH_OUTPUT)}
+            for inner in wire.messages(subgraph, proto.GRAPH_NODE):
+                inner_reads, inner_calls = reads_and_calls(inner)
+                reads |= inner_reads
+                calls |= inner_calls
+    return reads, calls
+
+
+def _op(node: Bytes) -> tuple[str, str]:
+    """Returns domain and op type of a node, e.g. ("", "Gemm")."""
+    return wire.string(node, proto.NODE_DOMAIN), wire.string(node, proto.NODE_OP_TYPE)
+
+
+def parse_graph(message: Bytes) -> Graph:
+    """Takes a GraphProto apart."""
+    graph = Graph()
+    named = {
+        proto.GRAPH_INPUT: graph.inputs,
+        proto.GRAPH_OUTPUT: graph.outputs,
+        proto.GRAPH_VALUE: graph.values,
+    }
+    for part in wire.parse(message):
+        if part.number == proto.GRAPH_NODE:
+            reads, calls = reads_and_calls(part.payload)
+            graph.nodes.append(Node(part.raw, reads, wire.strings(part.payload, proto.NODE_OUTPUT), calls))
+        elif part.number == proto.GRAPH_INITIALIZER:
+            graph.initializers[wire.string(part.payload, proto.TENSOR_NAME)] = part.payload
+        elif part.number == proto.GRAPH_SPARSE:
+            # The name of a SparseTensorProto is the name of its values, a TensorProto.
+            values = wire.messages(part.payload, 1)
+            graph.sparse[wire.string(values[0], proto.TENSOR_NAME) if values else ""] = part.raw
+        elif part.number in named:
+            named[part.number][wire.string(part.payload, 1)] = part.payload
+        else:
+            graph.rest.append(part.raw)
+    return graph
+
+
+def prune(graph: Graph, outputs: Sequence[str]) -> set[str]:
+    """Removes the nodes that `outputs` do not need, and sorts the others topologically.
+
+    Returns:
+        The names of all values that `outputs` need, themselves included.
+    """
+    # The walk follows producers and not the order of the nodes. ONNX Runtime loads nodes in any order, so a tool may
+    # have moved them; a walk that counted on the order left nodes out.
+    producers = {name: index for index, node in enumerate(graph.nodes) for name in node.writes if name}
+    needed: set[str] = set()
+    pending = list(outputs)
+    kept: set[int] = set()
+    while pending:
+        name = pending.pop()
+        needed.add(name)
+        index = producers.get(name)
+        if index is not None and index not in kept:
+            kept.add(index)
+            needed.update(graph.nodes[index].writes)
+            pending += graph.nodes[index].reads - needed
+    # Sorted, because the checker of onnx and other readers of the exported model take no other order.
+    before = {
+        index: {producers[name] for name in graph.nodes[index].reads if name in producers} - {index}
+        for index in kept
+    }
+    graph.nodes = [graph.nodes[index] for index in _in_order(before)]
+    return needed
+
+
+def _in_order(before: Mapping[int, set[int]]) -> list[int]:
+    """Sorts node indices topologically, and in ascending order where the topology leaves a choice.
+
+    Args:
+        before: per node index, the indices of the nodes that must come before it, e.g. {3: {0, 1}, 0: set(), 1: set()}.
+    """
+    # Kahn's algorithm with a heap, so that nodes which are in a valid order already stay as they are.
+    waiting = {index: len(earlier) for index, earlier in before.items()}
+    behind: dict[int, list[int]] = {index: [] for index in before}
+    for index, earlier in before.items():
+        for other in earlier:
+            behind[other].append(index)
+    ready = [index for index, count in waiting.items() if not count]
+    heapq.heapify(ready)
+    order = []
+    while ready:
+        index = heapq.heappop(ready)
+        order.append(index)
+        for other in behind[index]:
+            waiting[other] -= 1
+            if not waiting[other]:
+                heapq.heappush(ready, other)
+    # In a valid model there is no cycle. If a subgraph shadows an outer name, the reads may form one; the order of the
+    # file is then the best one known.
+    return order if len(order) == len(before) else sorted(before)

@@ -53,7 +53,7 @@ try:
     from torch._dynamo.guards import DeletedGuardManagerWrapper, GuardBuilder
     from torch._dynamo.mutation_guard import GenerationTracker, install_generation_tagging_init
     from torch._dynamo.output_graph import OutputGraph
-    from torch._dynamo.symbolic_convert import InstructionTranslator
+    from torch._dynamo.symbolic_convert import InliningInstructionTranslator, InstructionTranslator
     from torch._dynamo.types import ConvertFrameReturn
     from torch._dynamo.utils import get_metrics_context
     from torch._dynamo.variables import builder as dynamo_builder

@@ -35,6 +35,7 @@ from onnxtrain.ortmodule.capture._hook_guards import without_covered_hook_guards
 from onnxtrain.ortmodule.capture._identity import guarded_objects_are_kept
 from onnxtrain.ortmodule.capture._in_vain import CapturesInVain
 from onnxtrain.ortmodule.capture._inactive_dropout import inactive_dropout_returns_its_input
+from onnxtrain.ortmodule.capture._known_breaks import KnownBreaks, ending_before
 from onnxtrain.ortmodule.capture._measurements import without_unread_measurements
 from onnxtrain.ortmodule.capture._module_numbers import changed_integers_are_symbols
 from onnxtrain.ortmodule.capture._process_wide import ProcessWide
@@ -114,6 +115,8 @@ class _WithSettings:
         self._settings = settings
         self._captures = captures
         self.in_vain = CapturesInVain()
+        self._breaks = KnownBreaks()
+        self._noted_in = 0
         # Dynamo reads this attribute of its callbacks.
         self._torchdynamo_orig_backend = callback._torchdynamo_orig_backend
 
@@ -134,6 +137,7 @@ class _WithSettings:
             guarded_objects_are_kept(),
             changed_integers_are_symbols(),
             without_covered_hook_guards(),
+            ending_before(self._breaks_of_this_call()),
         ):
             try:
                 return with_room(self._captured_or_left, frame, *args, **kwargs)
@@ -141,6 +145,18 @@ class _WithSettings:
                 # PyTorch refuses an operator. The function runs as it is, once, and meets the error itself: it may
                 # catch it, and what ran before must not run again.
                 return ConvertFrameReturn(apply_to_code=False)
+
+    def _breaks_of_this_call(self) -> KnownBreaks:
+        """Returns what captures of the call that runs have noted so far."""
+        # In another call the functions may have other arguments, with which no graph ends.
+        if self._noted_in != self.in_vain.calls:
+            self._noted_in, self._breaks = self.in_vain.calls, KnownBreaks()
+        return self._breaks
+
+    def _attempt(self, *args: Any, **kwargs: Any) -> Any:
+        """Captures a frame by Dynamo, which may raise."""
+        with self._breaks.attempt():
+            return self._callback(*args, **kwargs)
 
     def _captured_or_left(self, frame: Any, *args: Any, **kwargs: Any) -> Any:
         """Captures a frame, or leaves it to PyTorch where Dynamo fails."""
@@ -162,7 +178,7 @@ class _WithSettings:
             pass
         try:
             with dynamo_config.patch(automatic_dynamic_shapes=False), without_advice():
-                return self._callback(*args, **kwargs)
+                return self._attempt(*args, **kwargs)
         except InternalTorchDynamoError:
             return ConvertFrameReturn()
 
@@ -175,11 +191,11 @@ class _WithSettings:
                     data_dependent_results(),
                     without_asserted_numbers(),
                 ):
-                    return self._callback(*args, **kwargs)
+                    return self._attempt(*args, **kwargs)
             except AssertedNumber:
                 # The graph ends at each `assert` of the function, which Python executes.
                 with dynamo_config.patch(_DATA_DEPENDENT | _OWN_ASSERTIONS), data_dependent_results():
-                    return self._callback(*args, **kwargs)
+                    return self._attempt(*args, **kwargs)
         except InternalTorchDynamoError:
             # Dynamo (PyTorch 2.13) fails at a size that nothing uses, as of `x[mask, index]`, at one that moves to
             # another axis in place, which it looks for on the axis where it was, and at functions of Python that want
@@ -194,7 +210,7 @@ class _WithSettings:
             # Without such symbols the graph ends at `item()`: `x[:, x[0].argmax().item()]`.
             pass
         with without_advice():
-            return self._callback(*args, **kwargs)
+            return self._attempt(*args, **kwargs)
 
 
 _CACHED_CAPTURES = 4

@@ -1,0 +1,133 @@
+"""Graphs that end in functions several calls deep: how often their beginnings are traced, and what is captured."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from onnxtrain.ortmodule import ORTModule
+from onnxtrain.ortmodule.capture._known_breaks import KnownBreaks, _Break
+
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("fresh_dynamo")]
+
+TRACED: list[str] = []
+"""Names of functions, one for each time that Dynamo has traced one."""
+
+
+@torch._dynamo.assume_constant_result
+def traced(name: str) -> float:
+    """Notes that Dynamo traces a function, which calls this one for its value when it does."""
+    TRACED.append(name)
+    return 1.0
+
+
+class _Inner(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.ends = True
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x) * traced("inner")
+        if self.ends:
+            torch._dynamo.graph_break()
+        return self.last(x.tanh())
+
+
+class _Outer(nn.Module):
+    """Calls another module between two operations."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner, self.layer = inner, nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(self.layer(x)).sin()
+
+
+def nested(depth: int) -> nn.Module:
+    """Returns modules inside of one another, of which the innermost ends the graph."""
+    torch.manual_seed(0)
+    module: nn.Module = _Inner()
+    for _ in range(depth):
+        # Each with a class and a forward of its own.
+        cls = type("Level", (_Outer,), {"forward": _copied(_Outer.forward)})
+        module = cls(module)
+    return module
+
+
+def _copied(function: Any) -> Any:
+    return type(function)(function.__code__.replace(), function.__globals__)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 5])
+def test_the_beginning_of_a_deep_function_is_not_traced_for_each_of_its_callers(depth: int) -> None:
+    plain = nested(depth)
+    model = ORTModule(copy.deepcopy(plain))
+    x = torch.randn(3, 4)
+    TRACED.clear()
+    ours = model(x)
+    # By the outermost function, and twice by the function itself: before and after Dynamo knows where the graph ends.
+    assert TRACED == ["inner"] * 3
+    theirs = plain(x)
+    torch.testing.assert_close(ours, theirs)
+    ours.sum().backward()
+    theirs.sum().backward()
+    for name, parameter in plain.named_parameters():
+        torch.testing.assert_close(model.get_parameter(name).grad, parameter.grad)
+    # One graph before the call of each level, one before the end, one behind it, and one behind each call.
+    forward = [graph for graph in model.report() if graph.name.startswith("graph")]
+    assert len(forward) == 2 * depth + 2
+    assert all(graph.fallback_reason is None for graph in forward)
+    reasons = [graph.break_reason for graph in forward if graph.break_reason]
+    assert len(reasons) == depth + 1
+    line = _Inner.forward.__code__.co_firstlineno + 3
+    assert all(reason.startswith(f"test_known_breaks.py:{line}: ") for reason in reasons)
+
+
+def test_another_call_forgets_where_graphs_ended() -> None:
+    model = ORTModule(nested(2))
+    x = torch.randn(3, 4)
+    model(x)
+    before = len(list(model.report()))
+    for module in model.modules():
+        if isinstance(module, _Inner):
+            module.ends = False
+    model(x)
+    # All levels are one graph now.
+    assert len(list(model.report())) == before + 1
+
+
+def test_what_a_failed_attempt_noted_is_forgotten() -> None:
+    known, code = KnownBreaks(), test_what_a_failed_attempt_noted_is_forgotten.__code__
+    kept, dropped = (_Break(text, "", None) for text in ("kept", "dropped"))
+    known.add(code, 2, code, kept)
+
+    def attempt() -> None:
+        with known.attempt():
+            known.add(code, 2, code, dropped)
+            known.add(code, 8, code, dropped)
+            raise ValueError("attempt")
+
+    with pytest.raises(ValueError, match="attempt"):
+        attempt()
+    assert known.find(code, 2, code) == kept
+    assert known.find(code, 8, code) is None
+    with known.attempt():
+        known.add(code, 8, code, dropped)
+    assert known.find(code, 8, code) == dropped
+
+
+def test_functions_are_not_kept_alive() -> None:
+    known, code = KnownBreaks(), nested.__code__.replace()
+    known.add(code, 2, code, _Break("", "", None))
+    reference = weakref.ref(code)
+    del code
+    gc.collect()
+    assert reference() is None

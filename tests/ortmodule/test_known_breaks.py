@@ -1,4 +1,4 @@
-"""Graphs that end in functions several calls deep: how often their beginnings are traced, and what is captured."""
+"""Calls of many captures: how often the beginnings of functions are traced, what is captured, and what is cached."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ import pytest
 import torch
 from torch import nn
 
+from onnxtrain import _building
 from onnxtrain.ortmodule import ORTModule
+from onnxtrain.ortmodule._torch import dynamo_config
+from onnxtrain.ortmodule.capture import _dynamo
 from onnxtrain.ortmodule.capture._known_breaks import KnownBreaks, _Break
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("fresh_dynamo")]
@@ -102,6 +105,28 @@ def test_another_call_forgets_where_graphs_ended() -> None:
     model(x)
     # All levels are one graph now.
     assert len(list(model.report())) == before + 1
+
+
+@pytest.mark.parametrize("of_the_user", [True, False])
+def test_the_first_captures_of_a_call_cache_what_pytorch_knows_of_operators(
+    of_the_user: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = ORTModule(nested(5))
+    cached: list[bool] = []
+
+    def with_room(*args: Any, **kwargs: Any) -> Any:
+        cached.append(dynamo_config.fake_tensor_cache_enabled)
+        return _building.with_room(*args, **kwargs)
+
+    monkeypatch.setattr(_dynamo, "with_room", with_room)
+    with dynamo_config.patch(fake_tensor_cache_enabled=of_the_user):
+        for x in (torch.randn(2, 4), torch.randn(2, 4, dtype=torch.float64)):
+            cached.clear()
+            model.to(x.dtype)(x).sum().backward()
+            assert len(cached) > 6
+            expected = [of_the_user and index < 4 for index in range(len(cached))]
+            assert cached == expected
+        assert dynamo_config.fake_tensor_cache_enabled == of_the_user
 
 
 def test_what_a_failed_attempt_noted_is_forgotten() -> None:

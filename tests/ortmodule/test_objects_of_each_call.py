@@ -28,8 +28,7 @@ from torch.nn import functional as F
 
 from onnxtrain import _building
 from onnxtrain.ortmodule import ORTModule
-from onnxtrain.ortmodule._torch import dynamo_config, dynamo_exceptions, dynamo_guards
-from onnxtrain.ortmodule.capture import _dynamo
+from onnxtrain.ortmodule._torch import dynamo_exceptions, dynamo_guards
 from onnxtrain.ortmodule.capture._in_vain import MOST_CALLS, MOST_OBJECTS, _is_of_the_call
 from onnxtrain.ortmodule.capture._measurements import without_unread_measurements
 
@@ -277,51 +276,6 @@ def test_guards_are_measured_for_a_log_only(monkeypatch: pytest.MonkeyPatch) -> 
     ORTModule(nn.Linear(4, 4))(X)
     assert calls
     assert dynamo_guards.profile_guard_manager is ours
-
-
-class _Broken(nn.Module):
-    """Ends a graph behind each of its layers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(6))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.layers[0](x)
-        torch._dynamo.graph_break()
-        x = self.layers[1](x)
-        torch._dynamo.graph_break()
-        x = self.layers[2](x)
-        torch._dynamo.graph_break()
-        x = self.layers[3](x)
-        torch._dynamo.graph_break()
-        x = self.layers[4](x)
-        torch._dynamo.graph_break()
-        x = self.layers[5](x)
-        torch._dynamo.graph_break()
-        return x.tanh()
-
-
-@pytest.mark.parametrize("of_the_user", [True, False])
-def test_the_first_captures_of_a_call_cache_what_pytorch_knows_of_operators(
-    of_the_user: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = ORTModule(_Broken())
-    cached: list[bool] = []
-
-    def with_room(*args: Any, **kwargs: Any) -> Any:
-        cached.append(dynamo_config.fake_tensor_cache_enabled)
-        return _building.with_room(*args, **kwargs)
-
-    monkeypatch.setattr(_dynamo, "with_room", with_room)
-    with dynamo_config.patch(fake_tensor_cache_enabled=of_the_user):
-        for x in (X, X.double()):
-            cached.clear()
-            model.to(x.dtype)(x).sum().backward()
-            assert len(cached) > 6
-            expected = [of_the_user and index < 4 for index in range(len(cached))]
-            assert cached == expected
-        assert dynamo_config.fake_tensor_cache_enabled == of_the_user
 
 
 def test_dynamo_sees_the_stack_that_it_saw_before() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import sys
 import weakref
@@ -98,6 +99,21 @@ _OPERATOR_ERRORS = (TorchRuntimeError, RefusedByPyTorch, IndexError)
 """Exceptions of a capture in which PyTorch refuses the arguments of an operator."""
 
 
+@dataclasses.dataclass
+class _Call:
+    """A call of an ORTModule that needs captures.
+
+    Attributes:
+        number: how many calls of the ORTModule have begun, this one included.
+        captures: how many captures it has needed so far.
+        breaks: notes in which calls of functions graphs have ended.
+    """
+
+    number: int
+    captures: int = 0
+    breaks: KnownBreaks = dataclasses.field(default_factory=KnownBreaks)
+
+
 class _WithSettings:
     """Dynamo's callback that captures a frame, called with settings of ORTModule.
 
@@ -115,8 +131,7 @@ class _WithSettings:
         self._settings = settings
         self._captures = captures
         self.in_vain = CapturesInVain()
-        self._breaks = KnownBreaks()
-        self._noted_in = 0
+        self._call = _Call(0)
         # Dynamo reads this attribute of its callbacks.
         self._torchdynamo_orig_backend = callback._torchdynamo_orig_backend
 
@@ -124,7 +139,11 @@ class _WithSettings:
         if self.in_vain.are_over(frame.f_code, frame.f_locals):
             return ConvertFrameReturn(apply_to_code=False)
         self._captures.add(frame.f_code)
-        is_cached = dynamo_config.fake_tensor_cache_enabled and self.in_vain.of_this_call <= _CACHED_CAPTURES
+        # What captures of another call have noted may be wrong for the arguments of this one.
+        if self._call.number != self.in_vain.calls:
+            self._call = _Call(self.in_vain.calls)
+        self._call.captures += 1
+        is_cached = dynamo_config.fake_tensor_cache_enabled and self._call.captures <= _CACHED_CAPTURES
         with (
             without_older_objects(),
             dynamo_config.patch(self._settings | {"fake_tensor_cache_enabled": is_cached}),
@@ -137,7 +156,7 @@ class _WithSettings:
             guarded_objects_are_kept(),
             changed_integers_are_symbols(),
             without_covered_hook_guards(),
-            ending_before(self._breaks_of_this_call()),
+            ending_before(self._call.breaks),
         ):
             try:
                 return with_room(self._captured_or_left, frame, *args, **kwargs)
@@ -146,16 +165,9 @@ class _WithSettings:
                 # catch it, and what ran before must not run again.
                 return ConvertFrameReturn(apply_to_code=False)
 
-    def _breaks_of_this_call(self) -> KnownBreaks:
-        """Returns what captures of the call that runs have noted so far."""
-        # In another call the functions may have other arguments, with which no graph ends.
-        if self._noted_in != self.in_vain.calls:
-            self._noted_in, self._breaks = self.in_vain.calls, KnownBreaks()
-        return self._breaks
-
     def _attempt(self, *args: Any, **kwargs: Any) -> Any:
         """Captures a frame by Dynamo, which may raise."""
-        with self._breaks.attempt():
+        with self._call.breaks.attempt():
             return self._callback(*args, **kwargs)
 
     def _captured_or_left(self, frame: Any, *args: Any, **kwargs: Any) -> Any:

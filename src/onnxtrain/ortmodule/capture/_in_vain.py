@@ -27,12 +27,10 @@ class CapturesInVain:
 
     Attributes:
         calls: how often the ORTModule has been called.
-        of_this_call: how many captures the call that runs has needed so far.
     """
 
     def __init__(self) -> None:
-        self.calls = self.of_this_call = 0
-        self._counted_call = 0
+        self.calls = 0
         # By code: how many calls in a row have captured it, and which call was the last one.
         self._streaks: weakref.WeakKeyDictionary[CodeType, tuple[int, int]] = weakref.WeakKeyDictionary()
         self._of_objects: weakref.WeakKeyDictionary[CodeType, int] = weakref.WeakKeyDictionary()
@@ -44,9 +42,6 @@ class CapturesInVain:
             code: code of the function.
             variables: its local variables at the beginning.
         """
-        if self._counted_call != self.calls:
-            self._counted_call, self.of_this_call = self.calls, 0
-        self.of_this_call += 1
         length, last = self._streaks.get(code, (0, 0))
         if last != self.calls:
             length = length + 1 if last == self.calls - 1 else 1

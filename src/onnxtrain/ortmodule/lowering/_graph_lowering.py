@@ -37,9 +37,8 @@ def lower_graph(graph_module: fx.GraphModule) -> Lowered:
     Raises:
         UnsupportedATenOp: an op has no lowering, or none for its arguments.
     """
-    graph = ir.Graph([], [], nodes=[], opset_imports={"": OPSET}, name="forward")
-    model = ir.Model(graph, ir_version=10, producer_name="onnxtrain")
-    lowered = GraphLowering(graph_module, model).run()
+    lowered = GraphLowering(graph_module, "forward").run()
+    model = lowered.model
     # onnx's shape inference miscounts windows in ceil mode, so this goes before it.
     CeilModePass(keep_sizes=True)(model)
     _infer_missing_shapes(model)
@@ -63,6 +62,10 @@ def _infer_missing_shapes(model: ir.Model) -> None:
 class GraphLowering:
     """Lowers one graph.
 
+    Args:
+        graph_module: the ATen graph.
+        name: name of the ONNX graph, e.g. "forward".
+
     Attributes:
         graph_module: the ATen graph.
         result: the ONNX graph so far, with its inputs and outputs.
@@ -72,10 +75,12 @@ class GraphLowering:
         original: `env` of the placeholders before the graph writes to any of them.
     """
 
-    def __init__(self, graph_module: fx.GraphModule, model: ir.Model) -> None:
+    def __init__(self, graph_module: fx.GraphModule, name: str) -> None:
         self.graph_module = graph_module
+        graph = ir.Graph([], [], nodes=[], opset_imports={"": OPSET}, name=name)
+        model = ir.Model(graph, ir_version=10, producer_name="onnxtrain")
         self.result = Lowered(model)
-        self.low = Lowering(model.graph, model)
+        self.low = Lowering(graph, model)
         self.env = self.low.env
         self.placeholders = self.low.placeholders = graph_module.graph.find_nodes(op="placeholder")
         self.original: dict[fx.Node, Any] = {}

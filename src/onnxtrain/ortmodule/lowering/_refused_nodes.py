@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from onnxtrain.ortmodule.lowering._graph_lowering import GraphLowering
-from onnxtrain.ortmodule.lowering._table import COMPONENTS, DTYPES, OPSET, Complex, UnsupportedATenOp
+from onnxtrain.ortmodule.lowering._table import COMPONENTS, DTYPES, Complex, UnsupportedATenOp
 
 
 def refused_nodes(graph_module: fx.GraphModule) -> dict[fx.Node, str]:
@@ -19,8 +19,7 @@ def refused_nodes(graph_module: fx.GraphModule) -> dict[fx.Node, str]:
     Raises:
         UnsupportedATenOp: the graph cannot be lowered, whatever its nodes are.
     """
-    graph = ir.Graph([], [], nodes=[], opset_imports={"": OPSET}, name="survey")
-    return _Survey(graph_module, ir.Model(graph, ir_version=10)).refusals()
+    return _Survey(graph_module, "survey").refusals()
 
 
 class _Survey(GraphLowering):

@@ -1,4 +1,4 @@
-"""Check the language of src: first words of docstrings, comments per room, descriptions of fields, help texts.
+"""Check the language of src: first words of docstrings, descriptions of fields, help texts.
 
 `NOT_YET` lists, per rule, the rooms that still break it. It can only shrink: a room in the list that keeps the rule
 fails its test until its name is removed.
@@ -23,14 +23,11 @@ SRC = Path(onnxtrain.__file__).parent
 ROOT = Path(__file__).parents[1]
 QUESTION_WORDS = {"what", "which", "whether", "where", "how", "that", "those"}
 ARTICLES = {"a", "an", "the"}
-COMMENTS_PER_1000_LINES = 40
 
 NOT_YET: dict[str, str] = {
     "question words": """
     """,
     "articles": """
-    """,
-    "comments": """
     """,
     "fields": """
     """,
@@ -110,18 +107,6 @@ def articles(files: list[Source]) -> list[str]:
     ]
 
 
-def few_comments(files: list[Source]) -> list[str]:
-    """Count the lines that are a comment and nothing else; report them if there are too few for the room's lines."""
-    lines = [line.lstrip() for source in files for line in source.lines]
-    comments = sum(line.startswith("#") for line in lines)
-    enough = 1000 * comments >= COMMENTS_PER_1000_LINES * len(lines)
-    return (
-        []
-        if enough
-        else [f"{comments} comments in {len(lines)} lines: {1000 * comments / len(lines):.0f} per 1,000"]
-    )
-
-
 def undescribed_fields(files: list[Source]) -> list[str]:
     """Find fields of public dataclasses without a description: a string below the field, or a line of the docstring."""
     found = []
@@ -155,7 +140,6 @@ def undescribed_fields(files: list[Source]) -> list[str]:
 RULES: dict[str, Callable[[list[Source]], list[str]]] = {
     "question words": question_words,
     "articles": articles,
-    "comments": few_comments,
     "fields": undescribed_fields,
 }
 
@@ -224,7 +208,6 @@ def test_help_text_of_an_option_stands_alone(command: str, name: str) -> None:
         ("question words", 'def f():\n    """`Whether`, it says."""'),
         ("question words", 'class A:\n    x: int\n    """How many."""'),
         ("articles", 'def f():\n    """The sum."""'),
-        ("comments", "x = 1  # one"),
         ("fields", "@dataclass\nclass A:\n    x: int"),
         (
             "fields",
@@ -242,7 +225,6 @@ def test_a_breach_of_the_rule_is_found(rule: str, code: str) -> None:
         ("question words", 'def f():\n    """Return what is left."""'),
         ("articles", '@property\ndef f():\n    """The sum."""'),
         ("articles", 'class A:\n    """A sum."""'),
-        ("comments", "# Because of B.\n" + "x = 1\n" * 24),
         (
             "fields",
             '@dataclass\nclass A:\n    """Hold x.\n\n    Args:\n        x: one, e.g. 1.\n    """\n    x: int',

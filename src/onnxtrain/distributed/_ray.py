@@ -10,6 +10,7 @@ import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from onnxtrain.distributed._secret import TOKEN, new_token, one_machine, private_folder
 from onnxtrain.errors import MissingPackageError, WorkersError
 
 _log = logging.getLogger("onnxtrain")
@@ -21,6 +22,9 @@ _NODE = "node:{}"
 class _Worker:
     """A process of Ray that does the work of one worker; Ray makes it an actor."""
 
+    def __init__(self) -> None:
+        self._cleanup = contextlib.ExitStack()
+
     def address(self) -> tuple[str, int, str]:
         """Returns the address of this machine, a free port there, and Ray's name of the machine."""
         import ray
@@ -31,6 +35,11 @@ class _Worker:
             port = free.getsockname()[1]
         context = ray.get_runtime_context()
         return ray.util.get_node_ip_address(), port, context.get_node_id()
+
+    def one_machine(self) -> dict[str, str]:
+        """Returns the variables of workers that are all on this machine; their folder goes when the work is done."""
+        self._cleanup.enter_context(folder := private_folder())
+        return one_machine(folder.name)
 
     def work(
         self,
@@ -44,11 +53,12 @@ class _Worker:
         # Paths in the arguments are those of the launcher. Without a shared file system only worker 0 needs them.
         with contextlib.suppress(OSError):
             os.chdir(directory)
-        # In the process of the actor itself: Ray sees when it dies.
-        if callable(function):
-            return function(*arguments)
-        subprocess.run([*function, *map(str, arguments)], check=True)
-        return None
+        with self._cleanup:
+            # In the process of the actor itself: Ray sees when it dies.
+            if callable(function):
+                return function(*arguments)
+            subprocess.run([*function, *map(str, arguments)], check=True)
+            return None
 
 
 def launch_on_ray(
@@ -155,6 +165,8 @@ def _run_once(
         # Waits until Ray has found machines for all of them. The group needs the address of worker 0.
         places = ray.get([actor.address.remote() for actor in actors])
         names = [name for _, _, name in places]
+        together = ray.get(actors[0].one_machine.remote()) if len(set(names)) == 1 else {}
+        token = new_token()
         results = []
         for rank, actor in enumerate(actors):
             # The variables of torchrun, which `join_group` reads.
@@ -166,6 +178,8 @@ def _run_once(
                 "MASTER_ADDR": places[0][0],
                 "MASTER_PORT": places[0][1],
                 "TORCHELASTIC_RESTART_COUNT": attempt,
+                TOKEN: token,
+                **together,
             }
             texts = {key: str(value) for key, value in variables.items()}
             results.append(actor.work.remote(function, arguments, texts, os.getcwd()))

@@ -15,7 +15,9 @@ from torch.distributed.rendezvous import rendezvous
 
 from onnxtrain.distributed._buckets import group_arrays
 from onnxtrain.distributed._communicator import Communicator
+from onnxtrain.distributed._secret import FOLDER, TOKEN
 from onnxtrain.distributed._strategy import DataParallel
+from onnxtrain.distributed._torch_secret import SignedStore, prove_membership
 from onnxtrain.errors import InputError, WorkersError
 from onnxtrain.runtime.dtypes import Array
 
@@ -45,15 +47,18 @@ class TorchGroup(Communicator):
             self._device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
         if not dist.is_initialized():
             assert place is not None
+            timeout, token = timedelta(seconds=strategy.timeout), os.environ.get(TOKEN)
             with _told("Joining the other workers"):
                 dist.init_process_group(
                     # Objects and files go through the hosts' memory, also where gradients go through that of GPUs.
                     "gloo" if strategy.backend == "gloo" else "cpu:gloo,cuda:nccl",
-                    store=_store(*place, timedelta(seconds=strategy.timeout)),
+                    store=_store(*place, timeout, token),
                     rank=place[0],
                     world_size=place[1],
-                    timeout=timedelta(seconds=strategy.timeout),
+                    timeout=timeout,
                 )
+                if token is not None:
+                    prove_membership(token, timeout)
         # A group that the program has made may have a backend of its own; its numbers count, not those of variables.
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
 
@@ -126,13 +131,22 @@ class TorchGroup(Communicator):
         return values[0]
 
 
-def _store(rank: int, size: int, timeout: timedelta) -> Any:
-    """Connects to the store, at MASTER_ADDR, by which the workers find one another."""
-    store, _, _ = next(rendezvous("env://", rank, size, timeout=timeout))
+def _store(rank: int, size: int, timeout: timedelta, token: str | None) -> Any:
+    """Returns the store by which the workers find one another: a file of this machine, or a port at MASTER_ADDR."""
     # torchrun of PyTorch 2.13 starts workers again with the store of the killed ones, in which gloo finds addresses of
     # processes that are gone: the new workers wait for them until the timeout.
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return dist.PrefixStore(f"attempt-{attempt}", store)  # type: ignore[attr-defined]
+    attempt = f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    store: Any
+    if folder := os.environ.get(FOLDER):
+        # A worker that starts other workers hands its variables down to them.
+        run = os.environ.get("TORCHELASTIC_RUN_ID", "group")
+        store = dist.FileStore(  # type: ignore[attr-defined]
+            os.path.join(folder, f"{run}-{attempt}"), size
+        )
+    else:
+        tcp_store, _, _ = next(rendezvous("env://", rank, size, timeout=timeout))
+        store = dist.PrefixStore(attempt, tcp_store)  # type: ignore[attr-defined]
+    return store if token is None else SignedStore(store, token)
 
 
 def _bytes(array: Array) -> Array:
@@ -146,6 +160,8 @@ def _told(doing: str) -> Iterator[None]:
     try:
         yield
     # DistBackendError, DistStoreError and DistNetworkError are RuntimeErrors; gloo raises plain ones.
+    except WorkersError:
+        raise
     except RuntimeError as error:
         raise WorkersError(
             f"{doing}: another worker has ended, or did not answer in time ({str(error).splitlines()[0]}). Its own "

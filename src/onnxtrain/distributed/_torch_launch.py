@@ -2,16 +2,72 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
+import socket
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.rendezvous import (
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousParameters,
+    RendezvousStoreInfo,
+    rendezvous_handler_registry,
+)
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+from onnxtrain.distributed._secret import private_group
 from onnxtrain.errors import WorkersError
+
+_BACKEND = "onnxtrain-one-machine"
+
+
+class _OneMachine(RendezvousHandler):
+    """The rendezvous of an agent that has no other beside it; PyTorch's own ones listen on all interfaces."""
+
+    def __init__(self, parameters: RendezvousParameters) -> None:
+        self._run_id = parameters.run_id
+        self._store = dist.HashStore()  # type: ignore[attr-defined]
+        self._round = 0
+
+    def get_backend(self) -> str:
+        return _BACKEND
+
+    @property
+    def use_agent_store(self) -> bool:
+        return False
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        self._round += 1
+        store = dist.PrefixStore(f"round-{self._round}", self._store)  # type: ignore[attr-defined]
+        # Our own workers use no port. A function that makes a process group of its own finds a free one here.
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            return RendezvousInfo(store, 0, 1, RendezvousStoreInfo("127.0.0.1", free.getsockname()[1]))
+
+    def is_closed(self) -> bool:
+        return False
+
+    def set_closed(self) -> None:
+        pass
+
+    def num_nodes_waiting(self) -> int:
+        return 0
+
+    def get_run_id(self) -> str:
+        return self._run_id
+
+    def shutdown(self) -> bool:
+        return True
+
+
+rendezvous_handler_registry.register(_BACKEND, _OneMachine)
 
 
 def launch_here(
@@ -24,9 +80,7 @@ def launch_here(
         max_nodes=1,
         nproc_per_node=workers,
         run_id=uuid.uuid4().hex,
-        rdzv_backend="c10d",
-        # Port 0: a free one.
-        rdzv_endpoint="localhost:0",
+        rdzv_backend=_BACKEND,
         max_restarts=restarts,
         # Seconds between two looks at the workers.
         monitor_interval=0.1,
@@ -38,7 +92,8 @@ def launch_here(
     entrypoint = function[0] if isinstance(function, Sequence) else function
     passed = [*function[1:], *arguments] if isinstance(function, Sequence) else arguments
     try:
-        results = elastic_launch(config, entrypoint)(*passed)
+        with private_group() as variables, _environment(variables):
+            results = elastic_launch(config, entrypoint)(*passed)
     except SignalException as signalled:
         # The workers have got the signal, have saved, and have ended.
         if signalled.sigval == signal.SIGINT:
@@ -53,3 +108,18 @@ def launch_here(
             f"{reason.strip()}"
         ) from error
     return [None] * workers if command else [results[rank] for rank in range(workers)]
+
+
+@contextlib.contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Sets environment variables, which the workers inherit, until the block ends."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

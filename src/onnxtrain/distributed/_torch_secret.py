@@ -1,0 +1,114 @@
+"""Lets workers prove to each other that they know the token of their group.
+
+PyTorch authenticates neither its stores nor gloo's connections: whoever reaches a port can take a worker's place, and
+objects are sent by pickle, which executes code. With a token the addresses in the store are signed, and each pair of
+workers answers a challenge over its connection before the first object is read.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from onnxtrain.errors import WorkersError
+
+_DIGEST = "sha256"
+_SIZE = 32
+"""Bytes of a challenge and of a digest."""
+_ANSWERS_WITHIN = timedelta(seconds=60)
+"""Time for an answer. Workers that are connected are all about to answer, however long they waited for each other."""
+
+
+class SignedStore(dist.Store):  # type: ignore[name-defined, misc]
+    """Signs the values of a store of PyTorch, so that a stranger's value is an error.
+
+    gloo publishes the addresses of the workers by `set` and reads them by `wait` and `get`. Counters, which `add` uses
+    for barriers, are not signed: a stranger can delay the workers by them, and no more.
+
+    Args:
+        store: the store that holds the values.
+        token: token of the group.
+    """
+
+    def __init__(self, store: Any, token: str) -> None:
+        super().__init__()
+        # PyTorch's stores have no types.
+        self._store: Any = store
+        self._token = token.encode()
+
+    def set(self, key: str, value: bytes) -> None:
+        """Stores the value behind its signature."""
+        self._store.set(key, self._sign(key, bytes(value)) + bytes(value))
+
+    def get(self, key: str) -> bytes:
+        """Returns the value. Raises WorkersError: somebody without the token has written it."""
+        signed: bytes = self._store.get(key)
+        signature, value = signed[:_SIZE], signed[_SIZE:]
+        if not hmac.compare_digest(signature, self._sign(key, value)):
+            raise WorkersError(
+                f"Joining the other workers: the entry '{key}' of their store is not signed with the token of this "
+                "group. A process that does not belong to the group writes to the store, or the workers were started "
+                "with different tokens. Start all workers again."
+            )
+        return value
+
+    def add(self, key: str, amount: int) -> int:
+        """Adds to a counter."""
+        return int(self._store.add(key, amount))
+
+    def wait(self, keys: list[str], timeout: timedelta) -> None:
+        """Waits until the keys exist."""
+        self._store.wait(keys, timeout)
+
+    def _sign(self, key: str, value: bytes) -> bytes:
+        return hmac.digest(self._token, f"{len(key)} {key} ".encode() + value, _DIGEST)
+
+
+def prove_membership(token: str, timeout: timedelta) -> None:
+    """Proves to each worker of the process group that this one knows the token, and demands the same proof.
+
+    Args:
+        token: token of the group.
+        timeout: timeout of the group, e.g. 30 minutes; nothing is waited for longer than a minute.
+
+    Raises:
+        WorkersError: a process answers in the place of a worker that does not know the token.
+        RuntimeError: a process does not answer.
+    """
+    rank = dist.get_rank()
+
+    # The direction is part of the answer: a challenge that is sent back does not answer itself.
+    def answer(challenge: bytes, prover: int, verifier: int) -> bytes:
+        return hmac.digest(token.encode(), f"{prover} to {verifier} ".encode() + challenge, _DIGEST)
+
+    timeout = min(timeout, _ANSWERS_WITHIN)
+    ours = {peer: os.urandom(_SIZE) for peer in range(dist.get_world_size()) if peer != rank}
+    theirs = _exchange(ours, timeout)
+    answers = _exchange({peer: answer(theirs[peer], rank, peer) for peer in ours}, timeout)
+    for peer, received in answers.items():
+        if not hmac.compare_digest(received, answer(ours[peer], peer, rank)):
+            raise WorkersError(
+                f"Joining the other workers: what answers as worker {peer} does not know the token of this group. A "
+                "process that does not belong to the group has taken its place, or the workers were started with "
+                "different tokens. Start all workers again."
+            )
+
+
+def _exchange(messages: Mapping[int, bytes], timeout: timedelta) -> dict[int, bytes]:
+    """Sends 32 bytes to each worker and returns what each has sent."""
+    sent = {
+        peer: torch.frombuffer(bytearray(message), dtype=torch.uint8) for peer, message in messages.items()
+    }
+    received = {peer: torch.empty(_SIZE, dtype=torch.uint8) for peer in messages}
+    pending = [dist.irecv(tensor, peer) for peer, tensor in received.items()]
+    pending += [dist.isend(tensor, peer) for peer, tensor in sent.items()]
+    for work in pending:
+        assert work is not None
+        work.wait(timeout)
+    return {peer: tensor.numpy().tobytes() for peer, tensor in received.items()}

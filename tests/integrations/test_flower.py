@@ -269,7 +269,7 @@ HOSTILE = {
     "lacking": (lambda r: r["arrays"].pop("w1"), r"it lacks \['w1'\]"),
     "another model": (
         lambda r: r.__setitem__("config", ConfigRecord({"onnxtrain-fingerprint": "0123"})),
-        "another model, with the fingerprint 0123",
+        "another model, with the fingerprint '0123'",
     ),
     "negative weight": (lambda r: r.__setitem__("metrics", MetricRecord({"num-examples": -5})), "is -5"),
     "no weight": (lambda r: r.__setitem__("metrics", MetricRecord({"loss": 1.0})), "is None"),
@@ -280,7 +280,7 @@ HOSTILE = {
     ),
     "too heavy": (
         lambda r: r.__setitem__("metrics", MetricRecord({"num-examples": 10**9})),
-        "expected 1 to 1000",
+        "expected a whole number from 1 to 1000",
     ),
     "NaN loss": (
         lambda r: r.__setitem__("metrics", MetricRecord({"num-examples": 50, "loss": math.nan})),

@@ -36,12 +36,13 @@ from onnxtrain.integrations.flower._privacy import SamplePrivacy, spent_epsilon
 from onnxtrain.integrations.flower._secure import secure_client
 from onnxtrain.integrations.flower._server import FederatedRun, run_federation, server_app
 from onnxtrain.integrations.flower._strategy import CheckedStrategy, RefusedUpdate
-from onnxtrain.integrations.flower._work import ClientData
+from onnxtrain.integrations.flower._work import ClientData, Limits
 
 __all__ = [
     "CheckedStrategy",
     "ClientData",
     "FederatedRun",
+    "Limits",
     "RefusedUpdate",
     "SamplePrivacy",
     "apply_arrays",

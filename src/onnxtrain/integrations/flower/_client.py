@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, cast
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
@@ -13,7 +12,7 @@ from flwr.clientapp import ClientApp
 from onnxtrain.errors import InputError
 from onnxtrain.integrations.flower._exchange import apply_arrays, trained_arrays
 from onnxtrain.integrations.flower._privacy import SamplePrivacy, spent_epsilon
-from onnxtrain.integrations.flower._work import ClientData, Metric, Settings, Work
+from onnxtrain.integrations.flower._work import ClientData, Limits, Metric, Settings, Work, asked_settings
 
 FINGERPRINT = "onnxtrain-fingerprint"
 """Key of the config that holds the model's fingerprint, in messages both ways."""
@@ -32,6 +31,7 @@ def client_app(
     seed: int = 0,
     metrics: Mapping[str, Metric] | None = None,
     privacy: SamplePrivacy | None = None,
+    limits: Limits | None = None,
     mods: Sequence[Any] = (),
 ) -> ClientApp:
     """Returns a Flower `ClientApp` that trains and evaluates a folder of artifacts on the client's own data.
@@ -41,7 +41,7 @@ def client_app(
     the last epoch as "loss". In evaluation it holds "num-examples", "loss" and the metrics.
 
     The server may set "epochs", "batch-size" and "learning-rate" for a round, in `train_config` of the strategy's
-    `start`.
+    `start`, up to `limits`.
 
     Args:
         artifacts: folder that `generate_artifacts` has written, the same as the server's.
@@ -55,32 +55,42 @@ def client_app(
             (outputs[0].argmax(1) == targets[0]).mean()}`. A metric receives the outputs behind the loss and the targets
             of all samples. Artifacts have such outputs by `additional_output_names`.
         privacy: train with differential privacy of each sample. The reply to the server then holds "epsilon", spent
-            over all rounds of this client so far, and the loss is not sent: it is computed without noise.
+            over all rounds of this client so far, and the loss is not sent: it is computed without noise. A round that
+            would spend more than `privacy.max_epsilon` is refused before it begins.
+        limits: the most that the server may ask for; `Limits()` by default. What is beyond a limit is refused: the
+            client answers with an error, and the round goes on without it.
         mods: Flower's mods for this app, e.g. `[fixedclipping_mod]`.
 
     Raises:
         InputError: a setting is no positive number.
     """
     settings = Settings(epochs=epochs, batch_size=batch_size, learning_rate=learning_rate)
+    bounds = Limits() if limits is None else limits
     app = ClientApp(mods=list(mods))
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
         # An exception in here becomes an error message: the server goes on without this client.
         work, config = _received(artifacts, message)
-        asked = _asked(settings, config)
+        asked = asked_settings(settings, config, bounds)
         samples = data(context).train
         client = int(cast(int, context.node_config.get("partition-id", context.node_id)))
-        round_number = int(cast(int, config.get("server-round", 0)))
-        loss, steps = work.train(samples, asked, (seed, client % 2**63, round_number), privacy)
-        count = len(samples[0])
+        round_number = config.get("server-round", 0)
+        if not isinstance(round_number, int) or not 0 <= round_number < 2**63:
+            raise InputError(
+                "Reading a message of the server: 'server-round' must be the number of a round, received "
+                f"{round_number!r}."
+            )
+        count = work.count(samples)
+        account = None
+        if privacy is not None:
+            # Spent before anything is computed from the samples: a round that fails half way counts as a whole one.
+            account = _account(context, asked.steps(count), min(1.0, asked.batch_size / count), privacy)
+        loss = work.train(samples, asked, (seed, client % 2**63, round_number), privacy)
         # Flower's strategies weigh by this number.
         values: dict[str, int | float] = {"num-examples": count}
         # The loss is computed from the samples without noise: to send it would leak what the noise hides.
-        if privacy is None:
-            values["loss"] = loss
-        else:
-            values["epsilon"] = _account(context, steps, min(1.0, asked.batch_size / count), privacy)
+        values |= {"loss": loss} if account is None else {"epsilon": account}
         return _reply(message, work, MetricRecord(values), trained_arrays(work.state))
 
     @app.evaluate()
@@ -90,7 +100,9 @@ def client_app(
         # Without samples there is nothing to average: the weight 0 leaves this client out.
         if not samples or not len(samples[0]):
             return _reply(message, work, MetricRecord({"num-examples": 0}))
-        count, values = work.evaluate(samples, _asked(settings, config).batch_size, metrics or {})
+        count, values = work.evaluate(
+            samples, asked_settings(settings, config, bounds).batch_size, metrics or {}
+        )
         return _reply(message, work, MetricRecord({"num-examples": count, **values}))
 
     return app
@@ -118,25 +130,27 @@ def _received(artifacts: str | os.PathLike[str], message: Message) -> tuple[Work
     return work, config
 
 
-def _asked(settings: Settings, config: ConfigRecord) -> Settings:
-    """Returns the settings of a round: those of the server where it sends any."""
-    names = {"epochs": "epochs", "batch_size": "batch-size", "learning_rate": "learning-rate"}
-    sent = {name: config[key] for name, key in names.items() if key in config}
-    # The dataclass checks the values.
-    return replace(settings, **cast(Any, sent))
-
-
 def _account(context: Context, steps: int, rate: float, privacy: SamplePrivacy) -> float:
-    """Adds steps to those of earlier rounds in the client's state, and returns the epsilon spent."""
+    """Adds steps to those of earlier rounds in the client's state, and returns the epsilon spent.
+
+    Raises:
+        InputError: it would be more than `privacy.max_epsilon`; nothing is added.
+    """
     record = context.state.config_records.get(_STEPS)
     # Rounds may differ in their rates: the largest one gives a bound for all.
     before, largest = (
         (0, 0.0) if record is None else (int(cast(int, record["steps"])), float(cast(float, record["rate"])))
     )
     steps, rate = before + steps, max(largest, rate)
+    epsilon = spent_epsilon(steps, rate, privacy.noise_multiplier, privacy.delta)
+    if not epsilon <= privacy.max_epsilon:
+        raise InputError(
+            f"Training a client: with the {steps - before} steps of this round it would have spent epsilon "
+            f"{epsilon:.3g}, more than max_epsilon={privacy.max_epsilon:g} of its SamplePrivacy. It does not train any more."
+        )
     # Flower keeps this record on the client from round to round.
     context.state[_STEPS] = ConfigRecord({"steps": steps, "rate": rate})
-    return spent_epsilon(steps, rate, privacy.noise_multiplier, privacy.delta)
+    return epsilon
 
 
 def _reply(message: Message, work: Work, metrics: MetricRecord, arrays: ArrayRecord | None = None) -> Message:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
@@ -73,36 +74,56 @@ def trained_arrays(state: CheckpointState) -> ArrayRecord:
         )
 
 
-def find_fault(arrays: Mapping[str, Array], expected: Mapping[str, Expected]) -> str | None:
-    """Describes what is wrong with the arrays of a message; None if nothing is.
+def read_arrays(record: ArrayRecord, expected: Mapping[str, Expected]) -> dict[str, Array]:
+    """Returns the arrays of a message by name, after checking each against what it must be.
 
     Args:
-        arrays: arrays by name.
+        record: the message's arrays.
         expected: what they must be, see `expected_arrays`.
 
-    Returns:
-        E.g. "'fc.weight' has shape [3, 4], expected [4, 3]".
+    Raises:
+        ValueError: names, shapes, dtypes or values are wrong, or the bytes are not those of an array; e.g. "'fc.weight'
+            has shape [3, 4], expected [4, 3]".
     """
     # Names first: with other names it is another model, and shapes say nothing.
-    missing = [name for name in expected if name not in arrays]
-    extra = [name for name in arrays if name not in expected]
+    missing = [name for name in expected if name not in record]
+    extra = [name for name in record if name not in expected]
     if missing or extra:
         parts = [f"it lacks {missing[:3]}"] * bool(missing) + [
             f"it has {extra[:3]}, which are not trained"
         ] * bool(extra)
-        return f"it belongs to another model: {' and '.join(parts)}"
-    for name, array in arrays.items():
-        # A shape that broadcasts would be averaged without an error: [1, 64] beside [32, 64].
-        dtype, shape = expected[name]
-        if tuple(array.shape) != shape:
-            return f"'{name}' has shape {list(array.shape)}, expected {list(shape)}"
-        if array.dtype != dtype:
-            return f"'{name}' is {array.dtype}, expected {dtype}"
-        # One NaN makes every average of the element NaN, in all later rounds.
-        wrong = int(array.size - np.isfinite(array).sum())
-        if wrong:
-            return f"'{name}' holds NaN or infinity in {wrong} of {array.size} elements"
-    return None
+        raise ValueError(f"it belongs to another model: {' and '.join(parts)}")
+    return {name: _read_array(name, record[name], expected[name]) for name in record}
+
+
+def _read_array(name: str, sent: FlowerArray, expected: Expected) -> Array:
+    """Returns one array; raises ValueError if it is not what is expected."""
+    try:
+        # The header is read first: memory is allocated by what it says, whatever the bytes behind it hold.
+        stream = io.BytesIO(sent.data)
+        if np.lib.format.read_magic(stream) != (1, 0):
+            raise ValueError("it is not in NumPy's format 1.0")
+        shape, _, dtype = np.lib.format.read_array_header_1_0(stream)
+    except Exception as error:
+        raise ValueError(f"{name!r} cannot be read ({error!r})") from error
+    # A shape that broadcasts would be averaged without an error: [1, 64] beside [32, 64].
+    if shape != expected.shape:
+        raise ValueError(f"{name!r} has shape {list(shape)}, expected {list(expected.shape)}")
+    if dtype != expected.dtype:
+        raise ValueError(f"{name!r} is {dtype}, expected {expected.dtype}")
+    try:
+        array = sent.numpy()
+    except Exception as error:
+        raise ValueError(f"{name!r} cannot be read ({error!r})") from error
+    require_finite(name, array)
+    return array
+
+
+def require_finite(name: str, array: Array) -> None:
+    """Raises ValueError if an array holds NaN or infinity, which would be in all later averages of the element."""
+    wrong = int(array.size - np.isfinite(array).sum())
+    if wrong:
+        raise ValueError(f"{name!r} holds NaN or infinity in {wrong} of {array.size} elements")
 
 
 def apply_arrays(state: CheckpointState, record: ArrayRecord) -> None:
@@ -116,13 +137,13 @@ def apply_arrays(state: CheckpointState, record: ArrayRecord) -> None:
         InputError: names, dtypes or shapes are those of another model, or a value is NaN or infinite.
     """
     trained = _trained(state)
-    arrays = {name: array.numpy() for name, array in record.items()}
     # Checked as a whole before anything is written, so that no state is half of one model and half of another.
-    fault = find_fault(arrays, _expected(trained.items()))
-    if fault is not None:
+    try:
+        arrays = read_arrays(record, _expected(trained.items()))
+    except ValueError as error:
         raise InputError(
-            f"Writing received arrays into the model: {fault}. Server and clients must hold the same artifacts."
-        )
+            f"Writing received arrays into the model: {error}. Server and clients must hold the same artifacts."
+        ) from error
     with state.lock:
         for name, buffer in trained.items():
             buffer.write(dtypes.narrow(arrays[name], buffer.dtype))

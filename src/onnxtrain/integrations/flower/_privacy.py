@@ -26,11 +26,14 @@ class SamplePrivacy:
             private.
         clip_norm: largest norm of the gradient of one sample, over all parameters, e.g. 1.0.
         delta: probability with which the guarantee may fail, e.g. 1e-5; choose less than 1 / number of samples.
+        max_epsilon: largest epsilon that a client spends over all rounds of one run of Flower, e.g. 10.0; it refuses to
+            train when a round would spend more. `math.inf` for no limit.
     """
 
     noise_multiplier: float
     clip_norm: float
     delta: float = 1e-5
+    max_epsilon: float = 10.0
 
     def __post_init__(self) -> None:
         for name in ("noise_multiplier", "clip_norm", "delta"):
@@ -38,6 +41,8 @@ class SamplePrivacy:
             if not math.isfinite(value) or value <= 0 or (name == "delta" and value >= 1):
                 allowed = "between 0 and 1" if name == "delta" else "positive"
                 raise InputError(f"SamplePrivacy: {name} must be {allowed}, received {value!r}.")
+        if not self.max_epsilon > 0:
+            raise InputError(f"SamplePrivacy: max_epsilon must be positive, received {self.max_epsilon!r}.")
 
 
 def check_private(module: Module) -> None:

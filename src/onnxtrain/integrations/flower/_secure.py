@@ -10,6 +10,7 @@ from flwr.app import Array as FlowerArray
 from flwr.app import ArrayRecord, Context
 from flwr.client import Client, NumPyClient
 
+from onnxtrain.errors import InputError
 from onnxtrain.integrations.flower._exchange import apply_arrays, trained_arrays
 from onnxtrain.integrations.flower._work import ClientData, Metric, Settings, Work
 from onnxtrain.runtime.dtypes import Array
@@ -77,7 +78,7 @@ class _SecureClient(NumPyClient):
     ) -> tuple[list[Array], int, dict[str, Any]]:
         # The round is not known here: the order of samples is the same in each.
         self._apply(parameters)
-        loss, _ = self._work.train(self._data.train, self._settings, self._seed)
+        loss = self._work.train(self._data.train, self._settings, self._seed)
         return self.get_parameters({}), len(self._data.train[0]), {"loss": loss}
 
     def evaluate(
@@ -94,6 +95,11 @@ class _SecureClient(NumPyClient):
     def _apply(self, parameters: Sequence[Array]) -> None:
         """Writes the server's arrays into the state."""
         present = trained_arrays(self._work.state)
+        if len(parameters) != len(present):
+            raise InputError(
+                f"Reading a message of the server: it holds {len(parameters)} arrays, and this client trains "
+                f"{len(present)}. Server and clients must hold the same artifacts."
+            )
         # Sums of secure aggregation come back as float64.
         arrays = [
             FlowerArray(array.astype(own.numpy().dtype, copy=False))

@@ -16,7 +16,7 @@ from onnxtrain.api import CheckpointState
 from onnxtrain.errors import InputError
 from onnxtrain.integrations.flower._exchange import apply_arrays, trained_arrays
 from onnxtrain.integrations.flower._strategy import CheckedStrategy, RefusedUpdate
-from onnxtrain.integrations.flower._work import Metric, Work
+from onnxtrain.integrations.flower._work import Metric, Settings, Work, asked_settings
 from onnxtrain.runtime.dtypes import Array
 
 # Samples per call of the server's evaluation; the result does not depend on it.
@@ -54,6 +54,7 @@ def run_federation(
     metrics: Mapping[str, Metric] | None = None,
     train_config: Mapping[str, int | float] | None = None,
     max_examples: int | None = None,
+    max_ratio: float = 10.0,
     timeout: float = 3600.0,
 ) -> FederatedRun:
     """Runs a federated training; call it in the main function of a Flower `ServerApp`.
@@ -71,6 +72,7 @@ def run_federation(
         train_config: settings of the clients' training that replace their own: "epochs", "batch-size",
             "learning-rate".
         max_examples: largest number of samples that a client may claim to have; see `CheckedStrategy`.
+        max_ratio: largest weight of a client as a multiple of the median of the round; see `CheckedStrategy`.
         timeout: seconds to wait for the clients of a round.
 
     Returns:
@@ -78,13 +80,14 @@ def run_federation(
 
     Raises:
         CheckpointError: `artifacts` is no folder of artifacts.
-        InputError: the strategy is not one of Flower's, or `rounds` is no positive integer.
+        InputError: the strategy is not one of Flower's, `rounds` is no positive integer, or a setting is out of range.
     """
     if isinstance(rounds, bool) or not isinstance(rounds, int) or rounds < 1:
         raise InputError(f"Running a federation: rounds must be a positive integer, received {rounds!r}.")
+    asked_settings(Settings(), train_config or {})
     # The server never trains: its artifacts may lack the optimizer.
     work = Work(artifacts, trains=False)
-    checked = CheckedStrategy(strategy, work.module.manifest, max_examples=max_examples)
+    checked = CheckedStrategy(strategy, work.module.manifest, max_examples=max_examples, max_ratio=max_ratio)
 
     # Flower calls it before the first round and after each.
     def after_round(number: int, arrays: ArrayRecord) -> MetricRecord | None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -49,10 +51,81 @@ class Settings:
     learning_rate: float | None = None
 
     def __post_init__(self) -> None:
-        for name, value in (("epochs", self.epochs), ("batch_size", self.batch_size)):
-            # Checked also for what the server sends: True is an integer for isinstance, 0 epochs would train nothing.
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise InputError(f"Training a client: {name} must be a positive integer, received {value!r}.")
+        _require_integers("Training a client", epochs=self.epochs, batch_size=self.batch_size)
+        if self.learning_rate is not None:
+            _require_number("Training a client", "learning_rate", self.learning_rate)
+
+    def steps(self, count: int) -> int:
+        """Returns the number of optimizer steps of a private round on `count` samples."""
+        return self.epochs * private_batches(count, self.batch_size)
+
+
+def private_batches(count: int, batch_size: int) -> int:
+    """Returns the number of batches of an epoch whose samples are drawn by chance."""
+    return max(1, round(count / batch_size))
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The most that a server may ask of a client in a round, for `client_app(..., limits=...)`.
+
+    A server may always ask for what the client's own settings are, and for less.
+
+    Attributes:
+        epochs: epochs per round, e.g. 50.
+        batch_size: samples per step, e.g. 1024, which bounds the memory of a step.
+        learning_rate: rate of the optimizer, e.g. 10.0.
+
+    Raises:
+        InputError: a value is out of range.
+    """
+
+    epochs: int = 50
+    batch_size: int = 1024
+    learning_rate: float = 10.0
+
+    def __post_init__(self) -> None:
+        _require_integers("Limits", epochs=self.epochs, batch_size=self.batch_size)
+        _require_number("Limits", "learning_rate", self.learning_rate)
+
+
+def _require_integers(doing: str, **values: object) -> None:
+    """Raises InputError unless all values are integers of 1 or more."""
+    for name, value in values.items():
+        # True is an integer for isinstance, and 0 epochs would train nothing.
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise InputError(f"{doing}: {name} must be a positive integer, received {value!r}.")
+
+
+def _require_number(doing: str, name: str, value: object) -> None:
+    """Raises InputError unless a value is a finite number of 0 or more."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        raise InputError(f"{doing}: {name} must be a finite number >= 0, received {value!r}.")
+
+
+def asked_settings(own: Settings, config: Mapping[str, Any], limits: Limits | None = None) -> Settings:
+    """Returns the settings of a round: those that the server has sent, the client's own where it has sent none.
+
+    Args:
+        own: the client's own settings.
+        config: what the server has sent, e.g. `{"epochs": 2, "learning-rate": 0.1}`; other keys are ignored.
+        limits: the most that the server may ask for; None for any number.
+
+    Raises:
+        InputError: a value is no number, or beyond its limit.
+    """
+    names = {"epochs": "epochs", "batch_size": "batch-size", "learning_rate": "learning-rate"}
+    sent = {name: config[key] for name, key in names.items() if key in config}
+    # The dataclass checks the values.
+    asked = replace(own, **sent)
+    for name in sent if limits is not None else ():
+        value, most = getattr(asked, name), max(getattr(limits, name), getattr(own, name) or 0)
+        if value > most:
+            raise InputError(
+                f"Training a client: the server asks for {names[name]} {value}, and this client takes at most {most}. "
+                f"Set a larger limit on the client, client_app(..., limits=Limits({name}=...)), or ask for less."
+            )
+    return asked
 
 
 def manifest_files(artifacts: str | os.PathLike[str]) -> dict[str, Path]:
@@ -66,7 +139,12 @@ def manifest_files(artifacts: str | os.PathLike[str]) -> dict[str, Path]:
     # A manifest that was cut off or written by hand may be any JSON.
     try:
         files = parse_json((folder / manifest).read_bytes())["files"]
-        return {role: folder / name for role, name in files.items()}
+        named = {role: name for role, name in files.items() if name is not None}
+        # Artifacts that somebody else has made must not lead to files outside of their folder.
+        wrong = [name for name in named.values() if name in ("", ".", "..") or Path(name).name != name]
+        if wrong or not {"checkpoint", "training_model"} <= named.keys():
+            raise ValueError(f"files {files}")
+        return {role: folder / name for role, name in named.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(
             f"Reading artifacts: '{folder}' is no folder that generate_artifacts has written "
@@ -107,7 +185,7 @@ class Work:
         settings: Settings,
         seed: Sequence[int],
         privacy: SamplePrivacy | None = None,
-    ) -> tuple[float, int]:
+    ) -> float:
         """Trains some epochs with a new optimizer.
 
         Args:
@@ -117,13 +195,13 @@ class Work:
             privacy: clip the gradient of each sample, and add noise.
 
         Returns:
-            The mean loss of the last epoch, NaN if no sample of it counted, and the number of optimizer steps.
+            The mean loss of the last epoch, NaN if no sample of it counted.
 
         Raises:
             InputError: the arrays do not fit the model.
             DivergenceError: the loss is NaN or infinite.
         """
-        count = self._count(data)
+        count = self.count(data)
         if privacy is not None:
             check_private(self.module)
         # Moments start anew in each round, as the server averages parameters alone.
@@ -156,13 +234,13 @@ class Work:
                 weight += counted
                 steps += 1
             mean = self._over_all(total, weight)
-        return mean, steps
+        return mean
 
     def evaluate(
         self, data: Sequence[Array], batch_size: int, metrics: Mapping[str, Metric]
     ) -> tuple[int, dict[str, float]]:
         """Computes the loss and the metrics over all samples; returns the number of samples and the values by name."""
-        count = self._count(data)
+        count = self.count(data)
         targets = len(self.module.manifest.targets)
         total = weight = 0.0
         collected: list[list[Array]] = []
@@ -199,7 +277,7 @@ class Work:
             return total
         return total / weight if weight else float("nan")
 
-    def _count(self, data: Sequence[Array]) -> int:
+    def count(self, data: Sequence[Array]) -> int:
         """Returns the number of samples; InputError if the arrays have none, or differ in their number."""
         names = self.module.input_names()
         if len(data) != len(names):
@@ -229,5 +307,5 @@ def _poisson(count: int, batch_size: int, random: np.random.Generator) -> Iterat
     The accountant's epsilon holds for batches drawn so, not for shuffled ones.
     """
     rate = min(1.0, batch_size / count)
-    for _ in range(max(1, round(count / batch_size))):
+    for _ in range(private_batches(count, batch_size)):
         yield np.flatnonzero(random.random(count) < rate)

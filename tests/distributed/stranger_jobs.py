@@ -1,4 +1,4 @@
-"""What workers do while a process that does not belong to them knocks at their ports."""
+"""Jobs of workers whose ports a process that does not belong to them connects to."""
 
 from __future__ import annotations
 

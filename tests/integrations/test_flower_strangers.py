@@ -1,4 +1,4 @@
-"""What a hostile client can do to a server of Flower, and a hostile server to a client."""
+"""Hostile clients of a Flower server, and hostile servers of a client."""
 
 from __future__ import annotations
 

@@ -146,7 +146,7 @@ def _account(context: Context, steps: int, rate: float, privacy: SamplePrivacy) 
     if not epsilon <= privacy.max_epsilon:
         raise InputError(
             f"Training a client: with the {steps - before} steps of this round it would have spent epsilon "
-            f"{epsilon:.3g}, more than max_epsilon={privacy.max_epsilon:g} of its SamplePrivacy. It does not train any more."
+            f"{epsilon:.3g}, more than max_epsilon={privacy.max_epsilon:g} of its SamplePrivacy."
         )
     # Flower keeps this record on the client from round to round.
     context.state[_STEPS] = ConfigRecord({"steps": steps, "rate": rate})

@@ -4,9 +4,10 @@
  * With the two headers without which browsers give no page threads, and compressed, as web servers do it.
  */
 
-import { createReadStream, readFileSync, statSync } from "node:fs";
+import { createReadStream, readFileSync, realpathSync, statSync } from "node:fs";
 import { createServer } from "node:http";
-import { dirname, extname, join, normalize, sep } from "node:path";
+import { dirname, extname, join, sep } from "node:path";
+import { pipeline } from "node:stream";
 import { fileURLToPath } from "node:url";
 import { gzipSync } from "node:zlib";
 
@@ -33,12 +34,21 @@ export function serve(port = 0, folder = dist, host = "127.0.0.1") {
     };
     let path;
     try {
-      path = normalize(join(folder, decodeURIComponent(new URL(request.url, "http://localhost").pathname)));
-      if (path !== folder && !path.startsWith(folder + sep)) throw new Error("outside");
-      if (statSync(path).isDirectory()) path = join(path, "index.html");
+      // Links and ".." are followed first: what is served is in the folder.
+      const root = realpathSync(folder);
+      const at = (name) => {
+        const real = realpathSync(name);
+        if (real !== root && !real.startsWith(root + sep)) throw new Error("outside");
+        return real;
+      };
+      path = at(join(root, decodeURIComponent(new URL(request.url, "http://localhost").pathname)));
+      if (statSync(path).isDirectory()) path = at(join(path, "index.html"));
+      const { size, mtimeMs } = statSync(path);
+      // A folder that is named like a file, a pipe, a device.
+      if (!statSync(path).isFile()) throw new Error("no file");
       headers["Content-Type"] = TYPES[extname(path)] ?? "application/octet-stream";
-      if (statSync(path).size > 1024 && /\bgzip\b/.test(request.headers["accept-encoding"] ?? "")) {
-        const key = `${path} ${statSync(path).mtimeMs}`;
+      if (size > 1024 && /\bgzip\b/.test(request.headers["accept-encoding"] ?? "")) {
+        const key = `${path} ${mtimeMs}`;
         if (!compressed.has(key)) compressed.set(key, gzipSync(readFileSync(path)));
         response.writeHead(200, { ...headers, "Content-Encoding": "gzip" }).end(compressed.get(key));
         return;
@@ -48,7 +58,8 @@ export function serve(port = 0, folder = dist, host = "127.0.0.1") {
       return;
     }
     response.writeHead(200, headers);
-    createReadStream(path).pipe(response);
+    // Ends both sides when the file cannot be read, or the browser leaves.
+    pipeline(createReadStream(path), response, () => {});
   });
   return new Promise((resolve, reject) => {
     server.once("error", reject);

@@ -2,6 +2,7 @@
 
 import { ModelLoadError, messageOf } from "./errors.js";
 import { type ExternalFile, embeddedManifest, externalFiles } from "./export.js";
+import { readInside, segments, urlInside } from "./folder.js";
 import { asObject, parseJson } from "./json.js";
 import { type Manifest, parseManifest } from "./manifest.js";
 
@@ -36,7 +37,7 @@ type Read = (name: string) => Promise<Uint8Array>;
  */
 export async function loadArtifacts(artifacts: Artifacts): Promise<Run> {
   const { read, manifestName } =
-    typeof artifacts === "string" || artifacts instanceof URL ? folder(artifacts) : memory(artifacts);
+    typeof artifacts === "string" || artifacts instanceof URL ? fromUrl(artifacts) : memory(artifacts);
   const text = new TextDecoder().decode(await read(manifestName));
   const manifest = parseManifest(text, `'${manifestName}'`);
   const { files } = manifest;
@@ -71,7 +72,9 @@ function checkModel(bytes: Uint8Array, source: string, manifest: Manifest): stri
     if (asObject(parseJson(text), "its manifest")["fingerprint"] !== manifest.fingerprint) {
       throw new Error("it belongs to another run than the manifest");
     }
-    return externalFiles(bytes);
+    const names = externalFiles(bytes);
+    names.forEach(segments);
+    return names;
   } catch (error) {
     throw new ModelLoadError(
       `Loading ${source}: ${messageOf(error)}. Pass all files of one run as generate_artifacts wrote them.`,
@@ -108,7 +111,7 @@ function memory(files: Readonly<Record<string, Uint8Array>>): { read: Read; mani
 }
 
 /** Reads from a folder by its URL, or by the URL of the manifest in it. */
-function folder(artifacts: URL | string): { read: Read; manifestName: string } {
+function fromUrl(artifacts: URL | string): { read: Read; manifestName: string } {
   // In a page relative URLs are those of the document, or of the worker's script.
   const page: string | undefined =
     (globalThis as { document?: { baseURI: string } }).document?.baseURI ?? globalThis.location?.href;
@@ -122,29 +125,29 @@ function folder(artifacts: URL | string): { read: Read; manifestName: string } {
     );
   }
   let manifestName = "manifest.json";
-  if (base.pathname.endsWith(manifestName))
-    manifestName = decodeURIComponent(base.pathname.slice(base.pathname.lastIndexOf("/") + 1));
-  else if (!base.pathname.endsWith("/")) base.pathname += "/";
+  const folder = new URL(base);
+  if (base.pathname.endsWith(manifestName)) {
+    const slash = base.pathname.lastIndexOf("/") + 1;
+    manifestName = base.pathname.slice(slash);
+    folder.pathname = base.pathname.slice(0, slash);
+  } else {
+    if (!folder.pathname.endsWith("/")) folder.pathname += "/";
+    base = urlInside(folder, manifestName);
+  }
   const read = async (name: string): Promise<Uint8Array> => {
-    // Names are joined as paths: one such as "//host/file" must not leave the folder's server.
-    const url = new URL(base);
-    url.pathname =
-      base.pathname.slice(0, base.pathname.lastIndexOf("/") + 1) + name.split("/").map(encodeURIComponent).join("/");
+    let place = `'${name}'`;
     try {
-      if (url.protocol === "file:") {
-        // Node's fetch reads no files. The name is put together so that bundlers for pages do not look for it.
-        const module = ["node", "fs/promises"].join(":");
-        const { readFile } = (await import(/* @vite-ignore */ /* webpackIgnore: true */ module)) as {
-          readFile(url: URL): Promise<Uint8Array>;
-        };
-        return new Uint8Array(await readFile(url));
-      }
+      // The manifest is where the caller says; every other name is a stranger's.
+      const url = name === manifestName ? base : urlInside(folder, name);
+      place = url.href;
+      // Node's fetch reads no files.
+      if (url.protocol === "file:") return await readInside(folder, url);
       const response = await fetch(url);
       if (!response.ok) throw new Error(`the server answered ${response.status} ${response.statusText}`);
       return new Uint8Array(await response.arrayBuffer());
     } catch (error) {
       throw new ModelLoadError(
-        `Loading the artifacts: reading ${url.href} failed: ${messageOf(error)}. Check that all files of the run are in this folder.`,
+        `Loading the artifacts: reading ${place} failed: ${messageOf(error)}. Check that all files of the run are in this folder.`,
         { cause: error },
       );
     }

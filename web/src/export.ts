@@ -207,14 +207,60 @@ export function exportInferenceModel(
   return join([...modelFields(model, kept), embed(MODEL_GRAPH, ...parts)]);
 }
 
-/** Returns the names of the files in which a model keeps data of its initializers. */
+// [field number, kind of message] of the messages in which tensors can be, by the kind of the message around them.
+const CONTENTS: Record<string, readonly [number, string][]> = {
+  model: [
+    [MODEL_GRAPH, "graph"],
+    [20, "training"],
+    [MODEL_FUNCTION, "function"],
+  ],
+  training: [
+    [1, "graph"],
+    [2, "graph"],
+  ],
+  function: [
+    [7, "node"],
+    [11, "attribute"],
+  ],
+  graph: [
+    [NODE, "node"],
+    [INITIALIZER, "tensor"],
+    [SPARSE_INITIALIZER, "sparse"],
+  ],
+  node: [[5, "attribute"]],
+  attribute: [
+    [5, "tensor"],
+    [6, "graph"],
+    [10, "tensor"],
+    [11, "graph"],
+    [22, "sparse"],
+    [23, "sparse"],
+  ],
+  sparse: [
+    [1, "tensor"],
+    [2, "tensor"],
+  ],
+};
+// protobuf itself reads at most 100 messages inside one another.
+const MAX_DEPTH = 100;
+
+/**
+ * Returns the names of the files in which a model keeps data, wherever its tensors are: ONNX Runtime would look for one
+ * that is not passed to it in the file system.
+ */
 export function externalFiles(model: Uint8Array): string[] {
   const names = new Set<string>();
-  for (const graph of messages(model, MODEL_GRAPH)) {
-    for (const tensor of messages(graph, INITIALIZER)) {
-      for (const entry of messages(tensor, TENSOR_EXTERNAL))
+  const pending: { data: Uint8Array; kind: string; depth: number }[] = [{ data: model, kind: "model", depth: 0 }];
+  while (pending.length) {
+    const { data, kind, depth } = pending.pop()!;
+    if (depth > MAX_DEPTH) throw new Error(`its graphs are nested more than ${MAX_DEPTH} messages deep`);
+    if (kind === "tensor") {
+      for (const entry of messages(data, TENSOR_EXTERNAL))
         if (textOf(entry, 1) === "location") names.add(textOf(entry, 2));
+      continue;
     }
+    for (const [number, inner] of CONTENTS[kind]!)
+      for (const payload of messages(data, number)) pending.push({ data: payload, kind: inner, depth: depth + 1 });
   }
   return [...names];
 }

@@ -128,7 +128,7 @@ function readInput(entry: Json): InputSpec {
   let shape: Dim[] | null = null;
   if (object["shape"] !== undefined && object["shape"] !== null) {
     const dims = asList(object["shape"], `the shape of '${name}'`);
-    if (!dims.every((d) => d === null || typeof d === "string" || Number.isSafeInteger(d))) {
+    if (!dims.every((d) => d === null || typeof d === "string" || (Number.isSafeInteger(d) && (d as number) >= 0))) {
       throw new Error(`the shape of '${name}' is no list of sizes and names`);
     }
     shape = dims as Dim[];

@@ -1,10 +1,13 @@
 /** Knows the inputs and outputs of the models of a run, and checks sessions against the manifest. */
 
 import type { InferenceSession } from "onnxruntime-common";
-import { dtypeOf } from "./dtypes.js";
+import { dtypeOf, elements } from "./dtypes.js";
 import { ModelLoadError } from "./errors.js";
 import type { Manifest } from "./manifest.js";
 import { type MomentSpec, momentInput } from "./state.js";
+
+// Moments of this many elements may be larger than their parameter.
+const SMALL = 1024;
 
 /** What a session computes: a training step, an optimizer step, or results for the caller. */
 export type Kind = "training" | "optimizer" | "results";
@@ -95,6 +98,13 @@ export function momentSpecs(manifest: Manifest, session: InferenceSession, sourc
       if (!input.isTensor || !input.shape.every((size) => typeof size === "number")) {
         throw new ModelLoadError(
           `Loading ${source}: its input '${name}' is no tensor of a fixed shape. Generate the artifacts again.`,
+        );
+      }
+      const count = elements(input.shape as number[]);
+      // The state is allocated by these sizes, which nothing else in the files bounds.
+      if (!(count <= Math.max(SMALL, elements(parameter.shape)))) {
+        throw new ModelLoadError(
+          `Loading ${source}: its input '${name}' has the shape [${input.shape.join(", ")}], more elements than the parameter's [${parameter.shape.join(", ")}]. Generate the artifacts again.`,
         );
       }
       specs.push({

@@ -68,8 +68,7 @@ export function decodeSafetensors(bytes: Uint8Array): {
   const header = asObject(parseJson(text), "its header");
   const data = file.subarray(8 + length);
   const metadata: Record<string, string> = {};
-  const spans: [number, number, string][] = [];
-  const tensors = new Map<string, RawTensor>();
+  const spans: { begin: number; end: number; key: string; dtype: DType; shape: number[] }[] = [];
   for (const [key, entry] of Object.entries(header)) {
     if (key === "__metadata__") {
       for (const [name, value] of Object.entries(asObject(entry, "its metadata")))
@@ -95,17 +94,20 @@ export function decodeSafetensors(bytes: Uint8Array): {
     }
     if (end - begin !== elements(shape) * dtype.size)
       throw new Error(`the data of '${key}' has another size than its shape`);
-    spans.push([begin, end, key]);
-    // A copy also aligns the data, which typed arrays need.
-    tensors.set(key, { dtype, shape, bytes: data.slice(begin, end) });
+    spans.push({ begin, end, key, dtype, shape });
   }
   // Gaps and overlaps: the safetensors package refuses both, as bytes that nobody reads could hide anything.
   let position = 0;
-  for (const [begin, end, key] of spans.sort((a, b) => a[0] - b[0] || a[1] - b[1])) {
+  for (const { begin, end, key } of [...spans].sort((a, b) => a.begin - b.begin || a.end - b.end)) {
     if (begin !== position) throw new Error(`the data of '${key}' does not follow that of the tensor before it`);
     position = end;
   }
   if (position !== data.length)
     throw new Error(`${data.length - position} bytes follow the last tensor, or the file is truncated`);
+  // Copied when nothing overlaps: then all copies together are no larger than the file. They are aligned, too, as typed
+  // arrays need it.
+  const tensors = new Map<string, RawTensor>(
+    spans.map(({ begin, end, key, dtype, shape }) => [key, { dtype, shape, bytes: data.slice(begin, end) }]),
+  );
   return { metadata, tensors };
 }

@@ -4,7 +4,7 @@ import type { Tensor } from "onnxruntime-common";
 import { elements } from "./dtypes.js";
 import type { Engine, Outputs } from "./engine.js";
 import { gradientsOf } from "./gradients.js";
-import type { Manifest } from "./manifest.js";
+import type { InputSpec, Manifest } from "./manifest.js";
 import { type ExecutionProviders, type OrtModule, dispose, toTensor } from "./ort.js";
 import type { State } from "./state.js";
 
@@ -15,6 +15,8 @@ const LARGE = 1_000_000;
 /** Most steps, and milliseconds, of the warm-up in `create`. In headless Chromium the engine compiles for about a second. */
 const STEPS = 200;
 const MILLISECONDS = 750;
+/** Bytes of inputs and targets above which they are not made up: a manifest may declare any sizes. */
+const LARGEST_FEEDS = 2 ** 28;
 /** Milliseconds after which a page may draw: one frame. */
 const FRAME = 16;
 
@@ -41,7 +43,7 @@ export async function warmOnZeros(
   const names = providers?.map((provider) => (typeof provider === "string" ? provider : provider.name)) ?? [];
   // onnxruntime-node computes by machine code, and has no version of the web.
   const compiles = ort.env?.versions?.web !== undefined && names.every((name) => ["wasm", "cpu"].includes(name));
-  if (!compiles || size > LARGE) return;
+  if (!compiles || size > LARGE || feedBytes(engine.manifest) > LARGEST_FEEDS) return;
   const start = performance.now();
   try {
     const feeds = zeros(ort, engine.manifest);
@@ -59,12 +61,26 @@ export async function warmOnZeros(
   }
 }
 
+/** Returns the sizes of an input, with `SIZE` for axes that may change. */
+function sizesOf({ shape }: InputSpec): number[] {
+  return (shape ?? []).map((axis) => (typeof axis === "number" ? axis : SIZE));
+}
+
+/** Returns the bytes of all inputs and targets. */
+function feedBytes(manifest: Manifest): number {
+  return [...manifest.inputs, ...manifest.targets].reduce(
+    (sum, spec) => sum + elements(sizesOf(spec)) * spec.dtype.size,
+    0,
+  );
+}
+
 /** Makes inputs and targets of zeros. */
 function zeros(ort: OrtModule, manifest: Manifest): Record<string, Tensor> {
   return Object.fromEntries(
-    [...manifest.inputs, ...manifest.targets].map(({ name, dtype, shape }) => {
-      const sizes = (shape ?? []).map((axis) => (typeof axis === "number" ? axis : SIZE));
-      return [name, toTensor(ort, { dtype, shape: sizes, bytes: new Uint8Array(elements(sizes) * dtype.size) })];
+    [...manifest.inputs, ...manifest.targets].map((spec) => {
+      const shape = sizesOf(spec);
+      const bytes = new Uint8Array(elements(shape) * spec.dtype.size);
+      return [spec.name, toTensor(ort, { dtype: spec.dtype, shape, bytes })];
     }),
   );
 }

@@ -17,9 +17,8 @@ export interface Field {
   readonly raw: Uint8Array;
 }
 
-/** Splits a message into its fields; throws an Error if it is damaged. */
-export function parseMessage(data: Uint8Array): Field[] {
-  const fields: Field[] = [];
+/** Yields the fields of a message; throws an Error if it is damaged. Fields may be many times larger than their bytes. */
+function* fieldsOf(data: Uint8Array): Generator<Field> {
   let position = 0;
   const varint = (): number => {
     let value = 0;
@@ -46,16 +45,20 @@ export function parseMessage(data: Uint8Array): Field[] {
     } else if (kind === FIXED64 || kind === FIXED32) position += kind === FIXED64 ? 8 : 4;
     else throw new Error(`unknown wire type ${kind}`);
     if (position > data.length) throw new Error("a field reaches beyond the end of its message");
-    fields.push({ number: Math.floor(key / 8), payload, integer, raw: data.subarray(start, position) });
+    yield { number: Math.floor(key / 8), payload, integer, raw: data.subarray(start, position) };
   }
-  return fields;
+}
+
+/** Splits a message into its fields; throws an Error if it is damaged. */
+export function parseMessage(data: Uint8Array): Field[] {
+  return [...fieldsOf(data)];
 }
 
 /** Returns the payloads of a repeated message field. */
 export function messages(data: Uint8Array, number: number): Uint8Array[] {
-  return parseMessage(data)
-    .filter((field) => field.number === number)
-    .map((field) => field.payload);
+  const payloads: Uint8Array[] = [];
+  for (const field of fieldsOf(data)) if (field.number === number) payloads.push(field.payload);
+  return payloads;
 }
 
 const decoder = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true });

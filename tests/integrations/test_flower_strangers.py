@@ -183,6 +183,27 @@ def test_numbers_within_the_limits_are_weights(artifacts: Path, data: ClientData
     assert run.train[1]["loss"] == pytest.approx((3 * honest + 2 * 7.0) / 5)
 
 
+def test_the_reason_of_an_error_reaches_the_log_without_control_characters(
+    artifacts: Path, data: ClientData, caplog: pytest.LogCaptureFixture
+) -> None:
+    def dying(client: int, answer: Message) -> Message:
+        raise ConnectionError("\x1b[2J\u202e\x9b" + "x" * 2**20)
+
+    grid = LocalGrid(client_app(artifacts, lambda context: data), 2, dying)
+    # Flower's logger does not pass its records on.
+    monitor = logging.getLogger("flwr")
+    monitor.addHandler(caplog.handler)
+    try:
+        run_federation(grid, artifacts, full_of(2), rounds=1)
+    finally:
+        monitor.removeHandler(caplog.handler)
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(grid.errors) == 2
+    assert sum(r"\x1b[2J\u202e\x9bxxx" in line for line in lines) == 2
+    assert not any(set("\x1b\u202e\x9b") & set(line) for line in lines)
+    assert max(map(len, lines)) < 1000
+
+
 def test_an_average_that_overflows_leaves_the_model(artifacts: Path, data: ClientData) -> None:
     app = client_app(artifacts, lambda context: data)
 

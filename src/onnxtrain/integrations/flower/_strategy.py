@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 
 from flwr.app import Array as FlowerArray
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
@@ -163,6 +163,9 @@ class CheckedStrategy(Strategy):
         for message in replies:
             answers.append(message)
             if message.has_error():
+                # Flower's strategies log it.
+                reason = (message.error.reason or "")[:_REASON_LENGTH]
+                message.error = Error(message.error.code, reason if reason.isprintable() else repr(reason))
                 continue
             try:
                 check(message)

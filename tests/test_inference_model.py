@@ -120,6 +120,70 @@ def test_outputs_that_are_inputs_or_parameters(tmp_path: Path) -> None:
         np.testing.assert_allclose(value, expected, rtol=1e-5, atol=1e-6)
 
 
+# Outputs of a file beside `h`, which the loss reads, and the nodes that write them.
+OUTPUTS = {
+    "an Identity": ("float[n, 4] y", "y = Identity(h)"),
+    "two Identities": ("float[n, 4] y", "i = Identity(h) y = Identity(i)"),
+    "a constant If": (
+        "float[n, 4] y",
+        """c = Constant<value = bool {1}>() y = If(c) <then_branch = t () => (float[n, 4] r) { r = Relu(h) },
+        else_branch = e () => (float[n, 4] s) { s = Tanh(h) }>""",
+    ),
+    "ConcatFromSequence": (
+        "float[n, 8] y",
+        "q = SequenceConstruct(h, h) y = ConcatFromSequence<axis = 1>(q)",
+    ),
+    "SequenceAt": ("float[n, 2] y", "q = SplitToSequence<axis = 1>(h, sizes) y = SequenceAt(q, first)"),
+    "SequenceLength": ("int64 y", "q = SequenceConstruct(h, h) y = SequenceLength(q)"),
+    "an Identity of the input": ("float[n, 4] y", "y = Identity(x)"),
+    "an Identity of a weight": ("float[4, 4] y", "y = Identity(w)"),
+    "the input itself": ("float[n, 4] x", ""),
+    "a trained weight": ("float[4, 4] w", ""),
+    "an initializer": ("float[2] anchors", ""),
+    "an initializer of integers": ("int64[2] sizes", ""),
+    "an Identity of integers": ("int64[2] y", "y = Identity(sizes)"),
+}
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("kind", OUTPUTS)
+def test_every_output_of_a_file_can_be_exported(kind: str, first: bool, tmp_path: Path) -> None:
+    """By the device, where the loss reads the output or is told of it, and by `Trainer`."""
+    output, nodes = OUTPUTS[kind]
+    own = output.split()[-1]
+    outputs = f"{output}, float[n, 4] z" if first else f"float[n, 4] z, {output}"
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["": 17]>
+        net (float[n, 4] x) => ({outputs})
+        <float[4, 4] w = {{1, 0, 0, 0.5, 0, 1, 0, 0, 0, 0, 1, 0, 0.3, 0, 0, 1}}, int64[2] sizes = {{2, 2}},
+        int64 first = {{0}}, float[2] anchors = {{7, 8}}> {{ h = MatMul(x, w) z = Sin(h) {nodes} }}""")
+    x = np.random.default_rng(0).standard_normal((3, 4)).astype(np.float32)
+    names = [value.name for value in model.graph.output]
+    given = dict(zip(names, ort.InferenceSession(model.SerializeToString()).run(names, {"x": x}), strict=True))
+
+    read = own if own == "y" and "Identity(x)" not in nodes and "(w)" not in nodes and "int64" not in output else "z"
+    for further in ([], names):
+        folder = tmp_path / f"artifacts{len(further)}"
+        generate_artifacts(
+            model, loss="mse", loss_input_names=[read], additional_output_names=further, artifact_directory=folder
+        )
+        state = CheckpointState.load_checkpoint(folder / "checkpoint")
+        module = Module(folder / "training_model.onnx", state, folder / "eval_model.onnx")
+        # Of the values that the loss does not read the eval model has those that it is told of.
+        exported = names if further else [own] if own == read else [own, "z"]
+        module.export_model_for_inferencing(folder / "out.onnx", exported)
+        onnx.checker.check_model(folder / "out.onnx", full_check=True)
+        results = ort.InferenceSession(folder / "out.onnx").run(exported, {"x": x})
+        for name, value in zip(exported, results, strict=True):
+            np.testing.assert_allclose(value, given[name], rtol=1e-6, err_msg=name)
+
+    trainer = Trainer(model, "mse", loss_input_names=read)
+    trainer.export(tmp_path / "out.onnx")
+    session = ort.InferenceSession(tmp_path / "out.onnx")
+    assert [value.name for value in session.get_outputs()] == names
+    for value, name in zip(session.run(None, {"x": x}), names, strict=True):
+        np.testing.assert_allclose(value, given[name], rtol=1e-6, err_msg=name)
+
+
 def test_without_outputs_but_the_loss_there_is_none(tmp_path: Path) -> None:
     model = onnx.parser.parse_model(
         """<ir_version: 10, opset_import: ["": 21]> net (float[n, 2] x) => (float loss)

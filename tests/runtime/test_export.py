@@ -93,8 +93,8 @@ def test_statistics_become_initializers(tmp_path):
     ("names", "message"),
     [
         (["nope"], r"unknown names \['nope'\]\. The eval model computes: loss, logits, a, h\."),
-        (["x"], r"unknown names \['x'\]"),
-        (["fc1.weight"], r"unknown names \['fc1.weight'\]"),
+        (["x"], r"\['x'\] are inputs or parameters, so the model would compute nothing"),
+        (["x", "fc1.weight"], r"\['x', 'fc1.weight'\] are inputs or parameters"),
         ([], "expected distinct names"),
         (["logits", "logits"], "expected distinct names"),
         ("logits", "expected a list of names, received the str 'logits'"),

@@ -219,20 +219,25 @@ def _external(tensors: Sequence[_Tensor], files: FileSet, name: str) -> list[Byt
 
 
 def _check_names(graph: Graph, names: Sequence[str]) -> None:
-    """Raises InputError unless all names are different values that a node computes."""
-    # Inputs and parameters are no candidates: a model that returns them computes nothing.
+    """Raises InputError unless all names are different values of the graph and a node computes at least one of them."""
     computed = [name for node in graph.nodes for name in node.writes if name]
-    unknown = [name for name in names if name not in computed]
-    if not names or unknown or len(set(names)) != len(names):
-        # From the end of the graph: predictions are near the loss.
-        candidates = [*graph.outputs, *(n for n in reversed(computed) if n not in graph.outputs)]
-        problem = (
-            f"unknown names {unknown}" if unknown else f"expected distinct names, received {list(names)}"
-        )
-        raise InputError(
-            f"Exporting for inference: {problem}. The eval model computes: {', '.join(candidates[:_SHOWN])}"
-            f"{', ...' if len(candidates) > _SHOWN else ''}."
-        )
+    # A model may return its inputs and parameters, too, beside what it computes.
+    unknown = [name for name in names if name not in {*computed, *graph.inputs, *graph.initializers}]
+    if unknown:
+        problem = f"unknown names {unknown}"
+    elif not names or len(set(names)) != len(names):
+        problem = f"expected distinct names, received {list(names)}"
+    elif not set(names) & set(computed):
+        problem = f"{list(names)} are inputs or parameters, so the model would compute nothing"
+    else:
+        return
+    # From the end of the graph: predictions are near the loss.
+    candidates = [*graph.outputs, *(n for n in reversed(computed) if n not in graph.outputs)]
+    raise InputError(
+        f"Exporting for inference: {problem}. The eval model computes: {', '.join(candidates[:_SHOWN])}"
+        f"{', ...' if len(candidates) > _SHOWN else ''}. It computes what additional_output_names of "
+        "generate_artifacts names, too."
+    )
 
 
 def export_inference_model(
@@ -250,7 +255,7 @@ def export_inference_model(
         output_names: names of the outputs, in order, e.g. ["logits"].
 
     Raises:
-        InputError: a name is not computed by the eval model.
+        InputError: a name is not a value of the eval model, or none of them is computed.
         ModelLoadError: the eval model cannot be read.
         ModelError: the file cannot be written.
     """
@@ -283,7 +288,7 @@ def export_inference_model(
         raise ModelLoadError(f"Exporting for inference: reading the {source} failed: {error}.") from error
     tensors = [_embedded_tensor(t, eval_model) for t in graph.initializers.values()]
     output_infos: dict[str, Bytes] = {
-        n: v for n, v in {**graph.values, **graph.outputs}.items() if n in output_names
+        n: v for n, v in {**graph.values, **graph.inputs, **graph.outputs}.items() if n in output_names
     }
     # A session costs time, so one is opened only if the eval model does not declare all outputs.
     if len(output_infos) < len(output_names):

@@ -6,12 +6,13 @@ from collections.abc import Collection, Sequence
 
 import onnx_ir as ir
 
-from onnxtrain.emitter import Emitter, find_value, static_dims
+from onnxtrain.emitter import Emitter, find_value, static_dims, values_by_name
 from onnxtrain.errors import GraphBuildError
 from onnxtrain.losses import mark_labels
 from onnxtrain.passes import (
     CleanupPass,
     ReluAfterMaxPoolPass,
+    add_constant,
     dropout_traces,
     infer_shapes,
     remove_unread_nodes,
@@ -80,6 +81,34 @@ def _make_scalar(model: ir.Model) -> None:
         loss.name = writer.unique_name(f"{name}_unsqueezed")
         scalar.name, scalar.shape, scalar.type = name, ir.Shape([]), loss.type
         model.graph.outputs[0] = scalar
+
+
+def name_copies(evaluation: ir.Model, model: ir.Model, names: Collection[str]) -> None:
+    """Adds those of the named values that are copies of values of the eval model, or constants, in place.
+
+    A device can then export them: the eval model has lost the Identity nodes of the file, and constants that the loss
+    does not read.
+
+    Args:
+        evaluation: the eval model.
+        model: the canonical model, which has the values.
+        names: outputs of the file, e.g. ["logits", "anchors"].
+    """
+    present = values_by_name(evaluation.graph)
+    for name in names:
+        value = find_value(model.graph, name)
+        while value is not None and value.name not in present and (node := value.producer()) is not None:
+            value = node.inputs[0] if node.op_type == "Identity" else None
+        if value is None or name in present:
+            continue
+        original = present.get(str(value.name))
+        if original is None and value.const_value is not None:
+            original = add_constant(evaluation.graph, value.const_value)
+        if original is not None and original.name != name:
+            copy = ir.node("Identity", [original])
+            copy.outputs[0].name, copy.outputs[0].type = name, original.type
+            copy.outputs[0].shape = original.shape
+            evaluation.graph.append(copy)
 
 
 def named(model: ir.Model, name: str) -> ir.Value:

@@ -34,7 +34,7 @@ from onnxtrain.selection import batch_norms, select_parameters, some_names
 from onnxtrain.training.build_state import Build
 from onnxtrain.training.export_warnings import check_training_mode, warn_of_export
 from onnxtrain.training.file_ops import join_skip_norms, restore_file_ops
-from onnxtrain.training.forward_graph import cut_to_loss, named
+from onnxtrain.training.forward_graph import cut_to_loss, name_copies, named
 from onnxtrain.training.inference_graph import build_inference_model, inference_entry
 from onnxtrain.training.layer_modes import BatchNormMode, lost_dropouts, switch_modes
 from onnxtrain.training.recompute import RecomputePass
@@ -169,6 +169,7 @@ def build_training_graphs(
     warn_of_export(forward, build.trainable, active, as_exported=as_exported)
     _promote_parameters(build)
     evaluation = _evaluation_model(build, as_deployed=as_deployed)
+    name_copies(evaluation, model, inference_outputs)
     if profile == "portable":
         # Before differentiation, so that the gradient has the same masks. The eval model drops nothing.
         build.random = draw_masks(build.forward)

@@ -14,6 +14,7 @@ from onnxtrain.passes.canonical.check_types import check_types
 from onnxtrain.passes.canonical.explicit_defaults import DefaultsPass
 from onnxtrain.passes.canonical.inline_functions import inline_functions
 from onnxtrain.passes.canonical.inline_op_bodies import inline_schema_functions
+from onnxtrain.passes.canonical.input_ranks import InputRanksPass
 from onnxtrain.passes.canonical.nchwc_layout import BlockedLayoutPass
 from onnxtrain.passes.canonical.opset import convert_opset, fit_ir_version
 from onnxtrain.passes.io.load import CANONICAL_OPSET
@@ -97,8 +98,8 @@ def canonicalize(model: ir.Model, variable: Collection[str] = ()) -> ir.Model:
     withheld = withhold(model, variable)
     model = settle_shapes(model)
     check_types(model)
-    # After inference, as the pass must tell a vector from a matrix.
-    if ColumnVectorPass()(model).modified:
+    # After inference, as the passes must tell a vector from a matrix or a scalar.
+    if any([ColumnVectorPass()(model).modified, InputRanksPass(unknown=True)(model).modified]):
         lift_constants(model)
     model = mark_stopped_gradients(model)
     give_back(model, withheld)

@@ -171,6 +171,10 @@ def share_tensor(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
             name=tensor.name,
             base_dir=tensor.base_dir,
         )
+    if tensor.dtype == ir.DataType.STRING:
+        # onnx_ir (1.1) serialises strings of a StringTensor only.
+        texts = [text if isinstance(text, bytes) else str(text).encode() for text in tensor.numpy().flat]
+        return ir.StringTensor(texts, shape=ir.Shape(tensor.shape.numpy()), name=tensor.name)
     return ir.LazyTensor(
         lambda: tensor, dtype=tensor.dtype, shape=ir.Shape(tensor.shape.numpy()), name=tensor.name
     )

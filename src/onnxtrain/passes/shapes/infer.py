@@ -11,6 +11,7 @@ import onnx_ir as ir
 from onnxtrain.errors import ModelError
 from onnxtrain.op_facts import SHAPE_READERS
 from onnxtrain.passes.canonical.constant_branches import TakenBranchPass
+from onnxtrain.passes.canonical.input_ranks import InputRanksPass
 from onnxtrain.passes.canonical.known_sequences import KnownSequencesPass
 from onnxtrain.passes.canonical.loop_sequences import AppendedSequencesPass
 from onnxtrain.passes.canonical.unknown_ops import add_twins
@@ -47,6 +48,7 @@ def settle_shapes(model: ir.Model) -> ir.Model:
     """
     loops = LoopStatePass(lambda trial: infer_shapes(trial, propagate=False))
     steps = (
+        InputRanksPass(),
         ImpliedRanksPass(),
         VectorsPass(),
         CeilModePass(),

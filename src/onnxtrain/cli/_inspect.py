@@ -83,12 +83,13 @@ def run_command(path: Path, json: bool, parameters: bool = False) -> None:
 def _inspect_model(path: Path, json: bool) -> None:
     """Prints inputs, outputs and initializers of an ONNX file."""
     model = load_model(path)
-    # Names of initializers alone do not tell parameters from constants of formulas.
+    # Names of initializers alone do not tell parameters from constants of formulas. Some files have weights in Constant
+    # nodes, subgraphs and functions.
     trained = _trained_by_default(model)
+    initializers = {name: value.const_value for name, value in model.graph.initializers.items()}
+    tensors = {name: tensor for name, tensor in (initializers | trained).items() if tensor is not None}
     parameters: list[dict[str, Any]] = [
-        {**_tensor_row(name, value.const_value), "trained": name in trained}
-        for name, value in model.graph.initializers.items()
-        if value.const_value is not None
+        {**_tensor_row(name, tensor), "trained": name in trained} for name, tensor in tensors.items()
     ]
     values = [
         {"role": role, "name": str(value.name), "dtype": _dtype(value), "shape": _dims(value)}
@@ -102,9 +103,7 @@ def _inspect_model(path: Path, json: bool) -> None:
         "ir_version": model.ir_version,
         "producer": " ".join(filter(None, (model.producer_name, model.producer_version))) or None,
         "nodes": len(model.graph),
-        "elements": sum(
-            v.const_value.size for v in model.graph.initializers.values() if v.const_value is not None
-        ),
+        "elements": sum(tensor.size for tensor in tensors.values()),
         "values": values,
         "parameters": parameters,
     }
@@ -119,12 +118,14 @@ def _inspect_model(path: Path, json: bool) -> None:
     print_table(table("Initializers", columns, rows))
 
 
-def _trained_by_default(model: ir.Model) -> set[str]:
-    """Finds the initializers that train by default; none for a model that cannot be trained."""
+def _trained_by_default(model: ir.Model) -> dict[str, ir.TensorProtocol | None]:
+    """Finds the tensors that train by default, by name; none for a model that cannot be trained."""
     try:
-        return set(select_parameters(canonicalize(model), None, None).trainable)
+        model = canonicalize(model)
+        names = select_parameters(model, None, None).trainable
     except OnnxTrainError:
-        return set()
+        return {}
+    return {name: model.graph.initializers[name].const_value for name in names}
 
 
 def _tensor_row(name: str, tensor: ir.TensorProtocol) -> dict[str, str]:

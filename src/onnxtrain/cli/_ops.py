@@ -13,11 +13,14 @@ import onnx_ir as ir
 
 from onnxtrain.autodiff import OpCoverage, add_gradients, coverage, coverage_of
 from onnxtrain.cli._output import print_json, print_table, table
+from onnxtrain.emitter import Emitter, static_dims
 from onnxtrain.errors import GraphBuildError, InputError, NothingToTrain, OnnxTrainError
+from onnxtrain.losses import MSELoss, attach_loss
 from onnxtrain.passes import canonicalize, infer_shapes, load_model
 from onnxtrain.passes.portable import Obstacle, draw_masks, find_obstacles, suit_every_host
-from onnxtrain.selection import select_parameters
-from onnxtrain.training.training_graph import Profile
+from onnxtrain.selection import is_float, select_parameters
+from onnxtrain.training.forward_graph import trained_outputs
+from onnxtrain.training.training_graph import Profile, build_training_graphs
 
 _MEANING = {
     "rule": "gradient rule",
@@ -62,7 +65,12 @@ def model_ops(path: Path, json: bool, profile: str | None = None) -> None:
     model = canonicalize(load_model(path))
     # Counted after canonicalization: ops are those that gradients are built of.
     counts = Counter((node.domain, node.op_type) for node in model.graph)
-    problem = _problem(model)
+    problem, parameters = None, []
+    try:
+        # Building a training is the test: the table of ops does not know attributes, shapes and subgraphs.
+        parameters = _trainable(model)
+    except OnnxTrainError as error:
+        problem = str(error)
     rows = [
         {
             "op": op if not domain else f"{domain}::{op}",
@@ -79,8 +87,9 @@ def model_ops(path: Path, json: bool, profile: str | None = None) -> None:
     else:
         lines = [tuple(row.values()) for row in rows]
         print_table(table(f"Ops of {path.name}", ("op", "nodes", "gradient", "remark"), lines, right=(1,)))
-        parameters = "" if problem else f" ({len(select_parameters(model, None, None).trainable)} parameters)"
-        print_table(f"Cannot be trained: {problem}" if problem else f"Can be trained{parameters}.")
+        print_table(
+            f"Cannot be trained: {problem}" if problem else f"Can be trained ({len(parameters)} parameters)."
+        )
         if obstacles:
             lines = [(obstacle.op, obstacle.node, obstacle.reason) for obstacle in obstacles]
             print_table(table(f"Not in profile {profile}", ("op", "node", "reason"), lines))
@@ -115,15 +124,21 @@ def _describe(row: OpCoverage, domain: str) -> dict[str, str]:
     return {"gradient": _MEANING[row.status], "remark": remark}
 
 
-def _problem(model: ir.Model) -> str | None:
-    """Builds the gradients of the first floating-point output; returns the reason if that fails, else None."""
-    try:
-        # Building the gradients is the test: the table of ops does not know attributes, shapes and subgraphs.
-        _with_gradients(model.clone())
-    except StopIteration:
-        return "it has no floating-point output"
-    except NothingToTrain:
-        return "it has no floating-point parameters"
-    except OnnxTrainError as error:
-        return str(error)
-    return None
+def _trainable(model: ir.Model) -> list[str]:
+    """Builds the models of a training by a loss on the first floating-point output; returns the trained parameters.
+
+    Raises:
+        OnnxTrainError: the model cannot be trained so; `Trainer` raises the same.
+    """
+    model = model.clone()
+    output = next((value for value in model.graph.outputs if is_float(value)), None)
+    if output is None:
+        raise NothingToTrain("it has no floating-point output")
+    outputs = trained_outputs(model.graph)
+    loss = output
+    # A scalar is the loss of the model itself.
+    if static_dims(output) != ():
+        loss = attach_loss(Emitter(model.graph, functions=model.functions), MSELoss(), str(output.name))
+    else:
+        outputs = [name for name in outputs if name != output.name]
+    return build_training_graphs(model, str(loss.name), outputs, inference_outputs=outputs).trainable

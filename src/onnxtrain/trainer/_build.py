@@ -26,7 +26,7 @@ from onnxtrain.op_facts import RANDOM_OPS
 from onnxtrain.optimizers import ClipGradNorm, ClipGradValue, Optimizer, make_optimizer
 from onnxtrain.passes import ModelSource, load_model
 from onnxtrain.trainer._run import Run
-from onnxtrain.training.key_value_cache import find_cache
+from onnxtrain.training.forward_graph import trained_outputs
 from onnxtrain.training.layer_modes import BatchNormMode
 from onnxtrain.training.training_graph import Activations, Precision, Profile
 
@@ -85,11 +85,11 @@ class ModelSettings:
         """
         loaded = load_model(model)
         _forget_seeds(loaded)
-        cached = find_cache(loaded.graph).values()
-        outputs = [str(value.name) for value in loaded.graph.outputs if value.name not in cached]
+        outputs = trained_outputs(loaded.graph)
         # Without a loss to append, one of the outputs is the loss itself and comes first already.
         if self.loss is None:
-            outputs.remove((self.loss_input_names or outputs)[0])
+            loss = next(iter(self.loss_input_names or outputs), None)
+            outputs = [name for name in outputs if name != loss]
         passed = {entry.name: getattr(self, entry.name) for entry in dataclasses.fields(self)}
         clipping = passed.pop("clip_grad_norm"), passed.pop("clip_grad_value")
         passed["optimizer"] = with_clipping(self.optimizer, *clipping)

@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 
 import onnx_ir as ir
 
+from onnxtrain.autodiff import reads
 from onnxtrain.emitter import Emitter, find_value, static_dims, values_by_name
 from onnxtrain.errors import GraphBuildError
 from onnxtrain.losses import mark_labels
@@ -40,10 +41,27 @@ def cut_to_loss(
     traces = dropout_traces(forward.graph)
     # Unused initializers stay, too: the selection of parameters names those that a user asked for in its errors.
     CleanupPass(keep={*(name for name, _ in float_initializers(forward)), *frozen})(forward)
+    # ONNX Runtime binds no texts beside parameters. Only the inference model keeps those that no loss reads.
+    for value in [v for v in forward.graph.inputs if v.dtype == ir.DataType.STRING and not v.uses()]:
+        if not value.is_graph_output():
+            forward.graph.inputs.remove(value)
     mark_labels(forward.graph)
     # Before differentiation, so that the gradient of Relu, too, has the smaller shape behind the pooling.
     ReluAfterMaxPoolPass()(forward)
     return forward, traces
+
+
+def trained_outputs(graph: ir.Graph) -> list[str]:
+    """Returns the names of the outputs that a training can return: no cache of keys and values, nothing made of texts.
+
+    The training model has neither among its inputs. The inference model has both.
+    """
+    texts = {value for value in graph.inputs if value.dtype == ir.DataType.STRING}
+    for node in graph if texts else ():
+        if not texts.isdisjoint(reads(node)):
+            texts.update(node.outputs)
+    cached = find_cache(graph).values()
+    return [str(v.name) for v in graph.outputs if v.name not in cached and v not in texts]
 
 
 def _set_outputs(model: ir.Model, names: Sequence[str]) -> None:

@@ -307,7 +307,7 @@ def _active_values(model: ir.Model, trainable: Sequence[str]) -> set[ir.Value]:
         raise NothingToTrain(
             f"building the training graph: no gradient flows from the loss {loss.name!r} to any of the parameters to "
             f"train ({some_names(trainable, 5)}): it does not depend on them, or through ops without a gradient only. "
-            "Choose another value of the model in loss_input_names, or other parameters in "
+            f"Choose another value of the model in {argument('loss_input_names')}, or other parameters in "
             f"{argument('requires_grad')}."
         )
     return active

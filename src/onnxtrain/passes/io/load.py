@@ -79,6 +79,8 @@ def load_model(source: ModelSource) -> ir.Model:
     for tensor in _external_tensors(model):
         _check_reference(tensor, origin)
     for graph in model.graphs():
+        # onnx's checker wants a name, runtimes do not.
+        graph.name = graph.name or "graph"
         for value in graph.initializers.values():
             _settle_external_data(value, origin)
             if value.const_value is not None and value.dtype != value.const_value.dtype:

@@ -204,3 +204,20 @@ def test_a_state_to_start_from_is_repeated(state: np.ndarray[Any, Any]) -> None:
 def test_a_state_of_its_own_for_each_sample_is_refused() -> None:
     with pytest.raises(ModelError, match="'h' has a row of its own for each"):
         made_dynamic(recurrent(np.random.default_rng(0).normal(size=(1, 2, 4))))
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("steps", [
+    "e = Expand(b, no_axes)", "e = Expand(b, one_axis)", "e = Reshape(b, no_axes)", "e = Reshape(b, one_axis)",
+])  # fmt: skip
+def test_a_number_computed_from_the_batch_size_may_be_shaped(steps: str, batch: int) -> None:
+    """TorchScript writes such nodes. Only the content of the number depends on the batch, not its shape."""
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["": 17]>
+        net (float[{batch}, 3] x) => (float[{batch}, 2] y)
+        <float[3, 2] w = {{1, 2, 3, 4, 5, 6}}, int64 first = {{0}}, int64[1] one_axis = {{1}}> {{
+            s = Shape(x)  b = Gather(s, first)  {steps}  c = Cast<to = 1>(e)  unit = Div(c, c)
+            h = MatMul(x, w)  y = Mul(h, unit) }}""")
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.zeros(0, np.int64), "no_axes"))
+    x = np.random.default_rng(0).standard_normal((5, 3)).astype(np.float32)
+    session = ort.InferenceSession(make_batch_dynamic(model).SerializeToString())
+    np.testing.assert_allclose(session.run(None, {"x": x})[0], x @ np.arange(1, 7).reshape(3, 2), rtol=1e-5)

@@ -22,6 +22,7 @@ from cli.processes import environment
 from onnxtrain import Trainer
 from onnxtrain.cli._declared import options_of
 from onnxtrain.cli._train_options import TrainOptions
+from onnxtrain.errors import OnnxTrainError
 from onnxtrain.losses import LOSSES
 from onnxtrain.optimizers import OPTIMIZERS
 from onnxtrain.schedules import SCHEDULES
@@ -364,6 +365,58 @@ def test_ops_of_a_model(run: Any, mlp: Path, tmp_path: Path) -> None:
     result = run("ops", tmp_path / "fused.onnx", "--json")
     assert result.json()["trainable"]
     assert result.json()["ops"][0]["gradient"] == "through its function body"
+
+
+NET = """<ir_version: 8, opset_import: ["": 17]> g (float[n, 3] x%s) => (%s)
+    <float[3, 3] w = {1, 2, 3, 4, 5, 6, 7, 8, 9}, float s = {0.1}, int8 z = {0}> { h = MatMul(x, w)  %s }"""
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "body"),
+    [
+        ("", "float[n, 3] y", "y = Relu(h)"),
+        ("", "float[n, 3] y", "y = Round(h)"),
+        ("", "float[n, 3] y", "i = Cast<to = 7>(h)  y = Cast<to = 1>(i)"),
+        ("", "float[n, 3] y", "y = Sign(h)"),
+        ("", "float[n, 3] y", "i = Greater(h, x)  y = Cast<to = 1>(i)"),
+        ("", "float[n, 3] y", "q = QuantizeLinear(h, s, z)  y = DequantizeLinear(q, s, z)"),
+        ("", "float[n, 3] y", "y = Relu(x)"),
+        ("", "float y", "m = ReduceMean<keepdims = 0>(h)  y = Relu(m)"),
+        ("", "int64[n, 3] y", "y = Cast<to = 7>(h)"),
+        (", string[n] id", "float[n, 3] y, string[n] o", "y = Relu(h)  o = Identity(id)"),
+        (", string[1] id", "float[n, 3] y", "l = ai.onnx.ml.LabelEncoder(id)  y = Mul(h, l)"),
+    ],
+)
+def test_ops_says_what_trainer_does(inputs: str, outputs: str, body: str, run: Any, tmp_path: Path) -> None:
+    path = tmp_path / "net.onnx"
+    model = onnx.parser.parse_model(NET % (inputs, outputs, body))
+    model.opset_import.append(onnx.helper.make_opsetid("ai.onnx.ml", 2))
+    for node in model.graph.node:
+        if node.op_type == "LabelEncoder":
+            attributes = {"keys_strings": ["a"], "values_floats": [2.0]}
+            node.attribute.extend(onnx.helper.make_attribute(*pair) for pair in attributes.items())
+    onnx.save(model, path)
+    scalar = outputs == "float y"
+    try:
+        Trainer(path, loss=None if scalar else "mse", loss_input_names="y")
+        trains = True
+    except OnnxTrainError:
+        trains = False
+    result = run("ops", path)
+    assert trains == (result.code == 0) == ("Can be trained" in result.out), result.out
+
+
+def test_weights_in_constant_nodes_are_counted(run: Any, tmp_path: Path) -> None:
+    """As paddle2onnx and spox write them."""
+    path = tmp_path / "net.onnx"
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 11]> g (float[n, 3] x) => (float[n, 2] y) {
+        w = Constant<value = float[3, 2] {1.0, 2.0, 3.0, 4.0, 5.0, 6.0}>()
+        b = Constant<value = float[2] {1.0, 2.0}>()  h = MatMul(x, w)  y = Add(h, b) }""")
+    onnx.save(model, path)
+    assert "Can be trained (2 parameters)." in run("ops", path).out
+    document = run("inspect", path, "--json").json()
+    assert document["elements"] == 8
+    assert {row["name"]: row["trained"] for row in document["parameters"]} == {"w": True, "b": True}
 
 
 def test_check_agrees(run: Any, mlp: Path) -> None:

@@ -11,7 +11,6 @@ from onnx_ir.passes import common
 from onnxtrain.errors import ModelError, OnnxTrainError, UnsupportedOpsetError
 from onnxtrain.passes.canonical.check_inputs import check_inputs
 from onnxtrain.passes.canonical.check_types import check_types
-from onnxtrain.passes.canonical.constant_weights import has_weights, unmark_weights
 from onnxtrain.passes.canonical.explicit_defaults import DefaultsPass
 from onnxtrain.passes.canonical.inline_functions import inline_functions
 from onnxtrain.passes.canonical.inline_op_bodies import inline_schema_functions
@@ -48,7 +47,7 @@ def canonicalize(model: ir.Model, variable: Collection[str] = ()) -> ir.Model:
     - the opset is 21 to 26 (older models are converted to 21, newer ones to 26), the IR version the oldest for it;
     - there are no model-local functions;
     - no initializer is a graph input, and all initializers are in the main graph, tensors of Constant nodes among
-      them (`is_constant` tells them from parameters; where a file has no other weights, they are parameters);
+      them (`is_constant` tells them from parameters);
     - values have dtypes and shapes, as far as they can be inferred;
     - gradients stop at the Identity nodes for which `is_stop_gradient` is true;
     - parameters that PyTorch's exporters merged are separate initializers;
@@ -68,7 +67,6 @@ def canonicalize(model: ir.Model, variable: Collection[str] = ()) -> ir.Model:
     model = model.clone(deep_copy=True)
     common.RemoveInitializersFromInputsPass()(model)
     fit_ir_version(model)
-    has_own_weights = has_weights(model)
     # As inputs the variable initializers have no value that a pass could fold or infer shapes from.
     withheld = withhold(model, variable)
     model = inline_functions(model)
@@ -92,8 +90,6 @@ def canonicalize(model: ir.Model, variable: Collection[str] = ()) -> ir.Model:
         remedy = f"Export it again with opset {CANONICAL_OPSET} or newer."
         _check(model, UnsupportedOpsetError, problem + remedy)
     model = lift_constants(model)
-    if not has_own_weights:
-        unmark_weights(model)
     if BlockedLayoutPass()(model).modified:
         lift_constants(model)
     RestoreParametersPass()(model)

@@ -13,6 +13,7 @@ from onnx_ir.passes import common
 
 from onnxtrain.errors import ModelLoadError, UnsupportedOpsetError
 from onnxtrain.passes.io.attribute_types import mistyped_attribute
+from onnxtrain.passes.io.constant_weights import lift_weights
 from onnxtrain.passes.io.dictionary_outputs import tensors_for_maps
 from onnxtrain.passes.io.tensor_sizes import check_tensors
 from onnxtrain.passes.tidy.unique_names import values_of
@@ -42,7 +43,7 @@ def load_model(source: ModelSource) -> ir.Model:
     """Load and check a model; later passes over the result do not change `source`.
 
     External data stays on disk and is memory-mapped when it is first read, so that models beyond protobuf's limit of
-    2 GB load. :func:`onnxtrain.passes.canonicalize` brings the result to canonical form.
+    2 GB load. Weights of files that keep all of them in Constant nodes become initializers. :func:`onnxtrain.passes.canonicalize` brings the result to canonical form.
 
     Args:
         source: Path of an ONNX file, a proto, or an IR model. Relative external data paths of a proto are
@@ -78,6 +79,7 @@ def load_model(source: ModelSource) -> ir.Model:
     _check_graph(model, origin)
     for tensor in _external_tensors(model):
         _check_reference(tensor, origin)
+    lift_weights(model)
     for graph in model.graphs():
         # onnx's checker wants a name, runtimes do not.
         graph.name = graph.name or "graph"

@@ -129,7 +129,8 @@ class _Walk:
         """Let the axis of a constant target shape that holds the batch follow the input: by 0 or by -1."""
         data, target = node.inputs[:2]
         wanted = self._constant(target)
-        if data is None or wanted is None:
+        # Of a size that the model computes only the content depends on the batch, not the shape.
+        if data is None or wanted is None or not self._carries(data):
             return
         before, after = self._dims(data), self._after.get(str(data.name))
         # The batch stays axis 0: 0 copies it from the input, and leaves -1 for another axis.
@@ -159,7 +160,7 @@ class _Walk:
             return
         wanted, computed = self._constant(target), self._values.get(str(target.name))
         # Expand broadcasts in both directions: a 1 in the target leaves the input's size, that of the batch, as it is.
-        if wanted is not None and len(wanted) == len(before) and wanted[0] == self._batch:
+        if wanted is not None and len(wanted) == len(before) and wanted[:1].tolist() == [self._batch]:
             self._replace_constant(node, 1, [1, *wanted[1:].tolist()])
         if computed is None or len(computed) != len(before) or self._carries(data):
             return
@@ -172,7 +173,7 @@ class _Walk:
     def _rewrite_resize(self, node: ir.Node) -> None:
         """Read the batch of constant sizes from the input at run time."""
         sizes = self._constant(node.inputs[3]) if len(node.inputs) > 3 else None
-        if sizes is not None and "axes" not in node.attributes and sizes[0] == self._batch:
+        if sizes is not None and "axes" not in node.attributes and sizes[:1].tolist() == [self._batch]:
             node.replace_input_with(3, self._shape(node, node.inputs[0], sizes[1:].tolist()))
 
     def _rewrite_concat(self, node: ir.Node) -> None:

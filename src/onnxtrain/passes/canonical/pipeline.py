@@ -23,6 +23,7 @@ from onnxtrain.passes.parameters.promotion import give_back, withhold
 from onnxtrain.passes.parameters.stop_gradient import mark_stopped_gradients
 from onnxtrain.passes.parameters.torch_parameters import RestoreParametersPass
 from onnxtrain.passes.runtime_faults.column_vectors import ColumnVectorPass
+from onnxtrain.passes.runtime_faults.normalizer import NormalizerPass
 from onnxtrain.passes.runtime_faults.time_first import TimeFirstPass
 from onnxtrain.passes.shapes.infer import infer_shapes, settle_shapes
 from onnxtrain.passes.shapes.vector_inputs import VectorsPass
@@ -98,6 +99,9 @@ def canonicalize(model: ir.Model, variable: Collection[str] = ()) -> ir.Model:
     withheld = withhold(model, variable)
     model = settle_shapes(model)
     check_types(model)
+    # After inference, as the pass must tell the dtype.
+    if NormalizerPass()(model).modified:
+        infer_shapes(model)
     # After inference, as the passes must tell a vector from a matrix or a scalar.
     if any([ColumnVectorPass()(model).modified, InputRanksPass(unknown=True)(model).modified]):
         lift_constants(model)

@@ -8,9 +8,12 @@ import warnings
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 
+from onnxtrain.autodiff import NodeView
 from onnxtrain.autodiff._registry import RULES
+from onnxtrain.emitter import Emitter
 from onnxtrain.functional import check_gradients
 from onnxtrain.functional.finite_differences import compare
 
@@ -78,6 +81,44 @@ def test_a_reference_that_errs_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> 
     results = check_gradients(normalised())
     assert {result.precision for result in results} == {"float32"}
     assert all(result.passed for result in results)
+
+
+def attention() -> onnx.ModelProto:
+    """One head with biases. Softmax is blind to the bias of the keys, which moves all scores of a query alike."""
+    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
+        g (float[n, s, 8] x) => (float[n, s, 8] y) {
+            qx = MatMul(x, wq)  q = Add(qx, bq)  kx = MatMul(x, wk)  k = Add(kx, bk)  vx = MatMul(x, wv)
+            t = Transpose<perm = [0, 2, 1]>(k)  z = MatMul(q, t)  a = Softmax<axis = -1>(z)  y = MatMul(a, vx) }""")
+    rng = np.random.default_rng(0)
+    shapes = {"wq": (8, 8), "wk": (8, 8), "wv": (8, 8), "bq": (8,), "bk": (8,)}
+    for name, shape in shapes.items():
+        value = rng.standard_normal(shape) / len(shape)
+        model.graph.initializer.append(onnx.numpy_helper.from_array(value.astype(np.float32), name))
+    return model
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_gradient_of_rounding_alone_agrees(seed: int) -> None:
+    """Its terms are of the size of the others' gradients, and cancel."""
+    results = {result.name: result for result in check_gradients(attention(), seed=seed)}
+    assert all(result.passed for result in results.values()), results
+    assert 0 < results["bk"].norm < 1e-5 * results["bq"].norm
+
+
+@pytest.mark.parametrize("part", [1e-1, 1e-3, 1e-5])
+def test_terms_that_do_not_cancel_as_they_should_are_found(part: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rule of Softmax that is wrong by a small part of its terms: the bias of the keys has a gradient then."""
+    rule = RULES["", "Softmax"]
+
+    def wrong(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
+        return op.Add(rule.function(op, n, ct), op.Mul(op.Mul(ct, n.out.output), part))
+
+    monkeypatch.setitem(RULES, ("", "Softmax"), dataclasses.replace(rule, function=wrong))
+    for seed in range(3):
+        results = {result.name: result for result in check_gradients(attention(), seed=seed)}
+        assert results["bk"].verdict == "differs", results["bk"]
+        # The rule of Softmax has no part in this one.
+        assert results["wv"].passed
 
 
 def test_a_kink_at_the_parameter_is_inconclusive() -> None:

@@ -19,7 +19,7 @@ from onnxtrain.runtime import dtypes
 from onnxtrain.runtime.device import CPU
 from onnxtrain.runtime.inputs import check_arguments
 from onnxtrain.runtime.manifest import InputSpec
-from onnxtrain.runtime.session import open_session
+from onnxtrain.runtime.session import open_session, run_on_arrays
 from onnxtrain.trainer.data import fill
 
 _BATCH = 32
@@ -119,9 +119,8 @@ def _run(
     parts: dict[str, list[np.ndarray[Any, Any]]] = {name: [] for name in outputs}
     for batch, count in _batches(feeds, specs, batch_size):
         checked = check_arguments(specs, batch) if check else batch
-        values = session.run(
-            list(outputs), {spec.name: value for spec, value in zip(specs, checked, strict=True)}
-        )
+        named = {spec.name: value for spec, value in zip(specs, checked, strict=True)}
+        values = run_on_arrays(session, outputs, named)
         for name, value in zip(outputs, values, strict=True):
             # A value for the whole batch (a mean, for example) has no row to be written to.
             if np.ndim(value) == 0 or len(value) != len(batch[0]):
@@ -134,7 +133,7 @@ def _run(
 
 def _cast(array: np.ndarray[Any, Any], spec: InputSpec) -> np.ndarray[Any, Any]:
     """Casts floats to the type of a float input, and integers to that of an integer input."""
-    wanted = spec.dtype.storage
+    wanted = spec.dtype.held
     if array.dtype.kind == wanted.kind == "f" or (array.dtype.kind in "iu" and wanted.kind in "iu"):
         return array.astype(wanted)
     return array

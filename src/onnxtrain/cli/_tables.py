@@ -284,7 +284,7 @@ def _fitted(
             f"The table '{table.path}' gives {block.shape[1]} numbers per row ({listed}), and the input '{spec.name}' "
             f"of the model takes {width}. Choose columns by --inputs."
         )
-    kind = spec.dtype.storage.kind
+    kind = spec.dtype.held.kind
     # Whole floats only: the trainer refuses fractions for an integer input with a better message.
     return block.astype(np.int64) if kind in "iu" and (block == np.floor(block)).all() else block
 

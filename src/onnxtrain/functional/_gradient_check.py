@@ -16,7 +16,7 @@ import onnx_ir as ir
 import onnxruntime as ort
 
 from onnxtrain.autodiff import differentiate
-from onnxtrain.emitter import static_dims
+from onnxtrain.emitter import find_value, static_dims
 from onnxtrain.errors import GraphBuildError, InputError
 from onnxtrain.functional.finite_differences import Verdict, compare
 from onnxtrain.functional.float64_reference import Run, expand_rounded, run_in_float64, widen
@@ -28,10 +28,11 @@ from onnxtrain.passes import (
     is_stop_gradient,
     load_model,
     promote_initializers,
+    suit_runtime,
     to_proto,
 )
 from onnxtrain.runtime.device import CPU
-from onnxtrain.runtime.session import open_session
+from onnxtrain.runtime.session import open_session, run_on_arrays
 from onnxtrain.selection import select_parameters, some_names
 
 Array = npt.NDArray[Any]
@@ -217,7 +218,11 @@ def _gradients(
     """Runs the model by onnxruntime; returns its output, a random cotangent, and the function of the gradients."""
     # Two runs, as the cotangent must have the shape of an output that may be symbolic.
     plain = _session(_proto(forward, [output]))
-    y = plain.run([output], dict(feeds))[0]
+    declared = find_value(forward.graph, output)
+    y = run_on_arrays(plain, [output], feeds)[0]
+    # Of bfloat16 the run returns float32.
+    if declared is not None and declared.dtype is not None:
+        y = y.astype(declared.dtype.numpy())
     cotangent = np.asarray(rng.standard_normal(np.shape(y)), y.dtype)
     step = differentiate(forward, of=output, wrt=names, cotangent=_COTANGENT)
     session = _session(to_proto(step))
@@ -227,7 +232,7 @@ def _gradients(
 
     def gradient_of(values: Mapping[str, Array], ct: Array) -> dict[str, Array]:
         given = {name: array for name, array in {**values, _COTANGENT: ct}.items() if name in step_inputs}
-        return dict(zip(names, session.run(results, given), strict=True))
+        return dict(zip(names, run_on_arrays(session, results, given), strict=True))
 
     return y, cotangent, gradient_of
 
@@ -243,7 +248,9 @@ def _nudged(array: Array, rng: np.random.Generator) -> Array:
 
 def _session(model: onnx.ModelProto) -> ort.InferenceSession:
     """Opens a session on the CPU."""
-    return open_session(model.SerializeToString(), "model to check", CPU, None)
+    # ONNX Runtime has no kernels of bfloat16, for example.
+    suited = to_proto(suit_runtime(ir.from_proto(model)))
+    return open_session(suited.SerializeToString(), "model to check", CPU, None)
 
 
 def _proto(model: ir.Model, outputs: Sequence[str], given: Sequence[str] = ()) -> onnx.ModelProto:
@@ -323,7 +330,7 @@ def _runtime(proto: onnx.ModelProto) -> Run:
 
     def run(outputs: Sequence[str], values: Mapping[str, Array]) -> list[Array]:
         typed = {name: np.asarray(values[name], dtype) for name, dtype in dtypes.items()}
-        return [np.asarray(result) for result in session.run(list(outputs), typed)]
+        return run_on_arrays(session, outputs, typed)
 
     return run
 

@@ -33,6 +33,11 @@ class DType:
     ort: str
     safetensors: str
 
+    @property
+    def held(self) -> np.dtype[Any]:
+        """numpy dtype of data and results: `storage`, but float32 for bfloat16, whose numbers it holds exactly."""
+        return np.dtype(np.float32) if self.name == "bfloat16" else self.storage
+
 
 # Numbers instead of `onnx.TensorProto` constants: a device has no onnx. A test compares the table with onnx, ONNX
 # Runtime and safetensors.

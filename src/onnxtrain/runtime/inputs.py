@@ -10,7 +10,7 @@ import onnxruntime as ort
 from onnxtrain._words import words
 from onnxtrain.errors import InputError
 from onnxtrain.runtime import dtypes
-from onnxtrain.runtime.dtypes import Array
+from onnxtrain.runtime.dtypes import Array, narrow
 from onnxtrain.runtime.manifest import ClassLabels, Dim, InputSpec
 from onnxtrain.runtime.store import alias
 
@@ -114,11 +114,13 @@ def check_shapes(specs: Sequence[InputSpec], shapes: Sequence[tuple[int, ...]]) 
 
 def _from_array(spec: InputSpec, array: Array) -> Array:
     """Converts an array to a C-contiguous one of the input's storage dtype, without a copy if it is one already."""
+    if spec.dtype.name == "bfloat16" and array.dtype == np.float32:
+        return narrow(np.asarray(array, order="C"), spec.dtype)
     if array.dtype != spec.dtype.storage:
         if dtypes.of_array(array) is not spec.dtype:
             raise InputError(
                 f"Input '{spec.name}': expected {_show(spec)}, received dtype {array.dtype}. "
-                f"Convert with array.astype('{spec.dtype.name}')."
+                f"Convert with array.astype('{spec.dtype.held.name}')."
             )
         # Of the same element type and another dtype are bfloat16 of ml_dtypes, and arrays of the other byte order.
         array = array.view(np.uint16) if spec.dtype.name == "bfloat16" else array.astype(spec.dtype.storage)
@@ -161,7 +163,7 @@ def check_arguments(specs: Sequence[InputSpec], arguments: Sequence[object]) -> 
         else:
             raise InputError(
                 f"Input '{spec.name}': expected a numpy array or an OrtValue ({_show(spec)}), received "
-                f"{type(argument).__name__}. Convert with numpy.asarray(value, '{spec.dtype.name}')."
+                f"{type(argument).__name__}. Convert with numpy.asarray(value, '{spec.dtype.held.name}')."
             )
         _check_shape(spec, shape, symbols)
         if spec.class_labels is not None:

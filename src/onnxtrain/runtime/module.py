@@ -22,7 +22,7 @@ from onnxtrain.runtime.matching import check_adapters, fit_store
 from onnxtrain.runtime.rows import RowGradient
 from onnxtrain.runtime.session import ModelSource, describe, open_training_session, require_values
 from onnxtrain.runtime.state import CheckpointState
-from onnxtrain.runtime.store import Buffer
+from onnxtrain.runtime.store import Buffer, to_array
 
 
 class Module:
@@ -244,11 +244,11 @@ class Module:
 
         Args:
             *user_inputs: user inputs, then targets, in the order of :meth:`input_names`: numpy arrays or
-                OrtValues.
+                OrtValues. bfloat16 is given as such (ml_dtypes), as its bits (uint16), or as float32, which is rounded.
 
         Returns:
             The outputs, in the order of :meth:`output_names`; a tuple if there are several. OrtValues if all
-            inputs are OrtValues, else numpy arrays.
+            inputs are OrtValues, else numpy arrays, of which those of bfloat16 results are float32.
 
         Raises:
             InputError: the inputs do not fit the model in number, dtype, shape or range.
@@ -265,7 +265,7 @@ class Module:
             results = self._train(values) if binding is None else binding.run(values)
         if user_inputs and all(isinstance(i, ort.OrtValue) for i in user_inputs):
             return results[0] if len(results) == 1 else tuple(results)
-        arrays = tuple(result.numpy() for result in results)
+        arrays = tuple(to_array(result) for result in results)
         return arrays[0] if len(arrays) == 1 else arrays
 
     def _train(self, values: Sequence[Array | ort.OrtValue]) -> list[ort.OrtValue]:

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import onnxruntime as ort
@@ -15,10 +15,12 @@ from onnxtrain._words import argument
 from onnxtrain.errors import ModelLoadError
 from onnxtrain.runtime.atomic import finish_interrupted
 from onnxtrain.runtime.device import Device
+from onnxtrain.runtime.dtypes import Array
 from onnxtrain.runtime.external_data import check_external_data
 from onnxtrain.runtime.kernels import function_names, register_kernels
 from onnxtrain.runtime.manifest import METADATA_KEY, Manifest, parse_manifest
 from onnxtrain.runtime.session_settings import SessionSettings, suit_training
+from onnxtrain.runtime.store import alias, to_array, to_storage
 
 ModelSource = str | os.PathLike[str] | bytes
 # Messages of onnxruntime about a model that is newer than itself: what is new, and the pattern of the message.
@@ -85,6 +87,22 @@ def open_session(
         raise ModelLoadError(
             f"Loading {source} in onnxruntime {ort.__version__} failed: {_reason(error, device)}"
         ) from error
+
+
+def run_on_arrays(
+    session: ort.InferenceSession, outputs: Sequence[str], feeds: Mapping[str, Array | ort.OrtValue]
+) -> list[Array]:
+    """Runs a session on arrays or OrtValues; results of bfloat16, which numpy does not have, become float32.
+
+    Arrays of `ml_dtypes` are accepted for bfloat16.
+    """
+    if all(value.type != "tensor(bfloat16)" for value in (*session.get_inputs(), *session.get_outputs())):
+        return list(session.run(list(outputs), dict(feeds)))
+    values = {
+        name: value if isinstance(value, ort.OrtValue) else alias(*to_storage(value, f"Input '{name}'"))
+        for name, value in feeds.items()
+    }
+    return [to_array(result) for result in session.run_with_ort_values(list(outputs), values)]
 
 
 class _StrictSession(ort.InferenceSession):  # type: ignore[misc]  # onnxruntime has no types

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+import ctypes
+import math
+
 import numpy as np
 import onnxruntime as ort
 
@@ -123,6 +126,17 @@ def alias(array: Array, dtype: DType) -> ort.OrtValue:
             "onnxtrain needs OrtValue.ortvalue_from_numpy to share memory. Please report this version."
         )
     return value
+
+
+def to_array(value: ort.OrtValue) -> Array:
+    """Copies a result to a numpy array; bfloat16 becomes float32, which holds the same numbers."""
+    if value.data_type() != "tensor(bfloat16)":
+        return np.asarray(value.numpy())
+    shape = tuple(value.shape())
+    # ONNX Runtime (1.32) has no numpy type for it.
+    size = math.prod(shape)
+    bits = (ctypes.c_uint16 * size).from_address(value.data_ptr()) if size else ()
+    return dtypes.widen(np.array(bits, np.uint16), dtypes.BY_NAME["bfloat16"]).reshape(shape)
 
 
 def to_storage(array: object, what: str) -> tuple[Array, DType]:

@@ -26,9 +26,10 @@ from onnxtrain.passes import (
     free_batch,
     load_model,
     save_model,
+    suit_runtime,
 )
 from onnxtrain.runtime.device import parse_device
-from onnxtrain.runtime.session import open_session
+from onnxtrain.runtime.session import open_session, run_on_arrays
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 
@@ -179,7 +180,7 @@ def _session(model: ir.Model, path: Path) -> Any:
     # In training mode BatchNormalization mixes samples by design, and no two runs of Dropout are equal.
     quiet = canonicalize(model)
     TrainingModePass(batch_norm="inference", dropout="inference")(quiet)
-    save_model(quiet, path)
+    save_model(suit_runtime(quiet), path)
     return open_session(path, "model", parse_device("cpu"), None)
 
 
@@ -191,9 +192,8 @@ def _run(session: Any, feeds: Arrays, how: str) -> list[np.ndarray[Any, Any]]:
     """
     names = {value.name for value in session.get_inputs()}
     try:
-        return [
-            np.asarray(output) for output in session.run(None, {k: v for k, v in feeds.items() if k in names})
-        ]
+        given = {name: array for name, array in feeds.items() if name in names}
+        return run_on_arrays(session, [value.name for value in session.get_outputs()], given)
     except Exception as error:
         # onnxruntime's own exceptions share no base class but Exception.
         raise ModelError(

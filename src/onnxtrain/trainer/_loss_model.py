@@ -17,15 +17,16 @@ from onnxtrain.errors import InputError
 from onnxtrain.passes import CleanupPass, load_model, to_proto
 from onnxtrain.runtime.binding import Binding
 from onnxtrain.runtime.device import Device
-from onnxtrain.runtime.dtypes import Array
+from onnxtrain.runtime.dtypes import BY_NAME, Array, narrow
 from onnxtrain.runtime.inputs import check_arguments
 from onnxtrain.runtime.manifest import Manifest
 from onnxtrain.runtime.session import open_session
-from onnxtrain.runtime.store import Buffer
+from onnxtrain.runtime.store import Buffer, alias, to_array
 from onnxtrain.trainer.data import dynamic_remedy, relaxed
 
-# Relative tolerance between the loss of all samples and the sum over two parts: float16 losses have three digits.
-_TOLERANCE = 1e-3
+# Relative tolerance between the loss of all samples and the sum over two parts: float16 losses have three digits, those
+# of bfloat16 have two.
+_TOLERANCE, _TOLERANCE_OF_BFLOAT16 = 1e-3, 1e-2
 
 
 class LossModel:
@@ -72,7 +73,10 @@ class LossModel:
             for index, name in enumerate(manifest.outputs[1:])
             if outputs.get(name) in inputs
         ]
+        self._narrow = {name for name, value in inputs.items() if value.dtype == ir.DataType.BFLOAT16}
         session = open_session(to_proto(model).SerializeToString(), "loss of the eval model", device, options)
+        bfloat16 = model.graph.outputs[0].dtype == ir.DataType.BFLOAT16
+        self._tolerance = _TOLERANCE_OF_BFLOAT16 if bfloat16 else _TOLERANCE
         self._mean = manifest.loss_mean
         self._arguments = manifest.arguments
         self._binding = Binding(
@@ -105,18 +109,24 @@ class LossModel:
         losses = [self._run(*part) for part in parts]
         sums = [self._sum(value, part[1]) for value, part in zip(losses, parts, strict=True)]
         whole, size = self._sum(loss, arrays), sum(map(abs, sums))
-        if np.isfinite([whole, size]).all() and abs(whole - sum(sums)) > _TOLERANCE * max(size, 1e-6):
+        if np.isfinite([whole, size]).all() and abs(whole - sum(sums)) > self._tolerance * max(size, 1e-6):
             raise _refusal("it is no mean or sum over samples")
         return losses[0]
 
     def _run(self, outputs: Sequence[Array], arrays: Sequence[Array]) -> float:
         specs = [spec for _, spec in self._specs]
         targets = check_arguments(specs, [arrays[index] for index, _ in self._specs])
-        values = [np.ascontiguousarray(outputs[index]) for index, _ in self._outputs]
+        values = [self._value(outputs[index], name) for index, name in self._outputs]
         try:
-            return float(np.asarray(self._binding.run([*values, *targets])[0].numpy()))
+            return float(np.asarray(to_array(self._binding.run([*values, *targets])[0])))
         except InputError as error:
             raise _refusal(f"it cannot be run on {len(arrays[0])} samples") from error
+
+    def _value(self, output: Array, name: str) -> Array | ort.OrtValue:
+        """Returns what the input `name` takes of an output: of bfloat16 its bits, as the output is float32."""
+        array = np.ascontiguousarray(output)
+        bfloat16 = BY_NAME["bfloat16"]
+        return alias(narrow(array, bfloat16), bfloat16) if name in self._narrow else array
 
     def _sum(self, loss: float, arrays: Sequence[Array]) -> float:
         """Multiplies a mean loss by its count."""

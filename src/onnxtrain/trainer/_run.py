@@ -31,7 +31,7 @@ from onnxtrain.runtime.lock import StateLock
 from onnxtrain.runtime.manifest import InputSpec, Manifest, parse_manifest
 from onnxtrain.runtime.session import open_session, require_values
 from onnxtrain.runtime.session_settings import SessionSettings
-from onnxtrain.runtime.store import Buffer, Store
+from onnxtrain.runtime.store import Buffer, Store, to_array
 from onnxtrain.trainer._copies import Copies
 from onnxtrain.trainer._files import find_files
 from onnxtrain.trainer._loss_model import LossModel
@@ -266,7 +266,7 @@ class Run:
             arrays, count = self._filled(batch)
             values = binding.run(check_arguments(specs, [arrays[index] for index in input_indices]))
             for name, value in zip(parts, values, strict=True):
-                part = value.numpy()
+                part = to_array(value)
                 if part.ndim == 0 or len(part) != len(arrays[0]):
                     raise InputError(
                         f"Predicting: the output '{name}' of shape {list(part.shape)} has no value per sample. Export "

@@ -89,7 +89,7 @@ class ArraySource(IndexedSource):
         arrays = [np.asarray(array[selection]) for array in self.arrays]
         # Data without weights that was opened before the models took some.
         if len(arrays) < len(self.layout.specs):
-            arrays.append(np.ones(len(arrays[0]), self.layout.weight.dtype.storage))
+            arrays.append(np.ones(len(arrays[0]), self.layout.weight.dtype.held))
         if self.trusted:
             return self.layout.cast(arrays)
         try:

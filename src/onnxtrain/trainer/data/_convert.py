@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from onnxtrain.errors import InputError
-from onnxtrain.runtime.dtypes import Array
+from onnxtrain.runtime.dtypes import Array, narrow, widen
 from onnxtrain.runtime.inputs import check_labels, check_shapes
 from onnxtrain.runtime.manifest import InputSpec
 from onnxtrain.trainer.data._frames import frame_values, is_frame, is_series, series_values
@@ -74,14 +74,42 @@ def to_array(word: str, spec: InputSpec, data: Any) -> Array:
     """Converts data, also tensors of other libraries, to a numpy array. Raises InputError: it has no one shape."""
     if is_series(data):
         return series_values(word, spec, data)
-    # Tensors of PyTorch that require gradients, or are on another device, do not convert to numpy themselves.
-    if hasattr(data, "detach"):
-        data = data.detach().cpu()
     try:
-        array = np.asarray(data)
+        array = np.asarray(of_tensor(data))
     except (ValueError, TypeError) as error:
         raise InputError(f"The {word} '{spec.name}' is no array of one shape: {error}.") from error
-    return _as_numbers(array) if array.dtype == object else array
+    if array.dtype == object:
+        return _as_numbers(array)
+    if array.dtype.name == "bfloat16":
+        return array.astype(np.float32)
+    # Without ml_dtypes numpy has no bfloat16, and such data is its bits.
+    return widen(array, spec.dtype) if spec.dtype.name == "bfloat16" and array.dtype == np.uint16 else array
+
+
+def of_tensor(data: Any) -> Any:
+    """Returns what numpy converts of a tensor of PyTorch, and anything else as it is.
+
+    numpy takes no tensor that requires gradients, is on another device, is a lazy conjugate or negative, or is bfloat16.
+
+    Raises:
+        InputError: the tensor has no data (a meta tensor), or is sparse.
+    """
+    if not hasattr(data, "detach"):
+        return data
+    if getattr(data, "is_meta", False):
+        raise InputError(
+            f"A tensor of shape {list(data.shape)} on device 'meta' has no data. Pass a tensor that has, e.g. "
+            "torch.zeros(shape)."
+        )
+    if str(getattr(data, "layout", "torch.strided")) != "torch.strided":
+        raise InputError(
+            f"A tensor of shape {list(data.shape)} is sparse ({data.layout}), and models take dense ones. Pass "
+            "tensor.to_dense()."
+        )
+    data = data.detach().cpu()
+    if hasattr(data, "resolve_neg"):
+        data = data.resolve_conj().resolve_neg()
+    return data.float() if str(data.dtype) == "torch.bfloat16" else data
 
 
 def _as_numbers(array: Array) -> Array:
@@ -97,11 +125,10 @@ def check_form(word: str, spec: InputSpec, array: Array) -> None:
     """Raises InputError for a dtype that is not converted, and for labels that are not one integer per sample."""
     _check_label_form(spec, array)
     dtype_name = spec.dtype.name
-    # numpy has no bfloat16: such data is passed as its bits, uint16.
-    same = array.dtype.name == dtype_name or (dtype_name == "bfloat16" and array.dtype == np.uint16)
+    same = array.dtype.name == dtype_name
     # Integers for a float input are refused: images of 0 .. 255 that were forgotten to be scaled are the usual
     # reason.
-    floats = array.dtype.kind == "f" and dtype_name in ("float16", "float32", "float64")
+    floats = array.dtype.kind == "f" and dtype_name in ("float16", "bfloat16", "float32", "float64")
     integers = (
         array.dtype.kind in "iu"
         and spec.dtype.storage.kind in "iu"
@@ -143,7 +170,7 @@ def _check_part(word: str, spec: InputSpec, part: Array, first: int) -> None:
     # float64 data is cast to float32, where values from 3.4e38 on become infinite.
     if part.dtype.itemsize > spec.dtype.storage.itemsize:
         with np.errstate(over="ignore"):
-            overflown = np.isinf(part.astype(spec.dtype.storage)).any()
+            overflown = np.isinf(cast(spec, part)).any()
         if overflown:
             raise InputError(
                 f"The {word} '{spec.name}' holds values too large for {dtype_name} (largest: {np.abs(part).max():g}); "
@@ -164,10 +191,12 @@ def _refuse_infinite(word: str, spec: InputSpec, part: Array, first: int) -> Non
 
 
 def cast(spec: InputSpec, array: Array) -> Array:
-    """Casts a checked array to the model's dtype, C-contiguous; an array that fits already is not copied."""
+    """Casts a checked array to the model's dtype, C-contiguous; an array that fits already is not copied.
+
+    Numbers for bfloat16 are rounded to it and stay float32.
+    """
     if spec.dtype.name == "bfloat16":
-        # The bits of bfloat16 are uint16; a cast would take them for numbers.
-        return np.ascontiguousarray(array)
+        return widen(narrow(np.ascontiguousarray(array, np.float32), spec.dtype), spec.dtype)
     return np.ascontiguousarray(array, spec.dtype.storage)
 
 
@@ -188,8 +217,8 @@ def _check_label_form(spec: InputSpec, array: Array) -> None:
 
 
 def _dtype_message(word: str, spec: InputSpec, array: Array) -> str:
-    dtype = spec.dtype.name
-    message = f"The {word} '{spec.name}' should be {dtype}, received dtype {array.dtype}"
+    dtype = spec.dtype.held.name
+    message = f"The {word} '{spec.name}' should be {spec.dtype.name}, received dtype {array.dtype}"
     if array.dtype == object:
         return f"{message}: it is no rectangular array of numbers."
     if spec.class_labels is not None and array.dtype.kind == "f":

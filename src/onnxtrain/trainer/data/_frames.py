@@ -70,7 +70,7 @@ def frame_values(word: str, specs: Sequence[InputSpec], frame: Any) -> list[Arra
             f"The {word} '{spec.name}' takes {width} columns, and the frame has {len(names)}: {_listed(texts)}. Choose "
             "the columns in the model's order: frame[[...]]."
         )
-    dtype = spec.dtype.storage
+    dtype = spec.dtype.held
     # Written column by column: the frame's own conversion to one array would go through float64 or objects.
     table = np.empty((len(frame), len(names)), dtype if dtype.kind in "fiu" else np.float32)
     for index, name in enumerate(names):
@@ -93,9 +93,9 @@ def series_values(word: str, spec: InputSpec, series: Any) -> Array:
     """Converts a column to an array, of rank 2 if the model asks. Raises InputError: no numbers, or gaps."""
     label = f"column '{series.name}'" if series.name is not None else f"{word} '{spec.name}'"
     values = _numbers(series, label)
-    dtype = spec.dtype.storage
+    dtype = spec.dtype.held
     # Columns of whole numbers are quantities as often as not, and pandas reads them as integers.
-    if dtype.kind == "f" and values.dtype.kind in "iub" and spec.dtype.name != "bfloat16":
+    if dtype.kind == "f" and values.dtype.kind in "iub":
         values = values.astype(dtype)
     if spec.shape is not None and len(spec.shape) == 2 and spec.shape[1] in (1, None) and values.ndim == 1:
         values = values[:, None]

@@ -213,7 +213,7 @@ class Layout:
         arrays = [*raw.inputs, *raw.targets]
         if self.weighted:
             missing = raw.weights is None
-            arrays.append(np.ones(len(arrays[0]), self.weight.dtype.storage) if missing else raw.weights)
+            arrays.append(np.ones(len(arrays[0]), self.weight.dtype.held) if missing else raw.weights)
         return arrays
 
     def check(self, arrays: Sequence[Array], *, values: bool = True) -> None:
@@ -260,5 +260,5 @@ def _check_weights(spec: InputSpec, weights: Array) -> None:
         raise InputError(
             f"The sample weights should be finite and not negative, received {weights[sample]} for sample {sample}."
         )
-    if float(np.abs(weights).max()) > float(np.finfo(spec.dtype.storage).max):
+    if float(np.abs(weights).max()) > float(np.finfo(spec.dtype.held).max):
         raise InputError(f"The sample weights hold values too large for {spec.dtype.name}.")

@@ -13,6 +13,7 @@ from onnxtrain.errors import InputError
 from onnxtrain.runtime.dtypes import Array
 from onnxtrain.trainer.data._arrays import require_batch
 from onnxtrain.trainer.data._batch_size import check_batch_size
+from onnxtrain.trainer.data._convert import of_tensor
 from onnxtrain.trainer.data._indexed import IndexedSource
 from onnxtrain.trainer.data._layout import Layout, Raw
 from onnxtrain.trainer.data._random import seeded
@@ -165,7 +166,7 @@ def collate(samples: Sequence[Any], indices: Sequence[int] = ()) -> Any:
         # Texts pass here; the layout refuses them if they are an input of the model, and ignores them otherwise.
         return np.asarray(samples)
     arrays = [
-        np.asarray(sample.detach().cpu() if hasattr(sample, "detach") else sample) for sample in samples
+        np.asarray(of_tensor(sample)) for sample in samples
     ]
     for place, array in enumerate(arrays):
         if array.shape != arrays[0].shape:

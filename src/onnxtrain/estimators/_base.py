@@ -21,7 +21,7 @@ from onnxtrain.passes import canonicalize, load_model
 from onnxtrain.runtime.atomic import replace_file
 from onnxtrain.runtime.device import parse_device
 from onnxtrain.runtime.dtypes import Array
-from onnxtrain.runtime.session import open_session
+from onnxtrain.runtime.session import open_session, run_on_arrays
 from onnxtrain.runtime.session_settings import SessionSettings
 from onnxtrain.surgery import replace_head
 from onnxtrain.surgery._replace import drop_final_probabilities
@@ -199,7 +199,7 @@ class OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
         name = self._session.get_inputs()[0].name
         # In batches, as activations of all samples at once may not fit into memory.
         parts = [
-            self._session.run([self._output], {name: x[first : first + self.batch_size]})[0]
+            run_on_arrays(self._session, [self._output], {name: x[first : first + self.batch_size]})[0]
             for first in range(0, len(x), self.batch_size)
         ]
         return np.concatenate(parts)
@@ -249,6 +249,6 @@ def _cast(x: Array, dtype: np.dtype[Any]) -> Array:
     with np.errstate(over="ignore"):
         result = np.ascontiguousarray(x, dtype)
     # float64 values from 3.4e38 on become infinite in float32.
-    if dtype.kind == "f" and not np.isfinite(result).all():
+    if dtype.kind not in "iub" and not np.isfinite(result).all():
         raise ValueError(f"The samples hold values too large for {dtype.name}; scale them.")
     return result

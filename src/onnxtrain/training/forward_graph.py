@@ -122,6 +122,7 @@ def name_copies(evaluation: ir.Model, model: ir.Model, names: Collection[str]) -
         original = present.get(str(value.name))
         if original is None and value.const_value is not None:
             original = add_constant(evaluation.graph, value.const_value)
+            present[str(original.name)] = original
         if original is not None and original.name != name:
             copy = ir.node("Identity", [original])
             copy.outputs[0].name, copy.outputs[0].type = name, original.type

@@ -79,6 +79,9 @@ def load_model(source: ModelSource) -> ir.Model:
     _check_graph(model, origin)
     for tensor in _external_tensors(model):
         _check_reference(tensor, origin)
+    for graph in _graphs_and_functions(model):
+        for node in graph:
+            _store_texts(node)
     lift_weights(model)
     for graph in model.graphs():
         # onnx's checker wants a name, runtimes do not.
@@ -237,6 +240,26 @@ def _check_text(model: ir.Model, origin: str) -> None:
             )
 
 
+def _graphs_and_functions(model: ir.Model) -> Iterator[ir.Graph]:
+    """Yield the graphs of a model and of its functions, with their subgraphs."""
+    yield from model.graphs()
+    for function in model.functions.values():
+        yield from (function.graph, *function.graph.subgraphs())
+
+
+def _store_texts(node: ir.Node) -> None:
+    """Write the texts of a Constant node as a tensor, in place: onnx_ir (1.1) reads ASCII only from the other forms."""
+    for name in ("value_string", "value_strings") if node.op_type == "Constant" and node.domain == "" else ():
+        attribute = node.attributes.get(name)
+        if attribute is None or attribute.is_ref():
+            continue
+        texts = [attribute.as_string()] if name == "value_string" else list(attribute.as_strings())
+        shape = ir.Shape([] if name == "value_string" else [len(texts)])
+        node.attributes.pop(name)
+        tensor = ir.StringTensor([text.encode() for text in texts], shape=shape)
+        node.attributes["value"] = ir.AttrTensor("value", tensor)
+
+
 def _texts(model: ir.Model) -> Iterator[object]:
     """Yield names, doc strings and metadata of a model, its graphs, values, nodes and attributes."""
     yield from (model.producer_name, model.producer_version, model.domain, *_descriptions(model))
@@ -265,8 +288,7 @@ def _check_graph(model: ir.Model, origin: str) -> None:
         raise _refusal(origin, "its graph has no nodes.")
     if not model.graph.outputs:
         raise _refusal(origin, "its graph has no outputs.")
-    bodies = (function.graph for function in model.functions.values())
-    for graph in (*model.graphs(), *(graph for body in bodies for graph in (body, *body.subgraphs()))):
+    for graph in _graphs_and_functions(model):
         sources = {*graph.inputs, *graph.initializers.values()}
         users = [*graph.outputs, *(value for node in graph for value in node.inputs if value is not None)]
         for value in users:
@@ -296,7 +318,7 @@ def _check_file(path: Path, origin: str) -> None:
 
 def _external_tensors(model: ir.Model) -> Iterator[ir.ExternalTensor]:
     """Yield the tensors of a model, also of attributes, whose data is in files."""
-    for graph in (*model.graphs(), *(function.graph for function in model.functions.values())):
+    for graph in _graphs_and_functions(model):
         tensors = [value.const_value for value in graph.initializers.values()]
         for attribute in (a for node in graph for a in node.attributes.values()):
             if attribute.type == ir.AttributeType.TENSOR:

@@ -101,18 +101,6 @@ def lift_constants(model: ir.Model, min_elements: int = 0) -> ir.Model:
     for node in ir.traversal.RecursiveGraphIterator(model.graph):
         if node.op_type == "Constant" and node.domain == "":
             mark_constant(node.outputs[0])
-            _store_texts(node)
     common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=min_elements)(model)
     common.LiftSubgraphInitializersToMainGraphPass()(model)
     return model
-
-
-def _store_texts(node: ir.Node) -> None:
-    """Write the texts of a Constant node as a tensor: the pass of onnx_ir (1.1) lifts ASCII only."""
-    for name in ("value_string", "value_strings"):
-        attribute = node.attributes.pop(name, None)
-        if attribute is not None:
-            texts = [attribute.as_string()] if name == "value_string" else list(attribute.as_strings())
-            shape = ir.Shape([] if name == "value_string" else [len(texts)])
-            tensor = ir.StringTensor([text.encode() for text in texts], shape=shape)
-            node.attributes["value"] = ir.AttrTensor("value", tensor)

@@ -99,7 +99,7 @@ def test_predictions_and_metrics_are_those_of_torch_and_numpy() -> None:
 def test_values_beyond_bfloat16_are_refused() -> None:
     with pytest.raises(InputError, match="too large for bfloat16"):
         Trainer(perceptron(), "mse").predict(np.full((1, 4), np.finfo(np.float32).max))
-    with pytest.raises(InputError, match="should be bfloat16, received dtype int64.*astype.'float32'"):
+    with pytest.raises(InputError, match=r"should be bfloat16, received dtype int64.*astype.'float32'"):
         Trainer(perceptron(), "mse").predict(np.ones((1, 4), np.int64))
 
 

@@ -106,7 +106,9 @@ def test_a_gradient_of_rounding_alone_agrees(seed: int) -> None:
 
 
 @pytest.mark.parametrize("part", [1e-1, 1e-3, 1e-5])
-def test_terms_that_do_not_cancel_as_they_should_are_found(part: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_terms_that_do_not_cancel_as_they_should_are_found(
+    part: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A rule of Softmax that is wrong by a small part of its terms: the bias of the keys has a gradient then."""
     rule = RULES["", "Softmax"]
 

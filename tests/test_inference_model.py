@@ -158,13 +158,23 @@ def test_every_output_of_a_file_can_be_exported(kind: str, first: bool, tmp_path
         int64 first = {{0}}, float[2] anchors = {{7, 8}}> {{ h = MatMul(x, w) z = Sin(h) {nodes} }}""")
     x = np.random.default_rng(0).standard_normal((3, 4)).astype(np.float32)
     names = [value.name for value in model.graph.output]
-    given = dict(zip(names, ort.InferenceSession(model.SerializeToString()).run(names, {"x": x}), strict=True))
+    given = dict(
+        zip(names, ort.InferenceSession(model.SerializeToString()).run(names, {"x": x}), strict=True)
+    )
 
-    read = own if own == "y" and "Identity(x)" not in nodes and "(w)" not in nodes and "int64" not in output else "z"
+    read = (
+        own
+        if own == "y" and "Identity(x)" not in nodes and "(w)" not in nodes and "int64" not in output
+        else "z"
+    )
     for further in ([], names):
         folder = tmp_path / f"artifacts{len(further)}"
         generate_artifacts(
-            model, loss="mse", loss_input_names=[read], additional_output_names=further, artifact_directory=folder
+            model,
+            loss="mse",
+            loss_input_names=[read],
+            additional_output_names=further,
+            artifact_directory=folder,
         )
         state = CheckpointState.load_checkpoint(folder / "checkpoint")
         module = Module(folder / "training_model.onnx", state, folder / "eval_model.onnx")

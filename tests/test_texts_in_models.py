@@ -12,15 +12,14 @@ import pytest
 from onnxtrain import CheckpointState, Module, Trainer, differentiate, generate_artifacts
 from onnxtrain.errors import GraphBuildError
 
-HEAD = """<ir_version: 8, opset_import: ["": 17, "ai.onnx.ml": 2]>"""
+HEAD = """<ir_version: 9, opset_import: ["": 20, "ai.onnx.ml": 2]>"""
 # How a file may come to the label of the largest probability, as converters of scikit-learn write it.
 LABELS = {
     "ArrayFeatureExtractor": "t = ai.onnx.ml.ArrayFeatureExtractor(classes, i)  label = Reshape(t, all)",
     "Gather": "label = Gather(classes, i)",
     "Gather of a Constant": "c = Constant<value_strings = ['a', 'ß', '']>()  label = Gather(c, i)",
     "LabelEncoder": """label = ai.onnx.ml.LabelEncoder<keys_int64s = [0, 1, 2], values_strings = ['a', 'ß', '']>(i)""",
-    "StringNormalizer": """t = Gather(classes, i)
-        label = StringNormalizer<case_change_action = 'UPPER', locale = 'C'>(t)""",
+    "StringConcat": "t = Gather(classes, i)  label = StringConcat(t, t)",
     "the initializer itself": "label = Identity(classes)",
 }
 
@@ -41,11 +40,7 @@ def classifier(label: str) -> onnx.ModelProto:
 @pytest.mark.parametrize("label", LABELS)
 def test_a_classifier_with_text_labels_trains_and_keeps_them(label: str, tmp_path: Path) -> None:
     model = classifier(label)
-    try:
-        session = ort.InferenceSession(model.SerializeToString())
-    except Exception as error:
-        assert label == "StringNormalizer", error
-        pytest.skip(f"this machine has no such locale: {error}")
+    session = ort.InferenceSession(model.SerializeToString())
     x = np.random.default_rng(0).standard_normal((4, 5)).astype(np.float32)
     labels, probabilities = session.run(["label", "p"], {"x": x})
 
@@ -69,7 +64,11 @@ def test_a_classifier_with_text_labels_trains_and_keeps_them(label: str, tmp_pat
     np.testing.assert_allclose(gradient[0], np.zeros((5, 3)), atol=1e-5)
 
     generate_artifacts(
-        model, loss="mse", loss_input_names=["p"], artifact_directory=tmp_path, additional_output_names=["label"]
+        model,
+        loss="mse",
+        loss_input_names=["p"],
+        artifact_directory=tmp_path,
+        additional_output_names=["label"],
     )
     state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
     module = Module(tmp_path / "training_model.onnx", state, tmp_path / "eval_model.onnx")

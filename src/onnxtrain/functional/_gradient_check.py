@@ -66,8 +66,8 @@ class GradientCheck:
         difference: central finite difference along the same direction.
         precision: precision of the difference: "float64" by the ONNX reference evaluator, or "float32" by onnxruntime
             if the reference evaluator lacks an op or computes another output.
-        error: |derivative - difference| divided by norm / sqrt(size), the typical derivative along a random direction. Of
-            a gradient whose terms cancel, relative to a larger number: such that rounding errors of these terms pass.
+        error: |derivative - difference| divided by norm / sqrt(size), the typical derivative along a random direction.
+            Of a gradient whose terms cancel, divided by a larger number, so that the rounding of these terms passes.
         tolerance: largest error that passes, e.g. 1e-3.
         verdict: "agrees"; "differs" if settled differences contradict the gradient in two directions; "inconclusive" if
             differences do not settle, or the parameter is at a kink.

@@ -35,7 +35,7 @@ class DType:
 
     @property
     def held(self) -> np.dtype[Any]:
-        """numpy dtype of data and results: `storage`, but float32 for bfloat16, whose numbers it holds exactly."""
+        """Numpy dtype of data and results: `storage`, but float32 for bfloat16, whose numbers it holds exactly."""
         return np.dtype(np.float32) if self.name == "bfloat16" else self.storage
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
-
 import ctypes
 import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 import numpy as np
 import onnxruntime as ort

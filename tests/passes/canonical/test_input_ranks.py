@@ -21,7 +21,7 @@ CASES = {
     "Pad by a matrix": ("y = Pad(x, p)", "int64[1, 4]", [0, 1, 2, 0], EVERYWHERE[1:]),
     "Resize to a matrix of sizes": ("y = Resize(x, , , p)", "int64[1, 2]", [4, 6], EVERYWHERE[:1]),
     "Resize by a matrix of scales": ("y = Resize(x, , p)", "float[1, 2]", [2, 2], EVERYWHERE[:2]),
-    "ConstantOfShape of a matrix": ("c = ConstantOfShape(p) i = Exp(c) y = Mul(x, i)", "int64[1, 1]", [3], EVERYWHERE[:1]),
+    "ConstantOfShape of a matrix": ("c = ConstantOfShape(p) y = Sub(x, c)", "int64[1, 1]", [3], EVERYWHERE[:1]),
     "STFT with a matrix as step": ("y = STFT(x, p, , two)", "int64[1, 1]", [1], EVERYWHERE),
 }  # fmt: skip
 

@@ -57,7 +57,10 @@ def test_other_dtypes_and_vectors_are_normalised_as_the_file_does(kind: str) -> 
         given = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["": 17, "ai.onnx.ml": 1]>
             g ({kind}{dims} x, float[3] w) => (float{dims} y, float z) {{
                 y = ai.onnx.ml.Normalizer<norm = "L2">(x)  p = Mul(y, w)  z = ReduceSum<keepdims = 0>(p) }}""")
-        feeds = {"x": x.astype(kind.replace("float", "float32").replace("double", "float64")), "w": np.ones(3, "f4")}
+        feeds = {
+            "x": x.astype(kind.replace("float", "float32").replace("double", "float64")),
+            "w": np.ones(3, "f4"),
+        }
         want = ort.InferenceSession(given.SerializeToString()).run(["y"], feeds)[0]
         step = ort.InferenceSession(differentiate(given, of="z", wrt=["w"]).SerializeToString())
         np.testing.assert_allclose(step.run(["y"], feeds)[0], want, rtol=1e-6)

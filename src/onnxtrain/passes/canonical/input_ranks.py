@@ -41,7 +41,9 @@ class InputRanksPass(ir.passes.InPlacePass):
             for index, rank in _RANKS.get(node.op_type, {}).items() if node.domain == "" else ():
                 value = node.inputs[index] if index < len(node.inputs) else None
                 # In Resize an empty tensor of any rank stands for an absent input.
-                if value is None or (value.shape is not None and (len(value.shape) == rank or 0 in value.shape)):
+                if value is None or (
+                    value.shape is not None and (len(value.shape) == rank or 0 in value.shape)
+                ):
                     continue
                 if value.shape is not None or self._unknown:
                     node.replace_input_with(index, _reshaped(node, value, rank))

@@ -43,7 +43,8 @@ def load_model(source: ModelSource) -> ir.Model:
     """Load and check a model; later passes over the result do not change `source`.
 
     External data stays on disk and is memory-mapped when it is first read, so that models beyond protobuf's limit of
-    2 GB load. Weights of files that keep all of them in Constant nodes become initializers. :func:`onnxtrain.passes.canonicalize` brings the result to canonical form.
+    2 GB load. Weights of files that keep all of them in Constant nodes become initializers.
+    :func:`onnxtrain.passes.canonicalize` brings the result to canonical form.
 
     Args:
         source: Path of an ONNX file, a proto, or an IR model. Relative external data paths of a proto are

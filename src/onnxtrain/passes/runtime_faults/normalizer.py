@@ -10,8 +10,8 @@ from onnxtrain.passes.tidy.replace_value import replace_node, write_before
 class NormalizerPass(ir.passes.InPlacePass):
     """Rewrite `Normalizer` with norm="L2" as LpNormalization, which computes the same.
 
-    ONNX Runtime (1.32) lets the op write to the memory of its input once it knows the shapes of both, and the kernel then
-    reads what it has written. Files seldom declare these shapes; models that passes have annotated do. Expects
+    ONNX Runtime (1.32) lets the op write to the memory of its input once it knows the shapes of both, and the kernel
+    then reads what it has written. Files seldom declare these shapes; models that passes have annotated do. Expects
     inferred dtypes.
     """
 

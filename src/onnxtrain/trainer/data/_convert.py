@@ -89,7 +89,8 @@ def to_array(word: str, spec: InputSpec, data: Any) -> Array:
 def of_tensor(data: Any) -> Any:
     """Returns what numpy converts of a tensor of PyTorch, and anything else as it is.
 
-    numpy takes no tensor that requires gradients, is on another device, is a lazy conjugate or negative, or is bfloat16.
+    numpy takes no tensor that requires gradients, is on another device, is a lazy conjugate or negative, or has the
+    dtype bfloat16.
 
     Raises:
         InputError: the tensor has no data (a meta tensor), or is sparse.

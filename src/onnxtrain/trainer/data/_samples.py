@@ -165,9 +165,7 @@ def collate(samples: Sequence[Any], indices: Sequence[int] = ()) -> Any:
     if isinstance(first, str | bytes):
         # Texts pass here; the layout refuses them if they are an input of the model, and ignores them otherwise.
         return np.asarray(samples)
-    arrays = [
-        np.asarray(of_tensor(sample)) for sample in samples
-    ]
+    arrays = [np.asarray(of_tensor(sample)) for sample in samples]
     for place, array in enumerate(arrays):
         if array.shape != arrays[0].shape:
             other = indices[place] if indices else place

@@ -103,7 +103,11 @@ def _(bench: Bench) -> None:
     model = models.mlp()
     texts = onnx.helper.make_tensor_value_info("word", onnx.TensorProto.STRING, ["batch"])
     model.graph.input.append(texts)
-    bench.generate(model)
+    encoding = {"domain": "ai.onnx.ml", "keys_strings": ["yes"], "values_floats": [1.0]}
+    model.graph.node.append(node("LabelEncoder", ["word"], ["code"], **encoding))
+    model.opset_import.append(onnx.helper.make_opsetid("ai.onnx.ml", 2))
+    # Texts that neither the loss nor such a value reads do no harm.
+    bench.generate(model, additional_output_names=["code"])
 
 
 @case("tensor claims more data than it holds")

@@ -7,9 +7,11 @@ import numpy as np
 import onnx
 import onnx.parser
 import onnx_ir as ir
+import onnxruntime as ort
 import pytest
 from onnx import helper
 
+from onnxtrain import Trainer
 from onnxtrain.errors import ModelError, ModelLoadError, UnsupportedOpsetError
 from onnxtrain.passes import CleanupPass, canonicalize, load_model, to_proto
 from passes._models import build, info, mlp, normal, run
@@ -396,3 +398,17 @@ def test_texts_that_are_no_utf_8_are_errors(tmp_path, old, new):
     (tmp_path / "net.onnx").write_bytes(content.replace(old, new))
     with pytest.raises(ModelLoadError):
         load_model(tmp_path / "net.onnx")
+
+
+def test_a_graph_without_a_name_is_trained(tmp_path: Path) -> None:
+    """onnx's checker wants a name of the graph, ONNX Runtime does not."""
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 17]>
+        g (float[n, 3] x) => (float[n, 3] y) <float[3] w = {1, 2, 3}> { y = Mul(x, w) }""")
+    model.graph.name = ""
+    x = np.ones((2, 3), np.float32)
+    given = ort.InferenceSession(model.SerializeToString()).run(None, {"x": x})[0]
+    trainer = Trainer(model, "mse")
+    np.testing.assert_array_equal(trainer.predict(x), given)
+    trainer.export(tmp_path / "out.onnx")
+    np.testing.assert_array_equal(ort.InferenceSession(tmp_path / "out.onnx").run(None, {"x": x})[0], given)
+    assert model.graph.name == ""

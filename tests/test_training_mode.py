@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import logging
-import re
 import shutil
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 import torch
 
 import models
+from cli.conftest import Runner
 from onnxtrain import (
     CheckpointState,
     Module,
@@ -26,6 +25,7 @@ from onnxtrain import (
     restore_dropout,
 )
 from onnxtrain.errors import GraphBuildError, InputError
+from onnxtrain.lora import LoraConfig
 from trainer import problems
 
 
@@ -152,97 +152,218 @@ def norm_net(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Path]:
     return paths
 
 
-LOST = "drops nothing at"
+LOST = "The exporter has removed"
 
 
 @pytest.mark.torch
-def test_lost_dropout_is_told(
+def test_removed_dropout_is_told(
     norm_net: dict[bool, Path], caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
-    """Only Dropout on the way to what the training model returns counts; the advice of the message ends it."""
+    """By default and with `batch_norm`; only Dropout on the way to what the training model returns counts."""
 
-    def messages(model: Any, batch_norm: Any, output: str = "y") -> str:
+    def messages(batch_norm: Any, output: str = "y", **options: Any) -> str:
         caplog.clear()
         generate_artifacts(
-            model,
-            loss="cross_entropy",
-            loss_input_names=[output],
-            batch_norm=batch_norm,
-            artifact_directory=tmp_path,
-        )
+            norm_net[False], loss="cross_entropy", loss_input_names=[output], batch_norm=batch_norm,
+            artifact_directory=tmp_path, **options,
+        )  # fmt: skip
         return caplog.text
 
-    path = norm_net[False]
-    text = messages(path, "training")
-    assert "batch_norm='training' drops nothing at 2 place(s)" in text
-    assert "has removed a Dropout module: first, last. Its ratio p is not in the file." in text
-    assert "If p is 0 in the PyTorch network, nothing is missing" in text
-    # The call that the message recommends.
-    assert "model = onnxtrain.restore_dropout(model, p=0.1)" in text
-    assert LOST not in messages(restore_dropout(path, p=0.1), "training")
-    assert "at 2 place(s), where the exporter has removed a Dropout module: first, aside." in messages(
-        path, "training", output="z"
-    )
+    for batch_norm in ("as_exported", "training", {"bn": "training"}):
+        text = messages(batch_norm)
+        assert "removed 2 Dropout module(s), so that training drops nothing there: first, last." in text
+        assert "Pass dropout=0.1, with the p of the PyTorch network" in text
+        assert "or dropout=0.0 to train without it, e.g. because p is 0 there" in text
+    assert "nothing there: first, aside." in messages("training", output="z")
+    # Modes by pattern: the first one that matches.
+    assert "nothing there: last." in messages({"[bf]*": "inference", "*": "training"})
+    assert "nothing there: last." in messages("training", dropout={"first": 0.1})
+    for quiet in ("inference", {"bn": "training", "*": "inference"}):
+        assert LOST not in messages(quiet)
+    for dropout in (0, 0.1, {"first": 0.0, "l*": 0.1}):
+        assert LOST not in messages("training", dropout=dropout)
     # A trainer also returns the other output.
     caplog.clear()
-    Trainer(path, "cross_entropy", batch_norm="training", loss_input_names="y")
-    assert (
-        "at 3 place(s), where the exporter has removed a Dropout module: first, last, aside." in caplog.text
-    )
-    # Modes by pattern: the first one that matches.
-    assert (
-        "batch_norm drops nothing at 1 place(s), where the exporter has removed a Dropout module: last."
-        in (messages(path, {"[bf]*": "inference", "*": "training"}))
-    )
-    for quiet in ("as_exported", "inference", {"bn": "training"}, {"bn": "training", "*": "inference"}):
-        assert LOST not in messages(path, quiet)
+    Trainer(norm_net[False], "cross_entropy", batch_norm="training", loss_input_names="y")
+    assert "nothing there: first, last, aside." in caplog.text
 
 
 @pytest.mark.torch
-def test_lost_dropout_is_told_where_nothing_can_be_switched(norm_net: dict[bool, Path]) -> None:
+def test_removed_dropout_is_told_where_nothing_can_be_switched(norm_net: dict[bool, Path]) -> None:
     model = onnx.load(norm_net[False])
     for node in model.graph.node:
         if node.op_type == "BatchNormalization":
             node.CopyFrom(onnx.helper.make_node("Identity", node.input[:1], node.output[:1]))
     with pytest.raises(
-        GraphBuildError, match=r"restore_dropout\(model, p\), which finds the place of first, last, aside\."
+        GraphBuildError, match=r"Pass dropout=0.1 for the removed Dropout of first, last, aside\."
     ):
         Trainer(model, "cross_entropy", batch_norm="training", loss_input_names="y")
     # The optimizer of the exporter leaves no trace, and folds the BatchNormalization.
-    with pytest.raises(GraphBuildError, match=r"restore_dropout\(model, p\)\. Else"):
+    with pytest.raises(GraphBuildError, match=r"restore_dropout\(model, p, before=\[...\]\)\. Else"):
         Trainer(norm_net[True], "cross_entropy", batch_norm="training", loss_input_names="y")
+    with pytest.raises(GraphBuildError, match=r"dropout=0.1 has no place.*optimize=False.*before="):
+        Trainer(norm_net[True], "cross_entropy", dropout=0.1, loss_input_names="y")
+    Trainer(norm_net[True], "cross_entropy", dropout=0, loss_input_names="y")
+    with pytest.raises(
+        GraphBuildError, match=r"no Dropout matches 'head\*' of dropout; there are first, last"
+    ):
+        Trainer(norm_net[False], "cross_entropy", dropout={"head*": 0.1}, loss_input_names="y")
+    for wrong in (1, -0.1, True, "0.1", {"*": 1.0}):
+        with pytest.raises(InputError, match=r"dropout must be a number from 0 up to 1, or one for each"):
+            Trainer(norm_net[False], "cross_entropy", dropout=wrong)  # type: ignore[arg-type]
 
 
 @pytest.mark.torch
-def test_the_shell_is_told_of_lost_dropout(norm_net: dict[bool, Path], tmp_path: Path) -> None:
-    """The command that the message recommends writes a file that no longer gets it."""
-
-    def artifacts(model: str, directory: str, *options: str) -> str:
-        command = [
-            "artifacts",
-            model,
-            "--loss",
-            "cross_entropy",
-            "--loss-input",
-            "y",
-            "-o",
-            directory,
-            *options,
-        ]
-        result = subprocess.run(
-            [sys.executable, "-m", "onnxtrain", *command], cwd=tmp_path, capture_output=True, text=True
-        )
-        assert result.returncode == 0, result.stderr
-        return " ".join(result.stderr.split())
-
+def test_the_shell_is_told_of_removed_dropout(
+    norm_net: dict[bool, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The options that the message recommends drop elements, or end the message; a run remembers them."""
+    monkeypatch.chdir(tmp_path)
     shutil.copy(norm_net[False], tmp_path / "model.onnx")
-    text = artifacts("model.onnx", "a", "--batch-norm", "training")
-    assert "--batch-norm training drops nothing at 3 place(s)" in text
-    assert LOST not in artifacts("model.onnx", "b", "--batch-norm", "inference")
-    command = re.search(r'python -c "(.*?)"', text)
-    assert command is not None
-    subprocess.run([sys.executable, "-c", command[1]], cwd=tmp_path, check=True)
-    assert LOST not in artifacts("with_dropout.onnx", "c", "--batch-norm", "training")
+    given = ["--loss", "cross_entropy", "--loss-input", "y"]
+
+    def said(code: int, *arguments: str) -> str:
+        result = Runner(monkeypatch)(*arguments)
+        assert result.code == code, result.err
+        return " ".join(result.err.split())
+
+    def ratios(directory: str) -> list[float]:
+        graph = onnx.load(tmp_path / directory / "training_model.onnx").graph
+        values = {t.name: onnx.numpy_helper.to_array(t) for t in graph.initializer}
+        return [round(float(values[n.input[1]]), 6) for n in graph.node if n.op_type == "Dropout"]
+
+    text = said(0, "artifacts", "model.onnx", *given, "-o", "a")
+    assert "Pass --dropout 0.1, with the p" in text
+    assert "or --dropout 0.0 to train without it" in text
+    assert ratios("a") == []
+    assert LOST not in said(0, "artifacts", "model.onnx", *given, "-o", "b", "--dropout", "0.0")
+    assert ratios("b") == []
+    assert LOST not in said(0, "artifacts", "model.onnx", *given, "-o", "c", "--dropout", "0.1")
+    assert ratios("c") == [0.1, 0.1, 0.1]
+    by_pattern = ["--dropout", "first=0.25", "--dropout", "a*=0", "--dropout", "*=0.5"]
+    np.savez("data.npz", x=np.ones((4, 4), np.float32), labels=np.zeros(4, np.int64))
+    train = ["train", "model.onnx", "--data", "data.npz", *given, "-o", "run", "--batch-norm", "training"]
+    assert LOST not in said(0, *train, "--epochs", "1", *by_pattern)
+    assert sorted(ratios("run")) == [0.25, 0.5]
+    assert "--dropout 0.3 (it was first=0.25 a*=0 *=0.5)" in said(
+        1, "train", "run", "--data", "data.npz", "--dropout", "0.3"
+    )
+    for wrong in ("one", "1", "-0.1", "=0.1", "first=", "nan"):
+        assert f"--dropout is '{wrong}'; give a number from 0 up to 1" in said(
+            1, "artifacts", "model.onnx", *given, f"--dropout={wrong}"
+        )
+
+
+class Wide(torch.nn.Module):
+    """A layer of many features between two Dropout modules, the second with another module name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop, self.fc, self.end = torch.nn.Dropout(0.5), torch.nn.Linear(16, 3000), torch.nn.Dropout(0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.end(self.fc(self.drop(x)))
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> tuple[Wide, dict[str, onnx.ModelProto]]:
+    """The module, and its files: with traces of Dropout, with nodes in inference mode, and with nodes that train."""
+    path = tmp_path_factory.mktemp("wide") / "net.onnx"
+    torch.manual_seed(0)
+    net = Wide().eval()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the exporter
+        torch.onnx.export(
+            net, (torch.randn(2, 16),), str(path), input_names=["x"], output_names=["y"],
+            dynamic_shapes=({0: "batch"},), optimize=False, verbose=False,
+        )  # fmt: skip
+    in_training = restore_dropout(onnx.load(path), p=0.9)
+    in_inference = onnx.ModelProto()
+    in_inference.CopyFrom(in_training)
+    for node in in_inference.graph.node:
+        if node.op_type == "Dropout":
+            del node.input[2:]
+    return net, {"traces": onnx.load(path), "inference": in_inference, "training": in_training}
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("profile", ["default", "portable"])
+@pytest.mark.parametrize("kind", ["traces", "inference", "training"])
+def test_dropout_is_pytorchs(
+    wide: tuple[Wide, dict[str, onnx.ModelProto]], kind: str, profile: Any, tmp_path: Path
+) -> None:
+    """Share and scale of what is kept; gradients are PyTorch's of the same mask; evaluation drops nothing."""
+    net, files = wide
+    # The number wins over the ratio of the file, and `dropout` over `batch_norm`.
+    generate_artifacts(
+        files[kind], loss="mse", artifact_directory=tmp_path, additional_output_names=["y"],
+        batch_norm="inference", dropout={"drop": 0, "*": 0.25}, profile=profile,
+    )  # fmt: skip
+    state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
+    module = Module(tmp_path / "training_model.onnx", state, tmp_path / "eval_model.onnx")
+    rng = np.random.default_rng(0)
+    x, target = rng.standard_normal((4, 16)).astype(np.float32), np.zeros((4, 3000), np.float32)
+    loss, y = module(x, target)
+    plain = net(torch.tensor(x))
+    mask = torch.tensor(y != 0)
+    # Four standard deviations of the share of 12,000 elements.
+    assert abs(float(mask.float().mean()) - 0.75) < 4 * (0.25 * 0.75 / mask.numel()) ** 0.5
+    expected = plain * mask / 0.75
+    np.testing.assert_allclose(y, expected.detach(), rtol=1e-5, atol=1e-6)
+    net.zero_grad()
+    wanted = expected.square().mean()
+    wanted.backward()
+    np.testing.assert_allclose(loss, wanted.detach(), rtol=1e-5)
+    gradients = {name: b.read() for name, b in state._store.gradients.items()}
+    assert net.fc.weight.grad is not None
+    np.testing.assert_allclose(gradients["fc.weight"], net.fc.weight.grad, rtol=1e-4, atol=1e-7)
+    # Another step, another mask.
+    assert (np.asarray(module(x, target)[1] != 0) != mask.numpy()).any()
+    module.eval()
+    file = onnx.ModelProto()
+    file.CopyFrom(files["traces"])
+    session = ort.InferenceSession(file.SerializeToString())
+    (deployed,) = session.run(["y"], {"x": x})
+    np.testing.assert_array_equal(module(x, target)[1], deployed)
+
+
+def test_the_mean_over_masks_is_the_output_without(
+    wide: tuple[Wide, dict[str, onnx.ModelProto]], tmp_path: Path
+) -> None:
+    """Of Dropout in front of the layer, too, whose expectation is the layer's output."""
+    net, files = wide
+    generate_artifacts(
+        files["traces"], loss="mse", artifact_directory=tmp_path, additional_output_names=["y"],
+        dropout={"drop": 0.5, "*": 0.0},
+    )  # fmt: skip
+    state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
+    module = Module(tmp_path / "training_model.onnx", state)
+    # Each row is a draw of its own.
+    x = np.tile(np.random.default_rng(0).standard_normal((1, 16)).astype(np.float32), (2000, 1))
+    y = np.asarray(module(x, np.zeros((2000, 3000), np.float32))[1])
+    plain = net(torch.tensor(x[:1])).detach().numpy()
+    error = (y.mean(0) - plain[0]) / (y.std(0) / 2000**0.5)
+    # 3,000 features that share 16 draws: of standard normal errors.
+    assert abs(error.mean()) < 1
+    assert 0.5 < error.std() < 1.6
+
+
+def test_adapters_keep_their_own_dropout(
+    wide: tuple[Wide, dict[str, onnx.ModelProto]], tmp_path: Path
+) -> None:
+    """`dropout` and `batch_norm` choose the modes of the network's own layers."""
+    _, files = wide
+    config = LoraConfig(r=2, target_modules=["fc"], lora_dropout=0.5)
+    for options in ({"dropout": 0.0}, {"dropout": 0.25}, {"batch_norm": "inference"}):
+        generate_artifacts(files["traces"], loss="mse", artifact_directory=tmp_path, lora=config, **options)
+        graph = onnx.load(tmp_path / "training_model.onnx").graph
+        values = {t.name: onnx.numpy_helper.to_array(t) for t in graph.initializer}
+        ratios = sorted(float(values[n.input[1]]) for n in graph.node if n.op_type == "Dropout")
+        assert ratios == ([0.25, 0.25, 0.5] if options == {"dropout": 0.25} else [0.5])
+        evaluation = onnx.load(tmp_path / "eval_model.onnx").graph.node
+        assert not [n for n in evaluation if n.op_type == "Dropout" and len(n.input) > 2]
 
 
 def test_a_single_name_may_stand_alone() -> None:

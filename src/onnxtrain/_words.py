@@ -25,10 +25,6 @@ class Words:
         """Says how to make a fixed batch dynamic; `function` is the function that takes the model."""
         return f"make it so: {function}(onnxtrain.make_batch_dynamic(model), ...)"
 
-    def restore_dropout(self) -> str:
-        """Says how to put Dropout back that an exporter has removed."""
-        return "Put Dropout back with the p of the network: model = onnxtrain.restore_dropout(model, p=0.1)"
-
     def resume(self, directory: object, where: str = "") -> str:
         """Says how to go on with the run in a directory; `where` is e.g. "from there "."""
         return f"Go on {where}with Trainer.resume('{directory}')"

@@ -26,7 +26,7 @@ from onnxtrain.onnxblock.onnxblock import build_forward
 from onnxtrain.passes import ModelSource, canonicalize, load_model
 from onnxtrain.selection import expand_names
 from onnxtrain.training.key_value_cache import find_cache
-from onnxtrain.training.layer_modes import BatchNormMode
+from onnxtrain.training.layer_modes import BatchNormMode, DropoutRatios, check_dropout
 from onnxtrain.training.training_graph import (
     Activations,
     Precision,
@@ -85,6 +85,7 @@ def generate_artifacts(
     loss_input_names: list[str] | None = None,
     *,
     batch_norm: BatchNormMode = "as_exported",
+    dropout: DropoutRatios = None,
     straight_through: bool = False,
     sample_weight: bool = False,
     recompute: bool = False,
@@ -128,6 +129,11 @@ def generate_artifacts(
         batch_norm: mode of BatchNormalization and Dropout in the training model: that of the given model
             ("as_exported"), "training" or "inference". Per layer, a mapping from patterns to modes, of which the first
             that matches the layer's module, node or scale decides: `{"backbone.*": "inference", "*": "training"}`.
+        dropout: fraction of elements that Dropout drops in training, e.g. 0.1, also where the exporter has removed
+            Dropout and left its place. Per layer, a mapping from patterns to fractions, of which the first that matches
+            the layer's module or node decides: `{"head.*": 0.5, "*": 0.1}`. It wins over `batch_norm` and over the
+            ratios of the file. 0.0 trains without Dropout. None keeps the Dropout of the file, and warns of removed
+            Dropout.
         straight_through: True to let gradients pass through rounding and quantisation unchanged, as in
             quantisation-aware training.
         sample_weight: True for models that take a weight for each sample, as a last target `sample_weight` of shape
@@ -159,11 +165,13 @@ def generate_artifacts(
 
     Raises:
         ModelError: the model cannot be loaded or converted, also to ORT format; a file cannot be written.
-        GraphBuildError: a name is unknown, a parameter is both frozen and trainable, a value would be returned twice,
+        GraphBuildError: a name is unknown, there is no place for Dropout, a parameter is both frozen and trainable, a
+            value would be returned twice,
             the loss does not fit or does not depend on an adapter, a parameter cannot have a sparse gradient, its
             optimizer cannot use one, or a model of `profile="portable"` has an op that some build lacks.
         NothingToTrain: no parameter is left to train, or the loss depends on no trainable parameter.
         NoGradientRule: an op between the loss and a trainable parameter has no gradient rule.
+        InputError: `dropout` is not a number in [0, 1), or a mapping to such numbers.
         TypeError: `loss`, `optimizer`, `lora` or a list of names is of an unknown type.
         ValueError: `batch_norm`, `precision`, `activations` or `profile` has an unknown value.
     """
@@ -176,6 +184,7 @@ def generate_artifacts(
     ):
         _check_names(option, names)
     # Arguments are checked before the graph is built, which takes time.
+    check_dropout(dropout)
     optimizer_ = optimizer_for(optimizer)
     library = _library(custom_op_library)
     loaded = load_model(model)
@@ -198,6 +207,7 @@ def generate_artifacts(
             adapters=set(requires_grad or ()) - asked,
             frozen=frozen_params,
             batch_norm=batch_norm,
+            dropout=dropout,
             inference_outputs=[name for name in model_outputs if name != loss_name],
             # The weights beside adapters have no gradients: activations are most of the memory of such a training.
             recompute=recompute or ("cheap" if adapters else False),

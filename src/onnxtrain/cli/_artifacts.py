@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from onnxtrain.passes import canonicalize, load_model
 from onnxtrain.surgery import replace_head
 from onnxtrain.surgery._dynamic_batch import make_batch_dynamic
 from onnxtrain.training.key_value_cache import find_cache
-from onnxtrain.training.layer_modes import BatchNormMode
+from onnxtrain.training.layer_modes import BatchNormMode, DropoutRatios
 
 _MODES = ("as_exported", "training", "inference")
 
@@ -43,6 +44,25 @@ def batch_norm_mode(texts: Sequence[str] | None) -> BatchNormMode:
         return only
     # Several modes are a mapping, of which the first pattern that matches a layer decides.
     return modes or "as_exported"
+
+
+def dropout_ratios(texts: Sequence[str] | None) -> DropoutRatios:
+    """Parses `--dropout`: one ratio alone, or PATTERN=RATIO for each layer. Raises InputError: neither."""
+    ratios: dict[str, float] = {}
+    for text in texts or ():
+        # Split at the last "=": names of modules may contain it, numbers do not.
+        pattern, equals, number = text.rpartition("=")
+        try:
+            ratio = float(number)
+        except ValueError:
+            ratio = math.nan
+        if not 0 <= ratio < 1 or (equals and not pattern):
+            raise InputError(
+                f"--dropout is {text!r}; give a number from 0 up to 1, such as 0.1, or PATTERN=NUMBER for each layer, "
+                "such as 'head.*=0.5'"
+            )
+        ratios[pattern if equals else "*"] = ratio
+    return ratios["*"] if ratios.keys() == {"*"} else ratios or None
 
 
 def check_loss(model: ir.Model, loss: str | None) -> None:
@@ -97,6 +117,7 @@ def run_command(options: ArtifactsOptions) -> None:
         "loss": chosen_loss(options.model),
         "optimizer": optimizer,
         "batch_norm": batch_norm_mode(options.model.batch_norm),
+        "dropout": dropout_ratios(options.model.dropout),
         "lora": chosen_lora(options.lora),
         "additional_output_names": returned_outputs(loaded, loss),
     }

@@ -76,6 +76,12 @@ class ModelOptions:
         "model.train()) or in inference mode. Repeat it for each layer, e.g. body.*=inference; the "
         "first match decides. Default: as_exported.",
     )
+    dropout: list[str] | None = option(
+        "P|PATTERN=P",
+        "Drop this fraction of elements where the network has Dropout, also where the exporter has removed it, e.g. "
+        "0.1; 0 trains without Dropout. Repeat it for each layer, e.g. head.*=0.5; the first match decides. Default: "
+        "the Dropout of the file.",
+    )
     precision: Literal["fp32", "bf16"] = option(
         None,
         "Compute matrix products and convolutions of training in float32, or in bfloat16 with sums "

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from onnxtrain.cli._artifacts import batch_norm_mode, check_loss, prepared, returned_outputs
+from onnxtrain.cli._artifacts import batch_norm_mode, check_loss, dropout_ratios, prepared, returned_outputs
 from onnxtrain.cli._declared import arguments_for, flag, flat, options_of
 from onnxtrain.cli._loss import chosen_loss
 from onnxtrain.cli._optimizer import chosen_optimizer
@@ -35,6 +35,7 @@ def run_command(options: PlanOptions) -> None:
         "memory": memory,
         "optimizer": chosen_optimizer(options.optimizer),
         "batch_norm": batch_norm_mode(options.model.batch_norm),
+        "dropout": dropout_ratios(options.model.dropout),
         # As `onnxtrain artifacts` writes them: logits that are returned stay in memory.
         "additional_output_names": returned_outputs(loaded, loss),
         "dims": parse_dims(options.dim or ()),

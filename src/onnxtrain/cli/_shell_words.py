@@ -38,13 +38,6 @@ class ShellWords(Words):
         """Names the option that makes a fixed batch dynamic."""
         return f"pass {flag('dynamic_batch')}"
 
-    def restore_dropout(self) -> str:
-        """Writes the command that puts Dropout back, as no option does."""
-        return (
-            'Put Dropout back with the p of the network, and train the new file: python -c "import onnx, onnxtrain; '
-            "onnx.save(onnxtrain.restore_dropout('model.onnx', p=0.1), 'with_dropout.onnx')\""
-        )
-
     def resume(self, directory: object, where: str = "") -> str:
         """Writes the command that goes on with a run."""
         return f"Go on {where}with: onnxtrain train {directory} --data FILE"

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 import onnxtrain
-from onnxtrain.cli._artifacts import batch_norm_mode, check_loss, prepared
+from onnxtrain.cli._artifacts import batch_norm_mode, check_loss, dropout_ratios, prepared
 from onnxtrain.cli._callbacks import chosen_callbacks, chosen_transform, for_transform
 from onnxtrain.cli._classes import chosen_class_weight, chosen_metrics, positive_remark
 from onnxtrain.cli._config import RUN_FILE, write_config
@@ -235,6 +235,7 @@ def _begin(options: TrainOptions, data: Arrays | Table, directory: Path) -> Trai
         "positive": positive,
         "scheduler": _schedule(options.rate),
         "batch_norm": batch_norm_mode(options.model.batch_norm),
+        "dropout": dropout_ratios(options.model.dropout),
         "lora": chosen_lora(options.lora),
         "directory": directory,
         "strategy": chosen_strategy(options.workers),

@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from onnxtrain.emitter import Emitter
 from onnxtrain.lora._targets import INTEGER_PRODUCTS, Target
+from onnxtrain.passes import mark_adapter_dropout
 
 
 @dataclass(frozen=True)
@@ -167,7 +168,14 @@ def _delta(op: Emitter, adapters: Sequence[Adapter], node: ir.Node, dropout: flo
 
 
 def _dropped(op: Emitter, x: ir.Value, dropout: float) -> ir.Value:
-    return op.Dropout(x, op.const(dropout, ir.DataType.FLOAT), op.const(True)) if dropout else x
+    if not dropout:
+        return x
+    dropped: ir.Value = op.Dropout(x, op.const(dropout, ir.DataType.FLOAT), op.const(True))
+    node = dropped.producer()
+    assert node is not None
+    # `batch_norm` and `dropout` choose the modes of the model's own layers.
+    mark_adapter_dropout(node)
+    return dropped
 
 
 def _scaled(op: Emitter, value: ir.Value, scaling: float) -> ir.Value:

@@ -23,7 +23,7 @@ from onnxtrain.planning._choices import Choice, list_choices
 from onnxtrain.planning._measure import Measured, check_sizes, run_steps, write_inputs
 from onnxtrain.planning._memory import parse_memory
 from onnxtrain.runtime.manifest import parse_manifest
-from onnxtrain.training.layer_modes import BatchNormMode
+from onnxtrain.training.layer_modes import BatchNormMode, DropoutRatios
 from onnxtrain.training.training_graph import Activations, Precision, Profile
 
 _BATCH_SIZE = 32
@@ -103,6 +103,7 @@ def plan_training(
     requires_grad: list[str] | None = None,
     frozen_params: list[str] | None = None,
     batch_norm: BatchNormMode = "as_exported",
+    dropout: DropoutRatios = None,
     straight_through: bool = False,
     precision: Precision = "fp32",
     activations: Activations = "float",
@@ -135,6 +136,7 @@ def plan_training(
         requires_grad: names and patterns to choose from; adapters are left out then. None: all that train by default.
         frozen_params: names and patterns of parameters that no choice trains.
         batch_norm: as in `generate_artifacts`.
+        dropout: as in `generate_artifacts`.
         straight_through: as in `generate_artifacts`; True for models in int8.
         precision: as in `generate_artifacts`.
         activations: as in `generate_artifacts`.
@@ -174,6 +176,7 @@ def plan_training(
         "optimizer": optimizer,
         "frozen_params": frozen_params,
         "batch_norm": batch_norm,
+        "dropout": dropout,
         "straight_through": straight_through,
         "precision": precision,
         "activations": activations,

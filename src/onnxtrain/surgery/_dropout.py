@@ -9,11 +9,19 @@ from typing import overload
 import onnx
 import onnx_ir as ir
 
-from onnxtrain.emitter import Emitter
 from onnxtrain.errors import InputError, ModelError
-from onnxtrain.passes import ModelSource, TrainingModePass, as_given, canonicalize, dropout_traces, load_model
+from onnxtrain.passes import (
+    ModelSource,
+    TrainingModePass,
+    as_given,
+    canonicalize,
+    constant_ratio,
+    dropout_traces,
+    load_model,
+    set_ratio,
+    write_dropout,
+)
 from onnxtrain.passes.tidy.replace_value import replace_node
-from onnxtrain.passes.tidy.unique_names import fresh_name
 from onnxtrain.selection import matched_names, some_names
 from onnxtrain.surgery._linear import Linear, read_linear
 
@@ -65,7 +73,11 @@ def restore_dropout(
         raise InputError(f"Restoring Dropout: p must be a number from 0 up to 1, received {p!r}.")
     result = canonicalize(load_model(model))
     nodes = list(result.graph)
-    dropouts = [node for node in nodes if node.op_type == "Dropout" and node.domain == ""]
+    dropouts = [
+        node
+        for node in ir.traversal.RecursiveGraphIterator(result.graph)
+        if node.op_type == "Dropout" and node.domain == ""
+    ]
     traces = dropout_traces(result.graph)
     layers = _layers(nodes, [before] if isinstance(before, str) else before)
     # An error, because a model without Dropout would train all the same, and overfit.
@@ -76,17 +88,14 @@ def restore_dropout(
             "Restoring Dropout: its ratio is not in the file. Pass it: restore_dropout(model, p=0.5)."
         )
     if p is not None:
-        # A constant of the emitter is marked as such, so that it is not trained.
-        ratio = Emitter(result.graph).const(float(p))
+        ratio = constant_ratio(result, p)
         for node in dropouts:
-            # The ratio is an optional input, 0.5 if it is left out.
-            node.resize_inputs(max(2, len(node.inputs)))
-            node.replace_input_with(1, ratio)
+            set_ratio(node, ratio)
         for node in traces:
-            dropouts.append(_dropout(result, node, ratio))
+            dropouts.append(write_dropout(result, node, ratio))
             replace_node(node, dropouts[-1].outputs[0])
         for node in layers:
-            dropouts.append(_dropout(result, node, ratio))
+            dropouts.append(write_dropout(result, node, ratio))
             node.replace_input_with(0, dropouts[-1].outputs[0])
     TrainingModePass(dropout=dict.fromkeys(dropouts, "training"))(result)
     return as_given(result, model)
@@ -117,17 +126,3 @@ def _layers(nodes: Sequence[ir.Node], names: Sequence[str]) -> list[ir.Node]:
     )
     matched = {node for name in wanted for node in by_name[name]}
     return [node for node in nodes if node in matched]
-
-
-def _dropout(model: ir.Model, node: ir.Node, ratio: ir.Value) -> ir.Node:
-    """Writes a Dropout of a node's first input in front of the node, and returns it."""
-    value = node.inputs[0]
-    assert value is not None
-    dropout = ir.node("Dropout", [value, ratio], name=f"{node.name or node.outputs[0].name}.dropout")
-    result = dropout.outputs[0]
-    result.name = fresh_name(model, f"{value.name}.dropout")
-    result.type, result.shape = value.type, value.shape
-    # A Dropout in place of a trace keeps the notes, by whose module names `batch_norm` patterns find it.
-    dropout.metadata_props.update(node.metadata_props if node.op_type == "Identity" else {})
-    node.prepend(dropout)
-    return dropout

@@ -27,7 +27,7 @@ from onnxtrain.optimizers import ClipGradNorm, ClipGradValue, Optimizer, make_op
 from onnxtrain.passes import ModelSource, load_model
 from onnxtrain.trainer._run import Run
 from onnxtrain.training.forward_graph import trained_outputs
-from onnxtrain.training.layer_modes import BatchNormMode
+from onnxtrain.training.layer_modes import BatchNormMode, DropoutRatios
 from onnxtrain.training.training_graph import Activations, Precision, Profile
 
 # Dropout is random too, but `_forget_seeds` makes it draw from the session's generator, whose state a checkpoint holds.
@@ -46,6 +46,7 @@ class ModelSettings:
         clip_grad_value: largest absolute value of an element of a gradient; None for no limit.
         requires_grad, frozen_params: names or patterns of parameters, e.g. ["fc.*"].
         batch_norm: mode of BatchNormalization and Dropout, e.g. "training", or modes by patterns.
+        dropout: ratio of Dropout, e.g. 0.1, or ratios by patterns; None for the Dropout of the file.
         straight_through: pass gradients through rounding unchanged.
         precision: "fp32" or "bf16".
         recompute: recompute activations in the backward pass.
@@ -63,6 +64,7 @@ class ModelSettings:
     requires_grad: Sequence[str] | str | None
     frozen_params: Sequence[str] | str | None
     batch_norm: BatchNormMode
+    dropout: DropoutRatios
     straight_through: bool
     precision: Precision
     recompute: bool

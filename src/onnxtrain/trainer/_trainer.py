@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from onnxtrain.artifacts import LossSpec, OptimizerSpec
     from onnxtrain.lora import LoraConfig
     from onnxtrain.passes import ModelSource
-    from onnxtrain.training.layer_modes import BatchNormMode
+    from onnxtrain.training.layer_modes import BatchNormMode, DropoutRatios
     from onnxtrain.training.training_graph import Activations, Precision, Profile
 
 
@@ -74,6 +74,9 @@ class Trainer(Training, TrainedModel):
             for inference (an error if the exporter left none in the model), "inference" keeps the statistics
             fixed, "as_exported" keeps the modes of the model. For each layer by patterns, of which the first that
             matches decides: `{"backbone.*": "inference", "*": "training"}`.
+        dropout: fraction of elements that Dropout drops in training, e.g. 0.1, also where the exporter has removed it,
+            or fractions by pattern, e.g. `{"head.*": 0.5, "*": 0.1}`; 0.0 trains without Dropout. None keeps the
+            Dropout of the model, and warns of removed Dropout; see :func:`generate_artifacts`.
         straight_through: pass gradients through rounding and quantisation unchanged (straight-through estimator).
         precision: "bf16" computes products and convolutions in bfloat16; see :func:`generate_artifacts`.
         activations: "float" multiplies by quantised weights (MatMulNBits) in floating point, "deployed" rounds
@@ -132,6 +135,7 @@ class Trainer(Training, TrainedModel):
         clip_grad_norm: float | None = None,
         clip_grad_value: float | None = None,
         batch_norm: BatchNormMode = "as_exported",
+        dropout: DropoutRatios = None,
         straight_through: bool = False,
         precision: Precision = "fp32",
         activations: Activations = "float",

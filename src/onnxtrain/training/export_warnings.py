@@ -8,11 +8,11 @@ from collections.abc import Collection, Sequence
 import onnx_ir as ir
 
 from onnxtrain._words import argument, words
-from onnxtrain.emitter import static_dims
+from onnxtrain.emitter import known_array, static_dims
 from onnxtrain.errors import GraphBuildError
 from onnxtrain.passes import TorchSignature, has_quantised_ops, is_training_batch_norm, lost_detaches
 from onnxtrain.selection import some_names
-from onnxtrain.training.layer_modes import BatchNormMode
+from onnxtrain.training.layer_modes import BatchNormMode, place_name
 
 _log = logging.getLogger("onnxtrain")
 
@@ -23,6 +23,7 @@ def warn_of_export(
     active: Collection[ir.Value],
     *,
     as_exported: Collection[ir.Node],
+    removed: Sequence[str],
 ) -> None:
     """Logs a warning for each way in which the model trains otherwise than the network that it was exported from.
 
@@ -31,21 +32,23 @@ def warn_of_export(
         trainable: names of the parameters to train, e.g. ["fc.weight"].
         active: values between these parameters and the loss.
         as_exported: BatchNormalization and Dropout nodes that keep the mode in which they were exported.
+        removed: names of Dropout modules that the exporter has removed and for which the user has chosen nothing.
     """
     # Warnings and no errors: each of these models trains, and may be meant as it is.
     _warn_of_inference_mode(as_exported)
+    _warn_of_removed_dropout(removed)
     _warn_of_lost_parameters(model)
     _warn_of_shared_weights(model, trainable)
     _warn_of_lost_detaches(model, active)
 
 
-def check_training_mode(model: ir.Model, batch_norm: BatchNormMode, lost: Sequence[str]) -> None:
-    """Checks that BatchNormalization and Dropout can run in training mode; warns of Dropout that is lost.
+def check_training_mode(model: ir.Model, batch_norm: BatchNormMode, removed: Sequence[str]) -> None:
+    """Checks that BatchNormalization and Dropout can run in training mode.
 
     Args:
         model: canonical model in the mode in which it is trained.
         batch_norm: what the user passed, e.g. "training" or {"head.*": "training"}.
-        lost: names of the Dropout modules that the exporter has removed and `batch_norm` would train, e.g. ["drop"].
+        removed: names of the Dropout modules that the exporter has removed, e.g. ["drop"].
 
     Raises:
         GraphBuildError: the user asked for training mode and the model has neither op, or a BatchNormalization in
@@ -60,17 +63,8 @@ def check_training_mode(model: ir.Model, batch_norm: BatchNormMode, lost: Sequen
             f"building the training graph: {argument('batch_norm', 'training')} has nothing to switch, as the model "
             "has no BatchNormalization and no Dropout node. If the network has such layers, its exporter has folded or "
             "dropped them: export it in training mode (torch.onnx.export(..., "
-            "training=torch.onnx.TrainingMode.TRAINING, do_constant_folding=False, dynamo=False)). Dropout can be put "
-            f"back by onnxtrain.restore_dropout(model, p){_found_at(lost)}. Else leave {argument('batch_norm')} out"
-        )
-    if lost:
-        _log.warning(
-            "%s drops nothing at %d place(s), where the exporter has removed a Dropout module: %s. Its ratio p is not "
-            "in the file. %s. If p is 0 in the PyTorch network, nothing is missing.",
-            argument("batch_norm", "training") if asked else argument("batch_norm"),
-            len(lost),
-            some_names(lost, 5),
-            words().restore_dropout(),
+            "training=torch.onnx.TrainingMode.TRAINING, do_constant_folding=False, dynamo=False)). "
+            f"{_put_back(removed)}. Else leave {argument('batch_norm')} out"
         )
     if asked and not norms:
         _log.warning(
@@ -91,9 +85,11 @@ def check_training_mode(model: ir.Model, batch_norm: BatchNormMode, lost: Sequen
             )
 
 
-def _found_at(modules: Sequence[str]) -> str:
-    """Writes the places where modules stood as a part of a sentence; nothing if there are none."""
-    return f", which finds the place of {some_names(modules, 5)}" if modules else ""
+def _put_back(removed: Sequence[str]) -> str:
+    """Says how to put Dropout back, as a sentence without its full stop."""
+    if removed:
+        return f"Pass {argument('dropout', 0.1)} for the removed Dropout of {some_names(removed, 5)}"
+    return "Dropout can be put back by onnxtrain.restore_dropout(model, p, before=[...])"
 
 
 def _warn_of_inference_mode(nodes: Collection[ir.Node]) -> None:
@@ -111,15 +107,36 @@ def _warn_of_inference_mode(nodes: Collection[ir.Node]) -> None:
             argument("batch_norm", "training"),
             argument("batch_norm", "inference"),
         )
-    # The third input of Dropout is training_mode; without it the op drops nothing.
-    dropouts = sum(node.op_type == "Dropout" and len(node.inputs) < 3 for node in nodes)
+    dropouts = [node for node in nodes if node.op_type == "Dropout" and _is_switched_off(node)]
     if dropouts:
         _log.warning(
-            "%d Dropout node(s) were exported in inference mode and drop nothing. Pass "
-            "%s to train with dropout, or %s to confirm.",
-            dropouts,
+            "%d Dropout node(s) were exported in inference mode and drop nothing: %s. Pass %s to train with the ratios "
+            "of the file, %s for another ratio, or %s to train without Dropout.",
+            len(dropouts),
+            some_names([place_name(node) for node in dropouts], 5),
             argument("batch_norm", "training"),
-            argument("batch_norm", "inference"),
+            argument("dropout", 0.1),
+            argument("dropout", 0.0),
+        )
+
+
+def _is_switched_off(node: ir.Node) -> bool:
+    """True if a Dropout with a ratio above 0 drops nothing, as its third input, `training_mode`, is absent."""
+    ratio = known_array(node.inputs[1]) if len(node.inputs) > 1 else None
+    return len(node.inputs) < 3 and (ratio is None or bool(ratio))
+
+
+def _warn_of_removed_dropout(modules: Sequence[str]) -> None:
+    """Warns of Dropout modules that the exporter has removed and nobody has put back."""
+    if modules:
+        _log.warning(
+            "The exporter has removed %d Dropout module(s), so that training drops nothing there: %s. The ratio p is "
+            "not in the file. Pass %s, with the p of the PyTorch network, to train with Dropout, or %s to train "
+            "without it, e.g. because p is 0 there.",
+            len(modules),
+            some_names(modules, 5),
+            argument("dropout", 0.1),
+            argument("dropout", 0.0),
         )
 
 

@@ -14,22 +14,27 @@ from onnxtrain.passes import (
     CleanupPass,
     ReluAfterMaxPoolPass,
     add_constant,
-    dropout_traces,
     infer_shapes,
     remove_unread_nodes,
     why_untyped,
 )
 from onnxtrain.selection import float_initializers, is_float
 from onnxtrain.training.key_value_cache import DropCachePass, find_cache
+from onnxtrain.training.layer_modes import DropoutPlaces, DropoutRatios, set_dropout
 
 
 def cut_to_loss(
-    model: ir.Model, outputs: Sequence[str], frozen: Collection[str], *, as_deployed: bool
-) -> tuple[ir.Model, list[ir.Node]]:
+    model: ir.Model,
+    outputs: Sequence[str],
+    frozen: Collection[str],
+    dropout: DropoutRatios,
+    *,
+    as_deployed: bool,
+) -> tuple[ir.Model, DropoutPlaces]:
     """Copies the part of `model` that computes `outputs`, of which the first becomes a scalar: the loss.
 
     Returns:
-        The copy, and the nodes in it that stood in the place of Dropout modules (`passes.dropout_traces`).
+        The copy, with the chosen ratios of Dropout, and its places of Dropout.
     """
     forward = model.clone()
     _set_outputs(forward, outputs)
@@ -38,7 +43,7 @@ def cut_to_loss(
     DropCachePass(find_cache(model.graph), as_deployed=as_deployed)(forward)
     # The clean-up removes each Identity, and with it the place of a Dropout that the exporter has removed.
     remove_unread_nodes(forward.graph)
-    traces = dropout_traces(forward.graph)
+    places = set_dropout(forward, dropout)
     # Unused initializers stay, too: the selection of parameters names those that a user asked for in its errors.
     CleanupPass(keep={*(name for name, _ in float_initializers(forward)), *frozen})(forward)
     # ONNX Runtime binds no texts beside parameters. Only the inference model keeps those that no loss reads.
@@ -48,7 +53,7 @@ def cut_to_loss(
     mark_labels(forward.graph)
     # Before differentiation, so that the gradient of Relu, too, has the smaller shape behind the pooling.
     ReluAfterMaxPoolPass()(forward)
-    return forward, traces
+    return forward, places
 
 
 def trained_outputs(graph: ir.Graph) -> list[str]:

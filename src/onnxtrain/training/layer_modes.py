@@ -2,23 +2,149 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import onnx_ir as ir
 
 from onnxtrain._words import argument
-from onnxtrain.errors import GraphBuildError
+from onnxtrain.errors import GraphBuildError, InputError
 from onnxtrain.op_facts import SWITCHED
-from onnxtrain.passes import Mode, TrainingModePass
+from onnxtrain.passes import (
+    Mode,
+    TrainingModePass,
+    constant_ratio,
+    dropout_traces,
+    is_adapter_dropout,
+    set_ratio,
+    write_dropout,
+)
+from onnxtrain.passes.tidy.replace_value import replace_node
 from onnxtrain.selection import match_names, module_scope, some_names
 from onnxtrain.training.running_variance import mark_unbiased
 
 BatchNormMode = Literal["as_exported", "training", "inference"] | Mapping[str, Mode]
 """Mode of BatchNormalization and Dropout: one for all, or one per pattern, e.g. {"backbone.*": "inference"}."""
 
+DropoutRatios = float | Mapping[str, float] | None
+"""Ratio of all Dropout, e.g. 0.1, or one per pattern, e.g. {"head.*": 0.5}; None for what the file says."""
 
-def switch_modes(model: ir.Model, batch_norm: BatchNormMode) -> list[ir.Node]:
+
+@dataclass(frozen=True)
+class DropoutPlaces:
+    """What became of the places of Dropout in a model.
+
+    Attributes:
+        decided: Dropout nodes whose mode the user has chosen.
+        removed: nodes that an exporter has left of Dropout modules, for which the user has chosen nothing.
+    """
+
+    decided: frozenset[ir.Node] = frozenset()
+    removed: tuple[ir.Node, ...] = ()
+
+
+def check_dropout(dropout: DropoutRatios) -> None:
+    """Raises InputError if a ratio is not a number in [0, 1)."""
+    for ratio in dropout.values() if isinstance(dropout, Mapping) else () if dropout is None else (dropout,):
+        # bool is a subclass of int: True would otherwise pass for 1.
+        if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 <= ratio < 1:
+            raise InputError(
+                f"building the training graph: {argument('dropout')} must be a number from 0 up to 1, or one for each "
+                f"pattern, received {ratio!r}"
+            )
+
+
+def set_dropout(model: ir.Model, dropout: DropoutRatios) -> DropoutPlaces:
+    """Gives Dropout the chosen ratios, in place, also where an exporter has removed it.
+
+    A ratio above 0 puts Dropout into training mode, 0 into inference mode.
+
+    Args:
+        model: canonical model that still has what an exporter leaves of Dropout modules (`passes.dropout_traces`).
+        dropout: one ratio for all places, or ratios by pattern. The first pattern
+            (:func:`onnxtrain.selection.match_names`) that matches the module or the node of a place decides.
+
+    Raises:
+        GraphBuildError: a pattern matches no place, or there is no place at all for a ratio above 0.
+    """
+    traces = dropout_traces(model.graph)
+    if dropout is None:
+        return DropoutPlaces(removed=tuple(traces))
+    ratios = _ratios([*_nodes(model, ["Dropout"]), *traces], dropout)
+    constants = {ratio: constant_ratio(model, ratio) for ratio in dict.fromkeys(ratios.values()) if ratio}
+    modes: dict[ir.Node, Mode] = {}
+    for node, ratio in ratios.items():
+        if node.op_type == "Dropout":
+            if ratio:
+                set_ratio(node, constants[ratio])
+            modes[node] = "training" if ratio else "inference"
+        elif ratio:
+            written = write_dropout(model, node, constants[ratio])
+            replace_node(node, written.outputs[0])
+            modes[written] = "training"
+    TrainingModePass(dropout=modes)(model)
+    return DropoutPlaces(frozenset(modes), tuple(node for node in traces if node not in ratios))
+
+
+def _ratios(places: Sequence[ir.Node], dropout: float | Mapping[str, float]) -> dict[ir.Node, float]:
+    """Returns the ratios that the user has chosen, by node; see :func:`set_dropout`."""
+    if not isinstance(dropout, Mapping):
+        if not places and dropout:
+            raise GraphBuildError(
+                f"building the training graph: {argument('dropout', dropout)} has no place, as there is no trace of "
+                "Dropout in the file. In inference mode exporters remove it: TorchScript's always, the Dynamo "
+                "exporter unless optimize=False. Export again with optimize=False or in training mode, or name the "
+                f"layers that get Dropout in front of them: onnxtrain.restore_dropout(model, p={dropout}, "
+                "before=['fc'])"
+            )
+        return dict.fromkeys(places, float(dropout))
+    matches = _first_matches(places, dropout, "dropout", "Dropout")
+    return {node: float(dropout[pattern]) for node, pattern in matches.items()}
+
+
+def _first_matches(
+    nodes: Sequence[ir.Node], patterns: Iterable[str], option: str, kind: str
+) -> dict[ir.Node, str]:
+    """Returns the first pattern that matches each node, of the nodes that one matches.
+
+    Args:
+        nodes: the nodes.
+        patterns: patterns, the first of which wins.
+        option: the argument that holds the patterns, e.g. "batch_norm".
+        kind: names the nodes in the message, e.g. "BatchNormalization or Dropout".
+
+    Raises:
+        GraphBuildError: a pattern matches no node.
+    """
+    names = {node: _names(node) for node in nodes}
+    all_names = list(dict.fromkeys(name for of_node in names.values() for name in of_node))
+    first: dict[ir.Node, str] = {}
+    for pattern, matched in match_names(patterns, all_names).items():
+        if not matched:
+            shown = [of_node[0] for of_node in names.values() if of_node]
+            raise GraphBuildError(
+                f"building the training graph: no {kind} matches {pattern!r} of {argument(option)}; there are "
+                f"{some_names(shown)}"
+            )
+        for node in nodes:
+            if not set(matched).isdisjoint(names[node]):
+                first.setdefault(node, pattern)
+    return first
+
+
+def _nodes(model: ir.Model, op_types: Collection[str]) -> list[ir.Node]:
+    """Returns the nodes of standard ops but those of adapters, in subgraphs too: a branch of If trains as any other."""
+    return [
+        node
+        for node in ir.traversal.RecursiveGraphIterator(model.graph)
+        if node.op_type in op_types and node.domain == "" and not is_adapter_dropout(node)
+    ]
+
+
+def switch_modes(
+    model: ir.Model, batch_norm: BatchNormMode, decided: Collection[ir.Node] = ()
+) -> list[ir.Node]:
     """Switches BatchNormalization and Dropout to their modes, in place; returns the nodes that stay as exported.
 
     Args:
@@ -26,59 +152,50 @@ def switch_modes(model: ir.Model, batch_norm: BatchNormMode) -> list[ir.Node]:
         batch_norm: one mode for all nodes, or modes by pattern. The first pattern
             (:func:`onnxtrain.selection.match_names`) that matches a node decides. A node matches by its own name, e.g.
             `/body/bn/BatchNormalization`, by that of its scale, `body.bn.weight`, or of its module, `body.bn`.
+        decided: nodes that keep their mode, as `dropout` has set it.
 
     Raises:
         GraphBuildError: a pattern matches no node.
         ValueError: a mode is none of "as_exported", "training", "inference".
     """
-    # Subgraphs too: a BatchNormalization in a branch of If trains as any other.
-    nodes = [
-        node
-        for node in ir.traversal.RecursiveGraphIterator(model.graph)
-        if node.op_type in SWITCHED and node.domain == ""
-    ]
-    if not isinstance(batch_norm, Mapping):
-        TrainingModePass(batch_norm=batch_norm, dropout=batch_norm)(model)
-        _update_as_pytorch(nodes if batch_norm == "training" else ())
-        return nodes if batch_norm == "as_exported" else []
-    names = {node: _names(node) for node in nodes}
-    all_names = list(dict.fromkeys(name for of_node in names.values() for name in of_node))
-    modes: dict[ir.Node, Mode] = {}
-    for pattern, matched in match_names(batch_norm, all_names).items():
-        if not matched:
-            shown = [of_node[0] for of_node in names.values() if of_node]
-            raise GraphBuildError(
-                f"building the training graph: no BatchNormalization or Dropout matches {pattern!r} of "
-                f"{argument('batch_norm')}; there are {some_names(shown)}"
-            )
-        for node in nodes:
-            if not set(matched).isdisjoint(names[node]):
-                # A mode that is already set came from an earlier pattern, which wins.
-                modes.setdefault(node, batch_norm[pattern])
-    TrainingModePass(batch_norm=modes, dropout=modes)(model)
+    nodes = _nodes(model, SWITCHED)
+    if isinstance(batch_norm, Mapping):
+        matches = _first_matches(nodes, batch_norm, "batch_norm", "BatchNormalization or Dropout")
+        modes = {node: batch_norm[pattern] for node, pattern in matches.items()}
+    else:
+        modes = dict.fromkeys(nodes, batch_norm)
+    for node in decided:
+        modes.pop(node, None)
+    # A single mode is passed on as it is: the pass checks it, also in a model without such nodes.
+    TrainingModePass(batch_norm if isinstance(batch_norm, str) else modes, modes)(model)
     _update_as_pytorch(node for node, mode in modes.items() if mode == "training")
-    return [node for node in nodes if node not in modes]
+    return [node for node in nodes if node not in decided and modes.get(node, "as_exported") == "as_exported"]
 
 
-def lost_dropouts(traces: Iterable[ir.Node], batch_norm: BatchNormMode) -> list[str]:
-    """Returns the names of the Dropout modules that `batch_norm` would train if the exporter had kept them.
+def removed_dropouts(nodes: Iterable[ir.Node], batch_norm: BatchNormMode) -> list[str]:
+    """Returns the names of removed Dropout modules, except those that `batch_norm` puts into inference mode.
 
     Args:
-        traces: nodes that stand in the place of Dropout modules (`passes.dropout_traces`).
-        batch_norm: as in :func:`switch_modes`. By pattern, a module counts if the first pattern that matches it says
-            "training", e.g. `head.drop` under {"backbone.*": "inference", "*": "training"}.
+        nodes: nodes that stand in the place of Dropout modules (`passes.dropout_traces`).
+        batch_norm: as in :func:`switch_modes`. By pattern, the first pattern that matches a module decides, e.g. about
+            `head.drop` under {"backbone.*": "inference", "*": "training"}.
     """
-    lost = []
-    for node in traces:
-        names = _names(node)
+    removed = []
+    for node in nodes:
         if isinstance(batch_norm, Mapping):
+            names = _names(node)
             matched = [mode for pattern, mode in batch_norm.items() if match_names([pattern], names)[pattern]]
             mode = matched[0] if matched else "as_exported"
         else:
             mode = batch_norm
-        if mode == "training":
-            lost.append(names[0] if names else str(node.outputs[0].name))
-    return lost
+        if mode != "inference":
+            removed.append(place_name(node))
+    return removed
+
+
+def place_name(node: ir.Node) -> str:
+    """Returns the name by which messages call the place of a Dropout, e.g. that of its module."""
+    return next(iter(_names(node)), str(node.outputs[0].name))
 
 
 def _update_as_pytorch(nodes: Iterable[ir.Node]) -> None:

@@ -36,7 +36,7 @@ from onnxtrain.training.export_warnings import check_training_mode, warn_of_expo
 from onnxtrain.training.file_ops import join_skip_norms, restore_file_ops
 from onnxtrain.training.forward_graph import cut_to_loss, name_copies, named
 from onnxtrain.training.inference_graph import build_inference_model, inference_entry
-from onnxtrain.training.layer_modes import BatchNormMode, lost_dropouts, switch_modes
+from onnxtrain.training.layer_modes import BatchNormMode, DropoutRatios, removed_dropouts, switch_modes
 from onnxtrain.training.recompute import RecomputePass
 from onnxtrain.training.running_variance import update_unbiased
 from onnxtrain.training.sparse_gradients import keep_rows, match_sparse
@@ -92,6 +92,7 @@ def build_training_graphs(
     adapters: Collection[str] = (),
     frozen: Iterable[str] | None = None,
     batch_norm: BatchNormMode = "as_exported",
+    dropout: DropoutRatios = None,
     input_gradients: Sequence[str] = (),
     inference_outputs: Sequence[str] = (),
     recompute: Recompute = False,
@@ -114,6 +115,8 @@ def build_training_graphs(
         frozen: names of parameters that are inputs of the training model but not trained.
         batch_norm: mode of BatchNormalization and Dropout in the training model: "as_exported", "training",
             "inference", or a mapping of patterns of layers to modes.
+        dropout: ratio of Dropout in the training model, also where the exporter has removed it, or a mapping of
+            patterns of layers to ratios; None for the file's own Dropout.
         input_gradients: names of floating-point inputs whose gradients the training model returns, too.
         inference_outputs: names of the outputs of the inference model; empty for no such model.
         recompute: activations to recompute in the backward pass instead of keeping them, see :data:`Recompute`.
@@ -155,9 +158,11 @@ def build_training_graphs(
     mean = loss_mean(named(model, loss))
     frozen = list(frozen or ())
     as_deployed = activations == "deployed"
-    forward, traces = cut_to_loss(model, [loss, *additional_outputs], frozen, as_deployed=as_deployed)
-    as_exported = switch_modes(forward, batch_norm)
-    check_training_mode(forward, batch_norm, lost_dropouts(traces, batch_norm))
+    outputs = [loss, *additional_outputs]
+    forward, places = cut_to_loss(model, outputs, frozen, dropout, as_deployed=as_deployed)
+    as_exported = switch_modes(forward, batch_norm, places.decided)
+    removed = removed_dropouts(places.removed, batch_norm)
+    check_training_mode(forward, batch_norm, removed)
     # In both models: one with both kinds of products would compute neither the file's results nor those of the float
     # weights.
     if not as_deployed:
@@ -166,7 +171,7 @@ def build_training_graphs(
     build.input_gradients = input_gradients
     active = _active_values(forward, build.trainable)
     _check_adapters(forward, [name for name in build.trainable if name in adapters], active)
-    warn_of_export(forward, build.trainable, active, as_exported=as_exported)
+    warn_of_export(forward, build.trainable, active, as_exported=as_exported, removed=removed)
     _promote_parameters(build)
     evaluation = _evaluation_model(build, as_deployed=as_deployed)
     name_copies(evaluation, model, inference_outputs)

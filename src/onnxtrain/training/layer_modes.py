@@ -33,7 +33,7 @@ DropoutRatios = float | Mapping[str, float] | None
 
 @dataclass(frozen=True)
 class DropoutPlaces:
-    """What became of the places of Dropout in a model.
+    """Places of Dropout in a model, after :func:`set_dropout`.
 
     Attributes:
         decided: Dropout nodes whose mode the user has chosen.

@@ -28,6 +28,7 @@ from onnxtrain.errors import DifferentiationError
 from onnxtrain.functions import with_exact_masks
 from onnxtrain.passes import (
     CleanupPass,
+    FloatDequantisedPass,
     ModelSource,
     as_given,
     canonicalize,
@@ -260,6 +261,7 @@ def finished(graph: ir.Model, given: ModelSource) -> onnx.ModelProto | ir.Model:
     # Loaded again, this model must keep its parameters as they are: its gradients are those of the merged ones.
     mark_gradients(graph)
     graph = suit_runtime(graph)
+    FloatDequantisedPass()(graph)
     return as_given(graph, given)
 
 

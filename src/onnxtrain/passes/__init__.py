@@ -49,7 +49,7 @@ from onnxtrain.passes.runtime_faults.absent_inputs import AbsentInputsPass
 from onnxtrain.passes.runtime_faults.column_vectors import ColumnVectorPass
 from onnxtrain.passes.runtime_faults.narrow_floats import has_narrow_floats, widen_narrow_floats
 from onnxtrain.passes.runtime_faults.pipeline import suit_runtime
-from onnxtrain.passes.runtime_faults.quantised_products import FloatProductsPass
+from onnxtrain.passes.runtime_faults.quantised_products import FloatDequantisedPass, FloatProductsPass
 from onnxtrain.passes.runtime_faults.reduction_axes import PositiveAxesPass
 from onnxtrain.passes.runtime_faults.running_statistics import IsolateStatisticsPass
 from onnxtrain.passes.shapes.ceil_mode import CeilModePass
@@ -91,6 +91,7 @@ __all__ = [
     "ColumnVectorPass",
     "CrossEntropyPass",
     "DynamicBatchPass",
+    "FloatDequantisedPass",
     "FloatProductsPass",
     "FoldConstantsPass",
     "FoldFrozenBatchNormPass",

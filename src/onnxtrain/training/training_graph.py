@@ -20,6 +20,7 @@ from onnxtrain.fusion import PackedProductPass, fuse_exported, fuse_kernels
 from onnxtrain.losses import TARGET_KEY, loss_mean
 from onnxtrain.passes import (
     CleanupPass,
+    FloatDequantisedPass,
     FloatProductsPass,
     FoldFrozenBatchNormPass,
     TrainingModePass,
@@ -235,6 +236,7 @@ def _evaluation_model(build: Build, *, as_deployed: bool) -> ir.Model:
     evaluation = suit_runtime(evaluation)
     # Evaluation would otherwise need the memory of a float weight that training does not need.
     if not as_deployed:
+        FloatDequantisedPass()(evaluation)
         PackedProductPass()(evaluation)
     return evaluation
 
@@ -274,6 +276,7 @@ def _training_model(build: Build, *, recompute: Recompute, bfloat16: bool, as_de
     CleanupPass(keep=set())(training)
     training = suit_runtime(training)
     simplify_gradients(training)
+    FloatDequantisedPass(file_values if as_deployed else ())(training)
     # Calls of functions with native kernels come last: they hide the standard ops that the passes above match.
     fuse_kernels(training, bfloat16=bfloat16, kept=file_values if as_deployed else ())
     # After all merging of equal nodes, which would undo it.

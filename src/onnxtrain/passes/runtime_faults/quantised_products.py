@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
+import numpy as np
 import onnx_ir as ir
+
+from onnxtrain.passes.tidy.constants import add_constant
+from onnxtrain.passes.tidy.replace_value import successor
+from onnxtrain.passes.tidy.unique_names import fresh_name
+
+# Of which ONNX Runtime (1.32) makes the packed weights of MatMulNBits.
+_CODES = frozenset(ir.DataType[name] for name in ("INT2", "UINT2", "INT4", "UINT4", "INT8", "UINT8"))
 
 
 class FloatProductsPass(ir.passes.InPlacePass):
@@ -21,3 +31,113 @@ class FloatProductsPass(ir.passes.InPlacePass):
                 del node.attributes["accuracy_level"]
                 modified = True
         return ir.passes.PassResult(model, modified)
+
+
+class FloatDequantisedPass(ir.passes.InPlacePass):
+    """Keep ONNX Runtime from rounding activations to int8 where a product reads a dequantised weight.
+
+    ONNX Runtime (1.32) fuses DequantizeLinear and the MatMul or Gemm behind it to MatMulNBits with `accuracy_level=4`,
+    if nothing else reads the dequantised weight; a session option would change the level, which files do not have. Such
+    products become FusedMatMul, which computes the same and is not fused.
+
+    Products of the file that are to round as they do there stay. If other nodes read their weights, too, such as those
+    of the gradient, these read a DequantizeLinear of their own, so that ONNX Runtime fuses the product as it does in
+    the file. It reads copies of integers, scales and zero points: ONNX Runtime fuses nothing that two nodes read.
+    """
+
+    def __init__(self, kept: Collection[str] = ()) -> None:
+        """Choose products to keep.
+
+        Args:
+            kept: Names of values that are computed as the file computes them.
+        """
+        super().__init__()
+        self._kept = kept
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Rewrite all such products, also in subgraphs."""
+        modified = False
+        for node in tuple(ir.traversal.RecursiveGraphIterator(model.graph)):
+            if _is_weight(node):
+                modified |= self._separate(model, node)
+        for node in tuple(ir.traversal.RecursiveGraphIterator(model.graph)):
+            if _reads_weight(node) and node.outputs[0].name not in self._kept:
+                _write_unfused(model, node)
+                modified = True
+        return ir.passes.PassResult(model, modified)
+
+    def _separate(self, model: ir.Model, node: ir.Node) -> bool:
+        """Give a DequantizeLinear of their own to readers of a weight that are not of the file."""
+        uses = list(node.outputs[0].uses())
+        others = [use for use in uses if use.node.outputs[0].name not in self._kept]
+        if not others or len(others) == len(uses):
+            return False
+        output = node.outputs[0]
+        copy = ir.node(
+            "DequantizeLinear", [_copied(model, v) for v in node.inputs], name=f"{node.name}.float"
+        )
+        copy.attributes.update(node.attributes)
+        copy.outputs[0].name = fresh_name(model, f"{output.name}.float")
+        copy.outputs[0].type, copy.outputs[0].shape = output.type, output.shape
+        node.append(copy)
+        for use in others:
+            use.node.replace_input_with(use.idx, copy.outputs[0])
+        return True
+
+
+def _copied(model: ir.Model, value: ir.Value | None) -> ir.Value | None:
+    """Return a copy of an initializer; other values as they are."""
+    if value is None or value.const_value is None or value.is_graph_input():
+        return value
+    tensor = value.const_value
+    name = fresh_name(model, f"{value.name}.float")
+    return add_constant(model.graph, ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=name))
+
+
+def _is_weight(node: ir.Node) -> bool:
+    """Return whether a node is a DequantizeLinear of integers of at most 8 bits that are in the file."""
+    if node.op_type != "DequantizeLinear" or node.domain != "" or node.inputs[0] is None:
+        return False
+    return node.inputs[0].dtype in _CODES and node.inputs[0].is_initializer()
+
+
+def _reads_weight(node: ir.Node) -> bool:
+    """Return whether ONNX Runtime may fuse a product and the DequantizeLinear of its weight to MatMulNBits."""
+    if node.domain != "" or node.op_type not in ("MatMul", "Gemm"):
+        return False
+    # It fuses no transposed weight. Products of two dequantised factors become products of integers, as in the file.
+    if node.attributes.get_int("transA", 0) or node.attributes.get_int("transB", 0):
+        return False
+    left, right = (None if value is None else value.producer() for value in node.inputs[:2])
+    return right is not None and _is_weight(right) and (left is None or left.op_type != "DequantizeLinear")
+
+
+def _write_unfused(model: ir.Model, node: ir.Node) -> None:
+    """Make a product FusedMatMul, and an Add for the third input of Gemm."""
+    model.graph.opset_imports.setdefault("com.microsoft", 1)
+    alpha, beta = (node.attributes.get_float(name, 1.0) for name in ("alpha", "beta"))
+    addend = node.inputs[2] if len(node.inputs) > 2 else None
+    node.domain, node.op_type = "com.microsoft", "FusedMatMul"
+    node.attributes.clear()
+    node.attributes.add(ir.AttrFloat32("alpha", alpha))
+    node.resize_inputs(2)
+    if addend is None or not beta:
+        return
+    product = node.outputs[0]
+    total = successor(product)
+    product.name = fresh_name(model, f"{total.name}.product")
+    assert node.graph is not None
+    if beta != 1:
+        scaled = ir.node("Mul", [addend, _number(model, beta, product.dtype)])
+        scaled.outputs[0].name = fresh_name(model, f"{total.name}.addend")
+        scaled.outputs[0].type, scaled.outputs[0].shape = addend.type, addend.shape
+        addend = scaled.outputs[0]
+        node.graph.insert_after(node, scaled)
+    node.graph.insert_after(
+        addend.producer() if beta != 1 else node, ir.node("Add", [product, addend], outputs=[total])
+    )
+
+
+def _number(model: ir.Model, number: float, dtype: ir.DataType | None) -> ir.Value:
+    array = np.array(number, (dtype or ir.DataType.FLOAT).numpy())
+    return add_constant(model.graph, ir.tensor(array, name=fresh_name(model, "onnxtrain.beta")))

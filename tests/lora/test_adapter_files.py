@@ -297,6 +297,22 @@ class TestRefused:
         ("settings", "message"),
         [
             ({"use_dora": True}, "use_dora"),
+            (
+                {"lora_bias": True, "alora_invocation_tokens": [1, 2]},
+                "with alora_invocation_tokens, lora_bias, which",
+            ),
+            ({"layer_replication": [[0, 4], [2, 5]]}, "layer_replication"),
+            ({"trainable_token_indices": [0]}, "trainable_token_indices"),
+            ({"use_qalora": True, "kasa_config": {"beta": 0.1}}, "kasa_config, use_qalora"),
+            # A setting of a later version.
+            ({"use_newer": True}, "with use_newer, which is not LoRA of linear layers alone"),
+            *(
+                (
+                    {"init_lora_weights": kind},
+                    f"init_lora_weights='{kind}', which changes .*path_initial_model_for_weight_conversion",
+                )
+                for kind in ("pissa", "pissa_niter_16", "olora", "corda", "loftq", "lora_ga", "new")
+            ),
             ({"peft_type": "IA3"}, "of the kind IA3"),
             ({"bias": "all"}, "bias"),
             ({"modules_to_save": ["head"]}, "modules_to_save"),
@@ -310,6 +326,19 @@ class TestRefused:
         change_settings(folder, **settings)
         with pytest.raises(AdapterMismatchError, match=message):
             load_adapter(folder, base)
+
+    def test_settings_of_plain_lora(self, base: onnx.ModelProto, folder: Path) -> None:
+        """All that PEFT 0.21 writes for plain LoRA, and initialisations that leave the base as it is."""
+        expected = run(load_adapter(folder, base), x=X)
+        neutral = {
+            "auto_mapping": {"base_model_class": "Net", "parent_library": "nets"}, "corda_config": None,
+            "ensure_weight_tying": False, "fan_in_fan_out": False, "kasa_config": None, "loftq_config": {},
+            "lora_bias": False, "lora_dropout": 0.1, "megatron_core": "megatron.core", "peft_version": "0.21.2",
+            "qalora_group_size": 16, "revision": "main", "use_bdlora": None, "use_dora": False, "velora_config": None,
+        }  # fmt: skip
+        for kind in (True, False, "gaussian", "eva", "orthogonal", "mica"):
+            change_settings(folder, **neutral, init_lora_weights=kind)
+            np.testing.assert_array_equal(run(load_adapter(folder, base), x=X), expected)
 
     def test_foreign_tensors(self, base: onnx.ModelProto, folder: Path) -> None:
         change_tensors(folder, lambda tensors: {"weight": np.zeros(3, np.float32)})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 import numpy as np
@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from onnxtrain.emitter import Emitter
 from onnxtrain.lora._targets import INTEGER_PRODUCTS, Target
-from onnxtrain.passes import mark_adapter_dropout
+from onnxtrain.passes.parameters.dropout_traces import mark_adapter_dropout
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,8 @@ def write_adapters(
     op = Emitter(model.graph, functions=model.functions)
     # Parts of a merged layer stand side by side, and get one Add.
     for node, parts in groupby(targets, key=lambda target: target.node):
-        chosen = [adapters[target.module] for target in parts]
+        # A layer that runs twice has one adapter and two nodes.
+        chosen = [replace(adapters[target.module], target=target) for target in parts]
         output, form = _output_of(chosen[0].target)
         producer = output.producer()
         assert producer is not None
@@ -164,16 +165,23 @@ def _delta(op: Emitter, adapters: Sequence[Adapter], node: ir.Node, dropout: flo
         result = _convolved(op, adapters[0], x, node, dropout)
     else:
         result = _multiplied(op, adapters, x, dropout)
-    return op.CastLike(result, read) if differs else result
+    if not differs:
+        return result
+    dtype = read.dtype or adapters[0].target.dtype
+    return op.CastLike(result, read) if dtype is None else op.Cast(result, to=dtype)
 
 
 def _dropped(op: Emitter, x: ir.Value, dropout: float) -> ir.Value:
     if not dropout:
         return x
-    dropped: ir.Value = op.Dropout(x, op.const(dropout, ir.DataType.FLOAT), op.const(True))
+    # Before opset 12 the op has no mode. Marked as an adapter's, it is switched on in training, and `batch_norm` and
+    # `dropout`, which choose the modes of the model's own layers, leave it alone.
+    if op.opset < 12:
+        dropped: ir.Value = op.Dropout(x, ratio=dropout)
+    else:
+        dropped = op.Dropout(x, op.const(dropout, ir.DataType.FLOAT), op.const(True))
     node = dropped.producer()
     assert node is not None
-    # `batch_norm` and `dropout` choose the modes of the model's own layers.
     mark_adapter_dropout(node)
     return dropped
 
@@ -203,7 +211,8 @@ def _multiplied(op: Emitter, adapters: Sequence[Adapter], x: ir.Value, dropout: 
     for adapter in adapters:
         behind = total - adapter.target.start - adapter.target.output_size
         b = _scaled(op, adapter.b, adapter.scaling)
-        parts.append(op.Pad(b, op.const(np.array([0, adapter.target.start, 0, behind], np.int64))))
+        pads = [0, adapter.target.start, 0, behind]
+        parts.append(op.Pad(b, pads=pads) if op.opset < 11 else op.Pad(b, op.const(np.array(pads, np.int64))))
     b = op.Concat(*parts, axis=0)
     if dropout:
         # Each adapter drops elements of its own, as each of PEFT's layers does.

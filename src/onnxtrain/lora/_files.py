@@ -37,18 +37,23 @@ from onnxtrain.lora._insert import insert_adapters, loaded_for_adapters
 from onnxtrain.passes import ModelSource, as_given
 from onnxtrain.runtime.atomic import FileSet
 from onnxtrain.runtime.state import CheckpointState
+from onnxtrain.selection import some_names
 
 Format = Literal["onnx_adapter", "peft"]
 _PREFIX = "base_model.model."
-# PEFT's settings that change what an adapter computes, and that this package does not compute.
-_REFUSED = (
-    "use_dora",
-    "lora_bias",
-    "modules_to_save",
-    "fan_in_fan_out",
-    "layer_replication",
-    "trainable_token_indices",
-)
+# Settings of PEFT (0.21) with which an adapter is plain LoRA: what is adapted, ranks and scalings, and how the training
+# began, of which `_INITIAL` says more. Others, such as `use_dora`, change what it computes.
+_NEUTRAL = frozenset(
+    {
+        "alpha_pattern", "auto_mapping", "base_model_name_or_path", "corda_config", "ensure_weight_tying", "eva_config",
+        "exclude_modules", "inference_mode", "init_lora_weights", "layers_pattern", "layers_to_transform",
+        "loftq_config", "lora_alpha", "lora_dropout", "lora_ga_config", "megatron_core", "peft_type", "peft_version",
+        "qalora_group_size", "r", "rank_pattern", "revision", "runtime_config", "target_modules", "target_parameters",
+        "task_type", "use_rslora",
+    }
+)  # fmt: skip
+# Initialisations that leave the weights of the base as they are. PiSSA, OLoRA, CorDA, LoftQ and LoRA-GA change them.
+_INITIAL = frozenset({"true", "false", "gaussian", "eva", "orthogonal", "mica"})
 
 
 def save_adapter(
@@ -276,11 +281,20 @@ def _read_peft(path: Path, model: ir.Model, base: str, doing: str) -> tuple[Lora
             f"{doing}: it is no folder of PEFT with {CONFIG_FILE} and {WEIGHTS_FILE} ({error}); check the path"
         ) from error
     # Read without them, the adapter would compute something else than in PEFT, silently.
-    refused = [name for name in _REFUSED if settings.get(name)]
-    if kind != "LORA" or refused or settings.get("bias", "none") != "none":
+    refused = sorted(
+        name for name in settings.keys() - _NEUTRAL if settings[name] and settings[name] != "none"
+    )
+    if kind != "LORA" or refused:
         raise AdapterMismatchError(
-            f"{doing}: it is of the kind {kind} with {', '.join(refused) or 'bias'}, which is not LoRA of linear "
-            "layers alone; merge it in PEFT and export the result"
+            f"{doing}: it is of the kind {kind}{f' with {some_names(refused, 5)}' if refused else ''}, which is not "
+            "LoRA of linear layers alone; merge it in PEFT and export the result"
+        )
+    initial = settings.get("init_lora_weights", True)
+    if str(initial).lower() not in _INITIAL:
+        raise AdapterMismatchError(
+            f"{doing}: it was trained with init_lora_weights={str(initial)[:40]!r}, which changes the weights of the "
+            "base, and the model has the unchanged ones. Save it as plain LoRA in PEFT, by save_pretrained(path, "
+            "path_initial_model_for_weight_conversion=...), or merge it there and export the result"
         )
     # PEFT itself writes no fingerprint: its adapters are of the float model, and fit quantised ones.
     if metadata.get(BASE_KEY, base) != base:

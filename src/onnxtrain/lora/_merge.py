@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import overload
 
 import numpy as np
@@ -19,7 +19,7 @@ from onnxtrain.lora._description import Array, base_fingerprint
 from onnxtrain.lora._files import read_adapter
 from onnxtrain.lora._insert import insert_adapters, loaded_for_adapters
 from onnxtrain.lora._linear_weights import codes_of, constant_value, quantised_linear
-from onnxtrain.lora._targets import INTEGER_PRODUCTS, Target, choose_targets, find_targets
+from onnxtrain.lora._targets import INTEGER_PRODUCTS, Target, choose_targets, dtype_of, find_targets
 from onnxtrain.passes import ModelSource, as_given, remove_unread_chains, remove_unread_initializers
 from onnxtrain.passes.parameters.integer_weights import bias_codes, constant
 from onnxtrain.passes.tidy.constants import add_initializer
@@ -101,8 +101,12 @@ def merge(
         delta[:, part] += np.float32(config.scaling(target.module)) * (a @ b)
     # The parts of a merged layer have one weight, which has the name of the whole.
     wholes = {target.node: target for target in find_targets(loaded) if target.output_size == target.total}
+    made: dict[str, list[ir.Value]] = {}
     for node, delta in deltas.items():
+        before_node = set(loaded.graph.initializers)
         _merge_into(loaded, wholes[node], delta, requantize)
+        new = [value for name, value in loaded.graph.initializers.items() if name not in before_node]
+        _share(loaded.graph, new, made.setdefault(wholes[node].module, []))
     remove_unread_initializers(loaded.graph, list(loaded.graph.initializers.values()))
     _take_old_names(loaded.graph)
     result = as_given(loaded, model)
@@ -117,6 +121,31 @@ def merge(
                 result, {**{p.key: p.value for p in result.metadata_props}, REPORT_KEY: report}
             )
     return result
+
+
+def _share(graph: ir.Graph, new: Sequence[ir.Value], made: list[ir.Value]) -> None:
+    """Replaces new weights by equal ones that were made for the same layer, which keeps one weight if it runs twice.
+
+    Args:
+        graph: the graph.
+        new: initializers that were just added.
+        made: initializers that were added before for this layer; those of `new` that are kept are appended.
+    """
+    for value in new:
+        same = next((other for other in made if _are_equal(other, value)), None)
+        if same is None:
+            made.append(value)
+        else:
+            value.replace_all_uses_with(same)
+            del graph.initializers[str(value.name)]
+
+
+def _are_equal(one: ir.Value, other: ir.Value) -> bool:
+    """True if two initializers have the same dtype, shape and bytes."""
+    assert one.const_value is not None
+    assert other.const_value is not None
+    a, b = one.const_value.numpy(), other.const_value.numpy()
+    return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
 
 
 def _merge_into(model: ir.Model, target: Target, delta: Array, requantize: bool) -> None:
@@ -154,7 +183,7 @@ def _merge_into(model: ir.Model, target: Target, delta: Array, requantize: bool)
         if requantize and producer is not None and producer.op_type != "Cast":
             _requantise(model, node, producer, merged)
         else:
-            dtype = read.dtype or ir.DataType.FLOAT
+            dtype = dtype_of(read) or ir.DataType.FLOAT
             new = _initializer(model, f"{target.module}.weight", merged.astype(dtype.numpy()))
             node.replace_input_with(1, new)
     remove_unread_chains(model.graph, [value.producer() for value in old if value is not None])

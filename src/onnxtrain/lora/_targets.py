@@ -90,9 +90,21 @@ class Target:
         if self.is_integer:
             return None if self.node.inputs[1] is None else self.node.inputs[1].dtype
         # Exporters need not note the types of values between nodes. The op wants weights, or scales, of the same type.
-        index = 2 if self.node.op_type == "MatMulNBits" else 1
-        other = self.node.inputs[index]
-        return self.input.dtype or (None if other is None else other.dtype)
+        return self.input.dtype or dtype_of(self.node.inputs[2 if self.node.op_type == "MatMulNBits" else 1])
+
+
+def dtype_of(value: ir.Value | None) -> ir.DataType | None:
+    """Returns the dtype of a weight as a product reads it, which the file need not note; None if it is unknown."""
+    while value is not None and value.dtype is None:
+        node = value.producer()
+        if node is None or node.op_type not in _PASSED_ON - {"QuantizeLinear"}:
+            return None
+        to = node.attributes.get_int("to", 0) or node.attributes.get_int("output_dtype", 0)
+        if to:
+            return ir.DataType(to)
+        # What DequantizeLinear computes has the dtype of its scale.
+        value = node.inputs[1 if node.op_type == "DequantizeLinear" else 0]
+    return None if value is None else value.dtype
 
 
 def find_targets(model: ir.Model) -> list[Target]:
@@ -103,17 +115,18 @@ def find_targets(model: ir.Model) -> list[Target]:
     """
     found = []
     # Layers in branches of If and bodies of Loop and Scan are left out: adapters would have to be written there, too.
-    named: dict[str, ir.Value] = {}
+    named: dict[str, tuple[ir.Value, bool]] = {}
     layers = [(node, *layer) for node in model.graph if (layer := _read_layer(node)) is not None]
     is_phi = any(
         re.match(r"model\.layers\.\d+\.mlp\.fc1\.MatMul", str(weight.name)) for _, weight, *_ in layers
     )
     rows = _rows_of_embeddings(model.graph)
-    for node, weight, input_size, output_size in layers:
+    for node, weight, input_size, output_size, swapped in layers:
         # PEFT and genai exchange adapters by these paths, so a node's own name would not do.
         module = _module_of(node, weight, is_phi)
-        # Two layers of one name have different weights; one layer that runs twice has one adapter.
-        if named.setdefault(module, weight) is not weight:
+        # One layer that runs twice has one adapter. Two layers of one name have different weights, or one reads the
+        # weight of the other transposed, as a tied decoder does.
+        if named.setdefault(module, (weight, swapped)) != (weight, swapped):
             module = _path_of(node.name or str(node.outputs[0].name))
         is_output = module.rpartition(".")[2] in _OUTPUT_LAYERS or (
             output_size in rows and _is_returned(node.outputs[0])
@@ -129,9 +142,12 @@ def _rows_of_embeddings(graph: ir.Graph) -> set[int]:
     for node in graph:
         if not node.op_type.startswith("Gather") or len(node.inputs) < 2:
             continue
-        indices, (table, dims) = node.inputs[1], _trace(node.inputs[0], also=("Reshape",)) or (None, [])
-        if table is not None and len(dims) > 1 and indices is not None and indices.is_graph_input():
-            rows.add(dims[0])
+        indices, traced = node.inputs[1], _trace(node.inputs[0], also=("Reshape",))
+        if traced is None or indices is None or not indices.is_graph_input():
+            continue
+        _, dims, swapped = traced
+        if len(dims) > 1:
+            rows.add(dims[1] if swapped else dims[0])
     return rows
 
 
@@ -240,15 +256,19 @@ def _ends(names: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(name.rpartition(".")[2] for name in names))
 
 
-def _read_layer(node: ir.Node) -> tuple[ir.Value, int, int] | None:
-    """Reads a product of activations with a matrix in the file; returns the weight, its inputs and its outputs."""
+def _read_layer(node: ir.Node) -> tuple[ir.Value, int, int, bool] | None:
+    """Reads a product of activations with a matrix in the file.
+
+    Returns:
+        The weight, the numbers of its inputs and outputs, and True if it is stored as [outputs, inputs].
+    """
     kind = (node.domain, node.op_type)
     if kind == (_MS, "MatMulNBits"):
         weight = node.inputs[1]
         # A weight that another node computes has no file in which an adapter could be merged.
         if weight is None or not weight.is_initializer():
             return None
-        return weight, node.attributes["K"].as_int(), node.attributes["N"].as_int()
+        return weight, node.attributes["K"].as_int(), node.attributes["N"].as_int(), True
     if kind not in {("", "MatMul"), ("", "Gemm"), ("", "Conv"), (_MS, "FusedMatMul"), *INTEGER_PRODUCTS}:
         return None
     traced = _trace(node.inputs[3 if kind in INTEGER_PRODUCTS else 1])
@@ -256,27 +276,31 @@ def _read_layer(node: ir.Node) -> tuple[ir.Value, int, int] | None:
         node.attributes.get_int(name, 0) for name in ("transA", "transBatchA", "transBatchB")
     ):
         return None
-    weight, dims = traced
+    weight, dims, swapped = traced
     if node.op_type in ("Conv", "QLinearConv"):
         # `group` divides the channels: A would have to be a convolution of as many groups.
         plain = node.attributes.get_int("group", 1) == 1 and not any(node.attributes.get_ints("pads", ()))
         if len(dims) < 3 or not plain or any(size != 1 for size in dims[2:]):
             return None
-        return weight, dims[1], dims[0]
+        return weight, dims[1], dims[0], True
     # Weights of three axes are those of experts or heads: a product for each, which LoRA of one matrix does not have.
     if len(dims) != 2:
         return None
     # Only the second input is looked at: ONNX exporters write `x W`, and `W x` multiplies along another axis.
-    rows, columns = reversed(dims) if node.attributes.get_int("transB", 0) else dims
-    return weight, rows, columns
+    swapped ^= bool(node.attributes.get_int("transB", 0))
+    rows, columns = reversed(dims) if swapped else dims
+    return weight, rows, columns, swapped
 
 
-def _trace(value: ir.Value | None, also: Sequence[str] = ()) -> tuple[ir.Value, list[int]] | None:
-    """Walks from the second input of a product back to its weight; returns the weight and the dimensions as read.
+def _trace(value: ir.Value | None, also: Sequence[str] = ()) -> tuple[ir.Value, list[int], bool] | None:
+    """Walks from the second input of a product back to its weight.
 
     Args:
         value: the input.
         also: further ops to walk through, whose effect on the dimensions is left out.
+
+    Returns:
+        The weight, its dimensions as stored, and True if the product reads it transposed.
     """
     swapped = False
     while value is not None and not value.is_initializer():
@@ -294,7 +318,7 @@ def _trace(value: ir.Value | None, also: Sequence[str] = ()) -> tuple[ir.Value, 
     if value is None or value.const_value is None or value.is_graph_input():
         return None
     dims = [int(size) for size in value.const_value.shape.numpy()]
-    return value, dims[::-1] if swapped else dims
+    return value, dims, swapped
 
 
 def _module_of(node: ir.Node, weight: ir.Value, is_phi: bool) -> str:
@@ -361,7 +385,12 @@ def _part_sizes(whole: Target) -> list[int] | None:
         size = whole.total // (heads + 2 * groups)
         sizes = [heads * size, groups * size, groups * size]
     # Qwen3 normalises queries and keys: there the builder splits the product itself.
-    elif reader.op_type == "Split" and len(reader.inputs) > 1:
-        written_sizes = known_array(reader.inputs[1])
-        sizes = None if written_sizes is None else [int(size) for size in written_sizes]
+    elif reader.op_type == "Split":
+        # An attribute before opset 13.
+        written = (
+            known_array(reader.inputs[1])
+            if len(reader.inputs) > 1
+            else reader.attributes.get_ints("split", ())
+        )
+        sizes = None if written is None else [int(size) for size in written]
     return sizes if sizes is not None and len(sizes) == 3 and sum(sizes) == whole.total else None

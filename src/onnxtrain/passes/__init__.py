@@ -25,14 +25,7 @@ from onnxtrain.passes.io.load import (
     load_model,
 )
 from onnxtrain.passes.io.save import as_given, save_model, to_proto, write_models
-from onnxtrain.passes.parameters.dropout_traces import (
-    constant_ratio,
-    dropout_traces,
-    is_adapter_dropout,
-    mark_adapter_dropout,
-    set_ratio,
-    write_dropout,
-)
+from onnxtrain.passes.parameters.dropout_traces import dropout_traces
 
 # `selection` asks these which initializers are never trained.
 from onnxtrain.passes.parameters.op_settings import has_quantised_ops, is_quantisation_or_rotary, is_setting
@@ -108,7 +101,6 @@ __all__ = [
     "add_constant",
     "as_given",
     "canonicalize",
-    "constant_ratio",
     "dropout_traces",
     "embed_parameters",
     "fixed_batch",
@@ -119,7 +111,6 @@ __all__ = [
     "infer_shapes",
     "inline_functions",
     "inline_schema_functions",
-    "is_adapter_dropout",
     "is_constant",
     "is_float_parameter",
     "is_quantisation_or_rotary",
@@ -130,7 +121,6 @@ __all__ = [
     "lift_constants",
     "load_model",
     "lost_detaches",
-    "mark_adapter_dropout",
     "mark_constant",
     "mark_gradients",
     "mark_stop_gradient",
@@ -140,7 +130,6 @@ __all__ = [
     "remove_unread_initializers",
     "remove_unread_nodes",
     "save_model",
-    "set_ratio",
     "settle_shapes",
     "simplify_gradients",
     "stand_in",
@@ -148,6 +137,5 @@ __all__ = [
     "to_proto",
     "why_untyped",
     "widen_narrow_floats",
-    "write_dropout",
     "write_models",
 ]

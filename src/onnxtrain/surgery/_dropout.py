@@ -10,14 +10,10 @@ import onnx
 import onnx_ir as ir
 
 from onnxtrain.errors import InputError, ModelError
-from onnxtrain.passes import (
-    ModelSource,
-    TrainingModePass,
-    as_given,
-    canonicalize,
+from onnxtrain.passes import ModelSource, TrainingModePass, as_given, canonicalize, load_model
+from onnxtrain.passes.parameters.dropout_traces import (
     constant_ratio,
     dropout_traces,
-    load_model,
     set_ratio,
     write_dropout,
 )

@@ -11,9 +11,8 @@ import onnx_ir as ir
 from onnxtrain._words import argument
 from onnxtrain.errors import GraphBuildError, InputError
 from onnxtrain.op_facts import SWITCHED
-from onnxtrain.passes import (
-    Mode,
-    TrainingModePass,
+from onnxtrain.passes import Mode, TrainingModePass
+from onnxtrain.passes.parameters.dropout_traces import (
     constant_ratio,
     dropout_traces,
     is_adapter_dropout,
@@ -133,6 +132,12 @@ def _first_matches(
     return first
 
 
+def _switch_adapters_on(model: ir.Model) -> None:
+    """Puts the Dropout of adapters into training mode, which files of opsets before 12 cannot note."""
+    nodes = [node for node in ir.traversal.RecursiveGraphIterator(model.graph) if is_adapter_dropout(node)]
+    TrainingModePass(dropout=dict.fromkeys(nodes, "training"))(model)
+
+
 def _nodes(model: ir.Model, op_types: Collection[str]) -> list[ir.Node]:
     """Returns the nodes of standard ops but those of adapters, in subgraphs too: a branch of If trains as any other."""
     return [
@@ -168,6 +173,7 @@ def switch_modes(
         modes.pop(node, None)
     # A single mode is passed on as it is: the pass checks it, also in a model without such nodes.
     TrainingModePass(batch_norm if isinstance(batch_norm, str) else modes, modes)(model)
+    _switch_adapters_on(model)
     _update_as_pytorch(node for node, mode in modes.items() if mode == "training")
     return [node for node in nodes if node not in decided and modes.get(node, "as_exported") == "as_exported"]
 

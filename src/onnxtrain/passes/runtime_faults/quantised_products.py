@@ -123,19 +123,16 @@ def _write_unfused(model: ir.Model, node: ir.Node) -> None:
     node.resize_inputs(2)
     if addend is None or not beta:
         return
-    product = node.outputs[0]
+    product, last = node.outputs[0], node
     total = successor(product)
     product.name = fresh_name(model, f"{total.name}.product")
-    assert node.graph is not None
     if beta != 1:
-        scaled = ir.node("Mul", [addend, _number(model, beta, product.dtype)])
-        scaled.outputs[0].name = fresh_name(model, f"{total.name}.addend")
-        scaled.outputs[0].type, scaled.outputs[0].shape = addend.type, addend.shape
-        addend = scaled.outputs[0]
-        node.graph.insert_after(node, scaled)
-    node.graph.insert_after(
-        addend.producer() if beta != 1 else node, ir.node("Add", [product, addend], outputs=[total])
-    )
+        last = ir.node("Mul", [addend, _number(model, beta, product.dtype)])
+        last.outputs[0].name = fresh_name(model, f"{total.name}.addend")
+        last.outputs[0].type, last.outputs[0].shape = addend.type, addend.shape
+        addend = last.outputs[0]
+        node.append(last)
+    last.append(ir.node("Add", [product, addend], outputs=[total]))
 
 
 def _number(model: ir.Model, number: float, dtype: ir.DataType | None) -> ir.Value:

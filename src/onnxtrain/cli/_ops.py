@@ -17,7 +17,7 @@ from onnxtrain.emitter import Emitter, static_dims
 from onnxtrain.errors import GraphBuildError, InputError, NothingToTrain, OnnxTrainError
 from onnxtrain.losses import MSELoss, attach_loss
 from onnxtrain.passes import canonicalize, infer_shapes, load_model
-from onnxtrain.passes.portable import Obstacle, draw_masks, find_obstacles, suit_every_host
+from onnxtrain.passes.portable import Obstacle, draw_from_input, find_obstacles, suit_every_host
 from onnxtrain.selection import is_float, select_parameters
 from onnxtrain.training.forward_graph import trained_outputs
 from onnxtrain.training.training_graph import Profile, build_training_graphs
@@ -103,7 +103,8 @@ def _obstacles(model: ir.Model) -> list[Obstacle]:
     """Lists the nodes of a model and of its gradients that profile "portable" cannot have."""
     model = model.clone()
     try:
-        draw_masks(model)
+        # Other random ops stay in the models that evaluate.
+        draw_from_input(model, ["Dropout"])
     except GraphBuildError as error:
         return [Obstacle("Dropout", "", str(error))]
     # Gradients too: an op may have one that needs more than the op itself. A model without any is checked as it is.

@@ -212,6 +212,7 @@ class Manifest:
             cache of keys and values, e.g. "past_key_values.0.key".
         profile: "default", or "portable" for models that run in every build of ONNX Runtime.
         host_inputs: further inputs of the training model, which the runtime fills; empty for most models.
+        draws: True if the training model may draw from ONNX Runtime's own generator, as Dropout does.
     """
 
     fingerprint: str
@@ -226,6 +227,7 @@ class Manifest:
     inference_inputs: tuple[str, ...] = ()
     profile: str = "default"
     host_inputs: tuple[HostInput, ...] = ()
+    draws: bool = True
 
     @property
     def arguments(self) -> tuple[InputSpec, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import cached_property
 
 import numpy as np
@@ -15,6 +16,7 @@ from onnxtrain.runtime import dtypes
 from onnxtrain.runtime.binding import Binding
 from onnxtrain.runtime.device import parse_device
 from onnxtrain.runtime.dtypes import Array, add_inplace
+from onnxtrain.runtime.generator import seeded
 from onnxtrain.runtime.inputs import check_arguments
 from onnxtrain.runtime.lock import StateLock
 from onnxtrain.runtime.manifest import ADAPTERS_KEY, Manifest
@@ -41,8 +43,7 @@ class Module:
         device: "cpu", "cuda" or "cuda:<index>". On a GPU `Parameter.data` is a copy, and adding up gradients
             goes through host memory.
         session_options: options for all sessions. Default: log errors only.
-        seed: from this number models of `profile="portable"` draw the masks of Dropout, equal ones on all hosts; see
-            :attr:`seed`.
+        seed: number from which the training model draws random numbers, e.g. the masks of Dropout; see :attr:`seed`.
 
     Raises:
         InputError: the seed is no integer of 64 bits, the device is unknown, or the installed onnxruntime cannot use
@@ -111,10 +112,12 @@ class Module:
 
     @property
     def seed(self) -> int:
-        """The number from which masks of Dropout are drawn, together with the number of the step.
+        """The number from which the training model draws random numbers, e.g. the masks of Dropout.
 
-        Without effect on models of the default profile: they draw from ONNX Runtime's own generator, which
-        `onnxruntime.set_seed` seeds.
+        They follow from this number, the count of optimizer steps and the count of runs since the last step. So a run
+        that goes on from a checkpoint with its optimizer state draws what it would have drawn without interruption.
+        Models of `profile="portable"` draw the same numbers on all hosts. Those of the default profile leave Dropout to
+        ONNX Runtime, whose generator, one for the whole process, each training run seeds (`onnxruntime.set_seed`).
         """
         return self._seed
 
@@ -277,12 +280,10 @@ class Module:
                 store.gradient_owner.check_replace("A training step")
             # A run that fails half way leaves gradients that no optimizer may use.
             store.gradients_valid = False
-            self._fill_host_inputs()
-            results = self._direct.run(values)
+            results = self._run_training(self._direct, values)
         else:
             store.gradient_owner.check_add("A training step")
-            self._fill_host_inputs()
-            results = self._adding.run(values)
+            results = self._run_training(self._adding, values)
             for name, term in self._scratch.items():
                 total = store.gradients[name]
                 # On the CPU this is the memory of the gradient, elsewhere a copy that has to be written back.
@@ -304,13 +305,19 @@ class Module:
         (store.gradient_owner.replaced if first else store.gradient_owner.added)()
         return results[:count]
 
-    def _fill_host_inputs(self) -> None:
-        """Writes the seed and the counts of steps and runs into the inputs that hold them."""
+    def _run_training(self, binding: Binding, values: Sequence[Array | ort.OrtValue]) -> list[ort.OrtValue]:
+        """Runs the training model with random numbers that follow from seed, step and run."""
         progress = self._store.optimizer
-        step = 0 if progress is None else progress.step
-        values = {"seed": self._seed, "step": step, "run": self._store.runs}
+        numbers = {
+            "seed": self._seed,
+            "step": 0 if progress is None else progress.step,
+            "run": self._store.runs,
+        }
         for spec in self._manifest.host_inputs:
-            self._host_inputs[spec.name].write(np.array([values[name] for name in spec.holds], np.int64))
+            self._host_inputs[spec.name].write(np.array([numbers[name] for name in spec.holds], np.int64))
+        # Modules without Dropout neither wait for each other nor touch the process's generator.
+        with seeded(**numbers) if self._manifest.draws else nullcontext():
+            return binding.run(values)
 
     def train(self, mode: bool = True) -> Module:
         """Switches to training steps, or to evaluation steps if `mode` is False; returns the module."""

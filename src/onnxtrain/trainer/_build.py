@@ -30,7 +30,7 @@ from onnxtrain.training.forward_graph import trained_outputs
 from onnxtrain.training.layer_modes import BatchNormMode, DropoutRatios
 from onnxtrain.training.training_graph import Activations, Precision, Profile
 
-# Dropout is random too, but `_forget_seeds` makes it draw from the session's generator, whose state a checkpoint holds.
+# Dropout draws from a generator that each run of the training model seeds.
 _STATEFUL = RANDOM_OPS - {"Dropout"}
 
 
@@ -86,7 +86,6 @@ class ModelSettings:
             OnnxTrainError: as `generate_artifacts`.
         """
         loaded = load_model(model)
-        _forget_seeds(loaded)
         outputs = trained_outputs(loaded.graph)
         # Without a loss to append, one of the outputs is the loss itself and comes first already.
         if self.loss is None:
@@ -114,19 +113,9 @@ def build_run(
     return Run(directory, device, threads, write)
 
 
-def _forget_seeds(model: ir.Model) -> None:
-    """Makes Dropout draw from ONNX Runtime's generator, which the trainer seeds for each step.
-
-    A node with a seed of its own has a generator of its own, whose state no checkpoint can hold.
-    """
-    for node in _all_nodes(model):
-        if node.op_type == "Dropout" and node.domain == "":
-            node.attributes.pop("seed", None)
-
-
-def random_ops(path: Path) -> list[str]:
-    """Lists the ops of a model whose random numbers have a state in the session, which no checkpoint can hold."""
-    return sorted({node.op_type for node in _all_nodes(load_model(path))} & _STATEFUL)
+def random_ops(*paths: Path) -> list[str]:
+    """Lists the ops of models whose random numbers have a state in the session, which no checkpoint can hold."""
+    return sorted({node.op_type for path in paths for node in _all_nodes(load_model(path))} & _STATEFUL)
 
 
 def _all_nodes(model: ir.Model) -> Iterator[ir.Node]:

@@ -7,7 +7,7 @@ import numpy as np
 from onnxtrain.errors import DivergenceError
 from onnxtrain.runtime.dtypes import Array, narrow, widen
 from onnxtrain.trainer._state import TrainingState
-from onnxtrain.trainer._step import drawing
+from onnxtrain.trainer._step import seed_run
 from onnxtrain.trainer.data import Pass, Source
 
 
@@ -36,8 +36,8 @@ def renew_statistics(state: TrainingState, data: Source) -> None:
                 buffer.write(narrow(np.full(buffer.shape, start, np.float32), buffer.dtype))
             # Without a reset the gradients of all batches would be added up, and overflow.
             run.module.lazy_reset_grad()
-            with drawing(run, position, index):
-                run.step(arrays, training=True)
+            seed_run(run, position, index)
+            run.step(arrays, training=True)
             # bfloat16 is read as raw bits.
             wide = {name: widen(buffer.read(), buffer.dtype) for name, buffer in statistics.items()}
             return {name: value.astype(np.float64) for name, value in wide.items()}

@@ -199,12 +199,6 @@ class Run:
         """Lock of the state."""
         return self.state.lock
 
-    @cached_property
-    def draws(self) -> bool:
-        """True if a training step may draw from ONNX Runtime's generator, of which a process has one."""
-        # A search in the bytes of the file is enough: a name of a tensor that contains the word only costs a lock.
-        return b"Dropout" in self.training_model.read_bytes()
-
     def step(self, arrays: Sequence[Array], *, training: bool) -> tuple[float, list[Array]]:
         """Runs a training or an evaluation step; returns the loss and the model's outputs."""
         with self.lock:

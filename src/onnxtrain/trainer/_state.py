@@ -196,8 +196,8 @@ class TrainingState:
     def _tell_of_random_ops(self) -> None:
         if self.position.unfinished and self.settings.random:
             _log.warning(
-                "The model draws random numbers in %s, which start anew: the result will not be bit-equal to that of "
-                "a run without interruption.",
+                "The model draws random numbers in %s, which start anew in evaluation and in subgraphs: what they give "
+                "will not be bit-equal to that of a run without interruption.",
                 ", ".join(self.settings.random),
             )
 

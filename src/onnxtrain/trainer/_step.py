@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import math
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 import numpy as np
-import onnxruntime as ort
 
 from onnxtrain._words import argument, words
 from onnxtrain.errors import DivergenceError, InputError
 from onnxtrain.runtime.dtypes import Array, narrow, widen
-from onnxtrain.runtime.lock import ProcessLock
 from onnxtrain.trainer._callbacks import Callback, Events, StepGradients
 from onnxtrain.trainer._interrupt import InterruptGuard
 from onnxtrain.trainer._position import Plan, Position
@@ -28,31 +25,18 @@ from onnxtrain.trainer.data import Source
 # Steps between two snapshots: copying the state costs about as much as one step of a small model.
 _SNAPSHOT_STEPS = 100
 
-# A process has one generator of ONNX Runtime, and fits of other trainers in other threads draw from it, too. The
-# lock is held from seeding it to the end of the run that draws from it: otherwise Dropout would depend on the other
-# thread.
-_generator = ProcessLock()
 
-
-@contextlib.contextmanager
-def drawing(run: Run, position: Position, index: int) -> Iterator[None]:
-    """Seeds what Dropout draws from in a run of the training model, so that it resumes exactly.
+def seed_run(run: Run, position: Position, index: int) -> None:
+    """Tells the training model what to draw random numbers from in its next run, so that it resumes exactly.
 
     Args:
         run: models of the run.
-        position: place in the training, from which the seed derives.
+        position: place in the training, whose seed counts.
         index: number of the batch within the step.
     """
     rank = 0 if run.workers is None else run.workers.worker.rank
-    # Fits of models without Dropout need not wait for each other.
-    with _generator if run.draws else contextlib.nullcontext():
-        # Models of the portable profile draw from numbers that they are fed. The batch's place counts the runs, so that
-        # gradients that are computed again have the same masks.
-        run.module.seed, run.store.runs = _seed(position.seed, rank), index
-        numbers = struct.pack("<4q", _seed(position.seed, rank), position.epoch, position.batch, index)
-        # ONNX Runtime keeps 31 bits of the seed.
-        ort.set_seed(int.from_bytes(hashlib.blake2b(numbers, digest_size=4).digest(), "little") >> 1)
-        yield
+    # The batch's place counts the runs, so that gradients that are computed again have the same masks.
+    run.module.seed, run.store.runs = _seed(position.seed, rank), index
 
 
 def _seed(seed: int, rank: int) -> int:
@@ -211,8 +195,8 @@ class Stepper:
                 if last not in (0, count):
                     self._scale_gradients(last / count)
                 last, total = count, total + count
-            with drawing(self._run, self._state.position, index):
-                loss, outputs = self._run.step(arrays, training=True)
+            seed_run(self._run, self._state.position, index)
+            loss, outputs = self._run.step(arrays, training=True)
             if not math.isfinite(loss):
                 self._require_labels(arrays)
                 raise Diverged(f"the loss is {loss}")

@@ -192,7 +192,7 @@ class Trainer(Training, TrainedModel):
         settings = replace(
             settings,
             prediction=prediction if prediction in run.outputs else None,
-            random=random_ops(run.training_model),
+            random=random_ops(run.training_model, run.eval_model),
         )
         self._state = TrainingState(run, workspace, position, settings, schedule, metrics)
         run.optimizer.set_learning_rate(position.learning_rate)

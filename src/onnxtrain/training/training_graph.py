@@ -18,6 +18,7 @@ from onnxtrain.emitter import Emitter, values_by_name
 from onnxtrain.errors import GraphBuildError, NothingToTrain
 from onnxtrain.fusion import PackedProductPass, fuse_exported, fuse_kernels
 from onnxtrain.losses import TARGET_KEY, loss_mean
+from onnxtrain.op_facts import RANDOM_OPS
 from onnxtrain.passes import (
     CleanupPass,
     FloatDequantisedPass,
@@ -29,7 +30,7 @@ from onnxtrain.passes import (
     simplify_gradients,
     suit_runtime,
 )
-from onnxtrain.passes.portable import draw_masks
+from onnxtrain.passes.portable import draw_from_input
 from onnxtrain.runtime.manifest import METADATA_KEY
 from onnxtrain.selection import batch_norms, select_parameters, some_names
 from onnxtrain.training.build_state import Build
@@ -176,9 +177,11 @@ def build_training_graphs(
     _promote_parameters(build)
     evaluation = _evaluation_model(build, as_deployed=as_deployed)
     name_copies(evaluation, model, inference_outputs)
-    if profile == "portable":
-        # Before differentiation, so that the gradient has the same masks. The eval model drops nothing.
-        build.random = draw_masks(build.forward)
+    # Before differentiation, so that the gradient has the same numbers. The eval model drops nothing, and draws other
+    # numbers as the file does.
+    build.random = draw_from_input(
+        build.forward, RANDOM_OPS if profile == "portable" else RANDOM_OPS - {"Dropout"}
+    )
     training = _training_model(
         build, recompute=recompute, bfloat16=precision == "bf16", as_deployed=as_deployed
     )

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from onnxtrain.emitter import static_dims
 from onnxtrain.errors import GraphBuildError
 from onnxtrain.losses import LABELS_KEY, TARGET_KEY
-from onnxtrain.passes.portable import HOLDS
+from onnxtrain.passes.portable import HOLDS, every_node, trains
 from onnxtrain.runtime.manifest import FORMAT, SPARSE_VERSION, VERSION, fingerprint
 from onnxtrain.training.build_state import Build
 
@@ -59,6 +59,9 @@ def describe_training(build: Build, training: ir.Model) -> dict[str, Any]:
         ],
         "statistics": [entry | {"output": build.updated[entry["name"]]} for entry in statistics],
         "host_inputs": [_tensor_entry(inputs[name]) | {"holds": list(HOLDS)} for name in sorted(drawn)],
+        "draws": any(
+            "Dropout" in node.op_type and (node.domain != "" or trains(node)) for node in every_node(training)
+        ),
         "opset": training.graph.opset_imports[""],
     }
 

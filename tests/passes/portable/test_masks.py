@@ -11,8 +11,8 @@ from onnx import TensorProto, helper
 
 from models import parse_nodes
 from onnxtrain.errors import GraphBuildError
-from onnxtrain.passes.portable import draw_masks
-from onnxtrain.passes.portable.dropout import _FACTORS, _KEY
+from onnxtrain.passes.portable import draw_from_input
+from onnxtrain.passes.portable._squares import _FACTORS, _KEY
 
 WORD = 2**64
 
@@ -77,7 +77,7 @@ def run(
 @pytest.mark.parametrize("numbers", [(0, 0, 0), (1, 2, 3), (-7, 10**12, 5), (2**63 - 1, 2**62, 0)])
 def test_masks_are_those_of_the_generator(numbers: tuple[int, int, int]) -> None:
     built = model(YES + "y, mask = Dropout(x, ratio, yes)  z = Dropout(x, ratio, yes)")
-    draw_masks(built)
+    draw_from_input(built)
     x = np.random.default_rng(0).normal(1, 1, (5, 6)).astype(np.float32)
     y, z, mask = run(built, x, numbers)
     for number, value in enumerate((y, z)):
@@ -94,7 +94,7 @@ def test_masks_are_those_of_the_generator(numbers: tuple[int, int, int]) -> None
 def test_as_many_elements_are_dropped_as_the_ratio_says(ratio: float, known: bool) -> None:
     text = YES + "y = Dropout(x, ratio, yes)"
     built = model(text, ratio=ratio) if known else model(text, ratio=None, inputs=("ratio",))
-    draw_masks(built)
+    draw_from_input(built)
     x = np.ones((400, 500), np.float32)
     feeds = {} if known else {"ratio": np.array(ratio, np.float32)}
     (y,) = run(built, x, (3, 4, 0), **feeds)
@@ -110,7 +110,7 @@ def test_as_many_elements_are_dropped_as_the_ratio_says(ratio: float, known: boo
 
 def test_masks_of_nodes_seeds_steps_and_runs_are_independent() -> None:
     built = model(YES + "y = Dropout(x, ratio, yes)  z = Dropout(x, ratio, yes)", ratio=0.5)
-    draw_masks(built)
+    draw_from_input(built)
     x = np.ones((100, 200), np.float32)
     masks = [
         (value != 0).ravel()
@@ -126,7 +126,7 @@ def test_masks_of_nodes_seeds_steps_and_runs_are_independent() -> None:
 
 def test_a_mode_that_is_an_input() -> None:
     built = model("y, mask = Dropout(x, ratio, yes)", inputs=("yes",))
-    draw_masks(built)
+    draw_from_input(built)
     x = np.ones((20, 20), np.float32)
     y, mask = run(built, x, (0, 0, 0), yes=np.array(False))
     np.testing.assert_array_equal(y, x)
@@ -138,7 +138,7 @@ def test_a_mode_that_is_an_input() -> None:
 
 def test_float16_and_no_elements() -> None:
     built = model(YES + "y = Dropout(x, ratio, yes)", dtype=TensorProto.FLOAT16)
-    draw_masks(built)
+    draw_from_input(built)
     (y,) = run(built, np.ones((20, 20), np.float16), (0, 0, 0))
     assert y.dtype == np.float16
     assert 0 < (y != 0).mean() < 1
@@ -147,7 +147,7 @@ def test_float16_and_no_elements() -> None:
 
 def test_models_without_dropout_in_training_stay() -> None:
     built = model("y = Dropout(x, ratio)")
-    assert draw_masks(built) is None
+    assert draw_from_input(built) is None
     assert [value.name for value in built.graph.inputs] == ["x"]
 
 
@@ -159,11 +159,11 @@ def test_dropout_in_a_loop_is_refused() -> None:
             d = Identity(c)  b = Dropout(a, ratio, yes) }>(count, yes, x)"""
     )
     with pytest.raises(GraphBuildError, match="stands in a subgraph"):
-        draw_masks(built)
+        draw_from_input(built)
 
 
 def test_onnxruntime_still_adds_up_integers_in_floating_point() -> None:
-    """If this fails, `_Squares.key` may use ReduceSum with the version that is installed, but not with older ones."""
+    """If this fails, `Squares.key` may use ReduceSum with the version that is installed, but not with older ones."""
     graph = helper.make_graph(
         parse_nodes("y = ReduceSum<keepdims=0>(x)"),
         "sum",

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from onnxtrain.passes.portable._nodes import every_node
+from onnxtrain.passes.portable._squares import HOLDS
 from onnxtrain.passes.portable.batch_norm import TrainingBatchNormPass
-from onnxtrain.passes.portable.dropout import HOLDS, draw_masks
+from onnxtrain.passes.portable.dropout import trains
 from onnxtrain.passes.portable.infinities import InfinitiesPass
 from onnxtrain.passes.portable.obstacles import Obstacle, find_obstacles
 from onnxtrain.passes.portable.pipeline import suit_every_host
+from onnxtrain.passes.portable.random_numbers import draw_from_input
 
 __all__ = [
     "HOLDS",
     "InfinitiesPass",
     "Obstacle",
     "TrainingBatchNormPass",
-    "draw_masks",
+    "draw_from_input",
+    "every_node",
     "find_obstacles",
     "suit_every_host",
+    "trains",
 ]

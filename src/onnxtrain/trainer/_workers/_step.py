@@ -14,7 +14,7 @@ from onnxtrain.runtime.dtypes import Array, narrow, widen
 from onnxtrain.trainer._interrupt import InterruptGuard
 from onnxtrain.trainer._metrics import Averages
 from onnxtrain.trainer._run import Step
-from onnxtrain.trainer._step import Diverged, Stepper, drawing
+from onnxtrain.trainer._step import Diverged, Stepper, seed_run
 from onnxtrain.trainer._workers._group import Workers
 from onnxtrain.trainer._workers._totals import add_averages, averages_of, measured_keys, numbers_of
 
@@ -155,8 +155,8 @@ class WorkerStepper(Stepper):
         measured = Averages()
         uncounted = np.flatnonzero((counts == 0) & (totals != 0) & (np.array(sizes) != 0))
         for index in map(int, uncounted):
-            with drawing(self._run, state.position, index):
-                loss, outputs = self._run.step(batches[index], training=True)
+            seed_run(self._run, state.position, index)
+            loss, outputs = self._run.step(batches[index], training=True)
             state.add(measured, Step(batches[index], loss, outputs), 0.0)
         for buffer, value in kept:
             buffer.write(value)

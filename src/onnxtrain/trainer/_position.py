@@ -41,7 +41,8 @@ class Settings:
         ema_decay: decay of the moving averages; None for none.
         threads: threads per operation; None for onnxruntime's default.
         positive: class that f1, precision, recall and auroc measure; None for the default.
-        random: ops whose random numbers start anew after a resume, e.g. ["RandomNormal"].
+        random: ops that draw random numbers in evaluation or in subgraphs, where they start anew after a resume, e.g.
+            ["RandomNormal"].
     """
 
     # Each field has a default: checkpoints of earlier versions lack the fields that came later.

@@ -211,8 +211,8 @@ class Trainer(Training, TrainedModel):
         """Opens a run that :meth:`save` or an interrupted fit wrote, in the state it was in.
 
         The same call of :meth:`fit` then finishes an interrupted fit, bit for bit as if it had not been
-        interrupted. If the model draws random numbers by other ops than Dropout, the result differs, and a warning
-        says so.
+        interrupted. If the model draws random numbers when it is evaluated, or in a subgraph by other ops than Dropout,
+        these start anew, and a warning says so.
 
         Args:
             path: directory of the run; the trainer goes on saving there. Artifacts of `generate_artifacts` work

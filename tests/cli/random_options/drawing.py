@@ -58,6 +58,7 @@ TEXTS: dict[str, Sequence[str]] = {
     "train": ["w2", "b*", "*", "w?", "fc.*"],
     "freeze": ["w1", "b*", "fc.*"],
     "batch_norm": ["training", "inference", "as_exported", "*=training"],
+    "dropout": ["0.1", "0", "h=0.5", "*=0.25", "2"],
     "loss_input": ["logits", "a", "h"],
     "sparse_gradients": ["w1", "*"],
     "optimizer": list(OPTIMIZERS),

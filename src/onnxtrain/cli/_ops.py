@@ -142,4 +142,7 @@ def _trainable(model: ir.Model) -> list[str]:
         loss = attach_loss(Emitter(model.graph, functions=model.functions), MSELoss(), str(output.name))
     else:
         outputs = [name for name in outputs if name != output.name]
-    return build_training_graphs(model, str(loss.name), outputs, inference_outputs=outputs).trainable
+    # Of modes, which the command has no options for, nothing is to be said.
+    return build_training_graphs(
+        model, str(loss.name), outputs, batch_norm="inference", inference_outputs=outputs
+    ).trainable

@@ -14,6 +14,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
+import torch
 from onnx import TensorProto, helper, numpy_helper
 
 import models
@@ -29,7 +30,7 @@ from onnxtrain.errors import (
     ModelLoadError,
     NothingToTrain,
 )
-from onnxtrain.optimizers import SGD, AdamW
+from onnxtrain.optimizers import SGD, AdamW, ParameterGroup
 from training_run import Run
 
 node = helper.make_node
@@ -178,22 +179,22 @@ TRAINABLE: dict[str, tuple[Callable[[], onnx.ModelProto], dict[str, Any], list[s
         ["loss", "x"],
     ),
     "parameter that the loss does not reach": (
-        unreached, {"loss_input_names": ["logits"]}, ["w", "u"], ["loss"],
+        unreached, {"loss_input_names": ["logits"]}, ["w"], ["loss"],
     ),
     "parameter that only another output reaches": (
-        unreached, {"loss_input_names": ["logits"], "additional_output_names": ["other"]}, ["w", "u"],
+        unreached, {"loss_input_names": ["logits"], "additional_output_names": ["other"]}, ["w"],
         ["loss", "other"],
     ),
     "parameter that nothing reads": (
-        lambda: linear(u=weights(2)), {"requires_grad": ["u", "w"]}, ["w", "u"], ["loss"],
+        lambda: linear(u=weights(2)), {"requires_grad": ["u", "w"]}, ["w"], ["loss"],
     ),
-    "parameter of which only the shape is read": (read_by_shape_only, {}, ["w", "s"], ["loss"]),
+    "parameter of which only the shape is read": (read_by_shape_only, {}, ["w"], ["loss"]),
     "one parameter in three places": (tied, {}, ["w"], ["loss"]),
     "parameters listed among the inputs": (parameters_among_inputs, {}, ["w1", "b1", "w2", "b2"], ["loss"]),
     "bounds of Clip are no parameters": (clipped, {}, ["w"], ["loss"]),
     "boxes of RoiAlign are no parameters": (cut_out, {}, ["w"], ["loss"]),
     "bounds of Clip by name": (clipped, {"requires_grad": ["high"]}, ["high"], ["loss"]),
-    "parameter in a branch": (branch, {}, ["w", "two", "zero"], ["loss"]),
+    "parameter in a branch": (branch, {}, ["w", "two"], ["loss"]),
     "branches without parameters": (branch, {"requires_grad": ["w"]}, ["w"], ["loss"]),
     "frozen parameter in a branch": (
         branch, {"requires_grad": ["w"], "frozen_params": ["two"]}, ["w"], ["loss"],
@@ -245,13 +246,74 @@ def test_model_is_trained_saved_resumed_and_exported(tmp_path: Path, case: str) 
     assert session.run(["logits"], {"x": batch(model)[0]})[0].shape == (5, 3)
 
 
-@pytest.mark.parametrize("name", ["u", "s"])
-def test_gradient_of_what_the_loss_does_not_depend_on_is_zero(tmp_path: Path, name: str) -> None:
-    model = unreached() if name == "u" else read_by_shape_only()
-    run = Run.generate(tmp_path, model, loss="cross_entropy", optimizer="sgd", loss_input_names=["logits"])
-    run.step(*batch(model))
-    assert not run.state.parameters[name].grad.any()
-    assert run.state.parameters["w"].grad.any()
+def behind(op: str, **attributes: Any) -> onnx.ModelProto:
+    """logits = x @ w + op(u)."""
+    return linear(
+        [
+            node("MatMul", ["x", "w"], ["m"]),
+            node(op, ["u"], ["r"], **attributes),
+            *parse_nodes("f = Cast <to = 1> (r)  logits = Add(m, f)"),
+        ],
+        w=weights(4, 3),
+        u=weights(1, 3),
+    )
+
+
+UNREACHED: dict[str, tuple[Callable[[], onnx.ModelProto], str]] = {
+    "another head": (unreached, "u"),
+    "read for its shape": (read_by_shape_only, "s"),
+    "compared": (lambda: behind("IsNaN"), "u"),
+    "chosen by index": (lambda: behind("ArgMax", keepdims=1, axis=0), "u"),
+    "cast to integers": (lambda: behind("Cast", to=TensorProto.INT64), "u"),
+}
+"""Parameters without a gradient in PyTorch: `grad` is None."""
+
+
+@pytest.mark.parametrize("case", UNREACHED)
+def test_a_parameter_that_the_loss_does_not_depend_on_is_not_trained(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, case: str
+) -> None:
+    make, name = UNREACHED[case]
+    # PyTorch takes groups of parameters without a gradient, too.
+    optimizer = AdamW(groups=[ParameterGroup([name, "w*"], learning_rate_scale=0.5), ParameterGroup(name)])
+    run = Run.generate(
+        tmp_path, make(), loss="cross_entropy", optimizer=optimizer, loss_input_names=["logits"]
+    )
+    warned = [r.getMessage() for r in caplog.records if "does not depend on" in r.getMessage()]
+    assert len(warned) == 1
+    assert f"does not depend on 1 of the 2 parameters to train: {name}." in warned[0]
+    before = run.state.parameters[name].data.copy()
+    run.step(*batch(make()))
+    parameter = run.state.parameters[name]
+    assert (parameter.requires_grad, parameter.grad) == (False, None)
+    assert np.array_equal(parameter.data, before)
+    session = ort.InferenceSession(tmp_path / "optimizer_model.onnx")
+    assert {name, f"{name}_grad", f"{name}_momentum0"}.isdisjoint(v.name for v in session.get_inputs())
+    # A delta holds what was trained, and resumes exactly.
+    CheckpointState.save_checkpoint(
+        run.state, tmp_path / "delta", include_optimizer_state=True, trainable_only=True
+    )
+    state = CheckpointState.load_checkpoint(tmp_path / "checkpoint", delta=tmp_path / "delta")
+    module = Module(tmp_path / "training_model.onnx", state)
+    resumed = Run(tmp_path, state, module, Optimizer(tmp_path / "optimizer_model.onnx", module))
+    assert resumed.step(*batch(make())) == run.step(*batch(make()))
+    assert np.array_equal(
+        module.get_contiguous_parameters(trainable_only=True).numpy(), run.state.parameters["w"].data.ravel()
+    )
+
+
+@pytest.mark.parametrize("op", ["Round", "Floor", "Ceil", "Sign"])
+def test_a_gradient_of_zeros_is_a_gradient(tmp_path: Path, op: str) -> None:
+    run = Run.generate(tmp_path, behind(op), loss="cross_entropy", optimizer="adamw")
+    before = run.state.parameters["u"].data.copy()
+    run.optimizer.set_learning_rate(0.5)
+    run.step(*batch(behind(op)))
+    # As in PyTorch: the gradient of torch.round is zeros, and AdamW decays the parameter.
+    twin = torch.nn.Parameter(torch.tensor(before))
+    getattr(torch, op.lower())(twin).sum().backward()
+    assert np.array_equal(run.state.parameters["u"].grad, twin.grad.numpy())
+    torch.optim.AdamW([twin], lr=0.5).step()
+    np.testing.assert_allclose(run.state.parameters["u"].data, twin.detach().numpy(), rtol=1e-6)
 
 
 def half_or_double(dtype: Any) -> onnx.ModelProto:

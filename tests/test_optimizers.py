@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -18,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx.reference import ReferenceEvaluator
 
-from onnxtrain import optimizers
+from onnxtrain import onnxblock, optimizers
 from onnxtrain.artifacts import OptimType, optimizer_for
 from onnxtrain.emitter import Emitter
 from onnxtrain.errors import GraphBuildError, NothingToTrain
@@ -929,8 +930,37 @@ def test_defaults_are_torchs(name: str) -> None:
     }
 
 
-def test_names_of_the_old_package_keep_its_defaults() -> None:
-    for spec in ("adamw", OptimType.AdamW):
-        assert optimizer_for(spec) == AdamW(eps=1e-6, weight_decay=0.0, adam_mode=1)
-    assert optimizer_for("sgd") == optimizer_for(OptimType.SGD) == SGD()
-    assert make_optimizer("adamw") == AdamW() == AdamW(eps=1e-8, weight_decay=0.01, adam_mode=0)
+def test_a_name_means_the_same_everywhere_and_blocks_of_the_old_package_keep_its_defaults() -> None:
+    for name, kind in OPTIMIZERS.items():
+        assert optimizer_for(name) == make_optimizer(name) == kind()
+    assert AdamW() == AdamW(eps=1e-8, weight_decay=0.01, adam_mode=0)
+    old = AdamW(eps=1e-6, weight_decay=0.0, adam_mode=1)
+    assert optimizer_for(OptimType.AdamW) == onnxblock.optim.AdamW().optimizer == old
+    assert optimizer_for(OptimType.SGD) == onnxblock.optim.SGD().optimizer == SGD()
+
+
+def test_the_manifest_lists_the_settings() -> None:
+    optimizer = AdamW(
+        eps=1e-6,
+        clip_grad=ClipGradNorm(2.0),
+        groups=[ParameterGroup("w", weight_decay=0.0), ParameterGroup("v", optimizer=Adafactor())],
+    )
+    specs = [ParameterSpec("w", "float32", (2,)), ParameterSpec("v", "float32", (2,))]
+    listed = manifest_entry(optimizer, specs)["settings"]
+    adafactor = {"type": "Adafactor", "beta2_decay": -0.8, "eps": [None, 1e-3], "d": 1.0, "weight_decay": 0.0}
+    assert (
+        listed
+        == json.loads(json.dumps(listed, allow_nan=False))
+        == {
+            "clip_grad": {"type": "ClipGradNorm", "max_norm": 2.0},
+            "groups": [
+                {"type": "ParameterGroup", "parameters": ["w"], "weight_decay": 0.0},
+                {"type": "ParameterGroup", "parameters": ["v"], "optimizer": adafactor},
+            ],
+            "betas": [0.9, 0.999],
+            "eps": 1e-6,
+            "weight_decay": 0.01,
+            "bias_correction": True,
+            "adam_mode": 0,
+        }
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import tempfile
@@ -23,6 +24,7 @@ from onnxtrain.runtime.atomic import FileSet
 from onnxtrain.runtime.checkpoint import encode_checkpoint
 from onnxtrain.runtime.manifest import METADATA_KEY
 from onnxtrain.runtime.state import CheckpointState
+from onnxtrain.selection import match_names
 from onnxtrain.training.training_graph import TrainingGraphs
 
 _log = logging.getLogger("onnxtrain")
@@ -121,8 +123,22 @@ def _optimizer_model(
         for entry in graphs.manifest["parameters"]
         if entry["trainable"]
     ]
+    optimizer = _without_unreached(optimizer, graphs)
     model = optimizers.build_optimizer_model(optimizer, parameters, graphs.manifest["opset"])
     return model, optimizers.manifest_entry(optimizer, parameters)
+
+
+def _without_unreached(optimizer: optimizers.Optimizer, graphs: TrainingGraphs) -> optimizers.Optimizer:
+    """Removes the names and patterns of groups that only match parameters which the loss does not depend on."""
+    # PyTorch takes groups of parameters without a gradient; the optimizer model knows the trained parameters only.
+    groups = []
+    for group in optimizer.groups:
+        trained = match_names(group.parameters, graphs.trainable)
+        unreached = match_names(group.parameters, graphs.unreached)
+        names = [name for name in group.parameters if trained[name] or not unreached[name]]
+        if names:
+            groups.append(dataclasses.replace(group, parameters=names))
+    return dataclasses.replace(optimizer, groups=groups)
 
 
 def _write_ort_format(model: ir.Model, files: FileSet, path: Path, custom_op_library: Path | None) -> None:

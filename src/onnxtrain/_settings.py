@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -39,3 +39,12 @@ def integers_to_floats(owner: Any) -> None:
             elif isinstance(value, tuple) and any(type(item) is int for item in value):
                 converted = tuple(float(item) if type(item) is int else item for item in value)
                 object.__setattr__(owner, field.name, converted)
+
+
+def settings_text(settings: Mapping[str, Any]) -> str:
+    """Returns settings as one line of text.
+
+    >>> settings_text({"betas": [0.9, 0.999], "weight_decay": 0.01})
+    'betas=[0.9, 0.999], weight_decay=0.01'
+    """
+    return ", ".join(f"{name}={value!r}" for name, value in settings.items())

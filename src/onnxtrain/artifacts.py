@@ -60,12 +60,11 @@ class OptimType(Enum):
 LossSpec = LossType | losses.Loss | str | onnxblock.Block | None
 OptimizerSpec = OptimType | optimizers.Optimizer | str | onnxblock.Block | None
 
-# Names of onnxruntime-training have its defaults, e.g. no weight decay; the classes of `onnxtrain.optimizers` have
+# The members of OptimType have the defaults of onnxruntime-training, e.g. no weight decay; names and classes have
 # PyTorch's.
-_OPTIMIZERS: dict[OptimType | str, Callable[[], optimizers.Optimizer]] = {
+_OPTIMIZERS: dict[OptimType, Callable[[], optimizers.Optimizer]] = {
     OptimType.AdamW: optimizers.AdamW.of_onnxruntime_training,
     OptimType.SGD: optimizers.SGD,
-    "adamw": optimizers.AdamW.of_onnxruntime_training,
 }
 
 
@@ -112,10 +111,10 @@ def generate_artifacts(
             matches both `requires_grad` and `frozen_params`, it is frozen. An exact name wins over a pattern.
         loss: a :class:`LossType`, a loss of `onnxtrain.losses` or its name ("cross_entropy", "mse", ...), or
             an onnxblock block. None: the model's first output is the loss, a scalar.
-        optimizer: an :class:`OptimType`, an optimizer of `onnxtrain.optimizers` or its name, a block of
-            `onnxblock.optim`, or a block that calls such a block with its own arguments. None writes no
-            optimizer model. `OptimType.AdamW` and "adamw" have the defaults of onnxruntime-training (eps 1e-6, no
-            weight decay, decay after the step); `onnxtrain.optimizers.AdamW()` has PyTorch's.
+        optimizer: an optimizer of `onnxtrain.optimizers` or its name ("adamw", "sgd", ...), with PyTorch's defaults;
+            or an :class:`OptimType`, a block of `onnxblock.optim`, or a block that calls such a block with its own
+            arguments. None writes no optimizer model. `OptimType.AdamW` and `onnxblock.optim.AdamW` have the defaults
+            of onnxruntime-training: eps 1e-6, no weight decay, decay after the step.
         artifact_directory: directory of the files; made if missing. Default: the current directory.
         prefix: text before every file name, e.g. "net_".
         ort_format: also write the models in ORT format.
@@ -245,7 +244,7 @@ def optimizer_for(spec: OptimizerSpec) -> optimizers.Optimizer | onnxblock.Block
         GraphBuildError: there is no optimizer of that name.
         TypeError: the argument is of an unknown type.
     """
-    if isinstance(spec, OptimType | str) and spec in _OPTIMIZERS:
+    if isinstance(spec, OptimType):
         return _OPTIMIZERS[spec]()
     if isinstance(spec, str | optimizers.Optimizer):
         return optimizers.make_optimizer(spec)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 
 import onnx_ir as ir
 
+from onnxtrain.op_facts import STEPS
 from onnxtrain.passes import BODIES, is_stop_gradient
 
 from ._registry import NonDifferentiable, is_straight_through, reason_not_yet, rule_for
@@ -35,13 +36,20 @@ def _carries_gradient(value: ir.Value) -> bool:
     )
 
 
-def active_values(nodes: Iterable[ir.Node], of: Iterable[ir.Value], wrt: Iterable[ir.Value]) -> set[ir.Value]:
+def active_values(
+    nodes: Iterable[ir.Node],
+    of: Iterable[ir.Value],
+    wrt: Iterable[ir.Value],
+    *,
+    through_steps: bool = False,
+) -> set[ir.Value]:
     """Returns the values on a path of differentiable ops from one of `wrt` to one of `of`, both ends included.
 
     Args:
         nodes: nodes of the graph, in topological order.
         of: values that are differentiated, e.g. the loss.
         wrt: values that get gradients, e.g. the parameters.
+        through_steps: True to follow Round, Floor, Ceil and Sign, too, for which PyTorch returns a gradient of zeros.
 
     An integer that an op only moves or selects (Reshape, MaxPool) is active if the op's input of that dtype is.
     """
@@ -52,6 +60,7 @@ def active_values(nodes: Iterable[ir.Node], of: Iterable[ir.Value], wrt: Iterabl
         node
         for node in nodes
         if not (isinstance(rule_for(node), NonDifferentiable) or is_stop_gradient(node))
+        or (through_steps and node.domain == "" and node.op_type in STEPS)
     ]
     for node in passing:
         if any(value in dependent for value in reads(node)):

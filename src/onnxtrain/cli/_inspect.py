@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from onnxtrain._settings import settings_text
 from onnxtrain.cli._inspect_run import describe_run, run_tables
 from onnxtrain.cli._output import print_json, print_table, summary_table, table
 from onnxtrain.errors import ModelLoadError, OnnxTrainError
@@ -148,6 +149,7 @@ def _document(path: Path, manifest: Manifest | None, store: Store | None) -> dic
             "targets": [spec.name for spec in manifest.targets],
             "outputs": list(manifest.outputs),
             "optimizer": manifest.optimizer.type if manifest.optimizer else None,
+            "optimizer_settings": manifest.optimizer.settings if manifest.optimizer else {},
             "fingerprint": manifest.fingerprint,
         }
     if store is None:
@@ -200,7 +202,9 @@ def _summary(document: dict[str, Any]) -> list[tuple[str, object]]:
         # These have a table or rows of their own.
         if key in ("path", "parameters", "last_epoch") or value is None or value == {}:
             continue
-        if isinstance(value, list):
+        if key == "optimizer_settings":
+            value = settings_text(value)
+        elif isinstance(value, list):
             value = ", ".join(map(str, value)) or "none"
         elif isinstance(value, bool):
             value = "yes" if value else "no"

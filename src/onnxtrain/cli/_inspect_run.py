@@ -11,6 +11,7 @@ from typing import Any
 
 from rich.table import Table as Grid
 
+from onnxtrain._settings import settings_text
 from onnxtrain.cli._config import RUN_FILE
 from onnxtrain.cli._output import heading, summary_table, table
 from onnxtrain.cli._remember import PROPERTY as OPTIONS
@@ -59,6 +60,7 @@ def describe_run(path: Path, manifest: Manifest, store: Store) -> dict[str, Any]
         "data": files.get("data"),
         "loss": settings.loss,
         "optimizer": None if manifest.optimizer is None else manifest.optimizer.type,
+        "optimizer_settings": {} if manifest.optimizer is None else manifest.optimizer.settings,
         "learning_rate": position.learning_rate,
         "schedule": settings.scheduler,
         "samples": None if position.plan is None else position.plan.samples,
@@ -170,6 +172,7 @@ def run_tables(path: Path, run: Mapping[str, Any], trained: str) -> list[Grid | 
         ("trained parameters", trained),
         ("loss", run["loss"]),
         ("optimizer", f"{run['optimizer']}, learning rate {run['learning_rate']:g}{schedule}"),
+        ("optimizer settings", settings_text(run["optimizer_settings"]) or None),
         ("data", run["data"]),
         ("samples", _samples(run)),
         ("target", ", ".join(run["target"] or []) or None),

@@ -78,7 +78,8 @@ class AdamW(_AdamFamily):
     - adam_mode 1, as Hugging Face's former AdamW and onnxruntime-training:
       u = w - lr·sqrt(c2)/c1·m'/(sqrt(v') + eps);  w' = u - lr·weight_decay·u.
 
-    The names of `generate_artifacts`, "adamw" and `OptimType.AdamW`, are :meth:`of_onnxruntime_training`.
+    The name "adamw" stands for `AdamW()`; `OptimType.AdamW` and `onnxblock.optim.AdamW()` stand for
+    :meth:`of_onnxruntime_training`.
 
     Attributes:
         betas: decay rates of the running means m and v, e.g. (0.9, 0.999).

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
+from math import isfinite
 from typing import Any
 
 import onnx_ir as ir
@@ -86,6 +87,7 @@ def manifest_entry(optimizer: Optimizer, parameters: Sequence[ParameterSpec]) ->
     names = sorted(values, key=lambda name: int(name.removeprefix("momentum")))
     return {
         "type": type(optimizer).__name__,
+        "settings": _settings(optimizer),
         "moments": names,
         "initial_values": [values[name] for name in names],
         # Sizes too: a host without Python need not read them from the model, whose moments may be smaller.
@@ -102,6 +104,23 @@ def manifest_entry(optimizer: Optimizer, parameters: Sequence[ParameterSpec]) ->
         "learning_rate": "learning_rate",
         "step": "step",
     }
+
+
+def _settings(owner: Any) -> dict[str, Any]:
+    """Returns the fields of an optimizer, a group or a clipping as JSON values, without empty ones."""
+    values = {field.name: _plain(getattr(owner, field.name)) for field in fields(owner)}
+    return {name: value for name, value in values.items() if value is not None and value != []}
+
+
+def _plain(value: object) -> Any:
+    """Returns a setting as a JSON value; the text of what JSON does not have, e.g. "inf"."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {"type": type(value).__name__, **_settings(value)}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if value is None or isinstance(value, bool | int | str) or (isinstance(value, float) and isfinite(value)):
+        return value
+    return repr(value)
 
 
 @dataclass(frozen=True)

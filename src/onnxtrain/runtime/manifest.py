@@ -186,8 +186,12 @@ def _optimizer(entry: Mapping[str, Any]) -> OptimizerSpec:
     values = tuple(map(float, entry.get("initial_values", [0.0] * len(moments))))
     if len(values) != len(moments):
         raise ValueError(f"{len(values)} initial values for {len(moments)} moments")
+    settings = entry.get("settings", {})
+    # They are printed: a name that is an identifier has no control characters, and values are printed by repr.
+    if not isinstance(settings, dict) or not all(name.isidentifier() for name in settings):
+        raise ValueError(f"the settings of the optimizer are {settings!r}")
     return OptimizerSpec(
-        _text(entry, "type"), moments, values, _text(entry, "learning_rate"), _text(entry, "step")
+        _text(entry, "type"), moments, values, _text(entry, "learning_rate"), _text(entry, "step"), settings
     )
 
 

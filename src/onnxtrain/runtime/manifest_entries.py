@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -181,6 +182,8 @@ class OptimizerSpec:
 
     Attributes:
         type: name of the optimizer, e.g. "AdamW".
+        settings: its settings by name, e.g. {"eps": 1e-8, "weight_decay": 0.01}; empty if the manifest
+            lists none.
         moments: names of its states, e.g. ("momentum0", "momentum1").
         initial_values: per moment, the value from which each element starts, e.g. (0.0, 0.0).
         learning_rate: name of the input with the learning rate, e.g. "learning_rate".
@@ -192,6 +195,7 @@ class OptimizerSpec:
     initial_values: tuple[float, ...]
     learning_rate: str
     step: str
+    settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True)

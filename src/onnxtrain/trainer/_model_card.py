@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnxruntime as ort
 
+from onnxtrain._settings import settings_text
 from onnxtrain.runtime.atomic import replace_file
 from onnxtrain.trainer._callbacks._settings import run_settings
 from onnxtrain.trainer._report import format_value
@@ -134,7 +135,8 @@ def _of_training(trainer: Trainer) -> list[str]:
     for name, value in run_settings(trainer).items():
         # What was left at "none" or "off" says nothing.
         if name == "seed" or (name not in _TOLD and value not in (None, False, "", {}, [])):
-            rows.append((name.replace("_", " "), value))
+            text = settings_text(value) if isinstance(value, Mapping) else value
+            rows.append((name.replace("_", " "), text))
     told = f"Trained with onnxtrain in {len(trainer.history)} epochs."
     return ["## Training", "", told, "", *_table(("option", "value"), rows)]
 

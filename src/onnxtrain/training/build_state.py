@@ -16,8 +16,10 @@ class Build:
         forward: graph from the user's inputs and targets to its outputs, the loss and then the additional outputs.
         trainable: names of the parameters to train, e.g. ["fc.weight", "fc.bias"].
         sparse: names of the parameters whose gradients hold only the rows that a batch reads, e.g. ["table"].
-        parameters: initial value of each parameter, trainable or frozen, in graph order.
+        parameters: initial value of each parameter, trained or not, in graph order.
         statistics: initial value of each BatchNorm running statistic, in graph order.
+        unreached: names of the parameters that were to be trained and that the loss does not depend on; `trainable` and
+            `sparse` no longer hold them.
         input_gradients: names of the inputs whose gradients are the training model's last outputs, e.g. ["x"].
         updated: per running statistic, the output that holds it after the step, e.g.
             {"bn.running_mean": "bn.running_mean_updated"}.
@@ -31,6 +33,7 @@ class Build:
     sparse: list[str]
     parameters: dict[str, ir.TensorProtocol]
     statistics: dict[str, ir.TensorProtocol]
+    unreached: list[str] = field(default_factory=list)
     input_gradients: Sequence[str] = ()
     updated: dict[str, str] = field(default_factory=dict)
     row_indices: dict[str, str] = field(default_factory=dict)

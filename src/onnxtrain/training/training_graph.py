@@ -6,6 +6,7 @@ Steps 3 to 8 of "The life of one model" in `docs/architecture.md`; `build_traini
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -44,6 +45,8 @@ from onnxtrain.training.running_variance import update_unbiased
 from onnxtrain.training.sparse_gradients import keep_rows, match_sparse
 from onnxtrain.training.training_manifest import describe_training
 
+_log = logging.getLogger("onnxtrain")
+
 Precision = Literal["fp32", "bf16"]
 """Precision of products and convolutions of float32 values: float32, or bfloat16 with sums in float32."""
 
@@ -70,6 +73,8 @@ class TrainingGraphs:
         parameters: initial value of each parameter, trainable or frozen, in graph order, e.g. {"fc.weight": ...}.
         statistics: initial value of each BatchNorm running statistic, in graph order.
         inference: computes the outputs of the original model from its inputs and the parameters; None if not asked for.
+        unreached: names of the parameters that were to be trained and that the loss does not depend on; they are not
+            trained.
     """
 
     training: ir.Model
@@ -78,6 +83,7 @@ class TrainingGraphs:
     parameters: dict[str, ir.TensorProtocol]
     statistics: dict[str, ir.TensorProtocol]
     inference: ir.Model | None = None
+    unreached: Sequence[str] = ()
 
     @property
     def trainable(self) -> list[str]:
@@ -173,6 +179,7 @@ def build_training_graphs(
     build.input_gradients = input_gradients
     active = _active_values(forward, build.trainable)
     _check_adapters(forward, [name for name in build.trainable if name in adapters], active)
+    _leave_out_unreached(build, active)
     warn_of_export(forward, build.trainable, active, as_exported=as_exported, removed=removed)
     _promote_parameters(build)
     evaluation = _evaluation_model(build, as_deployed=as_deployed)
@@ -196,7 +203,9 @@ def build_training_graphs(
     # Each model carries the manifest, so that a host needs no other file.
     for graph_model in (training, evaluation):
         graph_model.metadata_props[METADATA_KEY] = json.dumps(manifest | {"files": {}, "optimizer": None})
-    return TrainingGraphs(training, evaluation, manifest, build.parameters, build.statistics, inference)
+    return TrainingGraphs(
+        training, evaluation, manifest, build.parameters, build.statistics, inference, build.unreached
+    )
 
 
 def _choose_parameters(
@@ -322,6 +331,38 @@ def _active_values(model: ir.Model, trainable: Sequence[str]) -> set[ir.Value]:
             f"{argument('requires_grad')}."
         )
     return active
+
+
+def _leave_out_unreached(build: Build, active: Collection[ir.Value]) -> None:
+    """Leaves the parameters untrained that the loss does not depend on, and logs a warning that names them.
+
+    PyTorch's optimizers skip parameters without a gradient (grad is None). Weight decay, momentum and moments would
+    move them.
+    """
+    graph = build.forward.graph
+    inactive = [name for name in build.trainable if graph.initializers[name] not in active]
+    if not inactive:
+        return
+    # Behind Round or Sign the gradient is zero, which is a gradient: PyTorch's optimizers decay such parameters.
+    reached = active_values(
+        graph, [graph.outputs[0]], [graph.initializers[name] for name in inactive], through_steps=True
+    )
+    build.unreached = [name for name in inactive if graph.initializers[name] not in reached]
+    if build.unreached:
+        _log.warning(
+            "The loss %r does not depend on %d of the %d parameters to train: %s. They get no gradient and keep their "
+            "values, as parameters whose grad is None do in PyTorch. To silence this warning, name them in %s. To "
+            "train them, choose another value of the model in %s.",
+            graph.outputs[0].name,
+            len(build.unreached),
+            len(build.trainable),
+            some_names(build.unreached),
+            argument("frozen_params"),
+            argument("loss_input_names"),
+        )
+    left_out = set(build.unreached)
+    build.trainable = [name for name in build.trainable if name not in left_out]
+    build.sparse = [name for name in build.sparse if name not in left_out]
 
 
 def _check_adapters(model: ir.Model, names: Sequence[str], active: Collection[ir.Value]) -> None:

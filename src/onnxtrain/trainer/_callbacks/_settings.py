@@ -18,6 +18,7 @@ def run_settings(trainer: Trainer) -> dict[str, Any]:
         **dataclasses.asdict(state.settings),
         **plan,
         "optimizer": None if optimizer is None else optimizer.type,
+        "optimizer_settings": {} if optimizer is None else dict(optimizer.settings),
         "learning_rate": trainer.learning_rate,
         "seed": state.position.seed,
     }

@@ -181,7 +181,7 @@ def test_step_before_any_gradient(run, module):
 @pytest.mark.parametrize("rate", [float("nan"), float("inf"), -0.1, "0.1", None, np.float32("nan")])
 def test_a_learning_rate_that_is_no_finite_number_is_an_error(run, module, rate):
     optimizer = Optimizer(run.optimizer.SerializeToString(), module)
-    with pytest.raises(InputError, match=r"learning rate must be a finite number >= 0, received"):
+    with pytest.raises(InputError, match=r"learning rate must be a number from 0 to 3.403e\+38, received"):
         optimizer.set_learning_rate(rate)
     assert optimizer.get_learning_rate() == 1e-3
 

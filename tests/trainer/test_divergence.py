@@ -10,8 +10,8 @@ import numpy as np
 import onnx
 import pytest
 
-from onnxtrain import Trainer
-from onnxtrain.errors import DivergenceError
+from onnxtrain import ModelCheckpoint, Trainer
+from onnxtrain.errors import DivergenceError, InputError
 from onnxtrain.trainer._snapshot import Snapshot
 from onnxtrain.trainer._state import TrainingState
 from trainer import problems
@@ -63,6 +63,65 @@ def test_parameters_that_overflow_in_the_update_go_back_to_the_snapshot() -> Non
         trainer.fit(100 * problem.x, problem.y, batch_size=20, verbose=False)
     assert_same(trainer, before)
     assert trainer.state._store.optimizer.step == 0
+
+
+def one_weight(dtype: str) -> onnx.ModelProto:
+    model = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 21]> g (float[n, 1] x) => (float[n, 1] y)
+        { v = Cast<to = 1>(w)  y = MatMul(x, v) }"""
+    )
+    kind = onnx.TensorProto.DataType.Value(dtype.upper())
+    model.graph.initializer.append(onnx.helper.make_tensor("w", kind, [1, 1], [1.0]))
+    return model
+
+
+TWOS, ZEROS = np.full((8, 1), 2, np.float32), np.zeros((8, 1), np.float32)
+"""With w = 1 the mean squared error has the gradient 8."""
+
+
+@pytest.mark.parametrize(("dtype", "rate"), [("float", 1e38), ("float16", 2e4), ("bfloat16", 1e38)])
+def test_the_last_update_of_a_fit_is_noticed(tmp_path: Path, dtype: str, rate: float) -> None:
+    """No later step sees the parameters, which would be evaluated, saved and exported as infinity."""
+    trainer = Trainer(one_weight(dtype), "mse", "sgd", rate, directory=tmp_path / "run", metrics=[])
+    before = trainer.parameters["w"].data.copy()
+    with pytest.raises(
+        DivergenceError, match=r"epoch 1, step 1: its update made the parameters NaN or inf.*before step 1"
+    ):
+        trainer.fit(TWOS, ZEROS, validation=(TWOS, ZEROS), batch_size=8, epochs=1, verbose=False)
+    assert np.array_equal(trainer.parameters["w"].data, before)
+    assert np.array_equal(Trainer.resume(tmp_path / "run").parameters["w"].data, before)
+    assert len(trainer.history) == 0
+
+
+def test_moments_that_overflow_are_noticed() -> None:
+    """Adam's running mean of the squared gradient stays infinite: the weight would never move again."""
+    trainer = Trainer(one_weight("float"), "mse", "adamw", 1e-3, metrics=[])
+    huge = np.full((8, 1), 1e12, np.float32)
+    with pytest.raises(
+        DivergenceError, match="step 1: its update made the running means of the optimizer NaN"
+    ):
+        trainer.fit(huge, ZEROS, batch_size=8, verbose=False)
+    assert trainer.parameters["w"].data == 1
+    assert not any(
+        moment.read().any() for group in trainer.state._store.moments.values() for moment in group.values()
+    )
+
+
+def test_an_update_that_overflows_is_not_saved_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
+    trainer = Trainer(one_weight("float"), "mse", "sgd", 1e38, metrics=[])
+    saves = ModelCheckpoint(tmp_path / "saves", every_n_steps=1)
+    with pytest.raises(DivergenceError, match="step 1: its update made the parameters NaN or infinite"):
+        trainer.fit(TWOS, ZEROS, batch_size=4, callbacks=[saves], verbose=False)
+    assert not (tmp_path / "saves").exists()
+    trainer = Trainer(one_weight("float"), "mse", "sgd", 1e38, metrics=[])
+    with pytest.raises(DivergenceError, match="step 1: its update made the parameters NaN or infinite"):
+        trainer.fit(TWOS, ZEROS, batch_size=4, validation=(TWOS, ZEROS), evaluate_every=1, verbose=False)
+    assert trainer.history.evaluations == []
+
+
+def test_a_rate_beyond_float32_is_refused() -> None:
+    with pytest.raises(InputError, match=r"must be a number from 0 to 3.403e\+38, received 1e\+39"):
+        Trainer(one_weight("float"), "mse", "sgd", 1e39)
 
 
 def test_statistics_of_the_offending_batch_are_undone() -> None:

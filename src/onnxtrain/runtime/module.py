@@ -436,7 +436,8 @@ class Module:
 
         The model is the eval model without the nodes and inputs that the outputs do not need (loss, targets). A model
         over 2 GB has its parameters in a file `<name>.<12 hexadecimal digits>.data` beside it. Each export makes a new
-        data file, and removes that of the model that it replaces.
+        data file, and removes that of the model that it replaces. Parameters are written as they are, also NaN and
+        infinity.
 
         Args:
             inference_model_uri: path of the file to write.

@@ -20,6 +20,7 @@ from onnxtrain.runtime.session import ModelSource, describe, open_training_sessi
 from onnxtrain.runtime.store import Buffer, OptimizerProgress, Store
 
 _DEFAULT_LEARNING_RATE = 1e-3
+_LARGEST_RATE = float(np.finfo(np.float32).max)
 
 # Element type and shape of the moment of one parameter.
 _Moment = tuple[DType, tuple[int, ...]]
@@ -29,10 +30,13 @@ def check_learning_rate(value: float) -> float:
     """Checks a learning rate and returns it as a float.
 
     Raises:
-        InputError: the value is no number, NaN, infinite or negative.
+        InputError: the value is no number, NaN, negative, or more than float32 holds.
     """
-    if not isinstance(value, numbers.Real) or not math.isfinite(value) or value < 0:
-        raise InputError(f"The learning rate must be a finite number >= 0, received {value!r}.")
+    # The optimizer model takes a float32.
+    if not isinstance(value, numbers.Real) or not 0 <= value <= _LARGEST_RATE:
+        raise InputError(
+            f"The learning rate must be a number from 0 to {_LARGEST_RATE:.4g}, received {value!r}."
+        )
     return float(value)
 
 

@@ -244,6 +244,8 @@ class CheckpointState:
     ) -> None:
         """Saves `state` to a file. A process that is killed leaves the old file or the new one.
 
+        Values are saved as they are, also NaN and infinity.
+
         Args:
             state: the state to save.
             checkpoint_uri: path of the file.

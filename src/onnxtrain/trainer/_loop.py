@@ -133,6 +133,8 @@ class FitLoop:
             samples += self._stepper.step(group)
             rate = samples / (time.perf_counter() - start)
             shown = self._show(group, shown, rate)
+        # Nothing but the next step would notice an update that overflows, and the epoch is evaluated and saved first.
+        self._stepper.check()
         # The bar is up to date when the line of the epoch takes its place.
         rate = samples / max(time.perf_counter() - start, 1e-9)
         self._show((), -math.inf, rate)

@@ -38,6 +38,14 @@ def finite_parameters(store: Store) -> bool:
     return all(all_finite(store.parameters[name]) for name in store.trainable)
 
 
+def not_finite(store: Store) -> str | None:
+    """Returns what an update has made NaN or infinite, e.g. "parameters"; None if all values are finite."""
+    if not finite_parameters(store):
+        return "parameters"
+    moments = (buffer for group in store.moments.values() for buffer in group.values())
+    return None if all(map(all_finite, moments)) else "running means of the optimizer"
+
+
 class FiniteCheck:
     """Checks tensors for NaN and infinity, step after step.
 

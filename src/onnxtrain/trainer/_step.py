@@ -18,7 +18,7 @@ from onnxtrain.trainer._interrupt import InterruptGuard
 from onnxtrain.trainer._position import Plan, Position
 from onnxtrain.trainer._report import Report
 from onnxtrain.trainer._run import Run, Step
-from onnxtrain.trainer._snapshot import FiniteCheck, StatisticsBackup, finite_parameters
+from onnxtrain.trainer._snapshot import FiniteCheck, StatisticsBackup, finite_parameters, not_finite
 from onnxtrain.trainer._state import TrainingState
 from onnxtrain.trainer.data import Source
 
@@ -92,6 +92,8 @@ class Stepper:
         self._finite = FiniteCheck([*gradients, *store.statistics.values()])
         self._finite_gradients = FiniteCheck(gradients)
         self._since_snapshot = 0
+        # True after an update until its results have been checked.
+        self._unchecked = False
         self.stepped = False
         # The training model adds up gradients in the dtype of the parameter. Sums of bfloat16, which has 8 bits,
         # would lose the later batches.
@@ -115,16 +117,39 @@ class Stepper:
         with self._state.lock:
             try:
                 mean = self._update(batches)
+                if self._is_used(self._state.position.step):
+                    self._require_finite_update()
             except Diverged as reason:
-                self._restore_and_raise(str(reason), reason.remedy)
+                self._restore_and_raise(reason)
         # Before on_step_end, where ModelCheckpoint saves: a run that goes on from that save has the evaluation, too.
-        every = self._plan.evaluate_every
-        if self._validation is not None and every is not None and self._state.position.step % every == 0:
+        if self._validation is not None and self._evaluates(self._state.position.step):
             self._evaluate(self._validation)
         if mean is not None:
             self._events.call(Callback.on_step_end, mean)
         # Workers without a share of a batch get an empty one.
         return sum(len(arrays[0]) for arrays in batches if arrays)
+
+    def check(self) -> None:
+        """Checks the results of the last update, which no later step has used.
+
+        Raises:
+            DivergenceError: it made parameters or moments NaN or infinite. The last good state has been restored and
+                saved.
+        """
+        with self._state.lock:
+            try:
+                self._require_finite_update()
+            except Diverged as reason:
+                self._restore_and_raise(reason)
+
+    def _evaluates(self, step: int) -> bool:
+        """Returns True if the fit evaluates in the middle of an epoch after this step."""
+        every = self._plan.evaluate_every
+        return every is not None and step % every == 0
+
+    def _is_used(self, step: int) -> bool:
+        """Returns True if the parameters after this step are evaluated or saved before the next one."""
+        return self._evaluates(step) or self._events.saves(step)
 
     def _evaluate(self, validation: Source) -> None:
         """Evaluates in the middle of an epoch, and records the values."""
@@ -154,6 +179,7 @@ class Stepper:
             if self._events.wants_gradients:
                 self._events.call(Callback.on_gradients, _StepGradients(self, batches))
             self._run.optimizer.step()
+            self._unchecked = True
             state.update_average()
         self._record(done, batches)
         # A group without labels is a step of the schedule, too: the length of an epoch must not depend on the labels.
@@ -262,11 +288,23 @@ class Stepper:
         if self._since_snapshot < _SNAPSHOT_STEPS:
             return
         self._since_snapshot = 0
-        if not finite_parameters(self._run.store):
-            raise Diverged("the parameters hold NaN or infinity")
+        self._require_finite_update()
         # Two at a time would take the memory of parameters and optimizer state once more.
         del self._snapshot
         self._snapshot = self._state.snapshot()
+
+    def _require_finite_update(self) -> None:
+        """Raises Diverged if the last update made parameters or moments NaN or infinite."""
+        # Not after every step: the loss or the gradients of the next step tell nearly always, at no cost.
+        if not self._unchecked:
+            return
+        self._unchecked = False
+        if (what := self._not_finite()) is not None:
+            raise Diverged(f"its update made the {what} NaN or infinite", of_update=True)
+
+    def _not_finite(self) -> str | None:
+        """Returns what is not finite, for the message; None if all is."""
+        return not_finite(self._run.store)
 
     def recompute_gradients(self, batches: Sequence[list[Array]], parameters: Mapping[str, Array]) -> None:
         """Recomputes the gradients of a step at other parameters, from the same batches.
@@ -289,23 +327,26 @@ class Stepper:
             # One step updates running statistics once, from the activations of the parameters that are trained.
             statistics.restore()
 
-    def _restore_and_raise(self, reason: str, remedy: str | None) -> NoReturn:
+    def _restore_and_raise(self, reason: Diverged) -> NoReturn:
         """Restores and saves the last good state, then raises DivergenceError."""
         state, position, store = self._state, self._state.position, self._run.store
         # Read before the snapshot is restored: the message names the step that failed.
-        epoch, step = position.epoch + 1, position.batch // self._plan.accumulate + 1
+        epoch, step = position.epoch + 1, -(-position.batch // self._plan.accumulate)
+        # The position counts a step from its update on.
+        if not reason.of_update:
+            step += 1
         rate = self._run.optimizer.get_learning_rate()
         self._statistics.restore()
         # The gradients belong to a step that is not taken; api.Optimizer refuses to use them now.
         store.gradients_valid = False
-        # Usually the step was refused before its update and the parameters are good. An update can still overflow
-        # them, which the check of a later snapshot finds.
-        if not finite_parameters(store):
+        # Usually the step was refused before its update and the parameters are good, unless an earlier update has
+        # overflowed them.
+        if reason.of_update or not finite_parameters(store):
             state.position = position = self._snapshot.restore(store)
         kept = f"epoch {position.epoch + 1}, before step {position.batch // self._plan.accumulate + 1}"
         position.unfinished = True
         where = state.save_and_keep()
-        remedy = remedy or (
+        remedy = reason.remedy or (
             f"Lower the learning rate, clip gradients ({argument('clip_grad_norm', 1.0)}), or scale the inputs and "
             "targets to about -1 .. 1."
         )
@@ -321,11 +362,13 @@ class Diverged(Exception):
     Args:
         reason: what is not finite, for the message.
         remedy: what to do about it; None for the usual advice.
+        of_update: True if the step's update is to blame, and not its loss or gradients.
     """
 
-    def __init__(self, reason: str, remedy: str | None = None) -> None:
+    def __init__(self, reason: str, remedy: str | None = None, *, of_update: bool = False) -> None:
         super().__init__(reason)
         self.remedy = remedy
+        self.of_update = of_update
 
 
 class _StepGradients(StepGradients):

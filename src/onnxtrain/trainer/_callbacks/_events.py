@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 
 from onnxtrain.errors import InputError
 from onnxtrain.trainer._callbacks._base import Callback
+from onnxtrain.trainer._callbacks._checkpoint import ModelCheckpoint
 from onnxtrain.trainer._callbacks._early_stopping import EarlyStopping
 from onnxtrain.trainer._callbacks._swa import SWA
 
@@ -29,6 +30,11 @@ class Events:
         self._trainer = trainer
         # Without such a callback a step does not wait for copies of its gradients.
         self.wants_gradients = any(type(c).on_gradients is not Callback.on_gradients for c in callbacks)
+
+    def saves(self, step: int) -> bool:
+        """Returns True if a :class:`ModelCheckpoint` saves after this step."""
+        every = (c.every_n_steps for c in self._callbacks if isinstance(c, ModelCheckpoint))
+        return any(number is not None and step % number == 0 for number in every)
 
     def call(
         self, method: Callable[Concatenate[Any, Trainer, P], None], *args: P.args, **kwargs: P.kwargs

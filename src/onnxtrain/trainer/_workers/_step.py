@@ -66,6 +66,16 @@ class WorkerStepper(Stepper):
             state.save(state.directory)
         return self._samples
 
+    def _is_used(self, step: int) -> bool:
+        """Returns True if the parameters after this step are evaluated or saved before the next one."""
+        every = self._workers.strategy.save_steps
+        return super()._is_used(step) or (every is not None and step % every == 0)
+
+    def _not_finite(self) -> str | None:
+        """Returns what is not finite on one of the workers, which may hold different moments; None if all is."""
+        told = self._workers.communicator.gather(super()._not_finite())
+        return next((what for what in told if what is not None), None)
+
     def _accumulate(self, batches: Sequence[list[Array]]) -> tuple[list[tuple[Step, float | None]], float]:
         """Computes the gradient of the mean loss over the batches of all workers; leaves it in the store."""
         # A worker may have no sample of a small batch.

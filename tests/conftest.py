@@ -33,6 +33,7 @@ if DEVICE == "cpu":
 _ON_STOCK_ONNXRUNTIME = {
     *("autodiff", "cli", "functional", "onnxblock", "surgery", "trainer"),
     *("test_bad_input.py", "test_kills.py", "test_losses.py", "test_optimizers.py"),
+    "test_optimizers_on_device.py",
 }
 """Whose tests run as without native kernels, unless ONNXTRAIN_KERNELS is set; the others use those installed."""
 

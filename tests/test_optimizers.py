@@ -77,7 +77,7 @@ def _adamw(
 ):
     b1, b2 = betas
     s[0][...] = b1 * s[0] + (1 - b1) * g
-    s[1][...] = b2 * s[1] + (1 - b2) * g**2
+    s[1][...] = b2 * s[1] + (1 - b2) * g * g  # in this order as in PyTorch, where g * g overflows
     c1, c2 = (1 - b1**t, 1 - b2**t) if bias_correction else (1.0, 1.0)
     if adam_mode == 0:
         return w * (1 - lr * weight_decay) - lr * (s[0] / c1) / (np.sqrt(s[1] / c2) + eps)
@@ -118,8 +118,9 @@ def _rmsprop(w, g, s, lr, t, alpha=0.99, eps=1e-8, momentum=0.0, centered=False,
 
 
 def _lion(w, g, s, lr, t, betas=(0.9, 0.99), weight_decay=0.0):
-    direction = np.sign(betas[0] * s[0] + (1 - betas[0]) * g)
-    s[0][...] = betas[1] * s[0] + (1 - betas[1]) * g
+    difference = s[0] - g  # so that an infinite gradient gives NaN
+    direction = np.sign(g + betas[0] * difference)
+    s[0][...] = g + betas[1] * difference
     return w - lr * weight_decay * w - lr * direction
 
 
@@ -146,6 +147,8 @@ def _muon(
     """Newton-Schulz steps act on the singular values alone, by the polynomial a s + b s³ + c s⁵."""
     s[0][...] = momentum * s[0] + (1 - momentum) * g
     u = momentum * s[0] + (1 - momentum) * g if nesterov else s[0]
+    if not np.isfinite(u).all():  # the norm is not finite either; LAPACK may not return
+        return np.full_like(w, np.nan)
     left, values, right = np.linalg.svd(u, full_matrices=False)
     values = values / max(np.linalg.norm(u), 1e-7)
     for _ in range(ns_steps):

@@ -67,8 +67,11 @@ def rate(step: int) -> float:
     return min(1.0, step / 4)
 
 
-def run(optimizer: Prodigy, dtype: type) -> dict[str, np.ndarray]:
-    """All steps of the optimizer model: the parameters and the moments, by input name."""
+def run(optimizer: Prodigy, dtype: type, zeros: int = 0) -> dict[str, np.ndarray]:
+    """All steps of the optimizer model: the parameters and the moments, by input name.
+
+    `zeros` steps with gradients of zero come before them.
+    """
     specs = [
         ParameterSpec(name, ir.DataType.from_numpy(np.dtype(dtype)), shape) for name, shape in SHAPES.items()
     ]
@@ -79,15 +82,26 @@ def run(optimizer: Prodigy, dtype: type) -> dict[str, np.ndarray]:
         for moment in optimizer.state_spec(shape):
             state[f"{name}_{moment.name}"] = np.full(moment.shape, moment.initial_value, dtype)
     names = [value.name for value in session.get_outputs()]
-    for t in range(1, STEPS + 1):
-        feeds = {"learning_rate": np.array(rate(t), np.float32), "step": np.array(t)}
-        feeds |= {f"{name}_grad": np.asarray(2 * (state[name] - TARGETS[name]), dtype) for name in SHAPES}
+    for t in range(1 - zeros, STEPS + 1):
+        feeds = {"learning_rate": np.array(rate(max(1, t)), np.float32), "step": np.array(zeros + t)}
+        feeds |= {
+            f"{name}_grad": np.asarray((t > 0) * 2 * (state[name] - TARGETS[name]), dtype) for name in SHAPES
+        }
         outputs = session.run(None, state | feeds)
         state = {
             name.removesuffix("_updated"): np.asarray(value, dtype)
             for name, value in zip(names, outputs, strict=True)
         }
     return state
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_first_gradients_of_zero_change_nothing(dtype: type) -> None:
+    """The estimate is 0 / 0 then; moments and parameters stay, as x0 does."""
+    expected, got = run(Prodigy(), dtype), run(Prodigy(), dtype, zeros=3)
+    assert got["matrix_momentum5"] > 1e-3
+    for name, value in expected.items():
+        np.testing.assert_array_equal(got[name], value, err_msg=name)
 
 
 ALL_SETTINGS = {"betas": (0.8, 0.99), "eps": 1e-4, "weight_decay": 0.2, "d0": 1e-3, "d_coef": 0.5}

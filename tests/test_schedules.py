@@ -166,3 +166,44 @@ def test_what_is_refused(make: Callable[[], Any], message: str) -> None:
 def test_steps_and_epochs_need_no_total() -> None:
     assert make_schedule("step", 4)(1, None) == 0.5
     assert make_schedule(schedules.Exponential(0.5))(100, None, 2) == 0.25
+
+
+@pytest.mark.parametrize("name", [name for name in SCHEDULES if name != "multistep"])
+def test_no_steps_at_all_are_the_end_of_a_schedule(name: str) -> None:
+    schedule = SCHEDULES[name]()
+    assert schedule(0, 0) == schedule(5, 0)
+    if schedule.needs_total:
+        assert schedule(0, 0) == schedule(7, 7)
+
+
+def test_one_cycle_has_the_rates_of_pytorch_at_its_boundaries() -> None:
+    """Fractions whose peak is at the first or the last step, or just beside a step."""
+    tried = 0
+    for total in range(2, 12):
+        fractions = [k / total for k in range(1, total + 1)]
+        for part in [*fractions, *(float(np.nextafter(f, g)) for f in fractions for g in (0, 1))]:
+            optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+            try:
+                scheduler = lr.OneCycleLR(
+                    optimizer, 1.0, total_steps=total, pct_start=part, cycle_momentum=False
+                )
+            except ZeroDivisionError:  # PyTorch's, where the rise or the fall has no step
+                continue
+            for step in range(total):
+                rate = schedules.OneCycle(pct_start=part)(step, total)
+                np.testing.assert_allclose(rate, optimizer.param_groups[0]["lr"], rtol=1e-9, atol=1e-12)
+                tried += 1
+                optimizer.step()
+                if step + 1 < total:
+                    scheduler.step()
+    assert tried > 1000
+    for total in range(3):
+        for part in (0.0, 0.5, 1.0):
+            assert all(0 <= schedules.OneCycle(pct_start=part)(step, total) <= 1 for step in range(4))
+
+
+def test_factors_beyond_floats_are_refused_and_not_divided_by() -> None:
+    tiny = schedules.OneCycle(div_factor=1e-200, final_div_factor=1e-200)
+    for schedule in (tiny, schedules.Exponential(10.0, unit="step"), schedules.Step(1, 10.0, unit="step")):
+        with pytest.raises(InputError, match=r"The schedule gave (inf|nan)"):
+            make_schedule(schedule)(999, 1000)

@@ -91,8 +91,7 @@ class Linear(Schedule):
 
     def __call__(self, step: int, total: int, epoch: int = 0) -> float:
         """Returns the factor."""
-        # A fit may go on beyond the end of the schedule (`total_steps` too small): the factor stays.
-        return self.end_factor + (1.0 - self.end_factor) * max(0.0, 1.0 - step / total)
+        return self.end_factor + (1.0 - self.end_factor) * (1.0 - _part(step, total))
 
 
 @dataclass(frozen=True)
@@ -110,7 +109,7 @@ class Cosine(Schedule):
 
     def __call__(self, step: int, total: int, epoch: int = 0) -> float:
         """Returns the factor."""
-        return self.end_factor + (1.0 - self.end_factor) * _half_cosine(min(1.0, step / total))
+        return self.end_factor + (1.0 - self.end_factor) * _half_cosine(_part(step, total))
 
 
 @dataclass(frozen=True)
@@ -152,8 +151,7 @@ class Polynomial(Schedule):
 
     def __call__(self, step: int, total: int, epoch: int = 0) -> float:
         """Returns the factor."""
-        # Steps beyond the end (total_steps that was too small) keep the last rate.
-        left = max(0.0, 1.0 - step / total)
+        left = 1.0 - _part(step, total)
         return float(self.end_factor + (1.0 - self.end_factor) * left**self.power)
 
 
@@ -183,7 +181,7 @@ class Step(Schedule):
 
     def __call__(self, step: int, total: int, epoch: int = 0) -> float:
         """Returns the factor."""
-        return float(self.gamma ** ((epoch if self.unit == "epoch" else step) // self.step_size))
+        return _power(self.gamma, (epoch if self.unit == "epoch" else step) // self.step_size)
 
 
 @dataclass(frozen=True)
@@ -216,7 +214,7 @@ class MultiStep(Schedule):
         """Returns the factor."""
         # The step at a milestone has the lower rate already, as in PyTorch.
         passed = bisect.bisect_right(self.milestones, epoch if self.unit == "epoch" else step)
-        return float(self.gamma**passed)
+        return _power(self.gamma, passed)
 
 
 @dataclass(frozen=True)
@@ -238,7 +236,7 @@ class Exponential(Schedule):
 
     def __call__(self, step: int, total: int, epoch: int = 0) -> float:
         """Returns the factor."""
-        return float(self.gamma ** (epoch if self.unit == "epoch" else step))
+        return _power(self.gamma, epoch if self.unit == "epoch" else step)
 
 
 @dataclass(frozen=True)
@@ -270,7 +268,9 @@ class OneCycle(Schedule):
 
     def __call__(self, step: int, total: int, epoch: int = 0) -> float:
         """Returns the factor."""
-        first, last = 1.0 / self.div_factor, 1.0 / (self.div_factor * self.final_div_factor)
+        first = 1.0 / self.div_factor
+        # Not by the product of both, which can be rounded to zero.
+        last = first / self.final_div_factor
         # PyTorch counts steps from 0 and places the peak at pct_start * total - 1.
         peak, end = self.pct_start * total - 1.0, total - 1.0
         if step <= peak:
@@ -281,6 +281,20 @@ class OneCycle(Schedule):
         """Moves from `start` to `end` while `part` rises from 0 to 1."""
         left = _half_cosine(part) if self.anneal == "cos" else 1.0 - part
         return end + (start - end) * left
+
+
+def _part(step: int, total: int) -> float:
+    """Returns the part of the schedule that is over, from 0 to 1."""
+    # A fit may go on beyond the end of the schedule (`total_steps` too small): the factor stays.
+    return min(1.0, step / total) if total > 0 else 1.0
+
+
+def _power(base: float, exponent: int) -> float:
+    """Returns base ** exponent, infinity where that is no float."""
+    try:
+        return float(base) ** exponent
+    except OverflowError:
+        return math.inf
 
 
 def _half_cosine(part: float) -> float:

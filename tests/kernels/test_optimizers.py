@@ -57,3 +57,14 @@ def test_step_in_place(name: str) -> None:
     results = bound_in_place(name, inputs)
     for value, reference in zip(results, expected, strict=True):
         np.testing.assert_array_equal(value, reference)
+
+
+@pytest.mark.parametrize("name", NATIVE)
+@pytest.mark.parametrize("scale", [1e21, 1e31])
+def test_step_whose_squares_overflow(name: str, scale: float) -> None:
+    """In the same elements as in the body, which has PyTorch's order: (renew·g)·g, not renew·(g·g)."""
+    inputs = _inputs(name, (3, 17))
+    inputs["g"] = np.float32(scale) * inputs["g"]
+    native, body = (run(name, inputs, {}, native=native) for native in (True, False))
+    for value, reference in zip(native, body, strict=True):
+        np.testing.assert_allclose(value, reference, rtol=1e-5)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -80,6 +82,17 @@ def test_summed_loss_accumulates_as_a_sum() -> None:
         )
         results.append(trainer.parameters["w"].data.copy())
     np.testing.assert_allclose(results[0], results[1], rtol=1e-5)
+
+
+@pytest.mark.parametrize("moves", [0.0, -1.0], ids=["stands still", "goes back"])
+def test_the_clock_does_not_matter(monkeypatch: pytest.MonkeyPatch, moves: float) -> None:
+    """freezegun stops time.perf_counter, too."""
+    times = itertools.count(100.0, moves)
+    monkeypatch.setattr(time, "perf_counter", lambda: next(times))
+    problem = problems.line()
+    history = Trainer(problem.model, problem.loss).fit(problem.x, problem.y, epochs=2, verbose=True)
+    assert len(history) == 2
+    assert history.samples_per_second == [0.0, 0.0]
 
 
 def test_learns_and_records() -> None:

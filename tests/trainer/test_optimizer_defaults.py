@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 import torch
 from onnx import numpy_helper
@@ -54,6 +57,41 @@ def test_a_name_is_torchs_optimizer(name: str, clip: bool) -> None:
     # PyTorch clips to max_norm / (norm + 1e-6), which is 1e-6 of the gradient less and adds up over the steps.
     expected = in_torch(TWINS[name], x, y, 0.2, clip)
     np.testing.assert_allclose(trainer.parameters["w"].data, expected, rtol=2e-5, atol=5e-5 if clip else 1e-6)
+
+
+def two_heads() -> onnx.ModelProto:
+    return onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 21]> net (float[n, 3] x) => (float[n, 2] y, float[n, 2] z)
+        <float[3, 2] w = {0.5, -1, 1, 0.25, 0.75, 1}, float[3, 2] v = {0.5, -1, 1, 0.25, 0.75, 1}>
+        { y = MatMul(x, w)  z = MatMul(x, v) }"""
+    )
+
+
+@pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name != "sparse_adam"])
+def test_a_head_that_the_loss_does_not_read_stays(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As in PyTorch, where its grad is None: no decay, also if it is resumed, averaged and exported."""
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((6, 3)).astype(np.float32), rng.standard_normal((6, 2)).astype(np.float32)
+    optimizer = OPTIMIZERS[name](weight_decay=0.1)
+    settings = {"loss_input_names": "y", "ema_decay": 0.5, "directory": tmp_path / "run"}
+    trainer = Trainer(two_heads(), "mse", optimizer, 0.2, **settings)
+    warned = [r for r in caplog.records if "depend on 1 of the 2 parameters to train: v." in r.getMessage()]
+    assert len(warned) == 1
+    before = trainer.parameters["v"].data.copy()
+    trainer.fit(x, y, epochs=2, verbose=False)
+    trainer = Trainer.resume(tmp_path / "run")
+    trainer.fit(x, y, epochs=2, verbose=False)
+    assert np.array_equal(trainer.parameters["v"].data, before)
+    assert trainer.parameters["w"].requires_grad
+    assert not trainer.parameters["v"].requires_grad
+    trainer.export(tmp_path / "trained.onnx", outputs=["z"])
+    trained, given = (
+        ort.InferenceSession(model).run(["z"], {"x": x})[0]
+        for model in (tmp_path / "trained.onnx", two_heads().SerializeToString())
+    )
+    assert np.array_equal(trained, given)
 
 
 def test_optim_type_keeps_the_old_defaults() -> None:

@@ -2,6 +2,7 @@
 // vector is read wholly before it is written.
 #include <array>
 #include <cmath>
+#include <limits>
 
 #include "core/op.h"
 #include "core/rows.h"
@@ -56,7 +57,7 @@ template <std::size_t count>
 using Numbers = const std::array<float, count>&;
 
 inline vfloat average_of_squares(vfloat average, vfloat g, float keep, float renew) {
-  return average * keep + g * g * renew;
+  return average * keep + g * renew * g;
 }
 
 template <bool decoupled_decay>
@@ -130,8 +131,10 @@ struct RMSprop {
     vfloat variance = out[1];
     if constexpr (centered) {
       out[2] = in[3] * n[1] + g * n[2];
+      // Where the square of the mean overflows, the mean of the squares is infinite, and so is the variance.
+      const vfloat largest = splat(std::numeric_limits<float>::max()), square = out[2] * out[2];
       // Rounding can leave a tiny negative variance, whose root would be NaN; a NaN stays one.
-      variance = variance - out[2] * out[2];
+      variance = variance - select(square > largest, largest, square);
       variance = select(variance < 0, vfloat{}, variance);
     }
     vfloat change = g / (sqrt(variance) + n[3]);

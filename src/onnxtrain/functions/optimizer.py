@@ -10,6 +10,7 @@ updating in place is exact.
 
 from __future__ import annotations
 
+import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.emitter import Emitter
@@ -120,7 +121,11 @@ def _define_rmsprop(centered: bool, momentum: bool) -> CompositeOp:
             # Rounding can make the variance slightly negative, and its root NaN.
             # The zero has the shape of eps, as that decides how fast ONNX Runtime combines it with a tensor.
             zero = op.Sub(value["eps"], value["eps"])
-            variance = op.Max(op.Sub(variance, op.Mul(mean, mean)), zero)
+            # m'² is at most v', so that it overflows only where v' is infinite: infinity less the largest number is
+            # infinity, as in PyTorch, which does not round m'².
+            assert g.dtype is not None
+            largest = op.Add(zero, float(np.finfo(g.dtype.numpy()).max))
+            variance = op.Max(op.Sub(variance, op.Min(op.Mul(mean, mean), largest)), zero)
         change = op.Div(g, op.Add(op.Sqrt(variance), value["eps"]))
         if momentum:
             change = op.Add(op.Mul(value["b"], value["momentum"]), change)
@@ -133,8 +138,9 @@ def _define_rmsprop(centered: bool, momentum: bool) -> CompositeOp:
 def _average_of_squares(
     op: Emitter, average: ir.Value, g: ir.Value, keep: ir.Value, renew: ir.Value
 ) -> ir.Value:
-    # Two factors, because 1 - beta2 is exact only in float64, from which `renew` was rounded.
-    return op.Add(op.Mul(average, keep), op.Mul(op.Mul(g, g), renew))
+    # Two factors, because 1 - beta2 is exact only in float64, from which `renew` was rounded. The product with `renew`
+    # comes first, as in PyTorch: g² overflows float32 from g = 1.8e19 on, 0.001·g² from 5.8e20 on.
+    return op.Add(op.Mul(average, keep), op.Mul(op.Mul(g, renew), g))
 
 
 _RMSPROP = {(c, m): _define_rmsprop(c, m) for c in (False, True) for m in (False, True)}
@@ -166,7 +172,7 @@ def adafactor_step(
     op: Emitter, w: ir.Value, g: ir.Value, v: ir.Value, keep: ir.Value, renew: ir.Value, *scalars: ir.Value
 ) -> tuple[ir.Value, ...]:
     """Computes v' = keep·v + renew·g², and the step of AdafactorMatrixStep with v' as the estimate."""
-    v_new = _average_of_squares(op, v, g, keep, renew)
+    v_new = op.Add(op.Mul(v, keep), op.Mul(op.Mul(g, g), renew))
     return _adafactor_change(op, w, g, v_new, *scalars), v_new
 
 

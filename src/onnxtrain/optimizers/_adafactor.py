@@ -55,8 +55,8 @@ class Adafactor(Optimizer):
         require_not_negative(self, "weight_decay")
 
     def moments(self, shape: tuple[int, ...]) -> Sequence[Moment]:
-        # A vector is its own row: keeping row and column would save nothing.
-        if len(shape) < 2:
+        # A vector is its own row: keeping row and column would save nothing. Rows of an empty matrix may have no mean.
+        if len(shape) < 2 or 0 in shape:
             return [Moment("running mean of the gradient's square")]
         return [
             Moment("running mean of the gradient's square over each row", shape=(*shape[:-1], 1)),

@@ -131,12 +131,12 @@ class FitLoop:
             if not group:
                 break
             samples += self._stepper.step(group)
-            rate = samples / (time.perf_counter() - start)
+            rate = _rate(samples, time.perf_counter() - start)
             shown = self._show(group, shown, rate)
         # Nothing but the next step would notice an update that overflows, and the epoch is evaluated and saved first.
         self._stepper.check()
         # The bar is up to date when the line of the epoch takes its place.
-        rate = samples / max(time.perf_counter() - start, 1e-9)
+        rate = _rate(samples, time.perf_counter() - start)
         self._show((), -math.inf, rate)
         if guard.requested:
             return False
@@ -184,3 +184,9 @@ class FitLoop:
         # After the last epoch `run` saves, when the callbacks have ended, too.
         if not ended and not state.workspace.temporary:
             state.save(state.directory)
+
+
+def _rate(samples: int, seconds: float) -> float:
+    """Returns the samples per second; 0 if no time has passed."""
+    # Libraries such as freezegun stop the clock.
+    return samples / seconds if seconds > 0 else 0.0

@@ -32,6 +32,7 @@ from onnxtrain.optimizers import (
     AdamW,
     ClipGradNorm,
     ClipGradValue,
+    GradientClipping,
     Lion,
     Muon,
     Optimizer,
@@ -497,8 +498,8 @@ def test_clipping_by_norm_matches_torch_to_its_epsilon() -> None:
 @pytest.mark.parametrize(
     ("optimizer", "readers"),
     [
-        (AdamW(weight_decay=0.1, clip_grad=ClipGradNorm()), {"ReduceSumSquare", "AdamWStep_float"}),
-        (Adam(clip_grad=ClipGradNorm()), {"ReduceSumSquare", "AdamStep_float"}),
+        (AdamW(weight_decay=0.1, clip_grad=ClipGradNorm()), {"ReduceSumSquare", "ClippedAdamWStep_float"}),
+        (Adam(clip_grad=ClipGradNorm()), {"ReduceSumSquare", "ClippedAdamStep_float"}),
         (SGD(clip_grad=ClipGradNorm()), {"ReduceSumSquare", "SGDStep_float"}),
         (Adam(weight_decay=0.1, clip_grad=ClipGradNorm()), {"ReduceSumSquare", "Mul"}),
         (SGD(momentum=0.9, clip_grad=ClipGradNorm()), {"ReduceSumSquare", "Mul"}),
@@ -511,6 +512,38 @@ def test_clipping_by_norm_writes_gradients_where_the_step_cannot_scale_them(
     graph = build_optimizer_model(optimizer, _specs(shapes={"matrix": (3, 4), "vector": (5,)})).graph
     gradients = {"matrix_grad", "vector_grad"}
     assert {node.op_type for node in graph if any(v and v.name in gradients for v in node.inputs)} == readers
+
+
+class ByFactor(GradientClipping):
+    """Multiplies all gradients by a number."""
+
+    def __init__(self, number: float) -> None:
+        self.number = number
+
+    def factor(self, op: Emitter, gradients: Sequence[ir.Value]) -> ir.Value:
+        return op.const(self.number, like=gradients[0])
+
+    def apply(self, op: Emitter, gradients: Sequence[ir.Value]) -> list[ir.Value]:
+        return [op.Mul(gradient, self.number) for gradient in gradients]
+
+
+@pytest.mark.parametrize("name", ["adamw", "adam", "adam-l2", "sgd", "sgd-momentum", "rmsprop", "lion"])
+def test_a_factor_of_clipping_is_exact_where_its_square_is_zero(name: str) -> None:
+    """2**-80 times gradients of 2**80, whose squares are 0 and infinite in float32, are gradients of 1."""
+    case = next(case for case in CASES if case.name == name)
+    states = []
+    for clipping, scale in ((None, 1.0), (ByFactor(2.0**-80), 2.0**80)):
+        session = _session(build_optimizer_model(case.make(clip_grad=clipping), _specs()))
+        state = _state(case.make(), np.float32)
+        for t in (1, 2, 3):
+            gradients = {
+                key: np.asarray(g * scale, np.float32) for key, g in _gradients(t, np.float32).items()
+            }
+            updated = _runner(session)(state | _feeds(t, gradients))
+            state = {key: updated[f"{key}_updated"] for key in state}
+        states.append(state)
+    for key, want in states[0].items():
+        np.testing.assert_allclose(states[1][key], want, rtol=1e-5, atol=1e-6, err_msg=key)
 
 
 def test_zero_gradients_are_not_divided_by_their_norm() -> None:

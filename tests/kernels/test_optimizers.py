@@ -22,9 +22,11 @@ SCALARS = {
     "one_minus_beta2": 0.001,
     "eps": 1e-8,
     "decay": 0.999,
+    "factor": 0.3,
 }
 NATIVE = [
     *("AdamStep", "AdamWStep", "SGDStep", "MomentumStep", "NesterovStep", "AdagradStep", "LionStep"),
+    *("ClippedAdamStep", "ClippedAdamWStep"),
     *("RMSpropStep", "CenteredRMSpropStep", "RMSpropMomentumStep", "CenteredRMSpropMomentumStep"),
 ]
 

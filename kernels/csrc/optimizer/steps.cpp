@@ -60,13 +60,16 @@ inline vfloat average_of_squares(vfloat average, vfloat g, float keep, float ren
   return average * keep + g * renew * g;
 }
 
-template <bool decoupled_decay>
+// The last number of a clipped step is a factor of the gradient.
+template <bool decoupled_decay, bool clipped>
 struct Adam {
-  static constexpr const char* name = decoupled_decay ? "AdamWStep_float" : "AdamStep_float";
-  static constexpr std::size_t tensors = 4, scalars = decoupled_decay ? 7 : 6, results = 3;
+  static constexpr const char* name =
+      clipped ? (decoupled_decay ? "ClippedAdamWStep_float" : "ClippedAdamStep_float")
+              : (decoupled_decay ? "AdamWStep_float" : "AdamStep_float");
+  static constexpr std::size_t tensors = 4, scalars = 6 + decoupled_decay + clipped, results = 3;
 
   static Vectors<3> apply(const Vectors<4>& in, Numbers<scalars> n) {
-    const auto& [w, g, m, v] = in;
+    const vfloat w = in[0], m = in[2], v = in[3], g = clipped ? in[1] * n[scalars - 1] : in[1];
     const vfloat m_new = m * n[0] + g * n[1], v_new = average_of_squares(v, g, n[2], n[3]);
     const vfloat change = m_new / (sqrt(v_new) + n[5]) * n[4];
     if constexpr (decoupled_decay) return {w * n[6] - change, m_new, v_new};
@@ -147,8 +150,10 @@ struct RMSprop {
 }  // namespace
 
 void add_optimizers(Domain& domain) {
-  domain.add<Step<Adam<false>>>();
-  domain.add<Step<Adam<true>>>();
+  domain.add<Step<Adam<false, false>>>();
+  domain.add<Step<Adam<true, false>>>();
+  domain.add<Step<Adam<false, true>>>();
+  domain.add<Step<Adam<true, true>>>();
   domain.add<Step<SGD>>();
   domain.add<Step<Momentum<false>>>();
   domain.add<Step<Momentum<true>>>();

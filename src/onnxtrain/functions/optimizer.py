@@ -47,6 +47,37 @@ def adamw_step(
     return op.Sub(op.Mul(w, decay), change), m_new, v_new
 
 
+@composite("ClippedAdamStep", (*_ADAM_INPUTS, "factor"), outputs=3)
+def clipped_adam_step(
+    op: Emitter, w: ir.Value, g: ir.Value, m: ir.Value, v: ir.Value, *scalars: ir.Value
+) -> tuple[ir.Value, ...]:
+    """Computes AdamStep with factor·g in place of g."""
+    m_new, v_new, change = _clipped_adam_change(op, g, m, v, *scalars)
+    return op.Sub(w, change), m_new, v_new
+
+
+@composite("ClippedAdamWStep", (*_ADAM_INPUTS, "decay", "factor"), outputs=3)
+def clipped_adamw_step(
+    op: Emitter, w: ir.Value, g: ir.Value, m: ir.Value, v: ir.Value, *scalars: ir.Value
+) -> tuple[ir.Value, ...]:
+    """Computes AdamWStep with factor·g in place of g."""
+    *others, decay, factor = scalars
+    m_new, v_new, change = _clipped_adam_change(op, g, m, v, *others, factor)
+    return op.Sub(op.Mul(w, decay), change), m_new, v_new
+
+
+def _clipped_adam_change(
+    op: Emitter, g: ir.Value, m: ir.Value, v: ir.Value, *scalars: ir.Value
+) -> tuple[ir.Value, ir.Value, ir.Value]:
+    beta1, one_minus_beta1, beta2, one_minus_beta2, step_size, eps, factor = scalars
+    # The factor multiplies scalars, so that it costs no operation per element. Its square would underflow float32 from
+    # 1e-19 on, while g² overflows.
+    scaled = op.Mul(g, op.Mul(factor, op.Sqrt(one_minus_beta2)))
+    m_new = op.Add(op.Mul(m, beta1), op.Mul(g, op.Mul(factor, one_minus_beta1)))
+    v_new = op.Add(op.Mul(v, beta2), op.Mul(scaled, scaled))
+    return m_new, v_new, op.Mul(op.Div(m_new, op.Add(op.Sqrt(v_new), eps)), step_size)
+
+
 def _adam_change(
     op: Emitter, g: ir.Value, m: ir.Value, v: ir.Value, *scalars: ir.Value
 ) -> tuple[ir.Value, ir.Value, ir.Value]:

@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from onnxtrain._settings import require
 from onnxtrain.emitter import Emitter, Operand
-from onnxtrain.functions.optimizer import adam_step, adamw_step
+from onnxtrain.functions.optimizer import adam_step, adamw_step, clipped_adam_step, clipped_adamw_step
 
 from ._base import (
     Moment,
@@ -40,16 +40,31 @@ class _AdamFamily(Optimizer):
         return _MOMENTS
 
     def scaled(self, op: Emitter, scalars: Sequence[Operand], factor: ir.Value) -> Sequence[Operand] | None:
-        # The gradient enters by two scalars only: as f·g with 1 - beta1, and as f²·g² with 1 - beta2.
-        beta1, one_minus_beta1, beta2, one_minus_beta2, *others = scalars
-        square = op.Mul(op.Mul(factor, factor), one_minus_beta2)
-        return beta1, op.Mul(factor, one_minus_beta1), beta2, square, *others
+        # `_step` takes a further scalar for the factor.
+        return *scalars, factor
 
     def _coefficients(self) -> tuple[float, float, float, float]:
         """Returns beta1, 1 - beta1, beta2, 1 - beta2, in float64."""
         # Computed in Python: 1 - float32(0.999) would be wrong in the fifth digit.
         beta1, beta2 = self.betas
         return beta1, 1 - beta1, beta2, 1 - beta2
+
+    def _step(
+        self,
+        op: Emitter,
+        w: ir.Value,
+        g: ir.Value,
+        moments: Sequence[ir.Value],
+        scalars: Sequence[Operand],
+        *,
+        decays: bool = False,
+    ) -> tuple[ir.Value, ...]:
+        """Calls the composite op of the step, by the number of its scalars the one with a factor of the gradient."""
+        # The step without decay has one multiplication per element less.
+        plain, clipped = (adamw_step, clipped_adamw_step) if decays else (adam_step, clipped_adam_step)
+        count = len(plain.inputs) - 2 - len(moments)
+        step = plain if len(scalars) == count else clipped
+        return op.call(step, w, g, *moments, *scalars, _outputs=3)
 
     def _corrected(
         self, op: Emitter, learning_rate: ir.Value, step: ir.Value, *, scale_eps: bool
@@ -120,9 +135,7 @@ class AdamW(_AdamFamily):
     def update(
         self, op: Emitter, w: ir.Value, g: ir.Value, moments: Sequence[ir.Value], scalars: Sequence[Operand]
     ) -> tuple[ir.Value, ...]:
-        # The step without decay has one multiplication per element less.
-        step = adamw_step if self.weight_decay else adam_step
-        return op.call(step, w, g, *moments, *scalars, _outputs=3)
+        return self._step(op, w, g, moments, scalars, decays=bool(self.weight_decay))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,8 +168,7 @@ class Adam(_AdamFamily):
     def update(
         self, op: Emitter, w: ir.Value, g: ir.Value, moments: Sequence[ir.Value], scalars: Sequence[Operand]
     ) -> tuple[ir.Value, ...]:
-        penalised = add_l2(op, w, g, self.weight_decay)
-        return op.call(adam_step, w, penalised, *moments, *scalars, _outputs=3)
+        return self._step(op, w, add_l2(op, w, g, self.weight_decay), moments, scalars)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,4 +199,4 @@ class SparseAdam(_AdamFamily):
     def update(
         self, op: Emitter, w: ir.Value, g: ir.Value, moments: Sequence[ir.Value], scalars: Sequence[Operand]
     ) -> tuple[ir.Value, ...]:
-        return op.call(adam_step, w, g, *moments, *scalars, _outputs=3)
+        return self._step(op, w, g, moments, scalars)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import queue
+import random
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,6 +16,7 @@ import pytest
 from onnxtrain import Trainer
 from onnxtrain.errors import TrainingStateError
 from onnxtrain.trainer import Callback
+from onnxtrain.trainer.data import _random
 from trainer.problems import classes, line
 from trainer.test_resume import dropout_model
 
@@ -243,3 +246,63 @@ def test_a_step_is_one_thing_and_callbacks_come_after_it() -> None:
     callback = Each(lambda: depths["callback"].add(trainer.lock.depth))
     trainer.fit(LINE.x, LINE.y, transform=transform, callbacks=[callback], verbose=False)
     assert depths == {"schedule": {1}, "callback": {0}, "transform": {0}}
+
+
+def _noisy(inputs: Array, targets: Array) -> tuple[Array, Array]:
+    """Draws twice, from both generators of the process: another thread could draw in between."""
+    noise = [np.random.normal(size=inputs.shape), np.full(inputs.shape, random.gauss(0, 1))]
+    return (inputs + noise[0] + noise[1] + np.random.normal(size=inputs.shape)).astype(np.float32), targets
+
+
+def _noisy_batches() -> Iterator[tuple[Array, Array]]:
+    for first in range(0, len(LINE.x), 4):
+        yield _noisy(LINE.x[first : first + 4], LINE.y[first : first + 4])
+
+
+@pytest.mark.parametrize("source", ["transform", "stream"])
+def test_trainers_in_several_threads_draw_the_random_numbers_that_each_draws_alone(
+    source: str, pool: ThreadPoolExecutor
+) -> None:
+    def train(seed: int) -> dict[str, Array]:
+        trainer = linear(seed=seed, threads=1)
+        if source == "stream":
+            trainer.fit(_noisy_batches, epochs=3, verbose=False)
+        else:
+            trainer.fit(LINE.x, LINE.y, epochs=3, batch_size=4, transform=_noisy, verbose=False)
+        return values(trainer)
+
+    alone = [train(seed) for seed in range(3)]
+    np.random.seed(5)
+    random.seed(5)
+    together = list(pool.map(train, range(3)))
+    for one, other in zip(alone, together, strict=True):
+        for name, value in one.items():
+            np.testing.assert_array_equal(value, other[name])
+    # The program's own numbers go on as if nothing had been trained.
+    assert np.random.random() == np.random.RandomState(5).random()
+    assert random.random() == random.Random(5).random()
+
+
+def test_a_stream_that_waits_for_another_trainers_thread_gets_its_batches(
+    pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The consumer's stream waits inside of its turn for what the producer draws: neither can wait for the other."""
+    monkeypatch.setattr(_random, "_PATIENCE", 0.05)
+    monkeypatch.setattr(_random, "_take_turns", True)
+    batches: queue.SimpleQueue[tuple[Array, Array]] = queue.SimpleQueue()
+    waiting = threading.Event()
+
+    def consumed() -> Iterator[tuple[Array, Array]]:
+        waiting.set()
+        for _ in range(3):
+            yield batches.get(timeout=30)
+
+    def produce(inputs: Array, targets: Array) -> tuple[Array, Array]:
+        batches.put((inputs, targets))
+        return inputs, targets
+
+    consumer = pool.submit(linear().fit, consumed, verbose=False)
+    assert waiting.wait(30)
+    linear().fit(LINE.x[:12], LINE.y[:12], batch_size=4, transform=produce, verbose=False)
+    assert len(consumer.result(30)) == 1
+    assert caplog.text.count("neither waits") == 1

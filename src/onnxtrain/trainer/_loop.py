@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
 from onnxtrain.errors import DivergenceError
+from onnxtrain.runtime.dtypes import Array
 from onnxtrain.trainer._callbacks import Callback, Events
 from onnxtrain.trainer._interrupt import InterruptGuard
 from onnxtrain.trainer._metrics import Averages
@@ -127,7 +128,7 @@ class FitLoop:
         while not guard.requested:
             # The last group of an epoch may be smaller. An epoch never lends batches to the next one: its metrics and
             # its validation belong to whole steps.
-            group = list(islice(batches, plan.accumulate))
+            group = list(self._held(islice(batches, plan.accumulate)))
             if not group:
                 break
             samples += self._stepper.step(group)
@@ -143,6 +144,12 @@ class FitLoop:
         self._finish_epoch(start, rate)
         # Ctrl-C during the validation of the last epoch comes too late: all of the fit has been done.
         return not (guard.requested and position.epoch < self._last_epoch)
+
+    def _held(self, batches: Iterable[list[Array]]) -> Iterator[list[Array]]:
+        """Yields the batches of a step, in memory that the next one of them does not overwrite."""
+        last = self._plan.accumulate - 1
+        for index, arrays in enumerate(batches):
+            yield [array.copy() for array in arrays] if self._data.volatile and index < last else arrays
 
     def _show(self, group: Sequence[object], shown: float, rate: float) -> float:
         """Updates the progress bar if the last update is long enough ago; returns the time of the last update."""

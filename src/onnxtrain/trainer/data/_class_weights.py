@@ -172,6 +172,11 @@ class ClassWeightedSource:
         """Number of batches per epoch; None if only the end of the stream tells."""
         return self._source.batches
 
+    @property
+    def volatile(self) -> bool:
+        """True if a batch may be overwritten by the next one."""
+        return self._source.volatile
+
     def begin(self, mark: str | None, *, resumed: bool, epochs: int) -> None:
         """Prepares the data for a fit."""
         self._source.begin(mark, resumed=resumed, epochs=epochs)

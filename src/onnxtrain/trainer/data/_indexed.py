@@ -71,6 +71,11 @@ class IndexedSource(ABC):
         """Number of batches in an epoch."""
         return count_batches(self.samples, self.batch_size, drop=self.drop, limit=self.limit)
 
+    @property
+    def volatile(self) -> bool:
+        """True if a batch may be overwritten by the next one: the arrays that a transform returns are the user's."""
+        return self.transform is not None
+
     def _places(self, index: int, worker: Worker) -> slice:
         """Computes the places, in the order of the epoch, of a worker's samples in a batch."""
         first = index * self.batch_size

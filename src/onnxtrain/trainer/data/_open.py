@@ -14,6 +14,7 @@ from onnxtrain.trainer.data._batch_size import static_batch
 from onnxtrain.trainer.data._class_weights import read_labels
 from onnxtrain.trainer.data._convert import names_of
 from onnxtrain.trainer.data._frames import is_frame, is_series
+from onnxtrain.trainer.data._held import held
 from onnxtrain.trainer.data._indexed import IndexedSource
 from onnxtrain.trainer.data._layout import Layout
 from onnxtrain.trainer.data._samples import SampleSource, collate
@@ -176,7 +177,7 @@ class _Grouped:
             if not samples and self._is_batch(sample):
                 yield sample
                 continue
-            samples.append(sample)
+            samples.append(held(sample))
             if len(samples) == self._size:
                 yield collate(samples)
                 samples = []

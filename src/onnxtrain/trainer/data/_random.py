@@ -1,13 +1,17 @@
 """Seeds the process's random numbers (random, numpy.random, torch) while a user's code prepares batches.
 
 Augmentation mostly draws from these generators. Seeding them for each batch, and restoring them afterwards, lets a
-resumed run draw the numbers of an uninterrupted one, and does not disturb the program's own numbers.
+resumed run draw the numbers of an uninterrupted one, and does not disturb the program's own numbers. Trainers in
+several threads take turns, so that each draws the numbers that it draws alone.
 """
 
 from __future__ import annotations
 
+import logging
+import os
 import random
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -49,19 +53,61 @@ def _seed(key: tuple[int, ...]) -> None:
         torch.default_generator.manual_seed(number)
 
 
+# The generators belong to the process: while one trainer's code draws from them, that of other threads waits.
+_drawing = threading.RLock()
+# False once code has waited in vain: the thread that draws may itself wait for the one that wants to.
+_take_turns = True
+# Seconds to wait for another thread's code, e.g. for a slow loader to give its batch.
+_PATIENCE = 60.0
+
+_log = logging.getLogger("onnxtrain")
+
+
+def _renew() -> None:
+    """Frees the lock in a forked process, in which the thread that holds it does not exist."""
+    global _drawing
+    _drawing = threading.RLock()
+
+
+# Windows has no fork.
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew)
+
+
 @contextmanager
-def seeded(*key: int) -> Iterator[None]:
-    """Seeds the random numbers of the block by a key, and restores the generators afterwards."""
-    before = _capture()
-    _seed(key)
+def _turn() -> Iterator[None]:
+    """Keeps the code of other threads that draws seeded numbers out of the block."""
+    global _take_turns
+    lock = _drawing if _take_turns else None
+    if lock is not None and not lock.acquire(timeout=_PATIENCE):
+        lock, _take_turns = None, False
+        _log.warning(
+            "Two trainers prepare batches at the same time, and one has waited %g s for the other: from now on neither "
+            "waits, and random numbers of random, numpy.random and torch are not reproducible. Draw from the Generator "
+            "that a transform receives (its third argument), or from one of your own.",
+            _PATIENCE,
+        )
     try:
         yield
     finally:
-        _restore(before)
+        if lock is not None:
+            lock.release()
+
+
+@contextmanager
+def seeded(*key: int) -> Iterator[None]:
+    """Seeds the random numbers of the block by a key, and restores the generators afterwards."""
+    with _turn():
+        before = _capture()
+        _seed(key)
+        try:
+            yield
+        finally:
+            _restore(before)
 
 
 class OwnNumbers:
-    """Random numbers for code that runs piece by piece: seeded at the first entry, continued at each further one.
+    """Random numbers for code that runs piece by piece: seeded at the first piece, continued at each further one.
 
     An iterator of batches runs only while the next batch is drawn; in between the program draws numbers of its
     own.
@@ -70,16 +116,18 @@ class OwnNumbers:
     def __init__(self, *key: int) -> None:
         self._key = key
         self._inner: tuple[Any, Any, Any] | None = None
-        self._outer: tuple[Any, Any, Any] | None = None
 
-    def __enter__(self) -> None:
-        self._outer = _capture()
-        if self._inner is None:
-            _seed(self._key)
-        else:
-            _restore(self._inner)
-
-    def __exit__(self, *error: object) -> None:
-        self._inner = _capture()
-        assert self._outer is not None
-        _restore(self._outer)
+    @contextmanager
+    def drawn(self) -> Iterator[None]:
+        """Lets the block draw the next numbers, and restores the generators afterwards."""
+        with _turn():
+            outer = _capture()
+            if self._inner is None:
+                _seed(self._key)
+            else:
+                _restore(self._inner)
+            try:
+                yield
+            finally:
+                self._inner = _capture()
+                _restore(outer)

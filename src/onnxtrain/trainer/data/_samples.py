@@ -14,6 +14,7 @@ from onnxtrain.runtime.dtypes import Array
 from onnxtrain.trainer.data._arrays import require_batch
 from onnxtrain.trainer.data._batch_size import check_batch_size
 from onnxtrain.trainer.data._convert import of_tensor
+from onnxtrain.trainer.data._held import held
 from onnxtrain.trainer.data._indexed import IndexedSource
 from onnxtrain.trainer.data._layout import Layout, Raw
 from onnxtrain.trainer.data._random import seeded
@@ -133,7 +134,10 @@ class SampleSource(IndexedSource):
 def _fetch(dataset: Any, indices: list[int]) -> list[Any]:
     """Fetches samples, in one call if the data set has `__getitems__`, as in PyTorch and Hugging Face."""
     together = getattr(dataset, "__getitems__", None)
-    return list(together(indices)) if callable(together) else [dataset[index] for index in indices]
+    if callable(together):
+        return list(together(indices))
+    # A copy of each: a data set may give one buffer for all samples. The last one is joined before another is read.
+    return [*(held(dataset[index]) for index in indices[:-1]), dataset[indices[-1]]]
 
 
 def _shown(indices: Sequence[int]) -> str:

@@ -74,6 +74,8 @@ class Source(Protocol):
         samples: number of samples; None for a stream.
         batch_size: samples per batch; None if the data comes in batches.
         batches: number of batches per epoch; None if only the end of the stream tells.
+        volatile: True if the next batch may be written to the memory of this one, as streams and transforms do that
+            fill one buffer again and again.
     """
 
     layout: Layout
@@ -87,6 +89,9 @@ class Source(Protocol):
 
     @property
     def batches(self) -> int | None: ...
+
+    @property
+    def volatile(self) -> bool: ...
 
     def begin(self, mark: str | None, *, resumed: bool, epochs: int) -> None:
         """Prepares for a fit.

@@ -12,6 +12,7 @@ from onnxtrain._words import argument
 from onnxtrain.errors import InputError
 from onnxtrain.runtime.dtypes import Array
 from onnxtrain.trainer.data._batch_size import dynamic_remedy, static_batch
+from onnxtrain.trainer.data._held import held
 from onnxtrain.trainer.data._layout import Layout, Raw
 from onnxtrain.trainer.data._random import OwnNumbers
 from onnxtrain.trainer.data._source import STREAM, Options, Pass, Worker
@@ -34,19 +35,20 @@ class _Reading:
         if numbers is None:
             self._iterator = iter(make())
         else:
-            with numbers:
+            with numbers.drawn():
                 self._iterator = iter(make())
 
     def _next(self) -> Any:
         if self._numbers is None:
             return next(self._iterator)
-        with self._numbers:
+        with self._numbers.drawn():
             return next(self._iterator)
 
     def peek(self) -> Any:
         """Returns the next batch without taking it; raises StopIteration at the end."""
         if not self._ahead:
-            self._ahead.append(self._next())
+            # Another stream over the same buffer may be read before this batch is taken, e.g. that of the validation.
+            self._ahead.append(held(self._next()))
         return self._ahead[0]
 
     def take(self) -> Any:
@@ -55,19 +57,21 @@ class _Reading:
         self.delivered += 1
         return batch
 
-    def is_incomplete(self, raw: Raw, size: int | None) -> bool:
-        """Checks if a batch is the last one and smaller than the first (or `size`)."""
+    def unless_incomplete(self, raw: Raw, size: int | None) -> Raw | None:
+        """Returns a batch; None if it is the last one and smaller than the first (or `size`)."""
         count = len(raw.inputs[0])
         # Only the end of the stream tells an incomplete last batch from a loader that gives batches of different
         # sizes.
         self._size = self._size or size or count
         if count >= self._size:
-            return False
+            return raw
+        # The next batch may be written to the same memory.
+        kept = Raw(*map(held, raw))
         try:
             self.peek()
         except StopIteration:
-            return True
-        return False
+            return None
+        return kept
 
 
 class StreamSource:
@@ -86,6 +90,7 @@ class StreamSource:
 
     batch_size = None
     samples = None
+    volatile = True
 
     def __init__(self, layout: Layout, stream: Any, options: Options, transform: Transform | None) -> None:
         if options.training and options.batch_size is not None:
@@ -226,9 +231,12 @@ class StreamSource:
                 continue
             except InputError as error:
                 raise InputError(f"{epoch.place(index)}: {error}") from error
-            # The batch is read and left out: the next one of the stream begins a pass.
-            if self._drop and self._reading.is_incomplete(raw, self._size):
-                continue
+            if self._drop:
+                kept = self._reading.unless_incomplete(raw, self._size)
+                # The batch is read and left out: the next one of the stream begins a pass.
+                if kept is None:
+                    continue
+                raw = kept
             assert self._taken is not None
             self._taken += 1
             return raw
@@ -273,7 +281,7 @@ class StreamSource:
                 if not len(raw.inputs[0]):
                     return []
             if self._transform is not None:
-                raw = self._transform(self.layout, self.layout.arrays(raw), epoch, index)
+                raw = self._transform(self.layout, self.layout.arrays(raw), epoch, index, lent=True)
             arrays = self.layout.convert(raw)
             self._require_size(arrays)
             return arrays

@@ -38,10 +38,24 @@ class Transform:
         self._function = function
         self._third, self._named = _generator_argument(function)
 
-    def __call__(self, layout: Layout, raw: Raw, epoch: Pass, batch: int) -> Raw:
-        """Transforms a batch, unchecked. Raises InputError: the function gives no inputs and targets."""
+    def __call__(self, layout: Layout, raw: Raw, epoch: Pass, batch: int, *, lent: bool = False) -> Raw:
+        """Transforms a batch, unchecked.
+
+        Args:
+            layout: arguments of the model.
+            raw: arrays of the batch.
+            epoch: epoch that is read.
+            batch: number of the batch in the epoch.
+            lent: True if the arrays are the user's own, e.g. those of a list of batches, even where they are no views.
+
+        Raises:
+            InputError: the function gives no inputs and targets.
+        """
         key = epoch.worker.key(epoch.seed, TRANSFORM, epoch.epoch, batch)
-        arguments: list[Any] = [_shown(layout.inputs, raw.inputs), _shown(layout.targets, raw.targets)]
+        arguments: list[Any] = [
+            _shown(layout.inputs, raw.inputs, lent),
+            _shown(layout.targets, raw.targets, lent),
+        ]
         named: dict[str, Any] = {}
         if self._third:
             arguments.append(np.random.default_rng(key))
@@ -63,10 +77,13 @@ class Transform:
         return layout.arrays(Raw(inputs, targets, raw.weights))
 
 
-def _shown(specs: Sequence[InputSpec], arrays: Sequence[Array]) -> Any:
+def _shown(specs: Sequence[InputSpec], arrays: Sequence[Array], lent: bool) -> Any:
     """Prepares the arguments of the function: arrays that it may write to."""
-    # Slices of the user's arrays are copied: an augmentation in place would change the data set.
-    writable = [array if array.flags.owndata and array.flags.writeable else array.copy() for array in arrays]
+    # The user's arrays and slices of them are copied: an augmentation in place would change the data set.
+    writable = [
+        array if not lent and array.flags.owndata and array.flags.writeable else array.copy()
+        for array in arrays
+    ]
     if len(specs) > 1:
         return {spec.name: array for spec, array in zip(specs, writable, strict=True)}
     return writable[0] if writable else None

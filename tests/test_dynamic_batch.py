@@ -221,3 +221,31 @@ def test_a_number_computed_from_the_batch_size_may_be_shaped(steps: str, batch: 
     x = np.random.default_rng(0).standard_normal((5, 3)).astype(np.float32)
     session = ort.InferenceSession(make_batch_dynamic(model).SerializeToString())
     np.testing.assert_allclose(session.run(None, {"x": x})[0], x @ np.arange(1, 7).reshape(3, 2), rtol=1e-5)
+
+
+@pytest.mark.parametrize("size", [-1, -2])
+@pytest.mark.parametrize("source", ["file", "proto", "made dynamic"])
+def test_negative_sizes_are_unknown_as_onnxruntime_takes_them(source: str, size: int, tmp_path: Path) -> None:
+    """paddle2onnx declares a batch, and other sizes, as -1."""
+    proto = onnx.parser.parse_model("""
+      <ir_version: 8, opset_import: ["": 17]>
+      net (float[n, 2, h] x) => (float[n, 3, h] y) <float[3, 2] w = {1., 2., 3., 4., 5., 6.}>
+      { t = MatMul(w, x)  y = Relu(t) }""")
+    for value in (proto.graph.input[0], proto.graph.output[0]):
+        for axis in (0, 2):
+            value.type.tensor_type.shape.dim[axis].dim_value = size
+    x = np.random.default_rng(0).normal(size=(10, 2, 4)).astype(np.float32)
+    path = tmp_path / "net.onnx"
+    onnx.save(proto, path)
+    model = {"file": path, "proto": proto, "made dynamic": make_batch_dynamic(proto) if "made" in source else None}
+    trainer = Trainer(model[source], "mse", "sgd", 0.01, metrics=[])
+    expected = ort.InferenceSession(path).run(None, {"x": x})[0]
+    np.testing.assert_allclose(trainer.predict(x, batch_size=4), expected, rtol=1e-6)
+    before = trainer.evaluate(x, 0 * expected)["loss"]
+    np.testing.assert_allclose(before, (expected**2).mean(), rtol=1e-5)
+    trainer.fit(x, 0 * expected, epochs=3, batch_size=4, verbose=False)
+    assert trainer.evaluate(x, 0 * expected)["loss"] < before
+    trainer.export(path)
+    np.testing.assert_allclose(
+        ort.InferenceSession(path).run(None, {"x": x[:3, :, :1]})[0], trainer.predict(x[:3, :, :1]), rtol=1e-6
+    )

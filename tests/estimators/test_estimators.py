@@ -300,3 +300,17 @@ except ModuleNotFoundError as error:
     printed = fresh_process.python("-c", code).stdout
     assert printed.startswith("scikit-learn is not installed")
     assert "pip install 'onnxtrain[sklearn]'" in printed
+
+
+def test_masked_values_are_refused() -> None:
+    x, y = np.arange(12.0).reshape(6, 2), np.array([0, 1] * 3)
+    hidden = np.ma.array(x, mask=x > 10)
+    estimator = OnnxClassifier(epochs=1).fit(np.ma.array(x), y)
+    for call in (
+        lambda: estimator.predict(hidden),
+        lambda: clone(estimator).fit(hidden, y),
+        lambda: clone(estimator).fit(x, np.ma.array(y, mask=y > 0)),
+        lambda: OnnxRegressor(epochs=1).fit(x, y, np.ma.array(np.ones(6), mask=y > 0)),
+    ):
+        with pytest.raises(InputError, match="values are missing"):
+            call()

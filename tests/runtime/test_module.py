@@ -11,6 +11,7 @@ import onnxruntime as ort
 import pytest
 
 from onnxtrain.api import CheckpointState, LinearLRScheduler, Module, Optimizer
+from onnxtrain.errors import InputError
 from onnxtrain.runtime import session
 from runtime import handmade
 
@@ -381,3 +382,21 @@ def test_session_options_are_used(batch, tmp_path):
     module = Module(run.training.SerializeToString(), run.state(), session_options=options)
     assert np.isfinite(module(*batch)[0])
     assert (tmp_path / "optimized.onnx").exists()
+
+
+def test_masked_values_are_refused(batch):
+    run = handmade.mlp()
+    state, module = build(run)
+    x, labels = batch
+    plain = module(np.ma.array(x), labels)
+    np.testing.assert_array_equal(plain[0], module(x, labels)[0])
+    with pytest.raises(InputError, match="Input '.*': values are missing: 1 of .* are masked, the first at index"):
+        module(np.ma.masked_equal(x, x[1, 0]), labels)
+    module.eval()
+    with pytest.raises(InputError, match="values are missing"):
+        module(x, np.ma.array(labels, mask=np.arange(len(labels)) == 1))
+    name, parameter = next(iter(state.parameters))
+    with pytest.raises(InputError, match=f"Setting parameter '{name}': values are missing"):
+        parameter.data = np.ma.array(parameter.data, mask=True)
+    with pytest.raises(InputError, match="Tensor 'w': values are missing"):
+        CheckpointState.from_arrays({"w": np.ma.array(np.ones(2, np.float32), mask=[0, 1])}, ["w"])

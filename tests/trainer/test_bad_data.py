@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import datasets
@@ -11,10 +12,13 @@ import onnx
 import pandas
 import polars
 import pytest
+import scipy.sparse
 import torch
 
 from onnxtrain import Trainer
 from onnxtrain.errors import InputError
+from onnxtrain.losses import CrossEntropyLoss
+from onnxtrain.trainer import Callback, pack_tokens
 from trainer import problems
 
 PROBLEM = problems.classes(samples=24)
@@ -55,6 +59,18 @@ class Ragged(torch.utils.data.Dataset):  # type: ignore[type-arg]
 class Empty(Ragged):
     def __len__(self) -> int:
         return 0
+
+
+class MaskedSamples(Ragged):
+    def __getitem__(self, index: int) -> Any:
+        return masked(X)[index], Y[index]
+
+
+def masked(array: Any) -> Any:
+    """Masks sample 5."""
+    mask = np.zeros(array.shape, bool)
+    mask[5] = True
+    return np.ma.array(array, mask=mask)
 
 
 Make = Callable[[], Any]
@@ -171,6 +187,23 @@ CASES: dict[str, tuple[Make, Any, str]] = {
         lambda: datasets.DatasetDict({"train": hugging_face(x=X.tolist(), labels=Y)}), None,
         r"a dict of data sets \(train\). Choose one: data\['train'\]",
     ),
+    # arrays of other kinds
+    "masked": (lambda: masked(X), Y, r"input 'x': values are missing: 4 of 96 elements of a masked array are masked, the fir"),
+    "masked rows": (lambda: list(masked(X)), Y, "input 'x': values are missing: 4 of 4 elements"),
+    "masked labels": (lambda: X, masked(Y), r"target 'labels': values are missing: 1 of 24.*the first at index \[5\]"),
+    "masked batch": (
+        lambda: [(X[:8], Y[:8]), (masked(X), Y)], None, "Batch 2 of epoch 1: The input 'x': values are missing",
+    ),
+    "masked sample": (lambda: MaskedSamples(), None, "sample 5: values are missing"),
+    "sparse": (lambda: scipy.sparse.csr_matrix(X), Y, r"input 'x' is sparse \(csr_matrix\). Convert it with .toarray"),
+    "structured": (
+        lambda: np.array(list(map(tuple, X)), "f4,f4,f4,f4"), Y, "a structured array. Make columns of its fields",
+    ),
+    "objects with gaps": (
+        lambda: np.where(X > 1, None, X.astype(object)), Y, "no rectangular array of numbers, or values are missing",
+    ),
+    "no data": (lambda: torch.empty(24, 4, device="meta"), Y, "on device 'meta' has no data"),
+    "one number": (lambda: np.float32(1), Y, "'x' has no axis along which samples could lie"),
     "an object beside targets": (object, Y, "targets are given beside a object"),
     "an object": (object, None, "The data is a object. Pass arrays, a frame"),
 }  # fmt: skip
@@ -259,3 +292,90 @@ def test_user_errors_are_not_hidden(trainer: Trainer) -> None:
     with pytest.raises(OSError, match="the disk is gone"):
         trainer.fit(broken, verbose=False)
     trainer.abandon_fit()
+
+
+@pytest.mark.parametrize(
+    "convert",
+    [
+        np.ma.array,
+        lambda array: array.view(np.matrix),
+        np.asfortranarray,
+        lambda array: np.ascontiguousarray(array[::-1])[::-1],
+        lambda array: array.astype(array.dtype.newbyteorder(">")),
+        lambda array: np.broadcast_to(array, array.shape),
+        lambda array: array.astype(object),
+    ],
+    ids=["nothing is masked", "matrix", "Fortran order", "negative strides", "big endian", "read-only", "objects"],
+)
+def test_arrays_of_other_kinds_train_as_plain_ones_do(convert: Any) -> None:
+    line = problems.line()
+    results = []
+    for x, y in ((line.x, line.y), (convert(line.x), convert(line.y))):
+        trainer = Trainer(line.model, line.loss, learning_rate=0.1, metrics=[])
+        trainer.fit(x, y, batch_size=4, verbose=False)
+        results.append([*(p.data.copy() for _, p in trainer.parameters), trainer.predict(x)])
+    for plain, other in zip(*results, strict=True):
+        np.testing.assert_array_equal(plain, other)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"sample_weight": masked(np.ones(24))}, "weights 'sample_weight': values are missing"),
+        ({"validation": (masked(X), Y)}, "Validation data: The input 'x': values are missing"),
+        ({"class_weight": np.ma.array(np.ones(3), mask=[0, 1, 0])}, "class_weight: values are missing"),
+        ({"transform": lambda x, y: (masked(x), y)}, r"Batch 1 of epoch \d: The input 'x': values are missing"),
+    ],
+    ids=["weights", "validation", "class weights", "transform"],
+)
+def test_masked_values_of_other_arguments_are_refused(
+    arguments: dict[str, Any], message: str, trainer: Trainer
+) -> None:
+    with pytest.raises(InputError, match=message):
+        trainer.fit(X, Y, verbose=False, **arguments)
+    with pytest.raises(InputError, match="values are missing"):
+        trainer.predict(masked(X))
+    with pytest.raises(InputError, match="sequence 1: values are missing"):
+        pack_tokens([[1, 2], masked(np.arange(8))], 2)
+
+
+@pytest.mark.parametrize(
+    ("data", "options", "steps"),
+    [
+        ((X, np.full(24, -100)), {"epochs": 2}, 2),
+        (([(X, np.full(24, -100))],), {"epochs": 2}, 2),
+        (([(X, Y, np.zeros(24))],), {}, 1),
+        ((X, Y), {"class_weight": np.zeros(3)}, 1),
+    ],
+    ids=["ignored labels", "a stream of ignored labels", "weights of a stream", "class weights"],
+)
+def test_a_fit_in_which_no_sample_counts_is_an_error_and_changes_nothing(
+    data: Any, options: dict[str, Any], steps: int, tmp_path: Path
+) -> None:
+    trainer = Trainer(PROBLEM.model, CrossEntropyLoss(ignore_index=-100), directory=tmp_path / "run")
+    called = Count()
+    with pytest.raises(InputError, match=r"The fit has updated nothing: .*\(ignore_index\), or all .* weights are 0"):
+        trainer.fit(*data, callbacks=[called], verbose=False, **options)
+    # The error says so of a fit that went through its data to the end.
+    assert called.epochs == steps
+    for same in (trainer, Trainer.resume(tmp_path / "run")):
+        assert not same.history.epochs
+        assert not same.resumes_fit
+    # A part of the data that does not count is fine.
+    some = np.where(np.arange(24) < 20, -100, Y)
+    assert np.isfinite(trainer.fit(X, some, batch_size=4, shuffle=False, verbose=False).epochs[0]["loss"])
+
+
+class Count(Callback):
+    """Counts the epochs."""
+
+    epochs = 0
+
+    def on_epoch_end(self, trainer: Trainer, history: object) -> None:
+        self.epochs += 1
+
+
+def test_a_batch_of_no_samples_is_an_error() -> None:
+    trainer = Trainer(problems.line(batch=0).model, "mse")
+    with pytest.raises(InputError, match="takes batches of 0 samples: x, target"):
+        trainer.fit(problems.line().x, problems.line().y, verbose=False)

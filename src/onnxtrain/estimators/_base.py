@@ -13,7 +13,7 @@ import onnx_ir as ir
 import onnxruntime as ort
 from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
-from sklearn.utils.validation import check_is_fitted
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted
 
 from onnxtrain.errors import InputError
 from onnxtrain.estimators._perceptron import perceptron
@@ -23,6 +23,7 @@ from onnxtrain.runtime.device import parse_device
 from onnxtrain.runtime.dtypes import Array
 from onnxtrain.runtime.session import open_session, run_on_arrays
 from onnxtrain.runtime.session_settings import SessionSettings
+from onnxtrain.runtime.store import require_unmasked
 from onnxtrain.surgery import replace_head
 from onnxtrain.surgery._replace import drop_final_probabilities
 from onnxtrain.trainer import Callback, EarlyStopping, Trainer
@@ -78,6 +79,9 @@ class OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
 
     def _validated(self, x: Any, *y: Any, **settings: Any) -> Any:
         """Checks samples, and targets if there are some, as scikit-learn does; returns them as arrays."""
+        # scikit-learn drops masks.
+        for name, value in zip("Xy", (x, *y), strict=False):
+            require_unmasked(name, value)
         # A perceptron takes rows of features. A model of the user's may take images or sequences.
         settings |= {"ensure_2d": self.model is None, "allow_nd": self.model is not None}
         try:
@@ -89,6 +93,14 @@ class OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
         # scikit-learn counts features only if it insists on two axes.
         if self.model is not None:
             self._count_features(checked[0] if y else checked, reset=bool(y))
+        return checked
+
+    def _checked_weight(self, weight: Any, x: Array) -> Array | None:
+        """Checks sample weights as scikit-learn does; returns them as float64 [samples], None if there are none."""
+        if weight is None:
+            return None
+        require_unmasked("sample_weight", weight)
+        checked: Array = _check_sample_weight(weight, x, dtype=np.float64)
         return checked
 
     def _count_features(self, x: Array, *, reset: bool) -> None:

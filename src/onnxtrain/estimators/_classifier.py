@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from sklearn.base import ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import _check_sample_weight
 
 from onnxtrain.estimators._base import OnnxEstimator
 from onnxtrain.runtime.dtypes import Array
@@ -135,8 +134,7 @@ class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]  # s
         check_classification_targets(y)
         # The loss wants the numbers 0, 1, 2, ...; classes may be texts or any integers.
         self.classes_, labels = np.unique(y, return_inverse=True)
-        if sample_weight is not None:
-            sample_weight = _check_sample_weight(sample_weight, X, dtype=np.float64)
+        sample_weight = self._checked_weight(sample_weight, X)
         if self.class_weight is not None:
             of_class = self._class_weights(labels, sample_weight)[labels]
             sample_weight = of_class if sample_weight is None else sample_weight * of_class

@@ -6,7 +6,6 @@ from typing import Any, Self
 
 import numpy as np
 from sklearn.base import RegressorMixin
-from sklearn.utils.validation import _check_sample_weight
 
 from onnxtrain.estimators._base import OnnxEstimator
 from onnxtrain.runtime.dtypes import Array
@@ -74,8 +73,7 @@ class OnnxRegressor(RegressorMixin, OnnxEstimator):  # type: ignore[misc]  # sci
             InputError: data and model do not fit together.
         """
         X, y = self._validated(X, y, multi_output=True, y_numeric=True)
-        if sample_weight is not None:
-            sample_weight = _check_sample_weight(sample_weight, X, dtype=np.float64)
+        sample_weight = self._checked_weight(sample_weight, X)
         self._single = y.ndim == 1
         # Predictions are computed in the dtype of the model, and have that of the targets: float64 for most data.
         self._target_dtype = y.dtype if y.dtype.kind == "f" else np.dtype(np.float32)

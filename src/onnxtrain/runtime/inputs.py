@@ -12,7 +12,7 @@ from onnxtrain.errors import InputError
 from onnxtrain.runtime import dtypes
 from onnxtrain.runtime.dtypes import Array, narrow
 from onnxtrain.runtime.manifest import ClassLabels, Dim, InputSpec
-from onnxtrain.runtime.store import alias
+from onnxtrain.runtime.store import alias, require_unmasked
 
 
 def _dynamic_remedy() -> str:
@@ -114,6 +114,7 @@ def check_shapes(specs: Sequence[InputSpec], shapes: Sequence[tuple[int, ...]]) 
 
 def _from_array(spec: InputSpec, array: Array) -> Array:
     """Converts an array to a C-contiguous one of the input's storage dtype, without a copy if it is one already."""
+    require_unmasked(f"Input '{spec.name}'", array)
     if spec.dtype.name == "bfloat16" and array.dtype == np.float32:
         return narrow(np.asarray(array, order="C"), spec.dtype)
     if array.dtype != spec.dtype.storage:

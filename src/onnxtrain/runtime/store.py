@@ -138,6 +138,25 @@ def to_array(value: ort.OrtValue) -> Array:
     return dtypes.widen(np.array(bits, np.uint16), dtypes.BY_NAME["bfloat16"]).reshape(shape)
 
 
+def require_unmasked(what: str, value: object) -> None:
+    """Raises InputError for a masked array of numpy with masked values, also as an entry of a list or tuple.
+
+    numpy's functions drop the mask, so the values under it would be trained on.
+    """
+    if isinstance(value, np.ma.MaskedArray):
+        places = np.argwhere(np.ma.getmaskarray(value))
+        if len(places):
+            where = f", the first at index {places[0].tolist()}" if value.ndim else ""
+            raise InputError(
+                f"{what}: values are missing: {len(places)} of {value.size} elements of a masked array are masked{where}. "
+                "Fill them (array.filled(value)) or leave such samples out."
+            )
+    # The first entry tells if a list holds arrays: a long list of numbers is not gone through.
+    elif isinstance(value, list | tuple) and value and isinstance(value[0], np.ndarray | list | tuple):
+        for entry in value:
+            require_unmasked(what, entry)
+
+
 def to_storage(array: object, what: str) -> tuple[Array, DType]:
     """Converts an array to a C-contiguous one of its storage dtype, and returns it with its element type.
 
@@ -146,6 +165,7 @@ def to_storage(array: object, what: str) -> tuple[Array, DType]:
     """
     if not isinstance(array, np.ndarray):
         raise InputError(f"{what}: expected a numpy array, received {type(array).__name__}.")
+    require_unmasked(what, array)
     dtype = dtypes.of_array(array)
     if dtype is None:
         raise InputError(

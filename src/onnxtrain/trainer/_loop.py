@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
-from onnxtrain.errors import DivergenceError
+from onnxtrain.errors import DivergenceError, InputError
 from onnxtrain.runtime.dtypes import Array
 from onnxtrain.trainer._callbacks import Callback, Events
 from onnxtrain.trainer._interrupt import InterruptGuard
@@ -85,6 +85,8 @@ class FitLoop:
                 if not self._stepper.stepped:
                     position.undo(before)
                 raise
+            if not (self._stepper.updated or self._resumed or position.history.stopped == "interrupted"):
+                self._refuse_without_update(before)
             # Callbacks may save the run at the end of the fit, so the position has to say first if the fit is over.
             position.unfinished = position.history.stopped == "interrupted"
             self._events.call(Callback.on_fit_end, position.history)
@@ -98,6 +100,19 @@ class FitLoop:
             elif not state.workspace.temporary:
                 # Saved after the callbacks: EarlyStopping may have put the best parameters back.
                 state.save(state.directory)
+
+    def _refuse_without_update(self, before: dict[str, Any]) -> None:
+        """Restores the state of before the fit, and raises InputError."""
+        state = self._state
+        self._stepper.restore()
+        state.position.undo(before)
+        # The epochs have been saved as if they had been trained.
+        if not state.workspace.temporary:
+            state.save(state.directory)
+        raise InputError(
+            "The fit has updated nothing: no sample that it has read counts. The loss ignores all of their labels "
+            "(ignore_index), or all sample or class weights are 0."
+        )
 
     def _begin(self) -> dict[str, Any]:
         """Enters the plan into the position and begins; returns what :meth:`Position.undo` takes."""
@@ -134,6 +149,9 @@ class FitLoop:
             samples += self._stepper.step(group)
             rate = _rate(samples, time.perf_counter() - start)
             shown = self._show(group, shown, rate)
+        # Sources raise errors that say why. Without this one a fit of no steps would end as if it had trained.
+        if not position.batch and not guard.requested:
+            raise InputError(f"There is no batch in epoch {position.epoch + 1} to train on.")
         # Nothing but the next step would notice an update that overflows, and the epoch is evaluated and saved first.
         self._stepper.check()
         # The bar is up to date when the line of the epoch takes its place.

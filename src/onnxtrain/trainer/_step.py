@@ -62,7 +62,8 @@ class Stepper:
         report: shows the evaluations.
 
     Attributes:
-        stepped: True once a step has been taken.
+        stepped: True once a step has been taken, also one that only skipped batches without labels.
+        updated: True once a step has updated the parameters.
         one_batch: the samples of one run of the model, as messages call them.
     """
 
@@ -94,7 +95,7 @@ class Stepper:
         self._since_snapshot = 0
         # True after an update until its results have been checked.
         self._unchecked = False
-        self.stepped = False
+        self.stepped = self.updated = False
         # The training model adds up gradients in the dtype of the parameter. Sums of bfloat16, which has 8 bits,
         # would lose the later batches.
         if plan.accumulate > 1 and any(b.dtype.name == "bfloat16" for b in store.gradients.values()):
@@ -110,6 +111,10 @@ class Stepper:
     def begin(self) -> None:
         """Copies the state of before the first step, to which a fit that diverges goes back."""
         self._snapshot = self._state.snapshot()
+
+    def restore(self) -> None:
+        """Goes back to the state of the last snapshot: of a fit that has updated nothing, to its beginning."""
+        self._state.position = self._snapshot.restore(self._run.store)
 
     def step(self, batches: Sequence[list[Array]]) -> int:
         """Takes one step on a group of batches and calls the callbacks; returns the number of samples."""
@@ -179,7 +184,7 @@ class Stepper:
             if self._events.wants_gradients:
                 self._events.call(Callback.on_gradients, _StepGradients(self, batches))
             self._run.optimizer.step()
-            self._unchecked = True
+            self._unchecked = self.updated = True
             state.update_average()
         self._record(done, batches)
         # A group without labels is a step of the schedule, too: the length of an epoch must not depend on the labels.
@@ -342,7 +347,8 @@ class Stepper:
         # Usually the step was refused before its update and the parameters are good, unless an earlier update has
         # overflowed them.
         if reason.of_update or not finite_parameters(store):
-            state.position = position = self._snapshot.restore(store)
+            self.restore()
+            position = state.position
         kept = f"epoch {position.epoch + 1}, before step {position.batch // self._plan.accumulate + 1}"
         position.unfinished = True
         where = state.save_and_keep()

@@ -78,6 +78,7 @@ def load_model(source: ModelSource) -> ir.Model:
     _check_versions(model, origin)
     _check_text(model, origin)
     _check_graph(model, origin)
+    _forget_negative_sizes(model)
     for tensor in _external_tensors(model):
         _check_reference(tensor, origin)
     for graph in _graphs_and_functions(model):
@@ -307,6 +308,19 @@ def _check_graph(model: ir.Model, origin: str) -> None:
         common.TopologicalSortPass()(model)
     except ValueError as error:
         raise _refusal(origin, f"its graph has a cycle ({error}).") from error
+
+
+def _forget_negative_sizes(model: ir.Model) -> None:
+    """Make negative sizes in declared shapes unknown, in place, as ONNX Runtime takes them.
+
+    paddle2onnx and others declare a dynamic batch as -1.
+    """
+    for graph in (*model.graphs(), *(function.graph for function in model.functions.values())):
+        for value in values_of(graph):
+            if value.shape is not None and any(isinstance(size, int) and size < 0 for size in value.shape):
+                value.shape = ir.Shape(
+                    None if isinstance(size, int) and size < 0 else size for size in value.shape
+                )
 
 
 def _check_file(path: Path, origin: str) -> None:

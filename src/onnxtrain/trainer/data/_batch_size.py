@@ -28,7 +28,10 @@ def static_batch(specs: Sequence[InputSpec]) -> int | None:
             f"The inputs and targets have different sizes along axis 0 ({sorted(sizes)}), where samples "
             f"should lie: {names_of(specs)}. Train such a model through onnxtrain.api.Module."
         )
-    return sizes.pop() if sizes else None
+    size = sizes.pop() if sizes else None
+    if size == 0:
+        raise InputError(f"The model takes batches of 0 samples: {names_of(specs)}. {dynamic_remedy()}")
+    return size
 
 
 def check_batch_size(specs: Sequence[InputSpec], asked: int | None) -> tuple[int, bool]:

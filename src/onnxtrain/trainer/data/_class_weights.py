@@ -10,6 +10,7 @@ import numpy as np
 from onnxtrain.errors import InputError
 from onnxtrain.runtime.dtypes import Array
 from onnxtrain.runtime.manifest import InputSpec
+from onnxtrain.runtime.store import require_unmasked
 from onnxtrain.trainer.data._indexed import IndexedSource
 from onnxtrain.trainer.data._layout import Layout
 from onnxtrain.trainer.data._source import Pass, Source
@@ -108,6 +109,7 @@ def chosen_weights(weights: ClassWeights, source: Source) -> Array:
         for key, value in weights.items():
             array[int(key)] = value
     else:
+        require_unmasked("class_weight", weights)
         array = np.asarray(weights, np.float64)
         if array.ndim != 1 or (count is not None and len(array) != count):
             raise InputError(

@@ -13,6 +13,7 @@ from onnxtrain.errors import InputError
 from onnxtrain.runtime.dtypes import Array, narrow, widen
 from onnxtrain.runtime.inputs import check_labels, check_shapes
 from onnxtrain.runtime.manifest import InputSpec
+from onnxtrain.runtime.store import require_unmasked
 from onnxtrain.trainer.data._frames import frame_values, is_frame, is_series, series_values
 
 ArrayLike = npt.ArrayLike | Sequence[npt.ArrayLike] | Mapping[str, npt.ArrayLike]
@@ -71,9 +72,19 @@ def arrange(word: str, specs: Sequence[InputSpec], data: Any, *, loose: bool = F
 
 
 def to_array(word: str, spec: InputSpec, data: Any) -> Array:
-    """Converts data, also tensors of other libraries, to a numpy array. Raises InputError: it has no one shape."""
+    """Converts data, also tensors of other libraries, to a numpy array.
+
+    Raises:
+        InputError: the data has no one shape, is sparse, or lacks values that a mask hides.
+    """
     if is_series(data):
         return series_values(word, spec, data)
+    if is_sparse(data):
+        raise InputError(
+            f"The {word} '{spec.name}' is sparse ({type(data).__name__}). Convert it with .toarray(); of data that is "
+            "too large for memory pass a function that yields batches."
+        )
+    require_unmasked(f"The {word} '{spec.name}'", data)
     try:
         array = np.asarray(of_tensor(data))
     except (ValueError, TypeError) as error:
@@ -111,6 +122,11 @@ def of_tensor(data: Any) -> Any:
     if hasattr(data, "resolve_neg"):
         data = data.resolve_conj().resolve_neg()
     return data.float() if str(data.dtype) == "torch.bfloat16" else data
+
+
+def is_sparse(data: object) -> bool:
+    """True for a sparse matrix or array of SciPy."""
+    return type(data).__module__.startswith("scipy.sparse") and hasattr(data, "toarray")
 
 
 def _as_numbers(array: Array) -> Array:
@@ -221,7 +237,12 @@ def _dtype_message(word: str, spec: InputSpec, array: Array) -> str:
     dtype = spec.dtype.held.name
     message = f"The {word} '{spec.name}' should be {spec.dtype.name}, received dtype {array.dtype}"
     if array.dtype == object:
-        return f"{message}: it is no rectangular array of numbers."
+        return f"{message}: it is no rectangular array of numbers, or values are missing."
+    if array.dtype.names is not None:
+        return (
+            f"{message}, a structured array. Make columns of its fields: "
+            "numpy.lib.recfunctions.structured_to_unstructured."
+        )
     if spec.class_labels is not None and array.dtype.kind == "f":
         return f"{message}. Class labels are integers: .astype('int64'), or choose a regression loss."
     if dtype.startswith("float") and array.dtype.kind in "iub" and word == "target":

@@ -12,7 +12,7 @@ from onnxtrain.errors import InputError
 from onnxtrain.trainer.data._arrays import ArraySource, require_batch, split_order
 from onnxtrain.trainer.data._batch_size import static_batch
 from onnxtrain.trainer.data._class_weights import read_labels
-from onnxtrain.trainer.data._convert import names_of
+from onnxtrain.trainer.data._convert import is_sparse, names_of
 from onnxtrain.trainer.data._frames import is_frame, is_series
 from onnxtrain.trainer.data._held import held
 from onnxtrain.trainer.data._indexed import IndexedSource
@@ -80,7 +80,14 @@ def open_source(
 
 
 def _is_array(data: object) -> bool:
-    return hasattr(data, "__array__") or is_frame(data) or is_series(data) or np.isscalar(data)
+    """Checks for an array, also for one of a kind that is refused later, with a message about arrays."""
+    return (
+        hasattr(data, "__array__")
+        or is_frame(data)
+        or is_series(data)
+        or np.isscalar(data)
+        or is_sparse(data)
+    )
 
 
 def _is_whole(layout: Layout, inputs: Any, targets: Any) -> bool:

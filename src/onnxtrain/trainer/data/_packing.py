@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from onnxtrain.errors import InputError
 from onnxtrain.runtime.dtypes import Array
+from onnxtrain.runtime.store import require_unmasked
 
 _IGNORED = -100
 
@@ -47,6 +48,7 @@ def pack_tokens(
     end = [] if separator is None else [separator]
     parts = []
     for number, sequence in enumerate(sequences):
+        require_unmasked(f"Packing tokens: sequence {number}", sequence)
         tokens = np.asarray(sequence)
         if tokens.ndim != 1 or (tokens.size and tokens.dtype.kind not in "iu"):
             raise InputError(

@@ -11,6 +11,7 @@ import numpy as np
 
 from onnxtrain.errors import InputError
 from onnxtrain.runtime.dtypes import Array
+from onnxtrain.runtime.store import require_unmasked
 from onnxtrain.trainer.data._arrays import require_batch
 from onnxtrain.trainer.data._batch_size import check_batch_size
 from onnxtrain.trainer.data._convert import of_tensor
@@ -169,6 +170,8 @@ def collate(samples: Sequence[Any], indices: Sequence[int] = ()) -> Any:
     if isinstance(first, str | bytes):
         # Texts pass here; the layout refuses them if they are an input of the model, and ignores them otherwise.
         return np.asarray(samples)
+    for place, sample in enumerate(samples):
+        require_unmasked(f"sample {indices[place] if indices else place}", sample)
     arrays = [np.asarray(of_tensor(sample)) for sample in samples]
     for place, array in enumerate(arrays):
         if array.shape != arrays[0].shape:

@@ -15,6 +15,7 @@ import numpy as np
 from onnxtrain.errors import InputError
 from onnxtrain.runtime.dtypes import Array
 from onnxtrain.runtime.manifest import InputSpec
+from onnxtrain.runtime.store import require_unmasked
 from onnxtrain.trainer.data._frames import column_names, is_frame, is_series
 from onnxtrain.trainer.data._layout import WEIGHT, Layout
 
@@ -117,6 +118,8 @@ class Padding:
         rows = [self._entries(sample) for sample in samples]
         numbers = list(indices) or list(range(len(rows)))
         for number, row in zip(numbers, rows, strict=True):
+            for name, entry in row.items():
+                require_unmasked(f"sample {number}, '{name}'", entry)
             self._complete(row, number)
         lengths = [len(row[self.tokens.name]) for row in rows]
         length = self.length or max(lengths)

@@ -131,9 +131,11 @@ def test_saved_file_predicts_what_the_estimator_predicts(tmp_path: Path) -> None
     expected = torch.softmax(torch.tensor(scores), 1)
     np.testing.assert_allclose(classifier.predict_proba(x), expected, rtol=1e-6)
     assert classifier.predict_proba(x).dtype == np.float32
-    # Each gets its own session.
-    for other in (pickle.loads(pickle.dumps(classifier)), copy.deepcopy(classifier)):
+    # Each gets its own session, and what it learns is its own.
+    for other in (pickle.loads(pickle.dumps(classifier)), copy.deepcopy(classifier), copy.copy(classifier)):
         np.testing.assert_array_equal(other.predict_proba(x), classifier.predict_proba(x))
+        other.fit(x[::-1], y)
+        np.testing.assert_allclose(classifier.predict_proba(x), expected, rtol=1e-6)
 
 
 def test_dtype_is_that_of_the_data_unless_it_is_given() -> None:

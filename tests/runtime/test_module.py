@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import time
 from pathlib import Path
 
@@ -400,3 +402,18 @@ def test_masked_values_are_refused(batch):
         parameter.data = np.ma.array(parameter.data, mask=True)
     with pytest.raises(InputError, match="Tensor 'w': values are missing"):
         CheckpointState.from_arrays({"w": np.ma.array(np.ones(2, np.float32), mask=[0, 1])}, ["w"])
+
+
+@pytest.mark.parametrize("how", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_what_trains_is_neither_copied_nor_pickled(how):
+    state, module, optimizer = with_optimizer(handmade.mlp())
+    for original in (state, module, optimizer, LinearLRScheduler(optimizer, 0, 10, 0.1)):
+        with pytest.raises(TypeError, match=f"A {type(original).__name__} can be neither copied nor pickled.*load_check"):
+            how(original)
+    # A parameter is a view, like that of an array; what has tensors of its own would need all of the state.
+    name, parameter = next(iter(state.parameters))
+    if how is copy.copy:
+        assert how(parameter).data is parameter.data
+    else:
+        with pytest.raises(TypeError, match="A CheckpointState can be neither copied nor pickled"):
+            how(parameter)

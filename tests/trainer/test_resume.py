@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import os
+import pickle
 import re
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -399,3 +402,18 @@ def test_a_manifest_that_names_no_file_is_damaged(tmp_path: Path, name: str) -> 
     )
     with pytest.raises(ModelLoadError, match=r"its manifest 'manifest\.json' is damaged"):
         Trainer.resume(tmp_path)
+
+
+@pytest.mark.parametrize("how", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_trainer_is_neither_copied_nor_pickled_and_resume_makes_one_of_its_own(
+    how: Callable[[Any], Any], tmp_path: Path
+) -> None:
+    line = problems.line()
+    trainer = Trainer(line.model, line.loss)
+    with pytest.raises(TypeError, match=r"A Trainer can be neither copied nor pickled.*Trainer\.resume\(path\)"):
+        how(trainer)
+    trainer.save(tmp_path / "run")
+    before = {name: parameter.data.copy() for name, parameter in trainer.parameters}
+    Trainer.resume(tmp_path / "run").fit(line.x, line.y, verbose=False)
+    for name, parameter in trainer.parameters:
+        np.testing.assert_array_equal(parameter.data, before[name])

@@ -25,9 +25,11 @@ from onnxtrain.runtime.rows import RowGradient
 from onnxtrain.runtime.session import ModelSource, describe, open_training_session, require_values
 from onnxtrain.runtime.state import CheckpointState
 from onnxtrain.runtime.store import Buffer, to_array
+from onnxtrain.runtime.store import Buffer
+from onnxtrain.runtime.uncopied import Uncopied
 
 
-class Module:
+class Module(Uncopied):
     """Runs the training model and the eval model on the parameters of a checkpoint state.
 
     Gradients **add up** over calls in training mode until :meth:`lazy_reset_grad`, which takes effect at the next call

@@ -6,9 +6,10 @@ import numbers
 
 from onnxtrain.errors import InputError
 from onnxtrain.runtime.optimizer import Optimizer, check_learning_rate
+from onnxtrain.runtime.uncopied import Uncopied
 
 
-class LinearLRScheduler:
+class LinearLRScheduler(Uncopied):
     """Raises the learning rate linearly from 0 to `initial_lr`, then lowers it linearly to 0.
 
     With t the number of optimizer steps taken::

@@ -12,6 +12,7 @@ from onnxtrain.runtime.checkpoint import read_checkpoint, write_checkpoint
 from onnxtrain.runtime.dtypes import Array
 from onnxtrain.runtime.lock import StateLock
 from onnxtrain.runtime.store import Buffer, Store, to_storage
+from onnxtrain.runtime.uncopied import Uncopied
 
 
 class Parameter:
@@ -185,7 +186,7 @@ class Properties:
         return f"Properties({self._store.properties!r})"
 
 
-class CheckpointState:
+class CheckpointState(Uncopied):
     """The state of a training run: parameters, statistics, optimizer state, properties.
 
     Make it by :meth:`load_checkpoint` from a file, or by :meth:`from_arrays`.

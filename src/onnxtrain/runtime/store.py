@@ -16,6 +16,7 @@ from onnxtrain.runtime.device import CPU, Device
 from onnxtrain.runtime.dtypes import Array, DType
 from onnxtrain.runtime.lock import GradientOwner, StateLock
 from onnxtrain.runtime.rows import RowGradient
+from onnxtrain.runtime.uncopied import Uncopied
 
 
 class Buffer:
@@ -194,7 +195,7 @@ class OptimizerProgress:
 
 
 @dataclass
-class Store:
+class Store(Uncopied):
     """All tensors and scalars of a training run.
 
     Attributes:
@@ -216,6 +217,9 @@ class Store:
         lock: held by whoever reads or changes the store.
         gradient_owner: the thread to which the gradients belong.
     """
+
+    # Users know the class that wraps it.
+    _shown_as = "CheckpointState"
 
     parameters: dict[str, Buffer]
     trainable: set[str]

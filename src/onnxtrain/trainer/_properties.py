@@ -8,14 +8,17 @@ from onnxtrain.runtime.lock import StateLock
 from onnxtrain.runtime.manifest import Manifest
 from onnxtrain.runtime.optimizer import check_learning_rate
 from onnxtrain.runtime.state import CheckpointState, Parameters
+from onnxtrain.runtime.uncopied import Uncopied
 from onnxtrain.trainer._history import History
 from onnxtrain.trainer._metrics import Metric
 from onnxtrain.trainer._position import Plan
 from onnxtrain.trainer._state import TrainingState
 
 
-class TrainerProperties:
+class TrainerProperties(Uncopied):
     """Properties of :class:`Trainer`, which sets `_state`."""
+
+    _instead = "Save it by trainer.save(path), and open a second one of its own by Trainer.resume(path)."
 
     _state: TrainingState
 

@@ -1,0 +1,30 @@
+"""Refuses to copy and pickle objects whose copies would train the tensors of the original."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, NoReturn
+
+
+class Uncopied:
+    """Base of objects that hold sessions and the tensors that training changes in place.
+
+    A shallow copy would share them: training the copy would train the original. Sessions can be neither copied nor
+    pickled.
+    """
+
+    _instead: ClassVar[str] = (
+        "Save the state by CheckpointState.save_checkpoint(state, path, include_optimizer_state=True), load it by "
+        "CheckpointState.load_checkpoint(path), and make a new Module and Optimizer of it."
+    )
+    """Sentence about what to do instead."""
+
+    _shown_as: ClassVar[str] = ""
+    """Name in the message; that of the class if it is empty."""
+
+    # `copy.copy`, `copy.deepcopy` and `pickle` all call it, unless a subclass has its own.
+    def __reduce__(self) -> NoReturn | tuple[Any, ...]:
+        kind = self._shown_as or type(self).__name__
+        raise TypeError(
+            f"A {kind} can be neither copied nor pickled: the copy would train the tensors of the original. "
+            f"{self._instead}"
+        )

@@ -170,3 +170,52 @@ def test_integer_targets_of_a_regression() -> None:
         InputError, match=r"If they are quantities, convert with .astype\('float32'\); if they are"
     ):
         Trainer(problem.model, "mse").fit(problem.x, problem.y.astype(int), verbose=False)
+
+
+def _scaled(inputs: Any, targets: Any) -> tuple[Any, Any]:
+    return inputs.astype(np.float32) / 255, targets
+
+
+def test_validation_and_predictions_of_bytes_are_those_of_the_arrays_that_a_transform_makes() -> None:
+    """Images may stay uint8 in memory, whatever validates and predicts."""
+    problem = problems.classes(samples=40)
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (40, 4)).astype(np.uint8)
+    floats, labels = _scaled(images, problem.y)
+    batches = [(images[:10], labels[:10]), (images[10:20], labels[10:20])]
+    float_batches = [_scaled(*batch) for batch in batches]
+    for of_bytes, of_floats in (
+        (0.25, 0.25),
+        ((images[:9], labels[:9]), (floats[:9], labels[:9])),
+        (batches, float_batches),
+    ):
+        trainer, plain = (Trainer(problem.model, "cross_entropy", metrics=["accuracy", "f1_macro"]) for _ in range(2))
+        trainer.fit(
+            images, labels, epochs=2, validation=of_bytes, verbose=False, batch_size=8,
+            transform=_scaled, validation_transform=_scaled,
+        )  # fmt: skip
+        plain.fit(floats, labels, epochs=2, validation=of_floats, verbose=False, batch_size=8)
+        assert trainer.history.epochs == plain.history.epochs
+    for call in ("evaluate", "confusion_matrix"):
+        np.testing.assert_equal(
+            getattr(trainer, call)(images, labels, transform=_scaled), getattr(plain, call)(floats, labels)
+        )
+    np.testing.assert_array_equal(trainer.predict(images, transform=_scaled), plain.predict(floats))
+    np.testing.assert_array_equal(trainer.predict_proba(batches, transform=_scaled), plain.predict_proba(floats[:20]))
+    found = trainer.find_learning_rate(images, labels, steps=5, transform=_scaled)
+    assert found.losses == plain.find_learning_rate(floats, labels, steps=5).losses
+
+
+def test_errors_of_data_that_is_not_transformed_name_the_argument() -> None:
+    problem = problems.classes(samples=40)
+    images = np.zeros((40, 4), np.uint8)
+    trainer = Trainer(problem.model, "cross_entropy")
+    for validation in (0.25, (images, problem.y)):
+        with pytest.raises(InputError, match=r"Validation data: .*received dtype uint8.*pass validation_transform"):
+            trainer.fit(images, problem.y, validation=validation, transform=_scaled, verbose=False)
+    with pytest.raises(InputError, match="validation_transform is given without validation data"):
+        trainer.check_data(images, problem.y, transform=_scaled, validation_transform=_scaled)
+    trainer.fit(images, problem.y, transform=_scaled, verbose=False)
+    for call in (lambda: trainer.evaluate(images, problem.y), lambda: trainer.predict(images)):
+        with pytest.raises(InputError, match=r"received dtype uint8.*The last fit had a transform: .*\(transform=...\)"):
+            call()

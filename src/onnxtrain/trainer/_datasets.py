@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from onnxtrain.errors import InputError
 from onnxtrain.trainer._run import Run
 from onnxtrain.trainer._state import TrainingState
 from onnxtrain.trainer.data import (
+    NOT_TRANSFORMED,
     ClassWeightedSource,
     ClassWeights,
     Layout,
@@ -33,6 +35,7 @@ class Data(NamedTuple):
         batch_size: samples per batch; None for the default.
         validation: data to validate with, or a fraction; None for no validation.
         transform: augmentation of batches; None for none.
+        validation_transform: conversion of the batches of validation data; None for none.
         drop_last: True to leave out an incomplete last batch.
         limit: number of batches per epoch; None for all.
         class_weight: weights of the classes, or "balanced"; None for equal weights.
@@ -45,6 +48,7 @@ class Data(NamedTuple):
     batch_size: int | None = None
     validation: Validation = None
     transform: TransformFunction | None = None
+    validation_transform: TransformFunction | None = None
     drop_last: bool = False
     limit: int | None = None
     class_weight: ClassWeights = None
@@ -74,14 +78,19 @@ def fit_datasets(state: TrainingState, data: Data) -> tuple[Source, Source | Non
             f"stratify=True splits off a fraction of each class; validation is {type(validation).__name__}. Pass a "
             "fraction, such as validation=0.1, or leave stratify out."
         )
-    held_out = None
+    if validation is None and data.validation_transform is not None:
+        raise InputError("validation_transform is given without validation data; pass validation, too.")
+    held_out, transform = None, data.validation_transform
     if isinstance(validation, float):
-        source, held_out = split(source, validation, state.position.seed, stratify=data.stratify)
+        source, held_out = split(
+            source, validation, state.position.seed, stratify=data.stratify, transform=transform
+        )
     elif validation is not None:
         try:
-            held_out = _validation_source(state, validation, data.batch_size)
+            held_out = _validation_source(state, validation, data.batch_size, transform)
         except InputError as error:
-            raise InputError(f"Validation data: {error}") from error
+            remark = f" {NOT_TRANSFORMED}" if data.transform is not None and transform is None else ""
+            raise InputError(f"Validation data: {error}{remark}") from error
     if held_out is not None:
         _require_loss_of_incomplete(state.run, held_out)
     if data.class_weight is not None:
@@ -90,7 +99,9 @@ def fit_datasets(state: TrainingState, data: Data) -> tuple[Source, Source | Non
     return source, held_out
 
 
-def _validation_source(state: TrainingState, validation: Any, batch_size: int | None) -> Source:
+def _validation_source(
+    state: TrainingState, validation: Any, batch_size: int | None, transform: TransformFunction | None
+) -> Source:
     # A tuple is (inputs, targets), but a list of tuples or dicts is a list of batches. A list of two arrays could
     # be either: it is taken as inputs and targets.
     pair = isinstance(validation, tuple) or (isinstance(validation, list) and len(validation) == 2)
@@ -107,7 +118,7 @@ def _validation_source(state: TrainingState, validation: Any, batch_size: int | 
             f"validation must be (inputs, targets) or a fraction, received {type(validation).__name__}."
         )
     inputs, targets, weights = [*validation, None][:3] if pair else (validation, None, None)
-    return open_dataset(state, inputs, targets, weights, Options(batch_size))
+    return open_dataset(state, inputs, targets, weights, Options(batch_size), transform)
 
 
 def _require_loss_of_incomplete(run: Run, held_out: Source) -> None:
@@ -168,9 +179,29 @@ def weigh(state: TrainingState, *sources: Source | None, for_fit: bool = False) 
 
 
 def weighed_dataset(
-    state: TrainingState, inputs: Any, targets: Any, weights: Any, options: Options
+    state: TrainingState,
+    inputs: Any,
+    targets: Any,
+    weights: Any,
+    options: Options,
+    transform: TransformFunction | None = None,
 ) -> Source:
     """Opens data and lets the models take its weights, if it has any; see :func:`weigh`."""
-    source = open_dataset(state, inputs, targets, weights, options)
+    with advising_transform(state, transform):
+        source = open_dataset(state, inputs, targets, weights, options, transform)
     weigh(state, source)
     return source
+
+
+@contextlib.contextmanager
+def advising_transform(state: TrainingState, transform: TransformFunction | None) -> Iterator[None]:
+    """Adds to errors about data without a transform that the trainer's last fit had one."""
+    try:
+        yield
+    except InputError as error:
+        plan = state.position.plan
+        if transform is not None or plan is None or not plan.transform:
+            raise
+        raise InputError(
+            f"{error} The last fit had a transform: if it converts the data, pass one here, too (transform=...)."
+        ) from error

@@ -13,12 +13,12 @@ from onnxtrain.errors import InputError
 from onnxtrain.losses import loss_class
 from onnxtrain.runtime.dtypes import Array
 from onnxtrain.runtime.state import CheckpointState
-from onnxtrain.trainer._datasets import weighed_dataset
+from onnxtrain.trainer._datasets import advising_transform, weighed_dataset
 from onnxtrain.trainer._model_card import write_model_card
 from onnxtrain.trainer._probabilities import probabilities
 from onnxtrain.trainer._properties import TrainerProperties
 from onnxtrain.trainer._whole_metrics import confusion_matrix
-from onnxtrain.trainer.data import Layout, Options, Pass, open_source
+from onnxtrain.trainer.data import Layout, Options, Pass, TransformFunction, open_source
 
 if TYPE_CHECKING:
     from onnxtrain.trainer._trainer import Trainer
@@ -28,38 +28,56 @@ class TrainedModel(TrainerProperties):
     """Methods of :class:`Trainer` that use the parameters as they are."""
 
     def evaluate(
-        self, inputs: Any, targets: Any = None, *, batch_size: int | None = None, sample_weight: Any = None
+        self,
+        inputs: Any,
+        targets: Any = None,
+        *,
+        batch_size: int | None = None,
+        sample_weight: Any = None,
+        transform: TransformFunction | None = None,
     ) -> dict[str, float]:
         """Computes the loss and the metrics over a data set, in inference mode.
 
         The result does not depend on the batch size, also for a model with a fixed batch: it is that of the outputs of
         :meth:`predict`. Only a loss that is an onnxblock block or the model's own is averaged over batches, weighted
-        by their sizes. Arguments and errors as in :meth:`fit`.
+        by their sizes. Arguments and errors as in :meth:`fit`; `transform` converts the batches, as
+        `validation_transform` does there.
 
         Raises:
             InputError: the data does not fit, or does not fill the batches of a model with a fixed batch whose loss
                 cannot be computed for some of its samples.
         """
         return self._state.evaluate(
-            weighed_dataset(self._state, inputs, targets, sample_weight, Options(batch_size))
+            weighed_dataset(self._state, inputs, targets, sample_weight, Options(batch_size), transform)
         )
 
-    def predict(self, inputs: Any, *, batch_size: int | None = None) -> Array | dict[str, Array]:
+    def predict(
+        self, inputs: Any, *, batch_size: int | None = None, transform: TransformFunction | None = None
+    ) -> Array | dict[str, Array]:
         """Computes the model's output for each sample, in inference mode; several outputs as a dict by name.
 
         For a model with a fixed batch the last batch is padded, and the results of the padding are dropped. Targets
         that the data brings are ignored.
 
+        Args:
+            inputs: as for :meth:`fit`, without targets.
+            batch_size: samples per batch, 32 by default.
+            transform: converts the batches, a function `(inputs, targets) -> (inputs, targets)` as in :meth:`fit`; its
+                targets are None here.
+
         Raises:
             InputError: the inputs do not fit, or an output has no axis for the samples.
         """
         layout = Layout.of(self.manifest, predicting=True)
-        data = open_source(layout, inputs, options=Options(batch_size))
+        with advising_transform(self._state, transform):
+            data = open_source(layout, inputs, options=Options(batch_size), transform=transform)
         with self.averaged():
             result = self._state.run.predict(data.read(Pass()))
         return result if len(result) > 1 else next(iter(result.values()))
 
-    def predict_proba(self, inputs: Any, *, batch_size: int | None = None) -> Array:
+    def predict_proba(
+        self, inputs: Any, *, batch_size: int | None = None, transform: TransformFunction | None = None
+    ) -> Array:
         """Computes the probabilities that the scores of the loss stand for, in inference mode.
 
         For a cross-entropy they are the softmax of the scores over the classes, for `nll` their exponential, for
@@ -68,6 +86,7 @@ class TrainedModel(TrainerProperties):
         Args:
             inputs: as for :meth:`predict`.
             batch_size: samples per batch, 32 by default.
+            transform: as for :meth:`predict`.
 
         Returns:
             Probabilities in the shape and dtype of the scores, e.g. float32 [samples, classes].
@@ -85,7 +104,7 @@ class TrainedModel(TrainerProperties):
             array([[0.5 , 0.5 ],
                    [0.12, 0.88]], dtype=float32)
         """
-        outputs = self.predict(inputs, batch_size=batch_size)
+        outputs = self.predict(inputs, batch_size=batch_size, transform=transform)
         scores = outputs.get(self.prediction or "") if isinstance(outputs, dict) else outputs
         labels = self.manifest.targets[0].class_labels if self.manifest.targets else None
         # Targets that are probabilities do not tell the axis of the classes; of two axes it is the second.
@@ -100,8 +119,17 @@ class TrainedModel(TrainerProperties):
             )
         return result.astype(scores.dtype)
 
-    def confusion_matrix(self, inputs: Any, targets: Any = None, *, batch_size: int | None = None) -> Array:
+    def confusion_matrix(
+        self,
+        inputs: Any,
+        targets: Any = None,
+        *,
+        batch_size: int | None = None,
+        transform: TransformFunction | None = None,
+    ) -> Array:
         """Counts how often each class (rows) is predicted as each class (columns): integers [classes, classes].
+
+        Arguments as in :meth:`evaluate`.
 
         `sklearn.metrics.ConfusionMatrixDisplay(matrix).plot()` draws it.
 
@@ -109,7 +137,7 @@ class TrainedModel(TrainerProperties):
             InputError: the data does not fit, or it is no classification with one right class.
         """
         state = self._state
-        data = weighed_dataset(state, inputs, targets, None, Options(batch_size))
+        data = weighed_dataset(state, inputs, targets, None, Options(batch_size), transform)
         with self.averaged():
             steps = state.run.evaluate(data.read(Pass()))
             # ONNX Runtime writes the outputs of the next batch to the same memory.

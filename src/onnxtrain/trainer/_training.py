@@ -64,6 +64,7 @@ class Training(TrainerProperties):
         verbose: bool = True,
         sample_weight: Any = None,
         transform: TransformFunction | None = None,
+        validation_transform: TransformFunction | None = None,
         steps_per_epoch: int | None = None,
         drop_last: bool = False,
         class_weight: ClassWeights = None,
@@ -100,6 +101,8 @@ class Training(TrainerProperties):
                 Metrics count each sample once.
             transform: augmentation, a function `(inputs, targets) -> (inputs, targets)` of the arrays of a batch,
                 called in training only; a third argument, or one named `rng`, is a numpy Generator.
+            validation_transform: the same for the batches of `validation`, e.g. to convert `uint8` images as `transform`
+                does, without augmentation.
             steps_per_epoch: optimizer steps that make an epoch; required for a stream that does not end.
             drop_last: leave out an incomplete last batch of each epoch.
             class_weight: weight of each class in the training loss, for data with one class label per sample: a dict
@@ -187,6 +190,7 @@ class Training(TrainerProperties):
         validation: Validation = None,
         sample_weight: Any = None,
         transform: TransformFunction | None = None,
+        validation_transform: TransformFunction | None = None,
         drop_last: bool = False,
         class_weight: ClassWeights = None,
         stratify: bool = False,
@@ -207,6 +211,7 @@ class Training(TrainerProperties):
         stop: float = 10.0,
         steps: int = 100,
         batch_size: int | None = None,
+        transform: TransformFunction | None = None,
     ) -> LearningRateRange:
         """Measures the loss over rising learning rates and suggests a rate to train with (Smith's range test).
 
@@ -221,11 +226,13 @@ class Training(TrainerProperties):
             stop: highest rate.
             steps: number of rates.
             batch_size: samples per step, as for :meth:`fit`.
+            transform: augmentation, as for :meth:`fit`.
 
         Raises:
             InputError: the data or the rates do not fit.
         """
         if self._state.workers is not None:
             self._state.workers.require_one("Finding a learning rate")
-        data = weighed_dataset(self._state, inputs, targets, None, Options(batch_size, training=True))
+        options = Options(batch_size, training=True)
+        data = weighed_dataset(self._state, inputs, targets, None, options, transform)
         return find_range(self._state, data, start, stop, steps)

@@ -18,6 +18,12 @@ from onnxtrain.trainer.data._source import SPLIT, Options, Pass, order_of
 from onnxtrain.trainer.data._transform import Transform
 
 
+NOT_TRANSFORMED = (
+    "The function transform augments training data alone; pass validation_transform to convert the validation data."
+)
+"""Remark of errors about validation data, if training data has a transform."""
+
+
 @dataclass(kw_only=True)
 class ArraySource(IndexedSource):
     """Arrays with the samples along axis 0, one per argument of the model. They are never copied as a whole.
@@ -118,12 +124,21 @@ class ArraySource(IndexedSource):
         array = self.arrays[index]
         return np.asarray(array if self.chosen is None else array[self.chosen])
 
-    def held_out(self, samples: Array) -> ArraySource:
-        """Selects some samples to evaluate on, without augmentation."""
-        if self.transform is not None:
-            # Validation data does not go through the transform, so the arrays themselves have to fit the model.
-            self.layout.check([array[samples] for array in self.arrays])
-        return dataclasses.replace(self.take(samples), drop=False, limit=None, transform=None)
+    def held_out(self, samples: Array, transform: Transform | None = None) -> ArraySource:
+        """Selects some samples to evaluate on, with a transform of their own instead of the augmentation."""
+        if self.transform is not None and transform is None:
+            # The arrays themselves have to fit the model.
+            try:
+                self.layout.check([array[samples] for array in self.arrays])
+            except InputError as error:
+                raise InputError(f"Validation data: {error} {NOT_TRANSFORMED}") from error
+        return dataclasses.replace(
+            self.take(samples),
+            drop=False,
+            limit=None,
+            transform=transform,
+            trusted=self.trusted and transform is None,
+        )
 
 
 def _require_samples(arrays: list[Array]) -> None:

@@ -49,8 +49,8 @@ class IndexedSource(ABC):
         """Reads the weights of all samples, [samples]; None if they have none."""
 
     @abstractmethod
-    def held_out(self, samples: Array) -> Self:
-        """Selects some samples to evaluate on, without augmentation."""
+    def held_out(self, samples: Array, transform: Transform | None = None) -> Self:
+        """Selects some samples to evaluate on, with a transform of their own instead of the augmentation."""
 
     @abstractmethod
     def read(self, epoch: Pass, start: int = 0) -> Iterator[list[Array]]:

@@ -142,7 +142,14 @@ def _is_iterable_dataset(data: object) -> bool:
     return False
 
 
-def split(source: Source, fraction: float, seed: int, *, stratify: bool = False) -> tuple[Source, Source]:
+def split(
+    source: Source,
+    fraction: float,
+    seed: int,
+    *,
+    stratify: bool = False,
+    transform: TransformFunction | None = None,
+) -> tuple[Source, Source]:
     """Splits a random `fraction` of the samples off; returns the rest and the fraction.
 
     Args:
@@ -150,6 +157,7 @@ def split(source: Source, fraction: float, seed: int, *, stratify: bool = False)
         fraction: fraction to split off, e.g. 0.1.
         seed: seed of the choice.
         stratify: True to split off the same fraction of each class.
+        transform: conversion of the batches of the fraction that is split off.
 
     Raises:
         InputError: The fraction leaves one of the two empty, or no batch to train on; the data is a stream; there is no
@@ -167,7 +175,7 @@ def split(source: Source, fraction: float, seed: int, *, stratify: bool = False)
     fixed = static_batch(source.layout.specs) is not None
     require_batch(rest.samples, rest.batch_size, drop=rest.drop, fixed=fixed)
     _ = rest.batches
-    return rest, source.held_out(held_out)
+    return rest, source.held_out(held_out, None if transform is None else Transform(transform))
 
 
 class _Grouped:

@@ -127,9 +127,9 @@ class SampleSource(IndexedSource):
                 samples = _fetch(self.dataset, indices)
             yield self.layout.arrays(self.layout.batch(self._joined(samples, indices)))
 
-    def held_out(self, samples: Array) -> SampleSource:
-        """Selects some samples to evaluate on, without augmentation of batches."""
-        return dataclasses.replace(self.take(samples), drop=False, limit=None, transform=None)
+    def held_out(self, samples: Array, transform: Transform | None = None) -> SampleSource:
+        """Selects some samples to evaluate on, with a transform of their own instead of the augmentation."""
+        return dataclasses.replace(self.take(samples), drop=False, limit=None, transform=transform)
 
 
 def _fetch(dataset: Any, indices: list[int]) -> list[Any]:

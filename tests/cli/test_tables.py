@@ -251,3 +251,104 @@ def test_without_pandas_it_says_what_to_install(
     monkeypatch.setitem(sys.modules, "pandas", None)
     result = train(run, net, table)
     assert "Tables need pandas: pip install 'onnxtrain[data]'." in result.err
+
+
+def _spelled(values: np.ndarray, kind: str) -> Any:
+    """The column of numbers or truth values as different programs write it."""
+    whole = pd.Series(values).astype("Int64" if values.dtype == float else "boolean")
+    return {
+        "as it is": lambda: pd.Series(values),
+        "nullable": lambda: whole,
+        "category": lambda: whole.astype("category"),
+        "texts": lambda: whole.astype(str).where(whole.notna(), None),
+        "texts of floats": lambda: pd.Series(values).astype(str).where(pd.notna(values), None),
+        "lower case": lambda: whole.astype(str).str.lower().where(whole.notna(), None),
+        "upper case": lambda: whole.astype(str).str.upper().where(whole.notna(), None),
+    }[kind]()
+
+
+SPELLINGS = ["as it is", "nullable", "category", "texts", "texts of floats", "lower case", "upper case"]
+
+
+@pytest.mark.parametrize("values", ["numbers", "truths"])
+def test_categories_of_numbers_and_truth_values_are_one_however_a_file_spells_them(
+    values: str, tmp_path: Path
+) -> None:
+    """2.0 of pandas' .csv, "2", and 2 or 2.0 of .parquet; True, true and TRUE: as scikit-learn encodes the numbers."""
+    rng = np.random.default_rng(0)
+    column = rng.integers(1, 12, 60).astype(float) if values == "numbers" else rng.random(60) < 0.5
+    if values == "numbers":
+        column[:4] = np.nan
+    filled = column if values == "truths" else np.where(np.isnan(column), pd.Series(column).mode()[0], column)
+    # In the order of their texts, in which "10" comes before "2".
+    texts = np.array([str(int(value)) for value in filled], object)[:, None]
+    encoded = OneHotEncoder(sparse_output=False).fit_transform(texts)
+    options = TableOptions(one_hot=True, categorical=["c"], impute=["most_frequent"])
+    paths = []
+    for kind in SPELLINGS:
+        for suffix in (".csv", ".parquet"):
+            paths.append(tmp_path / f"{kind}{suffix}")
+            write(pd.DataFrame({"c": _spelled(column, kind)}), paths[-1])
+    for learned in paths:
+        encoding = Encoding.learn(read_table(learned), options, ())
+        for path in paths:
+            np.testing.assert_array_equal(
+                encoding.columns[0].numbers(read_table(path)), encoded, err_msg=f"{learned.name}, {path.name}"
+            )
+
+
+def test_codes_that_look_like_numbers_stay_what_they_are(tmp_path: Path) -> None:
+    """Leading zeros, versions beside texts, identifiers of more than 53 bits, blanks."""
+    options = TableOptions(ordinal=True, categorical=["c"])
+    for codes in (["01234", "1234"], ["1", "1.0", "1.0-beta"], [str(2**60 + 1), str(2**60 + 2)], [" a", "a", "a b"]):
+        for suffix in (".csv", ".parquet"):
+            path = write(pd.DataFrame({"c": codes}), tmp_path / f"t{suffix}")
+            assert Encoding.learn(read_table(path), options, ()).columns[0].categories == sorted(codes)
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+@pytest.mark.parametrize("dtype", [float, int, str])
+def test_a_number_that_stands_for_missing_values_is_found_however_it_is_spelled(
+    suffix: str, dtype: Any, tmp_path: Path
+) -> None:
+    path = write(pd.DataFrame({"a": pd.Series([1.0, -999.0, 3.0]).astype(dtype)}), tmp_path / f"t{suffix}")
+    options = TableOptions(missing=["-999"], impute=["mean"], categorical=["a"] if dtype is str else None, ordinal=True)
+    column = Encoding.learn(read_table(path), options, ()).columns[0]
+    if dtype is str:
+        assert column.categories == ["1", "3"]
+    else:
+        assert column.fill == 2.0
+
+
+@pytest.mark.parametrize("policy", ["error", "own", "ignore"])
+def test_run_and_exported_file_take_both_spellings_of_a_number(run: Any, policy: str, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    store = rng.integers(1, 5, 80).astype(float)
+    store[:5] = np.nan
+    frame = pd.DataFrame({"store": store, "x": rng.normal(size=80), "y": (store == 2).astype(int)})
+    files = [write(frame, tmp_path / name) for name in ("t.csv", "t.parquet")]
+    onnx.save(models.mlp(features=5 + (policy == "own"), classes=2), tmp_path / "net.onnx")
+    options = ["--one-hot", "--impute", "most_frequent", "--categorical", "store", "--unknown-category", policy]
+    trained = run(
+        *("train", tmp_path / "net.onnx", "--data", files[0], "--target", "y", "--loss", "cross_entropy", "--seed", 1),
+        *("--lr", 0.05, "--epochs", 30, "--positive", "1", "-o", tmp_path / "run", *options),
+    )
+    assert trained.code == 0, trained.err
+    results, rows = [], []
+    for index, path in enumerate(files):
+        result = run("evaluate", tmp_path / "run", "--data", path, "--json")
+        results.append(result.out)
+        for source in ("run", "run/trained.onnx"):
+            written = tmp_path / f"p{index}.csv"
+            assert run("predict", tmp_path / source, "--data", path, "-o", written).code == 0
+            rows.append(written.read_text())
+    assert results[0].replace(str(files[0]), "") == results[1].replace(str(files[1]), "")
+    assert rows[0] == rows[2]
+    assert rows[1] == rows[3]
+    session = ort.InferenceSession(tmp_path / "run" / "trained.onnx")
+    scores = [
+        session.run(None, {"store": np.array(texts, object), "x": frame["x"].to_numpy()[:4]})[0]
+        for texts in (["1", "2", "3", ""], ["1.0", "2.0", "3.0", ""])
+    ]
+    np.testing.assert_array_equal(*scores)
+    assert len({tuple(row) for row in scores[0]}) == 4

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from onnxtrain.cli._loss import label_targets
+from onnxtrain.cli._table_file import places_of
 from onnxtrain.cli._table_report import share
 from onnxtrain.errors import InputError
 from onnxtrain.losses import loss_class
@@ -55,8 +56,8 @@ def chosen_metrics(
                 "such as 1."
             )
         number = int(positive)
-    elif positive in classes:
-        number = list(classes).index(positive)
+    elif positive in (places := places_of(classes)):
+        number = places[positive]
     else:
         raise InputError(f"--positive is '{positive}'; the classes are {', '.join(classes)}.")
     # Naming a class without a metric asks for the metrics that need one.
@@ -85,8 +86,8 @@ def chosen_class_weight(texts: Sequence[str] | None, classes: Sequence[str] | No
         try:
             value = float(weight)
             # Without names the classes are numbers.
-            number = int(name) if classes is None else list(classes).index(name)
-        except ValueError:
+            number = int(name) if classes is None else places_of(classes)[name]
+        except (ValueError, KeyError):
             listed = "" if classes is None else f"; the classes are {', '.join(classes)}"
             raise InputError(
                 f"--class-weight is '{text}'; give balanced alone, or CLASS=WEIGHT such as "

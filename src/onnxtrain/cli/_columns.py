@@ -9,7 +9,7 @@ import numpy as np
 
 from onnxtrain.cli._impute import FillRule
 from onnxtrain.cli._options import TableOptions
-from onnxtrain.cli._table_file import Table, Values
+from onnxtrain.cli._table_file import Table, Values, one_spelling, places_of
 from onnxtrain.errors import InputError
 from onnxtrain.selection import some_names
 
@@ -106,6 +106,9 @@ class Column:
             )
         present = [text for text, counts in zip(texts, learned, strict=True) if counts and text is not None]
         fill_text = None if fill is None else fill.category(name, present)
+        # A value of --impute may be spelled as another file spells it.
+        if fill_text is not None and values.has_only_numbers:
+            fill_text = one_spelling(fill_text)
         # Those of all rows: the number of inputs must not depend on the choice of the rows for validation. Sorted: nor
         # may the numbers of the categories depend on the order of the rows.
         filled = {fill_text if text is None else text for text in texts}
@@ -172,7 +175,7 @@ class Column:
             numbers = np.where(values.missing, self.fill if self.fill is not None else 0.0, values.numbers)
             return np.asarray((numbers - self.mean) / self.deviation)[:, None]
         assert self.categories is not None
-        places = {category: index for index, category in enumerate(self.categories)}
+        places, others = places_of(self.categories), len(self.categories)
         # A missing value counts as the category that fills gaps.
         texts = [self.fill if text is None else text for text in values.texts()]
         unknown = next((row for row, text in enumerate(texts) if text not in places), None)
@@ -182,7 +185,7 @@ class Column:
                 f"{table.at(self.name, unknown)}: {texts[unknown]!r} is none of the categories of training: "
                 f"{some_names(self.categories)}. Training with --unknown-category ignore or own admits others."
             )
-        return np.asarray(self.codes[[places.get(str(text), len(places)) for text in texts]])
+        return np.asarray(self.codes[[places.get(str(text), others) for text in texts]])
 
 
 def is_numeric(table: Table, name: str, values: Values, *, categorical: bool) -> bool:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Collection
+import math
+import re
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -48,14 +50,67 @@ class Values:
     text_type: bool
 
     def texts(self) -> list[str | None]:
-        """Converts the values to texts, None for missing ones; 3.0 of a .parquet file is "3", as in a .csv file."""
-        return [None if gone else _as_text(value) for value, gone in zip(self.raw, self.missing, strict=True)]
+        """Converts the values to texts, None for missing ones.
+
+        In a column of numbers or truth values each has one spelling, whatever wrote the file: 2.0 of a .parquet file
+        and "2.0" of a .csv file are "2".
+        """
+        spell = one_spelling if self.has_only_numbers else _as_text
+        return [None if gone else spell(value) for value, gone in zip(self.raw, self.missing, strict=True)]
+
+    @property
+    def has_only_numbers(self) -> bool:
+        """True if every value that is not missing is a number or a truth value."""
+        return bool((self.missing | self.is_number).all())
 
 
 def _as_text(value: object) -> str:
     if isinstance(value, float | np.floating) and float(value).is_integer():
         return str(int(value))
     return str(value)
+
+
+# Without leading zeros: "01234" is a code, not another spelling of 1234.
+_NUMBER = re.compile(r"[+-]?((0|[1-9]\d*)(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
+
+
+def one_spelling(value: object) -> str:
+    """Returns the spelling of a number or truth value that all its spellings share; other texts unchanged.
+
+    >>> [one_spelling(value) for value in ("2.0", 2.0, 2, "+2", "2.50", "1e-7", "TRUE", True, "01234", " a")]
+    ['2', '2', '2', '2', '2.5', '1e-07', 'True', 'True', '01234', ' a']
+    """
+    text = _as_text(value)
+    if text.lower() in _TRUTH:
+        return text.capitalize()
+    number = text.strip()
+    if not _NUMBER.fullmatch(number):
+        return text
+    # Not through float, which has 53 bits: identifiers have more digits.
+    if number.lstrip("+-").isdigit():
+        return "0" if number.lstrip("+-") == "0" else number.lstrip("+")
+    return _as_text(float(number)) if math.isfinite(float(number)) else text
+
+
+def places_of(categories: Sequence[str]) -> dict[str, int]:
+    """Maps each spelling of each category to its index; the spelling that training saw wins.
+
+    >>> places_of(["1", "2.5"])
+    {'1.0': 0, '1': 0, '2.5': 1}
+    """
+    truths = all(category.lower() in _TRUTH for category in categories)
+    places: dict[str, int] = {}
+    for index, category in enumerate(categories):
+        one = one_spelling(category)
+        spellings = [one]
+        if truths:
+            spellings += [category.lower(), category.upper()]
+        elif one.lstrip("-").isdigit():
+            spellings.append(f"{one}.0")
+        for spelling in spellings:
+            places.setdefault(spelling, index)
+    exact = {category: index for index, category in enumerate(categories)}
+    return {spelling: index for spelling, index in places.items() if spelling not in exact} | exact
 
 
 @dataclass(frozen=True)
@@ -105,17 +160,29 @@ class Table:
         raw = series.to_numpy(dtype=object)
         missing = np.array(series.isna(), bool)
         if kinds.is_numeric_dtype(series.dtype) and not kinds.is_complex_dtype(series.dtype):
+            missing |= self._stands_for_missing(raw, missing)
             # Nullable integers of pandas become objects without na_value.
             numbers = np.asarray(series.to_numpy(dtype=np.float64, na_value=np.nan))
-            return Values(missing, numbers, ~missing, raw, text_type=False)
+            return Values(missing, np.where(missing, np.nan, numbers), ~missing, raw, text_type=False)
         of_objects = kinds.is_object_dtype(series.dtype)
         missing |= np.asarray(series.isin(["", *self.missing]), bool)
+        missing |= self._stands_for_missing(raw, missing)
         if of_objects or not kinds.is_string_dtype(series.dtype):
             self._require_values(name, series, raw, missing)
         numbers, is_number = _read_numbers(raw, missing)
         # A .parquet file with a column of objects may hold texts or numbers; one text makes it a column of texts.
         is_text = not of_objects or any(isinstance(value, str) for value in raw[~missing])
         return Values(missing, numbers, is_number, raw, is_text and self.path.suffix.lower() != ".csv")
+
+    def _stands_for_missing(
+        self, raw: np.ndarray[Any, Any], missing: np.ndarray[Any, Any]
+    ) -> np.ndarray[Any, Any]:
+        """Finds the values that are numbers among the missing texts, e.g. -999 and "-999.0" for "-999"."""
+        numbers = {one_spelling(text) for text in self.missing if _NUMBER.fullmatch(text.strip())}
+        found = np.zeros(len(raw), bool)
+        if numbers:
+            found[~missing] = [one_spelling(value) in numbers for value in raw[~missing]]
+        return found
 
     def _require_values(
         self, name: str, series: Any, raw: np.ndarray[Any, Any], missing: np.ndarray[Any, Any]

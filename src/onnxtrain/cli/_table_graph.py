@@ -17,6 +17,7 @@ import onnx_ir as ir
 from onnxtrain.cli._classes import class_names
 from onnxtrain.cli._columns import NUMBER, Column
 from onnxtrain.cli._loss import label_targets
+from onnxtrain.cli._table_file import places_of
 from onnxtrain.cli._tables import PROPERTY, Encoding
 from onnxtrain.emitter import Emitter, find_value
 from onnxtrain.losses import loss_class
@@ -145,23 +146,26 @@ class _Writer:
 
     def _category(self, column: Column, x: ir.Value) -> ir.Value:
         op, categories = self._op, list(column.categories or ())
+        spellings = places_of(categories)
         # A text that stands for a missing value may be a category of its own, if training had it as one.
-        missing = [text for text in ("", *self._encoding.missing) if text not in categories]
+        missing = [text for text in places_of(["", *self._encoding.missing]) if text not in categories]
         codes = column.codes
         # The filling category may be unknown itself. Without one the place is behind the table: Gather refuses it.
         place_of_missing = len(codes)
         if column.fill is not None:
-            known = column.fill in categories
-            place_of_missing = categories.index(str(column.fill)) if known else len(categories)
-        keys = [*categories, *missing]
-        places = [*range(len(categories)), *[place_of_missing] * len(missing)]
+            place_of_missing = spellings.get(str(column.fill), len(categories))
+        spellings |= dict.fromkeys(missing, place_of_missing)
         self._model.opset_imports.setdefault(_ML, _ML_VERSION)
         node = ir.node(
             "LabelEncoder",
             [x],
             domain=_ML,
             # Unknown texts get the index behind the last category. The table has a row for it, or Gather refuses it.
-            attributes={"keys_strings": keys, "values_int64s": places, "default_int64": len(categories)},
+            attributes={
+                "keys_strings": list(spellings),
+                "values_int64s": list(spellings.values()),
+                "default_int64": len(categories),
+            },
             num_outputs=1,
         )
         index = node.outputs[0]

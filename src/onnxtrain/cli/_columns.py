@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -100,8 +101,9 @@ class Column:
         texts = values.texts()
         if not (options.one_hot or options.ordinal):
             row = int((~values.missing & (~values.is_number | categorical)).argmax())
+            comma = " (numbers are written with a decimal point: 1.5)" if _has_comma(values.raw[row]) else ""
             raise InputError(
-                f"{table.at(name, row)}: {values.raw[row]!r} is no number. Encode columns of texts by --one-hot or "
+                f"{table.at(name, row)}: {values.raw[row]!r} is no number{comma}. Encode columns of texts by --one-hot or "
                 "--ordinal, or name the columns to take: --inputs."
             )
         present = [text for text, counts in zip(texts, learned, strict=True) if counts and text is not None]
@@ -203,6 +205,11 @@ def is_numeric(table: Table, name: str, values: Values, *, categorical: bool) ->
         f"{table.at(name, row)}: {values.raw[row]!r} is no number, while row {other + 1} has {values.raw[other]!r}."
         f"{_missing_hint(values.raw[row])} If the column holds categories, pass --categorical {_quoted(name)}."
     )
+
+
+def _has_comma(value: object) -> bool:
+    """True for a number with a decimal comma, e.g. "1,5"."""
+    return re.fullmatch(r"[+-]?\d+,\d+", str(value).strip()) is not None
 
 
 def _missing_hint(value: object) -> str:

@@ -37,7 +37,8 @@ def load_arrays(path: Path) -> Arrays:
     # numpy would try to unpickle any other file, and its message would be about pickles.
     if not zipfile.is_zipfile(path):
         raise InputError(
-            f"Reading the data '{path}': it is no .npz file. {remedy} Tables are .csv or .parquet files."
+            f"Reading the data '{path}': it is no .npz file. {remedy} Tables are .parquet files, or .csv files with "
+            "commas between the fields: save a table of another kind (.tsv, .xlsx) as one of these."
         )
     try:
         # Unpickling a file from elsewhere can run any code.

@@ -248,11 +248,27 @@ def read_table(path: Path) -> Table:
     return table
 
 
+def _other_separator(header: Sequence[str], first: str, second: str) -> str | None:
+    """Finds what separates the fields of a table whose header has no comma; None if it is a table of one column."""
+    if len(header) != 1:
+        return None
+    # A name of the only column may contain such a character; the next line then has another number of them.
+    return next((s for s in ";\t|" if first.count(s) and first.count(s) == second.count(s)), None)
+
+
 def _read_csv(pandas: Any, path: Path) -> Any:
     """Reads all fields as texts; a byte order mark, as Excel writes it, is skipped."""
     encoding = "utf-8-sig"
     with path.open(encoding=encoding, newline="") as file:
+        first, second = file.readline(), file.readline()
+        file.seek(0)
         header = next(csv.reader(file), [])
+    if separator := _other_separator(header, first, second):
+        raise ValueError(
+            f"its first line is one column {header[0]!r}, so the fields seem to be separated by {separator!r}. Only "
+            "commas separate fields, and numbers have a decimal point (1.5): save the table again in this way, or as "
+            ".parquet"
+        )
     frame = pandas.read_csv(
         path,
         dtype=str,

@@ -237,7 +237,11 @@ def test_negative_sizes_are_unknown_as_onnxruntime_takes_them(source: str, size:
     x = np.random.default_rng(0).normal(size=(10, 2, 4)).astype(np.float32)
     path = tmp_path / "net.onnx"
     onnx.save(proto, path)
-    model = {"file": path, "proto": proto, "made dynamic": make_batch_dynamic(proto) if "made" in source else None}
+    model = {
+        "file": path,
+        "proto": proto,
+        "made dynamic": make_batch_dynamic(proto) if "made" in source else None,
+    }
     trainer = Trainer(model[source], "mse", "sgd", 0.01, metrics=[])
     expected = ort.InferenceSession(path).run(None, {"x": x})[0]
     np.testing.assert_allclose(trainer.predict(x, batch_size=4), expected, rtol=1e-6)

@@ -301,7 +301,12 @@ def test_categories_of_numbers_and_truth_values_are_one_however_a_file_spells_th
 def test_codes_that_look_like_numbers_stay_what_they_are(tmp_path: Path) -> None:
     """Leading zeros, versions beside texts, identifiers of more than 53 bits, blanks."""
     options = TableOptions(ordinal=True, categorical=["c"])
-    for codes in (["01234", "1234"], ["1", "1.0", "1.0-beta"], [str(2**60 + 1), str(2**60 + 2)], [" a", "a", "a b"]):
+    for codes in (
+        ["01234", "1234"],
+        ["1", "1.0", "1.0-beta"],
+        [str(2**60 + 1), str(2**60 + 2)],
+        [" a", "a", "a b"],
+    ):
         for suffix in (".csv", ".parquet"):
             path = write(pd.DataFrame({"c": codes}), tmp_path / f"t{suffix}")
             assert Encoding.learn(read_table(path), options, ()).columns[0].categories == sorted(codes)
@@ -313,7 +318,9 @@ def test_a_number_that_stands_for_missing_values_is_found_however_it_is_spelled(
     suffix: str, dtype: Any, tmp_path: Path
 ) -> None:
     path = write(pd.DataFrame({"a": pd.Series([1.0, -999.0, 3.0]).astype(dtype)}), tmp_path / f"t{suffix}")
-    options = TableOptions(missing=["-999"], impute=["mean"], categorical=["a"] if dtype is str else None, ordinal=True)
+    options = TableOptions(
+        missing=["-999"], impute=["mean"], categorical=["a"] if dtype is str else None, ordinal=True
+    )
     column = Encoding.learn(read_table(path), options, ()).columns[0]
     if dtype is str:
         assert column.categories == ["1", "3"]
@@ -329,9 +336,28 @@ def test_run_and_exported_file_take_both_spellings_of_a_number(run: Any, policy:
     frame = pd.DataFrame({"store": store, "x": rng.normal(size=80), "y": (store == 2).astype(int)})
     files = [write(frame, tmp_path / name) for name in ("t.csv", "t.parquet")]
     onnx.save(models.mlp(features=5 + (policy == "own"), classes=2), tmp_path / "net.onnx")
-    options = ["--one-hot", "--impute", "most_frequent", "--categorical", "store", "--unknown-category", policy]
+    options = [
+        "--one-hot",
+        "--impute",
+        "most_frequent",
+        "--categorical",
+        "store",
+        "--unknown-category",
+        policy,
+    ]
     trained = run(
-        *("train", tmp_path / "net.onnx", "--data", files[0], "--target", "y", "--loss", "cross_entropy", "--seed", 1),
+        *(
+            "train",
+            tmp_path / "net.onnx",
+            "--data",
+            files[0],
+            "--target",
+            "y",
+            "--loss",
+            "cross_entropy",
+            "--seed",
+            1,
+        ),
         *("--lr", 0.05, "--epochs", 30, "--positive", "1", "-o", tmp_path / "run", *options),
     )
     assert trained.code == 0, trained.err
@@ -358,11 +384,23 @@ def test_run_and_exported_file_take_both_spellings_of_a_number(run: Any, policy:
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("t.csv", "a;y\n0,5;1\n1,5;0\n", r"one column 'a;y', so the fields seem to be separated by ';'.*decimal point"),
+        (
+            "t.csv",
+            "a;y\n0,5;1\n1,5;0\n",
+            r"one column 'a;y', so the fields seem to be separated by ';'.*decimal point",
+        ),
         ("t.csv", "a\ty\n1\t1\n", r"one column 'a\\ty', so the fields seem to be separated by '\\t'"),
         ("t.csv", "a|y\n1|1\n", r"separated by '\|'"),
-        ("t.tsv", "a\ty\n1\t1\n", r"Tables are .parquet files, or .csv files with commas between the fields: save"),
-        ("t.csv", 'a,y\n"0,5",1\n"1,5",0\n', r"'0,5' is no number \(numbers are written with a decimal point: 1.5\)"),
+        (
+            "t.tsv",
+            "a\ty\n1\t1\n",
+            r"Tables are .parquet files, or .csv files with commas between the fields: save",
+        ),
+        (
+            "t.csv",
+            'a,y\n"0,5",1\n"1,5",0\n',
+            r"'0,5' is no number \(numbers are written with a decimal point: 1.5\)",
+        ),
         # A name of the only column is no header of several.
         ("t.csv", "a;y\n1\n2\n", "has no column 'y'; its columns are a;y"),
     ],

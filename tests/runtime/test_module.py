@@ -392,7 +392,9 @@ def test_masked_values_are_refused(batch):
     x, labels = batch
     plain = module(np.ma.array(x), labels)
     np.testing.assert_array_equal(plain[0], module(x, labels)[0])
-    with pytest.raises(InputError, match="Input '.*': values are missing: 1 of .* are masked, the first at index"):
+    with pytest.raises(
+        InputError, match="Input '.*': values are missing: 1 of .* are masked, the first at index"
+    ):
         module(np.ma.masked_equal(x, x[1, 0]), labels)
     module.eval()
     with pytest.raises(InputError, match="values are missing"):
@@ -408,10 +410,12 @@ def test_masked_values_are_refused(batch):
 def test_what_trains_is_neither_copied_nor_pickled(how):
     state, module, optimizer = with_optimizer(handmade.mlp())
     for original in (state, module, optimizer, LinearLRScheduler(optimizer, 0, 10, 0.1)):
-        with pytest.raises(TypeError, match=f"A {type(original).__name__} can be neither copied nor pickled.*load_check"):
+        with pytest.raises(
+            TypeError, match=f"A {type(original).__name__} can be neither copied nor pickled.*load_check"
+        ):
             how(original)
     # A parameter is a view, like that of an array; what has tensors of its own would need all of the state.
-    name, parameter = next(iter(state.parameters))
+    _, parameter = next(iter(state.parameters))
     if how is copy.copy:
         assert how(parameter).data is parameter.data
     else:

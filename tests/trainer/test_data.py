@@ -189,7 +189,9 @@ def test_validation_and_predictions_of_bytes_are_those_of_the_arrays_that_a_tran
         ((images[:9], labels[:9]), (floats[:9], labels[:9])),
         (batches, float_batches),
     ):
-        trainer, plain = (Trainer(problem.model, "cross_entropy", metrics=["accuracy", "f1_macro"]) for _ in range(2))
+        trainer, plain = (
+            Trainer(problem.model, "cross_entropy", metrics=["accuracy", "f1_macro"]) for _ in range(2)
+        )
         trainer.fit(
             images, labels, epochs=2, validation=of_bytes, verbose=False, batch_size=8,
             transform=_scaled, validation_transform=_scaled,
@@ -201,7 +203,9 @@ def test_validation_and_predictions_of_bytes_are_those_of_the_arrays_that_a_tran
             getattr(trainer, call)(images, labels, transform=_scaled), getattr(plain, call)(floats, labels)
         )
     np.testing.assert_array_equal(trainer.predict(images, transform=_scaled), plain.predict(floats))
-    np.testing.assert_array_equal(trainer.predict_proba(batches, transform=_scaled), plain.predict_proba(floats[:20]))
+    np.testing.assert_array_equal(
+        trainer.predict_proba(batches, transform=_scaled), plain.predict_proba(floats[:20])
+    )
     found = trainer.find_learning_rate(images, labels, steps=5, transform=_scaled)
     assert found.losses == plain.find_learning_rate(floats, labels, steps=5).losses
 
@@ -211,11 +215,15 @@ def test_errors_of_data_that_is_not_transformed_name_the_argument() -> None:
     images = np.zeros((40, 4), np.uint8)
     trainer = Trainer(problem.model, "cross_entropy")
     for validation in (0.25, (images, problem.y)):
-        with pytest.raises(InputError, match=r"Validation data: .*received dtype uint8.*pass validation_transform"):
+        with pytest.raises(
+            InputError, match=r"Validation data: .*received dtype uint8.*pass validation_transform"
+        ):
             trainer.fit(images, problem.y, validation=validation, transform=_scaled, verbose=False)
     with pytest.raises(InputError, match="validation_transform is given without validation data"):
         trainer.check_data(images, problem.y, transform=_scaled, validation_transform=_scaled)
     trainer.fit(images, problem.y, transform=_scaled, verbose=False)
     for call in (lambda: trainer.evaluate(images, problem.y), lambda: trainer.predict(images)):
-        with pytest.raises(InputError, match=r"received dtype uint8.*The last fit had a transform: .*\(transform=...\)"):
+        with pytest.raises(
+            InputError, match=r"received dtype uint8.*The last fit had a transform: .*\(transform=...\)"
+        ):
             call()

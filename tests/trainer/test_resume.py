@@ -410,7 +410,9 @@ def test_a_trainer_is_neither_copied_nor_pickled_and_resume_makes_one_of_its_own
 ) -> None:
     line = problems.line()
     trainer = Trainer(line.model, line.loss)
-    with pytest.raises(TypeError, match=r"A Trainer can be neither copied nor pickled.*Trainer\.resume\(path\)"):
+    with pytest.raises(
+        TypeError, match=r"A Trainer can be neither copied nor pickled.*Trainer\.resume\(path\)"
+    ):
         how(trainer)
     trainer.save(tmp_path / "run")
     before = {name: parameter.data.copy() for name, parameter in trainer.parameters}

@@ -71,7 +71,11 @@ def _fit(data: Any, *targets: Any, **options: Any) -> list[dict[str, float]]:
     """Trains on data, and returns the record of the epochs with the weight that they end with."""
     # The last metric depends on which prediction belongs to which target.
     trainer = Trainer(
-        _MODEL, "mse", "sgd", 0.05, metrics=["mae", lambda p, t: float((p * t * np.arange(len(t))[:, None]).sum())]
+        _MODEL,
+        "mse",
+        "sgd",
+        0.05,
+        metrics=["mae", lambda p, t: float((p * t * np.arange(len(t))[:, None]).sum())],
     )
     history = trainer.fit(data, *targets, epochs=2, verbose=False, **options)
     return [*history.epochs, {"w": trainer.parameters["w"].data.item()}]
@@ -85,7 +89,11 @@ def test_a_buffer_that_is_filled_again_trains_as_new_arrays_do(
 ) -> None:
     results = []
     for reuse in (False, True):
-        options: dict[str, Any] = {"accumulate": accumulate, "drop_last": drop_last, "callbacks": [SAM(), SWA(1)]}
+        options: dict[str, Any] = {
+            "accumulate": accumulate,
+            "drop_last": drop_last,
+            "callbacks": [SAM(), SWA(1)],
+        }
         data: tuple[Any, ...] = (_Loader(reuse, as_tensors=source == "tensors"),)
         if source == "samples":
             data, options["batch_size"] = (_Samples(reuse),), 3
@@ -122,7 +130,9 @@ def test_one_sample_buffer_of_an_iterable_dataset_is_read_sample_by_sample() -> 
 def test_evaluation_and_predictions_of_a_reused_buffer_are_those_of_new_arrays() -> None:
     trainer = Trainer(_MODEL, "mse", metrics=["r2"])
     assert trainer.evaluate(_Loader(True)) == trainer.evaluate(_Loader(False))
-    assert trainer.evaluate(_Loader(True))["loss"] == pytest.approx(float(((_X * 0.1 - _Y) ** 2).mean()), rel=1e-5)
+    assert trainer.evaluate(_Loader(True))["loss"] == pytest.approx(
+        float(((_X * 0.1 - _Y) ** 2).mean()), rel=1e-5
+    )
     np.testing.assert_allclose(trainer.predict(_Loader(True)), _X * np.float32(0.1), rtol=1e-6)
 
 

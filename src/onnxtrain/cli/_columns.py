@@ -103,8 +103,8 @@ class Column:
             row = int((~values.missing & (~values.is_number | categorical)).argmax())
             comma = " (numbers are written with a decimal point: 1.5)" if _has_comma(values.raw[row]) else ""
             raise InputError(
-                f"{table.at(name, row)}: {values.raw[row]!r} is no number{comma}. Encode columns of texts by --one-hot or "
-                "--ordinal, or name the columns to take: --inputs."
+                f"{table.at(name, row)}: {values.raw[row]!r} is no number{comma}. Encode columns of texts by --one-hot "
+                "or --ordinal, or name the columns to take: --inputs."
             )
         present = [text for text, counts in zip(texts, learned, strict=True) if counts and text is not None]
         fill_text = None if fill is None else fill.category(name, present)

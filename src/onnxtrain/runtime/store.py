@@ -149,8 +149,8 @@ def require_unmasked(what: str, value: object) -> None:
         if len(places):
             where = f", the first at index {places[0].tolist()}" if value.ndim else ""
             raise InputError(
-                f"{what}: values are missing: {len(places)} of {value.size} elements of a masked array are masked{where}. "
-                "Fill them (array.filled(value)) or leave such samples out."
+                f"{what}: values are missing: {len(places)} of {value.size} elements of a masked array are "
+                f"masked{where}. Fill them (array.filled(value)) or leave such samples out."
             )
     # The first entry tells if a list holds arrays: a long list of numbers is not gone through.
     elif isinstance(value, list | tuple) and value and isinstance(value[0], np.ndarray | list | tuple):

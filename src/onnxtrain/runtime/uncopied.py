@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar
 
 
 class Uncopied:
@@ -22,7 +22,7 @@ class Uncopied:
     """Name in the message; that of the class if it is empty."""
 
     # `copy.copy`, `copy.deepcopy` and `pickle` all call it, unless a subclass has its own.
-    def __reduce__(self) -> NoReturn | tuple[Any, ...]:
+    def __reduce__(self) -> tuple[Any, ...]:
         kind = self._shown_as or type(self).__name__
         raise TypeError(
             f"A {kind} can be neither copied nor pickled: the copy would train the tensors of the original. "

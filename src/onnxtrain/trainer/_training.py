@@ -101,8 +101,8 @@ class Training(TrainerProperties):
                 Metrics count each sample once.
             transform: augmentation, a function `(inputs, targets) -> (inputs, targets)` of the arrays of a batch,
                 called in training only; a third argument, or one named `rng`, is a numpy Generator.
-            validation_transform: the same for the batches of `validation`, e.g. to convert `uint8` images as `transform`
-                does, without augmentation.
+            validation_transform: the same for the batches of `validation`, e.g. to convert `uint8` images as
+                `transform` does, without augmentation.
             steps_per_epoch: optimizer steps that make an epoch; required for a stream that does not end.
             drop_last: leave out an incomplete last batch of each epoch.
             class_weight: weight of each class in the training loss, for data with one class label per sample: a dict

@@ -393,7 +393,7 @@ def test_masked_values_are_refused(batch):
     plain = module(np.ma.array(x), labels)
     np.testing.assert_array_equal(plain[0], module(x, labels)[0])
     with pytest.raises(
-        InputError, match="Input '.*': values are missing: 1 of .* are masked, the first at index"
+        InputError, match=r"Input '.*': values are missing: 1 of .* are masked, the first at index"
     ):
         module(np.ma.masked_equal(x, x[1, 0]), labels)
     module.eval()

@@ -366,7 +366,7 @@ def test_a_fit_in_which_no_sample_counts_is_an_error_and_changes_nothing(
     trainer = Trainer(PROBLEM.model, CrossEntropyLoss(ignore_index=-100), directory=tmp_path / "run")
     called = Count()
     with pytest.raises(
-        InputError, match=r"The fit has updated nothing: .*\(ignore_index\), or all .* weights are 0"
+        InputError, match=r"The fit has updated nothing: no label .*\(ignore_index\), .* weights of 0"
     ):
         trainer.fit(*data, callbacks=[called], verbose=False, **options)
     # The error says so of a fit that went through its data to the end.

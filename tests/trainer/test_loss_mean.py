@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -127,12 +128,21 @@ def test_batch_without_a_label_that_counts_is_left_out(name: str) -> None:
 
 def test_epoch_without_a_label_that_counts_changes_nothing() -> None:
     problem = problems.classes(samples=20)
-    trainer = Trainer(problem.model, "cross_entropy")
-    before = {name: p.data.copy() for name, p in trainer.parameters}
-    history = trainer.fit(problem.x, np.full(20, -100), epochs=2, batch_size=8, accumulate=2, verbose=False)
+    alone, trainer = Trainer(problem.model, "cross_entropy"), Trainer(problem.model, "cross_entropy")
+    epochs = iter([problem.y, np.full(20, -100)])
+
+    def batches() -> Iterator[tuple[Any, Any]]:
+        targets = next(epochs)
+        for first in range(0, 20, 8):
+            yield problem.x[first : first + 8], targets[first : first + 8]
+
+    history = trainer.fit(batches, epochs=2, accumulate=2, verbose=False)
+    alone.fit(problem.x, problem.y, batch_size=8, accumulate=2, shuffle=False, verbose=False)
+    assert math.isfinite(history.epochs[0]["loss"])
     assert math.isnan(history.last["loss"])
     assert math.isnan(history.last["accuracy"])
-    assert all(np.array_equal(p.data, before[name]) for name, p in trainer.parameters)
+    expected = {name: p.data for name, p in alone.parameters}
+    assert all(np.array_equal(p.data, expected[name]) for name, p in trainer.parameters)
 
 
 def test_resumed_run_knows_what_the_loss_is_the_mean_over(tmp_path: Path) -> None:

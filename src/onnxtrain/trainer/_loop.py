@@ -110,8 +110,8 @@ class FitLoop:
         if not state.workspace.temporary:
             state.save(state.directory)
         raise InputError(
-            "The fit has updated nothing: no sample that it has read counts. The loss ignores all of their labels "
-            "(ignore_index), or all sample or class weights are 0."
+            "The fit has updated nothing: no label that it has read counts in the loss. All are ignored (ignore_index), "
+            "have nothing to predict them (the first token of a sequence), or have sample or class weights of 0."
         )
 
     def _begin(self) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from onnxtrain.trainer.data._layout import Layout, Raw
 from onnxtrain.trainer.data._source import SPLIT, Options, Pass, order_of
 from onnxtrain.trainer.data._transform import Transform
 
-NOT_TRANSFORMED = "transform augments training data alone: pass validation_transform, too, if validation data has to be converted."
+NOT_TRANSFORMED = "The function `transform` augments training data alone. To convert validation data, pass validation_transform."
 """Remark of errors about validation data, if training data has a transform."""
 
 

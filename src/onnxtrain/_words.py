@@ -33,6 +33,10 @@ class Words:
         """Offers to leave the incomplete last batch out, as the end of a sentence."""
         return ", or leave incomplete batches out (drop_last=True)"
 
+    def untransformed(self, argument: str) -> str:
+        """Names the argument that converts data which the transform of training data does not reach, as a sentence."""
+        return f" The transform of the training data is for training alone: to convert this data, pass {argument}=..."
+
 
 # A context variable, not a global: of two threads one may serve a shell while the other runs Python code.
 _words: ContextVar[Words] = ContextVar("onnxtrain_words")

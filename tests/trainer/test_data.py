@@ -216,14 +216,12 @@ def test_errors_of_data_that_is_not_transformed_name_the_argument() -> None:
     trainer = Trainer(problem.model, "cross_entropy")
     for validation in (0.25, (images, problem.y)):
         with pytest.raises(
-            InputError, match=r"Validation data: .*received dtype uint8.*pass validation_transform"
+            InputError, match=r"Validation data: .*received dtype uint8.*pass validation_transform="
         ):
             trainer.fit(images, problem.y, validation=validation, transform=_scaled, verbose=False)
     with pytest.raises(InputError, match="validation_transform is given without validation data"):
         trainer.check_data(images, problem.y, transform=_scaled, validation_transform=_scaled)
     trainer.fit(images, problem.y, transform=_scaled, verbose=False)
     for call in (lambda: trainer.evaluate(images, problem.y), lambda: trainer.predict(images)):
-        with pytest.raises(
-            InputError, match=r"received dtype uint8.*The last fit had a transform: .*\(transform=...\)"
-        ):
+        with pytest.raises(InputError, match=r"received dtype uint8.*to convert this data, pass transform="):
             call()

@@ -45,3 +45,7 @@ class ShellWords(Words):
     def drop_last(self) -> str:
         """Offers to leave the incomplete last batch out, as the end of a sentence."""
         return f", or leave incomplete batches out ({flag('drop_last')})"
+
+    def untransformed(self, argument: str) -> str:
+        """Returns "": transforms of the shell augment, and convert nothing."""
+        return ""

@@ -6,11 +6,11 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from onnxtrain._words import words
 from onnxtrain.errors import InputError
 from onnxtrain.trainer._run import Run
 from onnxtrain.trainer._state import TrainingState
 from onnxtrain.trainer.data import (
-    NOT_TRANSFORMED,
     ClassWeightedSource,
     ClassWeights,
     Layout,
@@ -89,7 +89,8 @@ def fit_datasets(state: TrainingState, data: Data) -> tuple[Source, Source | Non
         try:
             held_out = _validation_source(state, validation, data.batch_size, transform)
         except InputError as error:
-            remark = f" {NOT_TRANSFORMED}" if data.transform is not None and transform is None else ""
+            alone = data.transform is not None and transform is None
+            remark = words().untransformed("validation_transform") if alone else ""
             raise InputError(f"Validation data: {error}{remark}") from error
     if held_out is not None:
         _require_loss_of_incomplete(state.run, held_out)
@@ -202,6 +203,4 @@ def advising_transform(state: TrainingState, transform: TransformFunction | None
         plan = state.position.plan
         if transform is not None or plan is None or not plan.transform:
             raise
-        raise InputError(
-            f"{error} The last fit had a transform: if it converts the data, pass one here, too (transform=...)."
-        ) from error
+        raise InputError(f"{error}{words().untransformed('transform')}") from error

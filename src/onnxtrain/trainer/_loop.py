@@ -110,8 +110,9 @@ class FitLoop:
         if not state.workspace.temporary:
             state.save(state.directory)
         raise InputError(
-            "The fit has updated nothing: no label that it has read counts in the loss. All are ignored (ignore_index), "
-            "have nothing to predict them (the first token of a sequence), or have sample or class weights of 0."
+            "The fit has updated nothing: no label that it has read counts in the loss. All are ignored "
+            "(ignore_index), have nothing to predict them (the first token of a sequence), or have sample or class "
+            "weights of 0."
         )
 
     def _begin(self) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """Reads data to train, evaluate and predict on: arrays, tables, data sets and streams, behind one `Source`."""
 
-from onnxtrain.trainer.data._arrays import NOT_TRANSFORMED
 from onnxtrain.trainer.data._batch_size import dynamic_remedy, static_batch, warn_of_fixed_batch
 from onnxtrain.trainer.data._class_weights import (
     ClassWeightedSource,
@@ -15,7 +14,6 @@ from onnxtrain.trainer.data._packing import pack_tokens
 from onnxtrain.trainer.data._source import Options, Pass, Source, Worker
 
 __all__ = [
-    "NOT_TRANSFORMED",
     "ArrayLike",
     "ClassWeightedSource",
     "ClassWeights",

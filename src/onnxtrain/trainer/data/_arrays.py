@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from onnxtrain._words import argument
+from onnxtrain._words import argument, words
 from onnxtrain.errors import InputError
 from onnxtrain.runtime.dtypes import Array
 from onnxtrain.trainer.data._batch_size import check_batch_size, dynamic_remedy
@@ -16,9 +16,6 @@ from onnxtrain.trainer.data._indexed import IndexedSource
 from onnxtrain.trainer.data._layout import Layout, Raw
 from onnxtrain.trainer.data._source import SPLIT, Options, Pass, order_of
 from onnxtrain.trainer.data._transform import Transform
-
-NOT_TRANSFORMED = "The function `transform` augments training data alone. To convert validation data, pass validation_transform."
-"""Remark of errors about validation data, if training data has a transform."""
 
 
 @dataclass(kw_only=True)
@@ -128,7 +125,9 @@ class ArraySource(IndexedSource):
             try:
                 self.layout.check([array[samples] for array in self.arrays])
             except InputError as error:
-                raise InputError(f"Validation data: {error} {NOT_TRANSFORMED}") from error
+                raise InputError(
+                    f"Validation data: {error}{words().untransformed('validation_transform')}"
+                ) from error
         return dataclasses.replace(
             self.take(samples),
             drop=False,

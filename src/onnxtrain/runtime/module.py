@@ -25,7 +25,6 @@ from onnxtrain.runtime.rows import RowGradient
 from onnxtrain.runtime.session import ModelSource, describe, open_training_session, require_values
 from onnxtrain.runtime.state import CheckpointState
 from onnxtrain.runtime.store import Buffer, to_array
-from onnxtrain.runtime.store import Buffer
 from onnxtrain.runtime.uncopied import Uncopied
 
 

@@ -96,13 +96,15 @@ def test_workers_drop_other_elements_alike_each_time(group: str, runs: Runs) -> 
 
 
 @pytest.mark.parametrize("group", ["two", "four"])
-def test_without_a_label_that_counts_no_worker_moves(group: str, runs: Runs) -> None:
-    assert np.isnan(runs.alone["nothing_counted"]["epochs"][0]["loss"])
-    for worker in runs.workers[group]:
+def test_a_fit_without_a_label_that_counts_is_refused_by_all_workers(group: str, runs: Runs) -> None:
+    alone = runs.alone["nothing_counted"]
+    for worker in [runs.alone, *runs.workers[group]]:
         result = worker["nothing_counted"]
-        assert np.isnan(result["epochs"][0]["loss"])
+        assert "The fit has updated nothing" in result["error"]
         assert result["losses"] == []
-        assert_close(result["parameters"], result["before"], rtol=0)
+        assert_close(result["after"], result["before"], rtol=0)
+        assert len(result["next"]["epochs"]) == 1
+        assert_close(result["next"]["parameters"], alone["next"]["parameters"])
 
 
 @pytest.mark.parametrize("job", ["batch_norm", "batch_norm_uncounted"])

@@ -15,7 +15,7 @@ import torch
 import models
 from onnxtrain import Callback, Trainer
 from onnxtrain.distributed import DataParallel
-from onnxtrain.errors import DivergenceError, OnnxTrainError
+from onnxtrain.errors import DivergenceError, InputError, OnnxTrainError
 from onnxtrain.losses import CrossEntropyLoss, MSELoss
 from onnxtrain.optimizers import AdamW, ParameterGroup, SparseAdam
 from onnxtrain.trainer import SAM, EarlyStopping, ReduceLROnPlateau, StepGradients
@@ -140,7 +140,16 @@ def nothing_counted(strategy: Any) -> Result:
     problem = classes()
     trainer = Trainer(problem.model, CrossEntropyLoss(ignore_index=-100), "sgd", strategy=strategy)
     before = parameters(trainer)
-    return fitted(trainer, problem.x, np.full(60, -100), batch_size=16) | {"before": before}
+    result: Result = {"losses": [], "before": before}
+    try:
+        result |= fitted(trainer, problem.x, np.full(60, -100), batch_size=16)
+    except InputError as error:
+        result["error"] = str(error)
+    # The fit has ended in all workers: the next one has the same arguments everywhere.
+    return result | {
+        "after": parameters(trainer),
+        "next": fitted(trainer, problem.x, problem.y, batch_size=16),
+    }
 
 
 def loss_of_the_model(strategy: Any) -> Result:

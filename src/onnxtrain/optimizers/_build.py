@@ -13,6 +13,7 @@ from onnxtrain.emitter import Emitter, Operand
 from onnxtrain.errors import GraphBuildError, NothingToTrain
 from onnxtrain.passes.canonical.opset import fit_ir_version
 from onnxtrain.passes.io.load import CANONICAL_OPSET, MAX_OPSET
+from onnxtrain.passes.runtime_faults.long_sums import LongSumsPass
 
 from ._base import Optimizer, StepInputs, has_unit_tail, ranked
 from ._clipping import cast
@@ -74,6 +75,7 @@ def build_optimizer_model(
         # Reserved: a parameter may be called as the emitter would call an intermediate value.
         op.unique_name(name)
     _write(op, optimizer, slots, learning_rate, step)
+    LongSumsPass()(model)
     fit_ir_version(model)
     return model
 

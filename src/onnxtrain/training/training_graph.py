@@ -25,7 +25,9 @@ from onnxtrain.passes import (
     FloatDequantisedPass,
     FloatProductsPass,
     FoldFrozenBatchNormPass,
+    LongSumsPass,
     TrainingModePass,
+    lift_constants,
     promote_initializers,
     settle_shapes,
     simplify_gradients,
@@ -245,11 +247,14 @@ def _evaluation_model(build: Build, *, as_deployed: bool) -> ir.Model:
     evaluation = build.forward.clone()
     TrainingModePass(batch_norm="inference", dropout="inference")(evaluation)
     CleanupPass(keep=set())(evaluation)
+    file_values = _computed_names(evaluation)
     evaluation = suit_runtime(evaluation)
     # Evaluation would otherwise need the memory of a float weight that training does not need.
     if not as_deployed:
         FloatDequantisedPass()(evaluation)
         PackedProductPass()(evaluation)
+    LongSumsPass(file_values if as_deployed else ())(evaluation)
+    lift_constants(evaluation)
     return evaluation
 
 
@@ -294,6 +299,9 @@ def _training_model(build: Build, *, recompute: Recompute, bfloat16: bool, as_de
     # After all merging of equal nodes, which would undo it.
     if recompute:
         RecomputePass(forward_values, products=recompute is True)(training)
+    # After all passes that look for reductions.
+    LongSumsPass(file_values if as_deployed else ())(training)
+    lift_constants(training)
     return training
 
 

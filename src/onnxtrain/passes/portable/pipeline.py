@@ -12,7 +12,7 @@ from onnxtrain.passes.portable.dropout import remove_idle_dropout
 from onnxtrain.passes.portable.einsum import EinsumPass
 from onnxtrain.passes.portable.infinities import InfinitiesPass
 from onnxtrain.passes.portable.max_pool import MaxPoolIndicesPass
-from onnxtrain.passes.portable.reductions import ReductionRankPass
+from onnxtrain.passes.portable.reductions import Float32SumsPass, ReductionRankPass
 from onnxtrain.passes.portable.slices import NegativeStepsPass, WrappingPadPass
 from onnxtrain.passes.runtime_faults.absent_inputs import AbsentInputsPass
 from onnxtrain.passes.shapes.infer import infer_shapes
@@ -28,7 +28,9 @@ def suit_every_host(model: ir.Model) -> ir.Model:
     # Inside a function, shapes are unknown and attributes are references to those of the call. A call that leaves out
     # an input leaves an empty name in the body, at which a Conv of onnxruntime-web's default bundle (JSEP) fails.
     # Without calls no host has native kernels to choose, and all compute the same.
-    model = infer_shapes(inline_functions(model))
+    model = inline_functions(model)
+    Float32SumsPass()(model)
+    model = infer_shapes(model)
     AbsentInputsPass()(model)
     remove_idle_dropout(model)
     for rewrite in (

@@ -1,0 +1,263 @@
+"""Write sums of many numbers in two levels, so that their rounding errors do not add up."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from onnxtrain.passes.tidy.constants import known_array
+from onnxtrain.passes.tidy.replace_value import write_before
+
+LONG_SUM_KEY = "onnxtrain.long_sum"
+"""Metadata key of the Cast to float64 between the two levels of a sum."""
+
+# The op of each level. A mean of means of equally long blocks is the mean.
+_LEVELS = {
+    "ReduceL1": ("ReduceL1", "ReduceSum"),
+    "ReduceL2": ("ReduceL2", "ReduceL2"),
+    "ReduceLogSum": ("ReduceSum", "ReduceLogSum"),
+    "ReduceLogSumExp": ("ReduceLogSumExp", "ReduceLogSumExp"),
+    "ReduceMean": ("ReduceMean", "ReduceMean"),
+    "ReduceSum": ("ReduceSum", "ReduceSum"),
+    "ReduceSumSquare": ("ReduceSumSquare", "ReduceSum"),
+}
+
+# Longest blocks, of neighbours in memory and of others. Of sums and means ONNX Runtime adds neighbours in 8 lanes or
+# more, and four others at a time; all other reductions of a block are one after the other.
+_BLOCKS = dict.fromkeys(("ReduceLogSum", "ReduceLogSumExp", "ReduceMean", "ReduceSum"), (128, 64))
+_OTHER_BLOCKS = (16, 16)
+# Sums of up to so many blocks are left alone.
+_SHORT = 4
+# Shorter blocks leave too many partial sums: converting these to float64 takes longer than the sum itself.
+_LEAST_BLOCK = 8
+# Samples with up to so many elements are converted; nodes that compute the length of a block would take longer.
+_SMALL_SAMPLE = 16
+
+_FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
+Dim = int | ir.SymbolicDim
+
+
+class LongSumsPass(ir.passes.InPlacePass):
+    """Rewrite reductions over many float32 or float16 numbers: float32 in blocks, float64 over the blocks.
+
+    ONNX Runtime (1.20 to 1.32) adds float32 numbers one after the other, in a few lanes: the sum of ten million equal
+    numbers is 1 % off. PyTorch adds in cascades and is exact to 1e-6. A block has up to 128 numbers; the first level is
+    as fast as the whole reduction was, and converting the few partial sums takes little time. Where sizes are known at
+    run time only, the length of the blocks is found there: the largest divisor up to 128 of the number of elements.
+
+    Expects inferred ranks. Reductions of unknown rank, over axes known at run time only, or over up to 512 numbers are
+    left alone, as are the bodies of functions where ranks are unknown.
+
+    Args:
+        kept: Names of outputs of nodes to leave alone.
+    """
+
+    def __init__(self, kept: Collection[str] = ()) -> None:
+        super().__init__()
+        self._kept = frozenset(kept)
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Rewrite in place, in subgraphs and functions too."""
+        modified = False
+        for graph in (model.graph, *(function.graph for function in model.functions.values())):
+            blocks: dict[tuple[object, ...], ir.Value] = {}
+            for node in list(ir.traversal.RecursiveGraphIterator(graph)):
+                if node.outputs[0].name in self._kept or (reduction := _long_reduction(node)) is None:
+                    continue
+                _write(reduction, blocks)
+                modified = True
+        return ir.passes.PassResult(model, modified)
+
+
+@dataclass(frozen=True)
+class _Reduction:
+    """A reduction over many elements.
+
+    Attributes:
+        node: The node.
+        x: Its input.
+        axes: The reduced axes, sorted.
+        start: First of the neighbouring reduced axes that blocks are cut from, the last ones with several elements.
+        end: First axis behind these.
+        in_rows: Whether the elements of a block are neighbours in memory.
+    """
+
+    node: ir.Node
+    x: ir.Value
+    axes: tuple[int, ...]
+    start: int
+    end: int
+    in_rows: bool
+
+    @property
+    def dims(self) -> list[Dim]:
+        """Sizes of the input."""
+        assert self.x.shape is not None
+        return list(self.x.shape)
+
+    @property
+    def run(self) -> list[Dim]:
+        """Sizes of the axes that blocks are cut from."""
+        return self.dims[self.start : self.end]
+
+    @property
+    def most(self) -> int:
+        """Length of the longest block."""
+        return _BLOCKS.get(self.node.op_type, _OTHER_BLOCKS)[not self.in_rows]
+
+    @property
+    def block(self) -> int | None:
+        """Length of a block if it can be told: 1 to convert all elements; None for a length found at run time."""
+        whole, all_reduced = _product(self.run), _product([self.dims[axis] for axis in self.axes])
+        if whole is not None and whole != all_reduced and whole <= self.most:
+            return whole
+        behind: list[Dim] = []
+        for dim in reversed(self.run):
+            if not isinstance(dim, int):
+                break
+            behind.append(dim)
+        known = math.prod(behind)
+        for most in (self.most, 4 * self.most):
+            if (block := _divisor(known, min(most, known // 2 if known == all_reduced else known))) >= _LEAST_BLOCK:
+                return block
+        if whole is not None:
+            return 1
+        sizes = [dim for dim in self.dims if isinstance(dim, int)]
+        return 1 if len(sizes) == len(self.dims) - 1 and math.prod(sizes) <= _SMALL_SAMPLE else None
+
+
+def _long_reduction(node: ir.Node) -> _Reduction | None:
+    """Return the description of a node that is a long reduction; None for others."""
+    if node.domain != "" or node.op_type not in _LEVELS:
+        return None
+    x = node.inputs[0]
+    if x is None or x.dtype not in _FLOATS or x.shape is None:
+        return None
+    dims: list[Dim] = list(x.shape)
+    axes = _axes(node, len(dims))
+    longer = [axis for axis in axes if dims[axis] != 1]
+    if not longer or 0 in dims:
+        return None
+    start, end = longer[-1], longer[-1] + 1
+    while start - 1 in axes:
+        start -= 1
+    in_rows = all(dim == 1 for dim in dims[end:])
+    count = _product([dims[axis] for axis in axes])
+    reduction = _Reduction(node, x, axes, start, end, in_rows)
+    return reduction if count is None or count > _SHORT * reduction.most else None
+
+
+def _axes(node: ir.Node, rank: int) -> tuple[int, ...]:
+    """Return the reduced axes, sorted; () where they are not known, or none."""
+    axes = node.inputs[1] if len(node.inputs) > 1 else None
+    if axes is None:
+        return () if node.attributes.get_int("noop_with_empty_axes", 0) else tuple(range(rank))
+    known = known_array(axes)
+    return () if known is None else tuple(sorted({int(axis) % rank for axis in known.ravel().tolist()}))
+
+
+def _write(reduction: _Reduction, blocks: dict[tuple[object, ...], ir.Value]) -> None:
+    """Write both levels; the node becomes the Cast that ends them, so that its output keeps its name."""
+    node, axes, x = reduction.node, reduction.axes, reduction.x
+    first, second = _LEVELS[node.op_type]
+    block, whole = reduction.block, _product(reduction.run)
+    if x.dtype == ir.DataType.FLOAT16 and block != 1:
+        # As ONNX Runtime computes it, but without rounding between the levels.
+        x = write_before(node, None, "Cast", x, to=ir.DataType.FLOAT)
+    if block == 1:
+        second, left = node.op_type, list(axes)
+    elif block is not None and block == whole:
+        x = _reduced(node, first, x, list(range(reduction.start, reduction.end)))
+        left = [axis for axis in axes if axis < reduction.start]
+        left += [axis - (reduction.end - reduction.start) for axis in axes if axis >= reduction.end]
+    else:
+        x = _reduced(node, first, _in_blocks(reduction, x, block, blocks), [reduction.start + 1])
+        left = [axis for axis in axes if axis <= reduction.start]
+        left += [axis - (reduction.end - reduction.start) + 1 for axis in axes if axis >= reduction.end]
+    wide = write_before(node, None, "Cast", x, to=ir.DataType.DOUBLE)
+    producer = wide.producer()
+    assert producer is not None
+    producer.metadata_props[LONG_SUM_KEY] = "true"
+    total = _reduced(node, second, wide, left)
+    if node.attributes.get_int("keepdims", 1):
+        total = write_before(node, None, "Unsqueeze", total, _ints(node, axes))
+    node.op_type = "Cast"
+    node.attributes.clear()
+    assert reduction.x.dtype is not None
+    node.attributes["to"] = ir.AttrInt64("to", reduction.x.dtype)
+    node.resize_inputs(1)
+    node.replace_input_with(0, total)
+
+
+def _in_blocks(
+    reduction: _Reduction, x: ir.Value, block: int | None, blocks: dict[tuple[object, ...], ir.Value]
+) -> ir.Value:
+    """Return x with the sizes of the run replaced by two: the number of blocks, and their length."""
+    node, start, end = reduction.node, reduction.start, reduction.end
+    lead, behind = reduction.dims[:start], reduction.dims[end:]
+    whole = _product(reduction.run)
+    # Zero copies the size of the axis at the same place.
+    aligned = end - start == 2
+    fits = all(isinstance(dim, int) for dim in behind) or aligned
+    kept = [dim if isinstance(dim, int) else 0 for dim in behind]
+    if block is not None and fits and whole is not None:
+        return write_before(node, None, "Reshape", x, _ints(node, [*[0] * start, whole // block, block, *kept]))
+    others_known = all(isinstance(dim, int) for dim in (*lead, *behind))
+    length = _ints(node, [block]) if block is not None else _length(reduction, blocks)
+    if others_known:
+        # -1 has a value, as no other size can be zero.
+        if block is not None:
+            return write_before(node, None, "Reshape", x, _ints(node, [*[0] * start, -1, block, *kept]))
+        parts = [_ints(node, [*[0] * start, -1]), length, *([_ints(node, kept)] if kept else [])]
+        return write_before(node, None, "Reshape", x, write_before(node, None, "Concat", *parts, axis=0))
+    count = write_before(node, None, "Div", _size(reduction), length)
+    parts = [count, length]
+    if start:
+        parts.insert(0, write_before(node, None, "Shape", reduction.x, end=start))
+    if behind:
+        parts.append(write_before(node, None, "Shape", reduction.x, start=end))
+    shape = write_before(node, None, "Concat", *parts, axis=0)
+    return write_before(node, None, "Reshape", x, shape, allowzero=1)
+
+
+def _length(reduction: _Reduction, blocks: dict[tuple[object, ...], ir.Value]) -> ir.Value:
+    """Return the length of a block, int64 [1]: the largest divisor of the number of elements that is small enough."""
+    node = reduction.node
+    names = tuple(dim if isinstance(dim, int) else dim.value for dim in reduction.run)
+    # Sizes of one name are equal, so that e.g. the gradients of all biases share the nodes.
+    key = (node.graph, reduction.most, *names)
+    if key not in blocks or None in names:
+        remainders = write_before(node, None, "Mod", _size(reduction), _ints(node, [1, *range(1, reduction.most + 1)]))
+        # The last divisor; its place is the divisor.
+        blocks[key] = write_before(node, None, "ArgMin", remainders, axis=0, keepdims=1, select_last_index=1)
+    return blocks[key]
+
+
+def _size(reduction: _Reduction) -> ir.Value:
+    """Return the number of elements of the run, int64 [1]."""
+    node, start, end = reduction.node, reduction.start, reduction.end
+    sizes = write_before(node, None, "Shape", reduction.x, start=start, end=end)
+    return sizes if end - start == 1 else write_before(node, None, "ReduceProd", sizes, keepdims=1)
+
+
+def _reduced(node: ir.Node, op_type: str, x: ir.Value, axes: Sequence[int]) -> ir.Value:
+    return write_before(node, None, op_type, x, _ints(node, axes), keepdims=0)
+
+
+def _ints(node: ir.Node, numbers: Sequence[int]) -> ir.Value:
+    # Constant nodes and not initializers, which the bodies of functions do not have.
+    return write_before(node, None, "Constant", value_ints=list(numbers))
+
+
+def _product(dims: Sequence[Dim]) -> int | None:
+    """Return the product of sizes; None if one is symbolic."""
+    known = [dim for dim in dims if isinstance(dim, int)]
+    return math.prod(known) if len(known) == len(dims) else None
+
+
+def _divisor(number: int, most: int) -> int:
+    """Return the largest divisor of a number up to `most`."""
+    return next(divisor for divisor in range(min(number, most), 0, -1) if number % divisor == 0)

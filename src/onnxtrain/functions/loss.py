@@ -5,6 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from onnxtrain.emitter import AttributeRef, Emitter
+from onnxtrain.passes import mark_long_sum
 
 from ._composite import composite
 
@@ -59,7 +60,12 @@ def mean_negative_log_likelihood(
     """
     counts, index = _counted(op, labels, ignore_index)
     chosen = op.Where(counts, op.GatherElements(log_prob, index, axis=1), 0.0)
-    return op.Neg(op.Div(op.ReduceSum(chosen, keepdims=0), _number(op, counts, log_prob)))
+    # ONNX Runtime adds float32 numbers one by one, of which a count of up to 10^8 is exact all the same.
+    wide = op.Cast(chosen, to=ir.DataType.DOUBLE)
+    mark_long_sum(wide)
+    total = op.Cast(op.ReduceSum(wide, keepdims=0), to=log_prob.dtype)
+    # Adding up -1 in place of 1 saves a Neg.
+    return op.Div(total, op.ReduceSum(op.Where(counts, -1.0, op.const(0.0, like=log_prob)), keepdims=0))
 
 
 def _counted(op: Emitter, labels: ir.Value, ignore_index: AttributeRef) -> tuple[ir.Value, ir.Value]:

@@ -40,7 +40,7 @@ from onnxtrain.passes.parameters.torch_parameters import TorchSignature, mark_gr
 from onnxtrain.passes.parameters.training_mode import Mode, TrainingModePass, is_training_batch_norm
 from onnxtrain.passes.runtime_faults.absent_inputs import AbsentInputsPass
 from onnxtrain.passes.runtime_faults.column_vectors import ColumnVectorPass
-from onnxtrain.passes.runtime_faults.long_sums import LongSumsPass
+from onnxtrain.passes.runtime_faults.long_sums import LongSumsPass, mark_long_sum
 from onnxtrain.passes.runtime_faults.narrow_floats import has_narrow_floats, widen_narrow_floats
 from onnxtrain.passes.runtime_faults.pipeline import suit_runtime
 from onnxtrain.passes.runtime_faults.quantised_products import FloatDequantisedPass, FloatProductsPass
@@ -124,6 +124,7 @@ __all__ = [
     "load_model",
     "lost_detaches",
     "mark_constant",
+    "mark_long_sum",
     "mark_gradients",
     "mark_stop_gradient",
     "mark_stopped_gradients",

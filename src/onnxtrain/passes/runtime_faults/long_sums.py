@@ -35,6 +35,9 @@ _SHORT = 4
 _LEAST_BLOCK = 8
 # Samples with up to so many elements are converted; nodes that compute the length of a block would take longer.
 _SMALL_SAMPLE = 16
+# Sums over the samples alone, e.g. gradients of biases [batch, width], are rewritten from this width on. In narrow layers
+# of small nets the additional nodes would be several percent of a step.
+_WIDE_SAMPLE = 512
 
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
 Dim = int | ir.SymbolicDim
@@ -48,8 +51,8 @@ class LongSumsPass(ir.passes.InPlacePass):
     as fast as the whole reduction was, and converting the few partial sums takes little time. Where sizes are known at
     run time only, the length of the blocks is found there: the largest divisor up to 128 of the number of elements.
 
-    Expects inferred ranks. Reductions of unknown rank, over axes known at run time only, or over up to 512 numbers are
-    left alone, as are the bodies of functions where ranks are unknown.
+    Expects inferred ranks. Left alone are reductions of unknown rank, over axes known at run time only, over up to 512
+    numbers, and over the samples of a batch if there are fewer than 512 sums.
 
     Args:
         kept: Names of outputs of nodes to leave alone.
@@ -70,6 +73,13 @@ class LongSumsPass(ir.passes.InPlacePass):
                 _write(reduction, blocks)
                 modified = True
         return ir.passes.PassResult(model, modified)
+
+
+def mark_long_sum(wide: ir.Value) -> None:
+    """Mark the Cast to float64 that gives a value as one that only makes a sum exact."""
+    cast = wide.producer()
+    assert cast is not None
+    cast.metadata_props[LONG_SUM_KEY] = "true"
 
 
 @dataclass(frozen=True)
@@ -147,6 +157,8 @@ def _long_reduction(node: ir.Node) -> _Reduction | None:
     in_rows = all(dim == 1 for dim in dims[end:])
     count = _product([dims[axis] for axis in axes])
     reduction = _Reduction(node, x, axes, start, end, in_rows)
+    if count is None and len(longer) == 1 and not in_rows and (_product(dims[end:]) or 0) < _WIDE_SAMPLE:
+        return None
     return reduction if count is None or count > _SHORT * reduction.most else None
 
 
@@ -178,9 +190,7 @@ def _write(reduction: _Reduction, blocks: dict[tuple[object, ...], ir.Value]) ->
         left = [axis for axis in axes if axis <= reduction.start]
         left += [axis - (reduction.end - reduction.start) + 1 for axis in axes if axis >= reduction.end]
     wide = write_before(node, None, "Cast", x, to=ir.DataType.DOUBLE)
-    producer = wide.producer()
-    assert producer is not None
-    producer.metadata_props[LONG_SUM_KEY] = "true"
+    mark_long_sum(wide)
     total = _reduced(node, second, wide, left)
     if node.attributes.get_int("keepdims", 1):
         total = write_before(node, None, "Unsqueeze", total, _ints(node, axes))

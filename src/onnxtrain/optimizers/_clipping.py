@@ -51,10 +51,33 @@ class ClipGradNorm(GradientClipping):
         # Gradients of several dtypes share one norm, summed in the widest of them.
         dtypes = {gradient.dtype for gradient in gradients}
         wide = ir.DataType.DOUBLE if ir.DataType.DOUBLE in dtypes else ir.DataType.FLOAT
-        squares = [cast(op, op.ReduceSumSquare(gradient, keepdims=0), wide) for gradient in gradients]
-        norm = op.Sqrt(op.Sum(*squares))
+        norm = _norm(op, gradients, wide)
+        # A norm that can be represented has squares that cannot, from 2e19 on in float32. Only then is it computed again.
+        scaled, plain = op.subgraph({}), op.subgraph({})
+        down, up = _SCALES[wide]
+        small = [scaled.Mul(cast(scaled, gradient, wide), down) for gradient in gradients]
+        for value, gradient in zip(small, gradients, strict=True):
+            value.shape = gradient.shape
+        scaled.graph.outputs.append(scaled.Mul(_norm(scaled, small, wide), up))
+        plain.graph.outputs.append(plain.Identity(norm))
+        norm = op.If(op.IsInf(norm), then_branch=scaled.graph, else_branch=plain.graph)
+        norm.type = ir.TensorType(wide)
         # The maximum makes the factor 1 for norms up to max_norm, and never divides by a norm of zero.
         return op.Div(self.max_norm, op.Max(norm, self.max_norm))
+
+
+# Powers of two, which do not round: the square of the largest number times the first is far from overflow.
+_SCALES = {ir.DataType.FLOAT: (2.0**-70, 2.0**70), ir.DataType.DOUBLE: (2.0**-520, 2.0**520)}
+# ONNX Runtime adds the inputs of Sum one after the other.
+_TERMS = 16
+
+
+def _norm(op: Emitter, gradients: Sequence[ir.Value], wide: ir.DataType) -> ir.Value:
+    """Returns the common Euclidean norm of tensors in a dtype at least as wide as theirs, shape []."""
+    squares = [cast(op, op.ReduceSumSquare(gradient, keepdims=0), wide) for gradient in gradients]
+    while len(squares) > 1:
+        squares = [op.Sum(*squares[i : i + _TERMS]) for i in range(0, len(squares), _TERMS)]
+    return op.Sqrt(squares[0])
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.passes.tidy.constants import known_array
-from onnxtrain.passes.tidy.replace_value import write_before
+from onnxtrain.passes.tidy.replace_value import successor, write_before
 
 LONG_SUM_KEY = "onnxtrain.long_sum"
 """Metadata key of the Cast to float64 between the two levels of a sum."""
@@ -67,12 +69,69 @@ class LongSumsPass(ir.passes.InPlacePass):
         modified = False
         for graph in (model.graph, *(function.graph for function in model.functions.values())):
             blocks: dict[tuple[object, ...], ir.Value] = {}
-            for node in list(ir.traversal.RecursiveGraphIterator(graph)):
-                if node.outputs[0].name in self._kept or (reduction := _long_reduction(node)) is None:
-                    continue
+            # Outputs without a name are absent.
+            nodes = [n for n in ir.traversal.RecursiveGraphIterator(graph) if n.outputs[0].name not in self._kept]
+            sums = [each for node in nodes if _is_long_loss(node) for each in _reduced_loss(node)]
+            for reduction in filter(None, map(_long_reduction, (*nodes, *sums))):
                 _write(reduction, blocks)
                 modified = True
         return ir.passes.PassResult(model, modified)
+
+
+def _is_long_loss(node: ir.Node) -> bool:
+    """Return whether a node is a loss of class labels that is reduced by ONNX Runtime."""
+    if node.domain != "" or node.op_type not in ("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss"):
+        return False
+    scores, labels = node.inputs[:2]
+    known = scores is not None and labels is not None and labels.dtype is not None and labels.shape is not None
+    if not known or scores.dtype != ir.DataType.FLOAT or node.attributes.get_string("reduction", "mean") == "none":
+        return False
+    count = _product(list(labels.shape))
+    return count is None or count > _SHORT * _BLOCKS["ReduceSum"][0]
+
+
+def _reduced_loss(node: ir.Node) -> list[ir.Node]:
+    """Write the reduction of a loss of class labels as nodes of their own; return the sums among them."""
+    scores, labels, *weights = node.inputs
+    mean = node.attributes.get_string("reduction", "mean") == "mean"
+    ignored = node.attributes.get("ignore_index")
+    assert node.graph is not None and scores is not None and labels is not None and labels.dtype is not None
+    result = successor(node.outputs[0])
+    each = node.outputs[0]
+    each.name, each.shape, each.type = f"{result.name}/each", labels.shape, ir.TensorType(ir.DataType.FLOAT)
+    node.attributes["reduction"] = ir.AttrString("reduction", "none")
+    after = node
+
+    def write(op_type: str, *inputs: ir.Value, output: ir.Value | None = None, **attributes: Any) -> ir.Value:
+        nonlocal after
+        new = ir.node(op_type, inputs, attributes, outputs=None if output is None else [output])
+        assert node.graph is not None
+        node.graph.insert_after(after, new)
+        after = new
+        return new.outputs[0]
+
+    def number(value: float, dtype: ir.DataType) -> ir.Value:
+        return write("Constant", value=ir.tensor(np.array(value, dtype.numpy()), dtype=dtype))
+
+    def total(values: ir.Value, op_type: str = "ReduceSum", output: ir.Value | None = None) -> ir.Value:
+        values.shape, values.type = labels.shape, ir.TensorType(ir.DataType.FLOAT)
+        return write(op_type, values, output=output, keepdims=0)
+
+    weight = weights[0] if weights else None
+    if not mean or (weight is None and ignored is None):
+        sums = [total(each, "ReduceMean" if mean else "ReduceSum", result)]
+    else:
+        counts, safe = None, labels
+        if ignored is not None:
+            counts = write("Not", write("Equal", labels, number(ignored.as_int(), labels.dtype)))
+            safe = write("Where", counts, labels, number(0, labels.dtype))
+        is_weighted = weight is not None
+        terms = write("Gather", weight, safe, axis=0) if is_weighted else number(1, ir.DataType.FLOAT)
+        if counts is not None:
+            terms = write("Where", counts, terms, number(0, ir.DataType.FLOAT))
+        sums = [total(each), total(terms)]
+        write("Div", *sums, output=result)
+    return [value.producer() for value in sums if value.producer() is not None]
 
 
 def mark_long_sum(wide: ir.Value) -> None:
@@ -159,7 +218,9 @@ def _long_reduction(node: ir.Node) -> _Reduction | None:
     reduction = _Reduction(node, x, axes, start, end, in_rows)
     if count is None and len(longer) == 1 and not in_rows and (_product(dims[end:]) or 0) < _WIDE_SAMPLE:
         return None
-    return reduction if count is None or count > _SHORT * reduction.most else None
+    # Of all elements ONNX Runtime also adds squares in lanes.
+    most = _BLOCKS["ReduceSum"][0] if len(axes) == len(dims) else reduction.most
+    return reduction if count is None or count > _SHORT * most else None
 
 
 def _axes(node: ir.Node, rank: int) -> tuple[int, ...]:

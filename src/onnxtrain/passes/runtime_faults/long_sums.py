@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from onnxtrain.passes.tidy.constants import known_array
 from onnxtrain.passes.tidy.replace_value import successor, write_before
+from onnxtrain.passes.tidy.unique_names import name_apart
 
 LONG_SUM_KEY = "onnxtrain.long_sum"
 """Metadata key of the Cast to float64 between the two levels of a sum."""
@@ -75,6 +76,9 @@ class LongSumsPass(ir.passes.InPlacePass):
             for reduction in filter(None, map(_long_reduction, (*nodes, *sums))):
                 _write(reduction, blocks)
                 modified = True
+        # onnx_ir numbers the new values of each subgraph anew.
+        if modified:
+            name_apart(model)
         return ir.passes.PassResult(model, modified)
 
 

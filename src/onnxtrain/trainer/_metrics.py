@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import numbers
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,7 +16,9 @@ from onnxtrain.errors import InputError
 from onnxtrain.losses import loss_class
 from onnxtrain.runtime.dtypes import Array
 from onnxtrain.runtime.manifest import InputSpec
-from onnxtrain.trainer._whole_metrics import WHOLE_METRICS, Task, aligned, measure_of
+from onnxtrain.trainer._whole_metrics import WHOLE_METRICS, Task, aligned, has_nan, measure_of
+
+_log = logging.getLogger("onnxtrain")
 
 # `Measure` returns sums instead of a mean: means of batches of different sizes cannot be averaged.
 Measure = Callable[[Array, Array, InputSpec], tuple[float, float]]
@@ -70,26 +73,29 @@ def _accuracy(prediction: Array, target: Array, spec: InputSpec) -> tuple[float,
     """
     prediction, target = aligned(prediction, target, spec)
     _require_shape("accuracy", prediction, target, (*prediction.shape[:1], *prediction.shape[2:]))
-    hits = prediction.argmax(axis=1) == target
+    guess = prediction.argmax(axis=1)
     ignored = spec.class_labels.ignore_index if spec.class_labels else None
-    if ignored is None:
-        return float(np.count_nonzero(hits)), float(hits.size)
-    counted = target != ignored
-    return float(np.count_nonzero(hits & counted)), float(np.count_nonzero(counted))
+    counted = np.ones(target.shape, bool) if ignored is None else target != ignored
+    # argmax gives the place of a NaN, if there is one.
+    highest = np.take_along_axis(prediction, np.expand_dims(guess, 1), axis=1)[:, 0]
+    return _share((guess == target)[counted], highest[counted])
 
 
 def _probability_accuracy(prediction: Array, target: Array, spec: InputSpec) -> tuple[float, float]:
     """Counts where scores and class probabilities, both [N, C, d1, ...], have their maximum in the same class."""
     _require_shape("probability_accuracy", prediction, target, prediction.shape)
-    hits = prediction.argmax(axis=1) == target.argmax(axis=1)
-    return float(np.count_nonzero(hits)), float(hits.size)
+    return _share(prediction.argmax(axis=1) == target.argmax(axis=1), prediction)
 
 
 def _binary_accuracy(prediction: Array, target: Array, spec: InputSpec) -> tuple[float, float]:
     """Counts correct logits (positive means yes) against targets 0 and 1."""
     _require_shape("binary_accuracy", prediction, target, prediction.shape)
-    hits = (prediction > 0) == (target > 0.5)
-    return float(np.count_nonzero(hits)), float(hits.size)
+    return _share((prediction > 0) == (target > 0.5), prediction)
+
+
+def _share(hits: Array, scores: Array) -> tuple[float, float]:
+    """Returns the numbers of hits and of all; NaN hits if a score is NaN, from which no class follows."""
+    return math.nan if has_nan(scores) else float(np.count_nonzero(hits)), float(hits.size)
 
 
 def _absolute_error(prediction: Array, target: Array, spec: InputSpec) -> tuple[float, float]:
@@ -269,11 +275,24 @@ class Averages:
         # The arrays of all batches are joined once, at the end of the epoch; joining batch by batch would copy them
         # again and again.
         joined = [np.concatenate(arrays) for arrays in zip(*self.parts, strict=True)]
+        unknown = [
+            metric.name
+            for metric in metrics
+            if metric.measure is not None and math.isnan(self.sums.get(metric.name, [0.0])[0])
+        ]
         for metric in metrics:
             if metric.of_loss is not None and "loss" in values:
                 values[metric.name] = _number(metric, metric.of_loss(values["loss"]))
             if metric.function is not None:
                 values[metric.name] = _number(metric, metric.function(*joined)) if joined else math.nan
+                if joined and math.isnan(values[metric.name]) and has_nan(joined[0]):
+                    unknown.append(metric.name)
+        if unknown:
+            _log.warning(
+                "The model predicts NaN for some samples, so that %s %s NaN.",
+                ", ".join(f"'{prefix}{name}'" for name in unknown),
+                "is" if len(unknown) == 1 else "are",
+            )
         # In the order of the metrics, whichever of them was computed first: columns of logs keep their places.
         names = [name for name in ("loss", *(metric.name for metric in metrics)) if name in values]
         return {prefix + name: values[name] for name in names}

@@ -93,6 +93,11 @@ class _Scores:
         return self.scores.argmax(axis=1) if self.one_of else (self.scores > 0).astype(np.int64)
 
     @property
+    def judgeable(self) -> bool:
+        """True if there are samples, and no score is NaN, from which no class and no order follows."""
+        return len(self.truth) > 0 and not has_nan(self.scores)
+
+    @property
     def two_classes(self) -> bool:
         """True for one yes-or-no question, also if it is asked as two classes."""
         return self.one_of == 2 or (not self.one_of and self.truth.ndim == 1)
@@ -138,6 +143,11 @@ def aligned(prediction: Array, target: Array, spec: InputSpec | None) -> tuple[A
     return np.moveaxis(prediction, labels.axis, 1), target
 
 
+def has_nan(array: Array) -> bool:
+    """True if a number of an array is NaN."""
+    return bool(np.isnan(array).any())
+
+
 def _rows(array: Array) -> Array:
     """Reshapes [N, C, d1, ...] to [N d1 ..., C]."""
     return np.moveaxis(array, 1, -1).reshape(-1, array.shape[1])
@@ -160,7 +170,7 @@ def _decided(
 ) -> float:
     """Computes f1, precision or recall: of the positive class, or a mean over classes; see :class:`Task`."""
     data = _scores(name, task, prediction, target)
-    if not len(data.truth):
+    if not data.judgeable:
         return math.nan
     truth, guess = data.truth, data.guess
     if average is None and task.positive is not None:
@@ -183,9 +193,11 @@ def _require_one_right(name: str, data: _Scores) -> None:
 def _auroc(name: str, task: Task, prediction: Array, target: Array) -> float:
     """Computes the area under the ROC curve: of the positive class, or the mean of each class against the rest.
 
-    Both of two classes have the same area. NaN if a class, or its opposite, does not occur.
+    Both of two classes have the same area. NaN if a class, or its opposite, does not occur, or if a score is NaN.
     """
     data = _scores(name, task, prediction, target)
+    if not data.judgeable:
+        return math.nan
     scores = data.scores.astype(np.float64)
     if task.positive is not None and not data.two_classes:
         _require_one_right(name, data)
@@ -196,14 +208,24 @@ def _auroc(name: str, task: Task, prediction: Array, target: Array) -> float:
             return math.nan
         return float(_sklearn(name).roc_auc_score(truth, _probabilities(scores)[:, task.positive]))
     if not data.one_of:
-        constant = len(data.truth) == 0 or (data.truth == data.truth[:1]).all(axis=0).any()
-        return math.nan if constant else float(_sklearn(name).roc_auc_score(data.truth, scores))
+        constant = (data.truth == data.truth[:1]).all(axis=0).any()
+        return math.nan if constant else float(_sklearn(name).roc_auc_score(data.truth, _ordered(scores)))
     if len(np.unique(data.truth)) < max(2, data.one_of):
         return math.nan
     if data.two_classes:
         # The difference orders samples as the softmax does and does not round to 1.0 for certain ones.
-        return float(_sklearn(name).roc_auc_score(data.truth, scores[:, 1] - scores[:, 0]))
+        # Equal infinities are equal scores.
+        equal = scores[:, 1] == scores[:, 0]
+        difference = np.subtract(scores[:, 1], scores[:, 0], out=np.zeros(len(scores)), where=~equal)
+        return float(_sklearn(name).roc_auc_score(data.truth, _ordered(difference)))
     return float(_sklearn(name).roc_auc_score(data.truth, _probabilities(scores), multi_class="ovr"))
+
+
+def _ordered(scores: Array) -> Array:
+    """Returns finite numbers in the order of scores; scikit-learn refuses infinite ones."""
+    if np.isfinite(scores).all():
+        return scores
+    return np.unique(scores, return_inverse=True)[1].reshape(scores.shape).astype(np.float64)
 
 
 def _probabilities(scores: Array) -> Array:
@@ -211,16 +233,21 @@ def _probabilities(scores: Array) -> Array:
     # A model may end in Softmax. scikit-learn requires rows that add up to 1, which those of half precision do not.
     if (scores >= 0).all() and np.allclose(scores.sum(axis=1), 1.0, atol=1e-3):
         return np.asarray(scores / scores.sum(axis=1, keepdims=True))
-    exponentials = np.exp(scores - scores.max(axis=1, keepdims=True))
+    highest = scores.max(axis=1, keepdims=True)
+    # Not of the highest, which may be infinite.
+    exponentials = np.exp(np.subtract(scores, highest, out=np.zeros_like(scores), where=scores != highest))
     return np.asarray(exponentials / exponentials.sum(axis=1, keepdims=True))
 
 
 def _r2(name: str, task: Task, prediction: Array, target: Array) -> float:
     """Computes the coefficient of determination, the mean over outputs."""
     _require(name, prediction, target, prediction.shape)
-    if len(target) < 2:
-        return math.nan
     truth, guess = (array.reshape(len(target), -1).astype(np.float64) for array in (target, prediction))
+    if len(target) < 2 or has_nan(guess):
+        return math.nan
+    # The limit of ever larger errors. scikit-learn refuses infinite numbers.
+    if np.isinf(guess).any():
+        return -math.inf
     return float(_sklearn(name).r2_score(truth, guess))
 
 
@@ -228,13 +255,15 @@ def _top_k(name: str, k: int, task: Task, prediction: Array, target: Array) -> f
     """Computes how often the right class is among the k highest scores."""
     data = _scores(name, task, prediction, target)
     _require_classes(name, k, data.one_of)
-    if not len(data.truth):
+    if not data.judgeable:
         return math.nan
-    if k == 1:
+    # Of two classes scikit-learn takes one score, of the second.
+    if data.one_of == 2:
         return float((data.guess == data.truth).mean())
     # scikit-learn takes the classes from the labels that occur, of which a small data set may lack some.
     labels = np.arange(data.one_of)
-    return float(_sklearn(name).top_k_accuracy_score(data.truth, data.scores, k=k, labels=labels))
+    scores = _ordered(data.scores.astype(np.float64))
+    return float(_sklearn(name).top_k_accuracy_score(data.truth, scores, k=k, labels=labels))
 
 
 def _require_classes(name: str, k: int, classes: int) -> None:

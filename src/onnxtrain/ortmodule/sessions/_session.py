@@ -27,6 +27,7 @@ from onnxtrain.ortmodule.sessions._threads import CoreSharing, threads_for
 from onnxtrain.passes import (
     AbsentInputsPass,
     CrossEntropyPass,
+    LongSumsPass,
     PositiveAxesPass,
     has_narrow_floats,
     infer_shapes,
@@ -111,6 +112,9 @@ def suited(model: ir.Model, device: torch.device, layouts: Mapping[int, Layout] 
     if _has_no_elements(model.graph):
         model = infer_shapes(model.clone())
         PositiveAxesPass()(model)
+    # GPUs add in cascades.
+    if device.type == "cpu":
+        LongSumsPass()(model)
     AbsentInputsPass()(model)
     return model
 

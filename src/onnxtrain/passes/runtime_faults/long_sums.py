@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from onnxtrain.op_facts import CASTS, ELEMENTWISE
 from onnxtrain.passes.tidy.constants import known_array
 from onnxtrain.passes.tidy.replace_value import successor, write_before
 from onnxtrain.passes.tidy.unique_names import name_apart
@@ -28,12 +29,13 @@ _LEVELS = {
     "ReduceSumSquare": ("ReduceSumSquare", "ReduceSum"),
 }
 
-# Longest blocks, of neighbours in memory and of others. Of sums and means ONNX Runtime adds neighbours in 8 lanes or
-# more, and four others at a time; all other reductions of a block are one after the other.
-_BLOCKS = dict.fromkeys(("ReduceLogSum", "ReduceLogSumExp", "ReduceMean", "ReduceSum"), (128, 64))
-_OTHER_BLOCKS = (16, 16)
-# Sums of up to so many blocks are left alone.
-_SHORT = 4
+# Longest blocks, and longest sums that are left alone. Of sums and means ONNX Runtime adds neighbours in memory in 8
+# lanes or more, and four others at a time; all other reductions of a block are one after the other. Of a block that
+# fills all lanes twice as many numbers give the same error.
+_IN_LANES = frozenset({"ReduceLogSum", "ReduceLogSumExp", "ReduceMean", "ReduceSum"})
+_LANES = 16
+_BLOCK, _BLOCK_OF_LANES, _OTHER_BLOCK = 64, 128, 32
+_SHORT_ROW, _SHORT_COLUMN, _SHORT_OTHER = 512, 256, 64
 # Shorter blocks leave too many partial sums: converting these to float64 takes longer than the sum itself.
 _LEAST_BLOCK = 8
 # Samples with up to so many elements are converted; nodes that compute the length of a block would take longer.
@@ -91,7 +93,7 @@ def _is_long_loss(node: ir.Node) -> bool:
     if not known or scores.dtype != ir.DataType.FLOAT or node.attributes.get_string("reduction", "mean") == "none":
         return False
     count = _product(list(labels.shape))
-    return count is None or count > _SHORT * _BLOCKS["ReduceSum"][0]
+    return count is None or count > _SHORT_ROW
 
 
 def _reduced_loss(node: ir.Node) -> list[ir.Node]:
@@ -179,12 +181,23 @@ class _Reduction:
     @property
     def most(self) -> int:
         """Length of the longest block."""
-        return _BLOCKS.get(self.node.op_type, _OTHER_BLOCKS)[not self.in_rows]
+        return _BLOCK if self.node.op_type in _IN_LANES else _OTHER_BLOCK
+
+    @property
+    def short(self) -> int:
+        """Number of elements up to which the reduction is left alone."""
+        # Of all elements ONNX Runtime also adds squares in lanes.
+        if len(self.axes) == len(self.dims):
+            return _SHORT_ROW
+        if self.node.op_type not in _IN_LANES:
+            return _SHORT_OTHER
+        return _SHORT_ROW if self.in_rows else _SHORT_COLUMN
 
     @property
     def block(self) -> int | None:
         """Length of a block if it can be told: 1 to convert all elements; None for a length found at run time."""
         whole, all_reduced = _product(self.run), _product([self.dims[axis] for axis in self.axes])
+        # The run is the block, if other axes are left to be reduced.
         if whole is not None and whole != all_reduced and whole <= self.most:
             return whole
         behind: list[Dim] = []
@@ -193,8 +206,13 @@ class _Reduction:
                 break
             behind.append(dim)
         known = math.prod(behind)
+        longest = known // 2 if known == all_reduced else known
+        if self.in_rows and self.node.op_type in _IN_LANES:
+            block = _LANES * _divisor(known // _LANES, min(longest, _BLOCK_OF_LANES) // _LANES) if known % _LANES == 0 else 0
+            if block > _BLOCK // 2:
+                return block
         for most in (self.most, 4 * self.most):
-            if (block := _divisor(known, min(most, known // 2 if known == all_reduced else known))) >= _LEAST_BLOCK:
+            if (block := _divisor(known, min(most, longest))) >= _LEAST_BLOCK:
                 return block
         if whole is not None:
             return 1
@@ -207,7 +225,10 @@ def _long_reduction(node: ir.Node) -> _Reduction | None:
     if node.domain != "" or node.op_type not in _LEVELS:
         return None
     x = node.inputs[0]
-    if x is None or x.dtype not in _FLOATS or x.shape is None:
+    if x is None or x.dtype not in _FLOATS:
+        return None
+    x.shape = x.shape or _broadcast_shape(x)
+    if x.shape is None:
         return None
     dims: list[Dim] = list(x.shape)
     axes = _axes(node, len(dims))
@@ -222,9 +243,27 @@ def _long_reduction(node: ir.Node) -> _Reduction | None:
     reduction = _Reduction(node, x, axes, start, end, in_rows)
     if count is None and len(longer) == 1 and not in_rows and (_product(dims[end:]) or 0) < _WIDE_SAMPLE:
         return None
-    # Of all elements ONNX Runtime also adds squares in lanes.
-    most = _BLOCKS["ReduceSum"][0] if len(axes) == len(dims) else reduction.most
-    return reduction if count is None or count > _SHORT * most else None
+    return reduction if count is None or count > reduction.short else None
+
+
+def _broadcast_shape(value: ir.Value) -> ir.Shape | None:
+    """Return the shape of the result of an elementwise op with an input of that shape; None where that is not known.
+
+    Gradients have such nodes, of which no shape was inferred.
+    """
+    node = value.producer()
+    if node is None or node.domain != "" or node.op_type not in ELEMENTWISE | CASTS:
+        return None
+    shapes = [x.shape for x in node.inputs if x is not None]
+    known = [shape for shape in shapes if shape is not None]
+    if len(known) < len(shapes):
+        return None
+    highest = max(known, key=lambda shape: (shape.rank(), math.prod(d for d in shape if isinstance(d, int))))
+    for shape in known:
+        lead = highest.rank() - shape.rank()
+        if any(mine not in (1, theirs) for mine, theirs in zip(shape, list(highest)[lead:], strict=True)):
+            return None
+    return highest
 
 
 def _axes(node: ir.Node, rank: int) -> tuple[int, ...]:
@@ -334,5 +373,5 @@ def _product(dims: Sequence[Dim]) -> int | None:
 
 
 def _divisor(number: int, most: int) -> int:
-    """Return the largest divisor of a number up to `most`."""
-    return next(divisor for divisor in range(min(number, most), 0, -1) if number % divisor == 0)
+    """Return the largest divisor of a positive number up to `most`, which is 1 at least."""
+    return next(divisor for divisor in range(min(number, max(most, 1)), 0, -1) if number % divisor == 0)

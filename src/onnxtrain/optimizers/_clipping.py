@@ -61,7 +61,8 @@ class ClipGradNorm(GradientClipping):
         scaled.graph.outputs.append(scaled.Mul(_norm(scaled, small, wide), up))
         plain.graph.outputs.append(plain.Identity(norm))
         norm = op.If(op.IsInf(norm), then_branch=scaled.graph, else_branch=plain.graph)
-        norm.type = ir.TensorType(wide)
+        for value in (norm, *scaled.graph.outputs, *plain.graph.outputs):
+            value.type, value.shape = ir.TensorType(wide), ir.Shape(())
         # The maximum makes the factor 1 for norms up to max_norm, and never divides by a norm of zero.
         return op.Div(self.max_norm, op.Max(norm, self.max_norm))
 
@@ -74,10 +75,16 @@ _TERMS = 16
 
 def _norm(op: Emitter, gradients: Sequence[ir.Value], wide: ir.DataType) -> ir.Value:
     """Returns the common Euclidean norm of tensors in a dtype at least as wide as theirs, shape []."""
-    squares = [cast(op, op.ReduceSumSquare(gradient, keepdims=0), wide) for gradient in gradients]
+    squares = [_scalar(cast(op, _scalar(op.ReduceSumSquare(g, keepdims=0)), wide)) for g in gradients]
     while len(squares) > 1:
-        squares = [op.Sum(*squares[i : i + _TERMS]) for i in range(0, len(squares), _TERMS)]
-    return op.Sqrt(squares[0])
+        squares = [_scalar(op.Sum(*squares[i : i + _TERMS])) for i in range(0, len(squares), _TERMS)]
+    return _scalar(op.Sqrt(squares[0]))
+
+
+def _scalar(value: ir.Value) -> ir.Value:
+    """Returns the value, marked as one of shape []: onnx's checker wants shapes in subgraphs."""
+    value.shape = ir.Shape(())
+    return value
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,13 @@ class Float32SumsPass(ir.passes.InPlacePass):
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Rewrite in place."""
         casts = [node for node in standard_nodes(model, "Cast") if LONG_SUM_KEY in node.metadata_props]
-        for node in casts:
-            node.attributes["to"] = ir.AttrInt64("to", ir.DataType.FLOAT)
-            node.outputs[0].type = ir.TensorType(ir.DataType.FLOAT)
+        for cast in casts:
+            cast.attributes["to"] = ir.AttrInt64("to", ir.DataType.FLOAT)
+            wide = [cast.outputs[0]]
+            # As far as the Cast that ends the sum.
+            for value in wide:
+                value.type = ir.TensorType(ir.DataType.FLOAT)
+                wide += [node.outputs[0] for node in value.consumers() if node.op_type != "Cast"]
         return ir.passes.PassResult(model, bool(casts))
 
 

@@ -227,7 +227,8 @@ def _long_reduction(node: ir.Node) -> _Reduction | None:
     x = node.inputs[0]
     if x is None or x.dtype not in _FLOATS:
         return None
-    x.shape = x.shape or _broadcast_shape(x)
+    if x.shape is None:
+        x.shape = _broadcast_shape(x)
     if x.shape is None:
         return None
     dims: list[Dim] = list(x.shape)

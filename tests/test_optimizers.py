@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -45,6 +46,8 @@ from onnxtrain.optimizers import (
     moment_dtype,
 )
 from onnxtrain.optimizers._base import bias_correction
+from onnxtrain.passes import infer_shapes
+from onnxtrain.passes.portable import find_obstacles, suit_every_host
 from onnxtrain.runtime.device import parse_device
 from onnxtrain.runtime.session import open_session
 from runtimes import needs_opset
@@ -493,6 +496,58 @@ def test_clipping_by_norm_matches_torch_to_its_epsilon() -> None:
     feeds |= {name: np.zeros(shape) for name, shape in SHAPES.items()}
     for got, tensor in zip(session.run(None, feeds), tensors, strict=True):
         np.testing.assert_allclose(-got, tensor.grad.numpy(), rtol=1.1e-6 / norm)
+
+
+@pytest.mark.parametrize("profile", ["default", "portable"])
+@pytest.mark.parametrize(
+    ("dtype", "sizes"),
+    [("float32", (1e-3, 1e10, 1e18, 1e19, 1e25, 1e34)), ("float64", (1e-3, 1e153, 1e200, 1e300))],
+)
+def test_clipping_where_squares_overflow(dtype: str, sizes: tuple[float, ...], profile: str) -> None:
+    """The norm can be represented; PyTorch's own clip_grad_norm_ gives steps of 0 from 1e19 on."""
+    shapes = {"a": (300, 400), "b": (7,), "c": ()}
+    model = build_optimizer_model(
+        SGD(clip_grad=ClipGradNorm(2.0)), [ParameterSpec(name, dtype, shape) for name, shape in shapes.items()]
+    )
+    if profile == "portable":
+        if dtype == "float64":
+            pytest.skip("browsers have no float64")
+        model = suit_every_host(model)
+        assert find_obstacles(infer_shapes(model)) == []
+    session = _session(model)
+    state = {name: np.zeros(shape, dtype) for name, shape in shapes.items()}
+    for size, equal in itertools.product(sizes, (True, False)):
+        rng = np.random.default_rng(0)
+        draw = np.ones if equal else rng.standard_normal
+        gradients = {name: np.asarray(draw(shape) * size, dtype) for name, shape in shapes.items()}
+        exact = [gradient.astype(np.float64) / size for gradient in gradients.values()]
+        norm = math.sqrt(sum((gradient**2).sum() for gradient in exact)) * size
+        got = session.run(None, state | _feeds(1, gradients) | {"learning_rate": np.array(1, np.float32)})
+        for value, gradient in zip(got, exact, strict=True):
+            want = -gradient * size * min(1.0, 2.0 / norm)
+            rtol = 1e-12 if dtype == "float64" else 5e-7 if profile == "default" else 1e-5
+            np.testing.assert_allclose(value, want, rtol=rtol)
+
+
+@pytest.mark.parametrize(("bad", "others"), [(np.inf, 0.0), (np.nan, np.nan)])
+def test_clipping_of_infinity_and_nan(bad: float, others: float) -> None:
+    specs = [ParameterSpec("a", "float32", (2,)), ParameterSpec("b", "float32", (1000,))]
+    session = _session(build_optimizer_model(SGD(clip_grad=ClipGradNorm(1.0)), specs))
+    gradients = {"a": np.ones(2, np.float32), "b": np.full(1000, bad, np.float32)}
+    state = {"a": np.zeros(2, np.float32), "b": np.zeros(1000, np.float32)}
+    a, b = session.run(None, state | _feeds(1, gradients) | {"learning_rate": np.array(1, np.float32)})
+    np.testing.assert_array_equal(a, [others, others])
+    assert np.isnan(b).all()
+
+
+def test_norm_of_many_parameters() -> None:
+    """Sums of 1000 norms, which ONNX Runtime would add one by one."""
+    specs = [ParameterSpec(f"p{i}", "float32", (100,)) for i in range(1000)]
+    session = _session(build_optimizer_model(SGD(clip_grad=ClipGradNorm(1.0)), specs))
+    gradients = {spec.name: np.full(100, 0.1, np.float32) for spec in specs}
+    state = {spec.name: np.zeros(100, np.float32) for spec in specs}
+    first, *_ = session.run(None, state | _feeds(1, gradients) | {"learning_rate": np.array(1, np.float32)})
+    np.testing.assert_allclose(first, -1 / math.sqrt(100_000), rtol=5e-7)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from onnxtrain.fusion._pass import Fusion, FusionPass
 from onnxtrain.fusion.attention import AttentionPass
 from onnxtrain.fusion.bfloat16 import Bfloat16ProductPass, Bfloat16RoundingPass, WideCompositesPass
 from onnxtrain.fusion.lists import FUSIONS, fuse_exported, fuse_forward, fuse_kernels
+from onnxtrain.fusion.mean_loss import MeanLossPass
 from onnxtrain.fusion.native import NativeOpsPass
 from onnxtrain.fusion.norms import NORMS
 from onnxtrain.fusion.products import ProductPass
@@ -26,6 +27,7 @@ __all__ = [
     "Bfloat16RoundingPass",
     "Fusion",
     "FusionPass",
+    "MeanLossPass",
     "NativeOpsPass",
     "PackedProductPass",
     "ProductPass",

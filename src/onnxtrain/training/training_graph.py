@@ -17,7 +17,7 @@ from onnxtrain._words import argument
 from onnxtrain.autodiff import active_values, add_gradients, append_outputs, expand_path
 from onnxtrain.emitter import Emitter, values_by_name
 from onnxtrain.errors import GraphBuildError, NothingToTrain
-from onnxtrain.fusion import PackedProductPass, fuse_exported, fuse_kernels
+from onnxtrain.fusion import MeanLossPass, PackedProductPass, fuse_exported, fuse_kernels
 from onnxtrain.losses import TARGET_KEY, loss_mean
 from onnxtrain.op_facts import RANDOM_OPS
 from onnxtrain.passes import (
@@ -253,6 +253,7 @@ def _evaluation_model(build: Build, *, as_deployed: bool) -> ir.Model:
     if not as_deployed:
         FloatDequantisedPass()(evaluation)
         PackedProductPass()(evaluation)
+        MeanLossPass()(evaluation)
     LongSumsPass(file_values if as_deployed else ())(evaluation)
     lift_constants(evaluation)
     return evaluation

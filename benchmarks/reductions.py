@@ -85,34 +85,41 @@ def main() -> None:
     arguments.add_argument("--threads", type=int, default=2, help="threads of each engine, e.g. 2")
     options = arguments.parse_args()
     torch.set_num_threads(options.threads)
-    print("| computation | numbers | count | ONNX Runtime | rewritten | eager | ms | rewritten | again | eager ms |")
+    print(
+        "| computation | numbers | count | ONNX Runtime | rewritten | eager | ms | rewritten | again | eager ms |"
+    )
     print("|---|---|---|---|---|---|---|---|---|---|")
     for power in range(3, options.most + 1):
-        count = 10**power
         for kind in ("equal", "growing", "random"):
-            x = values(kind, count)
-            tensor, wide = torch.from_numpy(x), torch.from_numpy(x.astype(np.float64))
-            for name, (text, eager) in LINES.items():
-                exact = eager(wide).item()
-                plain = session(text, count, options.threads, rewrite=False)
-                ours = session(text, count, options.threads, rewrite=True)
-                runs: dict[str, Callable[[], object]] = {
-                    "plain": lambda plain=plain: plain.run(None, {"x": x})[0],
-                    "ours": lambda ours=ours: ours.run(None, {"x": x})[0],
-                    "again": lambda plain=plain: plain.run(None, {"x": x})[0],
-                    "eager": lambda eager=eager: eager(tensor),
-                }
-                # The variance of equal numbers is 0: its error is relative to their square.
-                scale = exact if exact > 1e-12 else 0.01
-                errors = [abs(float(runs[key]()) - exact) / scale for key in ("plain", "ours", "eager")]
-                seconds = best(runs, max(3, options.rounds if power < 7 else options.rounds // 4))
+            x = values(kind, 10**power)
+            for name in LINES:
+                rounds = max(3, options.rounds if power < 7 else options.rounds // 4)
                 print(
-                    f"| {name} | {kind} | 10^{power} | "
-                    + " | ".join(f"{error:.0e}" for error in errors)
-                    + f" | {seconds['plain'] * 1e3:.3f} | {seconds['ours'] / seconds['plain']:.2f} | "
-                    f"{seconds['again'] / seconds['plain']:.2f} | {seconds['eager'] * 1e3:.3f} |",
-                    flush=True,
+                    f"| {name} | {kind} | 10^{power} | {row(name, x, options.threads, rounds)} |", flush=True
                 )
+
+
+def row(name: str, x: np.ndarray, threads: int, rounds: int) -> str:
+    """Measures one computation of x; returns errors and times as cells of a table."""
+    text, eager = LINES[name]
+    tensor = torch.from_numpy(x)
+    exact = eager(tensor.double()).item()
+    plain, ours = (session(text, x.size, threads, rewrite=rewrite) for rewrite in (False, True))
+    runs: dict[str, Callable[[], object]] = {
+        "plain": lambda: plain.run(None, {"x": x})[0],
+        "ours": lambda: ours.run(None, {"x": x})[0],
+        "again": lambda: plain.run(None, {"x": x})[0],
+        "eager": lambda: eager(tensor),
+    }
+    # The variance of equal numbers is 0: its error is relative to their square.
+    scale = exact if exact > 1e-12 else 0.01
+    errors = [abs(float(runs[key]()) - exact) / scale for key in ("plain", "ours", "eager")]
+    seconds = best(runs, rounds)
+    return (
+        " | ".join(f"{error:.0e}" for error in errors)
+        + f" | {seconds['plain'] * 1e3:.3f} | {seconds['ours'] / seconds['plain']:.2f} | "
+        f"{seconds['again'] / seconds['plain']:.2f} | {seconds['eager'] * 1e3:.3f}"
+    )
 
 
 if __name__ == "__main__":

@@ -507,7 +507,8 @@ def test_clipping_where_squares_overflow(dtype: str, sizes: tuple[float, ...], p
     """The norm can be represented; PyTorch's own clip_grad_norm_ gives steps of 0 from 1e19 on."""
     shapes = {"a": (300, 400), "b": (7,), "c": ()}
     model = build_optimizer_model(
-        SGD(clip_grad=ClipGradNorm(2.0)), [ParameterSpec(name, dtype, shape) for name, shape in shapes.items()]
+        SGD(clip_grad=ClipGradNorm(2.0)),
+        [ParameterSpec(name, dtype, shape) for name, shape in shapes.items()],
     )
     if profile == "portable":
         if dtype == "float64":

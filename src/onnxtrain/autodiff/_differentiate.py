@@ -17,9 +17,11 @@ from onnxtrain.functions import with_exact_masks
 from onnxtrain.passes import (
     FloatDequantisedPass,
     FloatProductsPass,
+    LongSumsPass,
     as_given,
     canonicalize,
     inline_schema_functions,
+    lift_constants,
     load_model,
     mark_gradients,
     simplify_gradients,
@@ -113,6 +115,8 @@ def differentiate(
     result = suit_runtime(result)
     simplify_gradients(result)
     FloatDequantisedPass()(result)
+    LongSumsPass()(result)
+    lift_constants(result)
     return as_given(result, model)
 
 

@@ -29,6 +29,7 @@ from onnxtrain.functions import with_exact_masks
 from onnxtrain.passes import (
     CleanupPass,
     FloatDequantisedPass,
+    LongSumsPass,
     ModelSource,
     as_given,
     canonicalize,
@@ -262,6 +263,8 @@ def finished(graph: ir.Model, given: ModelSource) -> onnx.ModelProto | ir.Model:
     mark_gradients(graph)
     graph = suit_runtime(graph)
     FloatDequantisedPass()(graph)
+    LongSumsPass()(graph)
+    lift_constants(graph)
     return as_given(graph, given)
 
 

@@ -64,8 +64,7 @@ def mean_negative_log_likelihood(
     wide = op.Cast(chosen, to=ir.DataType.DOUBLE)
     mark_long_sum(wide)
     total = op.Cast(op.ReduceSum(wide, keepdims=0), to=log_prob.dtype)
-    # Adding up -1 in place of 1 saves a Neg.
-    return op.Div(total, op.ReduceSum(op.Where(counts, -1.0, op.const(0.0, like=log_prob)), keepdims=0))
+    return op.Neg(op.Div(total, _number(op, counts, log_prob)))
 
 
 def _counted(op: Emitter, labels: ir.Value, ignore_index: AttributeRef) -> tuple[ir.Value, ir.Value]:

@@ -52,7 +52,7 @@ class ClipGradNorm(GradientClipping):
         dtypes = {gradient.dtype for gradient in gradients}
         wide = ir.DataType.DOUBLE if ir.DataType.DOUBLE in dtypes else ir.DataType.FLOAT
         norm = _norm(op, gradients, wide)
-        # A norm that can be represented has squares that cannot, from 2e19 on in float32. Only then is it computed again.
+        # Squares of float32 overflow from 2e19 on, where the norm itself need not. Only then is it computed again.
         scaled, plain = op.subgraph({}), op.subgraph({})
         down, up = _SCALES[wide]
         small = [scaled.Mul(cast(scaled, gradient, wide), down) for gradient in gradients]

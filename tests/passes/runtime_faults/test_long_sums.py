@@ -125,9 +125,7 @@ def test_shape_and_dtype_stay(dtype: str, keepdims: int) -> None:
     numpy = np.float32 if dtype == "float" else np.float16
     for axes in ((0,), (2,), (0, 2), (0, 1, 2)):
         model = reduction("ReduceSum", ("n", "m", "k"), axes, keepdims, dtype)
-        new, old = (
-            ort.InferenceSession(m.SerializeToString()) for m in (infer_and_rewrite(model), model)
-        )
+        new, old = (ort.InferenceSession(m.SerializeToString()) for m in (infer_and_rewrite(model), model))
         for shape in itertools.product((0, 1, 131), (2, 0), (1, 600)):
             x = np.ones(shape, numpy)
             (y,), (want,) = new.run(None, {"x": x}), old.run(None, {"x": x})
@@ -158,7 +156,9 @@ def test_infinity_and_nan_pass_through() -> None:
             x[7] = bad
             (y,) = session.run(None, {"x": x})
             assert np.isnan(y) if np.isnan(bad) else y == np.inf, op
-    (y,) = run(rewritten(reduction("ReduceLogSumExp", (2000,), (0,))), {"x": np.full(2000, -np.inf, np.float32)})
+    (y,) = run(
+        rewritten(reduction("ReduceLogSumExp", (2000,), (0,))), {"x": np.full(2000, -np.inf, np.float32)}
+    )
     assert y == -np.inf
 
 
@@ -169,7 +169,7 @@ def test_sums_of_one_batch_size_share_its_blocks() -> None:
         <int64[1] z = {0}> { a = ReduceSum<keepdims=0>(x, z) b = ReduceSum<keepdims=0>(y, z) }"""
     )
     ops = [node.op_type for node in rewritten(model).graph.node]
-    assert ops.count("ArgMin") == 1 and ops.count("ReduceSum") == 4
+    assert (ops.count("ArgMin"), ops.count("ReduceSum")) == (1, 4)
 
 
 def test_kept_nodes_stay() -> None:
@@ -205,7 +205,10 @@ def test_without_float64_for_browsers() -> None:
 
 LOSSES = list(
     itertools.product(
-        ("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss"), ("mean", "sum", "none"), (False, True), (None, -100, 1)
+        ("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss"),
+        ("mean", "sum", "none"),
+        (False, True),
+        (None, -100, 1),
     )
 )
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.op_facts import CASTS, ELEMENTWISE
+from onnxtrain.passes.runtime_faults.label_losses import is_reduced, reduce_apart
 from onnxtrain.passes.tidy.constants import known_array
-from onnxtrain.passes.tidy.replace_value import successor, write_before
+from onnxtrain.passes.tidy.replace_value import write_before
 from onnxtrain.passes.tidy.unique_names import name_apart
 
 LONG_SUM_KEY = "onnxtrain.long_sum"
@@ -40,8 +39,8 @@ _SHORT_ROW, _SHORT_COLUMN, _SHORT_OTHER = 512, 256, 64
 _LEAST_BLOCK = 8
 # Samples with up to so many elements are converted; nodes that compute the length of a block would take longer.
 _SMALL_SAMPLE = 16
-# Sums over the samples alone, e.g. gradients of biases [batch, width], are rewritten from this width on. In narrow layers
-# of small nets the additional nodes would be several percent of a step.
+# Sums over the samples alone, e.g. gradients of biases [batch, width], are rewritten from this width on. In narrow
+# layers of small nets the additional nodes would be several percent of a step.
 _WIDE_SAMPLE = 512
 
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
@@ -73,8 +72,11 @@ class LongSumsPass(ir.passes.InPlacePass):
         for graph in (model.graph, *(function.graph for function in model.functions.values())):
             blocks: dict[tuple[object, ...], ir.Value] = {}
             # Outputs without a name are absent.
-            nodes = [n for n in ir.traversal.RecursiveGraphIterator(graph) if n.outputs[0].name not in self._kept]
-            sums = [each for node in nodes if _is_long_loss(node) for each in _reduced_loss(node)]
+            nodes = [
+                n for n in ir.traversal.RecursiveGraphIterator(graph) if n.outputs[0].name not in self._kept
+            ]
+            sums = [each for node in nodes if is_reduced(node) for each in reduce_apart(node)]
+            modified |= bool(sums)
             for reduction in filter(None, map(_long_reduction, (*nodes, *sums))):
                 _write(reduction, blocks)
                 modified = True
@@ -82,62 +84,6 @@ class LongSumsPass(ir.passes.InPlacePass):
         if modified:
             name_apart(model)
         return ir.passes.PassResult(model, modified)
-
-
-def _is_long_loss(node: ir.Node) -> bool:
-    """Return whether a node is a loss of class labels that is reduced by ONNX Runtime."""
-    if node.domain != "" or node.op_type not in ("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss"):
-        return False
-    scores, labels = node.inputs[:2]
-    known = scores is not None and labels is not None and labels.dtype is not None and labels.shape is not None
-    if not known or scores.dtype != ir.DataType.FLOAT or node.attributes.get_string("reduction", "mean") == "none":
-        return False
-    count = _product(list(labels.shape))
-    return count is None or count > _SHORT_ROW
-
-
-def _reduced_loss(node: ir.Node) -> list[ir.Node]:
-    """Write the reduction of a loss of class labels as nodes of their own; return the sums among them."""
-    scores, labels, *weights = node.inputs
-    mean = node.attributes.get_string("reduction", "mean") == "mean"
-    ignored = node.attributes.get("ignore_index")
-    assert node.graph is not None and scores is not None and labels is not None and labels.dtype is not None
-    result = successor(node.outputs[0])
-    each = node.outputs[0]
-    each.name, each.shape, each.type = f"{result.name}/each", labels.shape, ir.TensorType(ir.DataType.FLOAT)
-    node.attributes["reduction"] = ir.AttrString("reduction", "none")
-    after = node
-
-    def write(op_type: str, *inputs: ir.Value, output: ir.Value | None = None, **attributes: Any) -> ir.Value:
-        nonlocal after
-        new = ir.node(op_type, inputs, attributes, outputs=None if output is None else [output])
-        assert node.graph is not None
-        node.graph.insert_after(after, new)
-        after = new
-        return new.outputs[0]
-
-    def number(value: float, dtype: ir.DataType) -> ir.Value:
-        return write("Constant", value=ir.tensor(np.array(value, dtype.numpy()), dtype=dtype))
-
-    def total(values: ir.Value, op_type: str = "ReduceSum", output: ir.Value | None = None) -> ir.Value:
-        values.shape, values.type = labels.shape, ir.TensorType(ir.DataType.FLOAT)
-        return write(op_type, values, output=output, keepdims=0)
-
-    weight = weights[0] if weights else None
-    if not mean or (weight is None and ignored is None):
-        sums = [total(each, "ReduceMean" if mean else "ReduceSum", result)]
-    else:
-        counts, safe = None, labels
-        if ignored is not None:
-            counts = write("Not", write("Equal", labels, number(ignored.as_int(), labels.dtype)))
-            safe = write("Where", counts, labels, number(0, labels.dtype))
-        is_weighted = weight is not None
-        terms = write("Gather", weight, safe, axis=0) if is_weighted else number(1, ir.DataType.FLOAT)
-        if counts is not None:
-            terms = write("Where", counts, terms, number(0, ir.DataType.FLOAT))
-        sums = [total(each), total(terms)]
-        write("Div", *sums, output=result)
-    return [value.producer() for value in sums if value.producer() is not None]
 
 
 def mark_long_sum(wide: ir.Value) -> None:
@@ -200,15 +146,14 @@ class _Reduction:
         # The run is the block, if other axes are left to be reduced.
         if whole is not None and whole != all_reduced and whole <= self.most:
             return whole
-        behind: list[Dim] = []
+        known = 1
         for dim in reversed(self.run):
             if not isinstance(dim, int):
                 break
-            behind.append(dim)
-        known = math.prod(behind)
+            known *= dim
         longest = known // 2 if known == all_reduced else known
-        if self.in_rows and self.node.op_type in _IN_LANES:
-            block = _LANES * _divisor(known // _LANES, min(longest, _BLOCK_OF_LANES) // _LANES) if known % _LANES == 0 else 0
+        if self.in_rows and self.node.op_type in _IN_LANES and known % _LANES == 0:
+            block = _LANES * _divisor(known // _LANES, min(longest, _BLOCK_OF_LANES) // _LANES)
             if block > _BLOCK // 2:
                 return block
         for most in (self.most, 4 * self.most):
@@ -319,7 +264,9 @@ def _in_blocks(
     fits = all(isinstance(dim, int) for dim in behind) or aligned
     kept = [dim if isinstance(dim, int) else 0 for dim in behind]
     if block is not None and fits and whole is not None:
-        return write_before(node, None, "Reshape", x, _ints(node, [*[0] * start, whole // block, block, *kept]))
+        return write_before(
+            node, None, "Reshape", x, _ints(node, [*[0] * start, whole // block, block, *kept])
+        )
     others_known = all(isinstance(dim, int) for dim in (*lead, *behind))
     length = _ints(node, [block]) if block is not None else _length(reduction, blocks)
     if others_known:
@@ -345,7 +292,9 @@ def _length(reduction: _Reduction, blocks: dict[tuple[object, ...], ir.Value]) -
     # Sizes of one name are equal, so that e.g. the gradients of all biases share the nodes.
     key = (node.graph, reduction.most, *names)
     if key not in blocks or None in names:
-        remainders = write_before(node, None, "Mod", _size(reduction), _ints(node, [1, *range(1, reduction.most + 1)]))
+        remainders = write_before(
+            node, None, "Mod", _size(reduction), _ints(node, [1, *range(1, reduction.most + 1)])
+        )
         # The last divisor; its place is the divisor.
         blocks[key] = write_before(node, None, "ArgMin", remainders, axis=0, keepdims=1, select_last_index=1)
     return blocks[key]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-import json
 import itertools
+import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace

@@ -20,6 +20,7 @@ from onnxtrain.onnxblock.onnxblock import parameter_protos
 from onnxtrain.onnxblock.optim import build_optimizer
 from onnxtrain.passes import save_model, write_models
 from onnxtrain.passes.portable import find_obstacles, suit_every_host
+from onnxtrain.runtime.artifact_folder import is_manifest
 from onnxtrain.runtime.atomic import FileSet
 from onnxtrain.runtime.checkpoint import encode_checkpoint
 from onnxtrain.runtime.manifest import METADATA_KEY
@@ -40,7 +41,18 @@ def write_files(
     custom_op_library: Path | None,
     adapters: str | None,
 ) -> None:
-    """Writes all files of a run; `adapters` is the JSON text that describes LoRA adapters, if the model has any."""
+    """Writes all files of a run; `adapters` is the JSON text that describes LoRA adapters, if the model has any.
+
+    Raises:
+        GraphBuildError: the directory has a manifest.json of something else.
+    """
+    manifest_path = directory / f"{prefix}manifest.json"
+    # Web apps and browser extensions have a file of this name, too.
+    if manifest_path.exists() and not is_manifest(manifest_path):
+        raise GraphBuildError(
+            f"generate_artifacts: '{manifest_path}' is there already and was not written by onnxtrain. Choose another "
+            "artifact_directory, or pass a prefix."
+        )
     # All models first: nothing is written, not even the directory, if the optimizer model cannot be built.
     models = {"training_model": graphs.training, "eval_model": graphs.eval}
     manifest = graphs.manifest | {"optimizer": None}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,50 @@ cases(
 def _(bench: Bench) -> None:
     (bench.directory / "afile").touch()
     trainer(bench).save("afile")
+
+
+@case("a run is saved under the name of a model")
+def _(bench: Bench) -> None:
+    trainer(bench).save("trained.onnx")
+
+
+@case("files of the user have the names of a run's files")
+def _(bench: Bench) -> None:
+    (bench.directory / "mine").mkdir()
+    (bench.directory / "mine" / "best").touch()
+    Trainer(models.mlp(), "cross_entropy", directory=bench.directory / "mine")
+
+
+@case("manifest.json of something else")
+def _(bench: Bench) -> None:
+    (bench.directory / "app").mkdir()
+    (bench.directory / "app" / "manifest.json").write_text("{}")
+    Trainer(models.mlp(), "cross_entropy", directory=bench.directory / "app", overwrite=True)
+
+
+@case("a file of a run is a link that leads outside")
+def _(bench: Bench) -> None:
+    trainer(bench)
+    path = bench.directory / "trainer" / "checkpoint"
+    path.rename(bench.directory / "elsewhere")
+    path.symlink_to(bench.directory / "elsewhere")
+    Trainer.resume(bench.directory / "trainer")
+
+
+@case("a file of a run is a pipe")
+def _(bench: Bench) -> None:
+    trainer(bench)
+    path = bench.directory / "trainer" / "eval_model.onnx"
+    path.unlink()
+    os.mkfifo(path)
+    Trainer.resume(bench.directory / "trainer")
+
+
+@case("the lock of a directory is a link")
+def _(bench: Bench) -> None:
+    run = trainer(bench)
+    (bench.directory / "trainer" / ".onnxtrain-lock").symlink_to(bench.directory / "elsewhere")
+    run.fit(X, Y, verbose=False)
 
 
 @case("loss becomes NaN or infinite")

@@ -429,11 +429,19 @@ def test_log_and_saves_of_a_run_that_goes_on(
     monkeypatch.chdir(tmp_path)
     options = ["--log", "log.csv", "--save-every", 4, "--keep", 2]
     interrupt(13)
-    assert run("train", net, "--data", data, *flat(OPTIONS), *options, "-o", tmp_path / "run").code == 130
+    stopped = run("train", net, "--data", data, *flat(OPTIONS), *options, "-o", tmp_path / "run")
+    assert stopped.code == 130
+    assert f"onnxtrain train {tmp_path / 'run'} --data {data} --log log.csv goes on" in stopped.err
     interrupt(10**9)
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    again = run("train", tmp_path / "run", "--data", data, "--json")
+    refused = run("train", tmp_path / "run", "--data", data)
+    assert refused.code == 1
+    assert f"started with --log '{tmp_path / 'log.csv'}', outside its directory" in " ".join(
+        refused.err.split()
+    )
+    log = ["--log", tmp_path / "log.csv"]
+    again = run("train", tmp_path / "run", "--data", data, *log, "--json")
     assert again.code == 0, again.err
     epochs = again.json()["epochs"]
     with open(tmp_path / "log.csv", newline="") as file:
@@ -445,7 +453,7 @@ def test_log_and_saves_of_a_run_that_goes_on(
     assert sorted(path.name for path in saves.iterdir()) == [
         f"step-{number:08d}" for number in (last - 4, last)
     ]
-    from_save = run("train", saves / f"step-{last - 4:08d}", "--data", data, "--json")
+    from_save = run("train", saves / f"step-{last - 4:08d}", "--data", data, *log, "--json")
     assert from_save.json()["epochs"] == epochs
 
 
@@ -474,3 +482,26 @@ def test_a_record_of_an_earlier_version(run: Any, mlp: Path, data: Path, tmp_pat
     assert len(more.json()["epochs"]) == 4
     other = run("train", tmp_path / "run", "--data", data, "--ema-decay", 0.9)
     assert "--ema-decay 0.9 (it was not given)" in " ".join(other.err.split())
+
+
+def test_a_file_to_validate_on_is_remembered_beside_the_data_only(
+    run: Any, mlp: Path, data: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    shutil.copy(data, tmp_path / "beside.npz")
+    shutil.copy(data, tmp_path / "elsewhere" / "far.npz")
+    for name in ("beside.npz", "elsewhere/far.npz"):
+        directory = tmp_path / f"run-{Path(name).stem}"
+        options = ("--validation", tmp_path / name)
+        first = run(
+            "train", mlp, "--data", data, "--loss", "cross_entropy", "--epochs", 1, *options, "-o", directory
+        )
+        assert first.code == 0, first.err
+        more = run("train", directory, "--data", data, "--json")
+        if name == "beside.npz":
+            assert "val_loss" in more.json()["epochs"][1]
+        else:
+            assert more.code == 1
+            assert "Give --validation again" in " ".join(more.err.split())
+            again = run("train", directory, "--data", data, *options, "--json").json()["epochs"]
+            assert [("val_loss" in epoch) for epoch in again] == [True, True]

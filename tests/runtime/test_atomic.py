@@ -7,10 +7,14 @@ import json
 import logging
 import os
 import stat
+import subprocess
+import sys
+import threading
 
 import numpy as np
 import pytest
 
+from fresh_process import SOURCE
 from onnxtrain.api import CheckpointState
 from onnxtrain.errors import CheckpointError, ModelLoadError
 from onnxtrain.runtime import atomic
@@ -258,3 +262,112 @@ def test_directories_that_cannot_be_locked_or_listed_can_be_written(tmp_path, mo
     (tmp_path / temporary("a")).write_text("of a save that may be running")
     write(tmp_path, a="2", b="2")
     assert contents(tmp_path) == {"a": "2", "b": "2", temporary("a"): "of a save that may be running"}
+
+
+def reading(pipe):
+    """Starts to read a pipe; returns the thread and the list that it fills with the content."""
+    found = []
+    thread = threading.Thread(target=lambda: found.append(pipe.read_bytes()), daemon=True)
+    thread.start()
+    return thread, found
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="makes pipes")
+@pytest.mark.parametrize("link", [False, True])
+def test_a_pipe_is_written_into(tmp_path, link):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    (tmp_path / "link").symlink_to("pipe")
+    thread, found = reading(pipe)
+    with replace_file(tmp_path / ("link" if link else "pipe")) as file:
+        file.write(b"content")
+    thread.join(60)
+    assert found == [b"content"]
+    assert sorted(os.listdir(tmp_path)) == ["link", "pipe"]
+    assert pipe.is_fifo()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="makes pipes")
+def test_a_pipe_gets_nothing_of_a_write_that_fails(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+
+    def fail():
+        with replace_file(tmp_path / "pipe") as file:
+            file.write(b"half")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fail()  # nobody reads: a write into the pipe would wait
+
+
+def device_in(folder):
+    """A null device that a fault of the code cannot take from the machine: as root a twin of it in `folder`."""
+    if os.access("/dev", os.W_OK):
+        try:
+            os.mknod(folder / "null", 0o666 | stat.S_IFCHR, os.makedev(1, 3))
+        except PermissionError:
+            pytest.skip(
+                "this process may replace the system's devices, but make none; the tests of pipes remain"
+            )
+        return str(folder / "null")
+    return os.devnull
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="knows the numbers of the device")
+def test_a_device_stays_a_device(tmp_path):
+    from onnxtrain import CSVLogger, Trainer
+    from onnxtrain.passes import load_model, save_model
+    from trainer import problems
+
+    problem = problems.line()
+    trainer = Trainer(problem.model, "mse")
+    device = device_in(tmp_path)
+    before = os.stat(device)
+    trainer.export(device)
+    trainer.save_parameters(device)
+    trainer.model_card(device, "card")
+    save_model(load_model(problem.model), device)
+    trainer.fit(
+        problem.x,
+        problem.y,
+        callbacks=[CSVLogger(device)],
+        evaluate_every=1,
+        validation=0.2,
+        verbose=False,
+    )
+    after = os.stat(device)
+    assert (after.st_mode, after.st_rdev, after.st_ino) == (before.st_mode, before.st_rdev, before.st_ino)
+    assert set(os.listdir(tmp_path)) <= {"null"}
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="makes pipes")
+def test_a_log_goes_into_a_pipe_row_by_row(tmp_path):
+    from onnxtrain import CSVLogger, Trainer
+    from trainer import problems
+
+    problem = problems.line()
+    os.mkfifo(tmp_path / "pipe")
+    # Held open for reading, so that each row finds a reader.
+    descriptor = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    history = Trainer(problem.model, "mse").fit(
+        problem.x, problem.y, epochs=3, callbacks=[CSVLogger(tmp_path / "pipe")], verbose=False
+    )
+    header, *rows = os.read(descriptor, 2**16).decode().splitlines()
+    os.close(descriptor)
+    assert header.split(",") == list(history.last)
+    assert [[float(v) for v in row.split(",")] for row in rows] == [list(e.values()) for e in history.epochs]
+    assert os.listdir(tmp_path) == ["pipe"]
+
+
+def test_standard_output_that_goes_to_a_file_stays_that_file(tmp_path):
+    code = (
+        "import os\nfrom onnxtrain.runtime.atomic import replace_file\nos.write(1, b'a')\n"
+        "with replace_file('/dev/stdout') as file: file.write(b'b')\nos.write(1, b'c')\n"
+    )
+    if not os.path.exists("/dev/stdout"):
+        pytest.skip("there is no /dev/stdout")
+    with open(tmp_path / "out", "ab") as out:
+        subprocess.run(
+            [sys.executable, "-c", code], stdout=out, check=True, env=os.environ | {"PYTHONPATH": str(SOURCE)}
+        )
+    assert (tmp_path / "out").read_bytes() == b"abc"

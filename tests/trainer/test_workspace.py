@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import gc
+import os
+import sys
 from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
 
-from onnxtrain import EarlyStopping, Trainer
+from fresh_process import python
+from onnxtrain import CSVLogger, EarlyStopping, Trainer
+from onnxtrain.artifacts import generate_artifacts
 from onnxtrain.errors import CheckpointError, GraphBuildError, InputError
+from onnxtrain.trainer import ModelCheckpoint
 from trainer import problems
 from trainer.test_resume import InterruptAt
 
@@ -115,3 +120,127 @@ def test_threads_of_the_loss_of_an_incomplete_batch() -> None:
 def test_impossible_numbers_of_threads_are_errors(threads: int) -> None:
     with pytest.raises(InputError, match="threads must be an integer >= 1"):
         Trainer(problems.line().model, "mse", threads=threads)
+
+
+OWN = ("best", "swa", "average", "predictions-1-1.npz", "checkpoint", "training_model.onnx", "manifest.json")
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_a_new_run_takes_no_file_of_the_user(tmp_path: Path, name: str) -> None:
+    problem = problems.line()
+    (tmp_path / name).write_text("mine")
+    (tmp_path / "predictions-test.npz").write_text("mine")
+    for begin in (
+        lambda: Trainer(problem.model, "mse", directory=tmp_path),
+        lambda: Trainer(problem.model, "mse").save(tmp_path),
+    ):
+        with pytest.raises(CheckpointError, match=rf"holds '{name}', and no manifest.json of a run says"):
+            begin()
+        assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {
+            name: "mine",
+            "predictions-test.npz": "mine",
+        }
+
+
+def test_overwrite_replaces_files_of_the_user_only_by_files_of_the_run(tmp_path: Path) -> None:
+    problem = problems.line()
+    for name in ("best", "checkpoint", "notes", "predictions-test.npz"):
+        (tmp_path / name).write_text("mine")
+    trainer = Trainer(problem.model, "mse", directory=tmp_path, overwrite=True)
+    trainer.fit(problem.x, problem.y, verbose=False)
+    for name in ("best", "notes", "predictions-test.npz"):
+        assert (tmp_path / name).read_text() == "mine"
+    assert len(Trainer.resume(tmp_path).history) == 1
+    trainer.fit(problem.x, problem.y, callbacks=[EarlyStopping("loss", restore_best=True)], verbose=False)
+    assert (tmp_path / "best").read_bytes()[:4] != b"mine"
+
+
+def test_a_manifest_of_something_else_is_never_replaced(tmp_path: Path) -> None:
+    problem = problems.line()
+    text = '{"name": "My web app", "start_url": "."}'
+    (tmp_path / "manifest.json").write_text(text)
+    with pytest.raises(
+        CheckpointError, match=r"was not written by onnxtrain, and overwrite=True replaces runs"
+    ):
+        Trainer(problem.model, "mse", directory=tmp_path, overwrite=True)
+    with pytest.raises(GraphBuildError, match=r"is there already and was not written by onnxtrain"):
+        generate_artifacts(problem.model, loss="mse", optimizer="adamw", artifact_directory=tmp_path)
+    assert os.listdir(tmp_path) == ["manifest.json"]
+    assert (tmp_path / "manifest.json").read_text() == text
+    generate_artifacts(
+        problem.model, loss="mse", optimizer="adamw", artifact_directory=tmp_path, prefix="net_"
+    )
+    assert (tmp_path / "manifest.json").read_text() == text
+
+
+def test_a_run_stays_where_it_was_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the working directory has changed everything goes to the first one, as if it had not."""
+    import onnx
+
+    problem = problems.line()
+    monkeypatch.chdir(tmp_path)
+    onnx.save(problem.model, "line.onnx")
+    (tmp_path / "other").mkdir()
+    trainer = Trainer("line.onnx", "mse", directory="run")
+    callbacks = [CSVLogger("log.csv"), ModelCheckpoint("best-run", "loss")]
+    monkeypatch.chdir("other")
+    trainer.fit(problem.x, problem.y, callbacks=callbacks, verbose=False)
+    trainer.fit(problem.x, problem.y, sample_weight=np.ones(len(problem.x), np.float32), verbose=False)
+    trainer.predict(problem.x)
+    trainer.export("exported.onnx", ["loss"])
+    monkeypatch.chdir(tmp_path)
+    resumed = Trainer.resume("run")
+    monkeypatch.chdir("other")
+    assert len(resumed.fit(problem.x, problem.y, epochs=2, verbose=False)) == 4
+    assert sorted(os.listdir(tmp_path)) == [
+        "best-run",
+        "line.onnx",
+        "log.csv",
+        "log.steps.csv",
+        "other",
+        "run",
+    ]
+    assert os.listdir() == ["exported.onnx"]
+    saved = Trainer.resume(tmp_path / "run")
+    assert len(saved.history) == 4
+    np.testing.assert_array_equal(saved.parameters["w"].data, resumed.parameters["w"].data)
+
+
+FORKED = """
+import os, sys
+from onnxtrain import Trainer
+from trainer.problems import line
+problem = line()
+trainer = Trainer(problem.model, loss="mse")
+trainer.fit(problem.x, problem.y, verbose=False)
+if os.fork() == 0:
+    import weakref
+    weakref.finalize._exitfunc()  # as at the end of sys.exit; onnxruntime itself hangs there in a forked process
+    os._exit(0)
+os.wait()
+trainer.predict(problem.x), trainer.save(sys.argv[1]), trainer.fit(problem.x, problem.y, verbose=False)
+print(trainer.directory)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no fork")
+def test_a_forked_process_that_ends_leaves_the_run(tmp_path: Path) -> None:
+    tests = Path(__file__).parents[1]
+    source = Path(sys.modules["onnxtrain"].__file__ or "").parents[1]
+    done = python("-W", "ignore::DeprecationWarning", "-c", FORKED, tmp_path / "saved", path=(source, tests))
+    assert not Path(done.stdout.strip()).exists()
+    assert len(Trainer.resume(tmp_path / "saved").history) == 1
+
+
+def test_names_of_models_are_no_names_of_runs(tmp_path: Path) -> None:
+    problem = problems.line()
+    trainer, path = Trainer(problem.model, "mse"), tmp_path / "net.onnx"
+    for write, instead in (
+        (lambda: trainer.save(path), r"Trainer.export\('.*net.onnx'\) writes the trained model"),
+        (lambda: trainer.save_parameters(path), r"Trainer.export\('.*net.onnx'\) writes the trained model"),
+        (lambda: ModelCheckpoint(path), r"Trainer.export\('.*net.onnx'\) writes the trained model"),
+        (lambda: Trainer(problem.model, "mse", directory=path), "that is the name of a model"),
+    ):
+        with pytest.raises(InputError, match=instead):
+            write()
+    assert not list(tmp_path.iterdir())

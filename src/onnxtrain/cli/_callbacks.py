@@ -19,6 +19,9 @@ from onnxtrain.trainer import (
     TensorBoardLogger,
 )
 
+SAVES = "checkpoints"
+"""Directory in that of a run with the saves of `--save-every`."""
+
 
 def chosen_callbacks(options: TrainOptions, directory: Path) -> list[Callback]:
     """Makes the callbacks of a fit.
@@ -49,7 +52,7 @@ def chosen_callbacks(options: TrainOptions, directory: Path) -> list[Callback]:
     if logs.tensorboard is not None:
         callbacks.append(TensorBoardLogger(logs.tensorboard))
     if logs.save_every is not None:
-        where = directory / "checkpoints"
+        where = directory / SAVES
         callbacks.append(ModelCheckpoint(where, every_n_steps=logs.save_every, keep=logs.keep or 3))
     elif logs.keep is not None:
         raise InputError("--keep is given without --save-every.")

@@ -16,6 +16,8 @@ from onnxtrain.trainer import Trainer
 # Metrics of a positive class: each of two classes has its own value.
 _OF_ONE_CLASS = ("f1", "precision", "recall")
 
+# A run of more classes than this is shown without their names, which would take memory for a number in its manifest.
+_NAMED = 10**6
 # Confusion matrices of more classes do not fit on a terminal and are not shown.
 _SHOWN = 20
 
@@ -110,7 +112,7 @@ def class_names(trainer: Trainer, classes: Sequence[str] | None) -> list[str] | 
         return ["0", "1"] if loss_class(trainer.loss_name).activation == "sigmoid" else None
     named = list(classes or ())
     # A model whose number of classes is symbolic, or that has fewer classes than the table has names.
-    if labels.count is None or len(named) > labels.count:
+    if labels.count is None or not len(named) <= labels.count <= _NAMED:
         return None
     # A head may have more outputs than the table has classes; the others keep their numbers.
     return [*named, *map(str, range(len(named), labels.count))]

@@ -14,7 +14,7 @@ from onnxtrain.cli._inspect_run import describe_run, run_tables
 from onnxtrain.cli._output import print_json, print_table, summary_table, table
 from onnxtrain.errors import ModelLoadError, OnnxTrainError
 from onnxtrain.passes import canonicalize, load_model
-from onnxtrain.runtime.artifact_folder import find_manifest
+from onnxtrain.runtime.artifact_folder import find_manifest, own_file
 from onnxtrain.runtime.checkpoint import read_checkpoint
 from onnxtrain.runtime.manifest import InputSpec, Manifest, parse_manifest
 from onnxtrain.runtime.store import Buffer, Store
@@ -44,7 +44,7 @@ def run_command(path: Path, json: bool, parameters: bool = False) -> None:
     elif (name := find_manifest(path)) is not None:
         manifest = parse_manifest((path / name).read_bytes(), f"'{path / name}'")
         # Artifacts with a prefix have it before the name of the checkpoint as well.
-        checkpoint = path / f"{name.removesuffix('manifest.json')}checkpoint"
+        checkpoint = own_file(path, f"{name.removesuffix('manifest.json')}checkpoint")
         store = read_checkpoint(checkpoint) if checkpoint.is_file() else None
     else:
         raise ModelLoadError(

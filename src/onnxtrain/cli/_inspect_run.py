@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import shlex
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -18,6 +19,8 @@ from onnxtrain.cli._remember import PROPERTY as OPTIONS
 from onnxtrain.cli._table_report import described
 from onnxtrain.cli._tables import PROPERTY as TABLE
 from onnxtrain.cli._tables import Encoding
+from onnxtrain.errors import CheckpointError
+from onnxtrain.runtime.artifact_folder import own_file
 from onnxtrain.runtime.json_text import parse_json
 from onnxtrain.runtime.manifest import Manifest
 from onnxtrain.runtime.store import Store
@@ -96,8 +99,8 @@ def _options(store: Store) -> dict[str, Any]:
 def _run_file(path: Path) -> dict[str, Any]:
     """Reads the file of options beside the run; nothing if it is missing or was changed to something else."""
     try:
-        return tomllib.loads((path / RUN_FILE).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
+        return tomllib.loads(own_file(path, RUN_FILE).read_text(encoding="utf-8"))
+    except (OSError, CheckpointError, UnicodeDecodeError, tomllib.TOMLDecodeError):
         # The file is the user's to edit, and nothing in the run depends on it.
         return {}
 
@@ -138,9 +141,14 @@ def _progress(plan: Plan | None, position: Position, history: History) -> str:
 
 
 def _size(entry: Path) -> int:
-    """Counts the bytes of a file, or of all files in a directory."""
-    paths = entry.rglob("*") if entry.is_dir() else [entry]
-    return sum(path.stat().st_size for path in paths if path.is_file())
+    """Counts the bytes of a file, or of all files in a directory; a link counts as nothing."""
+    if entry.is_symlink():
+        return 0
+    # Not by `rglob`, which follows links to directories in some versions of Python.
+    paths = (Path(folder, name) for folder, _, names in os.walk(entry) for name in names)
+    return sum(
+        path.lstat().st_size for path in (paths if entry.is_dir() else [entry]) if not path.is_symlink()
+    )
 
 
 def _commands(path: Path, data: object, unfinished: bool, has_options: bool) -> dict[str, str]:

@@ -52,12 +52,12 @@ def uninterrupted() -> Iterator[None]:
 
 
 @contextmanager
-def told_what_is_saved(directory: Path, data: Path) -> Iterator[None]:
+def told_what_is_saved(directory: Path, data: str) -> Iterator[None]:
     """Turns Ctrl-C in the block into :class:`Interrupted`, with a sentence about the run's directory.
 
     Args:
         directory: directory of the run.
-        data: file that the run is trained on, for the command that goes on with it.
+        data: options of the command that goes on with it, e.g. "--data data.npz".
     """
     try:
         yield
@@ -68,16 +68,17 @@ def told_what_is_saved(directory: Path, data: Path) -> Iterator[None]:
         raise Interrupted(sentence) from None
 
 
-def _saved(directory: Path, data: Path) -> str:
+def _saved(directory: Path, data: str) -> str:
     # Imported here: --help and completion, which import this file, take a tenth of a second without the trainer.
+    from onnxtrain.runtime.artifact_folder import own_file
     from onnxtrain.runtime.atomic import finish_interrupted
     from onnxtrain.runtime.checkpoint import read_checkpoint
     from onnxtrain.runtime.state import CheckpointState
     from onnxtrain.trainer._position import PROPERTY, Position
     from onnxtrain.trainer._run import CHECKPOINT
 
-    path = directory / CHECKPOINT
     try:
+        path = own_file(directory, CHECKPOINT)
         # Ctrl-C may have come between the renames of a save.
         finish_interrupted(path)
         # The directory itself may exist: it is made before the models are built.
@@ -97,5 +98,5 @@ def _saved(directory: Path, data: Path) -> str:
     batches = f" and {position.batch} batches" if position.batch else ""
     return (
         f"The run in '{directory}' is saved as it was after {position.epoch}{end} epochs{batches}: "
-        f"onnxtrain train {run} --data {shlex.quote(str(data))} goes on."
+        f"onnxtrain train {run} {data} goes on."
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,6 +14,9 @@ from onnxtrain.cli._tables import Encoding
 from onnxtrain.cli._train_options import TrainOptions
 from onnxtrain.trainer import EarlyStopping, Trainer
 from onnxtrain.trainer._datasets import Data, fit_datasets
+
+TRAINED = "trained.onnx"
+"""Name of the trained model in the directory of a run."""
 
 
 class Fitted(NamedTuple):
@@ -35,8 +39,13 @@ class Fitted(NamedTuple):
     averaged: bool = False
 
 
-def tell_of_result(fitted: Fitted, options: TrainOptions) -> None:
+def tell_of_result(fitted: Fitted, options: TrainOptions, directory: Path) -> None:
     """Writes the trained model, and prints its numbers.
+
+    Args:
+        fitted: the finished fit.
+        options: options of the command.
+        directory: directory of the run, as the user wrote it.
 
     Loss and metrics of the training data are computed again with the exported weights. Those of the history are means
     over an epoch during which the weights moved and Dropout was active.
@@ -44,7 +53,7 @@ def tell_of_result(fitted: Fitted, options: TrainOptions) -> None:
     trainer, encoding = fitted.trainer, fitted.encoding
     model = None
     if trainer.outputs:
-        model = trainer.directory / "trained.onnx"
+        model = directory / TRAINED
         if encoding is None:
             trainer.export(model)
         else:
@@ -58,7 +67,7 @@ def tell_of_result(fitted: Fitted, options: TrainOptions) -> None:
     best = _best_epoch(trainer)
     if options.json:
         document = {
-            "directory": str(trainer.directory),
+            "directory": str(directory),
             "model": model,
             "stopped": trainer.history.stopped,
             "exported": {"epoch": int(epoch), **values},
@@ -76,9 +85,7 @@ def tell_of_result(fitted: Fitted, options: TrainOptions) -> None:
     # A hint alone: the weights of the earlier epoch are gone.
     if fitted.early is None and not fitted.averaged and best is not None and best < epoch:
         print_table(_got_worse(trainer, best, int(epoch)))
-    print_table(
-        f"Run: {trainer.directory}   Trained model: {model or 'none, the model has no outputs but its loss'}"
-    )
+    print_table(f"Run: {directory}   Trained model: {model or 'none, the model has no outputs but its loss'}")
 
 
 def _title(fitted: Fitted, epoch: int) -> str:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import shlex
-import shutil
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import numpy as np
 
 import onnxtrain
 from onnxtrain.cli._artifacts import batch_norm_mode, check_loss, dropout_ratios, prepared
-from onnxtrain.cli._callbacks import chosen_callbacks, chosen_transform, for_transform
+from onnxtrain.cli._callbacks import SAVES, chosen_callbacks, chosen_transform, for_transform
 from onnxtrain.cli._classes import chosen_class_weight, chosen_metrics, positive_remark
 from onnxtrain.cli._config import RUN_FILE, write_config
 from onnxtrain.cli._data import Arrays, assign, load_data, to_arrays
@@ -25,8 +24,8 @@ from onnxtrain.cli._lora import chosen_lora
 from onnxtrain.cli._loss import chosen_loss, fit_targets, label_targets
 from onnxtrain.cli._optimizer import chosen_optimizer
 from onnxtrain.cli._output import INTERRUPTED, info
-from onnxtrain.cli._remember import digest, recall, remember, saved_encoding
-from onnxtrain.cli._result import Fitted, tell_of_result
+from onnxtrain.cli._remember import digest, paths_outside, recall, remember, saved_encoding
+from onnxtrain.cli._result import TRAINED, Fitted, tell_of_result
 from onnxtrain.cli._settings import number_or_text
 from onnxtrain.cli._table_file import Table
 from onnxtrain.cli._table_report import tell_of_table
@@ -36,8 +35,10 @@ from onnxtrain.cli._train_options import ScheduleOptions, TrainOptions
 from onnxtrain.cli._workers import chosen_strategy, leads, quiet_unless_leading, start_workers, starts_workers
 from onnxtrain.errors import CheckpointError, InputError
 from onnxtrain.passes import canonicalize
+from onnxtrain.runtime.artifact_folder import keep_inside
 from onnxtrain.schedules import SCHEDULES, Schedule
 from onnxtrain.trainer import EarlyStopping, Trainer
+from onnxtrain.trainer._files import holds_run, is_run_file, require_free
 from onnxtrain.trainer._run import CHECKPOINT
 from onnxtrain.trainer._schedule import named_schedule
 from onnxtrain.trainer.data._layout import WEIGHT
@@ -50,7 +51,7 @@ def run_command(options: TrainOptions, given: frozenset[str]) -> None:
         options: options of the command; a run that goes on replaces defaults by the options it was started with.
         given: names of the options that were given on the command line.
     """
-    with told_what_is_saved(_directory(options), options.data), quiet_unless_leading():
+    with told_what_is_saved(_directory(options), _data_again(options)), quiet_unless_leading():
         if starts_workers(options.workers):
             start_workers(options, given, _directory(options))
         else:
@@ -121,9 +122,11 @@ def train(options: TrainOptions, given: frozenset[str], *, finished: bool = Fals
             trainer.save(trainer.directory)
             # A run that goes on keeps the file of its first command, which repeats it as far as one command can.
             if not resuming and leads():
+                keep_inside(trainer.directory / RUN_FILE, trainer.directory)
                 write_config(options, trainer.directory / RUN_FILE, onnxtrain.__version__)
     # The trainer's own hint is Python code.
-    trainer.resume_hint = f"onnxtrain train {{}} --data {shlex.quote(str(options.data))} goes on."
+    again = _data_again(options).replace("{", "{{").replace("}", "}}")
+    trainer.resume_hint = f"onnxtrain train {{}} {again} goes on."
     history = (
         trainer.history
         if finished
@@ -145,7 +148,7 @@ def train(options: TrainOptions, given: frozenset[str], *, finished: bool = Fals
         sys.exit(INTERRUPTED)
     early = next((callback for callback in callbacks if isinstance(callback, EarlyStopping)), None)
     averaged = options.regularize.swa_start is not None
-    tell_of_result(Fitted(trainer, x, y, validation, encoding, early, averaged), options)
+    tell_of_result(Fitted(trainer, x, y, validation, encoding, early, averaged), options, directory)
 
 
 def _assign(trainer: Trainer, arrays: Arrays, path: Path) -> tuple[Any, Any]:
@@ -177,6 +180,11 @@ def _without_weights(arrays: Arrays, options: TrainOptions) -> Arrays:
     return {name: array for name, array in arrays.items() if name != options.sample_weight}
 
 
+def _data_again(options: TrainOptions) -> str:
+    """Writes the options that a command which goes on with the run must repeat."""
+    return f"--data {shlex.quote(str(options.data))}{paths_outside(options, _directory(options))}"
+
+
 def _directory(options: TrainOptions) -> Path:
     """Chooses the directory of the run."""
     if options.source.is_dir():
@@ -185,31 +193,51 @@ def _directory(options: TrainOptions) -> Path:
 
 
 def _new_directory(options: TrainOptions) -> Path:
-    """Chooses the directory of a new run. Raises CheckpointError: the directory holds a run already."""
+    """Chooses the directory of a new run.
+
+    Raises:
+        CheckpointError: the directory holds a run already, or files of the user with the names of a run's files.
+        InputError: the directory has the name of a model.
+    """
     directory = _directory(options)
-    if leads() and (directory / CHECKPOINT).exists() and not options.overwrite:
+    if directory.suffix.lower() == ".onnx":
+        raise InputError(
+            f"--output is '{directory}', and a run is a directory: its trained.onnx is the model. Give a name without "
+            ".onnx."
+        )
+    if not leads() or options.overwrite:
+        return directory
+    if holds_run(directory) and (directory / CHECKPOINT).exists():
         raise CheckpointError(
             f"The directory '{directory}' holds a training run already. Go on with it: onnxtrain train {directory} "
             f"--data {options.data}, choose another directory by --output, or replace the run with --overwrite."
         )
+    require_free(
+        directory,
+        f"Beginning a training run in '{directory}'",
+        (RUN_FILE, TRAINED, SAVES),
+        " by --output, or let the run replace files of these names with --overwrite",
+    )
     return directory
 
 
 @contextmanager
 def _removed_on_failure(directory: Path) -> Iterator[None]:
     """Removes files that were written to `directory` if the run cannot begin: the command can then be given again."""
-    # A directory of the user's may hold other files, which stay.
-    before = set(directory.iterdir()) if directory.is_dir() else None
+    existed = directory.is_dir()
+    before = set(directory.iterdir()) if existed else set()
     try:
         yield
     except BaseException:
         # A second Ctrl-C would leave half of the files behind.
         with uninterrupted():
-            if before is None:
-                shutil.rmtree(directory, ignore_errors=True)
-            else:
-                for path in set(directory.iterdir()) - before:
+            # Other programs may have put files there in the meantime, which stay.
+            for path in set(directory.iterdir()) - before if directory.is_dir() else ():
+                if is_run_file(path.name) or path.name == RUN_FILE:
                     path.unlink()
+            if not existed:
+                with suppress(OSError):
+                    directory.rmdir()
         raise
 
 

@@ -26,6 +26,7 @@ from onnxtrain.cli._table_graph import export_table_model
 from onnxtrain.cli._tables import Encoding
 from onnxtrain.errors import InputError, ModelError
 from onnxtrain.losses import loss_class
+from onnxtrain.runtime.artifact_folder import keep_inside
 from onnxtrain.trainer import Trainer
 from onnxtrain.trainer._probabilities import probabilities
 
@@ -110,6 +111,8 @@ def write_predictions(
         predictions = predictions._replace(outputs=_only_probabilities(predictions, source))
     columns = _ids(data, ids, predictions.encoding) if isinstance(data, Table) else {}
     try:
+        if source.is_dir():
+            keep_inside(output, source)
         write_file(output, columns, predictions.outputs, predictions.classes)
     except OSError as error:
         raise ModelError(f"Writing the predictions to '{output}' failed: {error}.") from error

@@ -19,6 +19,7 @@ from onnxtrain.distributed import launch
 from onnxtrain.distributed._join import join_group, read_place
 from onnxtrain.distributed._strategy import DataParallel
 from onnxtrain.errors import InputError, OnnxTrainError, WorkersError
+from onnxtrain.runtime.artifact_folder import own_file
 from onnxtrain.runtime.atomic import finish_interrupted
 from onnxtrain.runtime.checkpoint import read_checkpoint
 from onnxtrain.runtime.state import CheckpointState
@@ -163,8 +164,8 @@ def work(
 
 def _saved(directory: Path) -> _Saved | None:
     """Reads how far the run in a directory has come; None if it cannot go on."""
-    path = directory / CHECKPOINT
     try:
+        path = own_file(directory, CHECKPOINT)
         finish_interrupted(path)
         properties = CheckpointState(read_checkpoint(path)).properties
     except (OnnxTrainError, OSError):

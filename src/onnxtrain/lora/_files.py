@@ -35,8 +35,9 @@ from onnxtrain.lora._fit import (
 )
 from onnxtrain.lora._insert import insert_adapters, loaded_for_adapters
 from onnxtrain.passes import ModelSource, as_given
-from onnxtrain.runtime.atomic import FileSet
+from onnxtrain.runtime.atomic import FileSet, replace_file
 from onnxtrain.runtime.state import CheckpointState
+from onnxtrain.runtime.tensor_file import require_file
 from onnxtrain.selection import some_names
 
 Format = Literal["onnx_adapter", "peft"]
@@ -130,7 +131,7 @@ def read_adapter(
     """
     where = Path(path)
     doing = f"loading the adapter '{os.fspath(path)}'"
-    if not where.exists():
+    if not where.is_file() and not where.is_dir():
         raise AdapterMismatchError(f"{doing}: there is no such file or folder; check the path")
     read = _read_peft if where.is_dir() else _read_onnx_adapter
     return read(where, model, base, doing)
@@ -198,7 +199,7 @@ def _write_onnx_adapter(path: Path, description: AdapterDescription, weights: Ma
         file.export_adapter(temporary)
         del values
         content = Path(temporary).read_bytes()
-    with FileSet(path.absolute().parent) as files, files.open(path.name) as target:
+    with replace_file(path) as target:
         target.write(content)
 
 
@@ -270,6 +271,8 @@ def _read_onnx_adapter(
 
 def _read_peft(path: Path, model: ir.Model, base: str, doing: str) -> tuple[LoraConfig, dict[str, Pair]]:
     try:
+        for name in (CONFIG_FILE, WEIGHTS_FILE):
+            require_file(str(path / name))
         settings: dict[str, Any] = json.loads((path / CONFIG_FILE).read_text())
         with safetensors.safe_open(str(path / WEIGHTS_FILE), framework="numpy") as file:
             metadata = file.metadata() or {}

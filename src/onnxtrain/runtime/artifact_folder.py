@@ -1,10 +1,14 @@
-"""Finds the manifest in a folder of artifacts, which names the other files."""
+"""Finds the manifest in a folder of artifacts, which names the other files, and keeps reads inside the folder."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from onnxtrain.errors import CheckpointError
+from onnxtrain.runtime.atomic import drop_link
+from onnxtrain.runtime.json_text import parse_json
+from onnxtrain.runtime.manifest import FORMAT
 
 MANIFEST = "manifest.json"
 
@@ -16,15 +20,79 @@ def find_manifest(directory: Path) -> str | None:
         The name of the file, e.g. "net_manifest.json"; None without a manifest.
 
     Raises:
-        CheckpointError: Several files have a prefix.
+        CheckpointError: Several files have a prefix, or the manifest is not a file in the directory.
     """
     # `generate_artifacts(prefix="my_")` writes "my_manifest.json".
     names = sorted(path.name for path in directory.glob(f"*{MANIFEST}"))
     if MANIFEST in names:
+        own_file(directory, MANIFEST)
         return MANIFEST
     if len(names) > 1:
         raise CheckpointError(
             f"Opening the training run in '{directory}': there are several ({', '.join(names)}). Move each with its "
             "files to a directory of its own."
         )
-    return names[0] if names else None
+    if not names:
+        return None
+    own_file(directory, names[0])
+    return names[0]
+
+
+def is_manifest(path: Path) -> bool:
+    """True if a file is the manifest of artifacts, and not e.g. that of a web app."""
+    try:
+        content = parse_json(own_file(path.parent, path.name).read_bytes())
+    except (OSError, ValueError, CheckpointError):
+        return False
+    return isinstance(content, dict) and content.get("format") == FORMAT
+
+
+def own_file(directory: Path, name: str) -> Path:
+    """Returns the path of a file of a run, which may be missing; its directory may come from a stranger.
+
+    Args:
+        directory: directory of the run. It may be a symbolic link itself.
+        name: name in the directory, e.g. "checkpoint".
+
+    Raises:
+        CheckpointError: it is a symbolic link that leads out of the directory, or a pipe or a device.
+    """
+    path = directory / name
+    if path.is_symlink() and not path.resolve().is_relative_to(directory.resolve()):
+        raise CheckpointError(
+            f"Opening the training run in '{directory}': '{name}' is a symbolic link to '{os.readlink(path)}', outside "
+            "the run's directory, and nothing outside is read. Put the file itself there, e.g. by "
+            "huggingface_hub.snapshot_download(..., local_dir=DIR) or cp -rL."
+        )
+    # A pipe would be waited for without end.
+    if path.exists() and not path.is_file():
+        raise CheckpointError(
+            f"Opening the training run in '{directory}': '{name}' is a directory, a pipe or a device, and a file "
+            "belongs there. Copy the run again."
+        )
+    return path
+
+
+def require_inside(folder: str | os.PathLike[str], directory: Path) -> None:
+    """Raises CheckpointError if a folder below the directory of a run is, or lies behind, a link that leads outside."""
+    folder = Path(folder).absolute()
+    below = folder.is_relative_to(directory.absolute())
+    if below and not folder.resolve().is_relative_to(directory.resolve()):
+        raise CheckpointError(
+            f"Writing to '{folder}': a symbolic link leads from there to '{folder.resolve()}', outside the directory "
+            f"'{directory}' of the run. Remove the link, or name the folder that it leads to."
+        )
+
+
+def keep_inside(path: str | os.PathLike[str], directory: Path) -> None:
+    """Removes a symbolic link, pipe or device at `path` below the directory of a run, so that a write stays there.
+
+    Elsewhere such a file is the user's own, and stays.
+
+    Raises:
+        CheckpointError: a link in the directory leads outside.
+    """
+    folder = Path(path).absolute().parent
+    require_inside(folder, directory)
+    if folder.resolve().is_relative_to(directory.resolve()):
+        drop_link(path)

@@ -8,6 +8,10 @@ directory makes the remaining renames (:func:`finish_interrupted`).
 
 External data of a large model gets a name that no file had before. So a reader that knows no journals, e.g. a plain
 ONNX Runtime, never combines the new model with the old data.
+
+A directory may come from a stranger. Nothing here follows a symbolic link at a name inside the directory of a
+:class:`FileSet`, or waits for a pipe there. Only :func:`replace_file`, whose path a user has named, follows links, and
+writes into a device or a pipe instead of replacing it.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ import glob
 import json
 import os
 import re
+import stat
 import sys
 from collections.abc import Collection, Iterator, Sequence
 from types import TracebackType
@@ -46,6 +51,52 @@ _NO_SYNC = {
     errno.EACCES,
     errno.EPERM,
 }
+
+
+def open_regular(path: str | os.PathLike[str], flags: int) -> int:
+    """Opens an existing regular file; returns its descriptor.
+
+    Args:
+        path: the file. A link at its end is not followed.
+        flags: flags of :func:`os.open`, e.g. `os.O_RDWR`.
+
+    Raises:
+        OSError: there is no such file, or it is a symbolic link, a directory, a pipe or a device.
+    """
+    # Looked at first: opening a device can have effects of its own.
+    if stat.S_ISREG(os.lstat(path).st_mode):
+        # Neither flag exists on Windows, where the check above has to do.
+        flags |= getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+        return os.open(path, flags)
+    raise OSError(errno.EINVAL, "it is a symbolic link, a directory, a pipe or a device", os.fspath(path))
+
+
+def drop_link(path: str | os.PathLike[str]) -> None:
+    """Removes the name `path` if it is a symbolic link, a pipe, a socket or a device, so that a write stays beside it.
+
+    Call it before a write to a name that the user has not given, in a directory that a stranger may have made.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        mode = os.lstat(path).st_mode
+        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+            os.unlink(path)
+
+
+def is_stream(path: str | os.PathLike[str]) -> bool:
+    """True if a path leads to a device, a pipe or a socket, or is one of the links that stand for open files.
+
+    >>> is_stream(os.devnull), is_stream("model.onnx")
+    (True, False)
+    """
+    try:
+        mode = os.stat(path).st_mode
+    except (OSError, ValueError):
+        return False
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        return True
+    # /dev/stdout leads to whatever the shell has opened, e.g. to a file, which a rename would take from the shell.
+    folder = os.path.realpath(os.path.dirname(os.path.abspath(path)))
+    return os.path.islink(path) and (folder == "/dev" or folder.startswith("/proc/"))
 
 
 def _lock(descriptor: int, *, wait: bool = False) -> bool:
@@ -120,7 +171,7 @@ def _remove_leftovers(path: str, kept: Collection[str] = ()) -> None:
     }
     for leftover in temporaries - set(kept):
         with contextlib.suppress(OSError):
-            descriptor = os.open(leftover, os.O_WRONLY)
+            descriptor = open_regular(leftover, os.O_WRONLY)
             try:
                 # A save that is still running holds the lock of its temporary file.
                 if _lock(descriptor) and sys.platform != "win32":
@@ -223,9 +274,13 @@ def _finish(directory: str) -> None:
     """Carries out the journal in a directory, if there is one; the caller has locked the directory."""
     path = os.path.join(directory, JOURNAL)
     try:
-        with open(path, "rb") as file:
+        with os.fdopen(open_regular(path, os.O_RDONLY), "rb") as file:
             text = file.read(_MAX_JOURNAL)
         moves, removals = _parse_journal(text)
+        for temporary, _ in moves:
+            # No save makes a link, which would take the place of a file.
+            if os.path.islink(os.path.join(directory, temporary)):
+                raise ValueError(f"it names the symbolic link {temporary!r}")
         _carry_out(directory, moves, removals, again=True)
     except FileNotFoundError:
         return
@@ -391,10 +446,26 @@ def replace_file(uri: str | os.PathLike[str]) -> Iterator[BinaryIO]:
 
     A process that is killed at any moment leaves the old content or the new one. The next save of the same `uri`
     removes the temporary file that a killed process has left. A symbolic link stays, and its target is replaced.
+    A device or a pipe stays, too: the content is written into it when the block ends.
+
+    Args:
+        uri: path that the user has named; for a name in a run's directory use :class:`FileSet`.
 
     Raises:
         OSError: the directory is missing or not writable, or the disk is full. The old content is untouched.
     """
+    if is_stream(uri):
+        # Imported here, as few devices write to pipes. Whole first: a block that fails has written nothing.
+        import shutil
+        import tempfile
+
+        with tempfile.TemporaryFile() as content:
+            yield content
+            content.seek(0)
+            # Appended: behind /dev/stdout may be a file that the shell has written to already.
+            with open(uri, "ab") as stream:
+                shutil.copyfileobj(content, stream)
+        return
     directory, name = os.path.split(os.path.realpath(os.fspath(uri)))
     with FileSet(directory) as files, files.open(name) as file:
         yield file

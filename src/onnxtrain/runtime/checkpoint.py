@@ -18,7 +18,7 @@ from onnxtrain.runtime.json_text import list_of_texts, parse_json, sizes
 from onnxtrain.runtime.legacy_checkpoint import IDENTIFIER, read_legacy_checkpoint
 from onnxtrain.runtime.manifest import Signature, fingerprint
 from onnxtrain.runtime.store import Buffer, OptimizerProgress, Store
-from onnxtrain.runtime.tensor_file import read_tensors, verification, write_tensors, writing
+from onnxtrain.runtime.tensor_file import read_tensors, require_file, verification, write_tensors, writing
 
 FORMAT = "onnxtrain-checkpoint"
 DELTA_FORMAT = "onnxtrain-checkpoint-delta"
@@ -202,6 +202,7 @@ def read_checkpoint(uri: str | os.PathLike[str]) -> Store:
     source = f"'{path}'"
     with verification(source):
         finish_interrupted(path)
+        require_file(path)
         with open(path, "rb") as file:
             # A FlatBuffer of onnxruntime-training has its identifier in bytes 4 to 8. In a safetensors file these bytes
             # are the upper half of the header's length, which is zero.

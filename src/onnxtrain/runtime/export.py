@@ -5,6 +5,7 @@ The code edits the protobuf message of the eval model byte by byte, with `onnx_w
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,13 @@ from onnxtrain.errors import InputError, ModelError, ModelLoadError
 from onnxtrain.runtime import dtypes
 from onnxtrain.runtime import onnx_proto as proto
 from onnxtrain.runtime import onnx_wire as wire
-from onnxtrain.runtime.atomic import FileSet, external_data_name, finish_interrupted, replace_file
+from onnxtrain.runtime.atomic import (
+    FileSet,
+    external_data_name,
+    finish_interrupted,
+    is_stream,
+    replace_file,
+)
 from onnxtrain.runtime.device import CPU
 from onnxtrain.runtime.external_data import is_ort_format, locate, parse_reference
 from onnxtrain.runtime.manifest import METADATA_KEY
@@ -320,6 +327,8 @@ def _write(
         for chunk in [*model, wire.header(proto.MODEL_GRAPH, wire.total(fields)), *fields]:
             file.write(chunk)
 
+    if large and is_stream(path):
+        raise OSError(errno.EFBIG, "a model of more than 2 GB needs a data file beside it")
     if not large:
         with replace_file(path) as file:
             write(file, _inline(tensors))

@@ -31,7 +31,8 @@ FUNCTIONS = 1
 """Version of the functions in domain `onnxtrain` in artifacts; kernels of another version compute something else."""
 
 # Each different convolution of a model has functions of its own, told apart by a number: "ConvolutionGradient3_float".
-_NUMBERED_NAME = re.compile(r"(.+?)(\d+)_(float)")
+# At most four digits: a model that somebody else has made must not ask for a billion names.
+_NUMBERED_NAME = re.compile(r"(.+?)(\d{1,4})_(float)")
 # Per numbered name, the count that the library registers unless the session config entry says otherwise.
 _NUMBERED = {
     f"Convolution{form}{kind}#_float": count

@@ -48,6 +48,7 @@ __all__ = [
 METADATA_KEY = "onnxtrain.manifest"
 ADAPTERS_KEY = "onnxtrain.lora"
 """Key of the description of LoRA adapters in the metadata of a model, and in the properties of a checkpoint."""
+_MOST_CLASSES = 10**7
 FORMAT = "onnxtrain"
 VERSION = 1
 SPARSE_VERSION = 2
@@ -95,6 +96,15 @@ def _optional(kind: type, value: Any, what: str) -> Any:
     return value
 
 
+def _count(value: Any) -> int | None:
+    """Checks a number of classes; None if it is unknown."""
+    count: int | None = _optional(int, value, "the number of classes")
+    # Weights and names of classes take memory for each.
+    if count is not None and not 0 <= count <= _MOST_CLASSES:
+        raise ValueError(f"the number of classes is {count}, and {_MOST_CLASSES} are supported at most")
+    return count
+
+
 def _dims(shape: object) -> tuple[Dim, ...] | None:
     if shape is None:
         return None
@@ -118,7 +128,7 @@ def _input(entry: Mapping[str, Any]) -> InputSpec:
         class_labels=None
         if labels is None
         else ClassLabels(
-            _optional(int, labels.get("count"), "the number of classes"),
+            _count(labels.get("count")),
             _optional(int, labels.get("ignore_index"), "ignore_index"),
             _optional(int, labels.get("axis"), "the axis of the classes") or 1,
             _dims(labels.get("scores")),

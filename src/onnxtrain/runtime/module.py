@@ -7,6 +7,7 @@ import threading
 from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 import onnxruntime as ort
@@ -82,6 +83,9 @@ class Module(Uncopied):
         source = describe(train_model_uri, "training model")
         drawn = {spec.name for spec in self._manifest.host_inputs}
         require_values(self._session, source, self._input_set() | drawn, self._output_set())
+        # Read again by an export, perhaps in another working directory.
+        if isinstance(eval_model_uri, str | os.PathLike):
+            eval_model_uri = Path(eval_model_uri).absolute()
         self._eval_model = eval_model_uri
         self._eval_session = None if eval_model_uri is None else self._open_eval(eval_model_uri)
         self._store = state._store

@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 
 from onnxtrain.errors import CheckpointError
 from onnxtrain.runtime import dtypes
-from onnxtrain.runtime.atomic import replace_file
+from onnxtrain.runtime.atomic import is_stream, replace_file
 from onnxtrain.runtime.json_text import parse_json
 from onnxtrain.runtime.store import Buffer
 
@@ -71,8 +71,15 @@ def _read_tensor(file: BinaryIO, start: int, entry: Mapping[str, Any]) -> Buffer
     return Buffer(flat.reshape(entry["shape"]), dtype)
 
 
+def require_file(path: str) -> None:
+    """Raises ValueError if a path leads to a pipe or a device, whose end might never come."""
+    if is_stream(path):
+        raise ValueError("it is a pipe or a device, not a file")
+
+
 def read_tensors(path: str) -> tuple[dict[str, str], dict[str, Buffer]]:
     """Reads the metadata and the tensors by key of a safetensors file; call it inside :func:`verification`."""
+    require_file(path)
     # Opening verifies header, offsets and file size.
     with safe_open(path, framework="numpy"):
         pass

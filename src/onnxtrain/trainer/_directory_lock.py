@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sys
 import weakref
 from pathlib import Path
 
 from onnxtrain.errors import CheckpointError
+from onnxtrain.runtime.atomic import open_regular
 
 _NAME = ".onnxtrain-lock"
 # Offset of the locked byte on Windows, behind the text: other processes cannot read a locked byte.
@@ -39,7 +41,7 @@ class DirectoryLock:
         directory: directory to lock.
 
     Raises:
-        CheckpointError: another trainer holds the lock.
+        CheckpointError: another trainer holds the lock, or the name of the lock file is that of a link or a device.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -81,7 +83,7 @@ class DirectoryLock:
         """Opens and locks the file; returns its descriptor, None if there can be no file."""
         while True:
             try:
-                descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
+                descriptor = self._descriptor_of_file()
             except OSError:
                 # Training or saving here fails with a better message of its own.
                 return None
@@ -102,6 +104,26 @@ class DirectoryLock:
             os.ftruncate(descriptor, 0)
             os.write(descriptor, str(os.getpid()).encode())
         return descriptor
+
+    def _descriptor_of_file(self) -> int:
+        """Opens the file, which is made if missing. Raises CheckpointError: there is something else in its place."""
+        try:
+            return os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+        except FileExistsError:
+            pass
+        try:
+            return open_regular(self._path, os.O_RDWR)
+        except FileNotFoundError:
+            # The other trainer has just removed it.
+            return self._descriptor_of_file()
+        except OSError as error:
+            # The text would otherwise be written to wherever a link leads.
+            if error.errno not in (errno.EINVAL, errno.ELOOP):
+                raise
+            raise CheckpointError(
+                f"Locking the directory '{self._directory}': '{_NAME}' is not a regular file but a symbolic link, a "
+                "directory, a pipe or a device. No trainer makes one; remove it."
+            ) from error
 
 
 def _lock(descriptor: int) -> bool:

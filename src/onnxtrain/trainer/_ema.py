@@ -15,9 +15,6 @@ from onnxtrain.runtime.dtypes import BY_NAME, Array, narrow, widen
 from onnxtrain.runtime.store import Buffer, Store
 from onnxtrain.runtime.tensor_file import read_tensors, verification, write_tensors
 
-AVERAGE = "average"
-"""File of a run's directory with the averages: safetensors, keys as in a checkpoint."""
-
 # Marks the file: a checkpoint, which is a safetensors file as well, is not read as averages.
 _FORMAT = {"format": "onnxtrain-average", "version": "1"}
 

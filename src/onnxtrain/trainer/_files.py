@@ -1,14 +1,16 @@
-"""Finds the files of a training run by its manifest."""
+"""Names the files of a training run, finds them by its manifest, and tells them from files of the user."""
 
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
 from onnxtrain._words import argument
-from onnxtrain.errors import CheckpointError, ModelLoadError
-from onnxtrain.runtime.artifact_folder import MANIFEST, find_manifest
+from onnxtrain.errors import CheckpointError, InputError, ModelLoadError
+from onnxtrain.runtime.artifact_folder import MANIFEST, find_manifest, is_manifest, own_file
 from onnxtrain.runtime.json_text import parse_json
 
 _DEFAULTS = {
@@ -20,6 +22,18 @@ _DEFAULTS = {
 }
 # Artifacts of earlier versions have no inference model.
 _OPTIONAL = {"optimizer_model", "inference_model"}
+
+BEST = "best"
+"""File of a run's directory with the parameters of the best epoch."""
+
+AVERAGE = "average"
+"""File of a run's directory with the averages of `ema_decay`: safetensors, keys as in a checkpoint."""
+
+SWA_AVERAGE = "swa"
+"""File of a run's directory with the averages of the callback `SWA`."""
+
+# Predictions of an unfinished epoch, named after epoch and batch.
+_PREDICTIONS = re.compile(r"predictions-\d+-\d+\.npz")
 
 
 @dataclass(frozen=True)
@@ -47,7 +61,8 @@ def find_files(directory: Path) -> Files:
     Without a manifest beside the models, which contain it as well, the files have the usual names.
 
     Raises:
-        CheckpointError: The directory holds no run, several runs, or one without an optimizer.
+        CheckpointError: The directory holds no run, several runs, or one without an optimizer; or a file of the run is
+            a symbolic link that leads out of the directory.
         ModelLoadError: The manifest is damaged.
     """
     manifest = find_manifest(directory)
@@ -65,7 +80,66 @@ def find_files(directory: Path) -> Files:
             f"Opening the training run in '{directory}': there is no file '{files['checkpoint']}'. Pass a directory "
             f"that Trainer.save or generate_artifacts has written{example}."
         )
+    for name in (*files.values(), *companions(directory)):
+        own_file(directory, name)
     return Files(manifest=manifest or MANIFEST, **files)
+
+
+def companions(directory: Path) -> list[str]:
+    """Lists the names in a directory that only some runs have: best parameters, averages, predictions."""
+    if not directory.is_dir():
+        return []
+    return sorted(name for name in os.listdir(directory) if is_companion(name))
+
+
+def is_companion(name: str) -> bool:
+    """True if a name is that of a file that only some runs have.
+
+    >>> [is_companion(name) for name in ("best", "predictions-2-10.npz", "predictions-test.npz")]
+    [True, True, False]
+    """
+    return name in (BEST, AVERAGE, SWA_AVERAGE) or is_predictions(name)
+
+
+def is_predictions(name: str) -> bool:
+    """True if a name is that of the predictions of an unfinished epoch, e.g. "predictions-2-10.npz"."""
+    return _PREDICTIONS.fullmatch(name) is not None
+
+
+def is_run_file(name: str, manifest: str = MANIFEST) -> bool:
+    """True if a trainer writes a file of this name in the directory of a run with a manifest of the name `manifest`."""
+    prefix = manifest.removesuffix(MANIFEST)
+    data = re.fullmatch(r"(.+)\.[0-9a-f]{12}\.data", name)
+    written = {f"{prefix}{default}" for default in (MANIFEST, *_DEFAULTS.values())}
+    return (data[1] if data else name) in written or is_companion(name)
+
+
+def holds_run(directory: Path, manifest: str = MANIFEST) -> bool:
+    """True if a directory has a manifest of a run, by which files with the names of a run's files belong to the run."""
+    return is_manifest(directory / manifest)
+
+
+def require_free(
+    directory: Path, doing: str, names: Collection[str] = (), remedy: str = "", manifest: str = MANIFEST
+) -> None:
+    """Raises CheckpointError if files of the user in a directory have names that a run would write to.
+
+    Args:
+        directory: directory of the run, which need not exist.
+        doing: refused action, for the message.
+        names: further names that are written, besides those of :func:`is_run_file`.
+        remedy: end of the message after "Choose another directory".
+        manifest: name of the run's manifest.
+    """
+    if not directory.is_dir() or holds_run(directory, manifest):
+        return
+    taken = sorted(name for name in os.listdir(directory) if is_run_file(name, manifest) or name in names)
+    if taken:
+        listed = ", ".join(f"'{name}'" for name in taken[:10]) + (", ..." if len(taken) > 10 else "")
+        raise CheckpointError(
+            f"{doing}: the directory holds {listed}, and no {manifest} of a run says that a run has written "
+            f"{'it' if len(taken) == 1 else 'them'}. Choose another directory{remedy}."
+        )
 
 
 def _read(path: Path) -> dict[str, str]:
@@ -85,3 +159,13 @@ def _read(path: Path) -> dict[str, str]:
             f"({type(error).__name__}: {error}). Generate the artifacts again."
         ) from error
     return named
+
+
+def refuse_model_name(path: str | os.PathLike[str], function: str, written: str) -> None:
+    """Raises InputError for the name of a model, `*.onnx`, where `function` writes something else."""
+    name = os.fspath(path)
+    if name.lower().endswith(".onnx"):
+        raise InputError(
+            f"{function}('{name}') writes {written}, not a model. Trainer.export('{name}') writes the trained model; "
+            f"for {function} choose a name without '.onnx'."
+        )

@@ -15,6 +15,7 @@ import numpy as np
 import onnxruntime as ort
 
 from onnxtrain._settings import settings_text
+from onnxtrain.runtime.artifact_folder import keep_inside
 from onnxtrain.runtime.atomic import replace_file
 from onnxtrain.trainer._callbacks._settings import run_settings
 from onnxtrain.trainer._report import format_value
@@ -50,7 +51,9 @@ def write_model_card(
     ]
     # The Hub looks for this name.
     target = Path(path)
-    with replace_file(target / "README.md" if target.is_dir() else target) as file:
+    target = target / "README.md" if target.is_dir() else target
+    keep_inside(target, trainer.directory)
+    with replace_file(target) as file:
         file.write("\n".join(lines).encode())
 
 

@@ -283,3 +283,7 @@ def _check(position: Position, settings: Settings) -> None:
     plan = position.plan
     if plan is not None and min(plan.samples or 1, plan.batch_size or 1, plan.accumulate, plan.epochs) < 1:
         raise ValueError(f"its plan is {plan}")
+    # The batches before would be read from a stream, which need not end.
+    limit = None if plan is None or plan.steps_per_epoch is None else plan.steps_per_epoch * plan.accumulate
+    if limit is not None and position.batch > limit:
+        raise ValueError(f"it is at batch {position.batch} of an epoch of {limit}")

@@ -9,9 +9,8 @@ import numpy as np
 
 from onnxtrain.errors import CheckpointError
 from onnxtrain.runtime.atomic import FileSet
+from onnxtrain.trainer._files import is_predictions
 from onnxtrain.trainer._position import Position
-
-_PATTERN = "predictions-*.npz"
 
 
 def _name(position: Position) -> str:
@@ -33,8 +32,9 @@ def remove_other_predictions(directory: Path, position: Position) -> None:
     """Removes files of other positions; call it after the checkpoint has been written."""
     # A run that went back to an earlier save leaves a file of a later position behind.
     kept = directory / _name(position)
-    for path in directory.glob(_PATTERN):
-        if path != kept or not position.averages.parts:
+    for path in directory.iterdir():
+        # A file "predictions-test.npz" of the user stays.
+        if is_predictions(path.name) and (path != kept or not position.averages.parts):
             path.unlink(missing_ok=True)
 
 

@@ -19,6 +19,7 @@ from onnxtrain._words import argument
 from onnxtrain.api import CheckpointState, Module, Optimizer
 from onnxtrain.distributed._join import threads_of_worker
 from onnxtrain.errors import CheckpointError, GraphBuildError, InputError, TrainingStateError
+from onnxtrain.runtime.artifact_folder import own_file
 from onnxtrain.runtime.atomic import FileSet, finish_interrupted
 from onnxtrain.runtime.binding import Binding
 from onnxtrain.runtime.checkpoint import encode_checkpoint
@@ -33,7 +34,7 @@ from onnxtrain.runtime.session import open_session, require_values
 from onnxtrain.runtime.session_settings import SessionSettings
 from onnxtrain.runtime.store import Buffer, Store, to_array
 from onnxtrain.trainer._copies import Copies
-from onnxtrain.trainer._files import find_files
+from onnxtrain.trainer._files import find_files, require_free
 from onnxtrain.trainer._loss_model import LossModel
 from onnxtrain.trainer._position import saved_threads
 from onnxtrain.trainer.data import fill, static_batch
@@ -91,7 +92,9 @@ class Run:
         write: Callable[..., None] | None = None,
     ) -> None:
         try:
-            # A process that was killed during a save left a journal; the renames that it lists are finished first.
+            # A process that was killed during a save left a journal; the renames that it lists are finished first. Not
+            # behind a link, where a save of somebody else may have left one.
+            own_file(directory, CHECKPOINT)
             finish_interrupted(directory / CHECKPOINT)
         except OSError as error:
             raise CheckpointError(f"Opening the training run in '{directory}': {error}.") from error
@@ -337,8 +340,12 @@ class Run:
 
         Raises:
             OSError: A file cannot be written.
-            CheckpointError: Some parameters have no data.
+            CheckpointError: Some parameters have no data, or files of the user in another directory have the names of
+                a run's files.
         """
+        # Artifacts of earlier versions have no manifest by which a second save could tell its own files.
+        if target.resolve() != self.directory.resolve() and (self.directory / self.files.manifest).is_file():
+            require_free(target, f"Saving the run to '{target}'", manifest=self.files.manifest)
         # Refuses parameters without data before a directory is made.
         encode = encode_checkpoint(self.store, f"Saving the run to '{target}'", include_optimizer_state=True)
         existed = target.exists()

@@ -18,7 +18,8 @@ from onnxtrain.errors import CheckpointError, InputError
 from onnxtrain.runtime.atomic import FileSet
 from onnxtrain.runtime.dtypes import Array
 from onnxtrain.runtime.lock import StateLock
-from onnxtrain.trainer._ema import AVERAGE, MovingAverage
+from onnxtrain.trainer._ema import MovingAverage
+from onnxtrain.trainer._files import AVERAGE, BEST, SWA_AVERAGE, refuse_model_name
 from onnxtrain.trainer._metrics import Averages, Metric, MetricSpec, default_metrics, make_metrics
 from onnxtrain.trainer._position import CUSTOM, PROPERTY, Plan, Position, Settings
 from onnxtrain.trainer._predictions import read_predictions, remove_other_predictions, write_predictions
@@ -34,12 +35,6 @@ from onnxtrain.trainer.data import Pass, Source
 
 if TYPE_CHECKING:
     from onnxtrain.trainer._workers import Workers
-
-BEST = "best"
-"""File of the trainer's directory with the parameters of the best epoch."""
-
-SWA_AVERAGE = "swa"
-"""File of the trainer's directory with the averages of the callback `SWA`."""
 
 _log = logging.getLogger("onnxtrain")
 
@@ -135,7 +130,8 @@ class TrainingState:
         """Reads the state that :meth:`save` wrote; see :meth:`Trainer.resume`."""
 
         def begin() -> tuple[Workspace, Run]:
-            return Workspace(directory), Run(directory, device, threads)
+            workspace = Workspace(directory)
+            return workspace, Run(workspace.path, device, threads)
 
         workspace, run = begin() if workers is None else workers.open(begin, device, threads)
         # The files of a worker that does not lead are elsewhere.
@@ -344,7 +340,8 @@ class TrainingState:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes everything that :meth:`load` needs to a directory; see :meth:`Trainer.save`."""
-        target = Path(path)
+        target = Path(path).absolute()
+        refuse_model_name(path, "Trainer.save", "a directory with all that Trainer.resume needs")
         workers = self.workers
         saving = contextlib.nullcontext(True) if workers is None else workers.saving(self.run.store)
         with self.lock, saving as writes:

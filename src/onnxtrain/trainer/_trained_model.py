@@ -11,9 +11,11 @@ import numpy as np
 
 from onnxtrain.errors import InputError
 from onnxtrain.losses import loss_class
+from onnxtrain.runtime.artifact_folder import keep_inside
 from onnxtrain.runtime.dtypes import Array
 from onnxtrain.runtime.state import CheckpointState
 from onnxtrain.trainer._datasets import advising_transform, weighed_dataset
+from onnxtrain.trainer._files import refuse_model_name
 from onnxtrain.trainer._model_card import write_model_card
 from onnxtrain.trainer._probabilities import probabilities
 from onnxtrain.trainer._properties import TrainerProperties
@@ -149,17 +151,27 @@ class TrainedModel(TrainerProperties):
         """Writes everything that :meth:`resume` needs to a directory, which is made if missing.
 
         The models are copied there once, with the files of their external data. All files change together: if the
-        process is killed, the directory holds the files it held before, or this run, complete.
+        process is killed, the directory holds the files it held before, or this run, complete. For the trained model
+        alone, as an `.onnx` file, use :meth:`export`.
 
         Raises:
-            CheckpointError: a file cannot be written.
+            InputError: `path` ends in `.onnx`, as the file of a model does.
+            CheckpointError: a file cannot be written, or the directory holds files of the user that have the names of a
+                run's files, and no manifest of a run.
         """
         self._state.save(path)
 
     def save_parameters(self, path: str | os.PathLike[str]) -> None:
-        """Writes parameters and statistics alone to a checkpoint file; of a run with `ema_decay` their averages."""
+        """Writes parameters and statistics alone to a checkpoint file; of a run with `ema_decay` their averages.
+
+        Raises:
+            InputError: `path` ends in `.onnx`, as the file of a model does.
+            CheckpointError: the file cannot be written.
+        """
+        refuse_model_name(path, "Trainer.save_parameters", "a checkpoint")
         with self.averaged(), self._state.writing() as writes:
             if writes:
+                keep_inside(path, self.directory)
                 CheckpointState.save_checkpoint(self.state, path)
 
     def load_parameters(self, path: str | os.PathLike[str]) -> None:
@@ -197,6 +209,7 @@ class TrainedModel(TrainerProperties):
         names = outputs if outputs is None or isinstance(outputs, str) else list(outputs)
         with self.averaged(), self._state.writing() as writes:
             if writes:
+                keep_inside(path, self.directory)
                 self._state.run.export(path, names)
 
     def model_card(

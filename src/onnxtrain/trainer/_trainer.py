@@ -89,10 +89,12 @@ class Trainer(Training, TrainedModel):
         loss_input_names: the output that the loss compares with the target, if the model has several outputs.
         lora: adapters to train beside the linear layers, and nothing else but what `requires_grad` names, e.g.
             `LoraConfig(r=8)`; see :mod:`onnxtrain.lora`.
-        directory: directory of the run's files; the state is saved there after every epoch. Default: a
-            temporary directory, which is removed at the end unless an interrupted run was saved there.
-        overwrite: replace a run that is in the directory already, once the new models are built; otherwise it is an
-            error.
+        directory: directory of the run's files; the state is saved there after every epoch. Other files in it stay
+            as they are. Default: a temporary directory, which is removed at the end of the process that made it, unless
+            an interrupted run was saved there.
+        overwrite: replace a run that is in the directory already, once the new models are built. Without a run there,
+            files that have the name of a run's file ("checkpoint", "best", ...) are replaced when this run writes its
+            own, and none is removed. Without `overwrite` both are errors.
         seed: shuffling, the validation split and Dropout derive from this number.
         device: "cpu", "cuda" or "cuda:<index>".
         threads: number of threads that compute each operation; None is onnxruntime's default, all cores. The last
@@ -154,6 +156,9 @@ class Trainer(Training, TrainedModel):
         # The arguments that decide how the models are built, by name: an argument of the signature reaches them by
         # being a field of ModelSettings, without further mention here.
         arguments = locals()
+        # A fit with sample weights reads the model again, perhaps in another working directory.
+        if isinstance(model, str | os.PathLike):
+            model = Path(model).absolute()
         model_settings = ModelSettings(
             **{entry.name: arguments[entry.name] for entry in fields(ModelSettings)}
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import types
 from dataclasses import fields, is_dataclass
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
@@ -29,7 +29,7 @@ def check_types(value: Any, kind: Any, name: str) -> None:
 
     Args:
         value: value to check.
-        kind: a dataclass, `int`, `float`, `str`, `bool`, None, lists, dicts and unions of these.
+        kind: a dataclass, `int`, `float`, `str`, `bool`, None, literals, lists, dicts and unions of these.
         name: name of the value, for the message.
 
     >>> check_types({"a": [1, 2.0]}, dict[str, list[float]], "sums")
@@ -42,6 +42,8 @@ def check_types(value: Any, kind: Any, name: str) -> None:
     if origin in (Union, types.UnionType):
         if not any(_fits(value, option, name) for option in arguments):
             raise ValueError(f"{name} is {str(value)[:60]!r}")
+    elif origin is Literal and isinstance(value, str) and value in arguments:
+        pass
     elif origin is list and type(value) is list:
         for index, entry in enumerate(value):
             check_types(entry, arguments[0], f"{name}[{index}]")

@@ -17,6 +17,7 @@ from onnxtrain.passes.io.constant_weights import lift_weights
 from onnxtrain.passes.io.dictionary_outputs import tensors_for_maps
 from onnxtrain.passes.io.tensor_sizes import check_tensors
 from onnxtrain.passes.tidy.unique_names import values_of
+from onnxtrain.runtime.atomic import is_stream
 from onnxtrain.runtime.external_data import ExternalData, check_external_data, locate
 
 ModelSource = str | os.PathLike[str] | onnx.ModelProto | ir.Model
@@ -105,6 +106,9 @@ def _read(path: Path) -> onnx.ModelProto:
     """Read a file without its external data; raise ModelLoadError if that fails."""
     if path.is_dir():
         raise _refusal(f"'{path}'", "it is a directory. Pass the .onnx file inside it.")
+    # One that nobody writes to would be waited for without end.
+    if is_stream(path):
+        raise _refusal(f"'{path}'", "it is a pipe or a device. Write the model to a file, and pass that.")
     try:
         return onnx.load(path, load_external_data=False)
     except FileNotFoundError as error:

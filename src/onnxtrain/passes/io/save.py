@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from onnxtrain.errors import ModelError
 from onnxtrain.passes.io.load import ModelSource
-from onnxtrain.runtime.atomic import FileSet, external_data_name
+from onnxtrain.runtime.atomic import FileSet, external_data_name, is_stream, replace_file
 
 DEFAULT_EXTERNAL_DATA_THRESHOLD = 1_500_000_000
 """Bytes of all initializers above which weights go to a second file. protobuf holds 2 GiB."""
@@ -78,9 +78,16 @@ def save_model(
         path: The file to write. Its directory must exist.
         external_data_threshold: If the initializers have more bytes than this together, those over 1 kB go to a second
             file, `<path>.<12 hexadecimal digits>.data`. Each call writes a new one, so that the model at `path` has its
-            data at any time. The data file of the model that was replaced is removed.
+            data at any time. The data file of the model that was replaced is removed. Into a device or a pipe, such as
+            /dev/stdout, the model is written as one file.
     """
     path = Path(path)
+    if is_stream(path):
+        # A device or a pipe has no folder for a data file beside it.
+        content = ir.to_proto(_with_tensors_in_memory(model)).SerializeToString()
+        with replace_file(path) as file:
+            file.write(content)
+        return
     with FileSet(path.absolute().parent) as files:
         write_model(model, files, path.name, external_data_threshold)
 

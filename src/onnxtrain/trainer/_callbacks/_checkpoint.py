@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from onnxtrain.errors import CheckpointError, InputError
-from onnxtrain.runtime.atomic import rename_directory
+from onnxtrain.runtime.artifact_folder import require_inside
+from onnxtrain.runtime.atomic import drop_link, rename_directory
 from onnxtrain.trainer._callbacks._monitor import Mode, Monitor
+from onnxtrain.trainer._files import refuse_model_name
 from onnxtrain.trainer._history import History
 from onnxtrain.trainer._run import CHECKPOINT
 from onnxtrain.trainer._typed import check_integer
@@ -58,14 +60,17 @@ class ModelCheckpoint(Monitor):
                 f"ModelCheckpoint: '{monitor}' is recorded after epochs, and every_n_steps={every_n_steps} saves in "
                 "the middle of them. Leave one of the two out, or use two callbacks."
             )
+        refuse_model_name(path, "ModelCheckpoint", "a directory with all that Trainer.resume needs")
         super().__init__(monitor or "loss", mode)
-        self.path = Path(path)
+        # The program may change its working directory between two saves.
+        self.path = Path(path).absolute()
         self.monitored = monitor is not None
         self.every_n_steps = every_n_steps
         self.keep = keep
 
     def on_fit_begin(self, trainer: Trainer) -> None:
-        """Checks that the monitored value will be recorded."""
+        """Checks that the monitored value will be recorded, and that no link leads out of the trainer's directory."""
+        require_inside(self.path, trainer.directory)
         if self.monitored:
             super().on_fit_begin(trainer)
 
@@ -136,11 +141,14 @@ class ModelCheckpoint(Monitor):
     def _directories(self) -> list[tuple[str, int, str]]:
         """Lists kind, number and name of the saves in the directory, e.g. ("epoch", 3, "epoch-00000003")."""
         names = [entry.name for entry in self.path.iterdir()] if self.path.is_dir() else []
-        matches = [(re.fullmatch(r"(epoch|step)-(\d{8,})", name), name) for name in names]
+        # Longer numbers than 19 digits are no steps; a link may lead to what is not a save of this folder.
+        matches = [(re.fullmatch(r"(epoch|step)-(\d{8,19})", name), name) for name in names]
         return [
             (match[1], int(match[2]), name)
             for match, name in matches
-            if match is not None and (self.path / name / CHECKPOINT).is_file()
+            if match is not None
+            and (self.path / name / CHECKPOINT).is_file()
+            and not (self.path / name).is_symlink()
         ]
 
 
@@ -149,7 +157,11 @@ def _save_whole(trainer: Trainer, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     # Leftovers of a process that was killed.
     for leftover in target.parent.glob(f"{_UNFINISHED}*"):
-        shutil.rmtree(leftover)
+        drop_link(leftover)
+        if leftover.exists():
+            shutil.rmtree(leftover)
+    # A save must not go through a link to a directory elsewhere.
+    drop_link(target)
     if target.is_dir():
         trainer.save(target)
         return

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from onnxtrain.trainer._callbacks._monitor import Mode, Monitor
+from onnxtrain.trainer._files import BEST
 from onnxtrain.trainer._history import History
-from onnxtrain.trainer._state import BEST
 from onnxtrain.trainer._typed import check_integer
 
 if TYPE_CHECKING:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,16 @@ from onnxtrain.trainer._typed import check_integer
 
 if TYPE_CHECKING:
     from onnxtrain.trainer._trainer import Trainer
+
+
+def saved_id(trainer: Trainer, name: str) -> str | None:
+    """Reads the id of a tracking server's run from the property `name` of a run that may come from a stranger.
+
+    Returns:
+        The id, e.g. "3f9a-12"; None without the property, or if the text is no id: servers use ids in paths and URLs.
+    """
+    text = str(dict(trainer.state.properties).get(name, ""))
+    return text if re.fullmatch(r"[A-Za-z0-9_-]{1,128}", text) else None
 
 
 class Logger(Callback):

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from onnxtrain.trainer._callbacks._logger import Logger
+from onnxtrain.trainer._callbacks._logger import Logger, saved_id
 from onnxtrain.trainer._callbacks._settings import run_settings
 from onnxtrain.trainer._history import History
 from onnxtrain.trainer._optional import optional
@@ -71,8 +71,8 @@ class MLflowLogger(Logger):
         self._own = active is None
         if active is not None:
             self._run = active.info.run_id
-        elif PROPERTY in properties:
-            self._run = str(properties[PROPERTY])
+        elif (saved := saved_id(trainer, PROPERTY)) is not None:
+            self._run = saved
             # A process that was killed has left it as running, one that ended as finished.
             self._client.update_run(self._run, status="RUNNING")
         else:

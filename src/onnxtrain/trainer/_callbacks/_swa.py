@@ -6,12 +6,12 @@ import math
 from typing import TYPE_CHECKING
 
 from onnxtrain.errors import InputError
-from onnxtrain.runtime.atomic import replace_file
+from onnxtrain.runtime.atomic import FileSet
 from onnxtrain.runtime.optimizer import check_learning_rate
 from onnxtrain.trainer._callbacks._base import Callback
 from onnxtrain.trainer._ema import MovingAverage
+from onnxtrain.trainer._files import SWA_AVERAGE
 from onnxtrain.trainer._history import History
-from onnxtrain.trainer._state import SWA_AVERAGE
 from onnxtrain.trainer._typed import check_integer
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class SWA(Callback):
         with trainer.lock:
             self._average.update(1 / (self._count + 1))
         self._count, self._last = self._count + 1, epoch
-        with replace_file(trainer.directory / SWA_AVERAGE) as file:
+        with FileSet(trainer.directory) as files, files.open(SWA_AVERAGE) as file:
             notes = {"count": self._count, "last": self._last, "fit_start": trainer.fit_start}
             self._average.write(file, **{name: str(number) for name, number in notes.items()})
 

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onnxtrain.errors import MissingPackageError
+from onnxtrain.errors import InputError, MissingPackageError
+from onnxtrain.runtime.artifact_folder import require_inside
 from onnxtrain.trainer._callbacks._logger import Logger
 from onnxtrain.trainer._optional import optional
 
@@ -32,13 +33,19 @@ class TensorBoardLogger(Logger):
 
     def __init__(self, directory: str | os.PathLike[str], every_n_steps: int | None = 1) -> None:
         super().__init__(every_n_steps)
-        self.directory = Path(directory)
+        # The program may change its working directory before the fit.
+        self.directory = Path(directory).absolute()
         self._make = _summary_writer()
         self._writer: Any = None
 
     def open(self, trainer: Trainer) -> None:
         """Opens a new event file."""
         self.close()
+        require_inside(self.directory, trainer.directory)
+        if self.directory.exists() and not self.directory.is_dir():
+            raise InputError(
+                f"TensorBoardLogger: '{self.directory}' is a file. Name a directory for the event files."
+            )
         step = trainer.global_step
         # File names contain the time in seconds. TensorBoard reads files in the order of their names: the step and
         # random digits keep two files of the same second apart and in order.

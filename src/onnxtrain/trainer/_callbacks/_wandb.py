@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from onnxtrain.trainer._callbacks._logger import Logger
+from onnxtrain.trainer._callbacks._logger import Logger, saved_id
 from onnxtrain.trainer._callbacks._settings import run_settings
 from onnxtrain.trainer._optional import optional
 
@@ -59,8 +59,8 @@ class WandbLogger(Logger):
         if self._own:
             options = dict(self._options)
             # "allow": the run may have been deleted on the server, or was logged offline.
-            if PROPERTY in properties:
-                options |= {"id": str(properties[PROPERTY]), "resume": "allow"}
+            if (saved := saved_id(trainer, PROPERTY)) is not None:
+                options |= {"id": saved, "resume": "allow"}
             self._run = self._wandb.init(config={**run_settings(trainer), **self._config}, **options)
         properties[PROPERTY] = str(self._run.id)
         # Weights & Biases ignores values of steps that it has already, with a warning for each.

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
 
 import numpy as np
 
 from onnxtrain.distributed._communicator import Communicator
-from onnxtrain.trainer._ema import AVERAGE
+from onnxtrain.errors import WorkersError
+from onnxtrain.trainer._files import AVERAGE, is_predictions
 from onnxtrain.trainer._run import Run
 
 # Bytes of a message: a model of many gigabytes is never in memory as a whole.
@@ -20,7 +21,7 @@ def run_files(run: Run) -> list[str]:
     directory = run.directory
     files = [path for group in run.model_files() for path in group]
     files.append(directory / run.files.checkpoint)
-    files += [path for path in (directory / AVERAGE, *directory.glob("predictions-*.npz")) if path.is_file()]
+    files += [path for path in directory.iterdir() if path.name == AVERAGE or is_predictions(path.name)]
     # Models may share a file of external data.
     return list(dict.fromkeys(path.relative_to(directory).as_posix() for path in files))
 
@@ -39,6 +40,11 @@ def send_files(communicator: Communicator, directory: Path, names: Sequence[str]
 def receive_files(communicator: Communicator, directory: Path) -> None:
     """Writes the files that the leader sends to a directory."""
     for name, size in communicator.share():
+        # External data may be in a folder below; a name from the network must not lead anywhere else.
+        if PurePath(name).is_absolute() or ".." in PurePath(name).parts:
+            raise WorkersError(
+                f"Worker 0 sent a file named {name!r}, which lies outside the run's directory."
+            )
         path = directory / name
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(path, "wb") as file:

@@ -7,7 +7,10 @@ only trains needs `onnxtrain.api`, which imports numpy, onnxruntime and safetens
 from __future__ import annotations
 
 import importlib
+import logging
 from typing import TYPE_CHECKING, Any
+
+from onnxtrain._printable import escape_record
 
 # For type checkers and editors, which do not follow `__getattr__`.
 if TYPE_CHECKING:
@@ -33,6 +36,9 @@ if TYPE_CHECKING:
     )
 
 __version__ = "0.1.0"
+
+# Messages quote names in files of others. Here, so that it holds for all messages and all handlers.
+logging.getLogger("onnxtrain").addFilter(escape_record)
 
 __all__ = [
     "CSVLogger",

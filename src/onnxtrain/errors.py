@@ -29,6 +29,8 @@ message says what was being done, what was received, and what to do next.
 
 from __future__ import annotations
 
+from onnxtrain._printable import printable
+
 __all__ = [
     "AdapterMismatchError",
     "CheckpointError",
@@ -54,7 +56,15 @@ __all__ = [
 # All are RuntimeErrors, as the errors of onnxruntime-training were. Many are also the built-in exception of their kind
 # of fault, which code that does not know this package can catch.
 class OnnxTrainError(RuntimeError):
-    """Base class of all exceptions that this package raises on purpose."""
+    """Base class of all exceptions that this package raises on purpose.
+
+    Messages quote names in files of others: `str` gives them on one line and escapes control characters. `args` are
+    the texts as they were passed.
+    """
+
+    def __str__(self) -> str:
+        # Messages of onnx's checker and of ONNX Runtime have several lines.
+        return printable(super().__str__().strip().replace("\n", " "))
 
 
 class ModelError(OnnxTrainError, ValueError):

@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.logging import RichHandler
 
 from onnxtrain.cli._declared import taking
 from onnxtrain.cli._help import CommandWithSwitches
@@ -25,7 +23,7 @@ from onnxtrain.cli._options import (
     PlanOptions,
     RunArgument,
 )
-from onnxtrain.cli._output import guarded
+from onnxtrain.cli._output import guarded, logging_to_terminal, print_traceback
 from onnxtrain.cli._train_options import TrainOptions
 
 app = typer.Typer(
@@ -60,13 +58,8 @@ def options(
     ] = False,
 ) -> None:
     """Train any ONNX model on stock ONNX Runtime."""
-    level = logging.DEBUG if debug else logging.WARNING
-    logger = logging.getLogger("onnxtrain")
-    logger.setLevel(level)
-    # Added per command and removed at its end: tests and programs run several commands in one process.
-    handler = RichHandler(level, Console(stderr=True), show_time=False, show_path=False)
-    logger.addHandler(handler)
-    context.call_on_close(lambda: logger.removeHandler(handler))
+    # Set up per command and undone at its end: tests and programs run several commands in one process.
+    context.with_resource(logging_to_terminal(logging.DEBUG if debug else logging.WARNING))
 
 
 @app.command(cls=CommandWithSwitches)
@@ -363,5 +356,6 @@ def inspect(
 
 def run() -> None:
     """Runs the command line of this process."""
+    sys.excepthook = print_traceback
     # Read from the arguments directly: an error while options are parsed comes before typer has read --debug.
     guarded(app, debug="--debug" in sys.argv[1:])

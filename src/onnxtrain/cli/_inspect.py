@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from onnxtrain._settings import settings_text
 from onnxtrain.cli._inspect_run import describe_run, run_tables
-from onnxtrain.cli._output import print_json, print_table, summary_table, table
+from onnxtrain.cli._output import print_command, print_json, print_table, summary_table, table
 from onnxtrain.errors import ModelLoadError, OnnxTrainError
 from onnxtrain.passes import canonicalize, load_model
 from onnxtrain.runtime.artifact_folder import find_manifest, own_file
@@ -64,8 +64,7 @@ def run_command(path: Path, json: bool, parameters: bool = False) -> None:
         trained = f"{document['trainable_elements']:,} of {document['elements']:,}"
         print_table(*run_tables(path, run, trained))
         for purpose, command in run["next"].items():
-            # Not by rich, which would break it: a long command must stay one line, to be copied.
-            print(f"{purpose}: {command}")
+            print_command(f"{purpose}: {command}")
     if run is not None and not parameters:
         return
     if manifest is not None:

@@ -10,11 +10,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table as Grid
-
 from onnxtrain._settings import settings_text
 from onnxtrain.cli._config import RUN_FILE
-from onnxtrain.cli._output import heading, summary_table, table
+from onnxtrain.cli._output import Content, heading, summary_table, table
 from onnxtrain.cli._remember import PROPERTY as OPTIONS
 from onnxtrain.cli._table_report import described
 from onnxtrain.cli._tables import PROPERTY as TABLE
@@ -166,7 +164,7 @@ def _commands(path: Path, data: object, unfinished: bool, has_options: bool) -> 
     return commands
 
 
-def run_tables(path: Path, run: Mapping[str, Any], trained: str) -> list[Grid | str]:
+def run_tables(path: Path, run: Mapping[str, Any], trained: str) -> list[Content]:
     """Formats the description of a run for people, without its commands.
 
     Args:
@@ -188,7 +186,7 @@ def run_tables(path: Path, run: Mapping[str, Any], trained: str) -> list[Grid | 
         ("progress", run["progress"]),
         ("steps", f"{run['steps']:,}"),
     ]
-    shown: list[Grid | str] = [
+    shown: list[Content] = [
         heading(f"Run {path}"),
         summary_table(None, [(name, value) for name, value in rows if value is not None]),
     ]

@@ -13,6 +13,7 @@ from typing import Any
 
 from typer.core import TyperGroup
 
+from onnxtrain._printable import printable
 from onnxtrain.cli._output import INTERRUPTED, info
 from onnxtrain.errors import OnnxTrainError
 
@@ -24,10 +25,16 @@ class Interrupted(KeyboardInterrupt):
 class InterruptibleGroup(TyperGroup):
     """Group of the commands; Ctrl-C in any command, or while its modules are imported, prints one line."""
 
+    def make_context(self, *arguments: Any, **settings: Any) -> Any:
+        """Parses the options before the command."""
+        with _printable_usage_errors():
+            return super().make_context(*arguments, **settings)
+
     def invoke(self, context: Any) -> Any:
         """Runs a command and handles Ctrl-C."""
         try:
-            return super().invoke(context)
+            with _printable_usage_errors():
+                return super().invoke(context)
         except KeyboardInterrupt as interrupt:
             info(
                 f"Interrupted. {interrupt}"
@@ -35,6 +42,18 @@ class InterruptibleGroup(TyperGroup):
                 else "Interrupted. No file was written."
             )
             sys.exit(INTERRUPTED)
+
+
+@contextmanager
+def _printable_usage_errors() -> Iterator[None]:
+    """Escapes control characters in what click says about wrong options: they may come with the name of a file."""
+    try:
+        yield
+    except Exception as error:
+        # By its message: newer versions of typer have a copy of click of their own, and offer its base class nowhere.
+        if isinstance(message := getattr(error, "message", None), str):
+            error.message = printable(message)  # type: ignore[attr-defined]
+        raise
 
 
 @contextmanager

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
-from collections.abc import Callable, Iterable, Sequence
+import traceback
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from types import TracebackType
 from typing import Any
 
 from rich import box
-from rich.console import Console
-from rich.markup import escape
+from rich.logging import RichHandler
 from rich.table import Table
+from rich.text import Text
 
+from onnxtrain._console import PlainConsole, styled
+from onnxtrain._printable import escape_record, printable
 from onnxtrain._words import speaking
 from onnxtrain.cli._shell_words import ShellWords
 from onnxtrain.errors import OnnxTrainError
@@ -22,16 +29,22 @@ INTERRUPTED = 130
 _PIPE_WIDTH = 160
 
 
-def _show(*content: Table | str, stderr: bool = False) -> None:
+Content = Table | Text | str
+"""What the functions of this module print. Strings have no markup."""
+
+
+def _show(*content: Content, stderr: bool = False) -> None:
     """Prints tables and lines; in a pipe without trailing blanks."""
-    console = Console(stderr=stderr, highlight=False)
+    console = PlainConsole(stderr=stderr)
     if console.is_terminal:
-        console.print(*content, sep="\n")
+        for part in content:
+            console.print(part)
         return
     # A pipe has no width; rich would wrap at 80 columns and break the rows of wide tables.
-    console = Console(stderr=stderr, highlight=False, width=_PIPE_WIDTH)
+    console = PlainConsole(stderr=stderr, width=_PIPE_WIDTH)
     with console.capture() as capture:
-        console.print(*content, sep="\n")
+        for part in content:
+            console.print(part)
     lines = (line.rstrip() for line in capture.get().splitlines())
     print("\n".join(lines), file=sys.stderr if stderr else sys.stdout)
 
@@ -46,14 +59,13 @@ def table(
         # overflow="fold": rich would cut long names of parameters, which people copy.
         result.add_column(column, justify="right" if index in right else "left", overflow="fold")
     for row in rows:
-        # Names such as "layers[0]" contain brackets, which rich takes for markup.
-        result.add_row(*(escape(str(cell)) for cell in row))
+        result.add_row(*map(str, row))
     return result
 
 
-def heading(text: str) -> str:
+def heading(text: str) -> Text:
     """Formats a title to print before a table: rich would wrap a title at the table's width."""
-    return f"[bold]{escape(text)}[/]"
+    return styled(text, "bold")
 
 
 def summary_table(title: str | None, rows: Iterable[tuple[str, object]]) -> Table:
@@ -62,18 +74,24 @@ def summary_table(title: str | None, rows: Iterable[tuple[str, object]]) -> Tabl
     result.add_column(style="dim")
     result.add_column(justify="right")
     for name, value in rows:
-        result.add_row(escape(name), escape(str(value)))
+        result.add_row(name, str(value))
     return result
 
 
-def print_table(*tables: Table | str) -> None:
+def print_table(*content: Content) -> None:
     """Prints tables and lines to standard output."""
-    _show(*tables)
+    _show(*content)
+
+
+def print_command(text: str) -> None:
+    """Prints one line to standard output that no terminal's width breaks, e.g. a command to copy."""
+    print(printable(text))
 
 
 def print_json(document: Any) -> None:
     """Prints a JSON document to standard output; NaN becomes null."""
-    print(json.dumps(_jsonable(document), indent=2, allow_nan=False))
+    # json escapes all that is not ASCII and all control characters but DEL.
+    print(json.dumps(_jsonable(document), indent=2, allow_nan=False).replace("\x7f", "\\u007f"))
 
 
 def _jsonable(value: Any) -> Any:
@@ -89,12 +107,42 @@ def _jsonable(value: Any) -> Any:
 
 def info(text: str) -> None:
     """Prints a remark to standard error, so that pipes get results alone."""
-    Console(stderr=True, highlight=False).print(text, soft_wrap=True, markup=False)
+    PlainConsole(stderr=True).print(text, soft_wrap=True)
 
 
 def info_table(content: Table) -> None:
     """Prints a table to standard error."""
     _show(content, stderr=True)
+
+
+@contextmanager
+def logging_to_terminal(level: int) -> Iterator[None]:
+    """Prints the package's log, warnings of Python, and logs of other packages to standard error inside the block.
+
+    Args:
+        level: least level of the package's log that is printed, e.g. `logging.WARNING`.
+    """
+    logger, foreign = logging.getLogger("onnxtrain"), logging.lastResort
+    handler = RichHandler(level, PlainConsole(stderr=True), show_time=False, show_path=False)
+    before = logger.level
+    logger.setLevel(level)
+    logger.addHandler(handler)
+    # Other packages, such as onnx_ir and pandas, quote names of the file, too.
+    if foreign is not None:
+        foreign.addFilter(escape_record)
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, kind, *_, **__: info(f"{kind.__name__}: {message}")
+        try:
+            yield
+        finally:
+            logger.removeHandler(handler)
+            logger.setLevel(before)
+
+
+def print_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Prints the traceback of an error that nothing handles, as Python does, with control characters escaped."""
+    for text in traceback.format_exception(kind, error, trace):
+        print("\n".join(map(printable, text.rstrip("\n").split("\n"))), file=sys.stderr)
 
 
 def guarded(run: Callable[[], None], *, debug: bool) -> None:
@@ -105,9 +153,8 @@ def guarded(run: Callable[[], None], *, debug: bool) -> None:
     except OnnxTrainError as error:
         if debug:
             raise
-        console = Console(stderr=True, highlight=False)
         # soft_wrap: a path or a command in a message is not broken, so that it can be copied.
-        console.print(f"[bold red]error:[/] {escape(str(error))}", soft_wrap=True)
+        PlainConsole(stderr=True).print(styled("error:", "bold red"), str(error), soft_wrap=True)
         sys.exit(1)
     except BrokenPipeError:
         # The reader of the pipe (head, less) has ended. Closing standard error keeps Python from reporting it at exit.

@@ -12,7 +12,7 @@ from onnxtrain.cli._declared import arguments_for, flag, flat, options_of
 from onnxtrain.cli._loss import chosen_loss
 from onnxtrain.cli._optimizer import chosen_optimizer
 from onnxtrain.cli._options import PlanOptions, parse_dims
-from onnxtrain.cli._output import info, print_json, print_table, table
+from onnxtrain.cli._output import info, print_command, print_json, print_table, table
 from onnxtrain.errors import InputError
 from onnxtrain.passes import canonicalize
 from onnxtrain.planning import PlanChoice, memory_text, parse_memory, plan_training
@@ -92,10 +92,9 @@ def _print_recommendation(best: PlanChoice, commands: dict[str, str], memory: in
     print_table(
         f"Recommended: {best.name}{way}, in {memory_text(best.peak)} of {memory_text(memory)}. Files for the device:"
     )
-    # Not as a table: a long command must stay one line, to be copied.
-    print(f"    {commands['artifacts']}")
+    print_command(f"    {commands['artifacts']}")
     print_table("Or train on this machine, where the process also holds what builds the models:")
-    print(f"    {commands['train']}")
+    print_command(f"    {commands['train']}")
 
 
 def _least(plan: Sequence[PlanChoice]) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from onnxtrain._printable import printable
 from onnxtrain.cli._data import Arrays
 from onnxtrain.cli._table_file import frame_library
 from onnxtrain.errors import InputError
@@ -55,7 +56,8 @@ def write_file(
     # Written in memory first: the file is replaced whole or not at all.
     content = io.BytesIO()
     if output.suffix.lower() == ".csv":
-        frame.to_csv(content, index=False)
+        # Values stay as they are, so that other programs find the same categories in them.
+        frame.to_csv(content, index=False, header=list(map(printable, columns)))
     else:
         try:
             frame.to_parquet(content, index=False)

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import platform
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnxruntime as ort
 
+from onnxtrain._printable import printable
 from onnxtrain._settings import settings_text
 from onnxtrain.runtime.artifact_folder import keep_inside
 from onnxtrain.runtime.atomic import replace_file
@@ -23,6 +25,8 @@ from onnxtrain.trainer._report import format_value
 if TYPE_CHECKING:
     from onnxtrain.trainer._trainer import Trainer
 
+# What begins code, emphasis, HTML, a formula, a column or a link; underscores inside words are text.
+_MARKDOWN = re.compile(r"[\\`*<>&|~$]|(?<![^\W_])_|_(?![^\W_])|(?<=\])[(\[]")
 # Settings that have a row of their own, or say nothing to a reader.
 _TOLD = frozenset({"prediction", "random", "samples", "validation", "threads", "metrics"})
 
@@ -41,7 +45,7 @@ def write_model_card(
     """Writes the file of :meth:`Trainer.model_card`."""
     lines = [
         *_front_matter(title, license, tags, results or {}),
-        f"# {title}",
+        f"# {printable(title)}",
         "",
         *([description, ""] if description else []),
         *_of_model(trainer, model),
@@ -78,15 +82,26 @@ def _front_matter(
         entries["model-index"] = [{"name": title, "results": measured}]
     return [
         "---",
-        *(f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in entries.items()),
+        # The escapes of `printable` are those of quoted texts in YAML.
+        *(f"{key}: {printable(json.dumps(value, ensure_ascii=False))}" for key, value in entries.items()),
         "---",
         "",
     ]
 
 
+def _text(text: object) -> str:
+    """Returns a text for Markdown in which nothing is markup, as names of inputs may be anything."""
+    return _MARKDOWN.sub(r"\\\g<0>", printable(text))
+
+
+def _code(name: str) -> str:
+    """Returns a name as code in Markdown, between more backticks than it has itself."""
+    marks = "`" * (1 + max(map(len, re.findall("`+", name)), default=0))
+    return f"{marks}{name}{marks}" if marks == "`" else f"{marks} {name} {marks}"
+
+
 def _table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
-    # A bar would begin a new column.
-    lines = [[str(cell).replace("|", "\\|") for cell in row] for row in (header, *rows)]
+    lines = [[_text(cell) for cell in row] for row in (header, *rows)]
     lines.insert(1, ["---"] * len(header))
     return [f"| {' | '.join(line)} |" for line in lines] + [""]
 
@@ -110,7 +125,7 @@ def _of_model(trainer: Trainer, model: str) -> list[str]:
         "## The model",
         "",
         f"An ONNX file with {sum(sizes.values()):,} parameters, of which {trained:,} were trained. Outputs: "
-        f"{', '.join(f'`{name}`' for name in trainer.outputs)}.",
+        f"{', '.join(_code(printable(name)) for name in trainer.outputs)}.",
         "",
         *_table(("input", "dtype", "shape"), rows),
         "```python",
@@ -149,7 +164,7 @@ def _of_results(trainer: Trainer, results: Mapping[str, Mapping[str, float]]) ->
     lines = ["## Results", ""]
     for name, values in results.items():
         lines += [
-            f"On {name}:",
+            f"On {_text(name)}:",
             "",
             *_table(("metric", "value"), [(k, format_value(v)) for k, v in values.items()]),
         ]

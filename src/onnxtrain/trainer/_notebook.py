@@ -8,6 +8,7 @@ import sys
 import time
 from typing import Any
 
+from onnxtrain._printable import printable
 from onnxtrain.trainer._report import Report, format_value
 
 # Seconds between two updates: each is a message to the browser.
@@ -78,13 +79,13 @@ class NotebookReport(Report):
 
     def _text(self) -> str:
         keys = list(dict.fromkeys(key for row in self._rows for key in row))
-        head = "".join(f"<th>{html.escape(key)}</th>" for key in keys)
+        head = "".join(f"<th>{_escaped(key)}</th>" for key in keys)
         body = "".join(f"<tr>{''.join(_cell(row, key) for key in keys)}</tr>" for row in self._rows)
         bar = f'<progress value="{self._done}" max="{max(1, self._total)}"></progress>'
         return (
-            f"<div>{html.escape(self._title)} {bar} {self._done}/{self._total or '?'} {html.escape(self._values)}</div>"
+            f"<div>{_escaped(self._title)} {bar} {self._done}/{self._total or '?'} {_escaped(self._values)}</div>"
             f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-            + "".join(f"<p>{html.escape(text)}</p>" for text in self._notes)
+            + "".join(f"<p>{_escaped(text)}</p>" for text in self._notes)
         )
 
 
@@ -92,3 +93,7 @@ def _cell(row: dict[str, float], key: str) -> str:
     if key not in row:
         return "<td></td>"
     return f"<td>{int(row[key]) if key == 'epoch' else format_value(row[key])}</td>"
+
+
+def _escaped(text: str) -> str:
+    return html.escape(printable(text))

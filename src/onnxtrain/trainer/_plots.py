@@ -6,6 +6,7 @@ import io
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from onnxtrain._printable import printable
 from onnxtrain.trainer._optional import optional
 
 if TYPE_CHECKING:
@@ -81,7 +82,8 @@ def curves(axes: Any, title: str, lines: Mapping[str, tuple[Sequence[float], Seq
         marker = "o" if len(epochs) == 1 else ""
         axes.plot(epochs, values, color=color, linewidth=2, marker=marker, label=label)
     epochs = [epoch for some, _ in lines.values() for epoch in some]
-    axes.set_title(title)
+    # Two dollar signs in a name are no formula.
+    axes.set_title(printable(title), parse_math=False)
     axes.set_xlabel("epoch")
     # Equal limits make matplotlib warn.
     axes.set_xlim(min(epochs), max(max(epochs), min(epochs) + 1))

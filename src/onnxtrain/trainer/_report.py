@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from onnxtrain._console import PlainConsole
+from onnxtrain._printable import printable
 
 
 class Report:
@@ -48,7 +50,7 @@ def make_report(verbose: bool) -> Report:
     if in_notebook():
         return NotebookReport()
     # Standard error: a program may print its results to standard output.
-    console = Console(stderr=True, highlight=False)
+    console = PlainConsole(stderr=True)
     return BarReport(console) if console.is_terminal else PlainReport(console)
 
 
@@ -80,12 +82,11 @@ def describe_epoch(epoch: int, epochs: int, record: dict[str, float], rate: floa
 class PlainReport(Report):
     """Prints one line per epoch."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: PlainConsole) -> None:
         self._console = console
 
     def _print(self, text: str) -> None:
-        # Names of metrics and paths may contain square brackets, which rich would take for markup.
-        self._console.print(text, soft_wrap=True, markup=False)
+        self._console.print(text, soft_wrap=True)
 
     def end_epoch(self, epoch: int, epochs: int, record: dict[str, float], rate: float) -> None:
         """Prints the epoch."""
@@ -106,14 +107,14 @@ class BarReport(PlainReport):
 
     shows_steps = True
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: PlainConsole) -> None:
         super().__init__(console)
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=28),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[values]}"),
-            TextColumn("[dim]{task.fields[rate]}"),
+            TextColumn("{task.fields[values]}", markup=False),
+            TextColumn("{task.fields[rate]}", style="dim"),
             TimeRemainingColumn(compact=True),
             console=console,
             transient=True,
@@ -137,5 +138,6 @@ class BarReport(PlainReport):
     def step(self, batches: int, values: dict[str, float], rate: float) -> None:
         """Advances the bar."""
         assert self._task is not None
-        text = "  ".join(f"{key} {format_value(value)}" for key, value in values.items())
+        # The column makes a Text itself, without the console.
+        text = printable("  ".join(f"{key} {format_value(value)}" for key, value in values.items()))
         self._progress.update(self._task, advance=batches, values=text, rate=f"{rate:,.0f} samples/s")

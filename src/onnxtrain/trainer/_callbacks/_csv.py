@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from onnxtrain._printable import printable
 from onnxtrain.errors import InputError
 from onnxtrain.runtime.artifact_folder import keep_inside
 from onnxtrain.runtime.atomic import FileSet, is_stream, replace_file
@@ -79,7 +80,7 @@ class CSVLogger(Logger):
         # A later fit may have other metrics, and so other columns.
         keys = list(dict.fromkeys(key for entry in evaluations for key in entry))
         rows = ([entry.get(key, "") for key in keys] for entry in evaluations)
-        _replace(self.path.with_name(f"{self.path.stem}.evaluations{self.path.suffix}"), [keys, *rows])
+        _replace(self.path.with_name(f"{self.path.stem}.evaluations{self.path.suffix}"), [map(printable, keys), *rows])
 
     def close(self) -> None:
         """Closes the file of steps."""
@@ -100,7 +101,7 @@ class CSVLogger(Logger):
                 return
             self._streamed = keys, written + len(rows)
         if keys != header:
-            rows.insert(0, [*keys])
+            rows.insert(0, list(map(printable, keys)))
         with replace_file(self.path) as file:
             file.write(_csv(rows))
 

@@ -23,7 +23,7 @@ from onnxtrain.cli._options import (
     PlanOptions,
     RunArgument,
 )
-from onnxtrain.cli._output import guarded, logging_to_terminal, print_traceback
+from onnxtrain.cli._output import guarded, logging_to_terminal
 from onnxtrain.cli._train_options import TrainOptions
 
 app = typer.Typer(
@@ -356,6 +356,5 @@ def inspect(
 
 def run() -> None:
     """Runs the command line of this process."""
-    sys.excepthook = print_traceback
     # Read from the arguments directly: an error while options are parsed comes before typer has read --debug.
     guarded(app, debug="--debug" in sys.argv[1:])

@@ -164,9 +164,7 @@ def write_config(options: object, path: Path, version: str) -> None:
         for key, value in entries:
             document.add(key, tomlkit.item(value))
     # tomlkit escapes control characters, but no C1 and no bidirectional marks.
-    text = "".join(
-        c if c.isprintable() or c == "\n" else f"\\U{ord(c):08x}" for c in tomlkit.dumps(document)
-    )
+    text = "".join(c if c.isprintable() or c == "\n" else f"\\U{ord(c):08x}" for c in tomlkit.dumps(document))
     with replace_file(path) as file:
         file.write(text.encode())
 

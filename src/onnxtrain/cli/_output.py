@@ -9,7 +9,6 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Any
 
 from rich import box
@@ -139,24 +138,26 @@ def logging_to_terminal(level: int) -> Iterator[None]:
             logger.setLevel(before)
 
 
-def print_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Prints the traceback of an error that nothing handles, as Python does, with control characters escaped."""
-    for text in traceback.format_exception(kind, error, trace):
-        print("\n".join(map(printable, text.rstrip("\n").split("\n"))), file=sys.stderr)
-
-
 def guarded(run: Callable[[], None], *, debug: bool) -> None:
-    """Runs a command; a deliberate error becomes one message and exit code 1."""
+    """Runs a command; a deliberate error becomes one message and exit code 1.
+
+    Args:
+        run: runs the command.
+        debug: True to print the traceback of deliberate errors, too.
+    """
     try:
         with speaking(ShellWords()):
             run()
-    except OnnxTrainError as error:
-        if debug:
-            raise
-        # soft_wrap: a path or a command in a message is not broken, so that it can be copied.
-        PlainConsole(stderr=True).print(styled("error:", "bold red"), str(error), soft_wrap=True)
-        sys.exit(1)
     except BrokenPipeError:
         # The reader of the pipe (head, less) has ended. Closing standard error keeps Python from reporting it at exit.
         sys.stderr.close()
+        sys.exit(1)
+    except Exception as error:
+        if isinstance(error, OnnxTrainError) and not debug:
+            # soft_wrap: a path or a command in a message is not broken, so that it can be copied.
+            PlainConsole(stderr=True).print(styled("error:", "bold red"), str(error), soft_wrap=True)
+        else:
+            # As Python prints it, but for control characters: errors of other packages quote names, too.
+            lines = "".join(traceback.format_exception(error)).splitlines()
+            print("\n".join(map(printable, lines)), file=sys.stderr)
         sys.exit(1)

@@ -15,6 +15,7 @@ import onnx
 import onnx_ir as ir
 import onnxruntime as ort
 
+from onnxtrain._words import argument
 from onnxtrain.autodiff import differentiate
 from onnxtrain.emitter import find_value, static_dims
 from onnxtrain.errors import GraphBuildError, InputError
@@ -266,6 +267,11 @@ def _proto(model: ir.Model, outputs: Sequence[str], given: Sequence[str] = ()) -
         computed.replace_all_uses_with(values[name])
         cut.graph.remove(node, safe=True)
         cut.graph.inputs.append(values[name])
+    if unknown := [name for name in outputs if name not in values]:
+        raise GraphBuildError(
+            f"checking gradients: no node of the model computes {unknown[0]!r}, which {argument('of')} names; its "
+            f"outputs are {some_names([str(value.name) for value in model.graph.outputs])}"
+        )
     cut.graph.outputs.extend(values[name] for name in outputs)
     return to_proto(cut)
 

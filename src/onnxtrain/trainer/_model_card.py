@@ -25,8 +25,8 @@ from onnxtrain.trainer._report import format_value
 if TYPE_CHECKING:
     from onnxtrain.trainer._trainer import Trainer
 
-# What begins code, emphasis, HTML, a formula, a column or a link; underscores inside words are text.
-_MARKDOWN = re.compile(r"[\\`*<>&|~$]|(?<![^\W_])_|_(?![^\W_])|(?<=\])[(\[]")
+# What begins code, emphasis, HTML, a formula or a link; underscores inside words are text.
+_MARKDOWN = re.compile(r"[\\`*<>&~$]|(?<![^\W_])_|_(?![^\W_])|(?<=\])[(\[]")
 # Settings that have a row of their own, or say nothing to a reader.
 _TOLD = frozenset({"prediction", "random", "samples", "validation", "threads", "metrics"})
 
@@ -45,7 +45,7 @@ def write_model_card(
     """Writes the file of :meth:`Trainer.model_card`."""
     lines = [
         *_front_matter(title, license, tags, results or {}),
-        f"# {printable(title)}",
+        f"# {_text(title)}",
         "",
         *([description, ""] if description else []),
         *_of_model(trainer, model),
@@ -101,7 +101,8 @@ def _code(name: str) -> str:
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
-    lines = [[_text(cell) for cell in row] for row in (header, *rows)]
+    # A bar would begin a new column.
+    lines = [[_text(cell).replace("|", "\\|") for cell in row] for row in (header, *rows)]
     lines.insert(1, ["---"] * len(header))
     return [f"| {' | '.join(line)} |" for line in lines] + [""]
 

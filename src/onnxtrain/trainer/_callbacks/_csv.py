@@ -80,7 +80,10 @@ class CSVLogger(Logger):
         # A later fit may have other metrics, and so other columns.
         keys = list(dict.fromkeys(key for entry in evaluations for key in entry))
         rows = ([entry.get(key, "") for key in keys] for entry in evaluations)
-        _replace(self.path.with_name(f"{self.path.stem}.evaluations{self.path.suffix}"), [map(printable, keys), *rows])
+        _replace(
+            self.path.with_name(f"{self.path.stem}.evaluations{self.path.suffix}"),
+            [map(printable, keys), *rows],
+        )
 
     def close(self) -> None:
         """Closes the file of steps."""

@@ -1,4 +1,4 @@
-"""Texts of others in messages, the log, model cards, notebooks and figures. For commands see `cli/test_hostile_names.py`."""
+"""Texts of others in messages, the log, model cards and figures. For commands see `cli/test_hostile_names.py`."""
 
 from __future__ import annotations
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 from onnxtrain._settings import integers_to_floats, require
+from onnxtrain.errors import GraphBuildError
+from onnxtrain.lora._patterns import LONGEST, MOST, Matcher, is_plain, problem_of, shortened, with_any_parent
 
 ALL_LINEAR = "all-linear"
 
@@ -93,24 +95,70 @@ class LoraConfig:
             'True, False or "gaussian" (the other initialisations of PEFT change the base weights)',
         )
         require(self, "seed", lambda seed: type(seed) is int and seed >= 0, "an integer from 0 on")
+        self._check_expressions()
+
+    def _check_expressions(self) -> None:
+        """Raises GraphBuildError for expressions that are none, or cannot be matched in bounded time."""
+        length = 0
+        for name in ("target_modules", "exclude_modules", "rank_pattern", "alpha_pattern"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, str) and len(value) > MOST:
+                raise GraphBuildError(
+                    f"making LoraConfig: {name} has {len(value):,} entries; give at most {MOST:,}"
+                )
+            ends = isinstance(value, Mapping)
+            for text in [value] if isinstance(value, str) else value if ends else ():
+                if len(text) <= LONGEST and is_plain(text):
+                    continue
+                length += len(text)
+                problem = (
+                    f"makes {length:,} characters of regular expressions, and {LONGEST:,} are allowed"
+                    if length > LONGEST
+                    else problem_of(with_any_parent(text) if ends else text)
+                )
+                if problem:
+                    raise GraphBuildError(
+                        f"making LoraConfig: {shortened(text)} of {name} {problem}. Write a simpler regular "
+                        "expression, or name the modules"
+                    )
+
+    @cached_property
+    def _matcher(self) -> Matcher:
+        return Matcher()
 
     def rank(self, module: str) -> int:
         """Returns the rank of the adapter of a module, e.g. of "model.layers.0.mlp.up_proj"."""
-        return int(_by_pattern(self.rank_pattern, module, self.r))
+        return int(self._by_pattern(self.rank_pattern, module, self.r))
 
     def scaling(self, module: str) -> float:
         """Returns the factor by which the product of a module's A and B is multiplied."""
         rank = self.rank(module)
-        alpha = float(_by_pattern(self.alpha_pattern, module, self.lora_alpha))
+        alpha = float(self._by_pattern(self.alpha_pattern, module, self.lora_alpha))
         return alpha / (math.sqrt(rank) if self.use_rslora else rank)
 
     def names(self, module: str) -> bool:
         """Says if `target_modules` names a module; always False for "all-linear", which names none."""
-        return self.target_modules != ALL_LINEAR and matches(self.target_modules, module)
+        return self.target_modules != ALL_LINEAR and self._matches(self.target_modules, module)
 
     def excludes(self, module: str) -> bool:
         """Says if `exclude_modules` names a module."""
-        return self.exclude_modules is not None and matches(self.exclude_modules, module)
+        return self.exclude_modules is not None and self._matches(self.exclude_modules, module)
+
+    def matches_end(self, pattern: str, module: str) -> bool:
+        """Says if a key of `rank_pattern` or `alpha_pattern` is for a module."""
+        return self._matcher.matches_end(pattern, module)
+
+    def _matches(self, choice: str | Sequence[str], module: str) -> bool:
+        # As PEFT: a text is a regular expression that matches the whole path, a list holds names.
+        if isinstance(choice, str):
+            return self._matcher.full_match(choice, module)
+        return any(is_named(name, module) for name in choice)
+
+    def _by_pattern(self, patterns: Mapping[str, Any] | None, module: str, default: Any) -> Any:
+        """Returns the value of the first pattern that matches the end of a path, else the default."""
+        return next(
+            (value for key, value in (patterns or {}).items() if self.matches_end(key, module)), default
+        )
 
     def to_peft(self, modules: Sequence[str]) -> dict[str, Any]:
         """Returns the content of PEFT's `adapter_config.json`.
@@ -144,47 +192,22 @@ def _is_alpha(value: Any) -> bool:
 
 
 def _is_choice(choice: Any) -> bool:
-    if isinstance(choice, str):
-        return bool(choice) and _is_expression(choice)
-    return len(choice) > 0 and all(isinstance(name, str) and name for name in choice)
-
-
-def _is_expression(text: str) -> bool:
-    try:
-        re.compile(text)
-    except re.error:
-        return False
-    return True
+    return len(choice) > 0 and (
+        isinstance(choice, str) or all(isinstance(name, str) and name for name in choice)
+    )
 
 
 def _all_values(holds: Any) -> Any:
     def are_valid(patterns: Any) -> bool:
         return patterns is None or (
             isinstance(patterns, Mapping)
-            and all(isinstance(key, str) and _is_expression(key) for key in patterns)
+            and all(isinstance(key, str) for key in patterns)
             and all(holds(value) for value in patterns.values())
         )
 
     return are_valid
 
 
-def matches(choice: str | Sequence[str], module: str) -> bool:
-    """Says if a regular expression matches the whole path, or a name of a list is its end."""
-    # As PEFT: a text is a regular expression, a list holds names.
-    if isinstance(choice, str):
-        return re.fullmatch(choice, module) is not None
-    return any(module == name or module.endswith(f".{name}") for name in choice)
-
-
-def _by_pattern(patterns: Mapping[str, Any] | None, module: str, default: Any) -> Any:
-    """Returns the value of the first pattern that matches the end of a path, else the default."""
-    for pattern, value in (patterns or {}).items():
-        if matches_end(pattern, module):
-            return value
-    return default
-
-
-def matches_end(pattern: str, module: str) -> bool:
-    """Says if a key of `rank_pattern` or `alpha_pattern` is for a module."""
-    # PEFT's own rule: the key may be a path, its end, or a regular expression.
-    return re.fullmatch(rf"(.*\.)?({pattern})", module) is not None
+def is_named(name: str, module: str) -> bool:
+    """Says if a name of a list is for a module: if it is the path or its end."""
+    return module == name or module.endswith(f".{name}")

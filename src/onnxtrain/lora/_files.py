@@ -18,7 +18,7 @@ import onnxruntime
 import safetensors
 import safetensors.numpy
 
-from onnxtrain.errors import AdapterMismatchError, CheckpointError
+from onnxtrain.errors import AdapterMismatchError, CheckpointError, GraphBuildError
 from onnxtrain.lora._config import LoraConfig
 from onnxtrain.lora._description import METADATA_KEY, AdapterDescription, Pair, base_fingerprint
 from onnxtrain.lora._fit import (
@@ -134,7 +134,11 @@ def read_adapter(
     if not where.is_file() and not where.is_dir():
         raise AdapterMismatchError(f"{doing}: there is no such file or folder; check the path")
     read = _read_peft if where.is_dir() else _read_onnx_adapter
-    return read(where, model, base, doing)
+    try:
+        return read(where, model, base, doing)
+    # An expression of the configuration that takes too long to match.
+    except GraphBuildError as error:
+        raise AdapterMismatchError(f"{doing}: {error}") from error
 
 
 def _adapters_of(

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from onnxtrain.emitter import known_array
 from onnxtrain.errors import GraphBuildError
-from onnxtrain.lora._config import ALL_LINEAR, LoraConfig, matches, matches_end
+from onnxtrain.lora._config import ALL_LINEAR, LoraConfig, is_named
 from onnxtrain.passes.parameters.block_order import fault_of_order
 from onnxtrain.selection import module_scope, some_names
 
@@ -195,7 +195,7 @@ def choose_targets(model: ir.Model, config: LoraConfig) -> list[Target]:
         chosen = [target for target in targets if config.names(target.module)]
         # A misspelt name in a list of several would otherwise train fewer layers than asked for, silently.
         for name in [] if isinstance(config.target_modules, str) else config.target_modules:
-            if not any(matches([name], module) for module in names):
+            if not any(is_named(name, module) for module in names):
                 raise GraphBuildError(
                     f"{doing}: no layer is named {name!r} (target_modules); there are {some_names(_ends(names))}"
                 )
@@ -211,7 +211,7 @@ def choose_targets(model: ir.Model, config: LoraConfig) -> list[Target]:
     # PEFT ignores such keys, and the layers get the common rank.
     for option in ("rank_pattern", "alpha_pattern"):
         for pattern in getattr(config, option) or ():
-            if not any(matches_end(pattern, target.module) for target in chosen):
+            if not any(config.matches_end(pattern, target.module) for target in chosen):
                 raise GraphBuildError(
                     f"{doing}: {pattern!r} of {option} matches no chosen layer; they are "
                     f"{some_names([target.module for target in chosen])}"

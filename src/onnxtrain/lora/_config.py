@@ -117,9 +117,10 @@ class LoraConfig:
                     else problem_of(with_any_parent(text) if ends else text)
                 )
                 if problem:
+                    kind = "mapping from regular expressions" if ends else "regular expression"
                     raise GraphBuildError(
-                        f"making LoraConfig: {shortened(text)} of {name} {problem}. Write a simpler regular "
-                        "expression, or name the modules"
+                        f"making LoraConfig: {name} is {shortened(value)}; it must be a {kind}, and {shortened(text)} "
+                        f"{problem}"
                     )
 
     @cached_property

@@ -103,9 +103,10 @@ def problem_of(pattern: str) -> str | None:
     return f"has parts that cannot be matched in bounded time ({', '.join(others)})" if others else None
 
 
-def shortened(text: str) -> str:
-    """Returns the beginning of a text, in quotes, for a message."""
-    return repr(text if len(text) <= 100 else f"{text[:100]}...")
+def shortened(value: object) -> str:
+    """Returns `repr` of a text or a mapping for a message, without its middle if it is long."""
+    text = repr(value)
+    return text if len(text) <= 120 else f"{text[:80]} ... {text[-30:]}"
 
 
 @functools.lru_cache(maxsize=MOST)
@@ -201,7 +202,8 @@ class _Run:
             kept = flags & ~_CHARACTER_SETS if added & _CHARACTER_SETS else flags
             return self.sequence(body, starts, (kept | added) & ~removed)
         if kind in _REPEATS:
-            return self._repeat(*value, starts, flags)
+            least, most, body = value
+            return self._repeat(least, most, body, starts, flags)
         direction, body = value
         self._spend(starts.bit_length())
         positions = [p for p in range(starts.bit_length()) if starts >> p & 1]

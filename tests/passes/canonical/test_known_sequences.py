@@ -143,3 +143,14 @@ def test_an_optional_of_a_branch_is_a_clear_error() -> None:
             a = OptionalGetElement(o)  z = Mul(a, a)  y = ReduceSum<keepdims = 0>(z) }""")
     with pytest.raises(NoGradientRule, match="comes from an input or a branch: pass the tensor itself"):
         differentiate(proto, "y", ["x"])
+
+
+@pytest.mark.parametrize("reader", ["y = SequenceAt(q, one)", "y = ConcatFromSequence<axis = 0>(q)"])
+def test_an_axis_that_claims_a_billion_parts_is_not_split(reader: str) -> None:
+    text = f"""<ir_version: 10, opset_import: ["": 21]> g (float[1000000000, 2] x) => (float[?, 2] y)
+        <int64 one = {{1}}> {{ q = SplitToSequence<axis = 0>(x, one)  {reader} }}"""
+    model = to_proto(canonicalize(load_model(onnx.parser.parse_model(text))))
+    assert [node.op_type for node in model.graph.node] == [
+        "SplitToSequence",
+        reader.split()[2].split("(")[0].split("<")[0],
+    ]

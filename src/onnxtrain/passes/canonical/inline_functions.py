@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import cast
 
 import onnx_ir as ir
 from onnx import inliner
@@ -12,6 +13,9 @@ from onnxtrain.errors import ModelError
 from onnxtrain.passes.io.without_weights import lean_proto, restore
 from onnxtrain.passes.shapes.infer import infer_shapes
 from onnxtrain.passes.tidy.unique_names import name_apart
+
+MOST_NODES = 100_000
+"""Nodes that inlining may make of a smaller model. A language model of 80 blocks has some 20,000."""
 
 
 def inline_functions(model: ir.Model, criteria: Callable[[ir.Function], bool] | None = None) -> ir.Model:
@@ -23,10 +27,11 @@ def inline_functions(model: ir.Model, criteria: Callable[[ir.Function], bool] | 
 
     Raises:
         ModelError: A function calls itself, takes graphs as attributes, or imports an opset that cannot be
-            converted.
+            converted; or the functions, which may call one another twice each, would become too many nodes.
     """
     if not model.functions:
         return model
+    _check_number(model, criteria or (lambda function: True))
     if any(_other_opset(model, function) for function in model.functions.values()):
         model = _inline_other_opsets(model)
     _prepare(model)
@@ -37,6 +42,52 @@ def inline_functions(model: ir.Model, criteria: Callable[[ir.Function], bool] | 
     # A caller's value may have the name of a value in a body: two values of one name make one graph invalid.
     name_apart(inlined)
     return inlined
+
+
+def _check_number(model: ir.Model, criteria: Callable[[ir.Function], bool]) -> None:
+    """Raise ModelError if inlining would make too many nodes; remove functions that nothing calls, in place."""
+    nodes = {None: list(model.graph.all_nodes())} | {
+        key: list(function.all_nodes()) for key, function in model.functions.items()
+    }
+    calls = {
+        key: [node.op_identifier() for node in body if node.op_identifier() in model.functions]
+        for key, body in nodes.items()
+    }
+    # Counted, not expanded: forty functions that call the one before them twice each are 2^40 nodes. Callees come
+    # first; for a function that calls itself any number will do, as InlinePass refuses it.
+    order = _callees_first(calls)
+    counts: dict[ir.OperatorIdentifier | None, int] = {}
+    for key in order:
+        inlined = [callee for callee in calls[key] if criteria(model.functions[callee])]
+        counts[key] = len(nodes[key]) - len(inlined) + sum(counts.get(callee, 1) for callee in inlined)
+    limit = max(MOST_NODES, 2 * sum(map(len, nodes.values())))
+    if counts[None] > limit:
+        raise ModelError(
+            "Cannot inline the model's functions: they call one another so often that the graph would have "
+            f"{counts[None]:,} nodes, and at most {limit:,} are built. Export the model with fewer calls of functions."
+        )
+    for key in set(model.functions) - set(order):
+        del model.functions[key]
+
+
+def _callees_first(
+    calls: Mapping[ir.OperatorIdentifier | None, Sequence[ir.OperatorIdentifier]],
+) -> list[ir.OperatorIdentifier | None]:
+    """Return what the main graph, None, calls directly or not, each function after those that it calls."""
+    order: list[ir.OperatorIdentifier | None] = []
+    entered: set[ir.OperatorIdentifier | None] = {None}
+    # Not recursive: a chain of calls may be longer than Python's stack.
+    path = [(cast("ir.OperatorIdentifier | None", None), iter(calls[None]))]
+    while path:
+        key, rest = path[-1]
+        callee = next((callee for callee in rest if callee not in entered), None)
+        if callee is None:
+            order.append(key)
+            path.pop()
+        else:
+            entered.add(callee)
+            path.append((callee, iter(calls[callee])))
+    return order
 
 
 def _other_opset(model: ir.Model, function: ir.Function) -> bool:

@@ -13,6 +13,9 @@ from onnxtrain.passes.tidy.unused import is_read
 
 _Elements = list[ir.Value]
 
+# Parts of a Split: each is an output of the node. Sequences that PyTorch unbinds have some thousands of steps at most.
+_MOST_PARTS = 10_000
+
 
 class KnownSequencesPass(ir.passes.InPlacePass):
     """Let readers of a sequence of known tensors read the tensors, also in subgraphs.
@@ -107,7 +110,9 @@ def _split(node: ir.Node, elements_of: dict[ir.Value, _Elements | None]) -> _Ele
         return None
     else:
         step = 1 if lengths is None else int(lengths.item())
-        parts = [min(step, size - start) for start in range(0, size, step)] if step > 0 else []
+        starts = range(0, size, step) if step > 0 else range(0)
+        # An axis may claim any size.
+        parts = [min(step, size - start) for start in starts] if len(starts) <= _MOST_PARTS else []
     if not parts:
         return None
     split = ir.node(

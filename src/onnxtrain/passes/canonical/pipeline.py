@@ -25,6 +25,7 @@ from onnxtrain.passes.parameters.torch_parameters import RestoreParametersPass
 from onnxtrain.passes.runtime_faults.column_vectors import ColumnVectorPass
 from onnxtrain.passes.runtime_faults.normalizer import NormalizerPass
 from onnxtrain.passes.runtime_faults.time_first import TimeFirstPass
+from onnxtrain.passes.shapes.declared import correct_declared_shapes
 from onnxtrain.passes.shapes.infer import infer_shapes, settle_shapes
 from onnxtrain.passes.shapes.vector_inputs import VectorsPass
 from onnxtrain.passes.tidy.constants import lift_constants
@@ -97,6 +98,7 @@ def canonicalize(model: ir.Model, variable: Collection[str] = ()) -> ir.Model:
     TimeFirstPass()(model)
     # Withheld again for folding and inference. Parameters that RestoreParametersPass has added are withheld, too.
     withheld = withhold(model, variable)
+    correct_declared_shapes(model)
     model = settle_shapes(model)
     check_types(model)
     # After inference, as the pass must tell the dtype.

@@ -25,9 +25,8 @@ from onnxtrain.passes.shapes.vector_inputs import VectorsPass
 from onnxtrain.passes.tidy.fold_constants import FoldConstantsPass
 from onnxtrain.passes.tidy.unique_names import name_apart
 
-# Prefix of onnx's names for unknown dimensions. Each run counts from zero, so that one name from two runs would declare
-# two unrelated dimensions equal.
-_GENERATED = "unk__"
+GENERATED = "unk__"
+"""Prefix of onnx's names for unknown dimensions. Each run counts from zero: one name from two runs means nothing."""
 
 # Between name and graph in names of constants that are copied to subgraphs.
 _COPIED = "::"
@@ -150,7 +149,7 @@ def _forget_generated_names(graph: onnx.GraphProto) -> None:
     # The second run counts from zero again.
     for info in (*graph.input, *graph.value_info, *graph.output):
         for dim in info.type.tensor_type.shape.dim:
-            if dim.dim_param.startswith(_GENERATED):
+            if dim.dim_param.startswith(GENERATED):
                 dim.ClearField("dim_param")
     for body in _bodies(graph):
         _forget_generated_names(body)
@@ -199,4 +198,4 @@ def _without_generated_names(shape: ir.Shape | None) -> ir.Shape | None:
     if shape is None:
         return None
     dims = [dim if isinstance(dim, int) else dim.value for dim in shape]
-    return ir.Shape([None if isinstance(dim, str) and dim.startswith(_GENERATED) else dim for dim in dims])
+    return ir.Shape([None if isinstance(dim, str) and dim.startswith(GENERATED) else dim for dim in dims])

@@ -29,6 +29,26 @@ class Words:
         """Says how to go on with the run in a directory; `where` is e.g. "from there "."""
         return f"Go on {where}with Trainer.resume('{directory}')"
 
+    def open_run(self) -> str:
+        """Says what the directory of a run is, as the end of a sentence."""
+        return "Pass a directory that Trainer.save or generate_artifacts has written"
+
+    def loss_setting(self, loss: str, name: str, value: object) -> str:
+        """Writes a loss with another setting, e.g. `loss=CrossEntropyLoss(axis=1)`."""
+        return f"loss={loss}({name}={value})"
+
+    def convert(self, dtype: str, what: str = "") -> str:
+        """Says how to convert an array; `what` is e.g. "it"."""
+        return " ".join(filter(None, ("convert", what, f"with .astype('{dtype}')")))
+
+    def take_from_column(self) -> str:
+        """Says how to make labels `[N, 1]` labels `[N]`."""
+        return "Take them out of their column: labels[:, 0]"
+
+    def from_one_hot(self) -> str:
+        """Says how to train with one-hot labels."""
+        return "Pass labels.argmax(axis=1), or train with CrossEntropyLoss(probabilities=True)"
+
     def drop_last(self) -> str:
         """Offers to leave the incomplete last batch out, as the end of a sentence."""
         return ", or leave incomplete batches out (drop_last=True)"

@@ -17,6 +17,7 @@ import onnx_ir as ir
 from onnxtrain import losses, onnxblock, optimizers
 from onnxtrain._artifact_files import write_files
 from onnxtrain._building import without_collection
+from onnxtrain._words import argument
 from onnxtrain.autodiff import straight_through_rules
 from onnxtrain.emitter import Emitter
 from onnxtrain.errors import GraphBuildError, ModelError
@@ -291,8 +292,8 @@ def _with_loss(
     if spec is None:
         if len(names) != 1:
             raise GraphBuildError(
-                "generate_artifacts without a loss: one value of the model must be the loss, but loss_input_names "
-                f"gives {len(names)} ({', '.join(names)}); name one"
+                "generate_artifacts without a loss: one value of the model must be the loss, but "
+                f"{argument('loss_input_names')} gives {len(names)} ({', '.join(names)}); name one"
             )
         return model, names[0], []
     loss: losses.Loss
@@ -310,7 +311,7 @@ def _with_loss(
     if len(names) > 2 or (len(names) == 2 and not loss_input_names):
         raise GraphBuildError(
             f"generate_artifacts: {type(loss).__name__} takes one prediction (and optionally the name of "
-            f"its target), received {', '.join(names)}; name them in loss_input_names"
+            f"its target), received {', '.join(names)}; name them in {argument('loss_input_names')}"
         )
     op = Emitter(model.graph, functions=model.functions)
     value = losses.attach_loss(op, loss, *names, sample_weight=sample_weight)

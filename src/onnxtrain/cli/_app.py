@@ -119,10 +119,10 @@ def plan(options: PlanOptions, given: frozenset[str]) -> None:
 @app.command(cls=CommandWithSwitches)
 @taking(TrainOptions)
 def train(options: TrainOptions, given: frozenset[str]) -> None:
-    """Train a model on arrays or a table. Ctrl-C saves; `onnxtrain train DIR` goes on.
+    """Train a model on arrays or a table. Ctrl-C saves; `onnxtrain train DIR --data FILE` goes on.
 
     A run that goes on keeps the options that it was started with: leave
-    them out. Once it has finished, --epochs, --batch-size,
+    them out, but for --data. Once it has finished, --epochs, --batch-size,
     --learning-rate, --validation and --patience may be given anew.
     """
     from onnxtrain.cli._train import run_command

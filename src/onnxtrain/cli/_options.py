@@ -136,7 +136,9 @@ class GraphOptions:
 
     loss_input: list[str] | None = option(
         "NAME",
-        "Compare this output of the model with the target, e.g. logits. Default: the first one.",
+        "Compare this output of the model with the target, e.g. logits; a second NAME is the value of the model to "
+        "take as the target. Without --loss, this output is the loss. Default: the only output; without --loss the "
+        "first.",
         python="loss_input_names",
     )
     straight_through: bool = switch(

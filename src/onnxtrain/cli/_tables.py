@@ -239,6 +239,7 @@ class Encoding:
                     f"{table.at(name, int(missing.argmax()))}: the target is missing. Remove such rows."
                 )
             if self.classes is not None:
+                _require_known_classes(table, name, self.classes)
                 column = Column(name, ORDINAL, self.classes)
                 columns.append(column.numbers(table)[:, 0].astype(np.int64))
                 continue
@@ -250,6 +251,19 @@ class Encoding:
         rank = None if spec.shape is None else len(spec.shape)
         # A model may expect targets [rows] or [rows, 1]; the manifest tells.
         return array[:, 0] if array.shape[1] == 1 and rank in (None, 1) else array
+
+
+def _require_known_classes(table: Table, name: str, classes: Sequence[str]) -> None:
+    """Raises InputError for a class of the target that the table of training did not have."""
+    texts = table.values(name).texts()
+    rows = [row for row, text in enumerate(texts) if text not in classes]
+    if rows:
+        found = sorted({str(texts[row]) for row in rows})
+        raise InputError(
+            f"{table.at(name, rows[0])}: the model was trained without the class '{texts[rows[0]]}'; its "
+            f"classes are {some_names(classes)}. {len(rows):,} of {len(texts):,} rows have classes that it does not "
+            f"know ({some_names(found, 5)}). Remove these rows, or train a new run on a table that has all classes."
+        )
 
 
 def target_classes(table: Table, options: TableOptions) -> list[str] | None:

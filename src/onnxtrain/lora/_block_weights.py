@@ -9,6 +9,7 @@ import numpy as np
 import onnx_ir as ir
 from onnxruntime.capi import _pybind_state
 
+from onnxtrain._words import argument
 from onnxtrain.errors import GraphBuildError
 from onnxtrain.lora._description import Array
 from onnxtrain.passes.parameters.packed_codes import unpacked
@@ -108,7 +109,7 @@ class BlockWeights:
         if self.order is not None or (self.zero_points is not None and self.zero_points.dtype != np.uint8):
             raise GraphBuildError(
                 "merging adapters: a weight of MatMulNBits with g_idx or floating-point zero points cannot be rounded "
-                "again; pass requantize=False"
+                f"again; pass {argument('requantize', False)}"
             )
         rows, columns = self.shape
         packed = np.zeros((columns, self.blocks, self.block_size * self.bits // 8), np.uint8)

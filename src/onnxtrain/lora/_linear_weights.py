@@ -7,6 +7,7 @@ import onnx
 import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 
+from onnxtrain._words import argument
 from onnxtrain.errors import GraphBuildError
 from onnxtrain.lora._description import Array
 from onnxtrain.passes.parameters.integer_weights import IntegerWeight, constant, integer_weight
@@ -52,7 +53,7 @@ def codes_of(node: ir.Node) -> IntegerWeight:
     if old is None or old.block_size or constant(old.value).dtype not in kinds:
         raise GraphBuildError(
             f"merging adapters: the weight of {node.op_type} '{node.name}' is not int8 or uint8 with one scale per "
-            "tensor or axis; pass requantize=False"
+            f"tensor or axis; pass {argument('requantize', False)}"
         )
     return old
 

@@ -12,6 +12,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from onnxtrain._words import argument
 from onnxtrain.emitter import Emitter
 from onnxtrain.errors import GraphBuildError
 from onnxtrain.lora._block_weights import BlockWeights
@@ -167,7 +168,7 @@ def _merge_into(model: ir.Model, target: Target, delta: Array, requantize: bool)
         if not requantize:
             raise GraphBuildError(
                 f"merging adapters: {node.op_type} '{node.name}' multiplies integers, so that its weight cannot become "
-                "float32; pass requantize=True"
+                f"float32; pass {argument('requantize', True)}"
             )
         _requantise_integers(model, target, delta)
     else:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from onnxtrain._settings import require
+from onnxtrain._words import argument, words
 from onnxtrain.emitter import Emitter, static_dims
 from onnxtrain.errors import GraphBuildError
 
@@ -93,9 +94,9 @@ class _ClassLoss(Loss):
             raise self._error(
                 f"the scores {scores.name!r} have shape {scores.shape}. Classes are taken from axis 1, as in ONNX and "
                 f"PyTorch, but {product} computes the scores by a linear layer along the last axis, as the head of a "
-                "language model does. Pass loss='causal_lm' if they predict the next token. "
+                f"language model does. Pass {argument('loss', 'causal_lm')} if they predict the next token. "
                 f"{_other_axis(type(self).__name__, dims, 1)} If the classes do lie along axis 1, pass "
-                f"loss={type(self).__name__}(axis=1)"
+                f"{words().loss_setting(type(self).__name__, 'axis', 1)}"
             )
         why = (
             f"which is as long as the last one ({dims[1]})"
@@ -105,7 +106,7 @@ class _ClassLoss(Loss):
         raise self._error(
             f"the scores {scores.name!r} have shape {scores.shape}. Classes are taken from axis 1, as in ONNX and "
             f"PyTorch, {why}. {_other_axis(type(self).__name__, dims, 1)} "
-            f"If they do lie along axis 1, pass loss={type(self).__name__}(axis=1)"
+            f"If they do lie along axis 1, pass {words().loss_setting(type(self).__name__, 'axis', 1)}"
         )
 
     def _fitting(self, spec: TargetSpec) -> str:
@@ -334,7 +335,8 @@ def _other_axis(loss: str, scores: tuple[int | str | None, ...], axis: int) -> s
     last = axis != len(scores) - 1
     labels = ir.Shape(scores[:-1] if last else (scores[0], *scores[2:]))
     where = "the last axis, as the vocabulary of a language model" if last else "axis 1"
-    return f"If they lie along {where}, pass loss={loss}(axis={-1 if last else 1}), with labels of shape {labels}."
+    setting = words().loss_setting(loss, "axis", -1 if last else 1)
+    return f"If they lie along {where}, pass {setting}, with labels of shape {labels}."
 
 
 # Ops between a linear layer and the scores that leave the axes in their places.

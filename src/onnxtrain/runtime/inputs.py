@@ -75,7 +75,8 @@ def _class_axis(spec: InputSpec) -> str:
     where = "the last axis, as the vocabulary of a language model" if last else "axis 1"
     return (
         f" The loss takes the classes from axis {labels.axis} of the scores {_show_shape(labels.scores)}. If they lie "
-        f"along {where}, build the artifacts with loss=CrossEntropyLoss(axis={-1 if last else 1})."
+        f"along {where}, build the artifacts with "
+        f"{words().loss_setting('CrossEntropyLoss', 'axis', -1 if last else 1)}."
     )
 
 

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from onnxtrain._words import words
+from onnxtrain._words import argument, words
 from onnxtrain.errors import InputError
 from onnxtrain.trainer._run import Run
 from onnxtrain.trainer._state import TrainingState
@@ -75,8 +75,9 @@ def fit_datasets(state: TrainingState, data: Data) -> tuple[Source, Source | Non
     validation = data.validation
     if data.stratify and not isinstance(validation, float):
         raise InputError(
-            f"stratify=True splits off a fraction of each class; validation is {type(validation).__name__}. Pass a "
-            "fraction, such as validation=0.1, or leave stratify out."
+            f"{argument('stratify', True)} splits off a fraction of each class, and {argument('validation')} is "
+            f"{type(validation).__name__}. Pass a fraction, such as {argument('validation', 0.1)}, or leave "
+            f"{argument('stratify')} out."
         )
     if validation is None and data.validation_transform is not None:
         raise InputError("validation_transform is given without validation data; pass validation, too.")

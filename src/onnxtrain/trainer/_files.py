@@ -8,7 +8,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from onnxtrain._words import argument
+from onnxtrain._words import argument, words
 from onnxtrain.errors import CheckpointError, InputError, ModelLoadError
 from onnxtrain.runtime.artifact_folder import MANIFEST, find_manifest, is_manifest, own_file
 from onnxtrain.runtime.json_text import parse_json
@@ -75,10 +75,14 @@ def find_files(directory: Path) -> Files:
     if not (directory / files["checkpoint"]).is_file():
         # ModelCheckpoint saves to directories inside of the one that users pass.
         inside = sorted(path.parent for path in directory.glob(f"*/{files['checkpoint']}"))
+        missing = (
+            f"there is no file '{files['checkpoint']}'"
+            if not directory.is_file()
+            else "it is a file, not a directory"
+        )
         example = f", such as '{inside[-1]}'" if inside else ""
         raise CheckpointError(
-            f"Opening the training run in '{directory}': there is no file '{files['checkpoint']}'. Pass a directory "
-            f"that Trainer.save or generate_artifacts has written{example}."
+            f"Opening the training run in '{directory}': {missing}. {words().open_run()}{example}."
         )
     for name in (*files.values(), *companions(directory)):
         own_file(directory, name)

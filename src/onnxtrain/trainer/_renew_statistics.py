@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from onnxtrain._words import argument
 from onnxtrain.errors import DivergenceError
 from onnxtrain.runtime.dtypes import Array, narrow, widen
 from onnxtrain.trainer._state import TrainingState
@@ -65,7 +66,7 @@ def renew_statistics(state: TrainingState, data: Source) -> None:
             if not all(np.isfinite(value).all() for value in results.values()):
                 raise DivergenceError(
                     "Renewing the statistics of BatchNormalization: those of a batch are NaN or infinite. A batch of "
-                    "one sample has no variance; leave it out with drop_last=True."
+                    f"one sample has no variance; leave it out with {argument('drop_last', True)}."
                 )
         except BaseException:
             results = {}

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from onnxtrain._words import argument
 from onnxtrain.errors import InputError
 from onnxtrain.losses import loss_class
 from onnxtrain.runtime.dtypes import Array
@@ -59,7 +60,9 @@ class Task:
         of_probabilities = labels is None and self.has_softmax
         count = labels.count if labels is not None else None if of_probabilities else 2
         if count is not None and self.positive >= count:
-            raise InputError(f"positive is {self.positive}, but the classes are 0 .. {count - 1}.")
+            raise InputError(
+                f"{argument('positive')} is {self.positive}, but the classes are 0 .. {count - 1}."
+            )
 
 
 def check_positive(number: int | None) -> None:
@@ -67,8 +70,8 @@ def check_positive(number: int | None) -> None:
     valid = isinstance(number, int | np.integer) and not isinstance(number, bool) and number >= 0
     if number is not None and not valid:
         raise InputError(
-            f"positive is {number!r}; pass the number of the class that f1, precision, recall and auroc are to be of, "
-            "such as 1."
+            f"{argument('positive')} is {number!r}; pass the number of the class that f1, precision, recall and auroc "
+            "are to be of, such as 1."
         )
 
 

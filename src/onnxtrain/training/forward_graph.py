@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 
 import onnx_ir as ir
 
+from onnxtrain._words import argument
 from onnxtrain.autodiff import reads
 from onnxtrain.emitter import Emitter, find_value, static_dims, values_by_name
 from onnxtrain.errors import GraphBuildError
@@ -94,7 +95,7 @@ def _make_scalar(model: ir.Model) -> None:
         raise GraphBuildError(
             f"building the training graph: the loss {loss.name!r} is {loss.dtype} of shape {loss.shape}, "
             "which is not a scalar of floating point. Choose a loss with reduction 'mean' or 'sum', or name "
-            f"a scalar of the model in loss_input_names.{why_untyped(loss) if dims is None else ''}"
+            f"a scalar of the model in {argument('loss_input_names')}.{why_untyped(loss) if dims is None else ''}"
         )
     # A loss of shape [1] or [1, 1] is squeezed: the manifest promises hosts a scalar of rank 0.
     if dims:

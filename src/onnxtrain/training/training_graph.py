@@ -162,8 +162,8 @@ def build_training_graphs(
         )
     if profile == "portable" and precision == "bf16":
         raise GraphBuildError(
-            "building the training graph: profile='portable' and precision='bf16' do not go together, as "
-            "onnxruntime-web has no bfloat16; leave out one of them"
+            f"building the training graph: {argument('profile', 'portable')} and {argument('precision', 'bf16')} do "
+            "not go together, as onnxruntime-web has no bfloat16; leave out one of them"
         )
     mean = loss_mean(named(model, loss))
     frozen = list(frozen or ())
@@ -382,8 +382,9 @@ def _check_adapters(model: ir.Model, names: Sequence[str], active: Collection[ir
         raise GraphBuildError(
             f"building the training graph: no gradient flows from the loss {model.graph.outputs[0].name!r} to the "
             f"adapters of {some_names(layers, 5)}: it does not depend on these layers, or through ops without a "
-            "gradient only. Leave the layers out (target_modules, exclude_modules), pass straight_through=True if "
-            "Round, Ceil or Floor is in the way, or choose another value of the model in loss_input_names"
+            f"gradient only. Leave the layers out (target_modules, exclude_modules), pass "
+            f"{argument('straight_through', True)} if Round, Ceil or Floor is in the way, or choose another value of "
+            f"the model in {argument('loss_input_names')}"
         )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Collection
 
 import onnx_ir as ir
 
+from onnxtrain._words import argument
 from onnxtrain.errors import GraphBuildError
 from onnxtrain.op_facts import RANDOM_OPS
 from onnxtrain.passes.portable._nodes import WriterBefore, every_node
@@ -55,8 +56,8 @@ def draw_from_input(model: ir.Model, op_types: Collection[str] = RANDOM_OPS) -> 
                 continue
             raise GraphBuildError(
                 f"building the training graph: the Dropout {node.name!r} stands in a subgraph (If, Loop or Scan), and "
-                "profile='portable' draws masks in the main graph only. Move it out of the subgraph, or set "
-                "batch_norm to put it into inference mode."
+                f"{argument('profile', 'portable')} draws masks in the main graph only. Move it out of the subgraph, "
+                f"or pass {argument('batch_norm', 'inference')}."
             )
         nodes.append(node)
     if not nodes:

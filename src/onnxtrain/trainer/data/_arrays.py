@@ -154,8 +154,8 @@ def require_batch(samples: int, size: int, *, drop: bool, fixed: bool) -> None:
             f"The model takes exactly {size} samples at a time, received {samples} to train on. {dynamic_remedy()}"
         )
     raise InputError(
-        f"drop_last=True leaves nothing of {samples} samples, which do not fill a batch of {size}. Lower "
-        f"{argument('batch_size')}."
+        f"{argument('drop_last', True)} leaves nothing of {samples} samples, which do not fill a batch of {size}. "
+        f"Lower {argument('batch_size')}."
     )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from onnxtrain._words import argument
 from onnxtrain.errors import InputError
 from onnxtrain.runtime.dtypes import Array
 from onnxtrain.runtime.manifest import InputSpec
@@ -131,7 +132,7 @@ def _balanced(source: Source, spec: InputSpec, count: int | None) -> Array:
     sample_weight = source.sample_weights()
     labels = labels[counted]
     if not len(labels):
-        raise InputError("class_weight='balanced': no label of the data counts.")
+        raise InputError(f"{argument('class_weight', 'balanced')}: no label of the data counts.")
     of_sample = None if sample_weight is None else sample_weight[counted]
     return balanced_weights(labels, count or int(labels.max()) + 1, of_sample)
 

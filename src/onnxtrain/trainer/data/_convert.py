@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from onnxtrain._words import words
 from onnxtrain.errors import InputError
 from onnxtrain.runtime.dtypes import Array, narrow, widen
 from onnxtrain.runtime.inputs import check_labels, check_shapes
@@ -224,13 +225,10 @@ def _check_label_form(spec: InputSpec, array: Array) -> None:
         return
     form = f"The labels '{spec.name}' should be one integer per sample, received shape {list(array.shape)}"
     if array.ndim == 2 and array.shape[1] == 1:
-        raise InputError(f"{form}. Take them out of their column: labels[:, 0].")
+        raise InputError(f"{form}. {words().take_from_column()}.")
     classes = array.dtype.kind in "iufb" and labels.count in (None, array.shape[1])
     if classes and np.isin(array, (0, 1)).all() and (array.sum(axis=1) == 1).all():
-        raise InputError(
-            f"{form}: they are one-hot. Pass labels.argmax(axis=1), or train with "
-            "CrossEntropyLoss(probabilities=True)."
-        )
+        raise InputError(f"{form}: they are one-hot. {words().from_one_hot()}.")
 
 
 def _dtype_message(word: str, spec: InputSpec, array: Array) -> str:
@@ -244,15 +242,19 @@ def _dtype_message(word: str, spec: InputSpec, array: Array) -> str:
             "numpy.lib.recfunctions.structured_to_unstructured."
         )
     if spec.class_labels is not None and array.dtype.kind == "f":
-        return f"{message}. Class labels are integers: .astype('int64'), or choose a regression loss."
+        return (
+            f"{message}. Class labels are integers: {words().convert('int64')}, or choose a regression loss."
+        )
     if dtype.startswith("float") and array.dtype.kind in "iub" and word == "target":
         return (
-            f"{message}. If they are quantities, convert with .astype('{dtype}'); if they are classes, choose a loss "
-            "for classes (cross_entropy)."
+            f"{message}. If they are quantities, {words().convert(dtype)}; if they are classes, choose a loss for "
+            "classes (cross_entropy)."
         )
     if dtype.startswith("float") and array.dtype.kind in "iu":
-        return f"{message}. Convert with .astype('{dtype}'), scaled as the model expects (often / 255)."
-    return f"{message}. Convert it with .astype('{dtype}') if that is what is meant."
+        remedy = words().convert(dtype)
+        return f"{message}. {remedy[0].upper()}{remedy[1:]}, scaled as the model expects (often / 255)."
+    remedy = words().convert(dtype, "it")
+    return f"{message}. {remedy[0].upper()}{remedy[1:]} if that is what is meant."
 
 
 def check_lengths(specs: Sequence[InputSpec], arrays: Sequence[Array]) -> None:

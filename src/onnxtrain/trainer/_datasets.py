@@ -75,7 +75,7 @@ def fit_datasets(state: TrainingState, data: Data) -> tuple[Source, Source | Non
     validation = data.validation
     if data.stratify and not isinstance(validation, float):
         raise InputError(
-            f"{argument('stratify', True)} splits off a fraction of each class, and {argument('validation')} is "
+            f"{argument('stratify', True)} splits off a fraction of each class; {argument('validation')} is "
             f"{type(validation).__name__}. Pass a fraction, such as {argument('validation', 0.1)}, or leave "
             f"{argument('stratify')} out."
         )

@@ -29,7 +29,7 @@ _PIPE_WIDTH = 160
 
 
 Content = Table | Text | str
-"""What the functions of this module print. Strings have no markup."""
+"""Output of a command: a table, styled text, or a plain string without markup."""
 
 
 def _show(*content: Content, stderr: bool = False) -> None:

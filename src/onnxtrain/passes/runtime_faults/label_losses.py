@@ -20,14 +20,11 @@ def is_reduced(node: ir.Node) -> bool:
     return scores.dtype == ir.DataType.FLOAT and node.attributes.get_string("reduction", "mean") != "none"
 
 
-def reduce_apart(node: ir.Node) -> list[ir.Node]:
+def reduce_apart(node: ir.Node) -> None:
     """Let a loss of class labels give the loss of each label, and reduce these by standard ops behind it.
 
     ONNX Runtime (1.32) has no kernel for either loss and runs them by their bodies of standard ops, whose sums no pass
     can reach.
-
-    Returns:
-        The reductions: of the losses, and of their weights in a mean.
     """
     labels, weight = node.inputs[1], node.inputs[2] if len(node.inputs) > 2 else None
     assert labels is not None
@@ -38,7 +35,8 @@ def reduce_apart(node: ir.Node) -> list[ir.Node]:
     node.attributes["reduction"] = ir.AttrString("reduction", "none")
     write = _WriterBehind(node)
     if not mean or (weight is None and ignored is None):
-        return [write.reduction("ReduceMean" if mean else "ReduceSum", each, labels, result)]
+        write.reduction("ReduceMean" if mean else "ReduceSum", each, labels, result)
+        return
     terms = write.number(1, ir.DataType.FLOAT) if weight is None else None
     if ignored is not None:
         assert labels.dtype is not None
@@ -50,8 +48,7 @@ def reduce_apart(node: ir.Node) -> list[ir.Node]:
     else:
         terms = write("Gather", weight, labels)
     sums = [write.reduction("ReduceSum", values, labels) for values in (each, terms)]
-    write("Div", *(total.outputs[0] for total in sums), output=result)
-    return sums
+    write("Div", *sums, output=result)
 
 
 class _WriterBehind:
@@ -76,9 +73,7 @@ class _WriterBehind:
 
     def reduction(
         self, op_type: str, values: ir.Value, labels: ir.Value, output: ir.Value | None = None
-    ) -> ir.Node:
+    ) -> ir.Value:
         """Write a reduction to a scalar of float32 values, one for each label."""
         values.shape, values.type = labels.shape, ir.TensorType(ir.DataType.FLOAT)
-        node = self(op_type, values, output=output, keepdims=0).producer()
-        assert node is not None
-        return node
+        return self(op_type, values, output=output, keepdims=0)

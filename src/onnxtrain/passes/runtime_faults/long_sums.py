@@ -71,19 +71,23 @@ class LongSumsPass(ir.passes.InPlacePass):
         modified = False
         for graph in (model.graph, *(function.graph for function in model.functions.values())):
             blocks: dict[tuple[object, ...], ir.Value] = {}
-            # Outputs without a name are absent.
-            nodes = [
-                n for n in ir.traversal.RecursiveGraphIterator(graph) if n.outputs[0].name not in self._kept
-            ]
-            sums = [each for node in nodes if is_reduced(node) for each in reduce_apart(node)]
-            modified |= bool(sums)
-            for reduction in filter(None, map(_long_reduction, (*nodes, *sums))):
+            for node in self._nodes(graph):
+                if is_reduced(node):
+                    reduce_apart(node)
+                    modified = True
+            # In the order of the graph, as later sums share the length that an earlier one has computed.
+            for reduction in filter(None, map(_long_reduction, self._nodes(graph))):
                 _write(reduction, blocks)
                 modified = True
         # onnx_ir numbers the new values of each subgraph anew.
         if modified:
             name_apart(model)
         return ir.passes.PassResult(model, modified)
+
+    def _nodes(self, graph: ir.Graph) -> list[ir.Node]:
+        """Return the nodes to look at, those of subgraphs too."""
+        # An absent output has no name.
+        return [n for n in ir.traversal.RecursiveGraphIterator(graph) if n.outputs[0].name not in self._kept]
 
 
 def mark_long_sum(wide: ir.Value) -> None:

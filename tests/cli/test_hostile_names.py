@@ -94,10 +94,20 @@ def run(folder: Path) -> Iterator[Runner]:
 def trained(folder: Path, run: Runner) -> dict[str, Result]:
     """The commands that write runs and artifacts."""
     model, loss = folder / "model.onnx", ("--loss", "cross_entropy")
-    fit = (*loss, "--epochs", 1, "--validation", 0.2, "--log", folder / "log.csv", "--train", "*")
+    fit = (*loss, "--epochs", 1, "--validation", 0.2, "--train", "*")
     table = ("--target", named("target"), "--id", named("id"))
     return {
-        "arrays": run("train", model, "--data", folder / "data.npz", *fit, "-o", folder / "run"),
+        "arrays": run(
+            "train",
+            model,
+            "--data",
+            folder / "data.npz",
+            *fit,
+            "-o",
+            folder / "run",
+            "--log",
+            folder / "run" / "log.csv",
+        ),
         "table": run("train", model, "--data", folder / "table.csv", *fit, *table, "-o", folder / "table"),
         "artifacts": run("artifacts", model, *loss, "-o", folder / "artifacts"),
     }

@@ -1,4 +1,4 @@
-"""What commands say of mistakes: options that the command has, remedies for a shell, and classes by name."""
+"""Messages of commands about mistakes: options that the command has, remedies for a shell, and classes by name."""
 
 from __future__ import annotations
 

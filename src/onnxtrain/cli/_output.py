@@ -29,7 +29,7 @@ _PIPE_WIDTH = 160
 
 
 Content = Table | Text | str
-"""Output of a command: a table, styled text, or a plain string without markup."""
+"""Something to print. Strings have no markup."""
 
 
 def _show(*content: Content, stderr: bool = False) -> None:

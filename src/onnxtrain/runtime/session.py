@@ -17,6 +17,7 @@ from onnxtrain.runtime.atomic import finish_interrupted
 from onnxtrain.runtime.device import Device
 from onnxtrain.runtime.dtypes import Array
 from onnxtrain.runtime.external_data import check_external_data
+from onnxtrain.runtime.function_calls import check_function_calls
 from onnxtrain.runtime.kernels import function_names, register_kernels
 from onnxtrain.runtime.manifest import METADATA_KEY, Manifest, parse_manifest
 from onnxtrain.runtime.session_settings import SessionSettings, suit_training
@@ -78,6 +79,7 @@ def open_session(
     # Before ONNX Runtime opens the model: some versions read files outside its directory.
     try:
         check_external_data(model)
+        check_function_calls(model)
     except (OSError, ValueError) as error:
         raise ModelLoadError(f"Loading {source}: {error}") from error
     try:

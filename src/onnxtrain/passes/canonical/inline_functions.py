@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import cast
+from collections.abc import Callable
 
 import onnx_ir as ir
 from onnx import inliner
@@ -13,6 +12,7 @@ from onnxtrain.errors import ModelError
 from onnxtrain.passes.io.without_weights import lean_proto, restore
 from onnxtrain.passes.shapes.infer import infer_shapes
 from onnxtrain.passes.tidy.unique_names import name_apart
+from onnxtrain.runtime.function_calls import inlined_sizes
 
 MOST_NODES = 100_000
 """Nodes that inlining may make of a smaller model. A language model of 80 blocks has some 20,000."""
@@ -53,41 +53,20 @@ def _check_number(model: ir.Model, criteria: Callable[[ir.Function], bool]) -> N
         key: [node.op_identifier() for node in body if node.op_identifier() in model.functions]
         for key, body in nodes.items()
     }
-    # Counted, not expanded: forty functions that call the one before them twice each are 2^40 nodes. Callees come
-    # first; for a function that calls itself any number will do, as InlinePass refuses it.
-    order = _callees_first(calls)
-    counts: dict[ir.OperatorIdentifier | None, int] = {}
-    for key in order:
-        inlined = [callee for callee in calls[key] if criteria(model.functions[callee])]
-        counts[key] = len(nodes[key]) - len(inlined) + sum(counts.get(callee, 1) for callee in inlined)
+    inlined = {
+        key: [callee for callee in called if criteria(model.functions[callee])]
+        for key, called in calls.items()
+    }
+    number = inlined_sizes(inlined, {key: len(body) for key, body in nodes.items()}, [None])[None]
     limit = max(MOST_NODES, 2 * sum(map(len, nodes.values())))
-    if counts[None] > limit:
+    if number > limit:
         raise ModelError(
             "Cannot inline the model's functions: they call one another so often that the graph would have "
-            f"{counts[None]:,} nodes, and at most {limit:,} are built. Export the model with fewer calls of functions."
+            f"{number:,} nodes, and at most {limit:,} are built. Export the model with fewer calls of functions."
         )
-    for key in set(model.functions) - set(order):
+    reached = inlined_sizes(calls, dict.fromkeys(calls, 1), [None])
+    for key in set(model.functions) - set(reached):
         del model.functions[key]
-
-
-def _callees_first(
-    calls: Mapping[ir.OperatorIdentifier | None, Sequence[ir.OperatorIdentifier]],
-) -> list[ir.OperatorIdentifier | None]:
-    """Return what the main graph, None, calls directly or not, each function after those that it calls."""
-    order: list[ir.OperatorIdentifier | None] = []
-    entered: set[ir.OperatorIdentifier | None] = {None}
-    # Not recursive: a chain of calls may be longer than Python's stack.
-    path = [(cast("ir.OperatorIdentifier | None", None), iter(calls[None]))]
-    while path:
-        key, rest = path[-1]
-        callee = next((callee for callee in rest if callee not in entered), None)
-        if callee is None:
-            order.append(key)
-            path.pop()
-        else:
-            entered.add(callee)
-            path.append((callee, iter(calls[callee])))
-    return order
 
 
 def _other_opset(model: ir.Model, function: ir.Function) -> bool:

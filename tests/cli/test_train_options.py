@@ -41,6 +41,7 @@ WITHOUT_AN_OPTION = {
     "lora": "--lora-rank",
     "strategy": "--workers, --compress, --shard-optimizer, --save-steps",
     "transform": "--mixup, --cutmix; other functions are Python",
+    "validation_transform": "a function of Python",
     "verbose": "progress goes to standard error, which a shell can send elsewhere",
 }
 """Arguments of `Trainer` and `fit` that no option is named after, with the option or the reason."""

@@ -1,4 +1,4 @@
-"""Messages of commands about mistakes: options that the command has, remedies for a shell, and classes by name."""
+"""Messages of commands: options that the command has, remedies for a shell, and classes by name."""
 
 from __future__ import annotations
 

@@ -54,7 +54,6 @@ from onnxtrain.passes.shapes.infer import infer_shapes, settle_shapes
 from onnxtrain.passes.tidy.after_gradients import simplify_gradients
 from onnxtrain.passes.tidy.cleanup import CleanupPass
 from onnxtrain.passes.tidy.constants import (
-    add_constant,
     is_constant,
     is_float_parameter,
     known_array,
@@ -100,7 +99,6 @@ __all__ = [
     "TorchSignature",
     "TrainingModePass",
     "TransposedProductPass",
-    "add_constant",
     "as_given",
     "canonicalize",
     "dropout_traces",

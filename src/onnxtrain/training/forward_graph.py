@@ -14,7 +14,6 @@ from onnxtrain.losses import mark_labels
 from onnxtrain.passes import (
     CleanupPass,
     ReluAfterMaxPoolPass,
-    add_constant,
     infer_shapes,
     remove_unread_nodes,
     why_untyped,
@@ -127,8 +126,11 @@ def name_copies(evaluation: ir.Model, model: ir.Model, names: Collection[str]) -
             continue
         original = present.get(str(value.name))
         if original is None and value.const_value is not None:
-            original = add_constant(evaluation.graph, value.const_value)
-            present[str(original.name)] = original
+            # The name of an initializer could be one that onnx_ir gives to a later node.
+            constant = ir.node("Constant", [], {"value": value.const_value})
+            evaluation.graph.append(constant)
+            original = constant.outputs[0]
+            original.type, original.shape = value.type, value.shape
         if original is not None and original.name != name:
             copy = ir.node("Identity", [original])
             copy.outputs[0].name, copy.outputs[0].type = name, original.type

@@ -184,8 +184,7 @@ def build_training_graphs(
     _leave_out_unreached(build, active)
     warn_of_export(forward, build.trainable, active, as_exported=as_exported, removed=removed)
     _promote_parameters(build)
-    evaluation = _evaluation_model(build, as_deployed=as_deployed)
-    name_copies(evaluation, model, inference_outputs)
+    evaluation = _evaluation_model(build, model, inference_outputs, as_deployed=as_deployed)
     # Before differentiation, so that the gradient has the same numbers. The eval model drops nothing, and draws other
     # numbers as the file does.
     build.random = draw_from_input(
@@ -241,12 +240,23 @@ def _promote_parameters(build: Build) -> None:
     build.forward = settle_shapes(build.forward)
 
 
-def _evaluation_model(build: Build, *, as_deployed: bool) -> ir.Model:
-    """Copies the forward graph and switches Dropout and BatchNormalization to inference mode."""
+def _evaluation_model(
+    build: Build, model: ir.Model, file_outputs: Collection[str], *, as_deployed: bool
+) -> ir.Model:
+    """Copies the forward graph and switches Dropout and BatchNormalization to inference mode.
+
+    Args:
+        build: the build.
+        model: the canonical model.
+        file_outputs: outputs of the file, of which copies and constants are kept by name.
+        as_deployed: True to keep the numerics of the file.
+    """
     # Before the training model is built, which changes the forward graph in place.
     evaluation = build.forward.clone()
     TrainingModePass(batch_norm="inference", dropout="inference")(evaluation)
     CleanupPass(keep=set())(evaluation)
+    # By names, which may stand for other values once passes have written nodes.
+    name_copies(evaluation, model, file_outputs)
     file_values = _computed_names(evaluation)
     evaluation = suit_runtime(evaluation)
     # Evaluation would otherwise need the memory of a float weight that training does not need.

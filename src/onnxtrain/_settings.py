@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any
 
+from onnxtrain._words import argument
 from onnxtrain.errors import GraphBuildError
 
 
@@ -25,7 +26,9 @@ def require(owner: object, field: str, holds: Callable[[Any], bool], allowed: st
     except (TypeError, ValueError):
         valid = False
     if not valid:
-        raise GraphBuildError(f"making {type(owner).__name__}: {field} is {value!r}; it must be {allowed}")
+        raise GraphBuildError(
+            f"making {type(owner).__name__}: {argument(field)} is {value!r}; it must be {allowed}"
+        )
 
 
 def integers_to_floats(owner: Any) -> None:

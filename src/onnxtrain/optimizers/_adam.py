@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from onnxtrain._settings import require
+from onnxtrain._words import argument
 from onnxtrain.emitter import Emitter, Operand
 from onnxtrain.functions.optimizer import adam_step, adamw_step, clipped_adam_step, clipped_adamw_step
 
@@ -189,7 +190,11 @@ class SparseAdam(_AdamFamily):
 
     def gradient_refusal(self, *, sparse: bool) -> str | None:
         # As torch.optim.SparseAdam, which refuses dense gradients and names Adam.
-        return None if sparse else "its gradient is not sparse. Name it in sparse_gradients, or use Adam"
+        return (
+            None
+            if sparse
+            else f"its gradient is not sparse. Name it in {argument('sparse_gradients')}, or use Adam"
+        )
 
     def scalars(self, op: Emitter, learning_rate: ir.Value, step: ir.Value) -> Sequence[Operand]:
         # torch.optim.SparseAdam adds eps to the root before the bias correction, unlike Adam.

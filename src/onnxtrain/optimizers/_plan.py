@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from onnxtrain._words import argument
 from onnxtrain.errors import GraphBuildError
 from onnxtrain.selection import matched_names, some_names
 
@@ -115,7 +116,7 @@ def _check_gradient(optimizer: Optimizer, parameter: ParameterSpec) -> None:
         return
     remedy = (
         f", and the gradient of {name!r} is sparse. Make SparseAdam the optimizer of its group, "
-        f"ParameterGroup({name!r}, optimizer=SparseAdam()), or leave it out of sparse_gradients"
+        f"ParameterGroup({name!r}, optimizer=SparseAdam()), or leave it out of {argument('sparse_gradients')}"
     )
     raise GraphBuildError(
         f"building the optimizer model: {type(optimizer).__name__} cannot update {name!r}: {refusal}"

@@ -149,7 +149,7 @@ def with_clipping(spec: OptimizerSpec, norm: float | None, value: float | None) 
         return spec
     if norm is not None and value is not None:
         raise GraphBuildError(
-            f"choosing an optimizer: pass {argument('clip_grad_norm')} or clip_grad_value, not both"
+            f"choosing an optimizer: pass {argument('clip_grad_norm')} or {argument('clip_grad_value')}, not both"
         )
     if not isinstance(spec, Optimizer) or spec.clip_grad is not None:
         raise GraphBuildError(

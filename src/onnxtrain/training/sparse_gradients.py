@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import onnx_ir as ir
 
+from onnxtrain._words import argument
 from onnxtrain.emitter import Emitter
 from onnxtrain.errors import GraphBuildError
 from onnxtrain.functions import DOMAIN, embedding_gradient
@@ -27,7 +28,8 @@ def match_sparse(patterns: Iterable[str], trainable: Sequence[str]) -> list[str]
         patterns,
         trainable,
         lambda pattern: GraphBuildError(
-            f"building the training graph: no trained parameter matches {pattern!r} of sparse_gradients; they are "
+            f"building the training graph: no trained parameter matches {pattern!r} of {argument('sparse_gradients')}; "
+            f"they are "
             f"{some_names(trainable)}"
         ),
     )
@@ -115,5 +117,5 @@ def _refusal(parameter: ir.Value, writers: Sequence[ir.Node | None]) -> str:
         )
     return (
         f"building the training graph: {parameter.name!r} has no sparse gradient: {problem}. Leave it out of "
-        "sparse_gradients"
+        f"{argument('sparse_gradients')}"
     )

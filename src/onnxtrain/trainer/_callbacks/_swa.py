@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from onnxtrain._words import argument
 from onnxtrain.errors import InputError
 from onnxtrain.runtime.atomic import FileSet
 from onnxtrain.runtime.optimizer import check_learning_rate
@@ -59,7 +60,9 @@ class SWA(Callback):
         """Begins anew, or reads the averages of a fit that goes on."""
         state = trainer._state
         if state.average is not None:
-            raise InputError("SWA and ema_decay both replace the parameters by averages. Choose one.")
+            raise InputError(
+                f"SWA and {argument('ema_decay')} both replace the parameters by averages. Choose one."
+            )
         # A stream may be one that can be read once, and its order is not known beforehand.
         if (
             state.run.store.statistics

@@ -90,7 +90,7 @@ def chosen_weights(weights: ClassWeights, source: Source) -> Array:
     Raises:
         InputError: there is no such class, a weight is negative or not finite, or the labels are not known.
     """
-    spec = require_one_label(source.layout, "class_weight")
+    spec = require_one_label(source.layout, argument("class_weight"))
     count = 2 if spec.class_labels is None else spec.class_labels.count
     if isinstance(weights, str):
         if weights != "balanced":
@@ -110,7 +110,7 @@ def chosen_weights(weights: ClassWeights, source: Source) -> Array:
         for key, value in weights.items():
             array[int(key)] = value
     else:
-        require_unmasked("class_weight", weights)
+        require_unmasked(argument("class_weight"), weights)
         array = np.asarray(weights, np.float64)
         if array.ndim != 1 or (count is not None and len(array) != count):
             raise InputError(

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from onnxtrain._words import argument
 from onnxtrain.errors import InputError
 from onnxtrain.trainer.data._arrays import ArraySource, require_batch, split_order
 from onnxtrain.trainer.data._batch_size import static_batch
@@ -168,7 +169,7 @@ def split(
             f"validation={fraction} cannot be split off a stream of batches, of which only the end tells how many "
             "there are. Pass data to validate with: validation=(inputs, targets), or another stream."
         )
-    labels = read_labels(source, "stratify=True") if stratify else None
+    labels = read_labels(source, argument("stratify", True)) if stratify else None
     training, held_out = split_order(source.samples, fraction, seed, labels)
     rest = source.take(training)
     # The split may leave fewer samples than one batch takes.

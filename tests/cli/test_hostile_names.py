@@ -137,7 +137,6 @@ COMMANDS: list[tuple[int, str]] = [
     (1, "artifacts model.onnx --loss cross_entropy --loss-input EVIL(no) -o other"),
     (1, "artifacts model.onnx --loss cross_entropy --batch-norm EVIL(no) -o other"),
     (1, "plan model.onnx --loss cross_entropy --memory 1MB"),
-    (1, "train run --data data.npz --epochs 1"),
     (0, "train run --data data.npz --epochs 1 --log log.csv"),
     (1, "train model.onnx --data table.csv --loss cross_entropy -o other"),
     (1, "train model.onnx --data table.csv --loss cross_entropy --target EVIL(no) -o other"),

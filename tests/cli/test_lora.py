@@ -58,7 +58,7 @@ def described(directory: Path) -> dict[str, Any]:
     [
         (("--lora-alpha", 8), "give their rank, too, e.g. --lora-rank 8"),
         (("--lora-rank", 2, "--lora-targets", "q_proj"), "no layer is named 'q_proj'"),
-        (("--lora-rank", 2, "--lora-dropout", 1), "lora_dropout is 1"),
+        (("--lora-rank", 2, "--lora-dropout", 1), "--lora-dropout is 1"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from onnxtrain.passes.shapes.infer import GENERATED, infer_shapes
+from onnxtrain.passes.shapes.vector_inputs import VectorsPass
 
 
 def correct_declared_shapes(model: ir.Model) -> None:
@@ -19,6 +20,8 @@ def correct_declared_shapes(model: ir.Model) -> None:
         return
     for value in declared:
         value.shape = None
+    # Without its declarations onnx infers wrong shapes.
+    VectorsPass()(model)
     infer_shapes(model, propagate=False)
     for value, shape in declared.items():
         value.shape = _merged(value.shape, shape)

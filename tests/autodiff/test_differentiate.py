@@ -376,3 +376,12 @@ def test_names_that_the_schema_lacks_are_refused(names: dict[str, tuple[str, ...
     with pytest.raises(RuleDefinitionError, match=f"registering the rule of Made: {message}"):
         vjp("Made", domain="test", signature=signature, **names)(lambda op, n, ct: ct)
     assert ("test", "Made") not in RULES
+
+
+def test_a_bias_of_more_axes_than_the_product_is_an_error() -> None:
+    """onnx's checker passes it, and ONNX Runtime refuses to run it."""
+    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
+        g (float[n,4] x, float[4,2] w, float[1,1,2] c) => (float loss) {
+            y = Gemm(x, w, c) loss = ReduceSum<keepdims=0>(y) }""")
+    with pytest.raises(DifferentiationError, match=r"'c' of shape \[1,1,2\] cannot be broadcast to 'y'"):
+        differentiate(model, "loss", ["c"])

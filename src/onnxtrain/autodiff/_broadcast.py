@@ -5,6 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from onnxtrain.emitter import Emitter
+from onnxtrain.errors import DifferentiationError
 
 Dim = int | ir.SymbolicDim
 
@@ -21,10 +22,18 @@ def sum_to_shape_of(op: Emitter, ct: ir.Value, output: ir.Value, primal: ir.Valu
     Returns:
         The sum, of the shape of `primal`. If shapes leave it open which axes were repeated, nodes find them at run
         time.
+
+    Raises:
+        DifferentiationError: `primal` has more axes than `output`, so the file is damaged.
     """
     if output.shape is None or primal.shape is None:
         return _sum_at_run_time(op, ct, output, primal)
     lead = output.shape.rank() - primal.shape.rank()
+    if lead < 0:
+        raise DifferentiationError(
+            f"differentiating: {primal.name!r} of shape {primal.shape} cannot be broadcast to {output.name!r} of shape "
+            f"{output.shape}; the file is damaged, or declares a wrong shape"
+        )
     axes = list(range(lead))
     for axis, (out_dim, dim) in enumerate(
         zip(list(output.shape)[lead:], primal.shape, strict=True), start=lead

@@ -176,7 +176,7 @@ def test_splits_by_class_that_are_refused() -> None:
     problem = problems.classes()
     trainer = Trainer(problem.model, "cross_entropy")
     with pytest.raises(
-        InputError, match=r"stratify=True splits off a fraction of each class; validation is NoneType"
+        InputError, match=r"stratify=True splits off a fraction of each class, but validation is not given"
     ):
         trainer.fit(problem.x, problem.y, stratify=True, verbose=False)
     labels = np.zeros(60, int)

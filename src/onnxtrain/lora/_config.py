@@ -15,6 +15,9 @@ from onnxtrain.lora._patterns import LONGEST, MOST, Matcher, is_plain, problem_o
 
 ALL_LINEAR = "all-linear"
 
+# Far above any useful rank: a mistyped one would take all memory.
+_MOST_RANK = 65_536
+
 
 @dataclass(frozen=True)
 class LoraConfig:
@@ -65,7 +68,7 @@ class LoraConfig:
             choice = getattr(self, name)
             if isinstance(choice, AbstractSet):
                 object.__setattr__(self, name, tuple(sorted(choice, key=str)))
-        require(self, "r", _is_rank, "an integer of at least 1")
+        require(self, "r", _is_rank, f"an integer from 1 to {_MOST_RANK}")
         require(self, "lora_alpha", _is_alpha, "a positive number")
         require(self, "target_modules", _is_choice, '"all-linear", a list of names, or a regular expression')
         require(self, "lora_dropout", lambda p: 0 <= p < 1, "a probability, 0 <= p < 1")
@@ -74,7 +77,7 @@ class LoraConfig:
             self,
             "rank_pattern",
             _all_values(_is_rank),
-            "a mapping from regular expressions to integers of at least 1",
+            f"a mapping from regular expressions to integers from 1 to {_MOST_RANK}",
         )
         require(
             self,
@@ -185,7 +188,7 @@ class LoraConfig:
 
 def _is_rank(value: object) -> bool:
     # True is an int to isinstance.
-    return type(value) is int and value >= 1
+    return type(value) is int and 1 <= value <= _MOST_RANK
 
 
 def _is_alpha(value: Any) -> bool:

@@ -32,6 +32,10 @@ from onnxtrain.surgery._tail import PROBABILITIES, Refusal, follow
 _log = logging.getLogger("onnxtrain")
 
 
+# A mistyped number would take all memory.
+_MOST_CLASSES = 10_000_000
+
+
 # Overloads: a caller gets back the kind of model that it passed, and a type checker knows which.
 @overload
 def replace_head(
@@ -93,7 +97,7 @@ def replace_head(
     Raises:
         ModelError: there is no such layer, or the classes cannot be followed from it to the output; the message names
             the last ops.
-        InputError: `classes` is no positive integer.
+        InputError: `classes` is not a positive integer, or is more than 10 million.
 
     Example:
         >>> import onnx
@@ -105,8 +109,14 @@ def replace_head(
         >>> list(new.graph.initializer[0].dims), new.graph.output[0].type.tensor_type.shape.dim[1].dim_value
         ([2, 5], 5)
     """
-    if isinstance(classes, bool) or not isinstance(classes, int | np.integer) or classes < 1:
-        raise InputError(f"Replacing the head: classes must be a positive integer, received {classes!r}.")
+    if (
+        isinstance(classes, bool)
+        or not isinstance(classes, int | np.integer)
+        or not 1 <= classes <= _MOST_CLASSES
+    ):
+        raise InputError(
+            f"Replacing the head: classes must be a positive integer up to {_MOST_CLASSES:,}, received {classes!r}."
+        )
     result = canonicalize(load_model(model))
     layer = find_head(result, output, head)
     assert layer.output is not None

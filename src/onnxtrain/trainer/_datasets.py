@@ -75,9 +75,9 @@ def fit_datasets(state: TrainingState, data: Data) -> tuple[Source, Source | Non
     validation = data.validation
     if data.stratify and not isinstance(validation, float):
         raise InputError(
-            f"{argument('stratify', True)} splits off a fraction of each class; {argument('validation')} is "
-            f"{type(validation).__name__}. Pass a fraction, such as {argument('validation', 0.1)}, or leave "
-            f"{argument('stratify')} out."
+            f"{argument('stratify', True)} splits off a fraction of each class, but {argument('validation')} is "
+            f"{'not given' if validation is None else 'not a fraction'}. Pass a fraction, such as "
+            f"{argument('validation', 0.1)}, or leave {argument('stratify')} out."
         )
     if validation is None and data.validation_transform is not None:
         raise InputError("validation_transform is given without validation data; pass validation, too.")

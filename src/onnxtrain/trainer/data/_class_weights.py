@@ -124,7 +124,7 @@ def chosen_weights(weights: ClassWeights, source: Source) -> Array:
 
 def _balanced(source: Source, spec: InputSpec, count: int | None) -> Array:
     """Computes balanced weights, without labels that do not count."""
-    labels = read_labels(source, "class_weight='balanced'")
+    labels = read_labels(source, argument("class_weight", "balanced"))
     counted = np.ones(len(labels), bool)
     if spec.class_labels is not None and spec.class_labels.ignore_index is not None:
         counted = labels != spec.class_labels.ignore_index

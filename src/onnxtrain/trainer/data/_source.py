@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from onnxtrain._words import argument
 from onnxtrain.errors import InputError
 from onnxtrain.runtime.dtypes import Array
 from onnxtrain.trainer.data._layout import Layout
@@ -148,7 +149,7 @@ def count_batches(samples: int, size: int, *, drop: bool, limit: int | None) -> 
     batches = samples // size if drop else -(-samples // size)
     if limit is not None and limit > batches:
         raise InputError(
-            f"steps_per_epoch asks for {limit} batches, and {samples} samples make {batches} of {size}. Lower it, or "
-            "leave it out."
+            f"{argument('steps_per_epoch')} asks for {limit} batches, and {samples} samples make {batches} of {size}. "
+            "Lower it, or leave it out."
         )
     return batches if limit is None else limit

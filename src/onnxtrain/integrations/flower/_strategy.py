@@ -14,6 +14,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
+from onnxtrain._printable import printable
 from onnxtrain.errors import InputError
 from onnxtrain.integrations.flower._client import FINGERPRINT
 from onnxtrain.integrations.flower._exchange import expected_arrays, read_arrays, require_finite
@@ -165,7 +166,7 @@ class CheckedStrategy(Strategy):
             if message.has_error():
                 # Flower's strategies log it.
                 reason = (message.error.reason or "")[:_REASON_LENGTH]
-                message.error = Error(message.error.code, reason if reason.isprintable() else repr(reason))
+                message.error = Error(message.error.code, printable(reason))
                 continue
             try:
                 check(message)

@@ -41,9 +41,11 @@ def torchrun(
         HF_HUB_OFFLINE="1",
         TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1",  # docs/faults-of-others.md
     )
-    # Behind it torchrun tells of its own functions.
-    said = (done.stdout + done.stderr).partition("] failed (exitcode")[0]
-    assert done.returncode == 0, f"exit code {done.returncode}: {said[-8000:]}"
+    said = done.stdout + done.stderr
+    # After the last failure torchrun prints a traceback of its own functions.
+    assert done.returncode == 0, (
+        f"exit code {done.returncode}: {said.rpartition('Traceback')[0][-8000:] or said}"
+    )
     return said
 
 

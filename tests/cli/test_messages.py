@@ -216,3 +216,42 @@ def test_a_class_that_training_lacked_is_named(run: Any, mlp: Path, tmp_path: Pa
         # Which is an option for inputs.
         assert "--unknown-category" not in result.err
     assert run("predict", directory, "--data", unknown, "-o", tmp_path / "p.csv").code == 0
+
+
+@pytest.mark.parametrize("option", ["--warmup", "--steps-per-epoch", "--epochs", "--seed", "--save-every"])
+def test_integers_of_more_than_64_bits_are_refused_before_the_run_is_made(
+    run: Any, mlp: Path, tmp_path: Path, option: str
+) -> None:
+    np.savez(tmp_path / "d.npz", x=X, y=LABELS)
+    options = ("--data", tmp_path / "d.npz", "--loss", "cross_entropy", option, 2**63, "-o", tmp_path / "run")
+    result = run("train", mlp, *options)
+    assert result.code == 1
+    assert f"{option} must be less than 2**63, received {2**63}" in result.err
+    assert not (tmp_path / "run").exists()
+
+
+def test_one_hot_targets_take_memory_in_proportion_to_samples_and_classes(run: Any, tmp_path: Path) -> None:
+    """An identity matrix over 300,000 classes would take 360 GB."""
+    classes = 300_000
+    model = make_model(
+        parse_nodes("logits = MatMul(x, w)"),
+        {"x": ["n", 1]},
+        {"logits": ["n", classes]},
+        {"w": np.zeros((1, classes), np.float32)},
+    )
+    onnx.save(model, tmp_path / "m.onnx")
+    np.savez(tmp_path / "d.npz", x=np.ones((4, 1), "f4"), y=np.array([0, 1, 2, classes - 1]))
+    command = (
+        "train",
+        tmp_path / "m.onnx",
+        "--data",
+        tmp_path / "d.npz",
+        "--loss",
+        "cross_entropy",
+        "--mixup",
+        0.2,
+    )
+    assert (
+        run(*command, "--epochs", 1, "--optimizer", "sgd", "--learning-rate", 0, "-o", tmp_path / "run").code
+        == 0
+    )

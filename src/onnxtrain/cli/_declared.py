@@ -16,6 +16,8 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_type_hints
 
 import typer
 
+from onnxtrain.errors import InputError
+
 T = TypeVar("T")
 Kept = Literal["run", "fit", "anew"]
 
@@ -178,6 +180,12 @@ def taking(kind: type[T]) -> Callable[[Callable[[T, frozenset[str]], None]], Cal
             given_names = {
                 name for name, source in sources.items() if source and source.name in given_sources
             }
+            for name, value in values.items():
+                # A run that records a larger value could not be resumed: numpy and ONNX Runtime have no such integers.
+                if isinstance(value, int) and value >= 2**63:
+                    raise InputError(
+                        f"--{options_of(kind)[name].key} must be less than 2**63, received {value}."
+                    )
             command(build(kind, values), frozenset(given_names))
 
         # Keyword parameters may follow in any order, also a required one after one with a default.

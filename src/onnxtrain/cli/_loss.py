@@ -112,5 +112,6 @@ def fit_targets(trainer: Trainer, y: Any) -> Any:
             f"Class labels: received {array.min()} to {array.max()}, but the model has the classes 0 to {count - 1}."
         )
     # The classes lie along axis 1 of the scores.
-    one_hot = np.moveaxis(np.eye(count, dtype=np.float32)[array], -1, 1)
-    return {**y, spec.name: one_hot}
+    one_hot = np.zeros((*array.shape, count), np.float32)
+    np.put_along_axis(one_hot, array[..., None], 1, axis=-1)
+    return {**y, spec.name: np.moveaxis(one_hot, -1, 1)}

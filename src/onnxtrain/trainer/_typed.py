@@ -12,7 +12,15 @@ from onnxtrain.errors import InputError
 
 
 def check_integer(name: str, value: Any, least: int = 1) -> int:
-    """Returns a number as int, or raises InputError unless it is an integer >= `least`; `name` is for the message.
+    """Returns `value` as an int.
+
+    Args:
+        name: name of the value, for the message.
+        value: value to check.
+        least: smallest allowed value.
+
+    Raises:
+        InputError: `value` is not an integer, is less than `least`, or does not fit into 64 bits.
 
     >>> check_integer("epochs", np.int64(3))
     3
@@ -20,6 +28,9 @@ def check_integer(name: str, value: Any, least: int = 1) -> int:
     # bool is an int in Python: True would train for one epoch.
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
         raise InputError(f"{name} must be an integer >= {least}, received {value!r}.")
+    # A run with a larger value could not be resumed: numpy and ONNX Runtime have no larger integers.
+    if value >= 2**63:
+        raise InputError(f"{name} must be less than 2**63, received {value}.")
     # JSON, to which the trainer writes its settings, has no integers of numpy.
     return int(value)
 

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as fn
 
 from onnxtrain.autodiff import differentiate
+from onnxtrain.errors import OnnxTrainError
 from runtimes import computes_float64, keeps_nothing, newest_opset
 
 Arrays = dict[str, np.ndarray]
@@ -239,16 +240,28 @@ def test_steps_of_a_slice_without_a_declared_shape_are_not_taken_for_one(steps: 
     np.testing.assert_allclose(got, expected)
 
 
-def test_sizes_of_a_resize_without_a_declared_shape_are_not_taken_for_none() -> None:
+@pytest.mark.parametrize(
+    ("mode", "attributes"),
+    [
+        ("linear", "mode='linear'"),
+        (
+            "nearest",
+            "mode='nearest', coordinate_transformation_mode='asymmetric', nearest_mode='floor'",
+        ),
+    ],
+)
+def test_sizes_of_a_resize_without_a_declared_shape_are_not_taken_for_none(
+    mode: str, attributes: str
+) -> None:
     model = _parse(
-        "g (float[1,2,3] x, int64[a] z) => (float loss) { p = Resize<mode='linear'>(x, , , z) "
+        f"g (float[1,2,3] x, int64[a] z) => (float loss) {{ p = Resize<{attributes}>(x, , , z) "
         "s = Sin(p) loss = ReduceSum<keepdims=0>(s) }"
     )
     model.graph.input[1].type.tensor_type.ClearField("shape")
     gradient = differentiate(model, "loss", ["x"])
     onnx.shape_inference.infer_shapes(gradient, check_type=True, strict_mode=True, data_prop=True)
     x = torch.tensor(_random(1, 2, 3), requires_grad=True)
-    fn.interpolate(x, size=5, mode="linear").sin().sum().backward()
+    fn.interpolate(x, size=5, mode=mode).sin().sum().backward()
     feeds = {"x": x.detach().numpy(), "z": np.array([1, 2, 5])}
     (got,) = _session(gradient).run(["x_grad"], feeds)
     np.testing.assert_allclose(got, x.grad, rtol=1e-5, atol=1e-6)
@@ -335,3 +348,10 @@ def test_float64_of_older_opsets_runs_after_conversion(op: str) -> None:
     twin = {"Elu": fn.elu, "LeakyRelu": fn.leaky_relu, "Selu": fn.selu, "Softplus": fn.softplus}[op]
     (want,) = torch.autograd.grad(twin(leaf).sum(), leaf)
     np.testing.assert_allclose(_session(step).run(["x_grad"], {"x": x})[0], want.numpy(), rtol=1e-6)
+
+
+def test_a_resize_whose_result_has_no_known_rank_is_an_error() -> None:
+    """Without scales and sizes onnx's shape inference does not tell the shape of the result."""
+    text = "g (float[2,8] x, float[4] roi) => (float loss) { p = Resize(x, roi) loss = ReduceSum<keepdims=0>(p) }"
+    with pytest.raises(OnnxTrainError, match="neither scales nor sizes"):
+        differentiate(_parse(text), "loss", ["x"])

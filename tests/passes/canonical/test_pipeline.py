@@ -445,3 +445,15 @@ def test_a_scan_of_batches_is_refused() -> None:
                 t = Add(s, row)  o = Identity(t) }> }""")
     with pytest.raises(UnsupportedOpsetError, match=r"changed the shape of 'start' from \[1,2\] to \[2\]"):
         canonicalize(load_model(model))
+
+
+def test_an_attribute_that_a_call_gives_another_type_is_an_error() -> None:
+    """The types of the file are those of the standard until the function is inlined, before the checker runs."""
+    model = onnx.parser.parse_model("""
+        <ir_version: 10, opset_import: ["": 21, "local": 1]>
+        g (float[2] x) => (float[2] y) { y = local.scaled<k=2.0>(x) }
+        <domain: "local", opset_import: ["": 21]>
+        scaled <k> (x) => (y) { c = Constant<value_int: int = @k>() f = Cast<to=1>(c) y = Mul(x, f) }
+    """)
+    with pytest.raises(ModelError, match=r"The model is not valid ONNX.*value_int"):
+        canonical(model)

@@ -13,6 +13,7 @@ from onnxtrain.autodiff._node import NodeView
 from onnxtrain.autodiff._registry import defvjp, vjp
 from onnxtrain.autodiff.rules._count import counting_dtype
 from onnxtrain.autodiff.rules._windows import Windows, pad, tap_slices
+from onnxtrain.autodiff.rules.contrib._shared import refused
 from onnxtrain.emitter import Emitter, static_dims
 from onnxtrain.errors import ShapeRequired
 
@@ -62,6 +63,8 @@ def resize(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
     # The matrices come from resizing identity matrices with the attributes of the node, so they are right for every
     # mode and for symbolic sizes. They are dense: an axis of length n costs n², with sizes that keep the aspect ratio
     # up to n³.
+    if n.scales is None and n.sizes is None:
+        raise refused(n, "neither scales nor sizes")
     rank = n.rank(n.X)
     axes = [n.axis(n.X, axis) for axis in n.attr("axes") or range(rank)]
     factors = _repeats(n, axes)
@@ -89,10 +92,14 @@ def _repeats(n: NodeView, axes: Sequence[int]) -> list[int] | None:
         or not (centred or (where, rounding) == ("asymmetric", "floor"))
     ):
         return None
-    factors = [1.0] * n.rank(n.X)
+    sizes, results = static_dims(n.X), static_dims(n.out.Y)
+    # The rank of Y is unknown if a file declares another one than that of X.
+    if sizes is None or results is None:
+        return None
+    factors = [1.0] * len(sizes)
     scales = n.constant(n.scales)
     for position, axis in enumerate(axes):
-        size, result = (static_dims(n.X) or ())[axis], (static_dims(n.out.Y) or ())[axis]
+        size, result = sizes[axis], results[axis]
         if _keeps(n, axes, position):
             continue
         if scales is not None and n.sizes is None:

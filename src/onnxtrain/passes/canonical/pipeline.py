@@ -71,18 +71,24 @@ def canonicalize(model: ir.Model, variable: Collection[str] = ()) -> ir.Model:
     fit_ir_version(model)
     # As inputs the variable initializers have no value that a pass could fold or infer shapes from.
     withheld = withhold(model, variable)
-    model = inline_functions(model)
-    # Both come before shapes are inferred: without them onnx infers wrong ones.
-    VectorsPass()(model)
-    DefaultsPass()(model)
-    # Big Constant nodes are lifted before checker and converter, which would serialise them.
-    lift_constants(model, min_elements=BIG_ELEMENTS + 1)
+    invalid = "The model is not valid ONNX: {}"
+    try:
+        model = inline_functions(model)
+        # Both come before shapes are inferred: without them onnx infers wrong ones.
+        VectorsPass()(model)
+        DefaultsPass()(model)
+        # Big Constant nodes are lifted before checker and converter, which would serialise them.
+        lift_constants(model, min_elements=BIG_ELEMENTS + 1)
+    except (TypeError, ValueError, IndexError):
+        # These passes come before the checker, which says what is wrong, e.g. an attribute of another type.
+        _check(model, ModelError, invalid)
+        raise
     opset = model.graph.opset_imports[""]
     if opset < CANONICAL_OPSET:
         model = _expand_what_conversion_breaks(model, opset)
     # The converter reads values: sizes and axes become attributes or inputs.
     give_back(model, withheld)
-    _check(model, ModelError, "The model is not valid ONNX: {}")
+    _check(model, ModelError, invalid)
     check_inputs(model)
     model = convert_opset(model)
     if opset < CANONICAL_OPSET:

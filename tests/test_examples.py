@@ -43,13 +43,13 @@ def test_example_learns_in_onnxruntime(
     assert "PyTorch" not in report, report
 
 
-def test_a_pass_of_olive_fine_tunes_before_olive_quantises() -> None:
+def test_a_pass_of_olive_fine_tunes_before_olive_quantizes() -> None:
     if importlib.util.find_spec("olive") is None:
         pytest.skip("needs olive-ai")
     script = FOLDER.parent / "olive" / "fine_tune.py"
     printed = python(script, "--epochs", "3", path=[SOURCE, os.environ.get("PYTHONPATH", "")]).stdout
-    rows = re.findall(r"(fine-tuned|quantised): test accuracy (\d\.\d+), (\d+) kB", printed)
-    (_, tuned, size), (_, quantised, small) = rows
+    rows = re.findall(r"(fine-tuned|quantized): test accuracy (\d\.\d+), (\d+) kB", printed)
+    (_, tuned, size), (_, quantized, small) = rows
     assert float(tuned) > 0.9, printed
-    assert float(quantised) > 0.85, printed
+    assert float(quantized) > 0.85, printed
     assert int(small) < int(size) / 2, printed

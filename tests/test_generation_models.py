@@ -105,7 +105,7 @@ def loss_of(logits: torch.Tensor) -> torch.Tensor:
 
 
 def torch_loss() -> tuple[float, dict[str, np.ndarray]]:
-    """Loss and gradients of the float parameters in float64, with dequantised weights."""
+    """Loss and gradients of the float parameters in float64, with dequantized weights."""
     weights = {}
     for name, (k, n) in SHAPES.items():
         packed = CODES[name].astype(np.int64)
@@ -194,7 +194,7 @@ def test_a_cache_that_is_asked_for_stays(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_float_activations_give_the_gradients_of_dequantised_weights(
+def test_float_activations_give_the_gradients_of_dequantized_weights(
     tmp_path: Path, reference: tuple[float, dict[str, np.ndarray]]
 ) -> None:
     run_ = Run.generate(tmp_path, generation_model(), loss="causal_lm")

@@ -1,4 +1,4 @@
-"""examples/language_model in a short form: trained, quantised to int4, adapted to other text, merged."""
+"""examples/language_model in a short form: trained, quantized to int4, adapted to other text, merged."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from onnxtrain.lora import LoraConfig
 
 CONFIG = LoraConfig(r=2, target_modules=["layer"])
 
-QUANTISED = """<ir_version: 10, opset_import: ["": 21]>
+QUANTIZED = """<ir_version: 10, opset_import: ["": 21]>
   small (float[n, 3] x) => (float[n, 2] y)
   <int8[3, 2] w_quantized = {1, 2, 3, -4, 5, 6}, float w_scale = {0.5}, int8 w_zero = {0}>
   { w = DequantizeLinear(w_quantized, w_scale, w_zero)  y = MatMul(x, w) }"""
@@ -56,7 +56,7 @@ def layer() -> onnx.ModelProto:
 
 
 def prepared() -> onnx.ModelProto:
-    return qat.prepare(parse(QUANTISED))
+    return qat.prepare(parse(QUANTIZED))
 
 
 def with_adapter() -> onnx.ModelProto:
@@ -139,7 +139,7 @@ MADE: dict[str, tuple[Callable[[], onnx.ModelProto], Callable[[Any, Path], Any]]
     "onnxtrain.lora.load_adapter": (layer, lambda m, folder: lora.load_adapter(adapter(folder), m)),
     "onnxtrain.lora.merge": (layer, lambda m, folder: lora.merge(m, adapter(folder))),
     "onnxtrain.lora.save_adapter": (with_adapter, saved_adapter),
-    "onnxtrain.qat.prepare": (lambda: parse(QUANTISED), lambda m, _: qat.prepare(m)),
+    "onnxtrain.qat.prepare": (lambda: parse(QUANTIZED), lambda m, _: qat.prepare(m)),
     "onnxtrain.qat.convert": (prepared, lambda m, _: qat.convert(m)),
 }  # fmt: skip
 """Per function, a model and a use of it."""

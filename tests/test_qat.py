@@ -1,4 +1,4 @@
-"""Quantisation-aware training of a digits classifier in int8, beside the fake quantisation of PyTorch."""
+"""Quantization-aware training of a digits classifier in int8, beside the fake quantization of PyTorch."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         optimizer.zero_grad()
         nn.functional.cross_entropy(net(x[batch]), y[batch]).backward()
         optimizer.step()
-    logging.disable(logging.WARNING)  # The quantiser advises to prepare the model.
+    logging.disable(logging.WARNING)  # The quantizer advises to prepare the model.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the exporter
         torch.onnx.export(
@@ -219,7 +219,7 @@ SMALL = """<ir_version: 10, opset_import: ["": 21]> g (float[n, 3] x) => (float[
 
 
 @pytest.mark.parametrize("train_scales", [False, True])
-def test_gradients_are_those_of_pytorchs_fake_quantisation(train_scales: bool, tmp_path: Path) -> None:
+def test_gradients_are_those_of_pytorchs_fake_quantization(train_scales: bool, tmp_path: Path) -> None:
     model = qat.prepare(onnx.parser.parse_model(SMALL), train_scales=train_scales)
     # One master is moved out of the range of int8, where its gradient is zero.
     master = next(i for i in model.graph.initializer if i.name == "w")
@@ -250,7 +250,7 @@ def test_gradients_are_those_of_pytorchs_fake_quantisation(train_scales: bool, t
 
 
 @pytest.mark.parametrize("per_channel", [False, True])
-def test_biases_of_integer_products_are_those_of_pytorchs_fake_quantisation(
+def test_biases_of_integer_products_are_those_of_pytorchs_fake_quantization(
     per_channel: bool, tmp_path: Path
 ) -> None:
     """QGemm with alpha: values, gradients of weight and bias, and the integers that come back."""
@@ -339,7 +339,7 @@ def test_models_without_integers_or_masters_are_refused() -> None:
         """<ir_version: 10, opset_import: ["": 21]> g (float[n, 2] x) => (float[n, 2] y)
         <float[2, 2] w = {1, 2, 3, 4}> { y = MatMul(x, w) }"""
     )
-    with pytest.raises(GraphBuildError, match="quantise it first"):
+    with pytest.raises(GraphBuildError, match="quantize it first"):
         qat.prepare(model)
     with pytest.raises(GraphBuildError, match="no QuantizeLinear of a float weight"):
         qat.convert(model)

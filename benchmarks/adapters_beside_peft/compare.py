@@ -1,11 +1,11 @@
 """Compares adapters on deployed files with PyTorch and PEFT, with plain sessions of onnxruntime, and with genai.
 
 Files are those that the model builder of onnxruntime-genai writes for tiny random Llamas, a Qwen2, a Qwen3 and a Phi,
-in int4 and float32, and those that PyTorch exports and onnxruntime quantises, in 4 and 8 bits, in blocks of 32 and 128,
+in int4 and float32, and those that PyTorch exports and onnxruntime quantizes, in 4 and 8 bits, in blocks of 32 and 128,
 with and without zero points; of Llama also in 2 bits, in other blocks, and with g_idx. For each file, and for adapters
 that begin with B = 0 as PEFT's do and with a random B:
 
-- gradient: the norm of the difference of the adapters' gradients and those of PEFT in float64 on the dequantised
+- gradient: the norm of the difference of the adapters' gradients and those of PEFT in float64 on the dequantized
   weights, as a part of the norm, with float activations.
 - losses: the largest difference of the losses of 50 steps of AdamW. Behind it, that of PEFT in float32 and in float64.
 - deployed: with deployed activations, of how many of 16 sequences the training loss is the loss in float64 of the
@@ -40,7 +40,7 @@ from pathlib import Path
 # Before transformers is imported: nothing is fetched, and no bars of progress stand between the lines.
 os.environ |= {"HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"}
 
-import dequantised
+import dequantized
 import in_genai
 import nets
 import numpy as np
@@ -125,9 +125,9 @@ def batches(count: int) -> list[tuple[np.ndarray, np.ndarray]]:
 def measure(file: File, folder: Path, *, random_b: bool) -> Figures:
     """Measures one file, with files of its own in a folder."""
     net = nets.make(file.net)
-    quantised = onnx.load(file.path)
+    quantized = onnx.load(file.path)
     if file.path != file.float_path:
-        dequantised.take_weights(net, quantised, onnx.load(file.float_path))
+        dequantized.take_weights(net, quantized, onnx.load(file.float_path))
     adapted = peft_side.with_adapters(net, random_b=random_b)
     adapted.save_pretrained(folder / "from-peft")
     model = load_adapter(folder / "from-peft", file.path)

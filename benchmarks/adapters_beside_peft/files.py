@@ -123,7 +123,7 @@ def exported(name: str, folder: Path) -> Iterator[File]:
 
 
 def _reorder(model: onnx.ModelProto) -> None:
-    """Gives each row of all quantised weights the scale of any block, in place."""
+    """Gives each row of all quantized weights the scale of any block, in place."""
     rng = np.random.default_rng(0)
     for node in model.graph.node:
         if node.op_type == "MatMulNBits":

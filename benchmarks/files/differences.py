@@ -37,7 +37,7 @@ class Slope:
             the gradient's is from all that lie between the slopes to both sides.
         spread: the same between the two steps that agree best.
         allowed: the largest error that is none.
-        kink: whether the slopes to both sides are not the same, as where a quantised value is the 0 of a Relu.
+        kink: whether the slopes to both sides are not the same, as where a quantized value is the 0 of a Relu.
     """
 
     names: Sequence[str]

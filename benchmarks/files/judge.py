@@ -28,7 +28,7 @@ from onnxtrain.api import CheckpointState, Module, Optimizer
 from onnxtrain.artifacts import generate_artifacts
 from onnxtrain.errors import NothingToTrain, OnnxTrainError
 from onnxtrain.functional.float64_reference import in_precision
-from onnxtrain.passes import is_quantisation_or_rotary, load_model
+from onnxtrain.passes import is_quantization_or_rotary, load_model
 from onnxtrain.selection import is_float
 
 STEPS = 3
@@ -159,12 +159,12 @@ def _build(case: Case, directory: Path) -> bool:
 
 
 def with_scales(path: Path) -> list[str] | None:
-    """Names the parameters of a file and its quantisation scales, which train only where they are named."""
+    """Names the parameters of a file and its quantization scales, which train only where they are named."""
     try:
         initializers = load_model(path).graph.initializers
     except OnnxTrainError:  # building says so
         return None
-    scales = [n for n, value in initializers.items() if is_quantisation_or_rotary(value) and is_float(value)]
+    scales = [n for n, value in initializers.items() if is_quantization_or_rotary(value) and is_float(value)]
     return ["*", *scales] if scales else None
 
 

@@ -14,7 +14,7 @@ import rounding  # noqa: F401  registers its ops
 from differences import Array
 from files import FLOATS, session
 from reference import Evaluator
-from surrogate import quantises, smooth
+from surrogate import quantizes, smooth
 
 from onnxtrain.functional.float64_reference import in_precision
 
@@ -100,7 +100,7 @@ def judges(case: Case, directory: Path, straight: bool) -> list[tuple[str, str, 
             ("inference model, float64, reference evaluator", "float64", inference_wide),
             ("inference model, float32", "float32", inference),
         ]
-    if not quantises(case.model):
+    if not quantizes(case.model):
         return [
             ("file, float64", "float64", wide),
             ("file, float64, reference evaluator", "float64", reference),
@@ -125,7 +125,7 @@ def _smooth(case: Case) -> onnx.ModelProto:
     """Return the file without its jumps.
 
     Raises:
-        OverflowError: it quantises over an endless range: numbers beside it would be lost.
+        OverflowError: it quantizes over an endless range: numbers beside it would be lost.
     """
     held = [onnx.numpy_helper.to_array(t) for t in case.model.graph.initializer if t.data_type in FLOATS]
     if any(np.abs(v.astype(np.float64)).max(initial=0) > ENDLESS for v in held):

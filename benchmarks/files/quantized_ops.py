@@ -1,4 +1,4 @@
-"""Ops on quantised numbers as the ops on real numbers that they stand for, between two that convert them."""
+"""Ops on quantized numbers as the ops on real numbers that they stand for, between two that convert them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _OWN = {"channels_last", "opset"}
 
 
 def expanded(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Returns the model with these ops in place of those on quantised numbers."""
+    """Returns the model with these ops in place of those on quantized numbers."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     nodes: Nodes = []

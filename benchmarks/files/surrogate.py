@@ -1,4 +1,4 @@
-"""A file that quantises, without the jumps: real numbers that go on from the values of a run as if nothing rounded.
+"""A file that quantizes, without the jumps: real numbers that go on from the values of a run as if nothing rounded.
 
 That is what gradients are of that pass rounding straight through: what rounding added to each value for the given
 inputs and parameters is added still, whatever these become; what was beyond the range of its integers stays on its end;
@@ -17,14 +17,14 @@ from files import session
 from onnx import TensorProto
 from quantized_ops import expanded
 
-__all__ = ["quantises", "smooth"]
+__all__ = ["quantizes", "smooth"]
 
 Array = npt.NDArray[Any]
 _ROUNDING = {"QuantizeLinear", "DynamicQuantizeLinear"}
 
 
-def quantises(model: onnx.ModelProto) -> bool:
-    """Returns whether any value of a model is quantised while it runs."""
+def quantizes(model: onnx.ModelProto) -> bool:
+    """Returns whether any value of a model is quantized while it runs."""
     return any(node.op_type in _ROUNDING or "QLinear" in node.op_type for node in model.graph.node)
 
 
@@ -52,7 +52,7 @@ def smooth(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> onnx.ModelProt
 
 
 def _values(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> dict[str, Array]:
-    """Return the inputs and outputs of the nodes that quantise, and of those that undo it."""
+    """Return the inputs and outputs of the nodes that quantize, and of those that undo it."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     known = {t.name: onnx.numpy_helper.to_array(t) for t in model.graph.initializer} | dict(feeds)
@@ -73,7 +73,7 @@ def _values(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> dict[str, Arr
 def _per_axis(
     node: onnx.NodeProto, name: str, values: Mapping[str, Array]
 ) -> tuple[list[onnx.NodeProto], str]:
-    """A scale or zero point as floats that broadcast with what is quantised."""
+    """A scale or zero point as floats that broadcast with what is quantized."""
     axis = next((a.i for a in node.attribute if a.name == "axis"), 1)
     if any(a.name == "block_size" and a.i for a in node.attribute):
         raise NotImplementedError("blocks")

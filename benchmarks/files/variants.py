@@ -108,7 +108,7 @@ def _check_quantized(target: Path) -> None:
         "Quantize" in n.op_type or "Integer" in n.op_type or "QLinear" in n.op_type
         for n in onnx.load(target).graph.node
     ):
-        raise NothingToDo("it quantises nothing")
+        raise NothingToDo("it quantizes nothing")
 
 
 VARIANTS: dict[str, Callable[[Path, Path, Feeds], None]] = {

@@ -1,4 +1,4 @@
-"""At the desk: trains a language model on documentation, quantises it to int4, and makes trainings of the files.
+"""At the desk: trains a language model on documentation, quantizes it to int4, and makes trainings of the files.
 
 Usage: python desk.py FOLDER [--steps N]
 """
@@ -59,7 +59,7 @@ def export(model: torch.nn.Module, path: Path) -> None:
     onnx.save(program.model_proto, path)
 
 
-def quantise(source: Path, target: Path) -> None:
+def quantize(source: Path, target: Path) -> None:
     """Writes the weights of all linear layers in int4, as onnxruntime's quantizer does."""
     settings = DefaultWeightOnlyQuantConfig(block_size=32, is_symmetric=True, bits=4)
     quantizer = MatMulNBitsQuantizer(onnx.load(source), algo_config=settings)
@@ -89,8 +89,8 @@ def prepare(folder: Path, steps: int) -> None:
 
 
 def make_trainings(folder: Path) -> None:
-    """Quantises the float model, and writes the files from which a device trains both."""
-    quantise(folder / "float.onnx", folder / "int4.onnx")
+    """Quantizes the float model, and writes the files from which a device trains both."""
+    quantize(folder / "float.onnx", folder / "int4.onnx")
     # Adapters on the int4 file, and, to compare with, all parameters of the float file.
     common = {"loss": "causal_lm", "optimizer": "adamw"}
     generate_artifacts(folder / "int4.onnx", lora=ADAPTERS, artifact_directory=folder / "lora", **common)

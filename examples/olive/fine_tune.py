@@ -1,4 +1,4 @@
-"""Training as a pass of Olive: a model is fine-tuned, and then quantised by Olive's own pass.
+"""Training as a pass of Olive: a model is fine-tuned, and then quantized by Olive's own pass.
 
 Needs: pip install olive-ai 'onnxtrain[demo]'
 Usage: python examples/olive/fine_tune.py [--epochs 5]
@@ -72,7 +72,7 @@ def main() -> None:
         quantization = create_pass_from_dict(OnnxDynamicQuantization, {}, disable_search=True)
         tuned = fine_tuning.run(ONNXModelHandler(str(folder / "network.onnx")), str(folder / "tuned"))
         small = quantization.run(tuned, str(folder / "small"))
-        for name, model in {"fine-tuned": tuned, "quantised": small}.items():
+        for name, model in {"fine-tuned": tuned, "quantized": small}.items():
             size = Path(model.model_path).stat().st_size / 1000
             print(f"{name}: test accuracy {accuracy(model.model_path, test_x, test_y):.4f}, {size:.0f} kB")
 

@@ -36,7 +36,7 @@ inline void add_all(Domain& domain) {
   add_recurrent(domain);
   add_matrix_products(domain);
   add_bfloat16_products(domain);
-  add_quantised_products(domain);
+  add_quantized_products(domain);
 }
 
 }  // namespace onnxtrain::ONNXTRAIN_LEVEL

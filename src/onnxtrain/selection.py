@@ -17,7 +17,7 @@ from onnxtrain.errors import GraphBuildError, NothingToTrain
 from onnxtrain.passes import (
     TorchSignature,
     is_float_parameter,
-    is_quantisation_or_rotary,
+    is_quantization_or_rotary,
     is_setting,
     is_training_batch_norm,
 )
@@ -144,7 +144,7 @@ def _match_patterns(model: ir.Model, patterns: Iterable[str]) -> dict[str, list[
     # Of a language model in int4, 13 of 19 floating-point initializers were scales and rotary caches: "*" means the
     # others.
     patterns = list(patterns)
-    fixed = [name for name, value in float_initializers(model) if is_quantisation_or_rotary(value)]
+    fixed = [name for name, value in float_initializers(model) if is_quantization_or_rotary(value)]
     parameters, others = match_names(patterns, _parameter_names(model)), match_names(patterns, fixed)
     return {pattern: parameters[pattern] or others[pattern] for pattern in patterns}
 
@@ -188,7 +188,7 @@ def select_parameters(
         others = (
             ""
             if frozen_names.issuperset(floats)
-            else " and the others are quantisation scales or rotary caches, set up ops, or are numbers of formulas"
+            else " and the others are quantization scales or rotary caches, set up ops, or are numbers of formulas"
         )
         raise NothingToTrain(
             "building the training graph: no parameter is left to train; the model has "
@@ -310,7 +310,7 @@ def _is_power(value: ir.Value) -> bool:
 
 def _sets_up(value: ir.Value) -> bool:
     """Tells if the ops that read a value use it as a setting, and not as a weight."""
-    return is_setting(value) or is_quantisation_or_rotary(value)
+    return is_setting(value) or is_quantization_or_rotary(value)
 
 
 def float_initializers(model: ir.Model) -> list[tuple[str, ir.Value]]:

@@ -95,7 +95,7 @@ CASES = [
         "QLinearAveragePool", [*IN, *OUT], lambda x: fn.avg_pool2d(x, 2, 1), {"kernel_shape": [2, 2]}, x=IMAGE,
     ),
     Quantized("QLinearGlobalAveragePool", [*IN, *OUT], lambda x: x.mean((2, 3), keepdim=True), x=IMAGE),
-    # As onnxruntime lays quantised files out for the CPU (levels 3 and above).
+    # As onnxruntime lays quantized files out for the CPU (levels 3 and above).
     Quantized(
         "QLinearConv", [*IN, KERNEL, WS, np.int8(0), *OUT, BIAS],
         lambda x: fn.conv2d(x.movedim(-1, 1), _real(KERNEL, WS, 0), _real(BIAS, np.float64(XS) * WS, 0), padding=1)
@@ -205,7 +205,7 @@ def test_gradient_is_that_of_what_the_integers_stand_for(case: Quantized) -> Non
 
 
 @pytest.mark.parametrize("by_output", [False, True])
-def test_an_lstm_with_quantised_weights(by_output: bool) -> None:
+def test_an_lstm_with_quantized_weights(by_output: bool) -> None:
     """The gradient is that of an LSTM with the numbers that the integers stand for, at the rounded X."""
     rng = np.random.default_rng(5)
     hidden, axes = 4, (2, 16) if by_output else (2,)
@@ -222,13 +222,13 @@ def test_an_lstm_with_quantised_weights(by_output: bool) -> None:
     tail = """ys = ReduceSum<keepdims = 0>(Y)  hs = ReduceSumSquare<keepdims = 0>(H)  cs = ReduceL1<keepdims = 0>(C)
         loss = Sum(ys, hs, cs) }"""
     attributes = f'<hidden_size = {hidden}, direction = "bidirectional">'
-    quantised = onnx.parser.parse_model(
+    quantized = onnx.parser.parse_model(
         f"{head} {outputs} = com.microsoft.DynamicQuantizeLSTM{attributes}(X, W, R, B, , , , , Ws, Wz, Rs, Rz) {tail}"
     )
     whole = onnx.parser.parse_model(f"{head} {outputs} = LSTM{attributes}(X, W, R, B) {tail}")
     scales = {k: weights[f"{k}s"].reshape(2, 1, -1) for k in "WR"}
     real = {k: (weights[k] * scales[k]).swapaxes(1, 2).astype(np.float32) for k in "WR"}
-    for model, stored in ((quantised, weights), (whole, real)):
+    for model, stored in ((quantized, weights), (whole, real)):
         for name, array in {**stored, "B": bias}.items():
             model.graph.initializer.append(numpy_helper.from_array(np.ascontiguousarray(array), name))
     rounding = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
@@ -236,7 +236,7 @@ def test_an_lstm_with_quantised_weights(by_output: bool) -> None:
         q, s, z = DynamicQuantizeLinear(X)  y = DequantizeLinear(q, s, z) }""")
     (rounded,) = _run(rounding, ["y"], given)
     (expected,) = _run(differentiate(whole, "loss", ["X"]), ["X_grad"], {"X": rounded})
-    step = differentiate(quantised, "loss", ["X"], straight_through=True)
+    step = differentiate(quantized, "loss", ["X"], straight_through=True)
     loss, got = _run(step, ["loss", "X_grad"], given)
     assert norm_relative_error(got, expected) <= 10 * NORM_RELATIVE[np.dtype(np.float32)]
     assert abs(loss - _run(whole, ["loss"], {"X": rounded})[0]) < 0.05 * abs(loss)

@@ -1,4 +1,4 @@
-"""Gradients through rounding as if it did nothing, beside PyTorch's fake quantisation and its estimators."""
+"""Gradients through rounding as if it did nothing, beside PyTorch's fake quantization and its estimators."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_a_cast_of_rounded_values_to_int32_passes_cotangents_on(integers: str, p
 
 
 @pytest.mark.parametrize("zero", [0, 5])
-def test_fake_quantisation_per_tensor_is_that_of_torch(zero: int) -> None:
+def test_fake_quantization_per_tensor_is_that_of_torch(zero: int) -> None:
     """Values and gradients, with values beyond the range; the scale's too (Learned Step Size Quantization)."""
     ct = np.random.default_rng(1).normal(size=X.shape).astype(np.float32)
     text = f"""(float[n, 4] x, float s) => (float[n, 4] y) <int8 z = {{{zero}}}>
@@ -83,7 +83,7 @@ def test_fake_quantisation_per_tensor_is_that_of_torch(zero: int) -> None:
     np.testing.assert_allclose(got_s, expected[1][0], rtol=1e-4)
 
 
-def test_fake_quantisation_per_channel_is_that_of_torch() -> None:
+def test_fake_quantization_per_channel_is_that_of_torch() -> None:
     ct = np.random.default_rng(1).normal(size=X.shape).astype(np.float32)
     scales = np.array([0.01, 0.02, 0.03, 0.04], np.float32)
     text = """(float[n, 4] x, float[4] s) => (float[n, 4] y) <uint8[4] z = {100, 120, 128, 130}>
@@ -99,7 +99,7 @@ def test_fake_quantisation_per_channel_is_that_of_torch() -> None:
 
 
 def test_blocks_have_scales_of_their_own() -> None:
-    """As per-channel quantisation of the blocks one below the other."""
+    """As per-channel quantization of the blocks one below the other."""
     ct = np.random.default_rng(1).normal(size=X.shape).astype(np.float32)
     scales = np.random.default_rng(2).uniform(0.01, 0.05, (6, 2)).astype(np.float32)
     text = """(float[6, 4] x, float[6, 2] s) => (float[6, 4] y) <int8[6, 2] z = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}>
@@ -123,11 +123,11 @@ class _Data(CalibrationDataReader):
         return next(self._left, None)
 
 
-@pytest.mark.filterwarnings("ignore")  # of the quantiser
+@pytest.mark.filterwarnings("ignore")  # of the quantizer
 @pytest.mark.parametrize("kind", ["static", "dynamic"])
-def test_a_file_of_the_quantiser_learns(tmp_path: Path, kind: str) -> None:
+def test_a_file_of_the_quantizer_learns(tmp_path: Path, kind: str) -> None:
     """Biases, or scales that are named, are trained, as they stay in floating point; otherwise rounding is an error."""
-    source, target = tmp_path / "net.onnx", tmp_path / "quantised.onnx"
+    source, target = tmp_path / "net.onnx", tmp_path / "quantized.onnx"
     onnx.save(models.mlp(), source)
     if kind == "static":
         quantize_static(source, target, _Data(), QuantFormat.QDQ, activation_type=QuantType.QUInt8)
@@ -240,7 +240,7 @@ MOVES = {
 
 
 @pytest.mark.parametrize("name", MOVES)
-def test_what_moves_quantised_values_moves_their_gradients(name: str) -> None:
+def test_what_moves_quantized_values_moves_their_gradients(name: str) -> None:
     """As onnxruntime's quantizer leaves them between two ops on integers."""
     sizes = {"six": [2, 4, 4, 4], "places": [2, 1], "pads": [0, 0, 1, 0, 0, 0, 0, 2], "flat": [2, -1]}
     sizes |= {"one": [1], "three": [3], "repeats": [1, 1, 2, 1]}

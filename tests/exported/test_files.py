@@ -79,12 +79,12 @@ def test_ops_of_onnxruntime_are_judged_in_float64(
         assert judge(path, feeds=FEEDS)["verdict"] == "wrong"
 
 
-@pytest.mark.filterwarnings("ignore")  # of the quantiser
-def test_a_file_of_the_quantiser_is_judged_as_if_nothing_was_rounded(
+@pytest.mark.filterwarnings("ignore")  # of the quantizer
+def test_a_file_of_the_quantizer_is_judged_as_if_nothing_was_rounded(
     judge: Callable[..., dict[str, Any]], tmp_path: Path
 ) -> None:
-    quantize_dynamic(write(tmp_path / "net.onnx", FUSED, **SHAPES), tmp_path / "quantised.onnx")
-    found = judge(tmp_path / "quantised.onnx", feeds=FEEDS)
+    quantize_dynamic(write(tmp_path / "net.onnx", FUSED, **SHAPES), tmp_path / "quantized.onnx")
+    found = judge(tmp_path / "quantized.onnx", feeds=FEEDS)
     assert found["verdict"] == "trained", found
     assert found["judge"] == "file, rounded as before, float64, reference evaluator"
 

@@ -20,7 +20,7 @@ from kernels import (
     test_norms,
     test_optimizers,
     test_products,
-    test_quantised_products,
+    test_quantized_products,
     test_recurrent,
 )
 from kernels.against_body import Attributes, Inputs, Signature, run
@@ -75,13 +75,13 @@ CHECKS: list[tuple[Check, tuple[Any, ...]]] = [
     (test_products.test_matrix_product, ((13, 300, 35), (0, 0))),
     (test_products.test_matrix_product, ((13, 40, 35), (1, 1))),
     *(
-        (test_quantised_products.test_product, (bits, ([3, 13], 300, 96, 32), zeros))
+        (test_quantized_products.test_product, (bits, ([3, 13], 300, 96, 32), zeros))
         for bits in (4, 8)
-        for zeros in test_quantised_products.ZEROS
+        for zeros in test_quantized_products.ZEROS
     ),
     *(
-        (test_quantised_products.test_packed_matmul, (bits, ([3, 13], 35, 300, 32), zeros))
-        for bits, zeros in test_quantised_products.KINDS
+        (test_quantized_products.test_packed_matmul, (bits, ([3, 13], 35, 300, 32), zeros))
+        for bits, zeros in test_quantized_products.KINDS
     ),
     *((test_optimizers.test_step, (name, (5, 7))) for name in test_optimizers.NATIVE),
     *(

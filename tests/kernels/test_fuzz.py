@@ -25,7 +25,7 @@ from kernels import (
     test_norms,
     test_optimizers,
     test_products,
-    test_quantised_products,
+    test_quantized_products,
     test_recurrent,
 )
 from kernels.against_body import needs_kernels
@@ -126,18 +126,18 @@ def _matrices(rng: np.random.Generator) -> Arguments:
     return rng.integers(0, 130, 3).tolist(), rng.integers(0, 2, 2).tolist()
 
 
-def _quantised(rng: np.random.Generator) -> Arguments:
+def _quantized(rng: np.random.Generator) -> Arguments:
     """Bits, the axes before the last one, N, K and the size of a block, and the kind of zero points."""
     size, axes = int(rng.choice([16, 32, 64, 128, 256])), int(rng.integers(0, 3))
     n, k = int(rng.integers(1, 400)), size * int(rng.integers(1, 1 + 700 // size))
     sizes_ = rng.integers(0, 30, axes).tolist(), n, k, size
-    return int(rng.choice([4, 8])), sizes_, str(rng.choice(test_quantised_products.ZEROS))
+    return int(rng.choice([4, 8])), sizes_, str(rng.choice(test_quantized_products.ZEROS))
 
 
 def _packed(rng: np.random.Generator) -> Arguments:
     """The same for a product whose K may end within a block."""
-    _, (lead, n, k, size), _ = _quantised(rng)
-    bits, zeros = test_quantised_products.KINDS[int(rng.integers(len(test_quantised_products.KINDS)))]
+    _, (lead, n, k, size), _ = _quantized(rng)
+    bits, zeros = test_quantized_products.KINDS[int(rng.integers(len(test_quantized_products.KINDS)))]
     return bits, (lead, n, max(1, k - int(rng.integers(size))), size), zeros
 
 
@@ -188,8 +188,8 @@ CHECKS: list[tuple[Callable[..., None], Callable[[np.random.Generator], Argument
     (_convolution, lambda rng: (int(rng.integers(1 << 40)),)),
     (test_indexing.test_embedding_gradient, _embedding),
     (test_products.test_matrix_product, _matrices),
-    (test_quantised_products.test_product, _quantised),
-    (test_quantised_products.test_packed_matmul, _packed),
+    (test_quantized_products.test_product, _quantized),
+    (test_quantized_products.test_packed_matmul, _packed),
     (test_losses.test_cross_entropy_gradient, _classes),
     (test_losses.test_mean, lambda rng: (*_classes(rng), float(rng.choice([0.0, 0.3, 1.0])))),
     (test_norms.test_layer_normalization, _rows_and_axis),

@@ -159,7 +159,7 @@ WITH_SUMS_OF_PARTS = {
         ),
     ),
     "product": lambda: _composite("MatrixProduct", _normals(150, 600), _normals(600, 70), transA=0, transB=0),
-    "quantised product": lambda: _composite(
+    "quantized product": lambda: _composite(
         "Uint4Product",
         _normals(250, 600),
         np.full((600, 640), 5, np.uint8),

@@ -151,16 +151,16 @@ def test_the_checkpoint_of_a_run_can_be_saved(base: onnx.ModelProto, tmp_path: P
     assert (tmp_path / "b.onnx_adapter").read_bytes() == (tmp_path / "a.onnx_adapter").read_bytes()
 
 
-def test_an_adapter_trained_on_float_weights_runs_on_the_quantised_ones(
+def test_an_adapter_trained_on_float_weights_runs_on_the_quantized_ones(
     base: onnx.ModelProto, trained: onnx.ModelProto, tmp_path: Path
 ) -> None:
     save_adapter(trained, tmp_path / "peft", format="peft")
-    quantised = in_bits(base, 8)
+    quantized = in_bits(base, 8)
     with pytest.raises(AdapterMismatchError, match="trained on other weights"):
-        load_adapter(tmp_path / "peft", quantised)
+        load_adapter(tmp_path / "peft", quantized)
     # PEFT itself writes no fingerprint of the base.
     forget_base(tmp_path / "peft")
-    loaded = load_adapter(tmp_path / "peft", quantised)
+    loaded = load_adapter(tmp_path / "peft", quantized)
     assert np.abs(run(loaded, x=X) - run(trained, x=X)).max() < 0.05
 
 
@@ -236,13 +236,13 @@ class TestRefused:
         with pytest.raises(AdapterMismatchError, match=r"none for model\.layers\.0\.fc1"):
             load_adapter(folder, base)
 
-    def test_an_adapter_of_the_quantised_model_beside_the_float_one(
+    def test_an_adapter_of_the_quantized_model_beside_the_float_one(
         self, base: onnx.ModelProto, tmp_path: Path
     ) -> None:
-        quantised = copy_module_names(in_bits(base, 4), base)
+        quantized = copy_module_names(in_bits(base, 4), base)
         for form in ("onnx_adapter", "peft"):
-            save_adapter(add_lora(quantised, CONFIG), tmp_path / form, format=form)
-            assert load_adapter(tmp_path / form, quantised)
+            save_adapter(add_lora(quantized, CONFIG), tmp_path / form, format=form)
+            assert load_adapter(tmp_path / form, quantized)
             with pytest.raises(AdapterMismatchError, match="trained on other weights"):
                 load_adapter(tmp_path / form, base)
 

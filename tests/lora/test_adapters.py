@@ -56,7 +56,7 @@ def test_names_in_files_of_genais_builder_are_those_of_pytorch(feed_forward: str
     ]
 
 
-def test_names_in_files_of_checkpoints_that_were_quantised_before_are_those_of_pytorch() -> None:
+def test_names_in_files_of_checkpoints_that_were_quantized_before_are_those_of_pytorch() -> None:
     # The builder keeps the weights of GPTQ and AWQ as they are, and names them otherwise than those that it rounds.
     names = [f"model.layers.0.{name}" for name in ("attn.q_proj", "attn.o_proj", "mlp.up_proj")]
     model = in_bits(products({f"{name}.MatMul": (32, 32) for name in names}), 4, 32)
@@ -71,21 +71,21 @@ def test_names_in_files_of_checkpoints_that_were_quantised_before_are_those_of_p
     ]
 
 
-def test_a_quantised_file_takes_the_module_names_of_its_float_file(model: onnx.ModelProto) -> None:
-    quantised = in_bits(model, 4)
+def test_a_quantized_file_takes_the_module_names_of_its_float_file(model: onnx.ModelProto) -> None:
+    quantized = in_bits(model, 4)
     # The quantizer writes new nodes, without the notes of PyTorch's exporter.
-    assert not set(NAMES) & set(target_names(quantised))
-    named = copy_module_names(quantised, model)
+    assert not set(NAMES) & set(target_names(quantized))
+    named = copy_module_names(quantized, model)
     assert target_names(named) == NAMES
     assert [*adapters_of(add_lora(named, LoraConfig(r=1)))] == [
         *adapters_of(add_lora(model, LoraConfig(r=1)))
     ]
-    assert np.array_equal(run(named, tokens=TOKENS), run(quantised, tokens=TOKENS))
+    assert np.array_equal(run(named, tokens=TOKENS), run(quantized, tokens=TOKENS))
     # Given to another model, no layer of which is the same, nothing would be named.
     with pytest.raises(
-        GraphBuildError, match=r"the quantised model has 4 layers, the other 1\. Pass the file"
+        GraphBuildError, match=r"the quantized model has 4 layers, the other 1\. Pass the file"
     ):
-        copy_module_names(quantised, products({"fc": (3, 2)}))
+        copy_module_names(quantized, products({"fc": (3, 2)}))
 
 
 class Tokens(CalibrationDataReader):
@@ -104,9 +104,9 @@ def test_the_output_layer_of_a_language_model_in_integers_gets_no_adapter(
     """QLinearMatMul has no note of its module: the output layer is known by the size of the vocabulary."""
     onnx.save(model, tmp_path / "float.onnx")
     quantize_static(tmp_path / "float.onnx", tmp_path / "int8.onnx", Tokens(), quant_format=form)
-    quantised = onnx.load(tmp_path / "int8.onnx")
-    assert len([*adapters_of(add_lora(quantised, LoraConfig(r=1)))]) == 2 * 3
-    named = copy_module_names(quantised, model)
+    quantized = onnx.load(tmp_path / "int8.onnx")
+    assert len([*adapters_of(add_lora(quantized, LoraConfig(r=1)))]) == 2 * 3
+    named = copy_module_names(quantized, model)
     assert target_names(named) == NAMES
     assert [*adapters_of(add_lora(named, LoraConfig(r=1)))] == [
         *adapters_of(add_lora(model, LoraConfig(r=1)))
@@ -198,7 +198,7 @@ def test_gradients_and_steps_are_those_of_pytorch(
 
 
 @pytest.mark.parametrize(("bits", "block_size", "symmetric"), [(4, 16, True), (4, 32, False), (8, 32, True)])
-def test_a_quantised_base_is_trained_as_its_dequantised_weights(
+def test_a_quantized_base_is_trained_as_its_dequantized_weights(
     bits: int, block_size: int, symmetric: bool, tmp_path: Path
 ) -> None:
     base = in_bits(products({"fc1": (40, 32), "fc2": (32, 10)}), bits, block_size, symmetric)
@@ -210,7 +210,7 @@ def test_a_quantised_base_is_trained_as_its_dequantised_weights(
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(6, 40)).astype(np.float32), rng.normal(size=(6, 10)).astype(np.float32)
     loss = float(module(x, y))
-    # The rows of the dequantised weight are what the quantised layer makes of unit vectors, before Tanh.
+    # The rows of the dequantized weight are what the quantized layer makes of unit vectors, before Tanh.
     hidden = torch.from_numpy(x).double()
     leaves = {}
     for name, size in (("fc1", 40), ("fc2", 32)):
@@ -227,7 +227,7 @@ def test_a_quantised_base_is_trained_as_its_dequantised_weights(
 
 
 def layer_alone(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
-    """The quantised layer of that name alone, with float activations."""
+    """The quantized layer of that name alone, with float activations."""
     node = next(
         node for node in model.graph.node if node.op_type == "MatMulNBits" and node.input[1].startswith(name)
     )
@@ -247,7 +247,7 @@ def layer_alone(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
     return onnx.helper.make_model(graph, opset_imports=model.opset_import, ir_version=10)
 
 
-def test_no_warning_says_that_the_exporter_has_lost_the_quantised_weights(
+def test_no_warning_says_that_the_exporter_has_lost_the_quantized_weights(
     model: onnx.ModelProto, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level("WARNING", "onnxtrain"):
@@ -466,7 +466,7 @@ CONSTANTS = {
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("bias_first", [False, True])
-def test_a_quantised_layer_with_a_bias_computes_the_same_bits_without_an_adapter(
+def test_a_quantized_layer_with_a_bias_computes_the_same_bits_without_an_adapter(
     bias_first: bool, activation: str
 ) -> None:
     """ONNX Runtime makes one node of MatMulNBits, or a Gelu, and the Add of a bias, which an adapter must not part."""

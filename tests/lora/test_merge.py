@@ -46,10 +46,10 @@ def test_float_weights_take_the_adapter_in(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("symmetric", [True, False])
 @pytest.mark.parametrize("bits", [2, 4, 8])
-def test_quantised_weights_become_float_or_are_rounded_again(
+def test_quantized_weights_become_float_or_are_rounded_again(
     bits: int, symmetric: bool, tmp_path: Path
 ) -> None:
-    # Of accuracy level 0: the float activations of the merged product are those of the quantised one.
+    # Of accuracy level 0: the float activations of the merged product are those of the quantized one.
     base = in_bits(products(LAYERS), bits, 16, symmetric)
     path, model = adapter_for(base, tmp_path)
     merged = merge(base, path)
@@ -139,7 +139,7 @@ def test_losses_before_and_after_are_reported(tmp_path: Path, caplog: pytest.Log
     assert f"loss {loss(model):.6g} before, {loss(merged):.6g} after" in caplog.text
 
 
-def test_a_transposed_quantised_weight_cannot_be_rounded_again(tmp_path: Path) -> None:
+def test_a_transposed_quantized_weight_cannot_be_rounded_again(tmp_path: Path) -> None:
     base = onnx.parser.parse_model(
         """<ir_version: 10, opset_import: ["": 21]> g (float[n, 3] x) => (float[n, 2] y)
         <int8[2, 3] w = {1, 2, 3, 4, 5, 6}, float s = {0.5}> {

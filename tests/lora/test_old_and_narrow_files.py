@@ -19,7 +19,7 @@ RNG = np.random.default_rng(0)
 X = RNG.normal(size=(16, 4)).astype(np.float32)
 
 
-def quantised(opset: int) -> onnx.ModelProto:
+def quantized(opset: int) -> onnx.ModelProto:
     model = onnx.parser.parse_model(f"""
         <ir_version: 8, opset_import: ["": {opset}]> g (float[n, 4] x) => (float[n, 3] y)
         <float s = {{0.05}}, int8 z = {{0}}, float sx = {{0.02}}, uint8 zx = {{128}}> {{
@@ -31,9 +31,9 @@ def quantised(opset: int) -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize("opset", [10, 12, 13, 14])
-def test_adapters_beside_quantised_layers_of_old_opsets(opset: int, tmp_path: Path) -> None:
+def test_adapters_beside_quantized_layers_of_old_opsets(opset: int, tmp_path: Path) -> None:
     """Trained, saved, loaded and merged: what numpy computes of the adapter's matrices."""
-    model = quantised(opset)
+    model = quantized(opset)
     config = LoraConfig(r=2, lora_dropout=0.25)
     trainer = Trainer(model, "mse", lora=config, directory=tmp_path / "run", straight_through=True)
     trainer.fit(X, np.ones((16, 3), np.float32), verbose=False)

@@ -126,7 +126,7 @@ PROGRAMS: dict[str, Callable[[Any, torch.Tensor], Any]] = {
     "sqrt": lambda self, h: h * h.abs().max().item() ** 0.5,
     "kept in self": _kept,
     "read under no_grad": _read_without_gradients,
-    "fake quantised": _quantized,
+    "fake quantized": _quantized,
     "rounded weight": _rounded_weight,
     "branch": _chosen,
     "tolist": lambda self, h: h * sum(h[0].tolist()),

@@ -357,7 +357,7 @@ def test_several_outputs_need_a_choice(caplog: pytest.LogCaptureFixture) -> None
         ("s = Shape(x) y = Reshape(z, s)", "its shape is computed"),
         ("s = Constant<value_ints=[-1]>() y = Reshape(z, s)", "no axis of their own"),
         ("q = Constant<value_float=0.1>() u = Constant<value = uint8 {3}>() k = QuantizeLinear(z, q, u) "
-         "y = DequantizeLinear(k, q, u)", "is quantised: replace the head of the float model"),
+         "y = DequantizeLinear(k, q, u)", "is quantized: replace the head of the float model"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_followed_is_refused(tail: str, message: str) -> None:
@@ -370,23 +370,23 @@ def test_what_cannot_be_followed_is_refused(tail: str, message: str) -> None:
         replaced(model, 5)
 
 
-def test_a_quantised_weight_is_refused() -> None:
+def test_a_quantized_weight_is_refused() -> None:
     model = onnx.parser.parse_model(
         """<ir_version: 10, opset_import: ["": 21]> net (float[n, 2] x) => (float[n, 3] y)
         <int8[2, 3] q = {1, 2, 3, 4, 5, 6}, float s = {0.5}>
         { w = DequantizeLinear(q, s) y = MatMul(x, w) }"""
     )
-    with pytest.raises(ModelError, match="so it is quantised: replace the head of the float model"):
+    with pytest.raises(ModelError, match="so it is quantized: replace the head of the float model"):
         replaced(model, 5)
 
 
-def test_a_dynamically_quantised_head_is_refused(tmp_path: Path) -> None:
+def test_a_dynamically_quantized_head_is_refused(tmp_path: Path) -> None:
     from onnxruntime.quantization import quantize_dynamic
 
     onnx.save(gemm(), tmp_path / "float.onnx")
     quantize_dynamic(tmp_path / "float.onnx", tmp_path / "int8.onnx")
     with pytest.raises(
-        ModelError, match=r"MatMulInteger '.*' is quantised: replace the head of the float model"
+        ModelError, match=r"MatMulInteger '.*' is quantized: replace the head of the float model"
     ):
         replaced(tmp_path / "int8.onnx", 5)
 

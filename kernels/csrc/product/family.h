@@ -6,6 +6,6 @@ namespace onnxtrain::ONNXTRAIN_LEVEL {
 
 void add_matrix_products(Domain& domain);
 void add_bfloat16_products(Domain& domain);
-void add_quantised_products(Domain& domain);
+void add_quantized_products(Domain& domain);
 
 }  // namespace onnxtrain::ONNXTRAIN_LEVEL

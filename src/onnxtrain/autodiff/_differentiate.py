@@ -15,7 +15,7 @@ from onnxtrain.emitter import Emitter, static_dims, values_by_name
 from onnxtrain.errors import DifferentiationError
 from onnxtrain.functions import with_exact_masks
 from onnxtrain.passes import (
-    FloatDequantisedPass,
+    FloatDequantizedPass,
     FloatProductsPass,
     LongSumsPass,
     as_given,
@@ -114,7 +114,7 @@ def differentiate(
     mark_gradients(result)
     result = suit_runtime(result)
     simplify_gradients(result)
-    FloatDequantisedPass()(result)
+    FloatDequantizedPass()(result)
     LongSumsPass()(result)
     lift_constants(result)
     return as_given(result, model)

@@ -28,7 +28,7 @@ from onnxtrain.errors import DifferentiationError
 from onnxtrain.functions import with_exact_masks
 from onnxtrain.passes import (
     CleanupPass,
-    FloatDequantisedPass,
+    FloatDequantizedPass,
     LongSumsPass,
     ModelSource,
     as_given,
@@ -262,7 +262,7 @@ def finished(graph: ir.Model, given: ModelSource) -> onnx.ModelProto | ir.Model:
     # Loaded again, this model must keep its parameters as they are: its gradients are those of the merged ones.
     mark_gradients(graph)
     graph = suit_runtime(graph)
-    FloatDequantisedPass()(graph)
+    FloatDequantizedPass()(graph)
     LongSumsPass()(graph)
     lift_constants(graph)
     return as_given(graph, given)

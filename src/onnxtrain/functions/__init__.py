@@ -79,7 +79,7 @@ from .optimizer import (
     rmsprop_step,
     sgd_step,
 )
-from .quantised import (
+from .quantized import (
     packed_matmul,
     packed_matmul_of_float_zeros,
     uint4_product,

@@ -14,7 +14,7 @@ from onnxtrain.fusion.mean_loss import MeanLossPass
 from onnxtrain.fusion.native import NativeOpsPass
 from onnxtrain.fusion.norms import NORMS
 from onnxtrain.fusion.products import ProductPass
-from onnxtrain.fusion.quantised import PackedProductPass
+from onnxtrain.fusion.quantized import PackedProductPass
 from onnxtrain.fusion.recurrent import RecurrentPass
 from onnxtrain.fusion.relu6 import Relu6Pass
 from onnxtrain.fusion.vocabulary import VocabularyLossPass

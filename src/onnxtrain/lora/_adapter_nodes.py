@@ -68,7 +68,7 @@ class _Form:
 
     Attributes:
         scale: scale and zero point of the layer's output, e.g. values `y_scale` and `y_zero_point`; [] if it is not
-            quantised.
+            quantized.
         is_integer: True if the output itself is integers, False if it is what DequantizeLinear makes of them.
     """
 

@@ -94,7 +94,7 @@ class BlockWeights:
         block = self.order if self.order is not None else np.arange(rows) // self.block_size
         return ((codes[:, :rows] - zeros[:, block]) * scales[:, block]).T.copy()
 
-    def quantised_again(self, matrix: Array) -> dict[int, Array]:
+    def quantized_again(self, matrix: Array) -> dict[int, Array]:
         """Rounds another weight to the same bits and blocks.
 
         Args:

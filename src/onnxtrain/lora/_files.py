@@ -303,7 +303,7 @@ def _read_peft(path: Path, model: ir.Model, base: str, doing: str) -> tuple[Lora
             "base, and the model has the unchanged ones. Save it as plain LoRA in PEFT, by save_pretrained(path, "
             "path_initial_model_for_weight_conversion=...), or merge it there and export the result"
         )
-    # PEFT itself writes no fingerprint: its adapters are of the float model, and fit quantised ones.
+    # PEFT itself writes no fingerprint: its adapters are of the float model, and fit quantized ones.
     if metadata.get(BASE_KEY, base) != base:
         raise AdapterMismatchError(other_base(doing))
     named = {name.removeprefix(_PREFIX): array for name, array in arrays.items()}

@@ -53,7 +53,7 @@ def _trainable(array: np.ndarray[Any, Any], name: str, doing: str) -> np.ndarray
     if not (np.issubdtype(array.dtype, np.floating) or array.dtype.name == "bfloat16"):
         raise AdapterMismatchError(
             f"{doing}: {name} has the dtype {array.dtype}, and weights of LoRA are floating-point; save the adapter "
-            "again, not quantised"
+            "again, not quantized"
         )
     result = array.astype(np.float32)
     # A training that has diverged, or damage: such an adapter makes every output nan.

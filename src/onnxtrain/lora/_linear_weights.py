@@ -58,7 +58,7 @@ def codes_of(node: ir.Node) -> IntegerWeight:
     return old
 
 
-def quantised_linear(old: IntegerWeight, matrix: Array) -> dict[int, Array]:
+def quantized_linear(old: IntegerWeight, matrix: Array) -> dict[int, Array]:
     """Rounds a weight to the integers of an old one, with new scales.
 
     Args:

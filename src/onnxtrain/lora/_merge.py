@@ -19,7 +19,7 @@ from onnxtrain.lora._block_weights import BlockWeights
 from onnxtrain.lora._description import Array, base_fingerprint
 from onnxtrain.lora._files import read_adapter
 from onnxtrain.lora._insert import insert_adapters, loaded_for_adapters
-from onnxtrain.lora._linear_weights import codes_of, constant_value, quantised_linear
+from onnxtrain.lora._linear_weights import codes_of, constant_value, quantized_linear
 from onnxtrain.lora._targets import INTEGER_PRODUCTS, Target, choose_targets, dtype_of, find_targets
 from onnxtrain.passes import ModelSource, as_given, remove_unread_chains, remove_unread_initializers
 from onnxtrain.passes.parameters.integer_weights import bias_codes, constant
@@ -65,7 +65,7 @@ def merge(
     Args:
         model: the model without adapters: path of a `.onnx` file, `ModelProto` or `onnx_ir.Model`; not changed.
         adapter: an `.onnx_adapter` file or a folder of PEFT, as for :func:`load_adapter`.
-        requantize: what becomes of quantised weights (MatMulNBits, DequantizeLinear). False writes them as float32,
+        requantize: what becomes of quantized weights (MatMulNBits, DequantizeLinear). False writes them as float32,
             so that the result computes what the model with the adapter computes, and is larger. True rounds them again
             to the same bits and blocks, with new scales; what the adapter has learned may be lost in the rounding.
             Weights of QLinearConv, QLinearMatMul and QGemm can only be rounded again. An output that is rounded to int8
@@ -158,7 +158,7 @@ def _merge_into(model: ir.Model, target: Target, delta: Array, requantize: bool)
         blocks = BlockWeights.of(node)
         merged = blocks.matrix() + delta
         if requantize:
-            for index, array in blocks.quantised_again(merged).items():
+            for index, array in blocks.quantized_again(merged).items():
                 _replace_input(model, node, index, array)
         else:
             # Scales have the dtype of the activations, e.g. float16, which a plain product wants of its weight.
@@ -170,7 +170,7 @@ def _merge_into(model: ir.Model, target: Target, delta: Array, requantize: bool)
                 f"merging adapters: {node.op_type} '{node.name}' multiplies integers, so that its weight cannot become "
                 f"float32; pass {argument('requantize', True)}"
             )
-        _requantise_integers(model, target, delta)
+        _requantize_integers(model, target, delta)
     else:
         read = old[1]
         assert read is not None
@@ -182,7 +182,7 @@ def _merge_into(model: ir.Model, target: Target, delta: Array, requantize: bool)
         merged = array + delta / np.float32(node.attributes.get_float("alpha", 1.0))
         producer = read.producer()
         if requantize and producer is not None and producer.op_type != "Cast":
-            _requantise(model, node, producer, merged)
+            _requantize(model, node, producer, merged)
         else:
             dtype = dtype_of(read) or ir.DataType.FLOAT
             new = _initializer(model, f"{target.module}.weight", merged.astype(dtype.numpy()))
@@ -190,21 +190,21 @@ def _merge_into(model: ir.Model, target: Target, delta: Array, requantize: bool)
     remove_unread_chains(model.graph, [value.producer() for value in old if value is not None])
 
 
-def _requantise(model: ir.Model, node: ir.Node, producer: ir.Node, merged: Array) -> None:
+def _requantize(model: ir.Model, node: ir.Node, producer: ir.Node, merged: Array) -> None:
     """Gives a product a DequantizeLinear of its own, of the rounded weight."""
     if producer.op_type == "Transpose":
         raise GraphBuildError(
-            f"merging adapters: the weight of {node.op_type} '{node.name}' is dequantised and then transposed, which "
+            f"merging adapters: the weight of {node.op_type} '{node.name}' is dequantized and then transposed, which "
             "cannot be rounded again; pass requantize=False"
         )
-    # A copy: other products may read the same dequantised weight, e.g. a tied head.
+    # A copy: other products may read the same dequantized weight, e.g. a tied head.
     copy = ir.Node(
         producer.domain, "DequantizeLinear", list(producer.inputs), list(producer.attributes.values()), num_outputs=1,
         name=f"{producer.name}.merged",
     )  # fmt: skip
     copy.outputs[0].name = f"{producer.outputs[0].name}.merged"
     copy.outputs[0].type, copy.outputs[0].shape = producer.outputs[0].type, producer.outputs[0].shape
-    new = quantised_linear(codes_of(producer), merged)
+    new = quantized_linear(codes_of(producer), merged)
     for index, array in new.items():
         _replace_input(model, copy, index, array)
     model.graph.insert_before(node, copy)
@@ -212,14 +212,14 @@ def _requantise(model: ir.Model, node: ir.Node, producer: ir.Node, merged: Array
     _rescale_bias(model, node, new[1])
 
 
-def _requantise_integers(model: ir.Model, target: Target, delta: Array) -> None:
+def _requantize_integers(model: ir.Model, target: Target, delta: Array) -> None:
     """Rounds the merged weight of a product of integers, and its bias, whose scale is that of the products."""
     node = target.node
     codes = codes_of(node)
     old = codes.real()
     # As of Gemm: alpha multiplies the product with the weight, and not that with the adapter.
     delta = delta / np.float32(node.attributes.get_float("alpha", 1.0))
-    new = quantised_linear(codes, old + (delta.T.reshape(old.shape) if codes.axis == 0 else delta))
+    new = quantized_linear(codes, old + (delta.T.reshape(old.shape) if codes.axis == 0 else delta))
     bias_index = INTEGER_PRODUCTS[node.domain, node.op_type][2]
     bias = node.inputs[bias_index] if bias_index < len(node.inputs) else None
     if bias is not None and bias.const_value is not None:
@@ -266,7 +266,7 @@ def _replace_by_product(model: ir.Model, node: ir.Node, weight: ir.Value) -> Non
     product.type, product.shape = output.type, output.shape
     name = output.name
     output.replace_all_uses_with(product, replace_graph_outputs=True)
-    output.name, product.name = f"{name}.quantised", name
+    output.name, product.name = f"{name}.quantized", name
     model.graph.remove(node, safe=True)
 
 

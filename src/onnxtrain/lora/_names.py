@@ -1,4 +1,4 @@
-"""Gives the layers of a quantised file the module names that onnxruntime's quantizer has dropped."""
+"""Gives the layers of a quantized file the module names that onnxruntime's quantizer has dropped."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def copy_module_names(
 
 
 def copy_module_names(model: ModelSource, names_from: ModelSource) -> onnx.ModelProto | ir.Model:
-    """Names the linear layers of a quantised model after the modules that its float file names.
+    """Names the linear layers of a quantized model after the modules that its float file names.
 
     PyTorch's exporter notes the module of each node, e.g. "model.layers.0.self_attn.q_proj". `MatMulNBitsQuantizer` of
     onnxruntime (1.32) writes new nodes without that note, and the layers are called "node_linear", "node_linear_1" and
@@ -35,11 +35,11 @@ def copy_module_names(model: ModelSource, names_from: ModelSource) -> onnx.Model
     whose layers have these names.
 
     Args:
-        model: the quantised model: path of a `.onnx` file, `ModelProto` or `onnx_ir.Model`; not changed.
-        names_from: the float model that was quantised.
+        model: the quantized model: path of a `.onnx` file, `ModelProto` or `onnx_ir.Model`; not changed.
+        names_from: the float model that was quantized.
 
     Returns:
-        The quantised model with the names in the metadata of its nodes, else the same: an `onnx_ir.Model` if `model`
+        The quantized model with the names in the metadata of its nodes, else the same: an `onnx_ir.Model` if `model`
         is one, else a `ModelProto`. Its weights are the same, so adapters that were trained on the file fit.
 
     Raises:
@@ -56,7 +56,7 @@ def copy_module_names(model: ModelSource, names_from: ModelSource) -> onnx.Model
     if not named:
         raise GraphBuildError(
             "copying the names of modules: no linear layer of the two models has the same output, inputs and outputs; "
-            f"the quantised model has {len(layers)} layers, the other {len(modules)}. Pass the file that was quantised"
+            f"the quantized model has {len(layers)} layers, the other {len(modules)}. Pass the file that was quantized"
         )
     for target in named:
         set_module_scope(target.node, modules[_key(target)])

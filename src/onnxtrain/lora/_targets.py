@@ -18,7 +18,7 @@ _MS = "com.microsoft"
 # Ops between a weight in the file and the product that reads it; each keeps the elements, Transpose swaps the axes.
 _PASSED_ON = frozenset({"Cast", "DequantizeLinear", "Identity", "QuantizeLinear", "Transpose"})
 # Ends of the names of weights: of onnxruntime's quantizers (`_Q4`, `_quantized`), of PyTorch (`.weight`), and of the
-# builder of genai (`.MatMul`; `.MatMulNBits.qweight` if the checkpoint was quantised before, e.g. by GPTQ or AWQ), in
+# builder of genai (`.MatMul`; `.MatMulNBits.qweight` if the checkpoint was quantized before, e.g. by GPTQ or AWQ), in
 # the order in which they are taken off.
 _ENDS = (
     r"(_DQ)?_Q\d+(G\d+)?$", r"_quantized$", r"\.(weight|qweight|kernel)$", r"\.(MatMul|MatMulNBits|Gemm|Conv)$",
@@ -152,7 +152,7 @@ def _rows_of_embeddings(graph: ir.Graph) -> set[int]:
 
 
 def _is_returned(value: ir.Value) -> bool:
-    """Says if the graph returns a value [batch, sequence, features], or what a bias or quantisation makes of it."""
+    """Says if the graph returns a value [batch, sequence, features], or what a bias or quantization makes of it."""
     # A language model gives a number for each word of its vocabulary. Not every file keeps the name of that layer.
     while not value.is_graph_output():
         readers = [use.node for use in value.uses()]
@@ -177,7 +177,7 @@ def choose_targets(model: ir.Model, config: LoraConfig) -> list[Target]:
         raise GraphBuildError(
             f"{doing}: the model has no linear layer with a weight in the file (MatMul, Gemm, MatMulNBits, or a "
             "Conv with a kernel of size 1). Products of quantize_dynamic (MatMulInteger) count as none: pass the model "
-            "as it was before, or quantised by quantize_static"
+            "as it was before, or quantized by quantize_static"
         )
     names = list(dict.fromkeys(target.module for target in targets))
     if config.target_modules == ALL_LINEAR:
@@ -240,13 +240,13 @@ def _check_blocks(node: ir.Node, doing: str) -> None:
     if bits not in (2, 4, 8) or size < 16 or size & (size - 1):
         raise GraphBuildError(
             f"{doing}: the weight of MatMulNBits '{node.name}' has {bits} bits in blocks of {size}; onnxruntime knows "
-            "2, 4 and 8 bits, and blocks of 16, 32, 64 and so on. Quantise the model again, or leave the layer out by "
+            "2, 4 and 8 bits, and blocks of 16, 32, 64 and so on. Quantize the model again, or leave the layer out by "
             "exclude_modules"
         )
     if (fault := fault_of_order(node)) is not None:
         raise GraphBuildError(
             f"{doing}: MatMulNBits '{node.name}' has {fault}, of which onnxruntime computes something else than the "
-            "op's definition says. Quantise the model again without such an order (GPTQ: desc_act=False), or leave the "
+            "op's definition says. Quantize the model again without such an order (GPTQ: desc_act=False), or leave the "
             "layer out by exclude_modules"
         )
 

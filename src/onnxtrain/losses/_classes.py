@@ -365,7 +365,7 @@ def _last_axis_product(scores: ir.Value) -> str | None:
 
 
 def _is_weight_matrix(value: ir.Value | None) -> bool:
-    """Says if a value is an initializer of rank 2, or one that was transposed, cast or dequantised."""
+    """Says if a value is an initializer of rank 2, or one that was transposed, cast or dequantized."""
     while value is not None and (node := value.producer()) is not None and node.op_type in _OF_WEIGHTS:
         value = node.inputs[0]
     return (

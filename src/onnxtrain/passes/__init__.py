@@ -28,7 +28,7 @@ from onnxtrain.passes.io.save import as_given, save_model, to_proto, write_model
 from onnxtrain.passes.parameters.dropout_traces import dropout_traces
 
 # `selection` asks these which initializers are never trained.
-from onnxtrain.passes.parameters.op_settings import has_quantised_ops, is_quantisation_or_rotary, is_setting
+from onnxtrain.passes.parameters.op_settings import has_quantized_ops, is_quantization_or_rotary, is_setting
 from onnxtrain.passes.parameters.promotion import embed_parameters, promote_initializers
 from onnxtrain.passes.parameters.stop_gradient import (
     is_stop_gradient,
@@ -43,7 +43,7 @@ from onnxtrain.passes.runtime_faults.column_vectors import ColumnVectorPass
 from onnxtrain.passes.runtime_faults.long_sums import LongSumsPass, mark_long_sum
 from onnxtrain.passes.runtime_faults.narrow_floats import has_narrow_floats, widen_narrow_floats
 from onnxtrain.passes.runtime_faults.pipeline import suit_runtime
-from onnxtrain.passes.runtime_faults.quantised_products import FloatDequantisedPass, FloatProductsPass
+from onnxtrain.passes.runtime_faults.quantized_products import FloatDequantizedPass, FloatProductsPass
 from onnxtrain.passes.runtime_faults.reduction_axes import PositiveAxesPass
 from onnxtrain.passes.runtime_faults.running_statistics import IsolateStatisticsPass
 from onnxtrain.passes.shapes.ceil_mode import CeilModePass
@@ -84,7 +84,7 @@ __all__ = [
     "ColumnVectorPass",
     "CrossEntropyPass",
     "DynamicBatchPass",
-    "FloatDequantisedPass",
+    "FloatDequantizedPass",
     "FloatProductsPass",
     "FoldConstantsPass",
     "FoldFrozenBatchNormPass",
@@ -106,14 +106,14 @@ __all__ = [
     "fixed_batch",
     "free_batch",
     "has_narrow_floats",
-    "has_quantised_ops",
+    "has_quantized_ops",
     "has_schema_function",
     "infer_shapes",
     "inline_functions",
     "inline_schema_functions",
     "is_constant",
     "is_float_parameter",
-    "is_quantisation_or_rotary",
+    "is_quantization_or_rotary",
     "is_setting",
     "is_stop_gradient",
     "is_training_batch_norm",

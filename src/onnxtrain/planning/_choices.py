@@ -61,7 +61,7 @@ class Choices:
 
     Attributes:
         choices: the choices, in the order in which they are shown.
-        elements: number of elements of all parameters of the model, those of quantised linear layers included.
+        elements: number of elements of all parameters of the model, those of quantized linear layers included.
     """
 
     choices: list[Choice]
@@ -90,7 +90,7 @@ def list_choices(
     """
     layers = linear_layers(source)
     # The parts of a merged layer are in its weight.
-    quantised = sum(
+    quantized = sum(
         layer.inputs * layer.outputs for layer in layers if layer.is_quantised and layer.part_of is None
     )
     adapters = [] if requires_grad is not None else list(_adapters(source, layers, ranks))
@@ -110,11 +110,11 @@ def list_choices(
     # All of them are named as the user has named them.
     everything = None if requires_grad is None else list(requires_grad)
     # Weights in int4 or int8 cannot move: there, all parameters are the embedding, norms and biases.
-    title = "all float parameters" if quantised else "all parameters"
+    title = "all float parameters" if quantized else "all parameters"
     if everything is not None or frozen:
         title = "all chosen parameters"
     plain = list(_parameter_choices(model, trainable, universe, sizes, everything, title))
-    elements = sum(sizes[name] for name in universe) + quantised
+    elements = sum(sizes[name] for name in universe) + quantized
     return Choices([*plain[:1], *adapters, *plain[1:]], max(elements, 1))
 
 

@@ -1,4 +1,4 @@
-"""Trains the integer weights of a quantised model (quantisation-aware training, QAT).
+"""Trains the integer weights of a quantized model (quantization-aware training, QAT).
 
 `prepare` puts float32 masters under the integers, training moves the masters by straight-through gradients, and
 `convert` rounds them to integers again.

@@ -1,4 +1,4 @@
-"""Puts float32 masters under the integer weights of a quantised model."""
+"""Puts float32 masters under the integer weights of a quantized model."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from onnxtrain.passes.tidy.constants import add_initializer
 
 LOGARITHM = ".log_of_scale"
 """End of the name of the logarithm that is trained in the place of a scale."""
-# Ends that quantisers give to the names of integers.
+# Ends that quantizers give to the names of integers.
 _END = re.compile(r"_quantized$|_(u?int8|QuantizeLinear|q)$")
 
 
@@ -38,7 +38,7 @@ def prepare(
 
 
 def prepare(model: ModelSource, train_scales: bool = False) -> onnx.ModelProto | ir.Model:
-    """Makes the integer weights of a quantised model trainable.
+    """Makes the integer weights of a quantized model trainable.
 
     Each int8 or uint8 weight becomes `QuantizeLinear(master)`, where the master is a float32 initializer of the values
     that the integers stand for, e.g. `fc.weight` for `fc.weight_quantized`. The model computes what it computed before.
@@ -74,8 +74,8 @@ def prepare(model: ModelSource, train_scales: bool = False) -> onnx.ModelProto |
     weights = integer_weights(prepared)
     if not any(not weight.is_bias for weight in weights):
         raise GraphBuildError(
-            "preparing quantisation-aware training: the model has no int8 or uint8 weights in DequantizeLinear, "
-            "QLinearConv, QLinearMatMul or QGemm; quantise it first, e.g. by onnxruntime.quantization.quantize_static. "
+            "preparing quantization-aware training: the model has no int8 or uint8 weights in DequantizeLinear, "
+            "QLinearConv, QLinearMatMul or QGemm; quantize it first, e.g. by onnxruntime.quantization.quantize_static. "
             "Beside weights in MatMulNBits adapters can be trained: lora=LoraConfig()"
         )
     op = Emitter(prepared.graph, functions=prepared.functions)
@@ -100,14 +100,14 @@ def _replace_by_master(op: Emitter, weight: IntegerWeight) -> None:
         # Rounded to 32 bits, biases have errors below those of float32. `convert` rounds them.
         name = str(readers[0][0].outputs[0].name)
         for node, _ in readers:
-            # The master takes the name, which is that of the bias before it was quantised.
+            # The master takes the name, which is that of the bias before it was quantized.
             node.outputs[0].name = f"{node.outputs[0].name}.dequantised"
         master = add_initializer(op.graph, ir.tensor(array, name=name))
         for node, _ in readers:
             node.outputs[0].replace_all_uses_with(master, replace_graph_outputs=True)
         op.graph.remove([node for node, _ in readers], safe=True)
     else:
-        # Freezing and groups of parameters go by the name that the weight had before it was quantised.
+        # Freezing and groups of parameters go by the name that the weight had before it was quantized.
         name = _END.sub("", str(weight.value.name))
         name = name if name != weight.value.name else f"{name}.master"
         master = add_initializer(op.graph, ir.tensor(array, name=op.unique_name(name)))

@@ -19,9 +19,9 @@ _DOING = "Replacing the head"
 _PASSED_ON = ("Cast", "Identity", "Transpose")
 # Messages name at most this many ops.
 _SHOWN = 6
-# Ops of quantised models, of ONNX (QLinearMatMul) and of ONNX Runtime (MatMulNBits, QGemm).
-_QUANTISED = re.compile("[Qq]uantize|QLinear|Integer|NBits|QGemm")
-_QUANTISED_ADVICE = "replace the head of the float model, and quantise after training"
+# Ops of quantized models, of ONNX (QLinearMatMul) and of ONNX Runtime (MatMulNBits, QGemm).
+_QUANTIZED = re.compile("[Qq]uantize|QLinear|Integer|NBits|QGemm")
+_QUANTIZED_ADVICE = "replace the head of the float model, and quantize after training"
 
 
 @dataclass
@@ -117,10 +117,10 @@ def find_head(model: ir.Model, output: str | None, head: str | None) -> Linear:
         traced = _trace(value, head)
         if isinstance(traced, Linear):
             return traced
-        # Weights of a quantised model are integers, which no other output or layer would change.
-        quantised = next((node for node in _last_nodes(value) if _QUANTISED.search(node.op_type)), None)
-        if quantised is not None:
-            traced = f"{op_name(quantised)} is quantised: {_QUANTISED_ADVICE}"
+        # Weights of a quantized model are integers, which no other output or layer would change.
+        quantized = next((node for node in _last_nodes(value) if _QUANTIZED.search(node.op_type)), None)
+        if quantized is not None:
+            traced = f"{op_name(quantized)} is quantized: {_QUANTIZED_ADVICE}"
         refusals.append(
             f"the output '{value.name}' comes from {_last_ops(value)} (last one first), and {traced}"
         )
@@ -181,8 +181,8 @@ def read_linear(node: ir.Node, *, any_kernel: bool = False) -> Linear | str:
                 layer.bias, layer.add = bias, node
                 return layer
     problem = f"{op_name(node)} is neither a linear layer nor known to keep classes apart"
-    if _QUANTISED.search(node.op_type):
-        return f"{op_name(node)} is quantised: {_QUANTISED_ADVICE}"
+    if _QUANTIZED.search(node.op_type):
+        return f"{op_name(node)} is quantized: {_QUANTIZED_ADVICE}"
     if node.domain != "" or node.op_type not in PRODUCTS | {"Conv"}:
         return problem
     traced = _trace_weight(node.inputs[1])
@@ -219,8 +219,8 @@ def _trace_weight(value: ir.Value | None) -> tuple[ir.Value, list[ir.Node]] | st
         node = value.producer()
         if node is None or node.domain != "" or node.op_type not in _PASSED_ON:
             kind = f"comes from {op_name(node)}" if node is not None else "is an input"
-            quantised = node is not None and "Dequantize" in node.op_type
-            return f"{kind}, so it is quantised: {_QUANTISED_ADVICE}" if quantised else kind
+            quantized = node is not None and "Dequantize" in node.op_type
+            return f"{kind}, so it is quantized: {_QUANTIZED_ADVICE}" if quantized else kind
         through.insert(0, node)
         value = node.inputs[0]
     if (

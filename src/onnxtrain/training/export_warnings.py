@@ -10,7 +10,7 @@ import onnx_ir as ir
 from onnxtrain._words import argument, words
 from onnxtrain.emitter import known_array, static_dims
 from onnxtrain.errors import GraphBuildError
-from onnxtrain.passes import TorchSignature, has_quantised_ops, is_training_batch_norm, lost_detaches
+from onnxtrain.passes import TorchSignature, has_quantized_ops, is_training_batch_norm, lost_detaches
 from onnxtrain.selection import some_names
 from onnxtrain.training.layer_modes import BatchNormMode, place_name
 
@@ -144,7 +144,7 @@ def _warn_of_lost_parameters(model: ir.Model) -> None:
     """Warns of parameters of the PyTorch module that the file no longer has."""
     names = TorchSignature(model).missing_parameters()
     # A quantizer has put integers in the place of the weights. Who adapts such a file does not mean to train those.
-    if names and not has_quantised_ops(model.graph):
+    if names and not has_quantized_ops(model.graph):
         _log.warning(
             "Of %d parameters of the PyTorch model the exporter's optimizer has left nothing, so that they are not "
             "trained: %s. It merges what is equal, drops biases of zeros and folds BatchNorm into Conv. Export with "

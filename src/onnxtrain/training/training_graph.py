@@ -22,7 +22,7 @@ from onnxtrain.losses import TARGET_KEY, loss_mean
 from onnxtrain.op_facts import RANDOM_OPS
 from onnxtrain.passes import (
     CleanupPass,
-    FloatDequantisedPass,
+    FloatDequantizedPass,
     FloatProductsPass,
     FoldFrozenBatchNormPass,
     LongSumsPass,
@@ -261,7 +261,7 @@ def _evaluation_model(
     evaluation = suit_runtime(evaluation)
     # Evaluation would otherwise need the memory of a float weight that training does not need.
     if not as_deployed:
-        FloatDequantisedPass()(evaluation)
+        FloatDequantizedPass()(evaluation)
         PackedProductPass()(evaluation)
         MeanLossPass()(evaluation)
     LongSumsPass(file_values if as_deployed else ())(evaluation)
@@ -304,7 +304,7 @@ def _training_model(build: Build, *, recompute: Recompute, bfloat16: bool, as_de
     CleanupPass(keep=set())(training)
     training = suit_runtime(training)
     simplify_gradients(training)
-    FloatDequantisedPass(file_values if as_deployed else ())(training)
+    FloatDequantizedPass(file_values if as_deployed else ())(training)
     # Calls of functions with native kernels come last: they hide the standard ops that the passes above match.
     fuse_kernels(training, bfloat16=bfloat16, kept=file_values if as_deployed else ())
     # After all merging of equal nodes, which would undo it.

@@ -31,7 +31,7 @@ def check_inputs(model: ir.Model) -> None:
                 raise ModelError(
                     f"The model is not valid: the {node.op_type} node {where} leaves out its input {index}, '{name}', "
                     "which ONNX Runtime requires. Give it a value (a zero point: 0 of the dtype of the integers), or "
-                    "quantise the model again."
+                    "quantize the model again."
                 )
 
 

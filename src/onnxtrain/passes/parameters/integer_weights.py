@@ -1,4 +1,4 @@
-"""Finds the integer weights and biases of quantised layers, with the scales that they were rounded with."""
+"""Finds the integer weights and biases of quantized layers, with the scales that they were rounded with."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def integer_weight(node: ir.Node) -> IntegerWeight | None:
 
 
 def scales(model: ir.Model) -> list[ir.Value]:
-    """Returns the scales of all quantising and dequantising nodes that are initializers, each once."""
+    """Returns the scales of all quantizing and dequantizing nodes that are initializers, each once."""
     return list(dict.fromkeys(_scales(model)))
 
 

@@ -1,4 +1,4 @@
-"""Find initializers that set up ops and are no weights: bounds, sizes, quantisation scales, rotary caches."""
+"""Find initializers that set up ops and are no weights: bounds, sizes, quantization scales, rotary caches."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _SETTINGS: Mapping[tuple[str, str], Collection[int]] = {
     ("", "RoiAlign"): (1,),
 }
 
-# Input indices of scales and zero points that several quantised ops of two tensors, and of one tensor, share.
+# Input indices of scales and zero points that several quantized ops of two tensors, and of one tensor, share.
 _LINEAR_CONV = (1, 2, 4, 5, 6, 7)
 _UNARY_LINEAR = (1, 2, 3, 4)
 
 # Input indices of scales and zero points, by domain and op, as in onnx 1.23 and onnxruntime 1.32. The integer codes
 # were rounded with them, and runtimes fold or pack them with the codes: training one would move a whole block of
 # weights.
-_QUANTISATION: Mapping[tuple[str, str], Collection[int]] = {
+_QUANTIZATION: Mapping[tuple[str, str], Collection[int]] = {
     **{(domain, op): (1, 2) for domain in ("", _MS) for op in ("DequantizeLinear", "QuantizeLinear")},
     **{(domain, "QLinearConv"): _LINEAR_CONV for domain in ("", _MS, _INTERNAL)},
     **{(domain, "QLinearAveragePool"): _UNARY_LINEAR for domain in (_MS, _INTERNAL)},
@@ -103,15 +103,15 @@ def is_setting(value: ir.Value) -> bool:
     )
 
 
-def has_quantised_ops(graph: ir.Graph) -> bool:
-    """Return whether a node of the graph, or of its subgraphs, reads quantisation scales, e.g. MatMulNBits."""
+def has_quantized_ops(graph: ir.Graph) -> bool:
+    """Return whether a node of the graph, or of its subgraphs, reads quantization scales, e.g. MatMulNBits."""
     return any(
-        (node.domain, node.op_type) in _QUANTISATION for node in ir.traversal.RecursiveGraphIterator(graph)
+        (node.domain, node.op_type) in _QUANTIZATION for node in ir.traversal.RecursiveGraphIterator(graph)
     )
 
 
-def is_quantisation_or_rotary(value: ir.Value) -> bool:
-    """Return whether all readers of `value` take it as quantisation scale, zero point or rotary cache.
+def is_quantization_or_rotary(value: ir.Value) -> bool:
+    """Return whether all readers of `value` take it as quantization scale, zero point or rotary cache.
 
     Readers behind ops that only move elements count, e.g. RotaryEmbedding behind a Gather of rows at some positions.
     False if nothing reads it.
@@ -121,9 +121,9 @@ def is_quantisation_or_rotary(value: ir.Value) -> bool:
 
 
 def _is_fixed(node: ir.Node, index: int) -> bool:
-    """Tell if input `index` of a node is a quantisation scale, zero point or rotary cache, directly or further on."""
+    """Tell if input `index` of a node is a quantization scale, zero point or rotary cache, directly or further on."""
     op = (node.domain, node.op_type)
-    if index in _QUANTISATION.get(op, ()) or index in _ROTARY.get(op, ()):
+    if index in _QUANTIZATION.get(op, ()) or index in _ROTARY.get(op, ()):
         return True
     # Inputs: scale and zero point of the result, then tensor, scale and zero point of each operand.
     if op == (_MS, "QLinearConcat"):
@@ -132,7 +132,7 @@ def _is_fixed(node: ir.Node, index: int) -> bool:
         return _is_dynamic_scale(node.inputs[1 - index])
     if node.domain != "" or node.op_type not in _PASSING_ON or (index > 0 and node.op_type != "Concat"):
         return False
-    return all(is_quantisation_or_rotary(output) for output in node.outputs if output.name)
+    return all(is_quantization_or_rotary(output) for output in node.outputs if output.name)
 
 
 def _is_dynamic_scale(value: ir.Value | None) -> bool:

@@ -21,7 +21,7 @@ RANGES = {"INT4": (-8, 8), "UINT4": (0, 16), "INT8": (-128, 128), "UINT8": (0, 2
 
 
 class Net:
-    """Two products with dequantised weights, Tanh between them, and the same in float64.
+    """Two products with dequantized weights, Tanh between them, and the same in float64.
 
     Args:
         kind: dtype of the codes.

@@ -1,4 +1,4 @@
-"""Files with quantised weights: what is trained of them, and in which precision they compute."""
+"""Files with quantized weights: what is trained of them, and in which precision they compute."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from onnxtrain.cli._inspect import run_command
 from onnxtrain.cli._ops import model_ops
 from onnxtrain.errors import GraphBuildError, NothingToTrain
 from onnxtrain.passes.io import save
-from onnxtrain.passes.parameters.op_settings import _QUANTISATION, _ROTARY
+from onnxtrain.passes.parameters.op_settings import _QUANTIZATION, _ROTARY
 from training_run import Run
 
 _RNG = np.random.default_rng(26)
@@ -57,7 +57,7 @@ def weights(name: str) -> np.ndarray:
 
 
 def reference() -> np.ndarray:
-    """Compute the net with dequantised weights in float64."""
+    """Compute the net with dequantized weights in float64."""
     return np.tanh(X.astype(np.float64) @ weights("w1").T) * GAIN @ weights("w2").T
 
 
@@ -75,7 +75,7 @@ def trained(model: onnx.ModelProto, **options: Any) -> set[str]:
     return {name for name, parameter in trainer.parameters if parameter.requires_grad}
 
 
-def test_training_and_eval_graph_compute_with_dequantised_weights_and_the_export_as_the_file(
+def test_training_and_eval_graph_compute_with_dequantized_weights_and_the_export_as_the_file(
     tmp_path: Path,
 ) -> None:
     """The first layer lies off the gradient's path, the second on it."""
@@ -191,8 +191,8 @@ def test_scales_that_are_named_get_the_gradient_of_the_weights(tmp_path: Path) -
     np.testing.assert_allclose(gradient, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())
 
 
-@pytest.mark.filterwarnings("ignore")  # of the quantiser
-def test_deployed_activations_pass_the_rounding_of_dynamic_quantisation(tmp_path: Path) -> None:
+@pytest.mark.filterwarnings("ignore")  # of the quantizer
+def test_deployed_activations_pass_the_rounding_of_dynamic_quantization(tmp_path: Path) -> None:
     onnx.save(models.mlp(), tmp_path / "net.onnx")
     quantize_dynamic(tmp_path / "net.onnx", tmp_path / "q.onnx", op_types_to_quantize=["Gemm", "MatMul"])
     gradients = []
@@ -243,7 +243,7 @@ def test_where_only_scales_are_left_the_error_says_so() -> None:
     model = int4_net()
     model.graph.node[2].op_type, model.graph.node[2].input[1] = "Add", "b"
     model.graph.initializer.pop()
-    with pytest.raises(NothingToTrain, match="quantisation scales or rotary caches"):
+    with pytest.raises(NothingToTrain, match="quantization scales or rotary caches"):
         trained(model)
 
 
@@ -285,8 +285,8 @@ def test_rotary_caches_are_no_parameters(kind: str) -> None:
     assert trained(model, requires_grad=["*_cache"]) == {"cos_cache", "sin_cache"}
 
 
-@pytest.mark.filterwarnings("ignore")  # of the quantiser
-def test_scales_of_dynamic_quantisation_are_no_parameters(tmp_path: Path) -> None:
+@pytest.mark.filterwarnings("ignore")  # of the quantizer
+def test_scales_of_dynamic_quantization_are_no_parameters(tmp_path: Path) -> None:
     """onnxruntime multiplies the scale of the weights by that of the activations."""
     onnx.save(models.mlp(), tmp_path / "net.onnx")
     quantize_dynamic(tmp_path / "net.onnx", tmp_path / "q.onnx", op_types_to_quantize=["Gemm", "MatMul"])
@@ -339,7 +339,7 @@ def test_the_tables_name_every_scale_and_cache_of_the_schemas() -> None:
         if re.search("scale|zero_point|absmax|cos_cache|sin_cache|cosine|^sine", parameter.name)
         and (schema.name, index) not in one_input
         and not any(
-            index in table.get((schema.domain, schema.name), ()) for table in (_QUANTISATION, _ROTARY)
+            index in table.get((schema.domain, schema.name), ()) for table in (_QUANTIZATION, _ROTARY)
         )
     ]
     assert not missing
@@ -376,11 +376,11 @@ def test_packed_weights_are_stored_once_and_unpacked_by_no_arithmetic(
     # Two tensors, each from the beginning of a page, and the second one's scales.
     assert packed <= data.stat().st_size < packed + 3 * 4096
     written = onnx.load(tmp_path / "run" / "training_model.onnx", load_external_data=False)
-    quantised = sorted(
+    quantized = sorted(
         node.op_type for node in written.graph.node if "MatMul" in node.op_type or "Uint" in node.op_type
     )
     # The weight of 4 bits goes forward by the kernel of ONNX Runtime.
-    assert quantised == ["MatMulNBits", "PackedMatMul_float", "Uint4Product_float", "Uint8Product_float"]
+    assert quantized == ["MatMulNBits", "PackedMatMul_float", "Uint4Product_float", "Uint8Product_float"]
     options = ort.SessionOptions()
     options.log_severity_level = 3
     options.optimized_model_filepath = str(tmp_path / "run" / "optimised.onnx")

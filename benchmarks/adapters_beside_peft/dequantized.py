@@ -1,6 +1,6 @@
 """Gives a net of PyTorch the rounded weights of a file.
 
-A node of a quantised file belongs to the modules whose weights its twin in the float file multiplies with, and its
+A node of a quantized file belongs to the modules whose weights its twin in the float file multiplies with, and its
 weight is what onnxruntime multiplies unit vectors with. So neither names nor code of onnxtrain are relied on.
 """
 
@@ -18,7 +18,7 @@ from onnx import numpy_helper
 Array = np.ndarray[Any, Any]
 
 
-def take_weights(net: Any, quantised: onnx.ModelProto, in_float: onnx.ModelProto) -> int:
+def take_weights(net: Any, quantized: onnx.ModelProto, in_float: onnx.ModelProto) -> int:
     """Copies the weights of all MatMulNBits of a file into the modules of a net, in place; returns how many there are.
 
     Raises:
@@ -26,10 +26,10 @@ def take_weights(net: Any, quantised: onnx.ModelProto, in_float: onnx.ModelProto
     """
     owners = _owners(net)
     floats = _products(in_float)
-    arrays = {i.name: numpy_helper.to_array(i) for i in quantised.graph.initializer}
-    nodes = [node for node in quantised.graph.node if node.op_type == "MatMulNBits"]
+    arrays = {i.name: numpy_helper.to_array(i) for i in quantized.graph.initializer}
+    nodes = [node for node in quantized.graph.node if node.op_type == "MatMulNBits"]
     embedding = net.get_input_embeddings()
-    gathers = [node for node in quantised.graph.node if node.op_type == "GatherBlockQuantized"]
+    gathers = [node for node in quantized.graph.node if node.op_type == "GatherBlockQuantized"]
     for node in nodes:
         modules = owners.get(floats[node.output[0]].tobytes())
         if modules is None:

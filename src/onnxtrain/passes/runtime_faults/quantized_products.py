@@ -1,4 +1,4 @@
-"""Keep activations in floating point in products with quantised weights."""
+"""Keep activations in floating point in products with quantized weights."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _CODES = frozenset(ir.DataType[name] for name in ("INT2", "UINT2", "INT4", "UINT
 
 
 class FloatProductsPass(ir.passes.InPlacePass):
-    """Remove `accuracy_level` from onnxruntime's products with quantised weights, such as MatMulNBits.
+    """Remove `accuracy_level` from onnxruntime's products with quantized weights, such as MatMulNBits.
 
     With `accuracy_level=4`, which onnxruntime-genai's model builder writes, kernels round activations to int8.
     Gradients are those of products in floating point, and so is the forward graph after this pass.
@@ -33,11 +33,11 @@ class FloatProductsPass(ir.passes.InPlacePass):
         return ir.passes.PassResult(model, modified)
 
 
-class FloatDequantisedPass(ir.passes.InPlacePass):
-    """Keep ONNX Runtime from rounding activations to int8 where a product reads a dequantised weight.
+class FloatDequantizedPass(ir.passes.InPlacePass):
+    """Keep ONNX Runtime from rounding activations to int8 where a product reads a dequantized weight.
 
     ONNX Runtime (1.32) fuses DequantizeLinear and the MatMul or Gemm behind it to MatMulNBits with `accuracy_level=4`,
-    if nothing else reads the dequantised weight; a session option would change the level, which files do not have. Such
+    if nothing else reads the dequantized weight; a session option would change the level, which files do not have. Such
     products become FusedMatMul, which computes the same and is not fused.
 
     Products of the file that are to round as they do there stay. If other nodes read their weights, too, such as those
@@ -105,7 +105,7 @@ def _reads_weight(node: ir.Node) -> bool:
     """Return whether ONNX Runtime may fuse a product and the DequantizeLinear of its weight to MatMulNBits."""
     if node.domain != "" or node.op_type not in ("MatMul", "Gemm"):
         return False
-    # It fuses no transposed weight. Products of two dequantised factors become products of integers, as in the file.
+    # It fuses no transposed weight. Products of two dequantized factors become products of integers, as in the file.
     if node.attributes.get_int("transA", 0) or node.attributes.get_int("transB", 0):
         return False
     left, right = (None if value is None else value.producer() for value in node.inputs[:2])

@@ -1,4 +1,4 @@
-"""Kernels of products with quantised weights, beside their bodies and beside dequantised weights in float64."""
+"""Kernels of products with quantized weights, beside their bodies and beside dequantized weights in float64."""
 
 from __future__ import annotations
 

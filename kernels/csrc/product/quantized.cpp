@@ -198,7 +198,7 @@ struct PackedMatMul {
 
 }  // namespace
 
-void add_quantised_products(Domain& domain) {
+void add_quantized_products(Domain& domain) {
   domain.add<Product<4, uint8_t>>();
   domain.add<Product<4, float>>();
   domain.add<Product<8, uint8_t>>();

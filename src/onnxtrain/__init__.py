@@ -1,7 +1,7 @@
 """Trains ONNX models on stock ONNX Runtime: a training step is itself an ordinary ONNX model.
 
-Importing this package imports nothing heavy: the names in `__all__` are loaded when they are first used. A device that
-only trains needs `onnxtrain.api`, which imports numpy, onnxruntime and safetensors.
+Importing this package imports nothing heavy: the names in `__all__` are loaded lazily. A device that only trains needs
+`onnxtrain.api`, which imports numpy, onnxruntime and safetensors.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from onnxtrain._printable import escape_record
 
-# For type checkers and editors, which do not follow `__getattr__`.
+# For type checkers and editors, which don't evaluate `__getattr__`.
 if TYPE_CHECKING:
     from onnxtrain.api import CheckpointState, LinearLRScheduler, Module, Optimizer
     from onnxtrain.artifacts import LossType, OptimType, generate_artifacts
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# Messages quote names in files of others. Here, so that it holds for all messages and all handlers.
+# Log messages quote names from external files. The filter covers all messages and all handlers.
 logging.getLogger("onnxtrain").addFilter(escape_record)
 
 __all__ = [
@@ -76,7 +76,7 @@ __all__ = [
     "vjp",
 ]
 
-# Per public name, the module that it is imported from, e.g. "api" for "Module".
+# For each public name, the module that defines it, e.g. "api" for "Module".
 _HOME = {
     name: module
     for module, names in {
@@ -99,7 +99,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
-    # Python calls `__getattr__` only for names that are missing: the next use is as fast as for any other name.
+    # Cached: Python calls `__getattr__` only for missing names, so the next access is as fast as for any other name.
     globals()[name] = value
     return value
 

@@ -1,4 +1,4 @@
-"""Writes the models, the checkpoint and the manifest of a training run."""
+"""Writes the artifacts: models, checkpoint and manifest."""
 
 from __future__ import annotations
 
@@ -41,19 +41,31 @@ def write_files(
     custom_op_library: Path | None,
     adapters: str | None,
 ) -> None:
-    """Writes all files of a run; `adapters` is the JSON text that describes LoRA adapters, if the model has any.
+    """Writes all artifacts to a directory, atomically.
+
+    Args:
+        graphs: the training, eval and inference models, the parameters and the manifest.
+        optimizer: optimizer or onnxblock from which to build the optimizer model; None for no optimizer model.
+        directory: directory to write to; created if missing.
+        prefix: prefix of all file names.
+        nominal_checkpoint: True also writes a checkpoint without the values of the parameters.
+        ort_format: True also writes the models in ORT format.
+        custom_op_library: library with custom ops that the conversion to ORT format needs.
+        adapters: JSON text that describes the model's LoRA adapters, if it has any.
 
     Raises:
-        GraphBuildError: the directory has a manifest.json of something else.
+        GraphBuildError: the directory contains a manifest.json that onnxtrain did not write, or a model cannot be
+            built.
+        ModelError: a model cannot be converted to ORT format.
     """
     manifest_path = directory / f"{prefix}manifest.json"
-    # Web apps and browser extensions have a file of this name, too.
+    # Web apps and browser extensions also have a file of this name.
     if manifest_path.exists() and not is_manifest(manifest_path):
         raise GraphBuildError(
             f"generate_artifacts: '{manifest_path}' is there already and was not written by onnxtrain. Choose another "
             "artifact_directory, or pass a prefix."
         )
-    # All models first: nothing is written, not even the directory, if the optimizer model cannot be built.
+    # All models are built first: if that fails, nothing is written, not even the directory.
     models = {"training_model": graphs.training, "eval_model": graphs.eval}
     manifest = graphs.manifest | {"optimizer": None}
     if optimizer is not None:
@@ -66,7 +78,7 @@ def write_files(
     manifest["files"] = file_names = {
         name: f"{prefix}{name}" + (".onnx" if name in models else "") for name in names
     }
-    # Names of data files are new with each write, so only the manifest file has them.
+    # Each write gives the data files new names, which only the manifest file contains.
     text = json.dumps(manifest | {"external_data": {}}, indent=2)
     state = CheckpointState.from_arrays(
         {name: tensor.numpy() for name, tensor in graphs.parameters.items()},
@@ -75,13 +87,13 @@ def write_files(
         copy=False,
     )
     if adapters is not None:
-        # By it the adapters of a checkpoint can be saved without the model.
+        # Lets the adapters of a checkpoint be saved without the model.
         state.properties[METADATA_KEY_OF_ADAPTERS] = adapters
     directory.mkdir(parents=True, exist_ok=True)
-    # A process that is killed leaves all new files or all old ones.
+    # If the process is killed, the directory has either all new files or all old ones.
     with FileSet(directory) as files:
         for name, model in models.items():
-            # Also in each model, so that a model file is enough for a device.
+            # The manifest is embedded in each model, so that a device needs only the model file.
             model.metadata_props[METADATA_KEY] = text
             if ort_format:
                 _write_ort_format(model, files, directory / file_names[name], custom_op_library)
@@ -101,10 +113,14 @@ def write_files(
 
 
 def _suit_every_host(name: str, model: ir.Model) -> ir.Model:
-    """Rewrites a model of the portable profile in ops that every build has; `name` is its role, e.g. "eval_model".
+    """Rewrites a model of the portable profile with ops that every build of ONNX Runtime has.
+
+    Args:
+        name: role of the model, for messages, e.g. "eval_model".
+        model: the model.
 
     Raises:
-        GraphBuildError: some nodes cannot be written so.
+        GraphBuildError: some nodes cannot be rewritten.
     """
     model = suit_every_host(model)
     obstacles = find_obstacles(model)
@@ -120,7 +136,14 @@ def _suit_every_host(name: str, model: ir.Model) -> ir.Model:
 def _optimizer_model(
     graphs: TrainingGraphs, optimizer: optimizers.Optimizer | onnxblock.Block
 ) -> tuple[ir.Model, dict[str, Any]]:
-    """Builds the optimizer model; returns it with the entry of the optimizer in the manifest."""
+    """Builds the optimizer model.
+
+    Returns:
+        The model, and the manifest's entry for the optimizer.
+
+    Raises:
+        GraphBuildError: the optimizer is an onnxblock, and there are sparse gradients.
+    """
     if isinstance(optimizer, onnxblock.Block):
         if any("gradient_indices" in entry for entry in graphs.manifest["parameters"]):
             raise GraphBuildError(
@@ -141,8 +164,8 @@ def _optimizer_model(
 
 
 def _without_unreached(optimizer: optimizers.Optimizer, graphs: TrainingGraphs) -> optimizers.Optimizer:
-    """Removes the names and patterns of groups that only match parameters which the loss does not depend on."""
-    # PyTorch takes groups of parameters without a gradient; the optimizer model knows the trained parameters only.
+    """Removes group names and patterns that match only parameters on which the loss doesn't depend."""
+    # PyTorch accepts groups with parameters that get no gradient; the optimizer model only contains trained parameters.
     groups = []
     for group in optimizer.groups:
         trained = match_names(group.parameters, graphs.trainable)
@@ -155,8 +178,8 @@ def _without_unreached(optimizer: optimizers.Optimizer, graphs: TrainingGraphs) 
 
 def _write_ort_format(model: ir.Model, files: FileSet, path: Path, custom_op_library: Path | None) -> None:
     """Adds a model in ORT format to a set of files; `path` is the path of its ONNX file."""
-    # onnxruntime's converter reads and writes files only, so it works in a folder of its own. It writes further files
-    # beside the model, such as the list of the operators that the model needs: all new files are copied.
+    # onnxruntime's converter only reads and writes files, so it works in a temporary folder. It writes additional
+    # files, such as the list of ops that the model needs: all new files are copied.
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         source = Path(folder) / path.name
         save_model(model, source)
@@ -167,8 +190,8 @@ def _write_ort_format(model: ir.Model, files: FileSet, path: Path, custom_op_lib
 
 
 def _convert_to_ort(source: Path, path: Path, custom_op_library: Path | None) -> None:
-    """Converts the ONNX file `source` to ORT format beside it; `path` is the name of the model in messages."""
-    # Importing the tool sets up logging for the whole process, and running it prints its progress.
+    """Converts the ONNX file `source` to ORT format, next to it; `path` names the model in messages."""
+    # Importing the tool configures logging for the whole process, and running it prints its progress.
     root = logging.getLogger()
     handlers = list(root.handlers)
     from onnxruntime.tools.convert_onnx_models_to_ort import OptimizationStyle, convert_onnx_models_to_ort
@@ -183,7 +206,7 @@ def _convert_to_ort(source: Path, path: Path, custom_op_library: Path | None) ->
                 custom_op_library_path=custom_op_library,
                 optimization_styles=[OptimizationStyle.Fixed],
             )
-    # onnxruntime's own exceptions share no base class but Exception.
+    # onnxruntime's own exceptions have no common base class but Exception.
     except Exception as error:
         raise ModelError(
             f"Converting '{path}' to ORT format failed: {error}. Nothing has been written; check "

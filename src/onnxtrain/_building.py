@@ -1,4 +1,4 @@
-"""Changes settings of the interpreter while graphs are built: less garbage collection, and room for deep calls."""
+"""Adjusts the interpreter while graphs are built: less garbage collection, and room for deep recursion."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _T = TypeVar("_T")
 
 @contextmanager
 def without_collection() -> Iterator[None]:
-    """Pauses the cyclic garbage collector while a graph is built; also a decorator.
+    """Pauses the cyclic garbage collector while a graph is built. Can be used as a decorator.
 
     The collector would scan all objects of the growing graph again and again, which takes a third of the building time
-    and frees nothing, as nearly all of them stay.
+    and frees nothing, because nearly all of these objects stay alive.
     """
-    # Off already, by the user or by an outer pause: then it must stay off afterwards.
+    # If the user or an outer pause has already disabled the collector, it must remain disabled afterwards.
     if not gc.isenabled():
         yield
         return
@@ -36,14 +36,14 @@ _user_freezes = False
 
 @contextmanager
 def without_older_objects() -> Iterator[None]:
-    """Has the cyclic garbage collector scan only the objects that come into being while the context is open.
+    """Restricts the cyclic garbage collector to objects created while the context is open.
 
-    A capture makes enough objects for the collector to scan all of the process once or twice: 0.2 to 0.4 s for those of
-    PyTorch and its Dynamo, of which it frees nothing.
+    A capture creates enough objects to trigger one or two scans of the whole process, which take 0.2 to 0.4 s for the
+    objects of PyTorch and Dynamo, and free none of them.
     """
     global _user_freezes
-    # Within another such context there is nothing left to do. What the user has frozen must stay so. Counting it takes
-    # up to 0.1 s, so that it is done once.
+    # A nested context has nothing to do. What the user has frozen must remain frozen. Counting frozen objects takes up
+    # to 0.1 s, so it is done once.
     if _user_freezes or not _leaving_out.acquire(blocking=False):
         yield
         return
@@ -62,15 +62,15 @@ def without_older_objects() -> Iterator[None]:
 
 
 def with_room(function: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
-    """Calls a function with deep recursion, such as a capture of PyTorch, in a block of frames that fits all of it.
+    """Calls a deeply recursive function, such as a PyTorch capture, with all its frames in a single memory block.
 
-    CPython (3.11) keeps frames in blocks of 16 KiB and returns a block to the system with its last frame. A loop that
-    calls across the border of two blocks costs two system calls and a page fault per call: up to a third of the time of
-    PyTorch's captures.
+    CPython (3.11) allocates frames in blocks of 16 KiB, and returns a block to the system with its last frame. A loop
+    whose calls cross the border between two blocks costs two system calls and a page fault per call: up to a third of
+    the time of PyTorch's captures.
     """
     return function(*args, **kwargs)
 
 
-# This frame claims a stack of half a megabyte, so that CPython allocates a block of a megabyte for it. The frames of
-# the calls inside take the rest of that block.
+# This frame claims a stack of half a megabyte, so that CPython allocates a block of one megabyte for it, and the frames
+# of nested calls fit into the rest of that block.
 with_room.__code__ = with_room.__code__.replace(co_stacksize=2**16)

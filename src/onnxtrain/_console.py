@@ -1,4 +1,4 @@
-"""Prints on the terminal with rich: every text as it is."""
+"""Prints text verbatim on the terminal with rich."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from onnxtrain._printable import printable
 
 
 class PlainConsole(Console):
-    """A console for texts that quote names of others: it escapes control characters, and knows no markup.
+    """A console for text that quotes external names: escapes control characters, and interprets no markup.
 
-    Holds for all strings, also those in cells and titles of tables. What is styled by code is a `Text` of
-    :func:`styled`, or has a `style` of its own.
+    This applies to all strings, including those in table cells and titles. For styled text, use :func:`styled` or a
+    `style` argument.
 
     Args:
         stderr: True to print to standard error.
-        width: width in columns; None for that of the terminal.
+        width: width in columns. Default: the width of the terminal.
     """
 
     def __init__(self, *, stderr: bool = False, width: int | None = None) -> None:
@@ -30,5 +30,5 @@ class PlainConsole(Console):
 
 
 def styled(text: str, style: str) -> Text:
-    """Returns a text in one style, e.g. "bold", with control characters escaped."""
+    """Returns a text with a single style, e.g. "bold", and control characters escaped."""
     return Text(printable(text), style)

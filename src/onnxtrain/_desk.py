@@ -1,13 +1,13 @@
-"""Says what to install if onnx or onnx_ir is missing; every package that builds graphs imports this module first."""
+"""Says what to install if onnx or onnx_ir is missing. Packages that build graphs import this module first."""
 
 from __future__ import annotations
 
-# Devices install the package without the extra `build`.
+# Devices install onnxtrain without the extra `build`.
 try:
     import onnx as _onnx  # noqa: F401
     import onnx_ir as _onnx_ir  # noqa: F401
 except ModuleNotFoundError as error:
-    # A package that onnx itself lacks is another problem, which its own message names.
+    # If onnx itself lacks a package, its own message names that package.
     if error.name not in ("onnx", "onnx_ir"):
         raise
     raise ModuleNotFoundError(

@@ -1,11 +1,11 @@
-"""Says what to install if PyTorch is missing; packages for PyTorch import this module first."""
+"""Says what to install if PyTorch is missing. Packages that need PyTorch import this module first."""
 
 from __future__ import annotations
 
 try:
     import torch as _torch  # noqa: F401
 except ModuleNotFoundError as error:
-    # A broken PyTorch, which lacks a module of its own, says so itself.
+    # A broken PyTorch installation, which lacks one of its own modules, raises its own error.
     if error.name != "torch":
         raise
     raise ModuleNotFoundError(

@@ -16,11 +16,11 @@ def require(owner: object, field: str, holds: Callable[[Any], bool], allowed: st
     Args:
         owner: a loss, optimizer or clipping.
         field: name of the field.
-        holds: says if a value is valid; a TypeError or ValueError counts as no.
+        holds: returns True for valid values; a TypeError or ValueError means that the value is invalid.
         allowed: describes the valid values, e.g. "a positive number".
     """
     value = getattr(owner, field)
-    # Comparing a text with a number raises TypeError, float of a text ValueError: both are invalid settings.
+    # Comparing a string with a number raises TypeError, converting it to float ValueError: both are invalid settings.
     try:
         valid = holds(value)
     except (TypeError, ValueError):
@@ -32,8 +32,8 @@ def require(owner: object, field: str, holds: Callable[[Any], bool], allowed: st
 
 
 def integers_to_floats(owner: Any) -> None:
-    """Converts the integers in fields of a frozen dataclass that are declared as floats, e.g. `weight_decay=1`."""
-    # The emitter writes a Python integer as an int64 constant, and no op multiplies a float tensor by one.
+    """Converts integers in the float fields of a frozen dataclass to floats, e.g. `weight_decay=1`."""
+    # The emitter turns a Python integer into an int64 constant, which cannot be multiplied with a float tensor.
     for field in fields(owner):
         value = getattr(owner, field.name)
         if "float" in str(field.type):
@@ -45,7 +45,7 @@ def integers_to_floats(owner: Any) -> None:
 
 
 def settings_text(settings: Mapping[str, Any]) -> str:
-    """Returns settings as one line of text.
+    """Returns settings as a single line of text.
 
     >>> settings_text({"betas": [0.9, 0.999], "weight_decay": 0.01})
     'betas=[0.9, 0.999], weight_decay=0.01'

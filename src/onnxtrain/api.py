@@ -1,4 +1,4 @@
-"""Trains on a device; source compatible with `onnxruntime.training.api`.
+"""Trains on a device; source-compatible with `onnxruntime.training.api`.
 
 ::
 

@@ -1,4 +1,4 @@
-"""Makes code written for onnxruntime-training run on a stock ONNX Runtime without a changed line: `install()`.
+"""Runs code written for onnxruntime-training unchanged on a stock ONNX Runtime: `install()`.
 
 ::
 
@@ -10,8 +10,8 @@
     from torch_ort import ORTModule                                 # onnxtrain.ortmodule
     from onnxruntime.training.optim import FusedAdam                # onnxtrain.optim
 
-The modules are the same objects under a second name. They are imported when they are first used, so that a device
-which has only the packages of `onnxtrain.api` can use `onnxruntime.training.api`.
+The modules are the same objects under a second name. They are imported lazily, so that a device that has only the
+packages needed by `onnxtrain.api` can use `onnxruntime.training.api`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = ["install", "uninstall"]
 
 _OLD, _NEW = "onnxruntime.training", "onnxtrain"
 _TORCH_ORT = "torch_ort"
-# Modules of the old package that have a counterpart of the same name here.
+# Modules of the old package that have a counterpart of the same name in onnxtrain.
 _MODULES = ("api", "artifacts", "onnxblock", "optim", "ortmodule", "utils")
 _INNER_MODULES = {
     "api": {
@@ -45,17 +45,17 @@ _INNER_MODULES = {
     "onnxblock.loss": {"loss": "onnxblock.loss"},
     "onnxblock.optim": {"optim": "onnxblock.optim"},
 }
-"""Inner modules of the old package and their place here; some of its classes could only be imported from them."""
+"""Submodules of the old package and their counterparts; some of its classes could only be imported from these."""
 
-# Names of the distributions that bring the real package, normalised as PEP 503 says.
+# Names of the distributions that contain the real package, normalized as in PEP 503.
 _REAL_DISTRIBUTION = re.compile(r"(onnxruntime|ort)-(.*-)?training(-.*)?")
 
 
 def install() -> None:
     """Makes `onnxruntime.training` and its modules importable: api, artifacts, onnxblock, optim, ortmodule, utils.data.
 
-    `torch_ort`, the other name of ortmodule, becomes importable, too. If torch-ort itself is installed, it stays and
-    finds this ORTModule. A second call does nothing.
+    `torch_ort`, the other name of ortmodule, becomes importable too. If torch-ort itself is installed, it is used, and
+    imports this ORTModule. Calling `install` again has no effect.
 
     Raises:
         CompatError: the real package is installed; it must not be shadowed.
@@ -76,16 +76,16 @@ def install() -> None:
             f"installing the compatibility layer: {real_package} provides `{_OLD}` itself. Uninstall it "
             "and reinstall onnxruntime, or leave out onnxtrain.compat.install() and import from onnxtrain"
         )
-    # First, because the path based finder would load modules of onnxtrain a second time under the old names.
+    # First in the path, because the path-based finder would load onnxtrain's modules again under the old names.
     sys.meta_path.insert(0, _FINDER)
 
 
 def uninstall() -> None:
-    """Undoes :func:`install`; modules that were imported stay usable under their names in onnxtrain."""
+    """Undoes :func:`install`; modules already imported remain usable under their onnxtrain names."""
     if _FINDER not in sys.meta_path:
         return
     sys.meta_path.remove(_FINDER)
-    # Without these entries the next import of an old name fails, as it did before.
+    # Without these entries, importing an old name fails again, as it did before.
     for name in [name for name, module in sys.modules.items() if _is_old(name) or _is_alias(name, module)]:
         del sys.modules[name]
     runtime = sys.modules.get("onnxruntime")
@@ -94,13 +94,13 @@ def uninstall() -> None:
 
 
 def _real_package() -> str | None:
-    """Returns name and version of an installed package that provides `onnxruntime.training`, else None."""
+    """Returns the name and version of an installed package that provides `onnxruntime.training`, or None."""
     for distribution in distributions():
         name = re.sub(r"[-_.]+", "-", distribution.name or "").lower()
         if _REAL_DISTRIBUTION.fullmatch(name):
             return f"{distribution.name} {distribution.version}"
-    # A training build has no such distribution. Its folder alone proves nothing: uninstalling may leave it.
-    # Only a training build has these classes in its native module.
+    # A training build has no such distribution. Its folder alone proves nothing, because uninstalling may leave it
+    # behind. Only a training build has these classes in its native module.
     spec = importlib.util.find_spec(_OLD)
     if spec is not None and spec.origin is not None:
         native = importlib.import_module("onnxruntime.capi._pybind_state")
@@ -110,12 +110,12 @@ def _real_package() -> str | None:
 
 
 def _is_old(name: str) -> bool:
-    """Tells if a module name is `onnxruntime.training` or below it."""
+    """True if a module is `onnxruntime.training` or one of its submodules."""
     return name == _OLD or name.startswith(_OLD + ".")
 
 
 def _is_alias(name: str, module: ModuleType) -> bool:
-    """Tells if `torch_ort` is ours, and not an installed torch-ort."""
+    """True if the module is our alias for `torch_ort`, rather than an installed torch-ort."""
     return name == _TORCH_ORT and module.__name__ != name
 
 
@@ -129,7 +129,7 @@ class _Finder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        # An installed torch-ort stays: it imports `onnxruntime.training.ortmodule`, and so ours.
+        # An installed torch-ort has precedence: it imports `onnxruntime.training.ortmodule`, which is ours.
         if fullname == _TORCH_ORT:
             if PathFinder.find_spec(fullname, path, target) is not None:
                 return None
@@ -139,7 +139,7 @@ class _Finder(MetaPathFinder):
 
 
 class _AliasLoader(Loader):
-    """Import loader: the package becomes a module that imports nothing, its modules those of onnxtrain."""
+    """Import loader: creates a lazy package `onnxruntime.training`, whose submodules are onnxtrain's modules."""
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         return _TrainingPackage(spec.name, __doc__) if spec.name == _OLD else None
@@ -148,15 +148,15 @@ class _AliasLoader(Loader):
         name = module.__name__
         if name == _OLD:
             return
-        # The import system takes the module from sys.modules after this call.
-        # The same object as in onnxtrain, so that classes of the two names are the same classes.
+        # The import system takes the module from sys.modules after this call. It is the same object as in onnxtrain, so
+        # that classes imported under either name are identical.
         sys.modules[name] = _import_new(name, _new_name(name))
         for inner, home in _INNER_MODULES.get(name.removeprefix(f"{_OLD}."), {}).items():
             sys.modules[f"{name}.{inner}"] = importlib.import_module(f"{_NEW}.{home}")
 
 
 class _TrainingPackage(ModuleType):
-    """The module `onnxruntime.training`, which imports its modules and ORTModule on first use."""
+    """The module `onnxruntime.training`, which lazily imports its submodules and ORTModule."""
 
     def __getattr__(self, name: str) -> Any:
         if name in _MODULES:
@@ -172,19 +172,23 @@ class _TrainingPackage(ModuleType):
 
 
 def _import_new(old: str, new: str) -> ModuleType:
-    """Imports the module of onnxtrain that stands for a module of the old package."""
+    """Imports the onnxtrain module that replaces a module of the old package.
+
+    Raises:
+        ModuleNotFoundError: there is no such module.
+    """
     if new.split(".")[1] in _MODULES:
         try:
             return importlib.import_module(new)
         except ModuleNotFoundError as error:
-            # A package that the module imports is missing: its own message names it.
+            # The module exists, but a package that it imports is missing: the original message names that package.
             if error.name != new:
                 raise
             message = f"importing {old}: it comes with {new}, which this version of onnxtrain does not have"
             if new == f"{_NEW}.ortmodule":
                 message += "; install a version that has it: pip install --upgrade 'onnxtrain[torch]'"
             raise ModuleNotFoundError(message, name=old) from error
-    # Without a name: `from onnxruntime.training import ...` swallows an error that has that of the module.
+    # Raised without a name: `from onnxruntime.training import ...` swallows an error with the module's name.
     raise ModuleNotFoundError(
         f"importing {old}: onnxtrain has no counterpart; of {_OLD} it provides {', '.join(_MODULES)}"
     )

@@ -1,30 +1,30 @@
-"""Defines every exception that onnxtrain raises on purpose.
+"""Defines all exceptions that onnxtrain raises deliberately.
 
 ::
 
     OnnxTrainError (RuntimeError)
-    ├── ModelError (ValueError)          the model itself cannot be used, or a model file cannot be written
+    ├── ModelError (ValueError)          the model cannot be used, or a model file cannot be written
     │   ├── ModelLoadError               file missing, truncated, not ONNX, external data missing
-    │   └── UnsupportedOpsetError        opset or IR version that stock runtimes or the converter do not take
+    │   └── UnsupportedOpsetError        opset or IR version that stock runtimes or the converter don't support
     ├── DifferentiationError (ValueError)
     │   ├── NoGradientRule               an op on the path from the loss to a parameter has no rule
     │   └── ShapeRequired                a rule needs a static size that the model leaves symbolic
     ├── GraphBuildError (ValueError)     losses, optimizers, onnxblock: the training graph cannot be built
     │   └── NothingToTrain               no parameter is left to train
-    ├── RuleDefinitionError (ValueError) a gradient rule was registered wrongly (a programming error)
-    ├── CheckpointError                  a checkpoint cannot be read, written, or does not fit the model
-    ├── AdapterMismatchError (ValueError) a LoRA adapter is damaged, partial, or of another model
-    ├── InputError                       wrong dtype, shape, number, name or range of what was passed at run time
+    ├── RuleDefinitionError (ValueError) a gradient rule was registered incorrectly (a programming error)
+    ├── CheckpointError                  a checkpoint cannot be read or written, or doesn't fit the model
+    ├── AdapterMismatchError (ValueError) a LoRA adapter is damaged, incomplete, or for another model
+    ├── InputError                       an argument at run time has the wrong dtype, shape, number, name or range
     ├── TrainingStateError               calls in the wrong order (step before a gradient, eval without eval model)
-    ├── WorkersError                     another worker of a training on several workers has failed or ended
+    ├── WorkersError                     another worker of a distributed training run has failed or ended
     ├── DivergenceError (ArithmeticError) the loss is NaN or infinite
-    ├── MissingPackageError (ModuleNotFoundError) an optional package is needed and not installed
-    ├── CompatError (ImportError)        `compat.install()` refuses to shadow the real package
+    ├── MissingPackageError (ModuleNotFoundError) a required optional package is not installed
+    ├── CompatError (ImportError)        `compat.install()` would shadow the real package
     └── ORTModuleFallbackException       why something cannot run in ONNX Runtime; see `onnxtrain.ortmodule`
 
-onnxruntime-training raised RuntimeError for nearly everything, so `except RuntimeError` written for it catches
-all of these. Unknown parameter and property names raise :class:`KeyError`, as on any mapping. Each
-message says what was being done, what was received, and what to do next.
+onnxruntime-training raised RuntimeError for nearly everything, so `except RuntimeError` clauses written for it catch
+all of these. Unknown parameter and property names raise :class:`KeyError`, as for any mapping. Each message says what
+was being done, what was received, and what to do next.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ __all__ = [
 ]
 
 
-# All are RuntimeErrors, as the errors of onnxruntime-training were. Many are also the built-in exception of their kind
-# of fault, which code that does not know this package can catch.
+# All are RuntimeErrors, like the errors of onnxruntime-training. Many are also the matching built-in exception, for
+# code that doesn't know this package.
 class OnnxTrainError(RuntimeError):
-    """Base class of all exceptions that this package raises on purpose.
+    """Base class of all exceptions that this package raises deliberately.
 
-    Messages quote names in files of others: `str` gives them on one line and escapes control characters. `args` are
-    the texts as they were passed.
+    Messages may quote names from external files: `str` returns them on a single line, with control characters escaped.
+    `args` holds the original texts.
     """
 
     def __str__(self) -> str:
@@ -100,7 +100,7 @@ class NothingToTrain(GraphBuildError):
 
 
 class RuleDefinitionError(OnnxTrainError, ValueError):
-    """A gradient rule exists already, or names an op, input or output that the ONNX schema does not have."""
+    """A gradient rule already exists, or names an op, input or output that the ONNX schema doesn't have."""
 
 
 class CheckpointError(OnnxTrainError):
@@ -108,7 +108,7 @@ class CheckpointError(OnnxTrainError):
 
 
 class AdapterMismatchError(OnnxTrainError, ValueError):
-    """A LoRA adapter is missing, damaged or partial, or belongs to another model."""
+    """A LoRA adapter is missing, damaged or incomplete, or belongs to another model."""
 
 
 class InputError(OnnxTrainError):
@@ -124,11 +124,11 @@ class DivergenceError(OnnxTrainError, ArithmeticError):
 
 
 class WorkersError(OnnxTrainError):
-    """Another worker of a training on several workers has failed, has ended, or does not answer."""
+    """Another worker of a distributed training run has failed, has ended, or does not answer."""
 
 
 class MissingPackageError(OnnxTrainError, ModuleNotFoundError):
-    """An optional package is needed and not installed; the message says how to install it."""
+    """A required optional package is not installed; the message says how to install it."""
 
 
 class CompatError(OnnxTrainError, ImportError):

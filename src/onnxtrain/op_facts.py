@@ -1,13 +1,13 @@
-"""States facts about the standard ONNX ops: which only move data, draw random numbers, read a shape.
+"""Lists facts about the standard ONNX ops: which ops only move data, draw random numbers, read a shape, ...
 
-`FACTS` has one line per group of ops. The other rooms import the sets below it:
+`FACTS` has one line per group of ops. Other packages import the sets defined below it:
 
 >>> sorted(RESHAPES)
 ['Flatten', 'Identity', 'Reshape', 'Squeeze', 'Unsqueeze']
 >>> Fact.MOVES in FACTS["Slice"], "Slice" in VIEWS
 (True, False)
 
-A set of ops that depends on the reader, such as the ops that a pass knows how to rewrite, stays with that reader.
+Sets that depend on their user, such as the ops that a pass can rewrite, are defined by that user instead.
 """
 
 from __future__ import annotations
@@ -17,65 +17,65 @@ from enum import Flag
 
 
 class Fact(Flag):
-    """One property of an op. A fact that includes another one is written as a sum: all views move data."""
+    """A property of an op. A fact that implies another includes its flag: all views move data."""
 
     EXACT = 1
-    """Each element of the result is an element of an input, its negative, or zero. Rounding the result to bfloat16
-    changes nothing if the inputs were rounded."""
+    """Each element of the output is an element of an input, its negative, or zero. If the inputs are rounded to
+    bfloat16, so is the output."""
     MOVES = 1 << 1 | EXACT
-    """The elements of the first input (of all inputs: Concat) are copied to other places; some may be repeated or left
-    out. No arithmetic, so the op may also be computed on elements that are not known yet."""
+    """The elements of the first input (of all inputs: Concat) are copied to other positions; some may be repeated or
+    dropped. No arithmetic, so the op can also be applied to elements that are not known yet."""
     VIEW = 1 << 2 | MOVES
-    """The result has each element of the first input exactly once. Recomputing the result costs no memory beside the
-    input, and whatever holds for all elements of the input (a range of labels, say) holds for the result."""
+    """The output contains each element of the first input exactly once. Recomputing the output needs no memory besides
+    the input, and whatever holds for all elements of the input (e.g. a range of labels) holds for the output."""
     RESHAPE = 1 << 3 | VIEW
-    """The elements also keep their row-major order, so the node may be written again on any other tensor of this size
-    and shape. A Transpose is a view, but no reshape."""
+    """The elements also keep their row-major order, so the node can be repeated on any other tensor of the same shape.
+    A Transpose is a view but not a reshape."""
     ELEMENTWISE = 1 << 4
-    """Each element of the result is computed from the elements at the same place of the inputs, after broadcasting.
-    Computing the result again is cheap."""
+    """Each element of the output is computed from the elements at the same position of the inputs, after broadcasting.
+    Recomputing the output is cheap."""
     SAME_RANK = 1 << 5
-    """The first result has as many axes as the first input, and only this tells the rank. Ops whose attributes or other
-    inputs tell it too (Pad, MaxPool, ...) are in `passes/shapes/ranks.py`."""
+    """The first output has the rank of the first input, and nothing else determines its rank. Ops whose attributes or
+    other inputs determine the rank too (Pad, MaxPool, ...) are in `passes/shapes/ranks.py`."""
     OWN_DTYPE = 1 << 6
-    """The dtype of the result is not that of the first input: it has an attribute for it, or is always bool."""
+    """The output's dtype is not that of the first input: it is set by an attribute, or always bool."""
     UNARY = ELEMENTWISE | SAME_RANK
-    """One tensor is mapped element by element; other inputs are settings."""
+    """Maps a single tensor element by element; other inputs are settings."""
     CAST = 1 << 7 | UNARY | OWN_DTYPE
-    """The result has the elements of the first input in another dtype."""
+    """The output has the elements of the first input in another dtype."""
     ARITHMETIC = 1 << 8 | ELEMENTWISE
-    """Two operands that broadcast, and a result of their dtype: a reader may broadcast an operand for the op."""
+    """Two operands that broadcast, and an output of their dtype: an Expand can do the op's broadcasting."""
     COMMUTATIVE = 1 << 9
-    """The order of the inputs makes no difference: a pattern has to try all orders."""
+    """The order of the inputs doesn't matter: a pattern must try all orders."""
     RANDOM = 1 << 10
-    """Two nodes with equal inputs give different results: they must not be merged, nor computed again."""
+    """Two nodes with equal inputs give different outputs: they must be neither merged nor recomputed."""
     REDUCTION = 1 << 11
-    """Reduces over the axes in input 1, or all of them, with the attributes keepdims and noop_with_empty_axes."""
+    """Reduces over the axes in input 1, or over all axes, with the attributes keepdims and noop_with_empty_axes."""
     READS_SHAPE = 1 << 12
-    """Reads the shape of the input but no element: it keeps no tensor alive and no gradient flows through."""
+    """Reads the shape of the input but no elements: it keeps no tensor alive, and no gradient flows through it."""
     RECURRENT = 1 << 13
-    """Has the inputs X, W, R, B, sequence_lens, initial_h and the attributes of recurrent layers, layout among them."""
+    """Has the inputs X, W, R, B, sequence_lens, initial_h and the attributes of recurrent layers, including layout."""
     POOLING = 1 << 14
     """Slides a window over an image, with the attributes kernel_shape, pads, strides and ceil_mode."""
     PRODUCT = 1 << 15
-    """A product of the matrices in inputs 0 and 1: the ops that take nearly all of the time of a transformer."""
+    """Matrix product of inputs 0 and 1: the ops that take nearly all of a transformer's time."""
     SWITCHED = 1 << 16
-    """Computes something else in training than in inference."""
+    """Computes something different in training mode than in inference mode."""
     STEP = 1 << 17
     """Piecewise constant: the derivative is zero almost everywhere."""
     MIXING = 1 << 18
-    """A cotangent of the first input is a sum over many elements of the cotangent of the result, so one infinite
-    element makes NaN or infinity of a whole row or image."""
+    """The cotangent of the first input sums over many elements of the output's cotangent, so a single infinite element
+    makes a whole row or image NaN or infinite."""
     FINITE_COTANGENT = 1 << 19
-    """The cotangents of the inputs are finite wherever the cotangent of the result is."""
+    """The cotangents of the inputs are finite wherever the cotangent of the output is finite."""
 
 
 def _of(facts: Fact, names: str) -> dict[str, Fact]:
-    """Gives the same facts to several ops, e.g. "Abs Neg"."""
+    """Assigns the same facts to several ops, e.g. "Abs Neg"."""
     return dict.fromkeys(names.split(), facts)
 
 
-# One table instead of a set per reader: sets of the same ops stood in 22 files, some shorter than others by accident.
+# One table for all users, so that no user has its own, incomplete set of the same ops.
 # tests/test_op_facts.py checks each fact on a small node in the reference evaluator of onnx, or against the schemas.
 FACTS: Mapping[str, Fact] = {
     # Data movement.
@@ -110,9 +110,9 @@ FACTS: Mapping[str, Fact] = {
     **_of(Fact.ELEMENTWISE | Fact.OWN_DTYPE, "Greater GreaterOrEqual Less LessOrEqual"),
     **_of(Fact.ELEMENTWISE | Fact.EXACT, "Where"),
     **_of(Fact.ELEMENTWISE, "BitShift Mod Pow"),
-    # Quantisation.
+    # Quantization.
     **_of(Fact.STEP | Fact.OWN_DTYPE, "DynamicQuantizeLinear QuantizeLinear"),
-    # Random numbers. Dropout draws from the generator of the session, all others from a state of their own.
+    # Random numbers. Dropout draws from the session's generator, all others from their own state.
     **_of(Fact.RANDOM | Fact.SWITCHED | Fact.SAME_RANK | Fact.FINITE_COTANGENT, "Dropout"),
     **_of(Fact.RANDOM | Fact.SAME_RANK | Fact.OWN_DTYPE, "Bernoulli"),
     **_of(Fact.RANDOM, "Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike"),
@@ -139,11 +139,11 @@ FACTS: Mapping[str, Fact] = {
     **_of(Fact.FINITE_COTANGENT, "Pad"),
     **_of(Fact.SAME_RANK, "CenterCropPad ScatterElements ScatterND Trilu"),
 }
-"""Facts per op type of the standard domain, e.g. `FACTS["Slice"]`. Ops without facts are missing."""
+"""Facts about each op type of the standard domain, e.g. `FACTS["Slice"]`. Ops without facts are missing."""
 
 
 def ops_with(fact: Fact) -> frozenset[str]:
-    """Collects the standard ops for which a fact holds."""
+    """Returns the standard ops that have a given fact."""
     return frozenset(op_type for op_type, facts in FACTS.items() if fact in facts)
 
 
@@ -197,5 +197,5 @@ SHAPING_INPUTS: Mapping[str, tuple[int, ...]] = {
     "TopK": (1,),
     "Unsqueeze": (1,),
 }
-"""Per op, the inputs whose elements decide the shape of the outputs: sizes, axes, counts. If nobody knows these
-elements when the graph is built, nobody knows the shape."""
+"""For each op, the inputs whose elements determine the shape of the outputs: sizes, axes, counts. If these elements are
+not known when the graph is built, neither is the shape."""

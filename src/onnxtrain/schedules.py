@@ -1,8 +1,8 @@
-"""Learning rate schedules: factors of the learning rate for each optimizer step.
+"""Learning rate schedules: a factor of the learning rate for each optimizer step.
 
-A schedule is a function of the position in a fit, so a resumed run follows the same curve. The schedules of this
-module are dataclasses: their parameters are saved with the run. :data:`SCHEDULES` names them for
-`Trainer(scheduler="cosine")`, which uses their default parameters.
+A schedule is a function of the position in the training run, so a resumed run follows the same curve. The schedules in
+this module are dataclasses whose parameters are saved with the run. :data:`SCHEDULES` maps names to schedules with
+default parameters, for `Trainer(scheduler="cosine")`.
 
 >>> from onnxtrain.schedules import Step
 >>> [Step(step_size=2, gamma=0.5)(step=10 * epoch, total=60, epoch=epoch) for epoch in range(6)]
@@ -37,29 +37,29 @@ Unit = Literal["epoch", "step"]
 
 @dataclass(frozen=True)
 class Schedule:
-    """Base class of schedules. For a schedule of your own with parameters, subclass it as a frozen dataclass.
+    """Base class of schedules. To define a schedule with parameters, subclass it as a frozen dataclass.
 
     Attributes:
-        after_warmup: True if the curve begins after the warm-up. Other curves are counted from the
-            first step and multiplied by the rise of the warm-up.
-        needs_total: True if the curve depends on the number of all steps.
+        after_warmup: True if the curve begins after the warm-up. Otherwise, the curve begins at the first step and is
+            multiplied by the warm-up factor.
+        needs_total: True if the curve depends on the total number of steps.
     """
 
     after_warmup: ClassVar[bool] = True
-    # Class variables, not fields: they belong to the kind of curve and are not saved with a run.
+    # Class variables rather than fields: they belong to the kind of curve, and are not saved with a run.
     needs_total: ClassVar[bool] = True
 
     def __call__(self, step: int, total: int, epoch: int = 0) -> float:
         """Returns the factor of the learning rate.
 
         Args:
-            step: optimizer steps taken before this one.
-            total: steps of the whole schedule.
-            epoch: epochs finished before this step.
+            step: number of optimizer steps taken so far.
+            total: total number of steps of the schedule.
+            epoch: number of epochs finished so far.
         """
         raise NotImplementedError
 
-    # A frozen dataclass cannot be repaired after it is made: a wrong parameter is refused by its constructor.
+    # Checked in the constructor, because a frozen dataclass cannot be corrected afterwards.
     def _require(self, condition: bool, expected: str) -> None:
         if not condition:
             raise InputError(f"Choosing a schedule: expected {expected}, received {self}.")
@@ -67,7 +67,7 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Constant(Schedule):
-    """Keeps the learning rate constant; with a warm-up, after it."""
+    """Keeps the learning rate constant, after the warm-up if there is one."""
 
     needs_total = False
 
@@ -90,7 +90,7 @@ class Linear(Schedule):
         self._require(self.end_factor >= 0, "end_factor >= 0")
 
     def __call__(self, step: int, total: int, epoch: int = 0) -> float:
-        """Returns the factor."""
+        """Returns the factor of the learning rate."""
         return self.end_factor + (1.0 - self.end_factor) * (1.0 - _part(step, total))
 
 
@@ -108,29 +108,29 @@ class Cosine(Schedule):
         self._require(self.end_factor >= 0, "end_factor >= 0")
 
     def __call__(self, step: int, total: int, epoch: int = 0) -> float:
-        """Returns the factor."""
+        """Returns the factor of the learning rate."""
         return self.end_factor + (1.0 - self.end_factor) * _half_cosine(_part(step, total))
 
 
 @dataclass(frozen=True)
 class CosineWithRestarts(Schedule):
-    """Falls along half a cosine, `cycles` times over: it jumps back to 1 between them.
+    """Falls from 1 to 0 along half a cosine, `cycles` times, and jumps back to 1 in between.
 
-    As `get_cosine_with_hard_restarts_schedule_with_warmup` of transformers.
+    Like `get_cosine_with_hard_restarts_schedule_with_warmup` of transformers.
 
     Attributes:
-        cycles: number of falls.
+        cycles: number of cycles, e.g. 2.
     """
 
     cycles: int = 2
 
     def __post_init__(self) -> None:
-        # A fraction of a cycle would end in the middle of a fall.
+        # A fractional cycle would end in the middle of its fall.
         self._require(isinstance(self.cycles, int) and self.cycles >= 1, "cycles >= 1")
 
     def __call__(self, step: int, total: int, epoch: int = 0) -> float:
-        """Returns the factor."""
-        # The remainder of the last step is 0, where a new cycle would begin at 1.
+        """Returns the factor of the learning rate."""
+        # At the last step, the remainder is 0, which would be the beginning of a new cycle.
         return 0.0 if step >= total else _half_cosine((self.cycles * step / total) % 1.0)
 
 
@@ -150,17 +150,17 @@ class Polynomial(Schedule):
         self._require(self.power > 0 and self.end_factor >= 0, "power > 0 and end_factor >= 0")
 
     def __call__(self, step: int, total: int, epoch: int = 0) -> float:
-        """Returns the factor."""
+        """Returns the factor of the learning rate."""
         left = 1.0 - _part(step, total)
         return float(self.end_factor + (1.0 - self.end_factor) * left**self.power)
 
 
 @dataclass(frozen=True)
 class Step(Schedule):
-    """Multiplies by `gamma` after every `step_size` epochs, as PyTorch's `StepLR`; or steps, with `unit="step"`.
+    """Multiplies the learning rate by `gamma` every `step_size` epochs (like PyTorch's `StepLR`) or steps.
 
     Attributes:
-        step_size: epochs (or steps) between two changes, e.g. 10.
+        step_size: number of epochs (or steps) between changes, e.g. 10.
         gamma: factor of each change, e.g. 0.1.
         unit: "epoch" or "step".
     """
@@ -172,7 +172,7 @@ class Step(Schedule):
     needs_total = False
 
     def __post_init__(self) -> None:
-        # True is an integer in Python.
+        # In Python, True is an integer.
         is_integer = isinstance(self.step_size, int) and not isinstance(self.step_size, bool)
         self._require(
             is_integer and self.step_size >= 1 and self.gamma > 0 and self.unit in get_args(Unit),
@@ -180,18 +180,18 @@ class Step(Schedule):
         )
 
     def __call__(self, step: int, total: int, epoch: int = 0) -> float:
-        """Returns the factor."""
+        """Returns the factor of the learning rate."""
         return _power(self.gamma, (epoch if self.unit == "epoch" else step) // self.step_size)
 
 
 @dataclass(frozen=True)
 class MultiStep(Schedule):
-    """Multiplies by `gamma` at each of the `milestones`: epochs, as PyTorch's `MultiStepLR`, or steps.
+    """Multiplies the learning rate by `gamma` at each of the `milestones`, like PyTorch's `MultiStepLR`.
 
     Attributes:
-        milestones: epochs (or steps) of the changes, rising, e.g. [30, 60].
+        milestones: epochs (or steps) of the changes, in increasing order, e.g. [30, 60].
         gamma: factor of each change, e.g. 0.1.
-        unit: "epoch" or "step".
+        unit: "epoch" or "step", the unit of the milestones.
     """
 
     milestones: list[int] = field(default_factory=list)
@@ -201,7 +201,7 @@ class MultiStep(Schedule):
     needs_total = False
 
     def __post_init__(self) -> None:
-        # A run saves lists: a tuple would not be equal after it is resumed.
+        # A list, because a run saves lists, and a tuple would not be equal to the restored list.
         object.__setattr__(self, "milestones", list(self.milestones))
         rising = all(isinstance(m, int) and m >= 0 for m in self.milestones)
         rising = rising and self.milestones == sorted(self.milestones) and bool(self.milestones)
@@ -211,18 +211,18 @@ class MultiStep(Schedule):
         )
 
     def __call__(self, step: int, total: int, epoch: int = 0) -> float:
-        """Returns the factor."""
-        # The step at a milestone has the lower rate already, as in PyTorch.
+        """Returns the factor of the learning rate."""
+        # The step at a milestone already has the lower rate, as in PyTorch.
         passed = bisect.bisect_right(self.milestones, epoch if self.unit == "epoch" else step)
         return _power(self.gamma, passed)
 
 
 @dataclass(frozen=True)
 class Exponential(Schedule):
-    """Multiplies by `gamma` after each epoch, as PyTorch's `ExponentialLR`; or step, with `unit="step"`.
+    """Multiplies the learning rate by `gamma` after each epoch, like PyTorch's `ExponentialLR`, or after each step.
 
     Attributes:
-        gamma: factor of each epoch (or step), e.g. 0.9.
+        gamma: factor per epoch (or step), e.g. 0.9.
         unit: "epoch" or "step".
     """
 
@@ -235,7 +235,7 @@ class Exponential(Schedule):
         self._require(self.gamma > 0 and self.unit in get_args(Unit), "gamma > 0 and unit 'epoch' or 'step'")
 
     def __call__(self, step: int, total: int, epoch: int = 0) -> float:
-        """Returns the factor."""
+        """Returns the factor of the learning rate."""
         return _power(self.gamma, epoch if self.unit == "epoch" else step)
 
 
@@ -243,13 +243,13 @@ class Exponential(Schedule):
 class OneCycle(Schedule):
     """Rises from `1 / div_factor` to 1, then falls to `1 / (div_factor * final_div_factor)`, along half cosines.
 
-    As PyTorch's `OneCycleLR` for the learning rate; the momentum stays. The rise over `pct_start` of all steps is its
-    warm-up.
+    Like PyTorch's `OneCycleLR` for the learning rate; the momentum does not change. The rise, over a fraction
+    `pct_start` of all steps, serves as warm-up.
 
     Attributes:
-        pct_start: fraction of all steps that the rate rises, e.g. 0.3.
-        div_factor: highest rate divided by the first one.
-        final_div_factor: first rate divided by the last one.
+        pct_start: fraction of all steps during which the rate rises, e.g. 0.3.
+        div_factor: highest rate divided by the first.
+        final_div_factor: first rate divided by the last.
         anneal: "cos" for half cosines, "linear" for straight lines.
     """
 
@@ -267,9 +267,9 @@ class OneCycle(Schedule):
         )
 
     def __call__(self, step: int, total: int, epoch: int = 0) -> float:
-        """Returns the factor."""
+        """Returns the factor of the learning rate."""
         first = 1.0 / self.div_factor
-        # Not by the product of both, which can be rounded to zero.
+        # Dividing twice, because the product of both factors could make the quotient underflow to zero.
         last = first / self.final_div_factor
         # PyTorch counts steps from 0 and places the peak at pct_start * total - 1.
         peak, end = self.pct_start * total - 1.0, total - 1.0
@@ -278,19 +278,19 @@ class OneCycle(Schedule):
         return self._between(1.0, last, (min(step, end) - peak) / (end - peak) if end > peak else 1.0)
 
     def _between(self, start: float, end: float, part: float) -> float:
-        """Moves from `start` to `end` while `part` rises from 0 to 1."""
+        """Moves from `start` to `end` as `part` rises from 0 to 1."""
         left = _half_cosine(part) if self.anneal == "cos" else 1.0 - part
         return end + (start - end) * left
 
 
 def _part(step: int, total: int) -> float:
-    """Returns the part of the schedule that is over, from 0 to 1."""
-    # A fit may go on beyond the end of the schedule (`total_steps` too small): the factor stays.
+    """Returns the fraction of the schedule that has elapsed, from 0 to 1."""
+    # If training continues after the end of the schedule (`total_steps` too small), the factor stays constant.
     return min(1.0, step / total) if total > 0 else 1.0
 
 
 def _power(base: float, exponent: int) -> float:
-    """Returns base ** exponent, infinity where that is no float."""
+    """Returns base ** exponent, or infinity if that overflows."""
     try:
         return float(base) ** exponent
     except OverflowError:
@@ -298,11 +298,11 @@ def _power(base: float, exponent: int) -> float:
 
 
 def _half_cosine(part: float) -> float:
-    """Returns a value that falls from 1 to 0 along half a cosine while `part` rises from 0 to 1."""
+    """Returns a value that falls from 1 to 0 along half a cosine as `part` rises from 0 to 1."""
     return 0.5 * (1.0 + math.cos(math.pi * part))
 
 
-# The names are stored in runs and are choices of the command line, so they must not change.
+# These names are stored in runs and are choices of the command line, so they must not change.
 SCHEDULES: dict[str, type[Schedule]] = {
     "constant": Constant,
     "linear": Linear,
@@ -314,4 +314,4 @@ SCHEDULES: dict[str, type[Schedule]] = {
     "exponential": Exponential,
     "one_cycle": OneCycle,
 }
-"""Schedule per name that `Trainer(scheduler=...)` takes."""
+"""Schedules by name, for `Trainer(scheduler=...)`."""

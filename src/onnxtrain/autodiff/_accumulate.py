@@ -1,4 +1,4 @@
-"""Adds up the contributions to one cotangent, and joins those that are pieces of it."""
+"""Sums the contributions to one cotangent; concatenates contributions that are slices of it."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from onnxtrain.emitter import Emitter, static_dims
 
 @dataclass(frozen=True)
 class _Part:
-    """A contribution that is zero outside a range along one axis.
+    """A contribution to a cotangent that is zero outside of a range along one axis.
 
     Attributes:
-        padded: the contribution, the result of a Pad.
+        padded: the contribution, the output of a Pad.
         content: the input of that Pad, without the zeros.
-        axis: axis of the padding, not negative.
-        size: length of that axis in `padded`, e.g. 12.
+        axis: the padded axis, non-negative.
+        size: size of that axis in `padded`, e.g. 12.
         before: number of zeros before `content`, e.g. 4.
-        after: number of zeros behind it.
+        after: number of zeros after `content`.
     """
 
     padded: ir.Value
@@ -32,12 +32,12 @@ class _Part:
 
 
 def add_up(op: Emitter, parts: Sequence[ir.Value]) -> ir.Value:
-    """Returns the sum of contributions of one shape and dtype.
+    """Returns the sum of contributions of the same shape and dtype.
 
-    A forward graph that slices a value (query, key and value of an attention, the gates of a recurrent cell) gives one
-    contribution per slice, which is zero everywhere else. Slices that fill the value are concatenated.
+    If the forward graph slices a value (into query, key and value of attention, or the gates of a recurrent cell), each
+    slice contributes a cotangent that is zero outside of the slice. Slices that tile the whole value are concatenated.
     """
-    # One Concat costs a third of padding every slice to full size and adding up the padded tensors.
+    # One Concat costs a third of padding every slice to full size and adding the padded tensors.
     joined = _join(op, [part for value in parts if (part := _as_part(value)) is not None])
     if joined is not None:
         content, covered = joined
@@ -49,11 +49,16 @@ def add_up(op: Emitter, parts: Sequence[ir.Value]) -> ir.Value:
 
 
 def _join(op: Emitter, parts: Sequence[_Part]) -> tuple[ir.Value, list[ir.Value]] | None:
-    """Concatenates slices that fill the value; returns also the contributions that this replaces, or None."""
+    """Concatenates the slices if they tile the whole value.
+
+    Returns:
+        The concatenation and the padded contributions that it replaces, or None if the slices leave a gap, overlap, or
+        lie along different axes.
+    """
     ordered = sorted(parts, key=lambda part: part.before)
     if len(ordered) < 2 or len({part.axis for part in ordered}) != 1:
         return None
-    # Each slice must begin where the one before it ends: a gap or an overlap needs a sum.
+    # Each slice must begin where the previous one ends: a gap or an overlap needs a sum.
     ends = [0, *(part.size - part.after for part in ordered)]
     if [part.before for part in ordered] != ends[:-1] or ends[-1] != ordered[0].size:
         return None
@@ -62,11 +67,11 @@ def _join(op: Emitter, parts: Sequence[_Part]) -> tuple[ir.Value, list[ir.Value]
 
 
 def _as_part(value: ir.Value) -> _Part | None:
-    """Splits the result of a Pad with zeros along one axis into content and zeros; None for any other value."""
+    """Splits the output of a Pad with zeros along one axis into content and padding; None for any other value."""
     node = value.producer()
     if node is None or node.op_type != "Pad" or node.domain != "" or "mode" in node.attributes:
         return None
-    # Trailing inputs that are left out are missing from the list.
+    # Omitted trailing inputs are missing from the list.
     content, pads, fill, axes = [*node.inputs, None, None, None][:4]
     sizes = static_dims(value)
     if content is None or pads is None or pads.const_value is None or fill is not None or sizes is None:
@@ -78,7 +83,7 @@ def _as_part(value: ir.Value) -> _Part | None:
         along = axes.const_value.numpy().tolist()
     before, after = pads.const_value.numpy().reshape(2, -1).tolist()
     padded = [i for i in range(len(along)) if before[i] or after[i]]
-    # A negative number crops.
+    # Negative pads crop.
     if len(padded) != 1 or min(*before, *after) < 0:
         return None
     index = padded[0]

@@ -1,4 +1,4 @@
-"""Finds the active values: those between the differentiated values and the leaves that get gradients."""
+"""Finds active values: those through which gradients flow from the differentiated values to the leaves."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from ._registry import NonDifferentiable, is_straight_through, reason_not_yet, r
 
 
 def is_differentiable_dtype(value: ir.Value) -> bool:
-    """Says if a value can carry a cotangent: its dtype is floating point, or unknown."""
+    """True if a value can have a cotangent: its dtype is floating point or unknown."""
     return value.dtype is None or value.dtype.is_floating_point()
 
 
 def _carries_gradient(value: ir.Value) -> bool:
-    """Says if the walk follows a value that an active op computes.
+    """True if the reverse walk follows this output of an active op.
 
-    Besides floats these are integers of ops that quantize: their op has a straight-through rule, has a body of other
-    ops in which such a rule may stand, or is `not_yet`.
+    Besides floats, these are integers computed by quantizing ops: the op has a straight-through rule, is declared
+    `not_yet`, or has a body of other ops that may contain an op with such a rule.
     """
     producer = value.producer()
-    # Without the `not_yet` ops the gradient would end silently at a quantized value, as zero, instead of in an error.
+    # Without the `not_yet` ops, the gradient would silently be zero at a quantized value instead of raising an error.
     return is_differentiable_dtype(value) or (
         producer is not None
         and (
@@ -43,19 +43,19 @@ def active_values(
     *,
     through_steps: bool = False,
 ) -> set[ir.Value]:
-    """Returns the values on a path of differentiable ops from one of `wrt` to one of `of`, both ends included.
+    """Returns the values on a path of differentiable ops from one of `wrt` to one of `of`, including both ends.
+
+    An integer that an op only moves or selects (Reshape, MaxPool) is active if the op's input of the same dtype is.
 
     Args:
         nodes: nodes of the graph, in topological order.
-        of: values that are differentiated, e.g. the loss.
+        of: differentiated values, e.g. the loss.
         wrt: values that get gradients, e.g. the parameters.
-        through_steps: True to follow Round, Floor, Ceil and Sign, too, for which PyTorch returns a gradient of zeros.
-
-    An integer that an op only moves or selects (Reshape, MaxPool) is active if the op's input of that dtype is.
+        through_steps: True to follow Round, Floor, Ceil and Sign as well; PyTorch returns zero gradients for these.
     """
     leaves = set(wrt)
     dependent = set(leaves)
-    # Forwards for what depends on the leaves, then backwards for what reaches `of`: active is what does both.
+    # Active values depend on the leaves (forward pass) and reach `of` (backward pass).
     passing = [
         node
         for node in nodes
@@ -64,8 +64,8 @@ def active_values(
     ]
     for node in passing:
         if any(value in dependent for value in reads(node)):
-            # Ops such as Reshape give their integers the dtype of the input; a Shape, which does not, has no rule at
-            # all.
+            # Ops such as Reshape give their integer outputs the input's dtype. Shape does not, but it has no rule
+            # anyway.
             moved = {value.dtype for value in node.inputs if value in dependent}
             dependent.update(
                 value for value in node.outputs if _carries_gradient(value) or value.dtype in moved
@@ -80,7 +80,7 @@ def active_values(
 def captured_values(node: ir.Node) -> Iterator[ir.Value]:
     """Yields the values of enclosing graphs that the subgraphs of a control-flow node read."""
     for attribute in node.attributes.values():
-        # In the body of a function an attribute may stand for one of the caller; it has no value to look into.
+        # In a function body, an attribute may refer to an attribute of the function, which has no value here.
         if attribute.is_ref():
             continue
         if attribute.type == ir.AttributeType.GRAPH:
@@ -88,15 +88,15 @@ def captured_values(node: ir.Node) -> Iterator[ir.Value]:
 
 
 def path_to_leaf(start: ir.Node, of: ir.Value, leaves: Iterable[ir.Value], active: set[ir.Value]) -> str:
-    """Says between which values a node lies, for messages, e.g. "on the path from 'loss' to 'conv1.weight'".
+    """Describes where a node lies for error messages, e.g. "on the path from 'loss' to 'conv1.weight'".
 
     Args:
-        start: the node; the named leaf is the nearest one before it.
+        start: the node. The message names the nearest leaf that it depends on.
         of: the differentiated value.
         leaves: values that get gradients.
         active: result of :func:`active_values`.
     """
-    # Breadth first, so that the message names the nearest parameter.
+    # Breadth-first search, so that the message names the nearest parameter.
     goal = set(leaves)
     queue = deque(value for value in reads(start) if value in active)
     seen = set(queue)
@@ -113,15 +113,15 @@ def path_to_leaf(start: ir.Node, of: ir.Value, leaves: Iterable[ir.Value], activ
 
 
 def reads(node: ir.Node) -> Iterator[ir.Value]:
-    """Yields the inputs of a node without omitted ones, and the outer values that its subgraphs read."""
+    """Yields the present inputs of a node, and the values of enclosing graphs that its subgraphs read."""
     yield from (value for value in node.inputs if value is not None)
     yield from captured_values(node)
 
 
 def _outer_values(graph: ir.Graph) -> Iterator[ir.Value]:
-    """Yields the values that the nodes and outputs of a subgraph read from enclosing graphs."""
-    # `all_nodes` also visits subgraphs of subgraphs, whose own values are not outer ones either. These are listed once,
-    # as `subgraphs` walks through all nodes.
+    """Yields the values of enclosing graphs that the nodes and outputs of a subgraph read."""
+    # `all_nodes` also visits nested subgraphs, whose own values aren't outer values either. `subgraphs` finds all
+    # levels, so one call suffices.
     inside = {id(inner) for inner in (graph, *graph.subgraphs())}
     for node in graph.all_nodes():
         yield from (value for value in node.inputs if value is not None and id(value.graph) not in inside)

@@ -1,4 +1,4 @@
-"""Holds bodies of ops outside the standard domain: such an op in standard ops, for gradients and shape inference."""
+"""Registers bodies of nonstandard ops: the op written with standard ops, for gradients and shape inference."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ ShapeFunction = Callable[[Emitter, NodeView], ir.Value | Sequence[ir.Value]]
 def defbody(
     op_type: str, domain: str, inputs: str, outputs: str, **attributes: Any
 ) -> Callable[[ShapeFunction], ShapeFunction]:
-    """Registers the decorated function as the body of an op outside the standard domain: the op in standard ops.
+    """Registers the decorated function as the body of a nonstandard op: the op written with standard ops.
 
-    The function is called with `(op, n)` and returns the outputs, from the first to the last one that it can compute.
-    If a gradient passes the op and the op has no rule, its body takes its place. Elsewhere the op stays, and shape
-    inference reads the shapes of its body.
+    The function is called with `(op, n)` and returns the outputs, from the first to the last that it can compute. If a
+    gradient flows through the op and the op has no rule, its body replaces it. Otherwise the op remains in the model,
+    and shape inference takes the shapes from its body.
 
     Args:
         op_type: name of the op.
         domain: domain of the op, e.g. "com.microsoft".
-        inputs: names of its inputs, separated by blanks, e.g. "X W B".
-        outputs: names of its outputs, likewise.
-        attributes: names of its attributes, with their defaults; None for no default. A node with another attribute is
-            refused, since the body would compute as if it were not there.
+        inputs: names of the inputs, separated by spaces, e.g. "X W B".
+        outputs: names of the outputs, separated by spaces.
+        attributes: default of each attribute, by name; None for no default. A node with an undeclared attribute raises
+            an error, because the body would ignore that attribute.
     """
     signature = Signature(tuple(inputs.split()), tuple(outputs.split()), attributes=attributes)
 
@@ -50,9 +50,15 @@ def twin(
     opset: int,
     functions: dict[ir.OperatorIdentifier, ir.Function] | None = None,
 ) -> ir.Function:
-    """Returns a function of standard ops whose outputs have the shapes of those of a node.
+    """Returns a function of standard ops whose outputs have the shapes of the node's outputs.
 
-    With the function table of a model it may also call composite ops, whose functions it adds to the table.
+    Args:
+        shapes: emits the standard ops and returns the outputs.
+        signature: names of the op's inputs, outputs and attributes.
+        node: the node.
+        opset: version of the standard domain.
+        functions: function table of a model. If given, `shapes` may call composite ops, whose functions are added to
+            the table.
 
     Raises:
         NoGradientRule: the node has an attribute that the signature does not declare.
@@ -66,7 +72,7 @@ def twin(
         )
     names = [value.name if value is not None else None for value in node.inputs]
     inputs = [
-        # Messages show the names of the node's inputs; a function needs a different one for each.
+        # Error messages show the names of the node's inputs, but a function needs distinct names.
         ir.Value(
             name=name if name and names.index(name) == index else f"in{index}",
             type=value.type if value else None,
@@ -74,12 +80,12 @@ def twin(
         )
         for index, (name, value) in enumerate(zip(names, node.inputs, strict=True))
     ]
-    # An omitted input stays an input of the function, whose inputs are counted, but the node in it must not read it.
+    # An omitted input remains an input of the function, so that positions match, but the copied node must not read it.
     present = [copy if value is not None else None for copy, value in zip(inputs, node.inputs, strict=True)]
     graph = ir.Graph(inputs, [], nodes=[], opset_imports={"": opset}, name="twin")
     attributes = list(node.attributes.values())
     outputs = [ir.Value(name=output.name) for output in node.outputs]
-    # A copy outside of any graph, only to be looked at: its inputs are those of the function.
+    # A copy outside of any graph, for `shapes` to inspect: its inputs are the function's.
     outside = ir.Node(node.domain, node.op_type, present, attributes, outputs=outputs, name=node.name)
     result = shapes(
         Emitter(graph, functions=functions, in_function=True),

@@ -1,4 +1,4 @@
-"""Undoes numpy-style broadcasting: sums the cotangent of a broadcast input over the axes it was repeated on."""
+"""Undoes broadcasting: sums the cotangent of a broadcast input over the axes along which it was repeated."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ Dim = int | ir.SymbolicDim
 
 
 def sum_to_shape_of(op: Emitter, ct: ir.Value, output: ir.Value, primal: ir.Value) -> ir.Value:
-    """Sums a cotangent over the axes along which `primal` was repeated to the shape of `output`.
+    """Sums a cotangent over the axes along which `primal` was broadcast to the shape of `output`.
 
     Args:
-        op: writes into the graph.
-        ct: the cotangent, of the shape of `output`.
-        output: result of the op that broadcast.
-        primal: its input.
+        op: emitter of the graph.
+        ct: cotangent of `output`.
+        output: output of the op that broadcasts.
+        primal: input of that op.
 
     Returns:
-        The sum, of the shape of `primal`. If shapes leave it open which axes were repeated, nodes find them at run
-        time.
+        The sum, with the shape of `primal`. If the shapes don't tell which axes were broadcast, the sum finds these
+        axes at run time.
 
     Raises:
-        DifferentiationError: `primal` has more axes than `output`, so the file is damaged.
+        DifferentiationError: `primal` has a higher rank than `output`, so the model is invalid.
     """
     if output.shape is None or primal.shape is None:
         return _sum_at_run_time(op, ct, output, primal)
@@ -38,7 +38,7 @@ def sum_to_shape_of(op: Emitter, ct: ir.Value, output: ir.Value, primal: ir.Valu
     for axis, (out_dim, dim) in enumerate(
         zip(list(output.shape)[lead:], primal.shape, strict=True), start=lead
     ):
-        # One axis that only the run can decide about makes all of them wait for the run.
+        # If one axis can only be decided at run time, all of them are.
         repeated = _is_repeated(out_dim, dim)
         if repeated is None:
             return _sum_at_run_time(op, ct, output, primal)
@@ -46,8 +46,8 @@ def sum_to_shape_of(op: Emitter, ct: ir.Value, output: ir.Value, primal: ir.Valu
             axes.append(axis)
     if not axes:
         return ct
-    # Only leading axes are gone: one reduction drops them. A repeated axis of size one has to stay, so the leading ones
-    # are dropped by a Squeeze after it.
+    # If only leading axes were added, one reduction removes them. Broadcast axes of size one must be kept, so then a
+    # Squeeze removes the leading axes.
     if axes == list(range(lead)):
         result = op.ReduceSum(ct, axes, keepdims=0)
     else:
@@ -59,24 +59,24 @@ def sum_to_shape_of(op: Emitter, ct: ir.Value, output: ir.Value, primal: ir.Valu
 
 
 def _is_repeated(out_dim: Dim, dim: Dim) -> bool | None:
-    """Says if an axis of size `dim` was repeated to size `out_dim`; None if symbolic sizes leave it open."""
+    """True if an axis of size `dim` was broadcast to size `out_dim`; None if symbolic sizes leave this open."""
     if dim == 1:
         return out_dim != 1
     if isinstance(dim, int) or out_dim == 1:
         return False
-    # A symbol may stand for 1, and then the axis is repeated, unless the output has the same symbol.
+    # A symbol may stand for 1, in which case the axis is broadcast, unless the output has the same symbol.
     same = isinstance(out_dim, ir.SymbolicDim) and out_dim.value is not None and out_dim.value == dim.value
     return False if same else None
 
 
 def _sum_at_run_time(op: Emitter, ct: ir.Value, output: ir.Value, primal: ir.Value) -> ir.Value:
-    """Sums over every axis on which the primal, padded with leading ones, has size one."""
+    """Sums over every axis along which the shape of `primal`, padded with leading ones, has size one."""
     shape = op.shape_of(primal)
-    # Numpy aligns shapes at the end: the primal gets leading ones up to the rank of the output.
+    # NumPy aligns shapes at the last axis: the primal gets leading ones up to the rank of the output.
     missing = op.Sub(op.Shape(op.shape_of(output)), op.Shape(shape))
     padded = op.Concat(op.Expand(op.const([1]), missing), shape, axis=0)
     axes = op.Squeeze(op.NonZero(op.Equal(padded, op.const([1]))), [0])
-    # There may be no such axis, and the default of ReduceSum for no axes is to reduce over all.
+    # There may be no such axis, and without axes ReduceSum reduces over all by default.
     result: ir.Value = op.Reshape(
         op.ReduceSum(ct, axes, keepdims=1, noop_with_empty_axes=1), shape, allowzero=1
     )

@@ -1,4 +1,4 @@
-"""Lists how the gradient of each op is found, for the docs, the command line and the completeness test."""
+"""Lists how each op is differentiated, for the docs, the command line and the completeness test."""
 
 from __future__ import annotations
 
@@ -12,23 +12,24 @@ from onnxtrain.autodiff._registry import NON_DIFFERENTIABLE, NOT_YET, OPSETS, RU
 from onnxtrain.passes import BODIES, NEWEST_OPSET, has_schema_function
 
 READ_OPSETS = range(OPSETS[0], NEWEST_OPSET + 1)
-"""Opsets whose ops are differentiated. Ops of opset 27 and 28 are rewritten with older ones when a model is loaded."""
+"""Opsets whose ops can be differentiated. Loading a model rewrites ops of opset 27 and 28 with older ops."""
 
 Status = Literal["rule", "function", "nondifferentiable", "not yet", "unknown"]
 
 
 @dataclass(frozen=True)
 class OpCoverage:
-    """Says by which way the gradient of one op is found.
+    """States how an op is differentiated.
 
     Attributes:
         op_type: name of the op.
-        since: oldest supported opset that has it, e.g. 21; 0 for an op outside the standard domain.
-        status: `rule`: it has a VJP rule. `function`: its function body of the ONNX standard, or one registered with
-            `defbody`, is differentiated in its place. `nondifferentiable`: no gradient flows through it. `not yet`: a
-            gradient that has to flow through it is an error. `unknown`: the same, as the op is not declared at all.
+        since: oldest supported opset that has the op, e.g. 21; 0 for a nonstandard op.
+        status: `rule`: the op has a VJP rule. `function`: its function body is differentiated instead, from the ONNX
+            standard or registered with `defbody`. `nondifferentiable`: no gradient flows through it. `not yet`:
+            differentiating it raises an error that states the reason. `unknown`: differentiating it raises an error,
+            because the op is not declared.
         inputs: for a rule, the names of the inputs that get a gradient, e.g. ("A", "B").
-        reason: why it is `nondifferentiable` or `not yet`, e.g. "its result is boolean"; else empty.
+        reason: why the op is `nondifferentiable` or `not yet`, e.g. "its result is boolean"; otherwise empty.
     """
 
     op_type: str
@@ -39,11 +40,11 @@ class OpCoverage:
 
 
 def coverage(domain: str = "") -> list[OpCoverage]:
-    """Returns one row per op of a domain, by name: of the standard domain those in the supported opsets.
+    """Returns one row per op of a domain, sorted by name.
 
     Args:
-        domain: "" for the standard domain. Of another one, e.g. "com.microsoft", the rows are the ops that the
-            installed onnxruntime knows and those that are registered.
+        domain: "" for the standard domain: the rows are the ops of the supported opsets. For another domain, e.g.
+            "com.microsoft", they are the registered ops and those that the installed ONNX Runtime knows.
 
     Example:
         >>> from onnxtrain.autodiff import coverage
@@ -57,15 +58,15 @@ def coverage(domain: str = "") -> list[OpCoverage]:
         }
         known = {schema.name for schema in get_all_operator_schema() if schema.domain == domain}
         return [coverage_of(domain, name) for name in sorted(registered | known)]
-    # Ops that all supported opsets deprecate, such as Upsample, have no row.
+    # Ops that are deprecated in all supported opsets, such as Upsample, have no row.
     names = sorted({schema.name for schema in onnx.defs.get_all_schemas() if schema.domain == ""})
     return [row for name in names if (row := coverage_of("", name)).since]
 
 
 def coverage_of(domain: str, op_type: str) -> OpCoverage:
-    """Returns the row of an op of any domain; `since` is 0 for an op outside the standard."""
+    """Returns the row of an op of any domain; `since` is 0 for a nonstandard op."""
     opsets = [] if domain else list(schemas_by_opset(op_type, opsets=READ_OPSETS))
-    # A rule wins over a function body, which is then never inlined on the path of a gradient.
+    # A rule takes precedence over a function body.
     key, since = (domain, op_type), opsets[0] if opsets else 0
     if key in RULES:
         return OpCoverage(op_type, since, "rule", RULES[key].wrt)

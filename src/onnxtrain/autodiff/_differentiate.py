@@ -1,4 +1,4 @@
-"""Adds gradients to a model: `differentiate` takes an ONNX model and returns it with more outputs."""
+"""Adds gradients to a model: `differentiate` returns an ONNX model with gradients as additional outputs."""
 
 from __future__ import annotations
 
@@ -64,29 +64,31 @@ def differentiate(
     cotangent: str | None = None,
     straight_through: bool = False,
 ) -> onnx.ModelProto | ir.Model:
-    """Returns the model with one more output `<name>_grad` per name in `wrt`: the gradient of `of`.
+    """Returns the model with an additional output `<name>_grad` per name in `wrt`: the gradient of `of`.
 
     The result is an ordinary ONNX model: any stock runtime can run it, and it can be differentiated again.
 
     Args:
-        model: path of a `.onnx` file, `ModelProto`, or `onnx_ir.Model`; it is not changed.
-        of: name of the value to differentiate: a floating-point scalar, or, with `cotangent`, any float tensor.
+        model: path of a `.onnx` file, `ModelProto`, or `onnx_ir.Model`; it is not modified.
+        of: name of the value to differentiate: a floating-point scalar, or, with `cotangent`, any floating-point
+            tensor.
         wrt: names of parameters (initializers), inputs or intermediate values, floating point.
-        cotangent: name for a new input of the shape and dtype of `of`; the outputs are then the vector-Jacobian
-            products of that input.
-        straight_through: True passes gradients through Round, Ceil, Floor, QuantizeLinear and DynamicQuantizeLinear
-            as if they did not round. Values outside the range of the integers get gradient zero.
+        cotangent: name for a new input with the shape and dtype of `of`. The gradients are then the vector-Jacobian
+            products with that input.
+        straight_through: True passes gradients through Round, Ceil, Floor, QuantizeLinear and DynamicQuantizeLinear as
+            if they did not round. Values outside the range of the integers get a zero gradient.
 
     Returns:
         An `onnx_ir.Model` if `model` is one, else a `ModelProto`. Its outputs are those of `model`, then `of` if it is
-        not among them, then the gradients, each of the shape and dtype of its value, zeros if `of` does not depend on
-        it. If the name `<name>_grad` is taken, the output is `<name>_grad_1`.
+        not an output already, then the gradients. Each gradient has the shape and dtype of its value, and is zero if
+        `of` does not depend on the value. If the name `<name>_grad` is taken, the output is `<name>_grad_1`.
 
     Raises:
         ModelError: the model cannot be loaded or converted.
-        DifferentiationError: a name is unknown, integer, or `of` is not a scalar and has no cotangent.
-        NoGradientRule: an op in between has no gradient rule.
-        TypeError: `wrt` is one string, or no collection.
+        DifferentiationError: a name is unknown or not floating point, or `of` is not a scalar and `cotangent` is not
+            given.
+        NoGradientRule: an op between `wrt` and `of` has no gradient rule.
+        TypeError: `wrt` is a string, or not a collection.
 
     Example:
         >>> import onnx, onnxruntime, numpy as np
@@ -101,13 +103,13 @@ def differentiate(
         [3.0, 12.0]
     """
     check_names(wrt, "wrt")
-    # `wrt` are withheld from constant folding, as a parameter that was folded away has no value left to differentiate.
+    # `wrt` are excluded from constant folding: a folded parameter could not be differentiated.
     with straight_through_rules(straight_through):
         canonical = canonicalize(with_exact_masks(load_model(model)), wrt)
         result, gradients = add_gradients(canonical, of, wrt, cotangent=cotangent)
     outputs = result.graph.outputs
     value = _find(result.graph, of, "of")
-    # Whoever runs a gradient nearly always wants the loss as well.
+    # Users who run a gradient model nearly always want the loss as well.
     if value not in outputs:
         outputs.append(value)
     append_outputs(result, wrt, gradients)
@@ -130,13 +132,13 @@ def add_gradients(
 ) -> tuple[ir.Model, list[ir.Value]]:
     """Appends the gradient computation to a copy of a canonical model.
 
-    The arguments are those of :func:`differentiate`, and `float_products` as in :func:`expand_path`.
+    The arguments are those of :func:`differentiate`; `float_products` is described at :func:`expand_path`.
 
     Returns:
-        The model, and one gradient per name in `wrt`, of the value's shape and dtype; zeros if `of` does not depend on
-        it. The gradients are not graph outputs yet.
+        The model, and one gradient per name in `wrt`, with the value's shape and dtype; zeros if `of` does not depend
+        on the value. The gradients are not graph outputs yet.
     """
-    # Checked before the copy is made, so that mistakes in names are found at once.
+    # Checked before the model is copied, so that a wrong name is reported at once.
     target = typed_values(model.graph, [of], "of")[0]
     typed_values(model.graph, wrt, "wrt")
     if cotangent is None:
@@ -148,7 +150,7 @@ def add_gradients(
         seed = op.ones_like(target)
     else:
         seed = ir.Value(name=cotangent, shape=target.shape, type=target.type)
-        # The caller binds the input by this name, so it must not get a number like other names.
+        # The caller binds the input by this name, so a number must not be appended to it.
         if op.unique_name(cotangent) != cotangent:
             raise DifferentiationError(
                 f"adding the cotangent input {cotangent!r}: the model has a value of that name"
@@ -164,12 +166,19 @@ def add_gradients(
 def append_outputs(
     model: ir.Model, wrt: Sequence[str], gradients: Sequence[ir.Value], suffix: str = "_grad"
 ) -> None:
-    """Appends the gradients of :func:`add_gradients` to the outputs of `model`, named `<name>_grad` if that is free."""
+    """Appends gradients to the outputs of `model`, named `<name><suffix>`, or with a number if that name is taken.
+
+    Args:
+        model: the model.
+        wrt: names of the differentiated values.
+        gradients: one gradient per name, as :func:`add_gradients` returns them.
+        suffix: suffix of the output names.
+    """
     writer = Emitter(model.graph)
     primals = find_values(model.graph, wrt, "wrt")
     for name, primal, gradient in zip(wrt, primals, gradients, strict=True):
-        # The gradient of x + y is one value for both names, and that of a sum may be an input or a constant. An output
-        # is renamed below, so it must be a value of its own.
+        # Renaming an output needs a value of its own: x + y has one gradient value for x and y, and a gradient may be a
+        # graph input or a constant.
         if gradient.is_graph_output() or gradient.is_graph_input() or gradient.is_initializer():
             gradient = writer.Identity(gradient)
         gradient.name = writer.unique_name(f"{name}{suffix}")
@@ -182,12 +191,17 @@ def expand_path(
 ) -> ir.Model:
     """Returns a copy of a model in which active ops without a rule are replaced by their function bodies.
 
-    With `float_products`, products with quantised weights (MatMulNBits) compute in floating point. Otherwise they round
-    activations as the file says, and gradients pass that rounding unchanged. Ops between `wrt` and `of` are active.
+    Args:
+        model: canonical model.
+        of: names of the differentiated values.
+        wrt: names of the values that get gradients. Ops between these and `of` are active.
+        float_products: True makes matrix products with quantized weights (MatMulNBits) compute in floating point. False
+            keeps the rounding of activations that the file specifies; gradients pass straight through it.
     """
     targets, leaves = find_values(model.graph, of, "of"), find_values(model.graph, wrt, "wrt")
     active = {value.name for value in active_values(model.graph, targets, leaves)}
-    # Values in branches and loop bodies all count as active here: the rule of the node around them finds which are.
+    # All values in branches and loop bodies count as active here: the rule of the control-flow node finds the active
+    # ones.
     active |= {value.name for graph in model.graph.subgraphs() for node in graph for value in node.outputs}
 
     def keep(node: ir.Node) -> bool:
@@ -204,9 +218,9 @@ def check_names(names: object, role: str) -> None:
     """Checks that an argument is a collection of names.
 
     Raises:
-        TypeError: it is one string, or no collection.
+        TypeError: the argument is a single string, or not a collection.
     """
-    # A str is a collection as well, of names of one letter each.
+    # A str is a collection too: of single letters.
     if isinstance(names, str):
         raise TypeError(f"differentiating: {role} is the str {names!r}; pass a list of names")
     if not isinstance(names, Collection):
@@ -214,10 +228,10 @@ def check_names(names: object, role: str) -> None:
 
 
 def differentiable_values(graph: ir.Graph, names: Sequence[str], role: str) -> list[ir.Value]:
-    """Returns the values of these names.
+    """Returns the values with these names.
 
     Raises:
-        DifferentiationError: one is unknown, not floating point, or named twice.
+        DifferentiationError: a name is unknown, not floating point, or listed twice.
     """
     values = find_values(graph, names, role)
     for value in values:
@@ -233,11 +247,11 @@ def differentiable_values(graph: ir.Graph, names: Sequence[str], role: str) -> l
 
 
 def typed_values(graph: ir.Graph, names: Sequence[str], role: str) -> list[ir.Value]:
-    """Returns the values of these names if their dtypes are known and floating point.
+    """Returns the values with these names, after checking that their dtypes are known and floating point.
 
     Raises:
-        DifferentiationError: as `differentiable_values`; or the dtype is unknown, because shape inference does not know
-            an op before the value and the file does not declare the op's result.
+        DifferentiationError: as for `differentiable_values`; or a dtype is unknown, because shape inference does not
+            know an op before the value and the file does not declare the type of the op's output.
     """
     values = differentiable_values(graph, names, role)
     for value in values:
@@ -249,10 +263,10 @@ def typed_values(graph: ir.Graph, names: Sequence[str], role: str) -> list[ir.Va
 
 
 def check_scalar(value: ir.Value) -> None:
-    """Checks that a value has one element.
+    """Checks that a value has exactly one element.
 
     Raises:
-        DifferentiationError: it has more, or its shape is not known.
+        DifferentiationError: the value has more elements, or its shape is unknown.
     """
     dims = static_dims(value)
     if dims is None or any(dim != 1 for dim in dims):
@@ -267,10 +281,10 @@ def _find(graph: ir.Graph, name: str, role: str) -> ir.Value:
 
 
 def find_values(graph: ir.Graph, names: Sequence[str], role: str) -> list[ir.Value]:
-    """Returns the values of these names.
+    """Returns the values with these names.
 
     Raises:
-        DifferentiationError: one is unknown. The message names the argument `role`, e.g. "wrt".
+        DifferentiationError: a name is unknown. The message names the argument `role`, e.g. "wrt".
     """
     # One dictionary for all names: a graph may have 100,000 values.
     values = values_by_name(graph)

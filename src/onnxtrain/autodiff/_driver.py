@@ -1,7 +1,7 @@
-"""Walks a graph backwards, node by node, and writes the gradient with the rule of each node's op.
+"""Walks a graph in reverse, node by node, and emits gradients with the rule of each node's op.
 
-A rule is a formula only. The driver does what all rules have in common: it asks for no cotangent that nothing reads,
-sums the cotangents of broadcast inputs to the input's shape, and adds up the contributions to one value.
+A rule is a formula only. The driver does the work common to all rules: it skips cotangents that nothing reads, sums the
+cotangents of broadcast inputs to the inputs' shapes, and accumulates the contributions to each value.
 """
 
 from __future__ import annotations
@@ -30,23 +30,24 @@ def pull_back(
     """Returns the vector-Jacobian products `sum over (y, seed) of seed^T · dy/dw` for every `w` in `wrt`.
 
     Args:
-        op: emitter of the graph that holds all these values; gradient nodes are appended to it.
+        op: emitter of the graph that contains all these values; gradient nodes are appended to it.
         seeds: the values to differentiate, each with its cotangent of the same shape and dtype.
         wrt: values to differentiate with respect to.
-        nodes: nodes to differentiate, in order; all of the graph by default. Results of other nodes count as constants.
+        nodes: nodes to differentiate, in topological order. Default: all nodes of the graph. Outputs of other nodes are
+            treated as constants.
 
     Returns:
-        One cotangent per entry of `wrt`, of its shape and dtype; None where nothing in `seeds` depends on it.
+        One cotangent per value in `wrt`, with the same shape and dtype; None if no value in `seeds` depends on it.
 
     Raises:
         NoGradientRule: an op in between has no rule.
-        ShapeRequired: a rule needs a static size that is symbolic.
+        ShapeRequired: a rule needs a static size, but the size is symbolic.
     """
     nodes = list(op.graph) if nodes is None else nodes
     walk = _ReverseWalk(op, list(seeds), wrt, nodes)
     for value, seed in seeds.items():
         walk.add(value, seed)
-    # Marks the Floor, Sign, ... that rules write: straight-through rules must leave them alone when the gradient is
+    # Marks the Floor, Sign, ... that rules emit: straight-through rules must ignore them when the gradient is
     # differentiated again.
     outer_metadata, op.metadata = op.metadata, STEPS_OF_GRADIENTS
     for node in reversed(nodes):
@@ -56,7 +57,7 @@ def pull_back(
 
 
 class _ReverseWalk:
-    """The state of one backward walk: the active values, and the contributions to their cotangents so far."""
+    """State of one reverse walk: the active values, and the contributions to their cotangents so far."""
 
     def __init__(
         self, op: Emitter, of: Sequence[ir.Value], wrt: Sequence[ir.Value], nodes: Sequence[ir.Node]
@@ -72,23 +73,23 @@ class _ReverseWalk:
         self._contributions.setdefault(value, []).append(cotangent)
 
     def total(self, value: ir.Value) -> ir.Value | None:
-        """Returns the sum of all contributions to the cotangent of a value, None when there are none."""
+        """Returns the sum of all contributions to the cotangent of a value, or None if there are none."""
         parts = self._contributions.get(value)
         if not parts:
             return None
         total = add_up(self.op, parts)
-        # A sum is a new node, whose shape nothing has inferred yet.
+        # A sum is a new node, so shape inference has not seen it.
         total.shape = total.shape if len(parts) == 1 else value.shape
         self._contributions[value] = [total]
         return total
 
     def visit(self, node: ir.Node) -> None:
-        """Turns the cotangents of a node's outputs into contributions to those of its inputs."""
+        """Applies a node's rule: turns cotangents of the outputs into contributions to cotangents of the inputs."""
         if not any(value in self._contributions for value in node.outputs):
             return
         if not any(value in self.active for value in (*node.inputs, *captured_values(node))):
             return
-        # Names of gradient nodes say which forward node they belong to, as viewers and profiles show them.
+        # The names of gradient nodes contain the name of the forward node, for graph viewers and profiles.
         self.op.scope = f"grad/{node.name or node.op_type}/"
         rule = rule_for(node)
         if rule is None or isinstance(rule, NonDifferentiable):
@@ -100,8 +101,8 @@ class _ReverseWalk:
         self._save_outputs(node, rule)
         result = self._apply(rule, view, ct)
         captured = {value for value in captured_values(node) if value in self.active}
-        # A rule of control flow returns cotangents of values that its subgraphs read, which are no inputs of the node
-        # and have no schema name: the values themselves are the keys.
+        # A control-flow rule also returns cotangents of values that the node's subgraphs read. These aren't inputs of
+        # the node and have no schema names, so the values themselves are the keys.
         if isinstance(result, Mapping):
             of_captured = {key: value for key, value in result.items() if isinstance(key, ir.Value)}
             for primal, cotangent in of_captured.items():
@@ -114,7 +115,7 @@ class _ReverseWalk:
         self._check_complete(node, rule, captured)
 
     def _apply(self, rule: Rule, view: NodeView, ct: Any) -> Cotangents:
-        """Calls the rule. An unknown shape that an op without a rule caused is reported as that op's missing rule."""
+        """Calls the rule. If an unknown shape stems from a `not_yet` op, raises NoGradientRule for that op instead."""
         try:
             return rule.function(self.op, view, ct)
         except ShapeRequired as error:
@@ -125,12 +126,12 @@ class _ReverseWalk:
             raise
 
     def _output_cotangents(self, node: ir.Node, rule: Rule) -> ir.Value | tuple[ir.Value | None, ...] | None:
-        """Returns the cotangents as the rule takes them (see `Rule.outputs`); None if no output has one."""
+        """Returns the cotangents in the form that the rule expects (see `Rule.outputs`); None if no output has one."""
         names = [_formal(rule.signature.outputs, i) for i in range(len(node.outputs))]
         for value, name in zip(node.outputs, names, strict=True):
             if value in self._contributions and value in self.active and name not in rule.outputs:
                 raise self._no_rule(node, f" through its output {name!r}")
-        # All outputs count, also those that nothing needs: the rule tells them apart by position.
+        # Inactive outputs are included: the rule identifies outputs by position.
         if rule.signature.variadic_output:
             return tuple(self.total(value) for value in node.outputs)
         by_name = {name: self.total(value) for value, name in zip(node.outputs, names, strict=True)}
@@ -146,7 +147,7 @@ class _ReverseWalk:
             if len(node.outputs) <= index:
                 node.resize_outputs(index + 1)
             output = node.outputs[index]
-            # An output that was left out has an empty name.
+            # An omitted output has an empty name.
             if not output.name:
                 output.name = self.op.unique_name(f"{node.outputs[0].name}_{name}")
             # Rules read the dtype before shape inference runs again.
@@ -154,14 +155,14 @@ class _ReverseWalk:
                 output.type = self._type_of_output(node, index)
 
     def _type_of_output(self, node: ir.Node, index: int) -> ir.TensorType | None:
-        """Returns the type that the schema gives an output; None if the schema leaves it open."""
+        """Returns the type of an output according to the schema; None if the schema leaves it open."""
         schema = schema_of(node.op_type, self.op.opset)
         attributes = {name: attribute.value for name, attribute in node.attributes.items()}
         dtype = output_dtype(schema.outputs[index], schema, node.inputs, attributes)
         return None if dtype is None else ir.TensorType(dtype)
 
     def _by_input(self, node: ir.Node, rule: Rule, result: Cotangents) -> list[tuple[int, ir.Value]]:
-        """Pairs the cotangents of a rule's result with indices of the node's inputs, e.g. [(0, ct_a), (1, ct_b)]."""
+        """Pairs the cotangents that a rule returned with indices of the node's inputs, e.g. [(0, ct_a), (1, ct_b)]."""
         if not isinstance(result, Mapping):
             parts: list[Any] = [result] if len(rule.wrt) == 1 else list(cast(Sequence[Any], result))
             result = dict(zip(rule.wrt, parts, strict=True))
@@ -176,7 +177,7 @@ class _ReverseWalk:
         return pairs
 
     def _contribute(self, node: ir.Node, rule: Rule, index: int, cotangent: ir.Value) -> None:
-        """Adds the cotangent of an input, un-broadcast if the rule asks for it; ignores inputs that are not active."""
+        """Adds a cotangent to an active input, summed over broadcast axes if the rule requires it."""
         primal = node.inputs[index]
         if primal is None or primal not in self.active:
             return
@@ -185,8 +186,8 @@ class _ReverseWalk:
         self._add_checked(node, primal, cotangent)
 
     def _add_checked(self, node: ir.Node, primal: ir.Value, cotangent: ir.Value) -> None:
-        """Adds a contribution after a check that its dtype is that of its primal."""
-        # The cotangent of an integer is a float: straight-through rules pass it on to the op that quantized.
+        """Adds a contribution after checking that its dtype matches the primal's."""
+        # The cotangent of an integer is a float: straight-through rules pass it on to the quantizing op.
         straight_through = primal.dtype is not None and not primal.dtype.is_floating_point()
         if straight_through:
             self.add(primal, cotangent)
@@ -196,7 +197,7 @@ class _ReverseWalk:
                 f"differentiating {node.op_type} ({where(node)}): its rule gave {primal.name!r} ({primal.dtype}) "
                 f"a cotangent of {cotangent.dtype}; this is a defect of the rule, please report it"
             )
-        # Shape inference has not run over new nodes; the shape of a primal is that of its cotangent.
+        # Shape inference has not run on new nodes; a cotangent has the shape of its primal.
         if cotangent.type is None:
             cotangent.type = primal.type
         if cotangent.shape is None:
@@ -204,8 +205,8 @@ class _ReverseWalk:
         self.add(primal, cotangent)
 
     def _check_complete(self, node: ir.Node, rule: Rule, captured: Collection[ir.Value]) -> None:
-        """Raises NoGradientRule for an active input, or value read by a subgraph, that the rule has no formula for."""
-        # Without this check such a value would silently get no gradient.
+        """Raises NoGradientRule if the rule has no formula for an active input or a captured value."""
+        # Without this check, the value would silently get no gradient.
         if captured:
             names = ", ".join(sorted(repr(value.name) for value in captured))
             raise self._no_rule(node, f" with respect to {names}, which its subgraphs read")
@@ -215,10 +216,10 @@ class _ReverseWalk:
                 raise self._no_rule(node, f" with respect to its input {name!r}", value)
 
     def _no_rule(self, node: ir.Node, detail: str, value: ir.Value | None = None) -> NoGradientRule:
-        """Returns the error for a node without a rule: the op, the path it is on, the reason, the remedy."""
+        """Returns the error for a node without a rule: names the op, its path, the reason and a remedy."""
         domain = f"{node.domain}::" if node.domain else ""
         source = value.producer() if value is not None else None
-        # Without a reason of its own the node may stand behind an op that is `not_yet`, whose integers it reads.
+        # If the node has no reason of its own, it may read integers from a `not_yet` op.
         reason = reason_not_yet(node) or (reason_not_yet(source) if source is not None else None)
         if reason is None and value is not None and value.dtype is not None and value.dtype.is_integer():
             reason = "its values are quantized: pass straight_through=True for gradients as if they were not"
@@ -231,7 +232,7 @@ class _ReverseWalk:
 
 
 def _how(node: ir.Node) -> str:
-    """Returns the arguments of `vjp` that a rule for this node needs, for the message, e.g. ' with override=True'."""
+    """Returns the `vjp` arguments that a rule for this node needs, for messages, e.g. ' with override=True'."""
     options = [f'domain="{node.domain}"'] if node.domain else []
     if rule_for(node) is not None:
         options.append("override=True")
@@ -239,5 +240,5 @@ def _how(node: ir.Node) -> str:
 
 
 def _formal(names: tuple[str, ...], index: int) -> str:
-    """Returns the schema name of argument `index`; arguments past the end belong to the last, variadic one."""
+    """Returns the schema name of argument `index`; indices past the end belong to the last, variadic parameter."""
     return names[min(index, len(names) - 1)]

@@ -1,4 +1,4 @@
-"""Shows a forward node to its gradient rule: inputs and outputs by schema name, attributes with their defaults."""
+"""Presents a forward node to its gradient rule: inputs and outputs by schema name, attributes with defaults."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ._mixing import is_mixed
 
 
 def where(node: ir.Node) -> str:
-    """Names a node for messages: "node 'conv1'", or without a name "the node that computes 'y'"."""
+    """Describes a node for error messages: "node 'conv1'", or "the node that computes 'y'" if it has no name."""
     return f"node {node.name!r}" if node.name else f"the node that computes {node.outputs[0].name!r}"
 
 
@@ -28,10 +28,10 @@ class Signature:
     Attributes:
         inputs: names of the inputs, e.g. ("X", "W", "B").
         outputs: names of the outputs, e.g. ("Y",).
-        variadic_input: True if any number of arguments belong to the last input.
-        variadic_output: the same for outputs.
+        variadic_input: True if the last input is variadic.
+        variadic_output: True if the last output is variadic.
         attributes: for an op without an ONNX schema, the default of each attribute, None for no default, e.g.
-            {"metric": "sqeuclidean"}. None if the attributes are not declared: then `NodeView.attr` accepts any name.
+            {"metric": "sqeuclidean"}. None if the attributes are not declared: `NodeView.attr` then accepts any name.
     """
 
     inputs: tuple[str, ...]
@@ -42,7 +42,7 @@ class Signature:
 
 
 class Outputs:
-    """Gives the outputs of a node by their schema names, `n.out.Y`; None for an omitted optional output."""
+    """Outputs of a node by schema name: `n.out.Y` is a value, or None for an omitted optional output."""
 
     def __init__(self, node: ir.Node, signature: Signature) -> None:
         self._node = node
@@ -55,23 +55,23 @@ class Outputs:
             )
         index = self._signature.outputs.index(name)
         outputs = self._node.outputs
-        # An omitted output has an empty name, or at the end no place at all.
+        # An omitted output has an empty name, or is missing at the end of the list.
         return outputs[index] if index < len(outputs) and outputs[index].name != "" else None
 
 
 class NodeView:
-    """A forward node, its inputs by their schema names: `n.X` is a value, or None when omitted.
+    """View of a forward node with inputs by schema name: `n.X` is a value, or None if the input is omitted.
 
     Args:
         node: the node.
-        signature: names of its inputs and outputs.
-        opset: version of the standard domain in force, e.g. 21.
-        needed: the active values; :meth:`needs` looks an input up in them.
-        of: the differentiated values; :meth:`is_mixed` needs them.
+        signature: names of the inputs and outputs.
+        opset: version of the standard domain, e.g. 21.
+        needed: the active values, used by :meth:`needs`.
+        of: the differentiated values, used by :meth:`is_mixed`.
 
     Attributes:
-        out: its outputs by name (`n.out.Y`).
-        opset: as above.
+        out: the outputs by name (`n.out.Y`).
+        opset: version of the standard domain, e.g. 21.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class NodeView:
         self.out = Outputs(node, signature)
 
     def __getattr__(self, name: str) -> Any:
-        # `self._signature` would call this method again, without end, as long as __init__ has not set it.
+        # `self._signature` would recurse infinitely while __init__ has not set it yet.
         signature: Signature = self.__dict__["_signature"]
         if name not in signature.inputs:
             raise RuleDefinitionError(f"{self._node.op_type} has no input {name!r}: {signature.inputs}")
@@ -104,11 +104,11 @@ class NodeView:
 
     @property
     def node(self) -> ir.Node:
-        """The node itself."""
+        """The node."""
         return self._node
 
     def is_mixed(self, output: ir.Value) -> bool:
-        """Says if the mask of a cotangent of this output may be a product instead of a Where (see `_mixing`)."""
+        """True if the cotangent of this output can be masked by a multiplication instead of a Where (see `_mixing`)."""
         return is_mixed(output, self._needed, self._of)
 
     @property
@@ -122,23 +122,23 @@ class NodeView:
         return self._node.outputs
 
     def needs(self, input_: str | ir.Value | None) -> bool:
-        """Says if the cotangent of an input, given by schema name or as a value, is wanted."""
+        """True if the cotangent of an input, given by schema name or as a value, is needed."""
         value = getattr(self, input_) if isinstance(input_, str) else input_
         return value is not None and value in self._needed
 
     def attr(self, name: str) -> Any:
-        """Returns an attribute's value, the schema's default when absent, or None when it has none."""
+        """Returns the value of an attribute; if absent, its default from the schema, or None without a default."""
         attribute = self._node.attributes.get(name)
         if attribute is not None:
-            # Lists, because rules add and slice them together with lists of their own.
+            # A list, because rules concatenate and slice it together with their own lists.
             return list(attribute.value) if isinstance(attribute.value, tuple) else attribute.value
         declared = self._signature.attributes
-        # Asked before the schema: onnxruntime also writes ops of its own into the standard domain.
+        # Before the schema lookup, because ONNX Runtime also puts some of its own ops into the standard domain.
         if declared is not None:
             if name not in declared:
                 raise RuleDefinitionError(f"{self.op_type} has no attribute {name!r}: {sorted(declared)}")
             return declared[name]
-        # Without a schema nothing tells an absent attribute from a misspelt one.
+        # Without a schema, an absent attribute can't be told from a misspelled one.
         if self._node.domain not in ("", "ai.onnx"):
             return None
         schema = schema_of(self._node.op_type, self.opset)
@@ -149,7 +149,7 @@ class NodeView:
         default = schema.attributes[name].default_value
         if not default.name:
             return None
-        # onnx gives texts as bytes, onnx_ir as str.
+        # onnx returns strings as bytes, onnx_ir as str.
         value = onnx.helper.get_attribute_value(default)
         return value.decode() if isinstance(value, bytes) else value
 
@@ -157,7 +157,7 @@ class NodeView:
         """Returns the rank of a value.
 
         Raises:
-            ShapeRequired: shape inference could not find the rank.
+            ShapeRequired: the rank is unknown.
         """
         if value.shape is None:
             producer = value.producer()
@@ -168,14 +168,14 @@ class NodeView:
         return value.shape.rank()
 
     def axis(self, value: ir.Value, axis: int) -> int:
-        """Returns a possibly negative axis as a non-negative one."""
+        """Returns `axis` as a non-negative axis of `value`."""
         return axis % self.rank(value) if axis < 0 else axis
 
     def static(self, value: ir.Value, axes: Sequence[int] | None = None) -> tuple[int, ...]:
-        """Returns the sizes of the given axes (default: all), which must be static.
+        """Returns the sizes of the given axes (default: all axes), which must be static.
 
         Raises:
-            ShapeRequired: one of them is symbolic; the message names it.
+            ShapeRequired: a size is symbolic; the message names it.
         """
         rank = self.rank(value)
         dims = static_dims(value) or ()
@@ -192,8 +192,8 @@ class NodeView:
         return tuple(result)
 
     def constant(self, value: ir.Value | None) -> np.ndarray | None:
-        """Returns the array of a value that is known when the graph is built; None for a value of run time."""
-        # An initializer that is trained has an array, too, but the next step changes it.
+        """Returns the array of a value that is constant in the graph; None for a value computed at run time."""
+        # A trained initializer also has an array, but each step changes it.
         return None if value in self._needed else known_array(value)
 
     def _where(self) -> str:

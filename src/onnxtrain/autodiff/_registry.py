@@ -1,7 +1,7 @@
-"""Holds the rule table: one VJP rule per op, validated against the op's ONNX schema when it is registered.
+"""Holds the table of VJP rules: one per op, validated against the op's ONNX schema at registration.
 
-The table is open. A program can add rules for ops of any domain and for ops that are `not_yet`, replace a rule with
-`override=True`, or replace it inside of a `with local_rules():` block.
+The table is open. A program can add rules for ops of any domain and for `not_yet` ops, replace a rule with
+`override=True`, or replace a rule temporarily inside a `with local_rules():` block.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from ._bodies import ShapeFunction, twin
 from ._node import NodeView, Signature
 
 OPSETS = range(21, 27)
-"""Versions of the standard domain that rules are written for."""
+"""Versions of the standard domain that the rules support."""
 
-# Beginnings of the names of types that can carry cotangents: sequences and optionals may hold floats.
+# Prefixes of the type names that can have cotangents. Sequences and optionals may contain floats.
 _FLOATING = ("tensor(float)", "tensor(float16)", "tensor(double)", "tensor(bfloat16)", "seq", "optional")
 
 Cotangents = ir.Value | None | Sequence[ir.Value | None] | Mapping[Any, ir.Value | None]
@@ -37,21 +37,23 @@ ArgumentRule = Callable[[Emitter, NodeView, Any], ir.Value | None]
 
 @dataclass(frozen=True)
 class Rule:
-    """Turns the cotangents of a node's outputs into cotangents of its inputs.
+    """VJP rule of an op: turns the cotangents of a node's outputs into cotangents of its inputs.
 
     Attributes:
         op_type: name of the op, e.g. "Mul".
-        domain: domain of the op; "" is the standard one.
+        domain: domain of the op; "" is the standard domain.
         wrt: schema names of the inputs that can have a cotangent, e.g. ("A", "B"). A variadic input stands for all its
             arguments.
-        outputs: schema names of the outputs whose cotangents the rule takes, e.g. ("C",). With one name `ct` is a
-            value, otherwise a tuple with None for outputs that nothing needs. A variadic output stands for all of them.
+        outputs: schema names of the outputs whose cotangents the rule takes, e.g. ("C",). With one name, `ct` is a
+            value, otherwise a tuple with None for outputs without a cotangent. A variadic output stands for all its
+            values.
         function: the rule itself, called with (emitter, node view, ct).
         saves: optional outputs of the forward node that the rule reads, e.g. ("Mean", "InvStdDev").
-        broadcasts: True if the cotangents have the output's shape and the driver must sum them to the inputs' shapes.
-        signature: the op's input and output names.
-        straight_through: True if integer inputs and outputs carry (floating-point) cotangents; or a function that says
-            so of a node.
+        broadcasts: True if the rule's cotangents have the output's shape, and the driver must sum them to the inputs'
+            shapes.
+        signature: names of the op's inputs and outputs.
+        straight_through: True if integer inputs and outputs have (floating-point) cotangents; or a function that
+            decides this per node.
     """
 
     op_type: str
@@ -85,20 +87,19 @@ NOT_YET: dict[tuple[str, str], str] = {}
 _ORIGIN = "onnxtrain.origin"
 
 STEPS_OF_GRADIENTS: Mapping[str, Mapping[str, str]] = {op_type: {_ORIGIN: "gradient"} for op_type in STEPS}
-"""By op type, the metadata of piecewise constant nodes that rules write: :func:`rule_for` takes these for constants.
+"""Metadata, by op type, of piecewise constant nodes that rules emit; :func:`rule_for` treats them as constants.
 
-Straight-through rules are for the rounding in the user's model. If a gradient is differentiated again, the rounding
-that a rule wrote into it, such as the Floor by which GridSample finds its pixels, must keep its derivative of zero.
+Straight-through rules apply to rounding in the user's model. If a gradient is differentiated again, rounding that a
+rule emitted, such as the Floor in GridSample's gradient, must keep its derivative of zero.
 """
 
-# A context variable and not a global list: a thread or task that differentiates at the same time must not see the
-# rules.
+# A context variable, so that local rules are invisible to other threads and tasks that differentiate at the same time.
 _LOCAL: ContextVar[tuple[dict[tuple[str, str], Rule], ...]] = ContextVar("onnxtrain local rules", default=())
 
 
 @contextmanager
 def local_rules() -> Iterator[None]:
-    """Registers rules for the duration of a `with` block, in the place of existing ones.
+    """Registers rules for the duration of a `with` block; they take precedence over existing rules.
 
     Example:
         >>> from onnxtrain.autodiff import differentiate, local_rules, vjp
@@ -133,31 +134,30 @@ def vjp(
     override: bool = False,
     shapes: ShapeFunction | None = None,
 ) -> Callable[[RuleFunction], RuleFunction]:
-    """Registers the decorated function as the rule of `op_type`.
+    """Registers the decorated function as the VJP rule of `op_type`.
 
-    The function gets `(op, n, ct)` and returns the cotangents of the inputs named in `wrt`: one value when `wrt` has
-    one name, otherwise a tuple in that order or a mapping by name; None where there is none. For a variadic input
-    it returns a sequence with one entry per argument. In a mapping, values of the enclosing graph that a control-flow
-    node reads are keys themselves.
+    The function is called with `(op, n, ct)` and returns the cotangents of the inputs in `wrt`: a single value if `wrt`
+    has one name, otherwise a tuple in the same order or a mapping by name. None means no cotangent. For a variadic
+    input, the cotangent is a sequence with one entry per argument. For a control-flow node, the mapping may also
+    contain cotangents of values of the enclosing graph that a subgraph reads, with the values themselves as keys.
 
     Args:
         op_type: name of the op.
         wrt: names of the inputs that can have a cotangent.
-        outputs: names of the outputs whose cotangents the rule takes; by default the first one.
+        outputs: names of the outputs whose cotangents the rule takes. Default: the first output.
         saves: optional outputs of the forward node that the rule reads.
-        broadcasts: True if the cotangents have the output's shape and must be summed to the inputs' shapes.
+        broadcasts: True if the rule's cotangents have the output's shape and must be summed to the inputs' shapes.
         domain: domain of the op, e.g. "com.microsoft".
-        signature: for ops outside the standard domain, their input and output names.
-        straight_through: True if the op takes or gives integers that carry cotangents, as rules for quantization need;
-            or a function that says so of a node. These cotangents are floating point.
-        override: True replaces an existing rule, or a declaration as nondifferentiable. An op that is `not_yet` needs
-            no override.
-        shapes: for ops outside the standard domain: a function that is called with `(op, n)`, writes standard ops with
-            outputs of the same shapes and dtypes, and returns these. Shape inference reads them; nothing runs them.
-            They stay when a block of :func:`local_rules` ends.
+        signature: for nonstandard ops, the names of inputs and outputs.
+        straight_through: True if integer inputs or outputs of the op have cotangents, as rules for quantization need;
+            or a function that decides this per node. These cotangents are floating point.
+        override: True replaces an existing rule or a `nondifferentiable` declaration. A `not_yet` op needs no override.
+        shapes: for nonstandard ops, a function that is called with `(op, n)`, emits standard ops with outputs of the
+            same shapes and dtypes, and returns these outputs. Shape inference uses them; they never run. The function
+            remains registered after a :func:`local_rules` block ends.
 
     Raises:
-        RuleDefinitionError: the op has a rule already, a name is not in its schema, or its outputs are integers and
+        RuleDefinitionError: the op already has a rule, a name is not in its schema, or its outputs are integers and
             `straight_through` is False.
     """
 
@@ -176,7 +176,7 @@ def vjp(
         )
         _validate(rule)
         _add(rule, override)
-        # Not removed when local rules end: a model that was built with them is still to be inferred.
+        # Kept when local rules end: shape inference must still work for models that were built with them.
         if shapes is not None:
             TWINS[domain, op_type] = functools.partial(twin, shapes, op_signature)
         return function
@@ -195,14 +195,14 @@ def defvjp(
     """Registers the rule of `op_type` as one formula `(op, n, ct) -> cotangent` per differentiable input."""
 
     def function(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-        # Formulas of inputs that need no cotangent are not written: dead nodes would only be removed again.
+        # Formulas of inputs that need no cotangent are skipped: their nodes would be dead.
         return {name: formula(op, n, ct) if n.needs(name) else None for name, formula in by_input.items()}
 
     vjp(op_type, wrt=tuple(by_input), saves=saves, broadcasts=broadcasts, override=override)(function)
 
 
 def nondifferentiable(*op_types: str, reason: str, domain: str = "") -> None:
-    """Declares ops through which no gradient flows: their results are piecewise constant, integers or shapes."""
+    """Declares ops through which no gradient flows: their outputs are piecewise constant, integers or shapes."""
     for op_type in op_types:
         _refuse_duplicate_or_misspelt(op_type, domain)
         NOT_YET.pop((domain, op_type), None)
@@ -210,29 +210,29 @@ def nondifferentiable(*op_types: str, reason: str, domain: str = "") -> None:
 
 
 def not_yet(*op_types: str, reason: str, domain: str = "") -> None:
-    """Declares ops that have a derivative but no rule yet; `reason` goes into error messages."""
+    """Declares ops that are differentiable but have no rule yet; error messages state the `reason`."""
     for op_type in op_types:
         _refuse_duplicate_or_misspelt(op_type, domain)
         NOT_YET[domain, op_type] = reason
 
 
 def rule_for(node: ir.Node) -> Rule | NonDifferentiable | None:
-    """Returns the rule of a node's op, its declaration as non-differentiable, or None."""
+    """Returns the rule of a node's op, or its `nondifferentiable` declaration, or None."""
     key = _key(node)
     if _is_step_of_gradient(node):
         return NonDifferentiable(node.op_type, "it is a step inside of a gradient, whose derivative is zero")
-    # Local rules win, so that a block can replace a rule and also a declaration.
+    # Local rules come first, so that they can replace global rules and declarations.
     return _local(key) or RULES.get(key) or NON_DIFFERENTIABLE.get(key)
 
 
 def reason_not_yet(node: ir.Node) -> str | None:
-    """Returns the reason that `not_yet` gave for a node's op; None if it is not declared so."""
+    """Returns the reason given to `not_yet` for a node's op; None if the op is not declared `not_yet`."""
     key = _key(node)
     return None if _local(key) or _is_step_of_gradient(node) else NOT_YET.get(key)
 
 
 def is_straight_through(output: ir.Value) -> bool:
-    """Says if a straight-through rule takes the cotangent of a value, which may then be an integer."""
+    """True if `output` has a straight-through rule for its cotangent, so that it may be an integer."""
     node = output.producer()
     rule = rule_for(node) if node is not None else None
     if node is None or not isinstance(rule, Rule):
@@ -245,22 +245,22 @@ def is_straight_through(output: ir.Value) -> bool:
 
 
 def _is_step_of_gradient(node: ir.Node) -> bool:
-    """Says if a node is a piecewise constant step that a rule wrote into a gradient."""
+    """True if a node is piecewise constant and was emitted by a gradient rule."""
     return _ORIGIN in node.metadata_props and node.op_type in STEPS_OF_GRADIENTS
 
 
 def _local(key: tuple[str, str]) -> Rule | None:
-    """Returns the rule of the innermost `local_rules` block that has one."""
+    """Returns the rule from the innermost `local_rules` block that has one for this key, or None."""
     return next((layer[key] for layer in reversed(_LOCAL.get()) if key in layer), None)
 
 
 def _key(node: ir.Node) -> tuple[str, str]:
-    """Returns domain and op of a node as the tables are keyed; both names of the standard domain are ""."""
+    """Returns (domain, op type) as used as key in the tables; "" is the key for both names of the standard domain."""
     return (node.domain if node.domain != "ai.onnx" else "", node.op_type)
 
 
 def schemas_by_opset(op_type: str, domain: str = "", opsets: range = OPSETS) -> dict[int, onnx.defs.OpSchema]:
-    """Returns the schema of an op at each of the opsets that has the op and does not deprecate it."""
+    """Returns the op's schema at each opset in `opsets` that has the op and does not deprecate it."""
     schemas = {}
     for opset in opsets:
         try:
@@ -273,7 +273,11 @@ def schemas_by_opset(op_type: str, domain: str = "", opsets: range = OPSETS) -> 
 
 
 def _schema_signature(op_type: str, domain: str) -> Signature:
-    """Returns the input and output names of the op's schema at the newest supported opset that has the op."""
+    """Returns the op's input and output names at the newest supported opset that has the op.
+
+    Raises:
+        RuleDefinitionError: no supported opset has the op.
+    """
     schemas = schemas_by_opset(op_type, domain)
     if not schemas:
         raise RuleDefinitionError(f"registering {domain or 'ai.onnx'}::{op_type}: no such op in opsets 21-26")
@@ -288,15 +292,15 @@ def _schema_signature(op_type: str, domain: str) -> Signature:
 
 
 def _refuse_duplicate_or_misspelt(op_type: str, domain: str) -> None:
-    """Raises RuleDefinitionError if an op is declared already, or is no op of the standard domain."""
+    """Raises RuleDefinitionError if an op is already declared, or is not an op of the standard domain."""
     _refuse_duplicate(op_type, domain)
-    # Other domains have no schemas to look a name up in.
+    # Other domains have no schemas to check the name against.
     if not domain:
         _schema_signature(op_type, domain)
 
 
 def _refuse_duplicate(op_type: str, domain: str) -> None:
-    """Raises RuleDefinitionError if an op has a rule or a declaration already."""
+    """Raises RuleDefinitionError if an op already has a rule or is declared `nondifferentiable`."""
     key = (domain, op_type)
     if key in RULES or key in NON_DIFFERENTIABLE:
         kind = "has a rule" if key in RULES else "is declared to have no gradient"
@@ -307,9 +311,9 @@ def _refuse_duplicate(op_type: str, domain: str) -> None:
 
 
 def _add(rule: Rule, override: bool) -> None:
-    """Adds a rule to the innermost `local_rules` block, or to the global table."""
+    """Adds a rule to the innermost `local_rules` block, or to the global table outside of any block."""
     key = (rule.domain, rule.op_type)
-    # Inside of `with local_rules():` the global tables stay as they are, and the innermost block gets the rule.
+    # Inside `with local_rules():`, the global tables don't change.
     layers = _LOCAL.get()
     if not layers:
         if not override:
@@ -326,7 +330,7 @@ def _add(rule: Rule, override: bool) -> None:
 
 
 def _validate(rule: Rule) -> None:
-    """Raises RuleDefinitionError for names that the schema lacks, and for integers without straight_through."""
+    """Raises RuleDefinitionError for names not in the schema, and for integer outputs without `straight_through`."""
     for kind, names, schema_names in (
         ("input", rule.wrt, rule.signature.inputs),
         ("output", (*rule.outputs, *rule.saves), rule.signature.outputs),
@@ -344,7 +348,7 @@ def _validate(rule: Rule) -> None:
 
 
 def _gives_integers(rule: Rule) -> bool:
-    """Says if the schema allows no floating-point type for the outputs whose cotangents the rule takes."""
+    """True if the schema allows only non-floating-point types for the outputs whose cotangents the rule takes."""
     schema = schema_of(rule.op_type, OPSETS[-1])
     allowed = {c.type_param_str: c.allowed_type_strs for c in schema.type_constraints}
     types = {

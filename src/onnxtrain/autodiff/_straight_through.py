@@ -1,4 +1,4 @@
-"""Passes gradients through rounding as if it did nothing (straight-through estimators; Bengio et al., 2013)."""
+"""Straight-through gradients: treats rounding as the identity in the backward pass (Bengio et al., 2013)."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from .rules.quantized import scale_cotangent, sum_by_scale
 
 @contextmanager
 def straight_through_rules(wanted: bool = True) -> Iterator[None]:
-    """Registers straight-through rules for rounding and quantization until the `with` block ends.
+    """Registers straight-through rules for rounding and quantization for the duration of a `with` block.
 
-    Round, Ceil and Floor pass cotangents on unchanged, and so does a Cast of a Round to int32. QuantizeLinear does so
-    for values within the range of its integers, as PyTorch's fake quantization, and its scale gets the gradient of
-    Learned Step Size Quantization (Esser et al., 2020). DynamicQuantizeLinear does so with the range that it found as a
-    constant. MatMulInteger and ConvInteger have the gradients of the product of the real numbers that their integers
-    stand for.
+    Round, Ceil and Floor pass cotangents through unchanged, and so does a Cast of a rounded value to int32.
+    QuantizeLinear does the same for values within the range of its integers, like PyTorch's fake quantization; its
+    scale gets the gradient of Learned Step Size Quantization (Esser et al., 2020). DynamicQuantizeLinear treats the
+    scale that it computes as a constant. MatMulInteger and ConvInteger have the gradients of the product or convolution
+    of the dequantized values.
 
     Args:
         wanted: False registers nothing.
@@ -37,8 +37,8 @@ def straight_through_rules(wanted: bool = True) -> Iterator[None]:
 
 
 def _register() -> None:
-    """Registers the straight-through rules in the innermost block of `local_rules`."""
-    # Nobody holds these functions afterwards: `local_rules` drops them with its block.
+    """Registers the straight-through rules in the innermost `local_rules` block."""
+    # No cleanup needed: `local_rules` drops the rules when its block ends.
     for name in ("Round", "Ceil", "Floor"):
         vjp(name, wrt=("X",))(lambda op, n, ct: ct)
     vjp("QuantizeLinear", wrt=("x", "y_scale"), straight_through=True)(_quantize)
@@ -52,8 +52,8 @@ def _register() -> None:
 
 
 def _quantize(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """Y = x / y_scale + y_zero_point within the range of y's dtype, constant outside it."""
-    # The test below compares with the steps of integers; those of float8 types are not equal.
+    """VJP of Y = x / y_scale + y_zero_point within the range of y's dtype; zero for x outside of the range."""
+    # Only integers: the range check below needs evenly spaced values, unlike those of float8 types.
     dtype = n.out.y.dtype
     if dtype is None or not dtype.is_integer():
         raise NoGradientRule(
@@ -66,11 +66,11 @@ def _quantize(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
         inside = op.Add(inside, _spread(op, n, op.Cast(n.y_zero_point, to=n.y_scale.dtype)))
     low, high = (op.const(float(end), like=inside) for end in (dtype.min, dtype.max))
     within = op.And(op.GreaterOrEqual(inside, low), op.LessOrEqual(inside, high))
-    # PyTorch's fake quantization gives values outside of the range no gradient.
+    # As in PyTorch's fake quantization, values outside of the range get no gradient.
     ct_x = op.Where(within, op.Div(ct, scale), op.const(0.0, like=ct))
     if not n.needs("y_scale"):
         return {"x": ct_x}
-    # d(x / s)/ds = -(x / s) / s, of which `ct_x` has the factor 1 / s already.
+    # d(x / s)/ds = -(x / s) / s; `ct_x` already contains one factor 1 / s.
     slopes = op.Neg(op.Mul(ct_x, op.Div(n.x, scale)))
     return {"x": ct_x, "y_scale": sum_by_scale(op, n, slopes, n.y_scale)}
 
@@ -78,20 +78,20 @@ def _quantize(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 def _quantize_dynamically(
     op: Emitter, n: NodeView, cts: tuple[ir.Value | None, ir.Value | None]
 ) -> ir.Value | None:
-    """ct_x = ct_y / y_scale: the scale is computed from x but counts as a constant."""
+    """VJP with respect to x: ct_x = ct_y / y_scale, treating the computed scale as a constant."""
     return None if cts[0] is None else op.Div(cts[0], n.out.y_scale)
 
 
 def _dequantize(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """Output (x - x_zero_point) * x_scale; the cotangent of an integer x is a floating-point number."""
+    """VJP of (x - x_zero_point) * x_scale; the cotangent of an integer x is floating point."""
     ct_x = op.Mul(ct, _spread(op, n, n.x_scale)) if n.needs("x") else None
     return {"x": ct_x, "x_scale": scale_cotangent(op, n, ct) if n.needs("x_scale") else None}
 
 
 def _matmul_integer(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
-    """Y = (A - a_zero_point) · (B - b_zero_point)."""
+    """VJP of Y = (A - a_zero_point) · (B - b_zero_point) with respect to A."""
     b = _shifted(op, n.B, n.b_zero_point, ct)
-    # A vector B gives one number per row of A: the product of that column of cotangents with B as a row.
+    # If B is a vector, ct_A is the outer product of ct and B.
     if n.rank(n.B) == 1:
         return op.MatMul(op.Unsqueeze(ct, [-1]), op.Unsqueeze(b, [0]))
     if n.rank(n.B) != 2:
@@ -103,10 +103,10 @@ def _matmul_integer(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
 
 
 def _conv_integer(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
-    """As Conv with the weight w - w_zero_point: ct_x scatters ct · weight back over the windows of x."""
+    """VJP of ConvInteger with respect to x: scatters ct · (w - w_zero_point) into the windows of x."""
     shape = n.static(n.w)
     zero = n.w_zero_point
-    # A vector has one zero point per output channel, the first axis of the weight.
+    # A vector holds one zero point per output channel, the first axis of the weight.
     if zero is not None and n.rank(zero) == 1:
         zero = op.Reshape(zero, [-1] + [1] * (len(shape) - 1))
     weight = _shifted(op, n.w, zero, ct)
@@ -115,28 +115,28 @@ def _conv_integer(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
 
 
 def _shifted(op: Emitter, q: ir.Value, zero: ir.Value | None, like: ir.Value) -> ir.Value:
-    """Returns q - zero in the dtype of `like`."""
+    """Returns q - zero in the dtype of `like`; `q` itself, cast, if `zero` is None."""
     value: ir.Value = op.Cast(q, to=like.dtype)
     value.shape = q.shape
     return value if zero is None else op.Sub(value, op.Cast(zero, to=like.dtype))
 
 
 def _is_rounded(node: ir.Node) -> bool:
-    """Says if a Cast makes int32 of what Round gives, as biases are rounded, for which QuantizeLinear has no dtype."""
-    # Other casts to integers make indices and masks, through which no gradient flows.
+    """True for Cast(Round(x)) to int32, which is how biases are quantized: QuantizeLinear has no int32 output."""
+    # Other casts to integers compute indices and masks, through which no gradient flows.
     source = node.inputs[0].producer() if node.inputs[0] is not None else None
     return node.outputs[0].dtype == ir.DataType.INT32 and source is not None and source.op_type == "Round"
 
 
 def _cast(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
-    """Passes the cotangent of an integer input on as it is, a float; else as the ordinary rule of Cast."""
+    """VJP of Cast: passes the cotangent of an integer input through unchanged, otherwise like the standard rule."""
     integer = n.input.dtype is not None and not n.input.dtype.is_floating_point()
     return ct if integer else cast_back(op, n, ct)
 
 
 def _spread(op: Emitter, n: NodeView, value: ir.Value) -> ir.Value:
-    """Expands a scale or zero point to the shape of x, be it one for all, per entry of an axis, or per block."""
-    # DequantizeLinear of ones multiplies each by its scale, with every rule about axis and block_size built in.
+    """Expands a scale or zero point (per tensor, per axis or per block) to the shape of x."""
+    # Dequantizing ones yields the scale of each element, and handles axis and block_size.
     ones = op.Expand(op.const(1, ir.DataType.INT8), op.shape_of(n.x))
     attributes = {name: n.attr(name) for name in ("axis", "block_size")}
     result: ir.Value = op.DequantizeLinear(ones, value, **attributes)

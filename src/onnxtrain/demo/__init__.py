@@ -1,4 +1,4 @@
-"""Trains a convolutional network on handwritten digits and proves the exported file."""
+"""Trains a convolutional network on handwritten digits, and verifies the exported file."""
 
 from __future__ import annotations
 

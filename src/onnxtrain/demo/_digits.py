@@ -1,4 +1,4 @@
-"""Runs the demo: trains an `.onnx` file on real data and checks the exported `.onnx` file."""
+"""Runs the demo: trains an `.onnx` file on real data, and checks the exported `.onnx` file."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ class DemoResult:
     """Result of the demo.
 
     Attributes:
-        test_accuracy: accuracy on the held-out images, by the trainer.
-        exported_accuracy: accuracy on the same images, by a plain `InferenceSession` of the exported file.
+        test_accuracy: accuracy on the test images, computed by the trainer.
+        exported_accuracy: accuracy on the same images, computed by a plain `InferenceSession` with the exported file.
         largest_difference: largest absolute difference between the logits of the two.
-        test_loss: mean cross-entropy on the held-out images.
+        test_loss: mean cross-entropy on the test images.
         parameters: number of trained elements.
         epochs: number of epochs.
-        seconds: duration of the training, in seconds.
-        samples_per_second: median rate of the epochs, without validation.
-        training_samples: number of images trained on.
-        validation_samples: number of other images, on which loss and accuracy are recorded after each epoch.
-        test_samples: number of further images, which only the final test sees.
+        seconds: duration of the training run, in seconds.
+        samples_per_second: median throughput of the epochs, without validation.
+        training_samples: number of training images.
+        validation_samples: number of validation images, on which loss and accuracy are recorded after each epoch.
+        test_samples: number of test images, which only the final test uses.
         torch_imported: True if something imported PyTorch.
         files: files that were written.
     """
@@ -62,10 +62,13 @@ class DemoResult:
 
 
 def load_digits_data() -> tuple[Array, Array, Array, Array]:
-    """Loads scikit-learn's handwritten digits: training images, test images, training labels, test labels.
+    """Loads scikit-learn's handwritten digits.
 
-    Images are float32 [n, 1, 8, 8] from 0 to 1, labels int64 [n]. A fifth of the 1797 images, in equal shares of all
-    digits and always the same ones, is for the test.
+    Images are float32 [n, 1, 8, 8] from 0 to 1; labels are int64 [n]. A fixed fifth of the 1797 images, stratified by
+    digit, is the test set.
+
+    Returns:
+        Training images, test images, training labels and test labels.
 
     Raises:
         OnnxTrainError: scikit-learn is not installed.
@@ -78,7 +81,7 @@ def load_digits_data() -> tuple[Array, Array, Array, Array]:
     digits = load_digits()
     images = (digits.images / digits.images.max()).astype(np.float32)[:, None]
     labels = digits.target.astype(np.int64)
-    # A fixed state: accuracies of several runs are of the same test images.
+    # A fixed random state, so that the accuracies of different runs are for the same test images.
     train_x, test_x, train_y, test_y = train_test_split(
         images, labels, test_size=_TEST_SHARE, random_state=0, stratify=labels
     )
@@ -92,19 +95,19 @@ def _missing(error: ImportError) -> OnnxTrainError:
 
 
 def run_demo(output: Path, epochs: int = 15, *, seed: int = 0, verbose: bool = True) -> DemoResult:
-    """Trains the digits network, writes model and figures to `output`, and proves the exported file.
+    """Trains the digits network, writes the model and figures to `output`, and verifies the exported file.
 
     Args:
-        output: directory to write to; made if missing.
-        epochs: passes over the training images.
-        seed: number from which initial weights, shuffling and the validation split derive.
-        verbose: show progress on standard error.
+        output: directory to write to; created if missing.
+        epochs: number of passes over the training images.
+        seed: seed of the initial weights, shuffling and the validation split.
+        verbose: True shows progress on standard error.
 
     Raises:
         OnnxTrainError: a package of the extra `demo` is missing, or training failed.
     """
     try:
-        # A missing package is reported before training, not after.
+        # Checked first, so that a missing package is reported before training.
         import matplotlib  # noqa: F401
     except ImportError as error:
         raise _missing(error) from error
@@ -132,15 +135,15 @@ def run_demo(output: Path, epochs: int = 15, *, seed: int = 0, verbose: bool = T
     )
     seconds = time.perf_counter() - begin
     if history.stopped == "interrupted":
-        # The demo saves no run: Ctrl-C ends the command as in any other.
+        # The demo saves no run, so Ctrl-C ends the command as usual.
         raise KeyboardInterrupt
     trainer.export(trained)
     scores = trainer.evaluate(test_x, test_y)
-    # The proof of the demo: the exported file, run by a stock session, has to give the trainer's accuracy.
+    # The point of the demo: a stock session with the exported file must have the trainer's accuracy.
     logits = _run_exported(trained, test_x)
-    # Drawn from the exported file's predictions, not from the trainer's.
+    # Drawn from the exported file's predictions rather than the trainer's.
     figures = _write_figures(output, history, logits.argmax(axis=1), test_y)
-    # As `Trainer.fit` rounds the fraction that it splits off.
+    # Rounded like the fraction that `Trainer.fit` holds out.
     validation = round(0.1 * len(train_x))
     return DemoResult(
         test_accuracy=scores["accuracy"],
@@ -160,7 +163,7 @@ def run_demo(output: Path, epochs: int = 15, *, seed: int = 0, verbose: bool = T
 
 
 def _run_exported(path: Path, images: Array) -> Array:
-    """Runs the exported file in a plain session, as a host without onnxtrain does."""
+    """Runs the exported file in a plain session, as a host without onnxtrain would."""
     session = ort.InferenceSession(path, providers=["CPUExecutionProvider"])
     return np.asarray(session.run(["logits"], {"image": images})[0])
 

@@ -1,4 +1,4 @@
-"""Writes the network of the demo with plain `onnx.helper`."""
+"""Builds the demo's network with plain `onnx.helper`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class _Builder:
         return name
 
     def random(self, name: str, shape: tuple[int, ...], fan_in: int) -> str:
-        """Draws weights whose variance keeps that of ReLU activations (He et al., 2015)."""
+        """Adds random weights whose variance preserves that of ReLU activations (He et al., 2015)."""
         return self.parameter(name, self._rng.standard_normal(shape) * math.sqrt(2 / fan_in))
 
     def node(self, op_type: str, inputs: list[str], outputs: list[str], **attributes: Any) -> str:
@@ -33,7 +33,7 @@ class _Builder:
         return outputs[0]
 
     def block(self, x: str, name: str, channels: tuple[int, int]) -> str:
-        """Appends a 3x3 convolution, BatchNormalization in training mode and ReLU."""
+        """Appends a 3x3 convolution, BatchNormalization in training mode, and ReLU."""
         before, after = channels
         weight = self.random(f"{name}.weight", (after, before, 3, 3), 9 * before)
         x = self.node("Conv", [x, weight], [f"{name}.conv"], pads=[1, 1, 1, 1], kernel_shape=[3, 3])
@@ -41,7 +41,7 @@ class _Builder:
         bias = self.parameter(f"{name}.norm.bias", np.zeros(after))
         mean = self.parameter(f"{name}.norm.mean", np.zeros(after))
         variance = self.parameter(f"{name}.norm.variance", np.ones(after))
-        # The second and third outputs are the updated statistics, which only the training mode has.
+        # The second and third outputs are the updated statistics, which exist only in training mode.
         outputs = [f"{name}.normalized", f"{name}.norm.new_mean", f"{name}.norm.new_variance"]
         x = self.node(
             "BatchNormalization", [x, scale, bias, mean, variance], outputs, training_mode=1, momentum=0.9
@@ -50,7 +50,7 @@ class _Builder:
 
 
 def digits_network(seed: int = 0) -> onnx.ModelProto:
-    """Builds an untrained convolutional network for 8x8 grey images.
+    """Builds an untrained convolutional network for 8x8 grayscale images.
 
     Input `image`: float32 [batch, 1, 8, 8]; output `logits`: float32 [batch, 10].
     """
@@ -77,6 +77,6 @@ def digits_network(seed: int = 0) -> onnx.ModelProto:
         ir_version=_IR_VERSION,
         producer_name="onnxtrain demo",
     )
-    # A mistake in this file would otherwise show as an error of training.
+    # Otherwise, a mistake in this file would appear as a training error.
     onnx.checker.check_model(model, full_check=True)
     return model

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def plot_history(history: History, path: Path) -> None:
-    """Writes loss and accuracy over the epochs as a PNG."""
+    """Writes a PNG of loss and accuracy over the epochs."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
@@ -31,7 +31,7 @@ def plot_history(history: History, path: Path) -> None:
         percent = [[100 * value for value in history[key]] for key in ("accuracy", "val_accuracy")]
         lines = {"training": (epochs, percent[0]), "validation": (epochs, percent[1])}
         curves(accuracy_axes, "Accuracy (%)", lines)
-        # The first tenth of the epochs is left out: its accuracy would make the rest a flat line.
+        # The axis ignores the first tenth of the epochs, whose low accuracy would flatten the rest of the curve.
         low = min(percent[1][len(epochs) // 10 :])
         accuracy_axes.set_ylim(max(0.0, min(90.0, low) - 2), 100.5)
         accuracy_axes.legend(loc="lower right", frameon=False, labelcolor=INK)
@@ -39,36 +39,36 @@ def plot_history(history: History, path: Path) -> None:
 
 
 def plot_confusion(matrix: npt.NDArray[np.int64], labels: Sequence[str], path: Path) -> None:
-    """Writes a confusion matrix as a PNG.
+    """Writes a PNG of a confusion matrix.
 
     Args:
-        matrix: [classes, classes], rows are true classes, columns predicted ones.
+        matrix: [classes, classes]; rows are true classes, columns are predicted classes.
         labels: names of the classes.
-        path: the file.
+        path: file to write.
     """
     import matplotlib as mpl
     from matplotlib.colors import LinearSegmentedColormap
     from matplotlib.figure import Figure
 
     total, right = int(matrix.sum()), int(np.trace(matrix))
-    # A class without samples has no shares; the row stays 0.
+    # The row of a class without samples stays 0.
     shares = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
     colors = LinearSegmentedColormap.from_list("share", ["#ffffff", "#cfe0f3", VALIDATION])
     with mpl.rc_context({**STYLE, "axes.grid": False}):
         figure = Figure(figsize=(6.2, 6.0), dpi=160, layout="constrained")
         axes = figure.subplots()
-        # The square root makes the few wrong predictions visible beside the diagonal.
+        # The square root makes the few wrong predictions visible next to the diagonal.
         axes.imshow(np.sqrt(shares), cmap=colors, vmin=0, vmax=1)
         for row, column in np.argwhere(matrix > 0):
             on_diagonal = row == column
-            # White text on dark cells; red marks mistakes.
+            # White text on dark cells; red for mistakes.
             color = "white" if shares[row, column] > 0.4 else "#b3261e"
             weight = "normal" if on_diagonal else "bold"
             count = str(matrix[row, column])
             axes.text(column, row, count, ha="center", va="center", color=color, fontweight=weight)
         axes.set_xticks(range(len(labels)), labels)
         axes.set_yticks(range(len(labels)), labels)
-        # Minor ticks between the cells draw the grid; major ones carry the labels.
+        # Minor ticks between the cells draw the grid; major ticks have the labels.
         axes.set_xticks(np.arange(len(labels) - 1) + 0.5, minor=True)
         axes.set_yticks(np.arange(len(labels) - 1) + 0.5, minor=True)
         axes.grid(which="minor", color=GRID, linewidth=0.8)

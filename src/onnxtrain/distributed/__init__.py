@@ -1,7 +1,7 @@
-"""Trains one model on several processes, on one machine or on many.
+"""Trains one model with several processes, on one machine or on many.
 
-:class:`DataParallel` says how the processes share the work of a `Trainer`, and :func:`launch` starts them. PyTorch
-connects them; it is imported when a process has others beside it.
+:class:`DataParallel` configures how the processes share the work of a `Trainer`, and :func:`launch` starts them. They
+communicate through PyTorch, which is imported only if there are several processes.
 """
 
 from __future__ import annotations

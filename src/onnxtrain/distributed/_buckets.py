@@ -1,4 +1,4 @@
-"""Groups small arrays, so that one message carries many of them."""
+"""Groups small arrays, so that a single message contains many of them."""
 
 from __future__ import annotations
 
@@ -8,18 +8,21 @@ from onnxtrain.runtime.dtypes import Array
 
 
 def group_arrays(arrays: Sequence[Array], limit: int) -> list[list[int]]:
-    """Groups the numbers of arrays: neighbours of one dtype together, up to `limit` bytes; larger arrays alone.
+    """Groups consecutive arrays of the same dtype, up to `limit` bytes per group; a larger array is alone.
+
+    Returns:
+        The groups, as lists of indices of arrays.
 
     >>> import numpy as np
     >>> group_arrays([np.zeros(2), np.zeros(1), np.zeros(9), np.zeros(1, np.float32)], 32)
     [[0, 1], [2], [3]]
     """
     groups: list[list[int]] = []
-    # Bytes that still fit into the last group.
+    # Number of bytes that still fit into the last group.
     room = 0
     for index, array in enumerate(arrays):
         same = bool(groups) and arrays[groups[-1][0]].dtype == array.dtype
-        # Joined arrays are one array, which has one dtype.
+        # A group is concatenated into a single array, which has one dtype.
         if same and array.nbytes <= room:
             groups[-1].append(index)
         else:

@@ -1,4 +1,4 @@
-"""Joins the group of workers that the environment variables of this process describe."""
+"""Joins the group of workers that this process's environment variables describe."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ def join_group(strategy: DataParallel) -> Communicator:
     """Joins the other workers; a process that was started alone is a group of one.
 
     `torchrun`, `onnxtrain train --workers`, :func:`launch` and Ray set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
-    SLURM sets SLURM_PROCID and SLURM_NTASKS, and the job's script the other two. A process group of PyTorch that
-    exists already is used.
+    SLURM sets SLURM_PROCID and SLURM_NTASKS; the job script must set the other two. An existing PyTorch process group
+    is reused.
 
     Raises:
-        InputError: variables are missing or no numbers.
-        MissingPackageError: there are other workers, and PyTorch is not installed.
-        WorkersError: the other workers did not come.
+        InputError: variables are missing or not numbers.
+        MissingPackageError: there are other workers, but PyTorch is not installed.
+        WorkersError: the other workers did not join in time.
     """
     place = read_place(os.environ)
-    # A program may have made a process group itself: that of Ray Train, accelerate or torch.distributed.
+    # The program may already have created a process group through Ray Train, accelerate or torch.distributed.
     if place is None and not _has_group():
         return Solo()
     try:
@@ -38,13 +38,13 @@ def join_group(strategy: DataParallel) -> Communicator:
 
 
 def read_place(environment: Mapping[str, str]) -> tuple[int, int] | None:
-    """Reads number and count of the workers; None for a process that was started alone.
+    """Reads the rank and the number of workers; returns None for a process that was started alone.
 
     >>> read_place({"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "host", "MASTER_PORT": "29500"})
     (1, 4)
 
     Raises:
-        InputError: variables are missing or no numbers.
+        InputError: variables are missing or not numbers.
     """
     for rank_name, size_name in (("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS")):
         if rank_name not in environment or size_name not in environment:
@@ -56,7 +56,7 @@ def read_place(environment: Mapping[str, str]) -> tuple[int, int] | None:
                 "the number of this worker, counted from 0, and the number of all workers."
             )
         missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in environment]
-        # SLURM sets its variables in shells and in jobs of one task, too.
+        # SLURM also sets its variables in interactive shells and in jobs with a single task.
         if missing and int(size_text) == 1:
             return None
         if missing:
@@ -69,8 +69,8 @@ def read_place(environment: Mapping[str, str]) -> tuple[int, int] | None:
 
 
 def threads_of_worker() -> int | None:
-    """Computes the threads of a worker: its share of the cores of this machine; None if it is alone there."""
-    # Set by torchrun and by our launchers. Workers with threads for all cores would slow one another down.
+    """Returns the number of threads for a worker: its share of this machine's cores, or None if it is alone there."""
+    # Set by torchrun and our launchers. If every worker had threads for all cores, they would slow each other down.
     local = os.environ.get("LOCAL_WORLD_SIZE", "1")
     if not local.isdecimal() or int(local) < 2:
         return None
@@ -78,6 +78,6 @@ def threads_of_worker() -> int | None:
 
 
 def _has_group() -> bool:
-    """Checks if the program has made a process group of PyTorch, without importing PyTorch."""
+    """True if the program has initialized a PyTorch process group; checked without importing PyTorch."""
     distributed = sys.modules.get("torch.distributed")
     return distributed is not None and distributed.is_available() and bool(distributed.is_initialized())

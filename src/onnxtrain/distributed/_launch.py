@@ -1,4 +1,4 @@
-"""Starts the workers of a training as processes of this machine, watches them, and starts them again."""
+"""Starts the workers of a training run as processes, watches them, and restarts them."""
 
 from __future__ import annotations
 
@@ -15,26 +15,28 @@ def launch(
     restarts: int = 0,
     hosts: str | Sequence[str] | None = None,
 ) -> list[Any]:
-    """Starts several workers, each of which calls a function; returns the results in the workers' order.
+    """Starts several workers, each of which calls a function; returns the results in rank order.
 
-    A `Trainer` with a `strategy` that the function makes joins the other workers. If a worker ends with an error, or
-    is killed, the others are stopped, and all of them are started again: the function should resume the run if its
-    directory holds one.
+    A `Trainer` with a `strategy` that the function creates joins the other workers. If a worker fails or is killed, the
+    others are stopped, and all workers are restarted: the function should then resume the run in its directory.
 
     Args:
-        function: function at the top level of a module, which each worker imports; or a command, e.g.
-            [sys.executable, "train.py"], whose results are None.
+        function: module-level function, which each worker imports; or a command, e.g. [sys.executable, "train.py"],
+            whose results are None.
         *arguments: arguments of the function, the same for all workers.
         workers: number of workers, e.g. 4.
-        restarts: start all workers again at most so often, e.g. 3.
-        hosts: None starts processes of this machine. Otherwise Ray starts the workers: "local" on this machine, "auto"
-            on any machines of the cluster that this machine belongs to, a list of IP addresses, or a text with commas,
-            on those machines of the cluster in turn.
+        restarts: maximum number of restarts of all workers, e.g. 3.
+        hosts: None starts processes on this machine. Otherwise, Ray starts the workers: "local" on this machine, "auto"
+            on any machines of the cluster to which this machine belongs; a list of IP addresses, or a comma-separated
+            string of them, on these machines of the cluster in turn.
+
+    Returns:
+        The results of the workers, in rank order.
 
     Raises:
         InputError: the number of workers or restarts is out of range.
         MissingPackageError: PyTorch or Ray is not installed.
-        WorkersError: a worker has failed, and all restarts are used up.
+        WorkersError: a worker failed, and no restarts are left.
     """
     for name, value, least in (("workers", workers, 1), ("restarts", restarts, 0)):
         if isinstance(value, bool) or not isinstance(value, int) or value < least:

@@ -1,4 +1,4 @@
-"""Starts workers by Ray, on one machine or on the machines of a cluster, watches them, and starts them again."""
+"""Starts workers with Ray, on one machine or on a cluster, watches them, and restarts them."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from onnxtrain.errors import MissingPackageError, WorkersError
 
 _log = logging.getLogger("onnxtrain")
 
-# Ray's word for the resource that each machine of a cluster has under its own address.
+# Ray's name of the resource that each machine of a cluster has under its own address.
 _NODE = "node:{}"
 
 
 class _Worker:
-    """A process of Ray that does the work of one worker; Ray makes it an actor."""
+    """A Ray actor that runs one worker."""
 
     def __init__(self) -> None:
         self._cleanup = contextlib.ExitStack()
 
     def address(self) -> tuple[str, int, str]:
-        """Returns the address of this machine, a free port there, and Ray's name of the machine."""
+        """Returns this machine's address, a free port on it, and Ray's id of the machine."""
         import ray
 
-        # Another program may take the port before worker 0 does: then the group fails, and is started again.
+        # Another program may take the port before worker 0 does: then joining fails, and the group is restarted.
         with socket.socket() as free:
             free.bind(("", 0))
             port = free.getsockname()[1]
@@ -37,7 +37,10 @@ class _Worker:
         return ray.util.get_node_ip_address(), port, context.get_node_id()
 
     def one_machine(self) -> dict[str, str]:
-        """Returns the variables of workers that are all on this machine; their folder goes when the work is done."""
+        """Returns the environment variables of workers that are all on this machine, and creates their private folder.
+
+        The folder is removed when the work is done.
+        """
         self._cleanup.enter_context(folder := private_folder())
         return one_machine(folder.name)
 
@@ -48,13 +51,14 @@ class _Worker:
         variables: dict[str, str],
         directory: str,
     ) -> Any:
-        """Calls the function, or runs the command, with the variables that describe the group."""
+        """Calls the function, or runs the command, with the environment variables that describe the group."""
         os.environ.update(variables)
-        # Paths in the arguments are those of the launcher. Without a shared file system only worker 0 needs them.
+        # Paths in the arguments are relative to the launcher's directory. Without a shared file system, only worker 0
+        # uses them.
         with contextlib.suppress(OSError):
             os.chdir(directory)
         with self._cleanup:
-            # In the process of the actor itself: Ray sees when it dies.
+            # In the actor's own process, so that Ray notices if it dies.
             if callable(function):
                 return function(*arguments)
             subprocess.run([*function, *map(str, arguments)], check=True)
@@ -82,7 +86,7 @@ def launch_on_ray(
                 return _run_once(ray, function, arguments, workers, nodes, attempt)
             except (ray.exceptions.RayActorError, ray.exceptions.RayTaskError) as error:
                 failure = error
-    # A RayTaskError holds the traceback of the worker; its cause is the worker's own exception.
+    # A RayTaskError contains the worker's traceback; its cause is the worker's own exception.
     reason = str(getattr(failure, "cause", None) or failure).strip().splitlines()
     raise WorkersError(
         f"A worker of {workers} ended, after {restarts} restarts: {reason[-1] if reason else type(failure).__name__}"
@@ -90,28 +94,32 @@ def launch_on_ray(
 
 
 def _cluster(hosts: str | Sequence[str]) -> tuple[str | None, list[str]]:
-    """Reads the argument `hosts`: the address of Ray's head (None for a new cluster), and the machines to use."""
+    """Parses the argument `hosts`.
+
+    Returns:
+        The address of Ray's head node, or "local" for a new cluster, and the machines to use.
+    """
     if isinstance(hosts, str) and hosts not in ("auto", "local"):
         hosts = [host.strip() for host in hosts.split(",") if host.strip()]
     if isinstance(hosts, str):
-        # "local" starts a cluster of this machine, which ends with the program.
+        # "local" starts a cluster on this machine, which ends with the program.
         return ("auto" if hosts == "auto" else "local"), []
     return "auto", list(hosts)
 
 
 @contextlib.contextmanager
 def _connected(ray: Any, address: str | None, workers: int) -> Iterator[None]:
-    """Connects to a cluster until the block ends; a connection that the program has made stays."""
+    """Connects to a cluster for the duration of a `with` block; an existing connection is reused."""
     if ray.is_initialized():
         _warn_of_waiting(ray, workers)
         yield
         return
-    # Ray sends the function to the workers by its name: they import it from where the launcher does.
+    # Ray sends the function to the workers by name: they import it from the same path as the launcher.
     import sys
 
     path = os.pathsep.join(entry for entry in sys.path if entry)
-    # A worker takes one CPU of the cluster. On one machine workers may outnumber its CPUs, as those of PyTorch's
-    # launcher may: Ray would wait for a machine that nobody adds.
+    # A worker takes one CPU of the cluster. On one machine, there may be more workers than CPUs, as with PyTorch's
+    # launcher: otherwise, Ray would wait for a machine that nobody adds.
     processors = {"num_cpus": max(workers, os.cpu_count() or 1)} if address == "local" else {}
     try:
         ray.init(
@@ -134,7 +142,7 @@ def _connected(ray: Any, address: str | None, workers: int) -> Iterator[None]:
 
 
 def _warn_of_waiting(ray: Any, workers: int) -> None:
-    """Warns of a cluster without a CPU for each worker, which may still grow."""
+    """Warns if the cluster, which may still grow, has fewer CPUs than workers."""
     processors = int(ray.cluster_resources().get("CPU", 0))
     if processors < workers:
         _log.warning(
@@ -153,23 +161,23 @@ def _run_once(
     nodes: list[str],
     attempt: int,
 ) -> list[Any]:
-    """Starts all workers and waits for their results; ends all of them if one fails."""
-    # Restarted here, as a group, and not by Ray, which would start a single one.
+    """Starts all workers and waits for their results; stops all of them if one fails."""
+    # Restarts are done here, for the whole group: Ray would restart a single worker.
     remote = ray.remote(num_cpus=1, max_restarts=0)(_Worker)
     actors = []
     try:
         for rank in range(workers):
-            # A little of the resource that only this machine has.
+            # A small amount of the resource that only this machine has.
             placed = {"resources": {_NODE.format(nodes[rank % len(nodes)]): 0.001}} if nodes else {}
             actors.append(remote.options(**placed).remote())
-        # Waits until Ray has found machines for all of them. The group needs the address of worker 0.
+        # Waits until Ray has found machines for all workers. The group needs the address of worker 0.
         places = ray.get([actor.address.remote() for actor in actors])
         names = [name for _, _, name in places]
         together = ray.get(actors[0].one_machine.remote()) if len(set(names)) == 1 else {}
         token = new_token()
         results = []
         for rank, actor in enumerate(actors):
-            # The variables of torchrun, which `join_group` reads.
+            # The variables that torchrun sets and `join_group` reads.
             variables = {
                 "RANK": rank,
                 "WORLD_SIZE": workers,
@@ -184,12 +192,12 @@ def _run_once(
             texts = {key: str(value) for key, value in variables.items()}
             results.append(actor.work.remote(function, arguments, texts, os.getcwd()))
         waiting = list(results)
-        # The first failure raises here, while the others may be waiting for the failed worker.
+        # The first failure raises here, while other workers may be waiting for the failed one.
         while waiting:
             done, waiting = ray.wait(waiting)
             ray.get(done)
         return list(ray.get(results))
     finally:
-        # Also after success: an actor keeps its process, with the models in memory, until it is ended.
+        # Also after success: an actor keeps its process, with the models in memory, until it is killed.
         for actor in actors:
             ray.kill(actor)

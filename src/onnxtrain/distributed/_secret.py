@@ -1,4 +1,4 @@
-"""Names the secret that the workers of a group share, and keeps workers of one machine off the network."""
+"""Creates the secret that the workers of a group share, and keeps workers on a single machine off the network."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ import tempfile
 from collections.abc import Iterator
 
 FOLDER = "ONNXTRAIN_WORKERS_FOLDER"
-"""Environment variable: private folder through which the workers of one machine find one another."""
+"""Environment variable: private folder through which workers on a single machine find each other."""
 
 TOKEN = "ONNXTRAIN_WORKERS_TOKEN"
-"""Environment variable: random text that the workers of a group know, and nobody else."""
+"""Environment variable: random text that only the workers of a group know."""
 
 
 def new_token() -> str:
-    """Returns a token for one group, 64 hexadecimal digits."""
+    """Returns a new token for a group, 64 hexadecimal digits."""
     return secrets.token_hex(32)
 
 
 def private_folder() -> tempfile.TemporaryDirectory[str]:
-    """Returns a folder that only this user can open; it is removed when the object is closed."""
+    """Returns a temporary folder that only this user can open; closing the object removes it."""
     return tempfile.TemporaryDirectory(prefix="onnxtrain-workers-", ignore_cleanup_errors=True)
 
 
 def one_machine(folder: str) -> dict[str, str]:
-    """Returns the environment variables of workers that are all on this machine, without the token."""
-    # A store in a file needs no port. gloo would listen where the host's name leads; its loopback device has one name
-    # on Linux and another on macOS.
+    """Returns the environment variables for workers that are all on this machine, without the token."""
+    # A file store needs no port. By default, gloo would listen on the interface of the host name; the loopback device
+    # is named differently on Linux and macOS.
     names = {name for _, name in socket.if_nameindex()}
     device = next((name for name in ("lo", "lo0") if name in names), None)
     return {FOLDER: folder} | ({} if device is None else {"GLOO_SOCKET_IFNAME": device})

@@ -1,4 +1,4 @@
-"""Defines `DataParallel`, the options by which several workers train one model."""
+"""Defines `DataParallel`, the options for training one model with several workers."""
 
 from __future__ import annotations
 
@@ -11,21 +11,23 @@ from onnxtrain.errors import InputError
 
 @dataclass(frozen=True)
 class DataParallel:
-    """Trains one model on several workers: each computes the gradient of its share of a batch.
+    """Trains one model with several workers, each of which computes the gradient of its share of a batch.
 
-    The batch of a step is cut into one share per worker. The gradients of the shares are summed, each weighted by the
-    number of samples or labels that it is a mean of, so that the step is that of one process with the same batch.
+    The batch of a step is split into one share per worker. The gradients of the shares are all-reduced, each weighted
+    by the number of samples or labels that it is a mean of, so that the step equals that of a single process with the
+    same batch.
 
     Args:
-        bucket_mb: send gradients in pieces of about this many megabytes, e.g. 25.0. Larger tensors go alone.
-        compression: "bf16" sends gradients as bfloat16, half as many bytes with 8 bits of precision; None sends them
-            as they are.
-        shard_optimizer: keep the optimizer's moments of a parameter on one worker only (ZeRO, stage 1), which updates
-            the parameter and sends it to the others. Files are the same as without.
-        save_steps: save the run in its directory after every so many optimizer steps, e.g. 500, beside the save at the
-            end of each epoch: a run whose worker was killed goes on from there.
-        backend: "gloo" sends through the memory of the hosts, "nccl" through that of NVIDIA GPUs.
-        timeout: seconds after which a worker that waits for the others gives up, e.g. 1800.0.
+        bucket_mb: send gradients in buckets of about this many megabytes, e.g. 25.0. Larger tensors are sent
+            separately.
+        compression: "bf16" sends gradients as bfloat16, which halves the traffic and has 8 bits of precision; None
+            sends them uncompressed.
+        shard_optimizer: True keeps the optimizer state of each parameter on a single worker (ZeRO stage 1), which
+            updates the parameter and sends it to the others. The saved files don't change.
+        save_steps: save the run to its directory every this many optimizer steps, e.g. 500, in addition to the end of
+            each epoch: if a worker is killed, the run resumes from there.
+        backend: "gloo" communicates through host memory, "nccl" through the memory of NVIDIA GPUs.
+        timeout: seconds after which a worker stops waiting for the others, e.g. 1800.0.
 
     Raises:
         InputError: a value is out of range.
@@ -65,14 +67,14 @@ class DataParallel:
 
 
 Strategy = Literal["ddp"] | DataParallel
-"""Argument `strategy` of `Trainer`: "ddp" is `DataParallel()`."""
+"""Argument `strategy` of `Trainer`: "ddp" means `DataParallel()`."""
 
 
 def make_strategy(strategy: Strategy | None) -> DataParallel | None:
-    """Makes the options of an argument `strategy`; None for one process.
+    """Converts an argument `strategy` to options; None for a single process.
 
     Raises:
-        InputError: the argument is neither "ddp" nor options.
+        InputError: the argument is neither "ddp" nor a `DataParallel` nor None.
     """
     if strategy is None or isinstance(strategy, DataParallel):
         return strategy

@@ -21,22 +21,22 @@ from onnxtrain.distributed._torch_secret import SignedStore, prove_membership
 from onnxtrain.errors import InputError, WorkersError
 from onnxtrain.runtime.dtypes import Array
 
-# Buckets that are on their way at a time: one is copied while others are sent, and never all gradients at once.
+# Maximum number of buckets in flight: one is copied while others are sent, without copies of all gradients at once.
 _IN_FLIGHT = 3
 
 
 class TorchGroup(Communicator):
-    """The workers of a process group of PyTorch.
+    """Communicator for the workers of a PyTorch process group.
 
-    The process group is made once per process, and all trainers of the process share it.
+    The process group is created once per process and shared by all trainers of the process.
 
     Args:
         strategy: backend and timeout.
-        place: number of this worker and count of all workers; None if the program has made the process group.
+        place: rank of this worker and number of workers; None if the program has already created the process group.
 
     Raises:
-        WorkersError: the other workers did not come in time.
-        InputError: the backend "nccl" is asked for and there is no GPU for it.
+        WorkersError: the other workers did not join in time.
+        InputError: the backend is "nccl" but there is no GPU.
     """
 
     def __init__(self, strategy: DataParallel, place: tuple[int, int] | None) -> None:
@@ -50,7 +50,7 @@ class TorchGroup(Communicator):
             timeout, token = timedelta(seconds=strategy.timeout), os.environ.get(TOKEN)
             with _told("Joining the other workers"):
                 dist.init_process_group(
-                    # Objects and files go through the hosts' memory, also where gradients go through that of GPUs.
+                    # Objects and files are sent through host memory, even if gradients are sent through GPU memory.
                     "gloo" if strategy.backend == "gloo" else "cpu:gloo,cuda:nccl",
                     store=_store(*place, timeout, token),
                     rank=place[0],
@@ -59,11 +59,11 @@ class TorchGroup(Communicator):
                 )
                 if token is not None:
                     prove_membership(token, timeout)
-        # A group that the program has made may have a backend of its own; its numbers count, not those of variables.
+        # If the program has created the group, its rank and size count, not those of the environment variables.
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
 
     def sum(self, arrays: Sequence[Array], bucket_bytes: int = 2**20, *, compressed: bool = False) -> None:
-        """Sums in buckets, several of which are on their way at a time."""
+        """All-reduces the arrays in buckets, several of which are in flight at a time."""
         pending: list[Callable[[], None]] = []
         with _told("Summing over the workers"):
             for group in group_arrays(arrays, bucket_bytes):
@@ -74,8 +74,12 @@ class TorchGroup(Communicator):
                 finish()
 
     def _begin_sum(self, members: list[Array], compressed: bool) -> Callable[[], None]:
-        """Sends a bucket; the returned function waits for the sum and writes it into the arrays."""
-        # A large array is sent from its own memory.
+        """Starts to all-reduce a bucket.
+
+        Returns:
+            A function that waits for the sum and writes it into the arrays.
+        """
+        # A single large array is sent from its own memory.
         flat = (
             members[0].reshape(-1) if len(members) == 1 else np.concatenate([m.reshape(-1) for m in members])
         )
@@ -84,7 +88,7 @@ class TorchGroup(Communicator):
         sent = tensor.to(device=self._device, dtype=torch.bfloat16 if small else tensor.dtype)
         work = dist.all_reduce(sent, async_op=True)
 
-        # Called when the next buckets are on their way.
+        # Called once the next buckets are in flight.
         def finish() -> None:
             work.wait()
             if sent is not tensor:
@@ -97,7 +101,7 @@ class TorchGroup(Communicator):
         return finish
 
     def broadcast(self, arrays: Sequence[Array], root: int = 0) -> None:
-        """Sends small arrays together, as bytes."""
+        """Broadcasts the arrays in place, small ones together, as bytes."""
         with _told("Receiving from another worker"):
             for group in group_arrays(arrays, 2**20):
                 members = [_bytes(arrays[index]) for index in group]
@@ -109,7 +113,7 @@ class TorchGroup(Communicator):
                         np.copyto(member, part)
 
     def move(self, array: Array, source: int, target: int) -> None:
-        """Sends from one worker to another."""
+        """Sends the array from worker `source` to worker `target`."""
         with _told("Moving a tensor between workers"):
             if source != target and self.rank == source:
                 dist.send(torch.from_numpy(_bytes(array)), target)
@@ -117,14 +121,14 @@ class TorchGroup(Communicator):
                 dist.recv(torch.from_numpy(_bytes(array)), source)
 
     def gather(self, value: Any) -> list[Any]:
-        """Sends the objects by pickle."""
+        """All-gathers pickled objects."""
         values: list[Any] = [None] * self.size
         with _told("Gathering from the workers"):
             dist.all_gather_object(values, value)
         return values
 
     def share(self, value: Any = None) -> Any:
-        """Sends the object by pickle."""
+        """Broadcasts a pickled object from worker 0."""
         values = [value if self.rank == 0 else None]
         with _told("Waiting for worker 0"):
             dist.broadcast_object_list(values, src=0)
@@ -132,13 +136,13 @@ class TorchGroup(Communicator):
 
 
 def _store(rank: int, size: int, timeout: timedelta, token: str | None) -> Any:
-    """Returns the store by which the workers find one another: a file of this machine, or a port at MASTER_ADDR."""
-    # torchrun of PyTorch 2.13 starts workers again with the store of the killed ones, in which gloo finds addresses of
-    # processes that are gone: the new workers wait for them until the timeout.
+    """Returns the store through which the workers find each other: a file on this machine, or a port at MASTER_ADDR."""
+    # torchrun of PyTorch 2.13 restarts workers with the store of the killed ones, where gloo finds the addresses of
+    # dead processes: the new workers would wait for them until the timeout. Hence the prefix per attempt.
     attempt = f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
     store: Any
     if folder := os.environ.get(FOLDER):
-        # A worker that starts other workers hands its variables down to them.
+        # A worker that starts further workers passes its variables on to them; the run id keeps the groups apart.
         run = os.environ.get("TORCHELASTIC_RUN_ID", "group")
         store = dist.FileStore(  # type: ignore[attr-defined]
             os.path.join(folder, f"{run}-{attempt}"), size
@@ -150,13 +154,13 @@ def _store(rank: int, size: int, timeout: timedelta, token: str | None) -> Any:
 
 
 def _bytes(array: Array) -> Array:
-    """Views an array as its bytes: gloo knows few dtypes, and arrays of bfloat16 are raw bits anyway."""
+    """Returns a view of an array as bytes: gloo supports few dtypes, and bfloat16 arrays are raw bits anyway."""
     return array.reshape(-1).view(np.uint8)
 
 
 @contextmanager
 def _told(doing: str) -> Iterator[None]:
-    """Turns PyTorch's error about a worker that has ended, or does not answer, into ours."""
+    """Converts PyTorch's errors about a worker that has ended, or does not answer, to WorkersError."""
     try:
         yield
     # DistBackendError, DistStoreError and DistNetworkError are RuntimeErrors; gloo raises plain ones.

@@ -1,4 +1,4 @@
-"""Starts workers on this machine by `torch.distributed.elastic`, the library behind `torchrun`."""
+"""Starts workers on this machine with `torch.distributed.elastic`, the library behind `torchrun`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _BACKEND = "onnxtrain-one-machine"
 
 
 class _OneMachine(RendezvousHandler):
-    """The rendezvous of an agent that has no other beside it; PyTorch's own ones listen on all interfaces."""
+    """Rendezvous of a single agent; PyTorch's own rendezvous handlers listen on all network interfaces."""
 
     def __init__(self, parameters: RendezvousParameters) -> None:
         self._run_id = parameters.run_id
@@ -46,7 +46,7 @@ class _OneMachine(RendezvousHandler):
     def next_rendezvous(self) -> RendezvousInfo:
         self._round += 1
         store = dist.PrefixStore(f"round-{self._round}", self._store)  # type: ignore[attr-defined]
-        # Our own workers use no port. A function that makes a process group of its own finds a free one here.
+        # Our own workers use no port. A function that creates its own process group finds a free port here.
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             return RendezvousInfo(store, 0, 1, RendezvousStoreInfo("127.0.0.1", free.getsockname()[1]))
@@ -74,7 +74,7 @@ def launch_here(
     function: Callable[..., Any] | Sequence[str], arguments: Sequence[Any], workers: int, restarts: int
 ) -> list[Any]:
     """Starts and watches the workers; see :func:`onnxtrain.distributed.launch`."""
-    # One machine: PyTorch's agent watches its processes, and starts all of them again if one ends with an error.
+    # PyTorch's agent watches the processes on this machine, and restarts all of them if one fails.
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -82,12 +82,12 @@ def launch_here(
         run_id=uuid.uuid4().hex,
         rdzv_backend=_BACKEND,
         max_restarts=restarts,
-        # Seconds between two looks at the workers.
+        # Seconds between checks of the workers.
         monitor_interval=0.1,
-        # A forked process would inherit the threads' locks of ONNX Runtime.
+        # A forked process would inherit locks held by ONNX Runtime's threads.
         start_method="spawn",
     )
-    # The agent takes a function with its arguments, or a program with its own.
+    # The agent takes a function and its arguments, or a program and its arguments.
     command = not callable(function)
     entrypoint = function[0] if isinstance(function, Sequence) else function
     passed = [*function[1:], *arguments] if isinstance(function, Sequence) else arguments
@@ -95,12 +95,12 @@ def launch_here(
         with private_group() as variables, _environment(variables):
             results = elastic_launch(config, entrypoint)(*passed)
     except SignalException as signalled:
-        # The workers have got the signal, have saved, and have ended.
+        # The workers have received the signal, have saved, and have ended.
         if signalled.sigval == signal.SIGINT:
             raise KeyboardInterrupt from None
         raise
     except ChildFailedError as error:
-        # The worker that failed first: the others fail because of it.
+        # The worker that failed first: the others failed because of it.
         rank, failure = error.get_first_failure()
         reason = failure.message if isinstance(failure.message, str) else failure.message.get("message", "")
         raise WorkersError(
@@ -112,7 +112,7 @@ def launch_here(
 
 @contextlib.contextmanager
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Sets environment variables, which the workers inherit, until the block ends."""
+    """Sets environment variables, which the workers inherit, for the duration of a `with` block."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:

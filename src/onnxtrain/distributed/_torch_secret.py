@@ -1,8 +1,8 @@
 """Lets workers prove to each other that they know the token of their group.
 
-PyTorch authenticates neither its stores nor gloo's connections: whoever reaches a port can take a worker's place, and
-objects are sent by pickle, which executes code. With a token the addresses in the store are signed, and each pair of
-workers answers a challenge over its connection before the first object is read.
+PyTorch authenticates neither its stores nor gloo's connections: whoever can reach a port can take a worker's place, and
+objects are sent with pickle, which executes code. With a token, the addresses in the store are signed, and each pair of
+workers completes a challenge-response exchange before the first object is read.
 """
 
 from __future__ import annotations
@@ -20,34 +20,38 @@ from onnxtrain.errors import WorkersError
 
 _DIGEST = "sha256"
 _SIZE = 32
-"""Bytes of a challenge and of a digest."""
+"""Size of a challenge and of a digest in bytes."""
 _ANSWERS_WITHIN = timedelta(seconds=60)
-"""Time for an answer. Workers that are connected are all about to answer, however long they waited for each other."""
+"""Timeout for a response. Connected workers all respond at once, however long they waited for each other to start."""
 
 
 class SignedStore(dist.Store):  # type: ignore[name-defined, misc]
-    """Signs the values of a store of PyTorch, so that a stranger's value is an error.
+    """Signs the values of a PyTorch store, so that values written by strangers raise an error.
 
-    gloo publishes the addresses of the workers by `set` and reads them by `wait` and `get`. Counters, which `add` uses
-    for barriers, are not signed: a stranger can delay the workers by them, and no more.
+    gloo publishes the workers' addresses with `set`, and reads them with `wait` and `get`. Counters, which barriers
+    change with `add`, are not signed: by changing them, a stranger can delay the workers, but nothing else.
 
     Args:
-        store: the store that holds the values.
+        store: the underlying store.
         token: token of the group.
     """
 
     def __init__(self, store: Any, token: str) -> None:
         super().__init__()
-        # PyTorch's stores have no types.
+        # PyTorch's stores have no type annotations.
         self._store: Any = store
         self._token = token.encode()
 
     def set(self, key: str, value: bytes) -> None:
-        """Stores the value behind its signature."""
+        """Stores the value, preceded by its signature."""
         self._store.set(key, self._sign(key, bytes(value)) + bytes(value))
 
     def get(self, key: str) -> bytes:
-        """Returns the value. Raises WorkersError: somebody without the token has written it."""
+        """Returns the value.
+
+        Raises:
+            WorkersError: the value was written without the token.
+        """
         signed: bytes = self._store.get(key)
         signature, value = signed[:_SIZE], signed[_SIZE:]
         if not hmac.compare_digest(signature, self._sign(key, value)):
@@ -71,19 +75,19 @@ class SignedStore(dist.Store):  # type: ignore[name-defined, misc]
 
 
 def prove_membership(token: str, timeout: timedelta) -> None:
-    """Proves to each worker of the process group that this one knows the token, and demands the same proof.
+    """Proves to each worker of the process group that this worker knows the token, and requires the same proof of them.
 
     Args:
         token: token of the group.
-        timeout: timeout of the group, e.g. 30 minutes; nothing is waited for longer than a minute.
+        timeout: timeout of the group, e.g. 30 minutes; each exchange waits for at most one minute.
 
     Raises:
-        WorkersError: a process answers in the place of a worker that does not know the token.
-        RuntimeError: a process does not answer.
+        WorkersError: a process in a worker's place does not know the token.
+        RuntimeError: a process does not respond.
     """
     rank = dist.get_rank()
 
-    # The direction is part of the answer: a challenge that is sent back does not answer itself.
+    # The response depends on the direction: a challenge that is sent back doesn't answer itself.
     def answer(challenge: bytes, prover: int, verifier: int) -> bytes:
         return hmac.digest(token.encode(), f"{prover} to {verifier} ".encode() + challenge, _DIGEST)
 
@@ -101,7 +105,7 @@ def prove_membership(token: str, timeout: timedelta) -> None:
 
 
 def _exchange(messages: Mapping[int, bytes], timeout: timedelta) -> dict[int, bytes]:
-    """Sends 32 bytes to each worker and returns what each has sent."""
+    """Sends 32 bytes to each worker; returns the bytes received from each."""
     sent = {
         peer: torch.frombuffer(bytearray(message), dtype=torch.uint8) for peer, message in messages.items()
     }

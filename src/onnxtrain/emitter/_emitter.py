@@ -1,4 +1,4 @@
-"""Defines `Emitter`: nodes of standard ops, and small computations that rules and losses share."""
+"""Defines `Emitter`: appends nodes of the standard domain, and provides computations that rules and losses share."""
 
 from __future__ import annotations
 
@@ -16,25 +16,29 @@ from onnxtrain.passes.parameters.stop_gradient import mark_stop_gradient
 class Emitter(NodeWriter):
     """Appends nodes to a graph or a function body.
 
-    `op.Name(*inputs, **attributes)` appends one node of the standard domain. An input is a value, None for an omitted
-    optional input, or a number or (nested) list that becomes a constant: int64 for integers, bool for booleans, and for
-    floats the dtype of the first floating-point value among the inputs. `_outputs=k` asks for a tuple of k outputs.
+    `op.Name(*inputs, **attributes)` appends one node of the standard domain and returns its output. An input is a
+    value, None for an omitted optional input, or a number or (nested) list, which becomes a constant: int64 for
+    integers, bool for booleans, and for floats the dtype of the first floating-point value among the inputs.
+    `_outputs=k` returns a tuple of k outputs.
 
     Args:
         graph: the graph to append to, or the graph of a function body.
-        opset: version of the standard domain; read from the graph when omitted.
-        functions: the model's function table; needed for :meth:`call` only.
-        in_function: write constants as Constant nodes, because function bodies have no initializers.
+        opset: version of the standard domain. Default: the version that the graph imports.
+        functions: the model's function table. Only :meth:`call` and :meth:`function` need it.
+        in_function: True writes constants as Constant nodes, because function bodies have no initializers.
 
     Attributes:
         scope: prefix of the names of new nodes and values, e.g. "encoder/".
-        metadata: by op type of the standard domain, the `metadata_props` that nodes of this type are written with, e.g.
-            {"Floor": {"onnxtrain.origin": "gradient"}}. Emitters of subgraphs inherit it; copied nodes keep their own.
+        metadata: `metadata_props` for new nodes, by op type of the standard domain, e.g. {"Floor": {"onnxtrain.origin":
+            "gradient"}}. Emitters of subgraphs inherit it. Nodes that :meth:`copy_of` copies keep their own.
     """
 
     def shape_of(self, value: ir.Value) -> ir.Value:
-        """Returns the shape of `value`, int64 [rank]: a constant when static, else one shared Shape node."""
-        # A constant lets later passes fold and fuse; a Shape node would hide the sizes.
+        """Returns the shape of `value`, int64 [rank]: a constant if it is static, else the output of a Shape node.
+
+        Later calls for the same value return the same Shape node.
+        """
+        # A constant lets later passes fold and fuse nodes; a Shape node would hide the sizes.
         dims = static_dims(value)
         if dims is not None and None not in dims:
             return self.const(np.array(dims, dtype=np.int64))
@@ -43,36 +47,36 @@ class Emitter(NodeWriter):
         return self._shapes[value]
 
     def dim(self, value: ir.Value, axis: int) -> ir.Value:
-        """Returns the size of one axis, int64 [1]."""
+        """Returns the size of `value` along `axis`, as int64 [1]."""
         dims = static_dims(value)
         if dims is not None:
             size = dims[axis]
             if size is not None:
                 return self.const([size])
         if axis == -1:
-            # With end=0, Shape would return no sizes.
+            # With end=0, Shape would return an empty tensor.
             output: ir.Value = self.Shape(value, start=-1)
         else:
             output = self.Shape(value, start=axis, end=axis + 1)
         return output
 
     def reshape_like(self, value: ir.Value, like: ir.Value) -> ir.Value:
-        """Returns `value` reshaped to the shape of `like`, which has as many elements."""
-        # Without allowzero a size of 0 would mean the size of the input's axis.
+        """Returns `value` reshaped to the shape of `like`, which has the same number of elements."""
+        # Without allowzero, a size of 0 would mean "copy the size of the input's axis".
         output: ir.Value = self.Reshape(value, self.shape_of(like), allowzero=1)
         output.shape = like.shape
         return output
 
     def reshape_after(self, value: ir.Value, shape: Operand, signal: ir.Value) -> ir.Value:
-        """Returns `value` reshaped, but not before `signal` is computed.
+        """Returns `value` reshaped, and delays the Reshape until `signal` is computed.
 
-        A runtime computes at once what depends on no value that is missing. Here the shape depends on the signal: a
-        zero is added to it that is computed from the signal's first number (x < x is false, for NaN as well), which no
-        optimizer folds.
+        A runtime may run a node as soon as its inputs are available. To delay the Reshape, a zero computed from the
+        first element of the signal is added to the shape. No optimizer folds that zero: it is computed as x < x, which
+        is false for NaN as well.
 
         Args:
             value: the tensor to reshape.
-            shape: int64 [rank].
+            shape: the target shape, int64 [rank].
             signal: a floating-point tensor.
         """
         if signal not in self._zeros:
@@ -82,9 +86,9 @@ class Emitter(NodeWriter):
         return self.Reshape(value, self.Add(shape, self._zeros[signal]), allowzero=1)
 
     def merge_from(self, value: ir.Value, axis: int) -> ir.Value:
-        """Returns `value` with its axes from `axis` on merged into one, also if it has no elements.
+        """Returns `value` with all axes from `axis` on flattened into one; works for empty tensors too.
 
-        A Reshape to [0, 0, -1] cannot infer the last size of a tensor without elements, and ONNX Runtime refuses it.
+        A Reshape to [0, 0, -1] can't infer the last size of an empty tensor, and ONNX Runtime rejects it.
         """
         sizes = (static_dims(value) or (None,) * (axis + 1))[axis:]
         count = None if None in sizes else math.prod(size for size in sizes if size is not None)
@@ -103,17 +107,17 @@ class Emitter(NodeWriter):
         constant: Operand = None,
         mode: str | None = None,
     ) -> ir.Value:
-        """Returns `value` padded along some axes.
+        """Returns `value` padded along the given axes.
 
         Args:
             value: the tensor to pad.
-            pads: int64 [2 * len(axes)], the places before each of `axes`, then after each.
-            axes: axes from 0 on.
-            rank: number of axes of `value`.
-            constant: scalar to pad with; zero by default.
-            mode: the attribute of Pad.
+            pads: int64 [2 * len(axes)], the number of elements to add before each of `axes`, then after each.
+            axes: non-negative axes.
+            rank: rank of `value`.
+            constant: scalar to pad with. Default: zero.
+            mode: the `mode` attribute of Pad.
         """
-        # Not by Pad's own input for axes: ONNX Runtime (1.31 at least) overlooks it when it moves a Transpose past a
+        # Pad's `axes` input is avoided: ONNX Runtime (at least up to 1.31) ignores it when it moves a Transpose past a
         # Pad, and the optimized graph fails.
         if list(axes) != list(range(rank)):
             places = np.array([*axes, *(axis + rank for axis in axes)], dtype=np.int64)
@@ -130,7 +134,7 @@ class Emitter(NodeWriter):
         return self.Pad(value, pads, *fill, mode=mode)
 
     def stop_gradient(self, value: ir.Value) -> ir.Value:
-        """Returns `value` behind an Identity through which no gradient flows."""
+        """Returns an Identity of `value` through which no gradient flows."""
         result: ir.Value = self.Identity(value)
         result.shape = value.shape
         node = result.producer()
@@ -139,11 +143,11 @@ class Emitter(NodeWriter):
         return result
 
     def zeros_like(self, value: ir.Value, dtype: ir.DataType | None = None) -> ir.Value:
-        """Returns zeros of the shape of `value`, and of its dtype unless `dtype` is given."""
+        """Returns zeros with the shape of `value`, and with its dtype unless `dtype` is given."""
         return self._filled(value, 0, dtype)
 
     def ones_like(self, value: ir.Value) -> ir.Value:
-        """Returns ones of the shape and dtype of `value`."""
+        """Returns ones with the shape and dtype of `value`."""
         return self._filled(value, 1)
 
     def _filled(self, value: ir.Value, number: int, dtype: ir.DataType | None = None) -> ir.Value:

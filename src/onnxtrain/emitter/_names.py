@@ -1,4 +1,4 @@
-"""Finds names that no other value or node of a graph has."""
+"""Generates names that are unique within a graph."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import onnx_ir as ir
 
 
 class Names:
-    """A pool of names that are taken.
+    """A pool of names in use.
 
-    The number that was last tried for each wish is remembered: otherwise the n-th `Mul` would try n names.
+    The pool remembers the last suffix tried for each name: otherwise the n-th `Mul` would try n suffixes.
     """
 
     def __init__(self, names: Iterable[str]) -> None:
@@ -18,8 +18,7 @@ class Names:
         self._counts: dict[str, int] = {}
 
     def unique(self, wish: str) -> str:
-        """Returns `wish`, or `wish_1`, `wish_2`, ..., whichever is free, and takes it."""
-        # From the last number on, since smaller ones are taken.
+        """Returns the first free name among `wish`, `wish_1`, `wish_2`, ... and reserves it."""
         name, count = wish, self._counts.get(wish, 0)
         while name in self._taken:
             count += 1
@@ -31,7 +30,7 @@ class Names:
 
 def all_names(graph: ir.Graph) -> Iterator[str]:
     """Yields the names of all nodes and values in a graph and in its subgraphs."""
-    # Subgraphs count: ONNX forbids a name in a subgraph that a value of an enclosing graph has.
+    # ONNX forbids a subgraph to reuse the name of a value in an enclosing graph.
     for value in (*graph.inputs, *graph.initializers.values()):
         yield value.name or ""
     for node in graph.all_nodes():
@@ -44,7 +43,7 @@ def all_names(graph: ir.Graph) -> Iterator[str]:
 
 
 def inputs_of_subgraph(attribute: ir.Attr) -> Iterator[ir.Value]:
-    """Yields the inputs and initializers of the subgraph in an attribute, if it holds one."""
+    """Yields the inputs and initializers of the subgraph in `attribute`; nothing if the attribute holds no subgraph."""
     if not attribute.is_ref() and attribute.type == ir.AttributeType.GRAPH:
         subgraph = attribute.as_graph()
         yield from subgraph.inputs

@@ -1,4 +1,4 @@
-"""Appends nodes, calls of composite ops and constants to a graph: the core of the emitter."""
+"""Appends nodes, calls of composite ops and constants to a graph."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from onnxtrain.errors import GraphBuildError
 from onnxtrain.passes.tidy.constants import mark_constant
 
 Operand = ir.Value | npt.ArrayLike | None
-"""Anything that a node can read: a value, None for an omitted optional input, numbers and arrays for a constant."""
+"""An input of a node: a value, None for an omitted optional input, or a number or array that becomes a constant."""
 
 
 @dataclass(frozen=True)
 class AttributeRef:
-    """An attribute of the enclosing function, to be used as an attribute of a node in its body.
+    """Reference to an attribute of the enclosing function, for use as an attribute of a node in the function's body.
 
     Attributes:
-        name: the function's attribute, e.g. "axis". Its value is known only where the function is called.
+        name: the function's attribute, e.g. "axis". Each call of the function sets its value.
         type: the attribute's type.
     """
 
@@ -35,19 +35,19 @@ class AttributeRef:
 
 
 class Composite(Protocol):
-    """A composite op, which has one model-local function per dtype (see `onnxtrain.functions`)."""
+    """A composite op: one model-local function per dtype (see `onnxtrain.functions`)."""
 
     def identifier(
         self, dtype: ir.DataType, functions: Mapping[ir.OperatorIdentifier, ir.Function]
     ) -> ir.OperatorIdentifier:
-        """Returns the key in the function table `functions` for the function of a dtype, whether it is there or not."""
+        """Returns the key under which `functions` holds, or would hold, this op's function for `dtype`."""
 
     def function_for(self, dtype: ir.DataType, opset: int) -> ir.Function:
-        """Returns the function whose body computes this op in `dtype` with ops of `opset`."""
+        """Returns a function that computes this op in `dtype`, with ops of version `opset` of the standard domain."""
 
 
 class Write(Protocol):
-    """The type of `op.Name`: appends one node and returns its output, or with `_outputs=k` a tuple of k outputs."""
+    """The type of `op.Name`: appends a node and returns its output, or with `_outputs=k` a tuple of k outputs."""
 
     @overload
     def __call__(self, *inputs: Operand, _outputs: int, **attributes: Any) -> tuple[ir.Value, ...]: ...
@@ -57,7 +57,7 @@ class Write(Protocol):
 
 
 class NodeWriter:
-    """Appends nodes, functions and constants; :class:`Emitter` describes the arguments and attributes."""
+    """Appends nodes, function calls and constants to a graph; :class:`Emitter` documents the arguments."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class NodeWriter:
         self._names = Names(all_names(graph))
 
     def __getattr__(self, op_type: str) -> Write:
-        # ONNX ops begin with a capital. Other names are attributes that the emitter lacks, e.g. in `hasattr`.
+        # ONNX op names begin with a capital letter. Any other name is a missing attribute, e.g. in `hasattr`.
         if not op_type[:1].isupper():
             raise AttributeError(f"{type(self).__name__} has no attribute {op_type!r}")
 
@@ -103,23 +103,23 @@ class NodeWriter:
         """Appends one node of the standard domain.
 
         Returns:
-            The output value, or with `_outputs` the tuple of so many.
+            The output value, or a tuple of `_outputs` values if `_outputs` is given.
         """
         schema = schema_of(op_type, self.opset)
-        # ONNX Runtime would report a wrong attribute only when the model is loaded, without the place that wrote it.
+        # ONNX Runtime would report an unknown attribute only when it loads the model, far from the code that wrote it.
         if not attributes.keys() <= schema.attributes.keys():
             unknown = ", ".join(sorted(attributes.keys() - schema.attributes.keys()))
             raise GraphBuildError(
                 f"writing a node {op_type} of opset {self.opset}: it has no attribute {unknown}; it has "
                 f"{', '.join(sorted(schema.attributes)) or 'none'}"
             )
-        # ONNX promotes no dtypes: a Python float must have the dtype of the tensor beside it.
+        # ONNX doesn't promote dtypes: a Python float must get the dtype of the tensor that it is combined with.
         like = _first_float(inputs)
         values = [self._operand(v, like) for v in inputs]
         outputs = self._append("", op_type, values, _outputs or 1, attributes)
         # The last output may be variadic.
         formals = itertools.chain(schema.outputs, itertools.repeat(schema.outputs[-1]))
-        # dtypes are known at once, shapes later: rules ask for dtypes while they write.
+        # Dtypes are set here, while shapes are inferred later: rules read dtypes while they emit nodes.
         for output, formal in zip(outputs, formals, strict=False):
             dtype = output_dtype(formal, schema, values, attributes)
             output.type = ir.TensorType(dtype) if dtype is not None else None
@@ -136,9 +136,12 @@ class NodeWriter:
     def call(
         self, composite: Composite, *inputs: Operand, _outputs: int | None = None, **attributes: Any
     ) -> ir.Value | tuple[ir.Value, ...]:
-        """Appends a call of a composite op and adds its function to the model.
+        """Appends a call of a composite op, and adds its function to the model.
 
-        The dtype of the function, and of all its outputs, is that of the first floating-point input.
+        The function's dtype, and that of all outputs, is the dtype of the first floating-point input.
+
+        Raises:
+            GraphBuildError: no input has a known floating-point dtype, or the emitter has no function table.
         """
         like = _first_float(inputs)
         if like is None or like.dtype is None:
@@ -153,7 +156,7 @@ class NodeWriter:
         return outputs[0] if _outputs is None else outputs
 
     def function(self, composite: Composite, dtype: ir.DataType) -> ir.OperatorIdentifier:
-        """Adds the function of a composite op for a dtype to the model if it is missing; returns its identifier."""
+        """Adds a composite op's function for `dtype` to the model if it is missing; returns its identifier."""
         if self._functions is None:
             raise GraphBuildError(
                 f"calling composite {composite}: this emitter was made without a function table"
@@ -161,58 +164,59 @@ class NodeWriter:
         identifier = composite.identifier(dtype, self._functions)
         if identifier not in self._functions:
             function = composite.function_for(dtype, self.opset)
-            # The number in the name of a SpecializedOp depends on the functions that the model has.
+            # A SpecializedOp's name ends in a number that depends on the functions that the model already has.
             function.name = identifier[1]
             self._functions[identifier] = function
-        # A model that does not declare the domain of a function is invalid.
+        # A model must declare the domain of each function that it calls.
         self._imports.setdefault(identifier[0], 1)
         return identifier
 
     @property
     def can_call(self) -> bool:
-        """True if composite ops can be called, because this emitter has a function table."""
+        """True if this emitter has a function table, so that composite ops can be called."""
         return self._functions is not None
 
     def const(
         self, value: npt.ArrayLike, dtype: ir.DataType | None = None, *, like: ir.Value | None = None
     ) -> ir.Value:
-        """Returns a constant; equal constants are shared.
+        """Returns a constant; equal constants share one value.
 
         Args:
             value: number, list or array.
-            dtype: its element type; by default that of `like`, else int64, bool or float32 after the Python type.
-            like: a value whose dtype to take.
+            dtype: element type. Default: the dtype of `like`. Without `like`: the array's own dtype, or int64, bool or
+                float32 for Python numbers. float64 becomes float32.
+            like: a value whose dtype the constant gets.
         """
         if dtype is None:
             dtype = like.dtype if like is not None else None
         array = _as_array(value)
         if dtype is None:
             kinds = {"i": ir.DataType.INT64, "u": ir.DataType.INT64, "b": ir.DataType.BOOL}
-            # Arrays keep their dtype. NumPy makes float64 of Python floats, and hardly anybody means it.
+            # Arrays keep their dtype, except float64: NumPy's default for Python floats is rarely intended.
             array_dtype = None if array.dtype == np.float64 else ir.DataType.from_numpy(array.dtype)
             dtype = (
                 array_dtype
                 if isinstance(value, np.ndarray) and array_dtype
                 else kinds.get(array.dtype.kind, ir.DataType.FLOAT)
             )
-        # ascontiguousarray makes a vector of a scalar, hence the reshape.
+        # ascontiguousarray turns a scalar into a vector; the reshape restores the scalar.
         array = np.ascontiguousarray(array.astype(dtype.numpy())).reshape(array.shape)
-        # Rules write the same few constants for every node of a graph.
+        # Rules use the same few constants for every node of a graph.
         key = (dtype, array.shape, array.tobytes())
         if key not in self._constants:
             self._constants[key] = self._new_constant(array, dtype)
         return self._constants[key]
 
     def ints(self, ref: AttributeRef) -> ir.Value:
-        """Returns an integer attribute (or list of integers) of the enclosing function as an int64 tensor."""
-        # ONNX hands the attributes of a function to attributes of nodes only; a Constant makes a tensor of them.
+        """Returns an integer attribute of the enclosing function, or a list of integers, as an int64 tensor."""
+        # A function attribute can only be referenced by a node's attribute; a Constant node turns it into a tensor.
         field = "value_int" if ref.type == ir.AttributeType.INT else "value_ints"
         output = self._append("", "Constant", [], 1, {field: ref})[0]
         output.type = ir.TensorType(ir.DataType.INT64)
         return output
 
     def number(self, ref: AttributeRef, like: ir.Value) -> ir.Value:
-        """Returns a float attribute of the enclosing function as a scalar of the dtype of `like`."""
+        """Returns a float attribute of the enclosing function as a scalar with the dtype of `like`."""
         output = self._append("", "Constant", [], 1, {"value_float": ref})[0]
         output.type = ir.TensorType(ir.DataType.FLOAT)
         if like.dtype in (None, ir.DataType.FLOAT):
@@ -220,10 +224,10 @@ class NodeWriter:
         return self.Cast(output, to=like.dtype)
 
     def subgraph(self, inputs: Mapping[str, ir.DataType | None]) -> Self:
-        """Returns an emitter for a new branch or body of a control-flow node.
+        """Returns an emitter for a new subgraph: a branch or body of a control-flow node.
 
-        The subgraph may read values of this graph, and takes its names from the same pool. Pass the emitter's `graph`
-        as attribute to the control-flow node; add its outputs yourself.
+        The subgraph may read values of this graph, and its names come from the same pool. Append its outputs, then pass
+        the new emitter's `graph` to the control-flow node as an attribute.
 
         Args:
             inputs: names and dtypes of the subgraph's inputs.
@@ -236,21 +240,21 @@ class NodeWriter:
         return self.within(ir.Graph(values, [], nodes=[], opset_imports={"": self.opset}, name=name))
 
     def within(self, graph: ir.Graph) -> Self:
-        """Returns an emitter for an existing branch or body, which takes names from the same pool."""
+        """Returns an emitter for an existing branch or body. New names come from this emitter's pool."""
         inner = type(self)(graph, functions=self._functions, opset=self.opset)
         inner.scope, inner._names, inner.metadata = self.scope, self._names, self.metadata
-        # A model declares the domains that its subgraphs use in the main graph.
+        # The main graph declares the domains that its subgraphs use.
         inner._imports = self._imports
         return inner
 
     def copy_of(self, graph: ir.Graph, inputs: Sequence[ir.Value]) -> list[ir.Value]:
-        """Appends copies of the nodes of a subgraph and returns the copies of its outputs.
+        """Appends copies of the nodes of a subgraph, and returns the copies of the subgraph's outputs.
 
-        Copied values get new names. Values of enclosing graphs are read in place.
+        Copied values get new names. Values of enclosing graphs are not copied.
 
         Args:
             graph: the subgraph.
-            inputs: values to take the place of its inputs.
+            inputs: values that replace the subgraph's inputs.
         """
         copy = graph.clone(allow_outer_scope_values=True)
         for old, new in zip(copy.inputs, inputs, strict=True):
@@ -258,7 +262,7 @@ class NodeWriter:
             new.type, new.shape = new.type or old.type, new.shape or old.shape
         outputs = list(copy.outputs)
         copy.outputs.clear()
-        # A subgraph's initializers become those of this graph; equal names elsewhere would collide.
+        # The subgraph's initializers move to this graph, renamed to avoid collisions.
         for name, initializer in tuple(copy.initializers.items()):
             copy.initializers.pop(name)
             initializer.name = self.unique_name(name)
@@ -278,18 +282,18 @@ class NodeWriter:
 
     @contextlib.contextmanager
     def placing(self, *, before: ir.Node | None = None, after: ir.Node | None = None) -> Iterator[None]:
-        """Moves the nodes that the block appends to a place beside a node of the graph.
+        """Moves the nodes that the `with` block appends to before or after an existing node.
 
-        ONNX wants nodes after those that they read. Values that the emitter shares, such as those of :meth:`shape_of`,
-        stay at their first place: write to several places from the front of the graph to its end.
+        ONNX requires nodes in topological order. Values that the emitter caches, such as those of :meth:`shape_of`,
+        stay at their first position, so emit to several positions from the front of the graph to its end.
 
         Args:
-            before: node that the new ones stand in front of; in a graph without nodes there is none.
-            after: node that the new ones stand behind.
+            before: node before which to insert the new nodes; None if the graph was empty.
+            after: node after which to insert the new nodes.
         """
         last = self.graph[-1] if len(self.graph) else None
         yield
-        # From the end, so that a large graph is not read for a few new nodes.
+        # Scan backwards from the end, so that the cost doesn't grow with the size of the graph.
         appended = list(itertools.takewhile(lambda node: node is not last, reversed(self.graph)))[::-1]
         if before is not None:
             self.graph.remove(appended)
@@ -299,7 +303,7 @@ class NodeWriter:
             self.graph.insert_after(after, appended)
 
     def unique_name(self, wish: str) -> str:
-        """Returns `wish`, or `wish_1`, `wish_2`, ..., whichever is free, and reserves it."""
+        """Returns the first free name among `wish`, `wish_1`, `wish_2`, ... and reserves it."""
         return self._names.unique(wish)
 
     def _operand(self, value: Operand, like: ir.Value | None) -> ir.Value | None:
@@ -318,7 +322,7 @@ class NodeWriter:
         outputs: int,
         attributes: Mapping[str, Any],
     ) -> tuple[ir.Value, ...]:
-        # Names tell a reader of the model, or of an error of ONNX Runtime, where a node comes from.
+        # Node names show a reader of the model, or of an ONNX Runtime error, where a node comes from.
         name = self.unique_name(f"{self.scope}{op_type}")
         values = [
             ir.Value(name=self.unique_name(name + ("_out" if i == 0 else f"_out{i}"))) for i in range(outputs)
@@ -336,7 +340,7 @@ class NodeWriter:
             value.const_value = tensor
         else:
             value = ir.Value(name=self.unique_name("const"), const_value=tensor)
-            # Without the mark, an initializer of floats counts as a parameter to train.
+            # Without the mark, an initializer of floats would count as a trainable parameter.
             mark_constant(value)
             self.graph.register_initializer(value)
         value.type = ir.TensorType(dtype)
@@ -345,15 +349,15 @@ class NodeWriter:
 
 
 def _first_float(inputs: Sequence[Operand]) -> ir.Value | None:
-    """Finds the first floating-point value among operands."""
+    """Returns the first floating-point value among operands, or None."""
     return next(
         (v for v in inputs if isinstance(v, ir.Value) and v.dtype and v.dtype.is_floating_point()), None
     )
 
 
 def _as_array(value: npt.ArrayLike) -> np.ndarray:
-    """Returns a constant as an array."""
-    # NumPy makes floats of an empty list, which here lists no axes or no sizes.
+    """Returns a constant as a NumPy array; an empty list becomes int64."""
+    # An empty list here means no axes or no sizes, but NumPy would make it float64.
     return np.zeros(0, dtype=np.int64) if isinstance(value, list) and not value else np.asarray(value)
 
 

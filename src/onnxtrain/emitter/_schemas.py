@@ -1,4 +1,4 @@
-"""Looks up ONNX schemas, and the dtypes that they give to outputs."""
+"""Looks up ONNX schemas, and infers the dtypes of outputs from them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from onnxtrain.errors import GraphBuildError
 
-# Types as schemas write them. Outputs of other types get no dtype here; shape inference finds it.
+# Types as spelled in schemas. Outputs of other types get their dtype from shape inference.
 _TENSOR_TYPES = {
     "tensor(float)": ir.DataType.FLOAT,
     "tensor(double)": ir.DataType.DOUBLE,
@@ -28,7 +28,7 @@ def schema_of(op_type: str, opset: int, domain: str = "") -> onnx.defs.OpSchema:
     """Returns the ONNX schema of `op_type` at `opset`.
 
     Raises:
-        GraphBuildError: there is no such op at that opset.
+        GraphBuildError: the op does not exist at that opset.
     """
     try:
         return onnx.defs.get_schema(op_type, opset, domain)
@@ -45,20 +45,22 @@ def output_dtype(
     values: Sequence[ir.Value | None],
     attributes: Mapping[str, Any],
 ) -> ir.DataType | None:
-    """Returns the dtype of an output: fixed by the schema, set by an attribute, or that of an input of the same type.
+    """Infers the dtype of a node's output from the op's schema.
+
+    The dtype is fixed by the schema, set by an attribute, or equal to that of an input with the same type parameter.
 
     Args:
-        formal: the output in the schema.
+        formal: the output's formal parameter in the schema.
         schema: the op's schema.
-        values: the inputs of the node.
-        attributes: the attributes of the node.
+        values: inputs of the node.
+        attributes: attributes of the node.
 
     Returns:
-        The dtype, or None if the schema and the inputs do not tell it.
+        The dtype, or None if it follows neither from the schema nor from the inputs.
     """
     if formal.type_str in _TENSOR_TYPES:
         return _TENSOR_TYPES[formal.type_str]
-    # Cast calls its attribute `to`; other ops with one call it `dtype`.
+    # Cast names the attribute `to`; other ops name it `dtype`.
     if schema.name == "Cast":
         return ir.DataType(int(attributes["to"]))
     if "dtype" in attributes:
@@ -70,14 +72,14 @@ def output_dtype(
     for value, parameter in zip(values, _formal_inputs(schema), strict=False):
         if parameter.type_str == formal.type_str and value is not None:
             return value.dtype
-    # The statistics of normalisations have the dtype of stash_type, float32 by default.
+    # The statistics of normalization ops have the dtype `stash_type`, float32 by default.
     if "stash_type" in schema.attributes:
         return ir.DataType(int(attributes.get("stash_type", ir.DataType.FLOAT)))
     return None
 
 
 def _formal_inputs(schema: onnx.defs.OpSchema) -> Iterator[onnx.defs.OpSchema.FormalParameter]:
-    """Yields the inputs of a schema, the last one without end if it is variadic."""
+    """Yields the formal inputs of a schema; repeats the last one forever if it is variadic."""
     formals = list(schema.inputs)
     yield from formals
     while formals and formals[-1].option == onnx.defs.OpSchema.FormalParameterOption.Variadic:

@@ -1,4 +1,4 @@
-"""Finds values of a graph, and their static dimensions."""
+"""Looks up values of a graph and their static dimensions."""
 
 from __future__ import annotations
 
@@ -9,19 +9,22 @@ import onnx_ir as ir
 
 
 def static_dims(value: ir.Value) -> tuple[int | None, ...] | None:
-    """Returns the dimensions of `value`, e.g. (None, 3) for [batch, 3]; None if the rank is unknown."""
+    """Returns the dimensions of `value` with None for symbolic ones, e.g. (None, 3) for [batch, 3].
+
+    Returns None if the rank is unknown.
+    """
     if value.shape is None:
         return None
     return tuple(dim if isinstance(dim, int) else None for dim in value.shape)
 
 
 def find_value(graph: ir.Graph, name: str) -> ir.Value | None:
-    """Returns the input, initializer or node output of that name, or None."""
+    """Returns the graph input, initializer or node output called `name`; None if there is none."""
     return next((value for value in _values(graph) if value.name == name), None)
 
 
 def values_by_name(graph: ir.Graph) -> dict[str, ir.Value]:
-    """Returns all inputs, initializers and node outputs by name. Faster than `find_value` for many names."""
+    """Returns all inputs, initializers and node outputs by name; faster than `find_value` for many names."""
     return {str(value.name): value for value in _values(graph)}
 
 

@@ -1,17 +1,17 @@
-"""Estimators of scikit-learn that train ONNX models: `OnnxClassifier` and `OnnxRegressor`.
+"""scikit-learn estimators that train ONNX models: `OnnxClassifier` and `OnnxRegressor`.
 
-They go wherever scikit-learn takes an estimator: pipelines, `GridSearchCV`, `cross_val_score`.
+They can be used wherever scikit-learn accepts an estimator: in pipelines, `GridSearchCV`, `cross_val_score`, ...
 """
 
 from __future__ import annotations
 
 import onnxtrain._desk  # noqa: F401  # isort: skip
 
-# Devices and most users of `Trainer` have no scikit-learn; `onnxtrain` imports this package on first use alone.
+# Devices and most users of `Trainer` have no scikit-learn; `onnxtrain` imports this package lazily.
 try:
     import sklearn as _sklearn  # noqa: F401
 except ModuleNotFoundError as error:
-    # A package that scikit-learn itself lacks is another problem, which its own message names.
+    # If scikit-learn itself lacks a package, its own message names that package.
     if error.name != "sklearn":
         raise
     raise ModuleNotFoundError(

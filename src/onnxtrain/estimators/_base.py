@@ -1,4 +1,4 @@
-"""Trains the model of an estimator with `Trainer`, keeps the result as an ONNX file in memory, and predicts with it."""
+"""Trains an estimator's model with `Trainer`, keeps the trained model in memory as ONNX bytes, and predicts with it."""
 
 from __future__ import annotations
 
@@ -34,10 +34,11 @@ if TYPE_CHECKING:
 
 
 class OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no annotations
-    """Base class of the estimators; its constructor stores the arguments, as scikit-learn asks."""
+    """Base class of the estimators; its constructor only stores the arguments, as scikit-learn requires."""
 
-    # By name: scikit-learn reads the parameters of an estimator from the signature of its constructor.
-    # `check_estimator` also asks that nothing is checked or converted here: `set_params` bypasses the constructor.
+    # All arguments are named: scikit-learn reads an estimator's parameters from the constructor's signature.
+    # `check_estimator` also requires that nothing is checked or converted here, because `set_params` bypasses the
+    # constructor.
     def __init__(
         self,
         model: ModelSource | None = None,
@@ -78,11 +79,11 @@ class OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
         self.verbose = verbose
 
     def _validated(self, x: Any, *y: Any, **settings: Any) -> Any:
-        """Checks samples, and targets if there are some, as scikit-learn does; returns them as arrays."""
-        # scikit-learn drops masks.
+        """Checks samples, and targets if given, like scikit-learn's own estimators; returns them as arrays."""
+        # scikit-learn would silently drop masks.
         for name, value in zip("Xy", (x, *y), strict=False):
             require_unmasked(name, value)
-        # A perceptron takes rows of features. A model of the user's may take images or sequences.
+        # A perceptron takes rows of features. The user's model may take images or sequences.
         settings |= {"ensure_2d": self.model is None, "allow_nd": self.model is not None}
         try:
             from sklearn.utils.validation import validate_data
@@ -90,13 +91,13 @@ class OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
             checked = self._validate_data(x, *y, **settings)
         else:
             checked = validate_data(self, x, *y, **settings)
-        # scikit-learn counts features only if it insists on two axes.
+        # scikit-learn counts features only if it requires two axes.
         if self.model is not None:
             self._count_features(checked[0] if y else checked, reset=bool(y))
         return checked
 
     def _checked_weight(self, weight: Any, x: Array) -> Array | None:
-        """Checks sample weights as scikit-learn does; returns them as float64 [samples], None if there are none."""
+        """Checks sample weights as scikit-learn does; returns them as float64 [samples], or None if there are none."""
         if weight is None:
             return None
         require_unmasked("sample_weight", weight)
@@ -104,7 +105,7 @@ class OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
         return checked
 
     def _count_features(self, x: Array, *, reset: bool) -> None:
-        """Records the number of features in a fit; raises ValueError if samples to predict have another number."""
+        """Records the number of features if `reset`; otherwise, raises ValueError if the number has changed."""
         features = x.shape[1] if x.ndim > 1 else 1
         if reset:
             self.n_features_in_ = features
@@ -121,14 +122,15 @@ class OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
 
         Args:
             x: samples.
-            y: targets as the loss wants them.
-            weight: sample weights; None for equal ones.
-            outputs: number of outputs that the targets need: of classes, or of quantities.
+            y: targets in the form that the loss expects.
+            weight: sample weights; None for equal weights.
+            outputs: number of outputs that the targets need: the number of classes or of target variables.
             loss: loss, or its name.
-            logits: True if the loss wants logits, for which a Softmax or Sigmoid at the end of the model is removed.
-            options: further arguments of :meth:`Trainer.fit`.
+            logits: True if the loss expects logits: a final Softmax or Sigmoid of the model is then removed.
+            options: additional arguments of :meth:`Trainer.fit`.
         """
-        # Drawn once: with an integer two fits are equal, with a RandomState each fit goes on in its numbers.
+        # Drawn once per fit: with an integer `random_state`, all fits are equal; a RandomState gives each fit another
+        # seed.
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         model, self._dtype = self._prepared(x, outputs, seed, logits=logits)
         trainer = Trainer(
@@ -141,29 +143,34 @@ class OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
             threads=self.threads,
             **(self.trainer_options or {}),
         )
-        # A copy: the list is a parameter of the estimator, which a fit must not change.
+        # A copy, because the list is a parameter of the estimator, which fitting must not modify.
         callbacks = list(self.callbacks or ())
         if self.patience is not None:
-            # Without validation data the training loss is the only one that is recorded.
+            # Without validation data, only the training loss is recorded.
             monitor = "loss" if self.validation is None else "val_loss"
             callbacks.append(EarlyStopping(monitor, self.patience, restore_best=True))
         options |= {"sample_weight": weight, "validation": self.validation, "verbose": bool(self.verbose)}
         options |= {"epochs": self.epochs, "batch_size": self.batch_size, "callbacks": callbacks}
         self.history_ = trainer.fit(_cast(x, self._dtype), y, **options | dict(self.fit_options or {}))
-        # As scikit-learn's own iterative estimators: early stopping shows here.
+        # As in scikit-learn's own iterative estimators; fewer than `epochs` after early stopping.
         self.n_iter_ = len(self.history_)
         self._output, self._loss_name = str(trainer.prediction), trainer.loss_name
-        # The trainer has sessions, which cannot be pickled, and files; the model has all that predictions need.
+        # Keep only the model, which suffices for predictions: the trainer has files, and sessions that cannot be
+        # pickled.
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
             trainer.export(Path(folder) / "model.onnx")
             self.onnx_model_ = (Path(folder) / "model.onnx").read_bytes()
         self._open()
 
     def _prepared(self, x: Array, outputs: int, seed: int, *, logits: bool) -> tuple[Any, Any]:
-        """Builds or loads the model, with as many outputs as the targets need; returns it and the dtype of its input.
+        """Builds or loads the model, with the given number of outputs.
+
+        Returns:
+            The model, and the dtype of its input.
 
         Raises:
-            InputError: the model has several inputs, or takes a fixed number of samples.
+            InputError: the model has several inputs, or a fixed batch size.
+            ValueError: `hidden_layer_sizes` is invalid.
         """
         if self.model is None:
             hidden = self.hidden_layer_sizes
@@ -173,7 +180,7 @@ class OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
                 raise ValueError(
                     f"hidden_layer_sizes must hold positive integers, e.g. (100,), received {hidden!r}."
                 )
-            # As scikit-learn's own perceptrons: float32 for float32 data, else float64.
+            # As in scikit-learn's own perceptrons: float32 for float32 data, else float64.
             dtype = np.dtype(self.dtype or (np.float32 if x.dtype == np.float32 else np.float64))
             return perceptron(x.shape[1], [int(n) for n in hidden], outputs, dtype, seed), dtype
         model = canonicalize(load_model(self.model))
@@ -188,7 +195,7 @@ class OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
                 f"{type(self).__name__}: the model takes exactly {value.shape[0]} samples at a time. Pass "
                 "model=onnxtrain.make_batch_dynamic(model)."
             )
-        # Scores along further axes (segmentation) have no width, and are refused by `replace_head` with a reason.
+        # An output with more axes (segmentation) has no width; `replace_head` raises an error that says so.
         if _width(model.graph.outputs[0]) != outputs:
             model = replace_head(model, outputs, seed=seed, logits=logits)
         elif logits:
@@ -197,7 +204,7 @@ class OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
         return model, np.dtype(value.dtype.numpy())
 
     def _open(self) -> None:
-        """Opens a session of the trained model."""
+        """Opens an inference session for the trained model."""
         options = None if self.threads is None else SessionSettings(threads=self.threads).options()
         self._session: ort.InferenceSession = open_session(
             self.onnx_model_, "model", parse_device(self.device), options
@@ -207,9 +214,9 @@ class OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
         """Computes the output of the trained model for each sample."""
         check_is_fitted(self)
         x = _cast(self._validated(X, reset=False), self._dtype)
-        # Opened in `fit`, not here: `check_estimator` asks that predictions leave the attributes as they are.
+        # The session is opened in `fit`: `check_estimator` requires that predictions don't change attributes.
         name = self._session.get_inputs()[0].name
-        # In batches, as activations of all samples at once may not fit into memory.
+        # In batches, because the activations of all samples at once may not fit into memory.
         parts = [
             run_on_arrays(self._session, [self._output], {name: x[first : first + self.batch_size]})[0]
             for first in range(0, len(x), self.batch_size)
@@ -219,7 +226,7 @@ class OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the trained model as an ordinary `.onnx` file for inference, with the inputs and outputs of the model.
 
-        Classes are numbered in the order of `classes_`; the outputs are scores, not probabilities.
+        Class indices follow the order of `classes_`; the outputs are logits, not probabilities.
 
         Args:
             path: file to write, e.g. "model.onnx".
@@ -229,12 +236,12 @@ class OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
             OSError: the file cannot be written.
         """
         check_is_fitted(self)
-        # A file of that name is replaced as a whole, also if the process is killed meanwhile.
+        # An existing file is replaced atomically, even if the process is killed.
         with replace_file(Path(path)) as file:
             file.write(self.onnx_model_)
 
     def __getstate__(self) -> dict[str, Any]:
-        # Sessions cannot be pickled; `__setstate__` opens another.
+        # Sessions cannot be pickled; `__setstate__` opens a new one.
         return {name: value for name, value in super().__getstate__().items() if name != "_session"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -248,19 +255,23 @@ class OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
 
 
 def _width(value: ir.Value) -> int | None:
-    """Returns the number of scores of a sample; None unless the output is [samples, N] with a known N."""
+    """Returns the number of outputs per sample; None unless the output is [samples, N] with a known N."""
     shape = value.shape
     return shape[1] if shape is not None and shape.rank() == 2 and isinstance(shape[1], int) else None
 
 
 def _cast(x: Array, dtype: np.dtype[Any]) -> Array:
-    """Casts checked samples to the dtype of the model's input. Raises ValueError: some do not fit into it."""
-    # A cast would cut off fractions of what should be token ids.
+    """Casts checked samples to the dtype of the model's input.
+
+    Raises:
+        ValueError: some values do not fit into the dtype.
+    """
+    # A cast would silently truncate fractions in what should be token ids.
     if dtype.kind in "iu" and x.dtype.kind == "f" and not (x == np.floor(x)).all():
         raise ValueError(f"The model takes {dtype.name}, and the samples hold fractions.")
     with np.errstate(over="ignore"):
         result = np.ascontiguousarray(x, dtype)
-    # float64 values from 3.4e38 on become infinite in float32.
+    # float64 values beyond 3.4e38 become infinite in float32.
     if dtype.kind not in "iub" and not np.isfinite(result).all():
         raise ValueError(f"The samples hold values too large for {dtype.name}; scale them.")
     return result

@@ -21,42 +21,44 @@ if TYPE_CHECKING:
 
 
 class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]  # scikit-learn has no annotations
-    """Classifier of scikit-learn that trains an ONNX model.
+    """scikit-learn classifier that trains an ONNX model.
 
-    Without a model it trains a multilayer perceptron. Features are not scaled: put a `StandardScaler` before it.
+    Without a model, it trains a multilayer perceptron. Features are not scaled: put a `StandardScaler` before the
+    classifier.
 
     Args:
-        model: model to fine-tune: path of an `.onnx` file, `ModelProto` or `onnx_ir.Model`, with one input
-            [batch, ...] and scores [batch, classes] as first output. If the number of its scores is not that of the
-            classes, the last linear layer is replaced (:func:`onnxtrain.replace_head`). A Softmax or Sigmoid at the end
-            is left out, with a warning. None builds a perceptron.
+        model: model to fine-tune: path of an `.onnx` file, `ModelProto` or `onnx_ir.Model`, with one input [batch, ...]
+            and logits [batch, classes] as first output. If the number of logits differs from the number of classes, the
+            last linear layer is replaced (:func:`onnxtrain.replace_head`). A final Softmax or Sigmoid is removed, with
+            a warning. None builds a perceptron.
         hidden_layer_sizes: sizes of the perceptron's hidden layers, e.g. (100,); () for a linear model.
         loss: loss for class labels, e.g. `CrossEntropyLoss(label_smoothing=0.1)`; None for "cross_entropy".
         optimizer: as for :class:`onnxtrain.Trainer`.
         learning_rate: learning rate, or the highest one of a schedule.
-        epochs: passes over the data.
-        batch_size: samples per step, and per run of predictions.
-        dtype: dtype of the perceptron, "float32" or "float64"; None for that of X, float64 unless X is float32. A model
-            of your own keeps its dtype.
-        class_weight: weight of each class in the loss: "balanced" for n / (k * n_c), where n_c of all n samples are of
-            this class and k is the number of classes, or a dict of weights by class, 1 for classes that it lacks. None
-            for equal weights.
-        validation: fraction of the samples to validate with after each epoch, e.g. 0.1, the same of each class;
-            they are not trained on. None for no validation.
-        patience: end after this many epochs without a lower validation loss (training loss without `validation`), and
+        epochs: number of passes over the data.
+        batch_size: number of samples per training step and per prediction run.
+        dtype: dtype of the perceptron, "float32" or "float64". Default: float32 if X is float32, else float64. The
+            dtype of a model that you pass does not change.
+        class_weight: weight of each class in the loss: "balanced" for n / (k * n_c), where n is the number of samples,
+            k the number of classes and n_c the number of samples of the class; or a dict of weights by class, 1 for
+            missing classes. None for equal weights.
+        validation: fraction of the samples to hold out for validation after each epoch, e.g. 0.1, stratified by class.
+            None for no validation.
+        patience: stop after this many epochs without a lower validation loss (training loss without `validation`), and
             keep the best epoch. None trains all epochs.
-        callbacks: callbacks of the fit, e.g. `[ReduceLROnPlateau()]`.
-        trainer_options: further arguments of :class:`onnxtrain.Trainer`, e.g. `{"scheduler": "cosine"}`.
-        fit_options: further arguments of :meth:`onnxtrain.Trainer.fit`, e.g. `{"accumulate": 4}`.
+        callbacks: callbacks of the training run, e.g. `[ReduceLROnPlateau()]`.
+        trainer_options: additional arguments of :class:`onnxtrain.Trainer`, e.g. `{"scheduler": "cosine"}`.
+        fit_options: additional arguments of :meth:`onnxtrain.Trainer.fit`, e.g. `{"accumulate": 4}`.
         device: "cpu", "cuda" or "cuda:<index>".
-        threads: number of threads per operation; None for all cores. Take 1 if scikit-learn runs several fits at once.
-        random_state: seed of initial weights, shuffling, Dropout and the validation split; None for another each time.
-        verbose: show a progress bar.
+        threads: number of threads per op; None for all cores. Use 1 if scikit-learn runs several fits in parallel.
+        random_state: seed of initial weights, shuffling, Dropout and the validation split; None for a new seed each
+            time.
+        verbose: True shows a progress bar.
 
     Attributes:
-        classes_: labels of the classes, in the order of the scores.
+        classes_: class labels, in the order of the logits.
         n_features_in_: number of features, `X.shape[1]`.
-        feature_names_in_: names of the features, if X was a frame whose columns are named by texts.
+        feature_names_in_: names of the features, if X was a data frame whose column names are strings.
         history_: record of the epochs, :class:`onnxtrain.History`.
         n_iter_: number of epochs trained.
         onnx_model_: trained model, as the bytes of an `.onnx` file.
@@ -71,7 +73,7 @@ class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]  # s
         True
     """
 
-    # Written out again: scikit-learn reads the parameters from the signature of this class.
+    # Repeated here, because scikit-learn reads the parameters from the signature of this class.
     def __init__(
         self,
         model: ModelSource | None = None,
@@ -119,26 +121,26 @@ class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]  # s
         """Trains the model.
 
         Args:
-            X: samples, float [samples, features]; of a model of your own any shape with the samples along axis 0.
-            y: class labels [samples], numbers or texts.
-            sample_weight: a weight for each sample, float [samples]; a weight of 2 counts as two equal samples.
+            X: samples, float [samples, features]; for a model that you pass, any shape with the samples along axis 0.
+            y: class labels [samples], numbers or strings.
+            sample_weight: weight of each sample, float [samples]; a weight of 2 counts as two equal samples.
 
         Returns:
             The estimator.
 
         Raises:
-            ValueError: X or y is not finite, has other shapes, or y holds quantities.
-            InputError: data and model do not fit together.
+            ValueError: X or y is not finite or has the wrong shape, or y is continuous.
+            InputError: the data don't fit the model.
         """
         X, y = self._validated(X, y)
         check_classification_targets(y)
-        # The loss wants the numbers 0, 1, 2, ...; classes may be texts or any integers.
+        # The loss expects class indices 0, 1, 2, ...; labels may be strings or any integers.
         self.classes_, labels = np.unique(y, return_inverse=True)
         sample_weight = self._checked_weight(sample_weight, X)
         if self.class_weight is not None:
             of_class = self._class_weights(labels, sample_weight)[labels]
             sample_weight = of_class if sample_weight is None else sample_weight * of_class
-        # None stands for the default: a Trainer takes it for a model that computes its loss itself.
+        # Not None, which tells a Trainer that the model computes its own loss.
         loss = "cross_entropy" if self.loss is None else self.loss
         self._fit_model(
             X,
@@ -146,14 +148,18 @@ class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]  # s
             sample_weight,
             len(self.classes_),
             loss,
-            # A cross-entropy takes the softmax itself; `nll` wants logarithms, which no Softmax gives.
+            # Cross-entropy applies the softmax itself; `nll` expects log-probabilities, which a Softmax doesn't give.
             logits=True,
             stratify=self.validation is not None,
         )
         return self
 
     def _class_weights(self, labels: Array, sample_weight: Array | None) -> Array:
-        """Computes the weight of each class, in the order of `classes_`. Raises ValueError: there is no such class."""
+        """Returns the weight of each class, in the order of `classes_`.
+
+        Raises:
+            ValueError: `class_weight` is invalid or names an unknown class.
+        """
         if self.class_weight == "balanced":
             return balanced_weights(labels, len(self.classes_), sample_weight)
         if not isinstance(self.class_weight, Mapping):
@@ -161,7 +167,7 @@ class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]  # s
                 f"class_weight must be 'balanced', a dict or None, received {self.class_weight!r}."
             )
         classes = self.classes_.tolist()
-        # A misspelt class would otherwise have the weight 1 without a word.
+        # A misspelled class would otherwise silently have the weight 1.
         if unknown := [name for name in self.class_weight if name not in classes]:
             raise ValueError(f"class_weight names {unknown}, and the classes are {classes}.")
         return np.array([self.class_weight.get(name, 1.0) for name in classes])
@@ -171,7 +177,7 @@ class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]  # s
 
         Raises:
             NotFittedError: the estimator has not been fitted.
-            ValueError: X does not fit.
+            ValueError: X does not fit the model.
         """
         scores = self._scores(X)
         result = probabilities(self._loss_name, scores)

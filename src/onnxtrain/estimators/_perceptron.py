@@ -1,4 +1,4 @@
-"""Writes the network that an estimator trains when it is given no model: a multilayer perceptron."""
+"""Builds the network that an estimator trains if no model is given: a multilayer perceptron."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ _OPSET, _IR_VERSION = 21, 10
 def perceptron(
     features: int, hidden: Sequence[int], outputs: int, dtype: np.dtype[Any], seed: int
 ) -> onnx.ModelProto:
-    """Writes linear layers with ReLU between them.
+    """Returns a model of linear layers with ReLUs between them.
 
-    Weights and biases start as those of PyTorch's `nn.Linear`: uniform in `[-1 / sqrt(fan_in), 1 / sqrt(fan_in)]`.
-    They are named as in an `nn.Sequential` of linear layers and ReLUs, "0.weight", "0.bias", "2.weight", ...
+    Weights and biases are initialized like those of PyTorch's `nn.Linear`: uniformly in `[-1 / sqrt(fan_in), 1 /
+    sqrt(fan_in)]`. They are named as in an `nn.Sequential` of linear layers and ReLUs: "0.weight", "0.bias",
+    "2.weight", ...
 
     Args:
         features: size of the input `x`, [batch, features].
         hidden: sizes of the hidden layers, e.g. (100,); () for a linear model.
         outputs: size of the output `scores`, [batch, outputs].
-        dtype: float32 or float64, of the input, the output and the parameters.
+        dtype: dtype of input, output and parameters, float32 or float64.
         seed: seed of the initial values.
 
     >>> [list(tensor.dims) for tensor in perceptron(4, (8,), 3, np.dtype(np.float32), 0).graph.initializer]
@@ -50,7 +51,7 @@ def perceptron(
         if not last:
             value = f"{2 * layer + 1}.output"
             nodes.append(helper.make_node("Relu", [output], [value], name=str(2 * layer + 1)))
-    # The size of the batch has a name, not a number: the file runs for any number of samples.
+    # A symbolic batch size, so that the model runs for any number of samples.
     element_type = helper.np_dtype_to_tensor_dtype(dtype)
     graph = helper.make_graph(
         nodes,

@@ -12,39 +12,40 @@ from onnxtrain.runtime.dtypes import Array
 
 
 class OnnxRegressor(RegressorMixin, OnnxEstimator):  # type: ignore[misc]  # scikit-learn has no annotations
-    """Regressor of scikit-learn that trains an ONNX model, for one quantity or several.
+    """scikit-learn regressor that trains an ONNX model, for one target variable or several.
 
-    Without a model it trains a multilayer perceptron. Neither features nor targets are scaled: put a `StandardScaler`
-    before it, and wrap it in a `TransformedTargetRegressor` if the targets are far from -1 .. 1.
+    Without a model, it trains a multilayer perceptron. Neither features nor targets are scaled: put a `StandardScaler`
+    before the regressor, and wrap it in a `TransformedTargetRegressor` if the targets are far from -1 .. 1.
 
     Args:
-        model: model to fine-tune: path of an `.onnx` file, `ModelProto` or `onnx_ir.Model`, with one input
-            [batch, ...] and predictions [batch, targets] as first output. If it predicts another number of quantities,
-            the last linear layer is replaced (:func:`onnxtrain.replace_head`). None builds a perceptron.
+        model: model to fine-tune: path of an `.onnx` file, `ModelProto` or `onnx_ir.Model`, with one input [batch, ...]
+            and predictions [batch, targets] as first output. If the number of predictions differs from the number of
+            targets, the last linear layer is replaced (:func:`onnxtrain.replace_head`). None builds a perceptron.
         hidden_layer_sizes: sizes of the perceptron's hidden layers, e.g. (100,); () for a linear model.
-        loss: loss for quantities, e.g. "huber"; None for "mse".
+        loss: regression loss, e.g. "huber"; None for "mse".
         optimizer: as for :class:`onnxtrain.Trainer`.
         learning_rate: learning rate, or the highest one of a schedule.
-        epochs: passes over the data.
-        batch_size: samples per step, and per run of predictions.
-        dtype: dtype of the perceptron, "float32" or "float64"; None for that of X, float64 unless X is float32. A model
-            of your own keeps its dtype.
-        validation: fraction of the samples to validate with after each epoch, e.g. 0.1; they are not trained on. None
-            for no validation.
-        patience: end after this many epochs without a lower validation loss (training loss without `validation`), and
+        epochs: number of passes over the data.
+        batch_size: number of samples per training step and per prediction run.
+        dtype: dtype of the perceptron, "float32" or "float64". Default: float32 if X is float32, else float64. The
+            dtype of a model that you pass does not change.
+        validation: fraction of the samples to hold out for validation after each epoch, e.g. 0.1. None for no
+            validation.
+        patience: stop after this many epochs without a lower validation loss (training loss without `validation`), and
             keep the best epoch. None trains all epochs.
-        callbacks: callbacks of the fit, e.g. `[ReduceLROnPlateau()]`.
-        trainer_options: further arguments of :class:`onnxtrain.Trainer`, e.g. `{"scheduler": "cosine"}`.
-        fit_options: further arguments of :meth:`onnxtrain.Trainer.fit`, e.g. `{"accumulate": 4}`.
+        callbacks: callbacks of the training run, e.g. `[ReduceLROnPlateau()]`.
+        trainer_options: additional arguments of :class:`onnxtrain.Trainer`, e.g. `{"scheduler": "cosine"}`.
+        fit_options: additional arguments of :meth:`onnxtrain.Trainer.fit`, e.g. `{"accumulate": 4}`.
         device: "cpu", "cuda" or "cuda:<index>".
-        threads: number of threads per operation; None for all cores. Take 1 if scikit-learn runs several fits at once.
-        random_state: seed of initial weights, shuffling, Dropout and the validation split; None for another each time.
-        verbose: show a progress bar.
+        threads: number of threads per op; None for all cores. Use 1 if scikit-learn runs several fits in parallel.
+        random_state: seed of initial weights, shuffling, Dropout and the validation split; None for a new seed each
+            time.
+        verbose: True shows a progress bar.
 
     Attributes:
         n_features_in_: number of features, `X.shape[1]`.
-        feature_names_in_: names of the features, if X was a frame whose columns are named by texts.
-        n_outputs_: number of quantities.
+        feature_names_in_: names of the features, if X was a data frame whose column names are strings.
+        n_outputs_: number of target variables.
         history_: record of the epochs, :class:`onnxtrain.History`.
         n_iter_: number of epochs trained.
         onnx_model_: trained model, as the bytes of an `.onnx` file.
@@ -61,23 +62,23 @@ class OnnxRegressor(RegressorMixin, OnnxEstimator):  # type: ignore[misc]  # sci
         """Trains the model.
 
         Args:
-            X: samples, float [samples, features]; of a model of your own any shape with the samples along axis 0.
-            y: quantities, float [samples] or [samples, targets].
-            sample_weight: a weight for each sample, float [samples]; a weight of 2 counts as two equal samples.
+            X: samples, float [samples, features]; for a model that you pass, any shape with the samples along axis 0.
+            y: targets, float [samples] or [samples, targets].
+            sample_weight: weight of each sample, float [samples]; a weight of 2 counts as two equal samples.
 
         Returns:
             The estimator.
 
         Raises:
-            ValueError: X or y is not finite or has another shape.
-            InputError: data and model do not fit together.
+            ValueError: X or y is not finite or has the wrong shape.
+            InputError: the data don't fit the model.
         """
         X, y = self._validated(X, y, multi_output=True, y_numeric=True)
         sample_weight = self._checked_weight(sample_weight, X)
         self._single = y.ndim == 1
-        # Predictions are computed in the dtype of the model, and have that of the targets: float64 for most data.
+        # Predictions are computed in the model's dtype and returned in the targets' dtype, usually float64.
         self._target_dtype = y.dtype if y.dtype.kind == "f" else np.dtype(np.float32)
-        # Models give [samples, targets], and the loss takes targets of the same shape.
+        # The model returns [samples, targets], and the loss expects targets of the same shape.
         targets = y.reshape(len(y), -1)
         self.n_outputs_ = targets.shape[1]
         loss = "mse" if self.loss is None else self.loss
@@ -85,11 +86,11 @@ class OnnxRegressor(RegressorMixin, OnnxEstimator):  # type: ignore[misc]  # sci
         return self
 
     def predict(self, X: Any) -> Array:
-        """Predicts the quantities of each sample: [samples] if they were so in :meth:`fit`, else [samples, targets].
+        """Predicts the targets of each sample: [samples] if :meth:`fit` got a vector, else [samples, targets].
 
         Raises:
             NotFittedError: the estimator has not been fitted.
-            ValueError: X does not fit.
+            ValueError: X does not fit the model.
         """
         result = self._scores(X).astype(self._target_dtype)
         return result[:, 0] if self._single else result
@@ -99,6 +100,6 @@ class OnnxRegressor(RegressorMixin, OnnxEstimator):  # type: ignore[misc]  # sci
         tags.target_tags.multi_output = True
         return tags
 
-    # The same for scikit-learn before 1.6.
+    # Tags for scikit-learn before 1.6.
     def _more_tags(self) -> dict[str, Any]:
         return {"multioutput": True}

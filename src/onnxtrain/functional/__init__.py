@@ -1,9 +1,9 @@
-"""Turns an ONNX model into models of its derivatives (JVP, VJP, Hessian products), as `torch.func` does for functions.
+"""Transforms an ONNX model into a model of its derivatives (JVP, VJP, Hessian-vector products), like `torch.func`.
 
-The room `functions` is another one: it holds ops that a graph calls.
+Not to be confused with `onnxtrain.functions`, which holds composite ops.
 """
 
-# First of all imports: where onnx is missing, the error then says what to install.
+# Must be the first import: if onnx is not installed, the error then says what to install.
 import onnxtrain._desk  # noqa: F401  # isort: skip
 
 from ._gradient_check import GradientCheck, check_gradients

@@ -1,4 +1,4 @@
-"""Checks the gradients of a model against finite differences of its own outputs."""
+"""Checks the gradients of a model against finite differences of its outputs."""
 
 from __future__ import annotations
 
@@ -41,38 +41,38 @@ Evaluate = Callable[[Mapping[str, Array]], Array]
 GradientOf = Callable[[Mapping[str, Array], Array], dict[str, Array]]
 
 _COTANGENT = "onnxtrain.cotangent"
-# Central differences err by O(h^2) plus rounding / h. These h are the usual compromise for each precision.
+# Central differences have an error of O(h²) plus rounding / h. These steps h are the usual compromise per precision.
 _STEP = {"float64": 1e-5, "float32": 1e-2}
 _TOLERANCE = {"float64": 1e-3, "float32": 5e-2}
-# Largest distance between the outputs of the reference evaluator and of onnxruntime, relative to the norm, by the dtype
-# of onnxruntime's output.
+# Largest accepted distance between the outputs of the reference evaluator and of ONNX Runtime, relative to the norm, by
+# the dtype of ONNX Runtime's output.
 _SAME_OUTPUT = {"float64": 1e-6, "float32": 1e-3, "float16": 3e-2, "bfloat16": 2e-1}
-# A wrong gradient must be contradicted along this many random directions.
+# A gradient counts as wrong only if it is contradicted along this many random directions.
 _DIRECTIONS = 2
-# Runs on inputs moved by the last bit, which show how much of a gradient is rounding, and the multiple of that rounding
-# that a derivative along a random direction may be off: rounding of all values in between adds to that of the inputs.
+# The rounding error of a gradient is estimated by this many runs with inputs perturbed in the last bit. A derivative
+# along a random direction may be off by _ROUNDING times that estimate, because intermediate values are rounded as well.
 _NUDGES = 2
 _ROUNDING = 10.0
 
 
 @dataclass(frozen=True)
 class GradientCheck:
-    """The gradient of one parameter along a random direction, beside the finite difference.
+    """Comparison of one parameter's gradient with a finite difference, along a random direction.
 
     Attributes:
         name: name of the parameter, e.g. "fc.weight".
         shape: shape of the parameter, e.g. (784, 10).
-        norm: L2 norm of the gradient, computed by onnxruntime in the model's own precision.
-        derivative: scalar product of the gradient and a random unit direction.
+        norm: L2 norm of the gradient, computed by ONNX Runtime in the model's own precision.
+        derivative: dot product of the gradient and a random unit direction.
         difference: central finite difference along the same direction.
-        precision: precision of the difference: "float64" by the ONNX reference evaluator, or "float32" by onnxruntime
-            if the reference evaluator lacks an op or computes another output.
+        precision: precision of the finite difference: "float64" if the ONNX reference evaluator computed it, or
+            "float32" if ONNX Runtime did because the reference evaluator lacks an op or computes a different output.
         error: |derivative - difference| divided by norm / sqrt(size), the typical derivative along a random direction.
-            Of a gradient whose terms cancel, divided by a larger number, so that the rounding of these terms passes.
+            If the terms of a gradient cancel, the divisor is larger, so that their rounding errors are tolerated.
         tolerance: largest error that passes, e.g. 1e-3.
-        verdict: "agrees"; "differs" if settled differences contradict the gradient in two directions; "inconclusive" if
-            differences do not settle, or the parameter is at a kink.
-        reason: explanation of an inconclusive check, e.g. "a kink: the slope is 0 on one side and 1 on the other"; else
+        verdict: "agrees"; "differs" if stable finite differences contradict the gradient along two directions;
+            "inconclusive" if the differences are not stable, or the parameter is at a kink.
+        reason: why a check is inconclusive, e.g. "a kink: the slope is 0 on one side and 1 on the other"; otherwise
             empty.
     """
 
@@ -89,7 +89,7 @@ class GradientCheck:
 
     @property
     def passed(self) -> bool:
-        """True if derivative and difference agree."""
+        """True if the derivative and the finite difference agree."""
         return self.verdict == "agrees"
 
 
@@ -102,25 +102,29 @@ def check_gradients(
     dims: Mapping[str, int] | None = None,
     seed: int = 0,
 ) -> list[GradientCheck]:
-    """Compares the gradient of each parameter with finite differences; returns one check per parameter.
+    """Compares the gradient of each parameter with finite differences.
 
-    The output is multiplied by a random cotangent and summed, so no loss is needed. Dropout is switched off, as no two
-    runs drop the same elements; BatchNormalization keeps its mode. If the model stops gradients (a `detach`, the
-    statistics of `onnxtrain.nn.RINorm`), the differences take the stopped value as a constant, as the gradients do.
+    The output is multiplied by a random cotangent and summed, so no loss is needed. Dropout is switched off, because
+    each run would drop different elements; BatchNormalization keeps its mode. Where the model stops gradients (a
+    `detach`, the statistics of `onnxtrain.nn.RINorm`), the finite differences hold the stopped value constant, as the
+    gradients do.
 
     Args:
         model: path of a `.onnx` file, `ModelProto`, or `onnx_ir.Model`.
-        of: name of the output to differentiate; default: the first floating-point one.
-        wrt: names of parameters; default: all that would be trained.
-        inputs: values of inputs, by name, e.g. {"x": array}; missing ones are random.
-        dims: sizes of symbolic dimensions, e.g. {"sequence": 5}; default: 3 along the first axis, 8 elsewhere.
+        of: name of the output to differentiate. Default: the first floating-point output.
+        wrt: names of parameters. Default: all trainable parameters.
+        inputs: values of inputs, by name, e.g. {"x": array}. Missing ones are random.
+        dims: sizes of symbolic dimensions, e.g. {"sequence": 5}. Default: 3 along the first axis, 8 elsewhere.
         seed: seed of all random numbers.
+
+    Returns:
+        One check per parameter.
 
     Raises:
         OnnxTrainError: the model cannot be loaded or differentiated, or an input does not fit.
     """
     forward = canonicalize(load_model(model), wrt or ())
-    # BatchNormalization keeps its mode: in training its gradient goes through the statistics, which is worth a check.
+    # In training mode, BatchNormalization's gradient also flows through the batch statistics, so it is worth checking.
     TrainingModePass(dropout="inference")(forward)
     output = of or _first_float_output(forward)
     names = list(wrt) if wrt is not None else select_parameters(forward, None, None).trainable
@@ -135,7 +139,7 @@ def check_gradients(
 
     @functools.cache
     def rounded() -> list[dict[str, Array]]:
-        """Computes the gradients again from inputs and cotangents that differ in the last bit."""
+        """Recomputes the gradients from inputs and cotangents that are perturbed in the last bit."""
         return [
             gradient_of({k: _nudged(v, rng) for k, v in feeds.items()}, _nudged(cotangent, rng))
             for _ in range(_NUDGES)
@@ -151,7 +155,11 @@ def check_gradients(
 
 
 def _first_float_output(model: ir.Model) -> str:
-    """Returns the name of the first floating-point output."""
+    """Returns the name of the first floating-point output.
+
+    Raises:
+        GraphBuildError: there is none.
+    """
     for value in model.graph.outputs:
         if value.dtype is not None and value.dtype.is_floating_point():
             return str(value.name)
@@ -161,7 +169,11 @@ def _first_float_output(model: ir.Model) -> str:
 
 
 def _value(model: ir.Model, name: str) -> Array:
-    """Returns the value of a parameter."""
+    """Returns the value of a parameter.
+
+    Raises:
+        GraphBuildError: the model has no such parameter.
+    """
     value = model.graph.initializers.get(name)
     if value is None or value.const_value is None:
         raise GraphBuildError(
@@ -172,8 +184,8 @@ def _value(model: ir.Model, name: str) -> Array:
 
 
 def _check_dims(model: ir.Model, dims: Mapping[str, int]) -> None:
-    """Raises InputError if a name is that of no symbolic dimension of an input."""
-    # A misspelt name would have no effect, and the check would run on other sizes than the user believes.
+    """Raises InputError if a name in `dims` is not a symbolic dimension of any input."""
+    # A misspelled name would be ignored, and the check would run with other sizes than the user intended.
     symbols = [d.value for v in model.graph.inputs for d in v.shape or () if isinstance(d, ir.SymbolicDim)]
     symbols_of_inputs = sorted({symbol for symbol in symbols if symbol})
     if unknown := sorted(set(dims) - set(symbols_of_inputs)):
@@ -184,7 +196,11 @@ def _check_dims(model: ir.Model, dims: Mapping[str, int]) -> None:
 
 
 def _checked(model: ir.Model, inputs: Mapping[str, Array]) -> dict[str, Array]:
-    """Converts the user's inputs to arrays of the model's dtypes; raises InputError if one does not fit."""
+    """Converts the user's inputs to arrays of the model's dtypes.
+
+    Raises:
+        InputError: an input is unknown or has the wrong shape.
+    """
     model_inputs = {str(value.name): value for value in model.graph.inputs}
     result = {}
     for name, array in inputs.items():
@@ -216,19 +232,25 @@ def _sizes(model: ir.Model, given: Mapping[str, Array]) -> dict[str, int]:
 def _gradients(
     forward: ir.Model, output: str, names: Sequence[str], feeds: Mapping[str, Array], rng: np.random.Generator
 ) -> tuple[Array, Array, GradientOf]:
-    """Runs the model by onnxruntime; returns its output, a random cotangent, and the function of the gradients."""
-    # Two runs, as the cotangent must have the shape of an output that may be symbolic.
+    """Runs the model with ONNX Runtime and builds its gradient model.
+
+    Returns:
+        The output `output`, a random cotangent of it, and a function that computes the gradients from inputs and a
+        cotangent.
+    """
+    # The model runs once before it is differentiated, because the cotangent needs the output's shape, which may be
+    # symbolic.
     plain = _session(_proto(forward, [output]))
     declared = find_value(forward.graph, output)
     y = run_on_arrays(plain, [output], feeds)[0]
-    # Of bfloat16 the run returns float32.
+    # For bfloat16 outputs the run returns float32.
     if declared is not None and declared.dtype is not None:
         y = y.astype(declared.dtype.numpy())
     cotangent = np.asarray(rng.standard_normal(np.shape(y)), y.dtype)
     step = differentiate(forward, of=output, wrt=names, cotangent=_COTANGENT)
     session = _session(to_proto(step))
     results = [str(value.name) for value in step.graph.outputs][-len(names) :]
-    # onnxruntime refuses values for inputs that the model with the gradient does not have.
+    # Some inputs may not be used by the gradient model, and ONNX Runtime rejects unknown inputs.
     step_inputs = {i.name for i in session.get_inputs()}
 
     def gradient_of(values: Mapping[str, Array], ct: Array) -> dict[str, Array]:
@@ -239,7 +261,7 @@ def _gradients(
 
 
 def _nudged(array: Array, rng: np.random.Generator) -> Array:
-    """Moves floats up or down by the distance to the next number; returns other arrays unchanged."""
+    """Moves each float up or down by about one unit in the last place; returns other arrays unchanged."""
     if array.dtype.kind in "iubOUS":
         return array
     step = np.finfo(array.dtype).eps if array.dtype.kind == "f" else 2.0**-7
@@ -248,14 +270,14 @@ def _nudged(array: Array, rng: np.random.Generator) -> Array:
 
 
 def _session(model: onnx.ModelProto) -> ort.InferenceSession:
-    """Opens a session on the CPU."""
-    # ONNX Runtime has no kernels of bfloat16, for example.
+    """Opens an inference session for a model on the CPU."""
+    # Rewrites what ONNX Runtime has no kernels for, e.g. bfloat16 ops.
     suited = to_proto(suit_runtime(ir.from_proto(model)))
     return open_session(suited.SerializeToString(), "model to check", CPU, None)
 
 
 def _proto(model: ir.Model, outputs: Sequence[str], given: Sequence[str] = ()) -> onnx.ModelProto:
-    """Returns a copy of the model with other outputs; the values named in `given` become inputs."""
+    """Returns a copy of the model that computes `outputs`; the values named in `given` become inputs."""
     cut = model.clone()
     cut.graph.outputs.clear()
     values = {str(v.name): v for node in cut.graph for v in node.outputs}
@@ -284,21 +306,21 @@ def _evaluator(
     parameters: Mapping[str, Array],
     result: Array,
 ) -> tuple[Evaluate, str]:
-    """Returns the output as a function of parameters, and the precision in which it is computed.
+    """Returns a function that computes the output from parameters, and its precision, "float64" or "float32".
 
     Args:
         forward: canonical model.
-        output: name of its output.
+        output: name of the output.
         names: names of the parameters.
         feeds: values of the inputs, by name.
         parameters: values of the parameters, by name.
-        result: the output as onnxruntime computes it. If the reference evaluator computes another output, onnxruntime
-            computes the differences.
+        result: the output as ONNX Runtime computes it. The reference evaluator is used only if its output agrees with
+            this.
     """
     bare = expand_rounded(forward)
     promote_initializers(bare, list(names))
-    # A value at which gradients stop must not move with the parameters, as the gradients take it for a constant. It is
-    # computed once, and is an input of the model that the differences run.
+    # Gradients treat a stopped value as a constant, so it must not move with the parameters. It is computed once and
+    # fed as an input for the finite differences.
     stopped = [str(node.outputs[0].name) for node in bare.graph if is_stop_gradient(node)]
     with_stopped_outputs, cut = _proto(bare, stopped), _proto(bare, [output], given=stopped)
 
@@ -312,14 +334,15 @@ def _evaluator(
         evaluate = evaluator(run_in_float64)
         same = _is_same_output(evaluate(parameters), result)
     except Exception:
-        # The reference evaluator raises exceptions of any class for ops that it lacks.
+        # For missing ops, the reference evaluator raises exceptions of any class.
         same = False
     return (evaluate, "float64") if same else (evaluator(_runtime), "float32")
 
 
 def _is_same_output(reference: Array, result: Array) -> bool:
-    """Says if the outputs of reference evaluator and onnxruntime agree up to rounding in onnxruntime's dtype."""
-    # If they do not, the reference evaluator errs, and differences of its outputs would contradict a right gradient.
+    """True if the reference evaluator and ONNX Runtime agree up to rounding in the dtype of ONNX Runtime's output."""
+    # If they disagree, the reference evaluator is wrong, and its finite differences would contradict a correct
+    # gradient.
     if reference.shape != result.shape:
         return False
     exact, distance = widen(result), widen(reference) - widen(result)
@@ -327,7 +350,7 @@ def _is_same_output(reference: Array, result: Array) -> bool:
 
 
 def _runtime(proto: onnx.ModelProto) -> Run:
-    """Returns a function that runs a model by onnxruntime, in the model's own dtypes."""
+    """Returns a function that runs a model with ONNX Runtime, in the model's own dtypes."""
     session = _session(proto)
     dtypes = {
         info.name: onnx.helper.tensor_dtype_to_np_dtype(info.type.tensor_type.elem_type)
@@ -353,18 +376,19 @@ def _compare(
 ) -> GradientCheck:
     """Compares the gradient of one parameter with finite differences along random directions.
 
-    `rounding` computes the norm of the rounding errors of a gradient. Terms of a gradient may cancel, as for the bias
-    of keys, to which a softmax is blind: what is left is no larger than their rounding, and is judged beside that.
+    `rounding` estimates the norm of a gradient's rounding error. The terms of a gradient may cancel, e.g. for the bias
+    of attention keys, to which softmax is invariant: what remains is rounding error, and the tolerance must allow for
+    it.
     """
     value, exact = widen(parameters[name]), widen(gradient)
     norm = float(np.linalg.norm(exact))
-    # A gradient of zero has to be compared with something: errors below 1e-8 count as none.
+    # The error needs a nonzero scale when the gradient is zero: errors below 1e-8 always pass.
     expected = max(norm / np.sqrt(max(1, exact.size)), 1e-8)
-    # Relative to the parameter's size: a step must neither be lost in rounding nor leave the range of the values.
+    # Relative to the parameter's magnitude: a step must not vanish in rounding, nor be far larger than the values.
     step = _STEP[precision] * max(1.0, float(np.linalg.norm(value)) / np.sqrt(max(1, value.size)))
     middle = evaluate(parameters).astype(np.float64)
 
-    # Rounding spoils differences in one direction by chance, rarely in two: only both together contradict the gradient.
+    # Rounding may spoil the differences along one direction by chance, but rarely along two.
     for _ in range(_DIRECTIONS):
         direction = rng.standard_normal(value.shape)
         direction /= np.linalg.norm(direction) or 1.0

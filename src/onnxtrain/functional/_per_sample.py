@@ -1,4 +1,4 @@
-"""Computes the gradient of each sample of a batch, by an ONNX Loop over the samples."""
+"""Computes per-sample gradients of a batch, with an ONNX Loop over the samples."""
 
 from __future__ import annotations
 
@@ -50,31 +50,31 @@ def per_sample_gradients(
 ) -> onnx.ModelProto | ir.Model:
     """Returns a model that computes the gradient of `of` for each sample of a batch separately.
 
-    The result is that of `torch.func.vmap(torch.func.grad(loss), in_dims=...)`, where `loss` runs the model on a batch
-    of one sample. It is used for differential privacy, influence of samples, and variance of gradients. The samples run
-    one after the other, in a Loop: memory for one sample is enough, and every op with a gradient works. Layers that mix
-    samples (BatchNormalization in training mode, a loss that is a mean) see a batch of one; Dropout draws anew for
-    each.
+    The result equals `torch.func.vmap(torch.func.grad(loss), in_dims=...)`, where `loss` runs the model on a batch of
+    one sample. Uses are differential privacy, influence functions, and gradient variance. A Loop processes one sample
+    at a time, so it needs the memory for only one sample, and it supports every op that has a gradient. Layers that mix
+    samples (BatchNormalization in training mode, a loss that is a mean) see a batch of one; Dropout draws a new mask
+    for each sample.
 
     Args:
-        model: path of a `.onnx` file, `ModelProto`, or `onnx_ir.Model`; it is not changed.
-        of: name of a floating-point value with one element for a batch of one sample, such as a loss.
+        model: path of a `.onnx` file, `ModelProto`, or `onnx_ir.Model`; it is not modified.
+        of: name of a floating-point value, such as a loss, that has one element for a batch of one sample.
         wrt: names of parameters (initializers) or inputs, floating point.
-        batched: names of the inputs with samples along axis 0; by default, all of them.
+        batched: names of the inputs whose axis 0 is the batch axis. Default: all inputs.
         straight_through: as for :func:`onnxtrain.differentiate`.
 
     Returns:
         An `onnx_ir.Model` if `model` is one, else a `ModelProto`. Its inputs are those of `model`, with a symbolic
-        first axis for those in `batched`. Its outputs are `of`, of shape [batch], then `<name>_grad` for every name in
-        `wrt`: of shape [batch, *shape of a parameter], or of the shape of an input in `batched`. Names that are taken
-        get a number.
+        batch axis for those in `batched`. Its outputs are `of`, of shape [batch], then `<name>_grad` for every name in
+        `wrt`. A gradient has shape [batch, *shape of the parameter], or the shape of the input for an input in
+        `batched`. If an output name is taken, a number is appended to it.
 
     Raises:
         ModelError: the model cannot be loaded or converted.
-        DifferentiationError: a name is unknown, not floating point, or named twice; `of` has more than one element for
-            one sample; an input in `batched` has no axis of samples, or a fixed number of them.
-        NoGradientRule: an op in between has no gradient rule.
-        TypeError: `wrt` or `batched` is one string, or no collection.
+        DifferentiationError: a name is unknown, not floating point, or listed twice; `of` has more than one element for
+            one sample; or an input in `batched` has no batch axis or a fixed batch size.
+        NoGradientRule: an op between `wrt` and `of` has no gradient rule.
+        TypeError: `wrt` or `batched` is a string, or not a collection.
 
     Example:
         >>> import onnx, onnxruntime, numpy as np
@@ -92,7 +92,7 @@ def per_sample_gradients(
     graph = prepared(model, [of], wrt)
     samples = _batched_inputs(graph.graph, batched)
     _check_ends(graph.graph, of, wrt)
-    # Read before the batch size is set to 1, for the inputs of the finished model.
+    # Shapes for the finished model's inputs, read before the batch size is set to 1.
     declared = {name: _with_batch(graph, name, samples) for name in samples}
     _take_one_sample(graph, samples)
     with straight_through_rules(straight_through):
@@ -103,7 +103,12 @@ def per_sample_gradients(
 
 
 def _batched_inputs(graph: ir.Graph, names: Sequence[str] | None) -> list[str]:
-    """Returns the names of the inputs with samples along axis 0; raises DifferentiationError if one has none."""
+    """Returns the names of the inputs with a batch axis.
+
+    Raises:
+        DifferentiationError: there is no such input, a name is unknown, or an input has no batch axis or a fixed batch
+            size.
+    """
     inputs = {str(value.name): value for value in graph.inputs}
     if names is not None:
         check_names(names, "batched")
@@ -123,7 +128,7 @@ def _batched_inputs(graph: ir.Graph, names: Sequence[str] | None) -> list[str]:
                 f"differentiating per sample: input {name!r} has shape {inputs[name].shape}, and no axis of samples; "
                 "leave it out of batched"
             )
-        # A fixed number of samples is baked into the model, e.g. into the target of a Reshape.
+        # A fixed batch size is also hard-coded elsewhere in the model, e.g. in the target shape of a Reshape.
         if dims[0] not in (None, 1):
             raise DifferentiationError(
                 f"differentiating per sample: input {name!r} has shape {inputs[name].shape}, for {dims[0]} samples; "
@@ -133,13 +138,13 @@ def _batched_inputs(graph: ir.Graph, names: Sequence[str] | None) -> list[str]:
 
 
 def _check_ends(graph: ir.Graph, of: str, wrt: Sequence[str]) -> None:
-    """Raises DifferentiationError unless the model computes `of`, and computes none of `wrt`."""
+    """Raises DifferentiationError unless the model computes `of` and computes none of `wrt`."""
     values = values_by_name(graph)
     if values[of].producer() is None:
         raise DifferentiationError(
             f"differentiating per sample: of names {of!r}, which the model does not compute; name a loss"
         )
-    # A value inside of the model would lie in the Loop's body, and its gradient has no shape outside of it.
+    # An intermediate value would move into the Loop's body, and its gradient has no shape outside of the body.
     for name in wrt:
         if values[name].producer() is not None:
             raise DifferentiationError(
@@ -148,25 +153,29 @@ def _check_ends(graph: ir.Graph, of: str, wrt: Sequence[str]) -> None:
 
 
 def _with_batch(model: ir.Model, name: str, samples: Collection[str]) -> ir.Shape:
-    """Returns the shape of a batched input with a symbolic number of samples, e.g. [batch, 784]."""
-    # One symbol for all batched inputs, the first that the model uses: a model for one sample has none.
+    """Returns the shape of a batched input with a symbolic batch size, e.g. [batch, 784]."""
+    # All batched inputs share one symbol: the first that the model uses, or "batch" if its batch size is 1.
     sizes = {value.name: _sizes(value) for value in model.graph.inputs if value.name in samples}
     symbols = [symbol for dims in sizes.values() if (symbol := _symbol(dims[0]))]
     return ir.Shape([symbols[0] if symbols else "batch", *sizes[name][1:]])
 
 
 def _take_one_sample(model: ir.Model, samples: Collection[str]) -> None:
-    """Sets the batch size of these inputs to 1, and forgets all sizes that were derived from the old batch size."""
+    """Sets the batch size of the inputs in `samples` to 1, and clears sizes that may derive from the old one.
+
+    Raises:
+        DifferentiationError: the batch symbol is also the size of another axis or input.
+    """
     inputs = list(model.graph.inputs)
     of_batch = {_symbol(_sizes(value)[0]) for value in inputs if value.name in samples} - {None}
     other = {_symbol(dim) for value in inputs for dim in _sizes(value)[value.name in samples :]} - {None}
-    # A size that is the batch in one place and something else in another cannot be set to 1.
+    # Such a symbol cannot be set to 1.
     if mixed := sorted(map(str, of_batch & other)):
         raise DifferentiationError(
             f"differentiating per sample: the number of samples, {', '.join(mixed)}, is the size of another axis or "
             "input too; give that a name of its own, or name all inputs with samples in batched"
         )
-    # Of all values, as a declared size [2 * batch] would contradict the shapes that are inferred anew.
+    # Intermediate values too: a declared size such as [2 * batch] would contradict the newly inferred shapes.
     for graph in model.graphs():
         for value in (*graph.inputs, *(output for node in graph for output in node.outputs)):
             if value.shape is not None:
@@ -178,19 +187,24 @@ def _take_one_sample(model: ir.Model, samples: Collection[str]) -> None:
 
 
 def _sizes(value: ir.Value) -> list[int | ir.SymbolicDim]:
-    """Returns the dimensions of a value; none if its rank is unknown."""
+    """Returns the dimensions of a value; an empty list if its rank is unknown."""
     return list(value.shape or ())
 
 
 def _symbol(dim: int | ir.SymbolicDim) -> str | None:
-    """Returns the name of a symbolic dimension; None for a number or an unnamed one."""
+    """Returns the name of a symbolic dimension; None for a number or an unnamed dimension."""
     return None if isinstance(dim, int) else dim.value
 
 
 def _for_one(
     dim: int | ir.SymbolicDim, of_batch: Collection[str | None], other: Collection[str | None]
 ) -> int | str | None:
-    """Returns a dimension for a batch of one: 1 for the batch, None for a size that may be derived from the batch."""
+    """Returns `dim` for a batch of one sample.
+
+    Returns:
+        1 for the batch symbol; integers and the symbols in `other` unchanged; None for other symbols, which may derive
+        from the batch size.
+    """
     symbol = _symbol(dim)
     if isinstance(dim, int):
         return dim
@@ -198,13 +212,13 @@ def _for_one(
 
 
 def _loop(model: ir.Model, declared: dict[str, ir.Shape], of: str, gradients: dict[str, ir.Value]) -> None:
-    """Wraps the graph of one sample in a Loop over samples; the outputs are `of` and the gradients, stacked.
+    """Wraps the model for one sample in a Loop over the samples; the outputs become `of` and the gradients, stacked.
 
     Args:
         model: the model for one sample, with its gradients.
-        declared: per batched input, its shape with a symbolic number of samples, e.g. {"x": [batch, 784]}.
+        declared: shape of each batched input with a symbolic batch size, e.g. {"x": [batch, 784]}.
         of: name of the differentiated value, e.g. "loss".
-        gradients: per parameter or input, its gradient for one sample, e.g. {"w": w_grad}.
+        gradients: gradient for one sample of each parameter or input, e.g. {"w": w_grad}.
     """
     graph = model.graph
     op = Emitter(graph, functions=model.functions)
@@ -214,18 +228,18 @@ def _loop(model: ir.Model, declared: dict[str, ir.Shape], of: str, gradients: di
     body = op.subgraph({"sample": ir.DataType.INT64, "go_on": ir.DataType.BOOL})
     number, go_on = body.graph.inputs
     number.shape = go_on.shape = ir.Shape(())
-    # An index of shape [1] makes Gather keep the axis of samples, of size 1, which the model expects.
+    # With an index of shape [1], Gather keeps the batch axis, of size 1, which the model expects.
     index = body.Unsqueeze(number, op.const([0]))
     samples = {name: body.Gather(values[name], index, axis=0) for name in declared}
     for name, sample in samples.items():
         sample.shape = values[name].shape
         results = [sample if value is values[name] else value for value in results]
         for user, place in values[name].uses():
-            # The Gather itself goes on reading all samples.
+            # The Gather itself keeps reading the whole batch.
             if user is not sample.producer():
                 user.replace_input_with(place, sample)
         values[name].shape = declared[name]
-    # Nodes that depend on parameters alone stay outside, before the Loop, and run once.
+    # Nodes that depend only on parameters stay outside of the Loop and run once.
     inside = _inside(graph, samples.values(), results)
     graph.remove(inside)
     body.graph.extend(inside)
@@ -237,8 +251,8 @@ def _loop(model: ir.Model, declared: dict[str, ir.Shape], of: str, gradients: di
     for name, gradient in zip(gradients, results[1:], strict=True):
         leaf = values[name]
         axes = _sizes(leaf)[name in declared :]
-        # The Loop stacks along a new axis 0, which replaces the axis of one sample. Two names may share one gradient,
-        # and a body must not return a value twice.
+        # The Loop stacks results along a new axis 0, which replaces the batch axis of size 1. Identity, because two
+        # names may share one gradient, and a Loop body must not return the same value twice.
         result = body.Squeeze(gradient, op.const([0])) if name in declared else body.Identity(gradient)
         body_results.append((result, leaf, axes))
     for result, like, axes in body_results:
@@ -250,7 +264,7 @@ def _loop(model: ir.Model, declared: dict[str, ir.Shape], of: str, gradients: di
     trips = op.Squeeze(op.Shape(first, start=0, end=1))
     attribute = ir.AttrGraph("body", body.graph)
     stacked = op.emit("Loop", trips, op.const(True), body=attribute, _outputs=len(body_results))
-    # The stacked output takes the name that the value of one sample had.
+    # The stacked output takes over the name that the value for one sample had.
     values[of].name = op.unique_name(f"{of}_of_sample")
     names = [of, *(op.unique_name(f"{name}_grad") for name in gradients)]
     for output, name, (_, like, axes) in zip(stacked, names, body_results, strict=True):
@@ -259,8 +273,8 @@ def _loop(model: ir.Model, declared: dict[str, ir.Shape], of: str, gradients: di
 
 
 def _check_number(op: Emitter, first: ir.Value, other: ir.Value, sample: ir.Value) -> None:
-    """Makes a run fail if an input has not as many samples as the first one, by a Reshape to that number."""
-    # Without it, surplus samples of an input would be ignored without a word.
+    """Adds a Reshape that fails at run time unless `other` has as many samples as `first`."""
+    # Without it, surplus samples of an input would be silently ignored.
     shape = op.Concat(op.Shape(first, start=0, end=1), op.Shape(other, start=1), axis=0)
     checked = op.Reshape(other, shape, allowzero=1)
     checked.shape = other.shape
@@ -270,10 +284,10 @@ def _check_number(op: Emitter, first: ir.Value, other: ir.Value, sample: ir.Valu
 
 
 def _inside(graph: ir.Graph, samples: Iterable[ir.Value], results: Iterable[ir.Value]) -> list[ir.Node]:
-    """Returns the nodes that must run for each sample: those that depend on the sample, or draw random numbers."""
+    """Returns the nodes that must run once per sample: those that depend on the sample, or draw random numbers."""
     dependent, needed = set(samples), set(results)
     for node in graph:
-        # Outside of the Loop one mask of Dropout would serve all samples.
+        # Outside of the Loop, all samples would share one Dropout mask.
         draws = node.domain == "" and node.op_type in RANDOM_OPS
         if draws or not dependent.isdisjoint(reads(node)):
             dependent.update(node.outputs)

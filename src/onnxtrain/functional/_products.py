@@ -1,6 +1,6 @@
-"""Appends products of Jacobians and Hessians with vectors to a model, by one or two walks of the gradient driver.
+"""Appends Jacobian and Hessian products with vectors to a model, by one or two reverse-mode passes.
 
-vjp: one walk gives uᵀJ.    jvp: a second walk, over uᵀJ, gives J·t.    Hessian: a second walk over the gradient.
+vjp: one pass gives uᵀJ.    jvp: a second pass, over uᵀJ, gives J·t.    Hessian: a second pass, over the gradient.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from onnxtrain.passes import (
 )
 
 
-# Overloads: a caller gets back the kind of model that it passed, and a type checker knows which.
+# Overloads, so that type checkers know: the result is of the same kind as the model passed.
 @overload
 def vjp(
     model: ir.Model, of: Sequence[str], wrt: Sequence[str], *, straight_through: bool = False
@@ -63,25 +63,25 @@ def vjp(
 ) -> onnx.ModelProto | ir.Model:
     """Returns the model with vector-Jacobian products: for cotangents u of `of`, uᵀ·∂(of)/∂(wrt).
 
-    As `torch.func.vjp` and `jax.vjp`, but the result is an ordinary ONNX model and not a function.
+    Like `torch.func.vjp` and `jax.vjp`, but the result is an ordinary ONNX model rather than a function.
 
     Args:
-        model: path of a `.onnx` file, `ModelProto`, or `onnx_ir.Model`; it is not changed.
+        model: path of a `.onnx` file, `ModelProto`, or `onnx_ir.Model`; it is not modified.
         of: names of the values to differentiate, floating point, of any shape.
         wrt: names of parameters (initializers), inputs or intermediate values, floating point.
         straight_through: as for :func:`onnxtrain.differentiate`.
 
     Returns:
         An `onnx_ir.Model` if `model` is one, else a `ModelProto`. Its inputs are those of `model`, then
-        `<name>_cotangent` for every name in `of`, of its shape and dtype. Its outputs are those of `model`, then the
-        values in `of` that are not among them, then `<name>_grad` for every name in `wrt`, of its shape and dtype: the
-        sum over all of `of`. Names that are taken get a number.
+        `<name>_cotangent` for every name in `of`, with the same shape and dtype. Its outputs are those of `model`, then
+        the values in `of` that are not outputs already, then `<name>_grad` for every name in `wrt`, with the same shape
+        and dtype: the sum over all values in `of`. If a name is taken, a number is appended to it.
 
     Raises:
         ModelError: the model cannot be loaded or converted.
-        DifferentiationError: a name is unknown, not floating point, or named twice.
-        NoGradientRule: an op in between has no gradient rule.
-        TypeError: `of` or `wrt` is one string, or no collection.
+        DifferentiationError: a name is unknown, not floating point, or listed twice.
+        NoGradientRule: an op between `wrt` and `of` has no gradient rule.
+        TypeError: `of` or `wrt` is a string, or not a collection.
 
     Example:
         >>> import onnx, onnxruntime, numpy as np
@@ -94,7 +94,7 @@ def vjp(
         >>> session.run(["x_grad"], {"x": x, "y_cotangent": u})[0].tolist()
         [6.0, 20.0]
     """
-    # The rules must be registered when `_append_products` runs, which inlines the bodies of ops without a rule.
+    # `_append_products` inlines the bodies of ops without a rule, so the rules must be registered before it runs.
     with straight_through_rules(straight_through):
         graph = prepared(model, of, wrt)
         seeds = dict(zip(of, _add_inputs(graph, of, "_cotangent"), strict=True))
@@ -124,27 +124,28 @@ def jvp(
 ) -> onnx.ModelProto | ir.Model:
     """Returns the model with Jacobian-vector products: for tangents t of `wrt`, ∂(of)/∂(wrt)·t.
 
-    Forward-mode differentiation, as `torch.func.jvp` and `jax.jvp`. It costs one more forward computation, however many
-    elements `of` has. The vector-Jacobian product uᵀJ is linear in u, so its own vector-Jacobian product with respect
-    to u is J·t. Both walks use the rules of reverse mode; nodes that only uᵀJ needs are removed.
+    Forward-mode differentiation, like `torch.func.jvp` and `jax.jvp`. It costs about one additional forward pass,
+    regardless of the number of elements of `of`. The vector-Jacobian product uᵀJ is linear in u, so its own
+    vector-Jacobian product with respect to u is J·t. Both passes use the reverse-mode rules; nodes that only uᵀJ needs
+    are removed.
 
     Args:
-        model: path of a `.onnx` file, `ModelProto`, or `onnx_ir.Model`; it is not changed.
+        model: path of a `.onnx` file, `ModelProto`, or `onnx_ir.Model`; it is not modified.
         of: names of the values to differentiate, floating point, of any shape.
         wrt: names of parameters (initializers), inputs or intermediate values, floating point.
         straight_through: as for :func:`onnxtrain.differentiate`.
 
     Returns:
         An `onnx_ir.Model` if `model` is one, else a `ModelProto`. Its inputs are those of `model`, then
-        `<name>_tangent` for every name in `wrt`, of its shape and dtype. Its outputs are those of `model`, then the
-        values in `of` that are not among them, then `<name>_tangent` for every name in `of`, of its shape and dtype.
-        Names that are taken get a number.
+        `<name>_tangent` for every name in `wrt`, with the same shape and dtype. Its outputs are those of `model`, then
+        the values in `of` that are not outputs already, then `<name>_tangent` for every name in `of`, with the same
+        shape and dtype. If a name is taken, a number is appended to it.
 
     Raises:
         ModelError: the model cannot be loaded or converted.
-        DifferentiationError: a name is unknown, not floating point, or named twice.
-        NoGradientRule: an op in between has no gradient rule, or its gradient has none.
-        TypeError: `of` or `wrt` is one string, or no collection.
+        DifferentiationError: a name is unknown, not floating point, or listed twice.
+        NoGradientRule: an op between `wrt` and `of`, or an op of its gradient, has no gradient rule.
+        TypeError: `of` or `wrt` is a string, or not a collection.
 
     Example:
         >>> import onnx, onnxruntime, numpy as np
@@ -160,7 +161,7 @@ def jvp(
     with straight_through_rules(straight_through):
         graph = prepared(model, of, wrt)
         tangents = _add_inputs(graph, wrt, "_tangent")
-        # Inputs for now: from constant zeros, constant folding would make zeros of all that is computed from them.
+        # Temporary inputs rather than constant zeros, which constant folding would propagate.
         cotangents = _add_inputs(graph, of, "_cotangent")
         graph, products = _append_products(graph, dict(zip(of, cotangents, strict=True)), wrt)
         graph, names = _differentiable_again(graph, products)
@@ -168,9 +169,9 @@ def jvp(
     _drop_cotangents(graph, of, cotangents)
     _keep_outputs(graph, of)
     append_outputs(graph, of, derivatives, "_tangent")
-    # Removes the nodes of uᵀJ, which J·t does not need: that costs one more forward computation and no backward one.
+    # Removes the nodes of uᵀJ that J·t does not need: this makes the cost one forward pass, without a backward pass.
     CleanupPass()(graph)
-    # The zeros in place of cotangents were appended after the nodes that read them.
+    # The zeros that replace the cotangents were appended after the nodes that read them.
     common.TopologicalSortPass()(graph)
     return finished(graph, model)
 
@@ -193,29 +194,29 @@ def hessian_vector_product(
 def hessian_vector_product(
     model: ModelSource, of: str, wrt: Sequence[str], *, straight_through: bool = False
 ) -> onnx.ModelProto | ir.Model:
-    """Returns the model with products of the Hessian of a scalar: for vectors v of `wrt`, ∂²(of)/∂(wrt)²·v.
+    """Returns the model with Hessian-vector products of a scalar: for vectors v of `wrt`, ∂²(of)/∂(wrt)²·v.
 
-    Computed as the gradient of the sum of gradient · v (Pearlmutter, Fast Exact Multiplication by the Hessian, 1994),
-    at about twice the cost of the gradient. All names in `wrt` together are one variable: the products contain the
-    mixed second derivatives.
+    Computed as the gradient of sum(gradient · v) (Pearlmutter, Fast Exact Multiplication by the Hessian, 1994), at
+    about twice the cost of the gradient. All names in `wrt` together form one variable: the products include mixed
+    second derivatives.
 
     Args:
-        model: path of a `.onnx` file, `ModelProto`, or `onnx_ir.Model`; it is not changed.
+        model: path of a `.onnx` file, `ModelProto`, or `onnx_ir.Model`; it is not modified.
         of: name of a floating-point scalar.
         wrt: names of parameters (initializers), inputs or intermediate values, floating point.
         straight_through: as for :func:`onnxtrain.differentiate`.
 
     Returns:
-        An `onnx_ir.Model` if `model` is one, else a `ModelProto`. Its inputs are those of `model`, then
-        `<name>_vector` for every name in `wrt`, of its shape and dtype. Its outputs are those of `model`, then `of` if
-        it is not among them, then `<name>_grad` for every name in `wrt`, and then `<name>_hvp` for every name in
-        `wrt`, of its shape and dtype. Names that are taken get a number.
+        An `onnx_ir.Model` if `model` is one, else a `ModelProto`. Its inputs are those of `model`, then `<name>_vector`
+        for every name in `wrt`, with the same shape and dtype. Its outputs are those of `model`, then `of` if it is not
+        an output already, then `<name>_grad` for every name in `wrt`, and then `<name>_hvp` for every name in `wrt`,
+        with the same shape and dtype. If a name is taken, a number is appended to it.
 
     Raises:
         ModelError: the model cannot be loaded or converted.
-        DifferentiationError: a name is unknown, not floating point, or named twice, or `of` is no scalar.
-        NoGradientRule: an op in between has no gradient rule, or its gradient has none.
-        TypeError: `wrt` is one string, or no collection.
+        DifferentiationError: a name is unknown, not floating point, or listed twice, or `of` is not a scalar.
+        NoGradientRule: an op between `wrt` and `of`, or an op of its gradient, has no gradient rule.
+        TypeError: `wrt` is a string, or not a collection.
 
     Example:
         >>> import onnx, onnxruntime, numpy as np
@@ -245,12 +246,13 @@ def hessian_vector_product(
 
 
 def prepared(model: ModelSource, of: Sequence[str], wrt: Sequence[str]) -> ir.Model:
-    """Copies a model into canonical form and checks that `of` and `wrt` name floating-point values of it."""
-    # Before the model is loaded, which takes long for a large one.
+    """Returns a canonical copy of a model, after checking that `of` and `wrt` name floating-point values of it."""
+    # Checked first, because loading a large model takes long.
     check_names(of, "of")
     check_names(wrt, "wrt")
-    # The model may hold gradients of this package itself, as for third derivatives. Their masks must select before they
-    # are differentiated, and their functions be inlined: they have bodies but no rules.
+    # The model may contain gradients made by this package, e.g. for third derivatives. Their masks must select instead
+    # of multiply before they are differentiated, and their composite ops must be inlined: these have bodies but no
+    # rules.
     graph = canonicalize(with_exact_masks(load_model(model)), wrt)
     typed_values(graph.graph, of, "of")
     typed_values(graph.graph, wrt, "wrt")
@@ -258,8 +260,13 @@ def prepared(model: ModelSource, of: Sequence[str], wrt: Sequence[str]) -> ir.Mo
 
 
 def finished(graph: ir.Model, given: ModelSource) -> onnx.ModelProto | ir.Model:
-    """Rewrites a model with derivatives for stock runtimes; returns it as a proto or IR model, as `given` was."""
-    # Loaded again, this model must keep its parameters as they are: its gradients are those of the merged ones.
+    """Rewrites a model with derivatives for stock runtimes.
+
+    Returns:
+        A proto or an IR model, whichever kind `given` is.
+    """
+    # The mark keeps parameters unmerged when this model is loaded again: its gradients belong to the parameters as they
+    # are.
     mark_gradients(graph)
     graph = suit_runtime(graph)
     FloatDequantizedPass()(graph)
@@ -269,7 +276,7 @@ def finished(graph: ir.Model, given: ModelSource) -> onnx.ModelProto | ir.Model:
 
 
 def _add_inputs(model: ir.Model, names: Sequence[str], suffix: str) -> list[str]:
-    """Adds one graph input per named value, of its shape and dtype; returns the names of the inputs."""
+    """Appends one graph input per named value, with the same shape and dtype; returns the inputs' names."""
     values, op = values_by_name(model.graph), Emitter(model.graph)
     added = []
     for name in names:
@@ -286,26 +293,27 @@ def _add_inputs(model: ir.Model, names: Sequence[str], suffix: str) -> list[str]
 def _append_products(
     model: ir.Model, seeds: Mapping[str, str | None], wrt: Sequence[str]
 ) -> tuple[ir.Model, list[ir.Value]]:
-    """Appends the vector-Jacobian product of some values to a copy of a model.
+    """Appends a vector-Jacobian product to a copy of a model.
 
     Args:
-        model: the model, in canonical form.
-        seeds: per value to differentiate, the input that is its cotangent, e.g. {"y": "y_cotangent"}; None for ones.
+        model: canonical model.
+        seeds: for each value to differentiate, the name of the input that is its cotangent, e.g. {"y": "y_cotangent"},
+            or None for a cotangent of ones.
         wrt: names of the values to differentiate with respect to.
 
     Returns:
-        The copy, and one product per name in `wrt`.
+        The copy, and one product per name in `wrt`: zeros if it does not influence the differentiated values.
     """
     model = expand_path(model, list(seeds), wrt)
     values, op = values_by_name(model.graph), Emitter(model.graph, functions=model.functions)
     leaves = [values[name] for name in wrt]
-    # After expand_path, which removes constants that nothing reads yet.
+    # Created after expand_path, which would remove constants that nothing reads yet.
     cotangents = {
         values[name]: op.ones_like(values[name]) if seed is None else values[seed]
         for name, seed in seeds.items()
     }
     products = pull_back(op, cotangents, leaves)
-    # As torch.func, which gives zeros where nothing depends on a variable.
+    # Zeros for independent variables, as in torch.func.
     return model, [
         op.zeros_like(leaf) if product is None else product
         for leaf, product in zip(leaves, products, strict=True)
@@ -313,24 +321,24 @@ def _append_products(
 
 
 def _differentiable_again(model: ir.Model, values: Sequence[ir.Value]) -> tuple[ir.Model, list[str]]:
-    """Prepares a model with gradients for a second walk: inlines composite ops, which have bodies but no rules.
+    """Prepares a model with gradients for a second pass: inlines composite ops, which have bodies but no rules.
 
     Args:
-        model: the model after the first walk.
-        values: the gradients that the second walk starts from.
+        model: the model after the first pass.
+        values: the gradients that the second pass starts from.
 
     Returns:
-        The model, and the names that the values have in it.
+        The model, and the names of the gradients in it.
     """
     op = Emitter(model.graph, functions=model.functions)
-    # The gradients of a and b in a + b are one value, but each needs a cotangent of its own.
+    # In a + b, the gradients of a and b are the same value, but each needs its own cotangent.
     copies = [op.Identity(value) for value in values]
     for copy, value in zip(copies, values, strict=True):
         copy.shape = value.shape
-    # Outputs for now, so that the passes below do not remove values that nothing reads yet.
+    # Temporary outputs, so that the passes below do not remove values that nothing reads yet.
     model.graph.outputs.extend(copies)
     model = inline_functions(with_exact_masks(model))
-    # Bodies hold Constant nodes, and rules look for their tensors among the initializers.
+    # Function bodies contain Constant nodes, but rules look for constants among the initializers.
     settle_shapes(lift_constants(model))
     outputs = list(model.graph.outputs)
     model.graph.outputs.clear()
@@ -339,18 +347,18 @@ def _differentiable_again(model: ir.Model, values: Sequence[ir.Value]) -> tuple[
 
 
 def _drop_cotangents(model: ir.Model, of: Sequence[str], cotangents: Sequence[str]) -> None:
-    """Removes the cotangent inputs u of uᵀJ: their values do not matter for J·t, the derivative of uᵀJ by u."""
+    """Removes the cotangent inputs u of uᵀJ: its derivative with respect to u, J·t, does not depend on u."""
     values, op = values_by_name(model.graph), Emitter(model.graph)
     for name, cotangent in zip(of, cotangents, strict=True):
         model.graph.inputs.remove(values[cotangent])
-        # Nodes that compute shapes of gradients may still read a cotangent; zeros have the same shape.
+        # Nodes that compute shapes of gradients may still read a cotangent, whose shape zeros can provide.
         users = values[cotangent].uses()
         if users:
             values[cotangent].replace_all_uses_with(op.zeros_like(values[name]))
 
 
 def _keep_outputs(model: ir.Model, of: Sequence[str]) -> None:
-    """Appends the differentiated values to the outputs unless they are there."""
+    """Appends the values in `of` to the outputs, except those that are outputs already."""
     values = values_by_name(model.graph)
     for name in of:
         if values[name] not in model.graph.outputs:

@@ -1,4 +1,4 @@
-"""Compares a derivative with finite differences, and tells a wrong derivative from differences that cannot decide."""
+"""Compares a derivative with finite differences, and distinguishes wrong derivatives from inconclusive differences."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Literal
 Verdict = Literal["agrees", "differs", "inconclusive"]
 
 _STEPS = (1.0, 4.0, 16.0, 64.0, 256.0)
-"""Multiples of the first step. Errors by rounding shrink as the step grows; those by curvature grow with its square."""
+"""Multiples of the first step. As the step grows, rounding errors shrink and truncation errors grow quadratically."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The result of a comparison.
+    """Result of comparing a derivative with finite differences.
 
     Attributes:
-        verdict: "agrees", "differs", or "inconclusive" if the differences cannot decide.
-        difference: the central difference nearest to the derivative, among those that decide.
-        reason: explanation of an inconclusive comparison, e.g. "a kink: the slope is 0 on one side and 1 on the other";
-            else empty.
+        verdict: "agrees", "differs", or "inconclusive" if the finite differences are not stable, or at a kink.
+        difference: the stable central difference nearest to the derivative; the nearest of all if none is stable.
+        reason: why the comparison is inconclusive, e.g. "a kink: the slope is 0 on one side and 1 on the other";
+            otherwise empty.
     """
 
     verdict: Verdict
@@ -30,24 +30,24 @@ class Comparison:
 
 
 def compare(function: Callable[[float], float], derivative: float, step: float, margin: float) -> Comparison:
-    """Compares the derivative of a function of one number at 0 with central differences.
+    """Compares the derivative of a scalar function at 0 with central differences.
 
-    If the difference at the first step is within `margin` of the derivative, they agree. Otherwise differences at
-    larger steps are taken. If two neighbours are within `margin` of each other, they are settled and decide: neither
-    rounding errors nor kinks nearby move them. At a kink at 0 itself, as of a ReLU of zeros, one-sided differences do
-    not approach each other as the step shrinks.
+    If the difference at the first step is within `margin` of the derivative, they agree. Otherwise, larger steps are
+    tried. A difference is stable, and decides, if the difference at the next larger step is within `margin` of it:
+    neither rounding errors nor nearby kinks distort it. At a kink at 0 itself, such as ReLU of zeros, the one-sided
+    differences do not approach each other as the step shrinks.
 
     Args:
-        function: computes the value for a step along the direction, e.g. function(-1e-5).
+        function: computes the value after a step along the direction, e.g. function(-1e-5).
         derivative: the derivative to check.
         step: the first step, e.g. 1e-5.
-        margin: the largest distance between derivative and difference that counts as agreement, e.g. 1e-3.
+        margin: largest accepted distance between the derivative and the difference, e.g. 1e-3.
     """
     differences: list[float] = []
     for factor in _STEPS:
         size = factor * step
         differences.append((function(size) - function(-size)) / (2 * size))
-        # The first difference may settle it alone: to agree by chance it would have to hit the margin.
+        # Agreement with the first difference suffices: it is very unlikely to happen by chance.
         settled = _settled(differences, margin) if len(differences) > 1 else differences
         for difference in settled:
             if abs(difference - derivative) <= margin:
@@ -65,15 +65,15 @@ def compare(function: Callable[[float], float], derivative: float, step: float, 
 
 
 def _settled(differences: Sequence[float], margin: float) -> list[float]:
-    """Returns the differences that the difference at the next larger step confirms."""
+    """Returns the differences that are within `margin` of the difference at the next larger step."""
     return [near for near, far in itertools.pairwise(differences) if abs(near - far) <= margin]
 
 
 def _kink(
     function: Callable[[float], float], derivative: float, step: float, margin: float
 ) -> tuple[float, float] | None:
-    """Returns the slopes on both sides of 0 if there is a kink and the derivative lies between them, else None."""
-    # A derivative outside of both slopes is wrong whatever convention holds at the kink.
+    """Returns the slopes to the left and right of 0 if 0 is a kink and the derivative lies between them, else None."""
+    # A derivative outside of the two slopes is wrong under any convention for kinks.
     middle = function(0.0)
 
     def sides(size: float) -> tuple[float, float]:
@@ -81,7 +81,8 @@ def _kink(
 
     near, far = sides(step), sides(16 * step)
     gap = abs(near[1] - near[0])
-    # For a smooth function the gap between the slopes shrinks with the step, here to a sixteenth; at a kink it stays.
+    # For a smooth function the gap between the slopes is proportional to the step: here, a sixteenth. At a kink it
+    # remains.
     if gap <= margin or gap < abs(far[1] - far[0]) / 2:
         return None
     return near if min(near) - margin <= derivative <= max(near) + margin else None

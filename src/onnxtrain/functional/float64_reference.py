@@ -1,6 +1,6 @@
-"""Runs a model in float64 by the ONNX reference evaluator.
+"""Runs a model in float64 with the ONNX reference evaluator.
 
-Finite differences need float64, for which ONNX Runtime's CPU lacks many kernels: Conv, Erf, Gelu, pooling, ...
+Finite differences need float64, but ONNX Runtime's CPU provider lacks float64 kernels for Conv, Erf, Gelu, pooling, ...
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Run = Callable[[Sequence[str], Mapping[str, Array]], list[Array]]
 class Erf(OpRun):
     """Computes the error function in float64.
 
-    onnx's own (1.23) rounds to float32, and finite differences of such values are noise.
+    onnx's own implementation (1.23) rounds to float32, which makes finite differences useless.
     """
 
     op_domain = ""
@@ -35,13 +35,13 @@ class Erf(OpRun):
 
 
 def expand_rounded(model: ir.Model) -> ir.Model:
-    """Copies a canonical model and replaces its Gelu nodes by their function bodies."""
-    # The reference evaluator computes a Gelu node by onnx's Erf, which rounds, and not by the one above.
+    """Returns a copy of a canonical model with Gelu nodes replaced by their function bodies."""
+    # For a Gelu node, the reference evaluator would use onnx's Erf, which rounds, instead of the Erf above.
     return inline_schema_functions(model, lambda node: node.op_type != "Gelu")
 
 
 def run_in_float64(proto: onnx.ModelProto) -> Run:
-    """Returns a function that runs a model in float64 by the ONNX reference evaluator."""
+    """Returns a function that runs a model in float64 with the ONNX reference evaluator."""
     reference = ReferenceEvaluator(in_precision(proto), new_ops=[Erf])
 
     def run(outputs: Sequence[str], values: Mapping[str, Array]) -> list[Array]:
@@ -52,12 +52,17 @@ def run_in_float64(proto: onnx.ModelProto) -> Run:
 
 
 def widen(array: Array) -> Array:
-    """Casts floats to float64; returns integers and booleans unchanged."""
+    """Casts floats to float64; returns integers and Booleans unchanged."""
     return array.astype(np.float64) if array.dtype.kind not in "iub" else array
 
 
 def in_precision(proto: onnx.ModelProto, to: int = onnx.TensorProto.DOUBLE) -> onnx.ModelProto:
-    """Copies a model and gives all float16, bfloat16 and float32 tensors the dtype `to`, e.g. TensorProto.DOUBLE."""
+    """Returns a copy of a model with all float16, bfloat16 and float32 tensors converted to the dtype `to`.
+
+    Args:
+        proto: the model; it is not modified.
+        to: target dtype, e.g. TensorProto.DOUBLE.
+    """
     copy = onnx.ModelProto()
     copy.CopyFrom(proto)
     narrow = {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16} - {to}
@@ -82,10 +87,10 @@ def in_precision(proto: onnx.ModelProto, to: int = onnx.TensorProto.DOUBLE) -> o
                     tensor(attribute.t)
                 if attribute.HasField("g"):
                     graph(attribute.g)
-                # A Cast to float32 in a float64 model would round, and ops would then read float32 beside float64.
+                # A Cast to float32 would round, and ops would then get mixed float32 and float64 inputs.
                 if node.op_type == "Cast" and attribute.name == "to" and attribute.i in narrow:
                     attribute.i = to
-                # This attribute is float32 by its schema, so a tensor takes its place.
+                # The schema fixes `value_float` as float32, so it is replaced by a tensor.
                 if node.op_type == "Constant" and attribute.name == "value_float":
                     value = np.array(attribute.f, dtype)
                     attribute.CopyFrom(

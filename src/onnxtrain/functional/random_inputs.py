@@ -1,4 +1,4 @@
-"""Makes random values for the inputs of a model, whose integers are valid indices."""
+"""Generates random values for the inputs of a model; integers are valid indices."""
 
 from __future__ import annotations
 
@@ -17,19 +17,23 @@ from onnxtrain.errors import InputError
 Array = npt.NDArray[Any]
 
 _BATCH, _OTHER_DIM = 3, 8
-# Ops whose integer input counts along an axis of another input: (op, index input) -> the other input's index.
+# Ops with an integer input that indexes an axis of another input: (op, position of the indices) -> position of the
+# other input.
 _INDEXES = {("Gather", 1): 0, ("SoftmaxCrossEntropyLoss", 1): 0, ("NegativeLogLikelihoodLoss", 1): 0}
 
 
 def random_inputs(model: ir.Model, rng: np.random.Generator, dims: Mapping[str, int]) -> dict[str, Array]:
-    """Makes random values for all inputs: floats from -1 to 1, integers that are valid as indices.
+    """Generates random values for all inputs: floats between -1 and 1, and integers that are valid indices.
 
     Args:
         model: canonical model.
-        rng: generator of the values.
-        dims: sizes of symbolic dimensions; default: 3 along the first axis, 8 elsewhere.
+        rng: random number generator.
+        dims: sizes of symbolic dimensions. Default: 3 along the first axis, 8 elsewhere.
+
+    Raises:
+        InputError: an input's dtype or rank is unknown.
     """
-    # Filled while the loop runs, so that a symbol has one size in all inputs.
+    # Updated inside the loop, so that a symbol has the same size in all inputs.
     sizes = dict(dims)
     result: dict[str, Array] = {}
     for value in model.graph.inputs:
@@ -60,7 +64,7 @@ def index_bound(value: ir.Value) -> int | None:
         source = node.inputs[other] if other is not None else None
         sizes = static_dims(source) if source is not None else None
         if sizes:
-            # Class labels index axis 1 of the scores.
+            # Class labels index axis 1 of the logits.
             axis = node.attributes.get_int("axis", 0) if node.op_type == "Gather" else 1
             bounds.append(sizes[axis] or 2)
     return min(bounds, default=None)

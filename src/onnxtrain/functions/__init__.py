@@ -1,6 +1,6 @@
-"""Defines composite training ops, such as an AdamW step, as ONNX functions of domain `onnxtrain` that graphs call.
+"""Defines composite training ops, such as an AdamW step, as ONNX functions of domain `onnxtrain`.
 
-Not to be confused with `functional`, which turns a model into models of its derivatives.
+Not to be confused with `functional`, which transforms a model into models of its derivatives.
 """
 
 from ._composite import COMPOSITES, DOMAIN, CompositeOp, composite

@@ -1,8 +1,8 @@
-"""Defines composite training ops: model-local functions of domain `onnxtrain`, whose bodies are standard ops.
+"""Defines composite training ops: model-local functions of domain `onnxtrain` whose bodies are standard ops.
 
-A stock runtime inlines the body. Where a native kernel of the same domain and name is registered, ONNX Runtime uses the
-kernel instead. A kernel without the dtype would be an error, not a reason to inline the body, so the dtype is part of
-the name: `SoftmaxGradient_float`.
+A stock runtime inlines the body. If a native kernel of the same domain and name is registered, ONNX Runtime uses the
+kernel instead. If the kernel lacked the dtype, ONNX Runtime would raise an error rather than inline the body, so the
+dtype is part of the name: `SoftmaxGradient_float`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from onnxtrain.errors import GraphBuildError
 DOMAIN = "onnxtrain"
 
 Body = Callable[..., "ir.Value | tuple[ir.Value, ...]"]
-"""Writes the body: `(op, *inputs, **attributes)` -> one output, or a tuple."""
+"""Emits the body: `(op, *inputs, **attributes)` -> one output, or a tuple of outputs."""
 
 
 class CompositeOp:
@@ -27,9 +27,9 @@ class CompositeOp:
 
     Attributes:
         name: op type without the dtype, e.g. `SoftmaxGradient`.
-        inputs: names of its inputs, e.g. ("y", "ct").
-        dtypes: dtypes of inputs that do not have the dtype of the function, e.g. {"indices": INT64}.
-        attributes: types of its attributes by name.
+        inputs: names of the inputs, e.g. ("y", "ct").
+        dtypes: dtypes of inputs whose dtype differs from the function's, e.g. {"indices": INT64}.
+        attributes: types of the attributes, by name.
     """
 
     def __init__(
@@ -55,23 +55,23 @@ class CompositeOp:
 
     @property
     def function_names(self) -> tuple[str, ...]:
-        """Names of its functions, one for each dtype."""
+        """Names of the op's functions, one per dtype."""
         return tuple(self.names_by_dtype.values())
 
     @property
     def names_by_dtype(self) -> dict[ir.DataType, str]:
-        """Names of its functions by dtype, e.g. `ReluGradient_float` for float32."""
+        """Names of the op's functions by dtype, e.g. `ReluGradient_float` for float32."""
         return {dtype: f"{self.name}_{suffix}" for dtype, suffix in _DTYPE_NAMES.items()}
 
     def identifier(
         self, dtype: ir.DataType, functions: Mapping[ir.OperatorIdentifier, ir.Function]
     ) -> ir.OperatorIdentifier:
-        """Returns the key in the function table `functions` for the function of a dtype, whether it is there or not."""
+        """Returns the key under which `functions` holds, or would hold, this op's function for `dtype`."""
         return (DOMAIN, f"{self.name}_{_DTYPE_NAMES[dtype]}", "")
 
     def function_for(self, dtype: ir.DataType, opset: int) -> ir.Function:
-        """Returns the function that computes this op in `dtype`, written with ops of `opset`."""
-        # Models change their functions, e.g. when they inline them.
+        """Returns a function that computes this op in `dtype`, with ops of version `opset` of the standard domain."""
+        # A clone, because models modify their functions, e.g. when inlining them.
         return self._cached(dtype, opset).clone()
 
     def _build(self, dtype: ir.DataType, opset: int) -> ir.Function:
@@ -83,25 +83,25 @@ class CompositeOp:
         }
         result = self._body(op, *inputs, **references)
         outputs = result if isinstance(result, tuple) else (result,)
-        # Callers ask for this number of outputs; a body with fewer would leave some undefined.
+        # Callers rely on this number of outputs; with fewer, some would be undefined.
         if len(outputs) != self._outputs:
             raise GraphBuildError(
                 f"building {self}: its body gave {len(outputs)} outputs, not {self._outputs}"
             )
         graph.outputs.extend(outputs)
         for value in inputs:
-            # The function serves calls of any shape; only the body of a SpecializedOp relies on one.
+            # The function serves calls of any shape; only the body of a SpecializedOp relies on shapes.
             value.shape = None
-        # Attributes without default: each call must give them.
+        # Without defaults: each call must set all attributes.
         declared = [ir.Attr(name, type_, None) for name, type_ in self.attributes.items()]
         return ir.Function(DOMAIN, f"{self.name}_{_DTYPE_NAMES[dtype]}", graph=graph, attributes=declared)
 
     def _input(self, name: str, dtype: ir.DataType) -> ir.Value:
-        """Returns an input as the body sees it."""
+        """Returns an input of the function, as the body sees it."""
         return ir.Value(name=name, type=ir.TensorType(self.dtypes.get(name, dtype)))
 
 
-# As the kernel library spells them.
+# Dtype names as spelled in the kernel library.
 _DTYPE_NAMES = {
     ir.DataType.FLOAT: "float",
     ir.DataType.DOUBLE: "double",
@@ -120,11 +120,17 @@ def composite(
     outputs: int = 1,
     dtypes: Mapping[str, ir.DataType] | None = None,
 ) -> Callable[[Body], CompositeOp]:
-    """Makes the decorated function `(op, *inputs, **attributes)` the body of a composite op.
+    """Registers the decorated function `(op, *inputs, **attributes)` as the body of a composite op.
 
-    All inputs and outputs have one floating-point dtype, except the inputs in `dtypes`. Attributes reach the
-    body as references. Pass them on as attributes of standard ops, or turn them into tensors: integers with
-    `op.ints(reference)`, floats with `op.number(reference, like=...)`.
+    The body receives attributes as references. Pass them on as attributes of standard ops, or convert them to tensors:
+    integers with `op.ints(reference)`, floats with `op.number(reference, like=...)`.
+
+    Args:
+        name: op type without the dtype, e.g. "SoftmaxGradient".
+        inputs: names of the inputs.
+        attributes: types of the attributes, by name.
+        outputs: number of outputs.
+        dtypes: dtypes of inputs that differ from the common floating-point dtype of all other inputs and outputs.
     """
 
     def register(body: Body) -> CompositeOp:

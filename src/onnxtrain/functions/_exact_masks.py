@@ -1,4 +1,4 @@
-"""Rewrites gradients that mask cotangents by products, before they are differentiated once more."""
+"""Replaces multiplications by masks in gradients, before the gradients are differentiated again."""
 
 from __future__ import annotations
 
@@ -22,14 +22,17 @@ _EXACT: dict[CompositeOp, CompositeOp] = {
 
 
 def with_exact_masks(model: ir.Model) -> ir.Model:
-    """Makes the gradients of Relu, Clip and Hardtanh in `model` select by Where instead of multiplying by a mask.
+    """Makes the gradients of Relu, Clip and Hardtanh select with Where instead of multiplying by a mask.
 
     Args:
-        model: a graph with its gradients, before its functions are inlined. Changed in place, and returned.
+        model: a model with gradients, before its functions are inlined. It is modified in place.
+
+    Returns:
+        The same model.
     """
-    # A mask as a factor suits finite cotangents, as a gradient has behind a matrix product. Differentiating the product
-    # multiplies a second cotangent by the mask, which comes from the other end of the gradient and may be infinite,
-    # e.g. behind 1 / x at zero.
+    # Multiplying by a mask is correct for finite cotangents, such as those after a matrix product. Differentiating the
+    # multiplication multiplies a second cotangent by the mask, which comes from the other end of the gradient and may
+    # be infinite, e.g. after 1 / x at zero.
     for multiplying, choosing in _EXACT.items():
         for (domain, name, overload), function in list(model.functions.items()):
             dtype = _dtype_of(multiplying, domain, name)
@@ -42,7 +45,7 @@ def with_exact_masks(model: ir.Model) -> ir.Model:
 
 
 def _dtype_of(composite: CompositeOp, domain: str, name: str) -> ir.DataType | None:
-    """Returns the dtype of a composite's function of this name; None if it is no function of the composite."""
+    """Returns the dtype of the composite's function called `name`; None if the composite has no such function."""
     if domain != DOMAIN:
         return None
     return next(

@@ -1,8 +1,9 @@
-"""Defines composite ops whose body depends on more than the dtype, e.g. on the sizes of a convolution's kernel.
+"""Defines composite ops whose body depends on more than the dtype, e.g. on the kernel size of a convolution.
 
-There is one function per body: `ConvolutionGradient0_float`, `ConvolutionGradient1_float`, ... The number only tells
-bodies apart. ONNX's own way would be overloads of one name, but ONNX Runtime 1.20 takes the last overload for all.
-Native kernels, which read attributes and shapes instead, are registered under as many numbers as a model needs.
+There is one function per body: `ConvolutionGradient0_float`, `ConvolutionGradient1_float`, ... The number only
+distinguishes bodies. Overloads of one name would be ONNX's own solution, but ONNX Runtime 1.20 uses the last overload
+for all of them. Native kernels, which read attributes and shapes instead, are registered under as many numbers as a
+model needs.
 """
 
 from __future__ import annotations
@@ -15,22 +16,22 @@ import onnx_ir as ir
 
 from ._composite import DOMAIN, Body, CompositeOp
 
-# The key of the body in the metadata of its function: names and numbers alone do not tell bodies apart.
+# Metadata entry of a function that holds the key of its body: name and number alone don't identify a body.
 _KEY = "onnxtrain.body"
 _NAME = re.compile(r"(.+?)\d+_b?float16")
 _NARROW = (ir.DataType.BFLOAT16, ir.DataType.FLOAT16)
 
 
 class SpecializedOp(CompositeOp):
-    """A composite op with one body.
+    """A composite op with a single body, which may depend on static sizes.
 
     Args:
         name: op type without number and dtype, e.g. `ConvolutionGradient`.
-        inputs: names of its inputs and their shapes. The body may rely on static sizes.
-        attributes: as of :class:`CompositeOp`. A kernel reads from them what is built into the body.
+        inputs: names of the inputs and their shapes. The body may rely on static sizes.
+        attributes: as for :class:`CompositeOp`. They tell a kernel what is built into the body.
         outputs: number of outputs.
-        key: describes what the body was built for. Bodies of equal keys are equal.
-        body: as of :class:`CompositeOp`. It may ignore its attributes.
+        key: describes what the body was built for. Ops with equal keys have equal bodies.
+        body: as for :class:`CompositeOp`. It may ignore its attributes.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class SpecializedOp(CompositeOp):
     def identifier(
         self, dtype: ir.DataType, functions: Mapping[ir.OperatorIdentifier, ir.Function]
     ) -> ir.OperatorIdentifier:
-        """Returns the identifier of this body's function in `functions`, or of the first free number."""
+        """Returns the identifier of the function with this body, or one with the first free number."""
         _, name, _ = super().identifier(dtype, functions)
         return _numbered(name, self._key, functions)
 
@@ -68,19 +69,20 @@ class SpecializedOp(CompositeOp):
 def widened(
     function: ir.Function, functions: MutableMapping[ir.OperatorIdentifier, ir.Function]
 ) -> ir.OperatorIdentifier | None:
-    """Adds a function that computes in float32 what a bfloat16 or float16 function computes.
+    """Adds a float32 version of a bfloat16 or float16 function.
 
     Returns:
-        Its identifier; None if `function` is not of a :class:`SpecializedOp` in one of these dtypes.
+        The new function's identifier, or None if `function` does not belong to a :class:`SpecializedOp` in one of these
+        dtypes.
     """
     key, name = function.metadata_props.get(_KEY), _NAME.fullmatch(function.name)
     if key is None or name is None or function.domain != DOMAIN:
         return None
     identifier = _numbered(f"{name[1]}_float", key, functions)
-    # Calls of equal bodies share one function.
+    # Calls with equal bodies share one function.
     if identifier not in functions:
         wide = function.clone()
-        # Constants and casts in the body name the narrow dtype.
+        # Constants and casts in the body refer to the narrow dtype.
         for node in wide:
             for attribute in tuple(node.attributes.values()):
                 if attribute.type == ir.AttributeType.TENSOR and attribute.as_tensor().dtype in _NARROW:
@@ -99,24 +101,24 @@ def widened(
 def of_rounded(
     function: ir.Function, name: str, functions: MutableMapping[ir.OperatorIdentifier, ir.Function]
 ) -> ir.OperatorIdentifier:
-    """Adds a function that computes in float32 what `function` computes, with inputs rounded to bfloat16.
+    """Adds a version of a float32 function that rounds its inputs to bfloat16.
 
     Args:
-        function: a function of a :class:`SpecializedOp` in float32.
-        name: the new function's name, without number, e.g. "ConvolutionBfloat16Gradient_float".
+        function: a float32 function of a :class:`SpecializedOp`.
+        name: name of the new function without number, e.g. "ConvolutionBfloat16Gradient_float".
         functions: the model's function table.
 
     Returns:
-        Its identifier.
+        The new function's identifier.
     """
     identifier = _numbered(name, function.metadata_props[_KEY], functions)
     if identifier not in functions:
         rounded = function.clone()
         first = next(iter(rounded))
-        # The casts belong to the body, so that a stock runtime rounds as the kernel does.
+        # The casts are part of the body, so that a stock runtime rounds as the kernel does.
         for value in rounded.inputs:
             readers = tuple(value.uses())
-            # Inputs of which only the shape matters may have no reader in the body.
+            # Inputs that only provide a shape may have no readers in the body.
             if not readers:
                 continue
             narrow = ir.node("Cast", [value], {"to": int(ir.DataType.BFLOAT16)})
@@ -132,7 +134,7 @@ def of_rounded(
 def _numbered(
     name: str, key: str, functions: Mapping[ir.OperatorIdentifier, ir.Function]
 ) -> ir.OperatorIdentifier:
-    """Returns the identifier with the number of the function with this body, or with the first free number."""
+    """Returns `name` with the number of the function that has this body, or with the first free number."""
     stem, _, suffix = name.rpartition("_")
     for number in itertools.count():
         identifier = (DOMAIN, f"{stem}{number}_{suffix}", "")

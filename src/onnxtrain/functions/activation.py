@@ -1,4 +1,4 @@
-"""Defines SiLU, hardtanh, softmaxes of rows, and gradients of activations and softmaxes."""
+"""Defines SiLU, Hardtanh, variants of Softmax, and gradients of activations and softmaxes."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from ._composite import composite
 
 @composite("SoftmaxGradient", ["y", "ct"], {"axis": ir.AttributeType.INT})
 def softmax_gradient(op: Emitter, y: ir.Value, ct: ir.Value, *, axis: AttributeRef) -> ir.Value:
-    """Differentiates Softmax: y * (ct - sum(ct * y, axis)), with y = softmax(x, axis)."""
-    # ct * y is computed once for the sum and the result.
+    """VJP of Softmax: y * (ct - sum(ct * y, axis)), with y = softmax(x, axis)."""
+    # ct * y is computed once, for both the sum and the result.
     product = op.Mul(ct, y)
     total = op.ReduceSum(product, op.Unsqueeze(op.ints(axis), [0]), keepdims=1)
     return op.Sub(product, op.Mul(y, total))
@@ -22,41 +22,41 @@ def softmax_gradient(op: Emitter, y: ir.Value, ct: ir.Value, *, axis: AttributeR
 
 @composite("SafeSoftmax", ["x"], {"axis": ir.AttributeType.INT})
 def safe_softmax(op: Emitter, x: ir.Value, *, axis: AttributeRef) -> ir.Value:
-    """Computes Softmax, but zeros for a row of -inf alone, which a mask makes. `SoftmaxGradient` is its gradient."""
+    """Computes Softmax, with zeros for fully masked rows (all -inf). `SoftmaxGradient` is its VJP."""
     most = op.ReduceMax(x, op.Unsqueeze(op.ints(axis), [0]), keepdims=1)
     masked = op.Equal(most, -math.inf)
-    # Softmax of the replaced row is finite: NaN would pass the gradient of the outer Where.
+    # The inner Where keeps this Softmax finite: otherwise, NaN would pass through the gradient of the outer Where.
     return op.Where(masked, 0.0, op.Softmax(op.Where(masked, 0.0, x), axis=axis))
 
 
 @composite("LogSoftmaxOfRows", ["x"])
 def log_softmax_of_rows(op: Emitter, x: ir.Value) -> ir.Value:
-    """Computes LogSoftmax along the last axis. The native kernel, unlike ONNX Runtime's own, can write over x."""
+    """Computes LogSoftmax along the last axis. Unlike ONNX Runtime's own kernel, the native kernel can overwrite x."""
     return op.LogSoftmax(x, axis=-1)
 
 
 @composite("LogSoftmaxGradient", ["y", "ct"], {"axis": ir.AttributeType.INT})
 def log_softmax_gradient(op: Emitter, y: ir.Value, ct: ir.Value, *, axis: AttributeRef) -> ir.Value:
-    """Differentiates LogSoftmax: ct - exp(y) * sum(ct, axis), with y = log_softmax(x, axis)."""
+    """VJP of LogSoftmax: ct - exp(y) * sum(ct, axis), with y = log_softmax(x, axis)."""
     total = op.ReduceSum(ct, op.Unsqueeze(op.ints(axis), [0]), keepdims=1)
     return op.Sub(ct, op.Mul(op.Exp(y), total))
 
 
 @composite("GeluGradient", ["x", "ct"])
 def gelu_gradient(op: Emitter, x: ir.Value, ct: ir.Value) -> ir.Value:
-    """Differentiates GELU: ct * (Φ(x) + x φ(x)), with the distribution Φ and density φ of the standard normal."""
+    """VJP of GELU: ct * (Φ(x) + x φ(x)), with the standard normal's distribution function Φ and density φ."""
     s = op.Mul(x, math.sqrt(0.5))
-    # With s = x / sqrt(2), Φ(x) = erf(s) / 2 + 1/2. HardSigmoid computes this in one pass over memory; as |erf| <= 1,
-    # it never clamps.
+    # With s = x / sqrt(2), Φ(x) = erf(s) / 2 + 1/2. HardSigmoid computes this in one pass over memory; because |erf| <=
+    # 1, it never clamps.
     distribution = op.HardSigmoid(op.Erf(s), alpha=0.5, beta=0.5)
-    # x φ(x) = s exp(-s²) / sqrt(π). The factor 1 / sqrt(π) costs nothing inside the exponential.
+    # x φ(x) = s exp(-s²) / sqrt(π). The factor 1 / sqrt(π) is free inside the exponential.
     density = op.Exp(op.Sub(-0.5 * math.log(math.pi), op.Mul(s, s)))
     return op.Mul(ct, op.Add(distribution, op.Mul(s, density)))
 
 
 @composite("GeluTanhGradient", ["x", "ct"])
 def gelu_tanh_gradient(op: Emitter, x: ir.Value, ct: ir.Value) -> ir.Value:
-    """Differentiates GELU(tanh), x * (1 + t) / 2 with t = tanh(k (x + 0.044715 x³)), k = sqrt(2 / π).
+    """VJP of tanh-approximated GELU, x * (1 + t) / 2 with t = tanh(k (x + 0.044715 x³)), k = sqrt(2 / π).
 
     ct * (1 + t + x (1 - t²) k (1 + 3 * 0.044715 x²)) / 2.
     """
@@ -70,8 +70,8 @@ def gelu_tanh_gradient(op: Emitter, x: ir.Value, ct: ir.Value) -> ir.Value:
 
 @composite("MishGradient", ["x", "ct"])
 def mish_gradient(op: Emitter, x: ir.Value, ct: ir.Value) -> ir.Value:
-    """Differentiates Mish: ct * (t + x (1 - t²) sigmoid(x)), with t = tanh(softplus(x))."""
-    # Computed again from x: keeping tanh(softplus(x)) would cost another tensor of the size of x.
+    """VJP of Mish: ct * (t + x (1 - t²) sigmoid(x)), with t = tanh(softplus(x))."""
+    # Recomputed from x: saving tanh(softplus(x)) would cost another tensor of the size of x.
     tanh = op.Tanh(op.Softplus(x))
     slope = op.Mul(op.Mul(x, op.Sigmoid(x)), op.Sub(1.0, op.Mul(tanh, tanh)))
     return op.Mul(ct, op.Add(tanh, slope))
@@ -79,22 +79,22 @@ def mish_gradient(op: Emitter, x: ir.Value, ct: ir.Value) -> ir.Value:
 
 @composite("ReluGradient", ["y", "ct"])
 def relu_gradient(op: Emitter, y: ir.Value, ct: ir.Value) -> ir.Value:
-    """Differentiates Relu: 0 where y <= 0, else ct."""
+    """VJP of Relu: 0 where y <= 0, else ct."""
     # Not Greater(y, 0): as in PyTorch, ct passes where y is NaN.
     return op.Where(op.LessOrEqual(y, 0.0), 0.0, ct)
 
 
 @composite("ReluGradientOfFinite", ["y", "ct"])
 def relu_gradient_of_finite(op: Emitter, y: ir.Value, ct: ir.Value) -> ir.Value:
-    """Differentiates Relu, like ReluGradient, for finite cotangents."""
-    # ONNX Runtime multiplies several times as fast as it computes Where (1 M elements: 2.1 and 9.3 ms with one thread),
-    # but an infinite ct times 0 would be NaN.
+    """VJP of Relu for finite cotangents; see ReluGradient."""
+    # ONNX Runtime's Mul is several times as fast as its Where (1 M elements: 2.1 and 9.3 ms with one thread), but an
+    # infinite ct times 0 would be NaN.
     return op.Mul(ct, op.Cast(op.Not(op.LessOrEqual(y, 0.0)), to=ct.dtype))
 
 
 @composite("ClipGradient", ["x", "low", "high", "ct"])
 def clip_gradient(op: Emitter, x: ir.Value, low: ir.Value, high: ir.Value, ct: ir.Value) -> ir.Value:
-    """Differentiates Clip: ct where low <= x <= high, else 0. The bounds are scalars."""
+    """VJP of Clip: ct where low <= x <= high, else 0. The bounds are scalars."""
     return op.Where(_within(op, x, low, high), ct, 0.0)
 
 
@@ -102,7 +102,7 @@ def clip_gradient(op: Emitter, x: ir.Value, low: ir.Value, high: ir.Value, ct: i
 def clip_gradient_of_finite(
     op: Emitter, x: ir.Value, low: ir.Value, high: ir.Value, ct: ir.Value
 ) -> ir.Value:
-    """Differentiates Clip, like ClipGradient, for finite cotangents (see ReluGradientOfFinite)."""
+    """VJP of Clip for finite cotangents; see ClipGradient and ReluGradientOfFinite."""
     return op.Mul(ct, op.Cast(_within(op, x, low, high), to=ct.dtype))
 
 
@@ -112,15 +112,15 @@ def _within(op: Emitter, x: ir.Value, low: ir.Value, high: ir.Value) -> ir.Value
 
 @composite("Hardtanh", ["x", "low", "high"])
 def hardtanh(op: Emitter, x: ir.Value, low: ir.Value, high: ir.Value) -> ir.Value:
-    """Computes Hardtanh, e.g. ReLU6: a Clip whose gradient on the bounds is zero. The bounds are scalars."""
+    """Computes Hardtanh, e.g. ReLU6: a Clip whose gradient is zero on the bounds. The bounds are scalars."""
     # A composite op only because its gradient differs from Clip's.
     return op.Clip(x, low, high)
 
 
 @composite("HardtanhGradient", ["y", "low", "high", "ct"])
 def hardtanh_gradient(op: Emitter, y: ir.Value, low: ir.Value, high: ir.Value, ct: ir.Value) -> ir.Value:
-    """Differentiates Hardtanh: 0 where y <= low or y >= high, else ct. The bounds are scalars."""
-    # From the result y, so that x need not be kept for the gradient.
+    """VJP of Hardtanh: 0 where y <= low or y >= high, else ct. The bounds are scalars."""
+    # In terms of the output y, so that x need not be saved for the backward pass.
     return op.Where(_beyond(op, y, low, high), 0.0, ct)
 
 
@@ -128,7 +128,7 @@ def hardtanh_gradient(op: Emitter, y: ir.Value, low: ir.Value, high: ir.Value, c
 def hardtanh_gradient_of_finite(
     op: Emitter, y: ir.Value, low: ir.Value, high: ir.Value, ct: ir.Value
 ) -> ir.Value:
-    """Differentiates Hardtanh, like HardtanhGradient, for finite cotangents (see ReluGradientOfFinite)."""
+    """VJP of Hardtanh for finite cotangents; see HardtanhGradient and ReluGradientOfFinite."""
     return op.Mul(ct, op.Cast(op.Not(_beyond(op, y, low, high)), to=ct.dtype))
 
 
@@ -138,7 +138,7 @@ def _beyond(op: Emitter, y: ir.Value, low: ir.Value, high: ir.Value) -> ir.Value
 
 @composite("SigmoidGradient", ["y", "ct"])
 def sigmoid_gradient(op: Emitter, y: ir.Value, ct: ir.Value) -> ir.Value:
-    """Differentiates Sigmoid: ct * y (1 - y)."""
+    """VJP of Sigmoid: ct * y (1 - y)."""
     return op.Mul(ct, op.Mul(y, op.Sub(1.0, y)))
 
 
@@ -150,14 +150,14 @@ def silu(op: Emitter, x: ir.Value) -> ir.Value:
 
 @composite("SiluGradient", ["x", "ct"])
 def silu_gradient(op: Emitter, x: ir.Value, ct: ir.Value) -> ir.Value:
-    """Differentiates SiLU: ct * s (1 + x (1 - s)), with s = sigmoid(x)."""
-    # From x, because the result x * sigmoid(x) does not tell x.
+    """VJP of SiLU: ct * s (1 + x (1 - s)), with s = sigmoid(x)."""
+    # In terms of x, because the output x * sigmoid(x) does not determine x.
     sigmoid = op.Sigmoid(x)
     return op.Mul(ct, op.Mul(sigmoid, op.Add(op.Mul(x, op.Sub(1.0, sigmoid)), 1.0)))
 
 
 @composite("TanhGradient", ["y", "ct"])
 def tanh_gradient(op: Emitter, y: ir.Value, ct: ir.Value) -> ir.Value:
-    """Differentiates Tanh: ct * (1 - y²)."""
-    # From the result y: the argument need not be kept.
+    """VJP of Tanh: ct * (1 - y²)."""
+    # In terms of the output y, so that x need not be saved for the backward pass.
     return op.Mul(ct, op.Sub(1.0, op.Mul(y, y)))

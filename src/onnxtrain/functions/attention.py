@@ -1,11 +1,11 @@
-"""Defines attention and its gradient without keeping the matrix of probabilities.
+"""Defines attention and its gradient without storing the matrix of probabilities.
 
-q: `[batch, heads, queries, size]`; k: `[batch, heads, keys, size]`; v: `[batch, heads, keys, value size]`. A mask is
-    added to the scores `[batch, heads, queries, keys]`, and broadcasts to them. The second result is the log-sum-exp of
-    each query's scores, `[batch, heads, queries]`.
+Shapes: q `[batch, heads, queries, size]`, k `[batch, heads, keys, size]`, v `[batch, heads, keys, value size]`. A mask
+is added to the scores `[batch, heads, queries, keys]` and broadcasts to them. The second output is the log-sum-exp of
+each query's scores, `[batch, heads, queries]`.
 
-Dao et al., "FlashAttention: Fast and Memory-Efficient Exact Attention with IO-Awareness" (2022): the gradient computes
-the probabilities again, from the scores and the log-sum-exp.
+The backward pass recomputes the probabilities from the scores and the log-sum-exp: Dao et al., "FlashAttention: Fast
+and Memory-Efficient Exact Attention with IO-Awareness" (2022).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from onnxtrain.emitter import AttributeRef, Emitter
 from ._composite import composite
 
 _SCALE = {"scale": ir.AttributeType.FLOAT}
-# The mask comes last, since only some of the ops have one.
+# The mask comes last, because only some of the ops have one.
 _GIVEN = ["q", "k", "v"]
 _GIVEN_BACK = ["ct", "q", "k", "v", "log_sum"]
 _Pair = tuple[ir.Value, ir.Value]
@@ -35,7 +35,7 @@ def attention(op: Emitter, q: ir.Value, k: ir.Value, v: ir.Value, *, scale: Attr
 
 @composite("CausalAttention", _GIVEN, _SCALE, outputs=2)
 def causal_attention(op: Emitter, q: ir.Value, k: ir.Value, v: ir.Value, *, scale: AttributeRef) -> _Pair:
-    """Computes attention of each query to the keys up to its own place."""
+    """Computes attention of each query to the keys up to its own position."""
     return _mixed(op, _causal(op, _scores(op, q, k, scale)), v)
 
 
@@ -43,7 +43,7 @@ def causal_attention(op: Emitter, q: ir.Value, k: ir.Value, v: ir.Value, *, scal
 def masked_attention(
     op: Emitter, q: ir.Value, k: ir.Value, v: ir.Value, mask: ir.Value, *, scale: AttributeRef
 ) -> _Pair:
-    """Computes softmax(scale q kᵀ + mask) v. As with Softmax, a query without any key gives NaN."""
+    """Computes softmax(scale q kᵀ + mask) v. As with Softmax, a fully masked query gives NaN."""
     return _mixed(op, op.Add(_scores(op, q, k, scale), mask), v)
 
 
@@ -51,42 +51,42 @@ def masked_attention(
 def safe_masked_attention(
     op: Emitter, q: ir.Value, k: ir.Value, v: ir.Value, mask: ir.Value, *, scale: AttributeRef
 ) -> _Pair:
-    """Computes MaskedAttention, but a query without any key gives zeros and no gradients, as in PyTorch."""
+    """Computes MaskedAttention, but a fully masked query gives zeros and no gradients, as in PyTorch."""
     scores = op.Add(_scores(op, q, k, scale), mask)
     nothing = op.Equal(_most(op, scores), -math.inf)
     mixed, log_sum = _mixed(op, op.Where(nothing, 0.0, scores), v)
-    # With a log-sum-exp of infinity, the probabilities that the gradient computes again are 0.
+    # A log-sum-exp of infinity makes the probabilities that the backward pass recomputes 0.
     return op.Where(nothing, 0.0, mixed), op.Where(op.Squeeze(nothing, [-1]), math.inf, log_sum)
 
 
 @composite("AttentionGradient", _GIVEN_BACK, _SCALE, outputs=3)
 def attention_gradient(op: Emitter, *inputs: ir.Value, scale: AttributeRef) -> _Gradients:
-    """Differentiates Attention: cotangents of q, k and v."""
+    """VJP of Attention: cotangents of q, k and v."""
     return _pulled_back(op, inputs, scale, lambda scores: scores)
 
 
 @composite("CausalAttentionGradient", _GIVEN_BACK, _SCALE, outputs=3)
 def causal_attention_gradient(op: Emitter, *inputs: ir.Value, scale: AttributeRef) -> _Gradients:
-    """Differentiates CausalAttention: cotangents of q, k and v."""
+    """VJP of CausalAttention: cotangents of q, k and v."""
     return _pulled_back(op, inputs, scale, lambda scores: _causal(op, scores))
 
 
 @composite("MaskedAttentionGradient", [*_GIVEN_BACK, "mask"], _SCALE, outputs=3)
 def masked_attention_gradient(op: Emitter, *inputs: ir.Value, scale: AttributeRef) -> _Gradients:
-    """Differentiates MaskedAttention and SafeMaskedAttention: cotangents of q, k and v."""
+    """VJP of MaskedAttention and SafeMaskedAttention: cotangents of q, k and v."""
     *others, mask = inputs
     return _pulled_back(op, others, scale, lambda scores: op.Add(scores, mask))
 
 
 def _scores(op: Emitter, q: ir.Value, k: ir.Value, scale: AttributeRef) -> ir.Value:
-    # Scaling q costs less than scaling the scores.
+    # Scaling q is cheaper than scaling the scores.
     return op.MatMul(op.Mul(q, op.number(scale, like=q)), _swapped(op, k))
 
 
 def _causal(op: Emitter, scores: ir.Value) -> ir.Value:
-    """Returns scores with -inf for keys behind the place of the query."""
+    """Returns the scores with -inf for keys after the query's position."""
     shape = op.Shape(scores, start=2, end=4)
-    # Sizes are read at run time: one function serves calls of any shape.
+    # Sizes are read at run time, because one function serves calls of any shape.
     attended = op.Trilu(op.Expand(op.const(True), shape), upper=0)
     return op.Where(attended, scores, -math.inf)
 
@@ -106,11 +106,11 @@ def _most(op: Emitter, x: ir.Value) -> ir.Value:
 def _pulled_back(
     op: Emitter, inputs: Sequence[ir.Value], scale: AttributeRef, masked: Callable[[ir.Value], ir.Value]
 ) -> _Gradients:
-    """Returns the cotangents of q, k and v, by the gradients of softmax and of two products."""
+    """Returns the cotangents of q, k and v, using the VJPs of softmax and of two matrix products."""
     ct, q, k, v, log_sum = inputs
     scores = masked(_scores(op, q, k, scale))
     probabilities = op.Exp(op.Sub(scores, op.Unsqueeze(log_sum, [-1])))
-    # The gradient of softmax, p * (g - sum(g * p)), with one product of the size of the scores.
+    # VJP of softmax, p * (g - sum(g * p)), with one product of the size of the scores.
     product = op.Mul(probabilities, op.MatMul(ct, _swapped(op, v)))
     total = op.ReduceSum(product, [-1], keepdims=1)
     ct_scores = op.Sub(product, op.Mul(probabilities, total))

@@ -1,4 +1,4 @@
-"""Defines training BatchNormalization, alone and with the ops that follow it, and MaxPool, for native kernels.
+"""Defines training BatchNormalization, alone and fused with the ops that follow it, and MaxPool, for native kernels.
 
 The gradient of BatchNormalization alone is in `normalization`.
 """
@@ -22,7 +22,7 @@ _ATTRIBUTES = _EPSILON | {"momentum": ir.AttributeType.FLOAT}
 
 @composite("BatchNormalizationTraining", _INPUTS, _ATTRIBUTES, outputs=3)
 def batch_normalization_training(op: Emitter, *inputs: ir.Value, **attributes: Any) -> tuple[ir.Value, ...]:
-    """Computes BatchNormalization by the statistics of the batch: the result and the updated running statistics.
+    """Computes BatchNormalization with batch statistics; returns the output and the updated running statistics.
 
     x: `[batch, channels, *spatial]`; the others: `[channels]`.
     """
@@ -31,8 +31,8 @@ def batch_normalization_training(op: Emitter, *inputs: ir.Value, **attributes: A
 
 @composite("BatchNormalizationRelu", _INPUTS, _ATTRIBUTES, outputs=3)
 def batch_normalization_relu(op: Emitter, *inputs: ir.Value, **attributes: Any) -> tuple[ir.Value, ...]:
-    """Computes Relu of BatchNormalizationTraining."""
-    # Kernels compute both in one pass while a channel of all samples is in the cache.
+    """Computes Relu of BatchNormalizationTraining's output."""
+    # Kernels compute both in one pass, while a channel of all samples is in the cache.
     y, mean, var = op.BatchNormalization(*inputs, training_mode=1, **attributes, _outputs=3)
     return op.Relu(y), mean, var
 
@@ -41,13 +41,13 @@ def batch_normalization_relu(op: Emitter, *inputs: ir.Value, **attributes: Any) 
 def batch_normalization_relu_gradient(
     op: Emitter, ct: ir.Value, x: ir.Value, scale: ir.Value, y: ir.Value, *, epsilon: AttributeRef
 ) -> tuple[ir.Value, ir.Value, ir.Value]:
-    """Differentiates BatchNormalizationRelu: cotangents of x, scale and bias. y is its result; ct is finite."""
+    """VJP of BatchNormalizationRelu: cotangents of x, scale and bias. y is its output; ct is finite."""
     return batch_normalization_cotangents(op, _where_positive(op, y, ct), x, scale, epsilon)
 
 
 @composite("BatchNormalizationRelu6", _INPUTS, _ATTRIBUTES, outputs=3)
 def batch_normalization_relu6(op: Emitter, *inputs: ir.Value, **attributes: Any) -> tuple[ir.Value, ...]:
-    """Computes BatchNormalizationTraining clipped to [0, 6]."""
+    """Computes BatchNormalizationTraining, with the output clipped to [0, 6]."""
     y, mean, var = op.BatchNormalization(*inputs, training_mode=1, **attributes, _outputs=3)
     return op.Clip(y, 0.0, 6.0), mean, var
 
@@ -56,7 +56,7 @@ def batch_normalization_relu6(op: Emitter, *inputs: ir.Value, **attributes: Any)
 def batch_normalization_relu6_gradient(
     op: Emitter, ct: ir.Value, x: ir.Value, scale: ir.Value, y: ir.Value, *, epsilon: AttributeRef
 ) -> tuple[ir.Value, ir.Value, ir.Value]:
-    """Differentiates BatchNormalizationRelu6: cotangents of x, scale and bias, as of BatchNormalizationRelu."""
+    """VJP of BatchNormalizationRelu6: cotangents of x, scale and bias. y is its output; ct is finite."""
     # As in PyTorch, ReLU6's gradient on its bounds is 0.
     within = op.Mul(_where_positive(op, y, ct), op.Cast(op.Less(y, 6.0), to=ct.dtype))
     return batch_normalization_cotangents(op, within, x, scale, epsilon)
@@ -95,13 +95,13 @@ def batch_normalization_max_pool_relu_gradient(
     *,
     epsilon: AttributeRef,
 ) -> tuple[ir.Value, ir.Value, ir.Value]:
-    """Differentiates BatchNormalizationMaxPoolRelu: cotangents of x, scale and bias.
+    """VJP of BatchNormalizationMaxPoolRelu: cotangents of x, scale and bias.
 
-    x: `[batch, channels, *spatial]`; y: the result; indices: positions of the maxima in x as one vector, all different;
-        ct is finite.
+    x: `[batch, channels, *spatial]`; y: the output; indices: flat positions of the maxima in x, all distinct; ct is
+    finite.
     """
-    # MaxUnpool with windows of 1 writes each cotangent to its index, zeros elsewhere. As one row, so that the body
-    # serves any number of spatial axes.
+    # MaxUnpool with windows of size 1 writes each cotangent to its index, and zeros elsewhere. Reshaped to a single
+    # row, so that the body works for any number of spatial axes.
     positive, indices = (op.Reshape(value, [1, 1, -1]) for value in (_where_positive(op, y, ct), indices))
     size = op.Concat([1, 1], op.Reshape(op.Size(x), [1]), axis=0)
     spread = op.MaxUnpool(positive, indices, size, kernel_shape=[1], strides=[1])
@@ -110,10 +110,10 @@ def batch_normalization_max_pool_relu_gradient(
 
 @composite("MaxPool", ["x"], _WINDOWS, outputs=2)
 def max_pool(op: Emitter, x: ir.Value, **windows: AttributeRef) -> tuple[ir.Value, ...]:
-    """Computes MaxPool, and the indices of the maxima as int64. x: `[batch, channels, *spatial]`."""
+    """Computes MaxPool and the indices of the maxima, int64. x: `[batch, channels, *spatial]`."""
     return op.MaxPool(x, **windows, _outputs=2)
 
 
 def _where_positive(op: Emitter, y: ir.Value, ct: ir.Value) -> ir.Value:
-    """Returns the cotangent of Relu's argument (see `ReluGradientOfFinite`)."""
+    """Returns the cotangent of Relu's input (see `ReluGradientOfFinite`)."""
     return op.Mul(ct, op.Cast(op.Not(op.LessOrEqual(y, 0.0)), to=ct.dtype))

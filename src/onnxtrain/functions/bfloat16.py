@@ -1,6 +1,6 @@
-"""Defines matrix products in bfloat16: factors rounded to nearest, ties to even, and everything else in float32.
+"""Defines matrix products in bfloat16: factors are rounded to nearest, ties to even; everything else is float32.
 
-The product of two bfloat16 numbers is exact in float32. Sums and results are float32. That is what AVX512_BF16 and AMX
+The product of two bfloat16 numbers is exact in float32. Sums and outputs are float32. This is what AVX512_BF16 and AMX
 compute, and what these bodies compute on any stock runtime.
 """
 
@@ -14,7 +14,7 @@ from ._composite import CompositeOp, composite
 
 
 def _matmul(left: bool, right: bool) -> CompositeOp:
-    """Defines MatMul with the axes of a (`left`) and of b (`right`) permuted, as by Transpose."""
+    """Defines MatMul with the axes of a (if `left`) and of b (if `right`) permuted, as by Transpose."""
     kind = ("", "PermutedLeft", "PermutedRight", "PermutedBoth")[left + 2 * right]
     attributes = {
         name: ir.AttributeType.INTS for name, wanted in (("perm_a", left), ("perm_b", right)) if wanted
@@ -30,9 +30,9 @@ def _matmul(left: bool, right: bool) -> CompositeOp:
     return matmul
 
 
-# Not one op with two permutations: on stock runtimes a Transpose that permutes nothing would be a copy.
+# Separate ops, because on stock runtimes an identity Transpose would be a copy.
 matmul_bfloat16 = {(left, right): _matmul(left, right) for left in (False, True) for right in (False, True)}
-"""MatMul by whether it permutes the axes of a and of b, e.g. matmul_bfloat16[True, False]."""
+"""MatMul, by whether it permutes the axes of a and of b, e.g. matmul_bfloat16[True, False]."""
 
 
 @composite(
@@ -56,13 +56,13 @@ def gemm_bfloat16(
     transA: AttributeRef,
     transB: AttributeRef,
 ) -> ir.Value:
-    """Computes Gemm with all attributes given. c is not rounded, and optional."""
+    """Computes Gemm, with all attributes given. c is not rounded, and is optional."""
     return op.Gemm(rounded(op, a), rounded(op, b), c, alpha=alpha, beta=beta, transA=transA, transB=transB)
 
 
 @composite("RoundToBfloat16", ["x"])
 def round_to_bfloat16(op: Emitter, x: ir.Value) -> ir.Value:
-    """Rounds x to the nearest bfloat16 number, in the dtype of x."""
+    """Rounds x to the nearest bfloat16 number; the result has the dtype of x."""
     return rounded(op, x)
 
 

@@ -1,7 +1,7 @@
-"""Defines convolutions as functions that native kernels replace.
+"""Defines convolutions as functions that native kernels can replace.
 
-Their gradients are `SpecializedOp`s, which the rules of Conv and ConvTranspose make; :func:`of_rounded` makes the
-bfloat16 ones.
+Their gradients are `SpecializedOp`s, which the rules of Conv and ConvTranspose define; :func:`of_rounded` derives the
+bfloat16 versions.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _GEOMETRY = {
 
 @composite("Convolution", ["x", "w", "b"], _GEOMETRY)
 def convolution(op: Emitter, x: ir.Value, w: ir.Value, b: ir.Value, **geometry: AttributeRef) -> ir.Value:
-    """Computes Conv with all attributes given. b is optional."""
-    # auto_pad is not among the attributes: kernels get explicit pads.
+    """Computes Conv, with all attributes given. b is optional."""
+    # auto_pad is not an attribute: kernels get explicit pads.
     return op.Conv(x, w, b, **geometry)
 
 
@@ -32,7 +32,7 @@ def convolution(op: Emitter, x: ir.Value, w: ir.Value, b: ir.Value, **geometry: 
 def convolution_transpose(
     op: Emitter, x: ir.Value, w: ir.Value, b: ir.Value, **geometry: AttributeRef
 ) -> ir.Value:
-    """Computes ConvTranspose with all attributes given. b is optional."""
+    """Computes ConvTranspose, with all attributes given. b is optional."""
     return op.ConvTranspose(x, w, b, **geometry)
 
 
@@ -40,5 +40,5 @@ def convolution_transpose(
 def convolution_bfloat16(
     op: Emitter, x: ir.Value, w: ir.Value, b: ir.Value, **geometry: AttributeRef
 ) -> ir.Value:
-    """Computes Convolution of x and w rounded to bfloat16. b is not rounded."""
+    """Computes Convolution with x and w rounded to bfloat16. b is not rounded."""
     return op.Conv(rounded(op, x), rounded(op, w), b, **geometry)

@@ -1,4 +1,4 @@
-"""Defines reversible instance normalisation as one op forward and one backward (Kim et al., ICLR 2022).
+"""Defines reversible instance normalization, with one op forward and one backward (Kim et al., ICLR 2022).
 
 The gradient treats mean and stdev of each series as constants, so it is that of an affine map of x.
 """
@@ -31,7 +31,7 @@ def instance_standardization(
 def reversible_instance_normalization(
     op: Emitter, x: ir.Value, weight: ir.Value, bias: ir.Value, epsilon: ir.Value, axes: AttributeRef
 ) -> tuple[ir.Value, ...]:
-    """Computes y = (x - mean) * (weight / stdev) + bias, mean, stdev, and x - mean for the gradient.
+    """Computes y = (x - mean) * (weight / stdev) + bias, mean, stdev, and x - mean for the backward pass.
 
     weight and bias: `[n]`; the others as in InstanceStandardization.
     """
@@ -49,12 +49,11 @@ def reversible_instance_normalization_gradient(
     axes: AttributeRef,
     rows: AttributeRef,
 ) -> tuple[ir.Value, ...]:
-    """Differentiates ReversibleInstanceNormalization: cotangents of x, weight and bias.
+    """VJP of ReversibleInstanceNormalization: cotangents of x, weight and bias.
 
-    `rows`: all axes but the last; `axes`: the axes among them along which stdev has size 1.
+    `rows`: all axes but the last; `axes`: those of the rows along which stdev has size 1.
     """
-    # weight / stdev has one number per series and feature: the only operation on a tensor of the size of x is the
-    # product.
+    # weight / stdev has one entry per series and feature, so Mul is the only op on a tensor of the size of x.
     return op.Mul(ct, op.Div(weight, stdev)), *_of_parameters(op, ct, centered, stdev, axes, rows)
 
 
@@ -62,7 +61,7 @@ def reversible_instance_normalization_gradient(
 def reversible_instance_normalization_parameter_gradient(
     op: Emitter, ct: ir.Value, centered: ir.Value, stdev: ir.Value, axes: AttributeRef, rows: AttributeRef
 ) -> tuple[ir.Value, ...]:
-    """Differentiates ReversibleInstanceNormalization: cotangents of weight and bias, for an x that needs none."""
+    """VJP of ReversibleInstanceNormalization with respect to weight and bias only."""
     return _of_parameters(op, ct, centered, stdev, axes, rows)
 
 
@@ -70,7 +69,7 @@ def _standard(
     op: Emitter, x: ir.Value, epsilon: ir.Value, axes: AttributeRef
 ) -> tuple[ir.Value, ir.Value, ir.Value]:
     """Returns x - mean, mean and stdev."""
-    # Second derivatives are taken of the inlined body, where these stops keep them from the statistics too.
+    # The stops also keep second derivatives, taken of the inlined body, from flowing through the statistics.
     over = op.ints(axes)
     mean = op.stop_gradient(op.ReduceMean(x, over, keepdims=1))
     centered = op.Sub(x, mean)
@@ -81,9 +80,9 @@ def _standard(
 def _of_parameters(
     op: Emitter, ct: ir.Value, centered: ir.Value, stdev: ir.Value, axes: AttributeRef, rows: AttributeRef
 ) -> tuple[ir.Value, ir.Value]:
-    """Returns the sums of ct * centered / stdev and of ct."""
+    """Returns the cotangents of weight and bias: the sums of ct * centered / stdev and of ct."""
     over = op.ints(rows)
-    # Summed over each series first: stdev has one number per series, so the division is small.
+    # Summed over each series first: stdev has one entry per series, so the division is cheap.
     series = op.ReduceSum(op.Mul(ct, centered), op.ints(axes), keepdims=1)
     ct_weight = op.ReduceSum(op.Div(series, stdev), over, keepdims=0)
     return ct_weight, op.ReduceSum(ct, over, keepdims=0)

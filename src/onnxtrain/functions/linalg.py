@@ -1,6 +1,6 @@
-"""Defines inverses and Cholesky factors of square matrices, which ONNX lacks: a Loop with one elimination step per row.
+"""Defines inverses and Cholesky factors of square matrices, which ONNX lacks, as a Loop with one step per row.
 
-Matrices are the last two axes, of size 1 at least. Axes before them are the batch.
+Matrices are the last two axes, which have at least size 1. The axes before them are batch axes.
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ Step = Callable[[Emitter, ir.Value, ir.Value], tuple[ir.Value, ir.Value]]
 
 @composite("Inverse", ["a"], outputs=2)
 def inverse(op: Emitter, a: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """Computes Y = A⁻¹ by Gauss-Jordan elimination with partial pivoting, and the pivots. A singular A has a pivot 0.
+    """Computes Y = A⁻¹ by Gauss-Jordan elimination with partial pivoting, and the pivots.
 
-    a: `[..., n, n]`; pivots: `[n, batch]`, with the axes of the batch merged.
+    If A is singular, a pivot is 0.
+
+    a: `[..., n, n]`; pivots: `[n, batch]`, with flattened batch axes.
     """
     matrices, places = _flat(op, a), _places(op, a)
     identity = op.Cast(op.Equal(op.Unsqueeze(places, [1]), places), to=a.dtype)
-    # [A | I]: what turns A into I turns I into the inverse.
+    # [A | I]: the operations that turn A into I turn I into the inverse.
     pair = op.Concat(matrices, op.Expand(identity, op.Shape(matrices)), axis=2)
 
     def eliminate(op: Emitter, row: ir.Value, pair: ir.Value) -> tuple[ir.Value, ir.Value]:
@@ -32,14 +34,14 @@ def inverse(op: Emitter, a: ir.Value) -> tuple[ir.Value, ir.Value]:
         # Rows above are done; -1 is less than the magnitude of any candidate.
         sizes = op.Where(op.GreaterOrEqual(places, row), op.Abs(column), -1.0)
         is_pivot = op.Unsqueeze(op.Equal(places, op.ArgMax(sizes, axis=1, keepdims=1)), [2])
-        # The pivot row differs between the matrices of a batch; a sum over the other rows' zeros selects it.
+        # The pivot row differs between the matrices of a batch; zeroing all other rows and summing selects it.
         pivot_row = op.ReduceSum(op.Where(is_pivot, pair, 0.0), [1], keepdims=1)
         swapped = op.Where(is_pivot, op.Unsqueeze(op.Gather(pair, row, axis=1), [1]), pair)
         pivot = op.Gather(pivot_row, row, axis=2)
         scaled = op.Div(pivot_row, op.Unsqueeze(pivot, [2]))
         factors = op.Unsqueeze(op.Gather(swapped, row, axis=2), [2])
         cleared = op.Sub(swapped, op.Mul(factors, scaled))
-        # The pivot row, scaled to a pivot of 1, takes the place `row`.
+        # The pivot row, scaled to a pivot of 1, becomes row `row`.
         done = op.Where(op.Unsqueeze(op.Equal(places, row), [1]), scaled, cleared)
         return done, op.Squeeze(pivot, [1])
 
@@ -53,7 +55,7 @@ def inverse(op: Emitter, a: ir.Value) -> tuple[ir.Value, ir.Value]:
 def cholesky(op: Emitter, a: ir.Value) -> ir.Value:
     """Computes the lower triangular L with L Lᵀ = A.
 
-    Where A is not positive definite, the diagonal of L is 0 or NaN from that row on.
+    If A is not positive definite, the diagonal of L is 0 or NaN from some row on.
 
     a: `[..., n, n]`; only the lower triangle is read.
     """
@@ -61,7 +63,7 @@ def cholesky(op: Emitter, a: ir.Value) -> ir.Value:
 
     def eliminate(op: Emitter, row: ir.Value, rest: ir.Value) -> tuple[ir.Value, ir.Value]:
         column = op.Gather(rest, row, axis=2)
-        # A negative pivot makes NaN here, which stays in L and tells that A is not positive definite.
+        # A negative pivot gives NaN, which remains in L and shows that A is not positive definite.
         root = op.Sqrt(op.Unsqueeze(op.Gather(column, row, axis=1), [1]))
         # Rows above the pivot belong to the zeros of L.
         factor = op.Where(op.GreaterOrEqual(places, row), op.Div(column, root), 0.0)
@@ -73,23 +75,31 @@ def cholesky(op: Emitter, a: ir.Value) -> ir.Value:
 
 
 def _flat(op: Emitter, a: ir.Value) -> ir.Value:
-    """Returns the matrices as [batch, n, n], with all axes of the batch merged."""
-    # Not -1: a batch without elements has no size to infer.
+    """Returns the matrices as [batch, n, n], with flattened batch axes."""
+    # Not -1, which cannot be inferred for an empty batch.
     batch = op.ReduceProd(op.Shape(a, end=-2), [0], keepdims=1)
     return op.Reshape(a, op.Concat(batch, op.Shape(a, start=-2), axis=0), allowzero=1)
 
 
 def _places(op: Emitter, a: ir.Value) -> ir.Value:
-    """Returns the numbers 0, 1, ... of the rows."""
+    """Returns the row indices 0, 1, ..., n - 1."""
     return op.Range(0, op.Squeeze(op.Shape(a, start=-1)), 1)
 
 
 def _eliminated(
     op: Emitter, a: ir.Value, state: ir.Value, step: Step, result_shape: ir.Value
 ) -> tuple[ir.Value, ir.Value]:
-    """Runs a step for each row of `a`; returns the last state, and the steps' other results along a new first axis.
+    """Runs `step` for each row of `a`, in a Loop.
 
-    `result_shape` is the shape of one such result, as an int64 vector.
+    Args:
+        op: emitter.
+        a: the matrices, `[..., n, n]`.
+        state: the initial state, passed from step to step.
+        step: emits a step: (emitter of the body, row, state) -> (next state, result).
+        result_shape: shape of one result, int64 vector.
+
+    Returns:
+        The final state, and the results stacked along a new first axis.
     """
     kinds = {"row": ir.DataType.INT64, "going": ir.DataType.BOOL, "state": a.dtype}
     inner = op.subgraph(kinds)
@@ -100,7 +110,8 @@ def _eliminated(
     inner.graph.outputs.extend([inner.Identity(going), after, result])
     count = op.Squeeze(op.Shape(a, start=-1))
     final, results = op.Loop(count, None, state, body=inner.graph, _outputs=2)
-    # ONNX Runtime (1.32) gives the results of a Loop without a step, of matrices without rows, one axis only.
+    # ONNX Runtime (1.32) gives the stacked results only one axis if the Loop runs no step, i.e. for matrices without
+    # rows.
     shape = op.Concat(op.Shape(a, start=-1), result_shape, axis=0)
     return final, op.Reshape(results, shape, allowzero=1)
 
@@ -112,5 +123,5 @@ _TRANSPOSITIONS = {"transA": ir.AttributeType.INT, "transB": ir.AttributeType.IN
 def matrix_product(
     op: Emitter, a: ir.Value, b: ir.Value, *, transA: AttributeRef, transB: AttributeRef
 ) -> ir.Value:
-    """Computes A B of two matrices, each of which may be stored transposed: Gemm without a sum."""
+    """Computes A B for two matrices, each of which may be stored transposed: Gemm without C."""
     return op.Gemm(a, b, transA=transA, transB=transB)

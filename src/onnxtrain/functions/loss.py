@@ -1,4 +1,4 @@
-"""Defines the mean loss of class labels, and gradients of losses."""
+"""Defines the mean loss for class labels, and gradients of losses."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _IGNORE_INDEX = {"ignore_index": ir.AttributeType.INT}
 def softmax_cross_entropy_gradient(
     op: Emitter, log_prob: ir.Value, labels: ir.Value, scale: ir.Value
 ) -> ir.Value:
-    """Differentiates cross entropy: scale * (exp(log_prob) - onehot(labels)).
+    """VJP of cross entropy: scale * (exp(log_prob) - onehot(labels)).
 
     Args:
         op: emitter of the function body.
         log_prob: float [N, C, d1, ..., dk].
         labels: int64 [N, d1, ..., dk] with values in [0, C).
-        scale: float [N, d1, ..., dk]: cotangent of the loss of each label; 0 for ignored labels.
+        scale: float [N, d1, ..., dk]: cotangent of each label's loss; 0 for ignored labels.
     """
     return _gradient(op, log_prob, op.Unsqueeze(labels, [1]), op.Unsqueeze(scale, [1]))
 
@@ -32,14 +32,14 @@ def softmax_cross_entropy_gradient(
 def mean_cross_entropy_gradient(
     op: Emitter, log_prob: ir.Value, labels: ir.Value, ct: ir.Value, *, ignore_index: AttributeRef
 ) -> ir.Value:
-    """Differentiates the mean of the cross entropy: ct / n * (exp(log_prob) - onehot(labels)), 0 for ignored labels.
+    """VJP of mean cross entropy: ct / n * (exp(log_prob) - onehot(labels)), and 0 for ignored labels.
 
     Args:
         op: emitter of the function body.
         log_prob: float [N, C, d1, ..., dk].
         labels: int64 [N, d1, ..., dk]; n of them are in [0, C), the others are `ignore_index`.
         ct: float []: cotangent of the mean.
-        ignore_index: label of positions that do not count, e.g. -100.
+        ignore_index: label to ignore, e.g. -100.
     """
     counts, index = _counted(op, labels, ignore_index)
     share = op.Mul(ct, op.Reciprocal(_number(op, counts, log_prob)))
@@ -50,17 +50,18 @@ def mean_cross_entropy_gradient(
 def mean_negative_log_likelihood(
     op: Emitter, log_prob: ir.Value, labels: ir.Value, *, ignore_index: AttributeRef
 ) -> ir.Value:
-    """Averages -log_prob at the labels, over those that are not `ignore_index`; NaN if all are.
+    """Returns the mean of -log_prob at the non-ignored labels; NaN if all labels are ignored.
 
     Args:
         op: emitter of the function body.
         log_prob: float [N, C, d1, ..., dk].
         labels: int64 [N, d1, ..., dk] with values in [0, C), or `ignore_index`.
-        ignore_index: label of positions that do not count, e.g. -100.
+        ignore_index: label to ignore, e.g. -100.
     """
     counts, index = _counted(op, labels, ignore_index)
     chosen = op.Where(counts, op.GatherElements(log_prob, index, axis=1), 0.0)
-    # ONNX Runtime adds float32 numbers one by one, of which a count of up to 10^8 is exact all the same.
+    # Accumulated in float64, because ONNX Runtime adds float32 numbers one by one. The float32 count of labels is exact
+    # all the same, up to 10^8.
     wide = op.Cast(chosen, to=ir.DataType.DOUBLE)
     mark_long_sum(wide)
     total = op.Cast(op.ReduceSum(wide, keepdims=0), to=log_prob.dtype)
@@ -68,22 +69,22 @@ def mean_negative_log_likelihood(
 
 
 def _counted(op: Emitter, labels: ir.Value, ignore_index: AttributeRef) -> tuple[ir.Value, ir.Value]:
-    """Returns which labels count, and the labels with 0 for those that do not, both [N, 1, d1, ..., dk]."""
+    """Returns a mask of the non-ignored labels, and the labels with ignored ones set to 0, both [N, 1, d1, ..., dk]."""
     index = op.Unsqueeze(labels, [1])
     counts = op.Not(op.Equal(index, op.ints(ignore_index)))
-    # An ignored label such as -100 is no class: no Gather or Scatter may see it.
+    # An ignored label such as -100 is not a valid index for Gather and Scatter.
     return counts, op.Where(counts, index, 0)
 
 
 def _number(op: Emitter, counts: ir.Value, like: ir.Value) -> ir.Value:
-    """Returns how many are true, as a scalar of the dtype of `like`."""
+    """Returns the number of true elements as a scalar with the dtype of `like`."""
     return op.ReduceSum(op.Cast(counts, to=like.dtype), keepdims=0)
 
 
 def _gradient(op: Emitter, log_prob: ir.Value, index: ir.Value, scale: ir.Value) -> ir.Value:
     """Returns scale * (exp(log_prob) - onehot(index)); index and scale are [N, 1, d1, ..., dk]."""
     probabilities = op.Mul(op.Exp(log_prob), scale)
-    # One subtraction per label. Comparing each label with all C classes would cost as much as the rest together.
+    # One subtraction per label: comparing each label with all C classes would cost as much as everything else.
     return op.ScatterElements(
         probabilities, index, op.Sub(op.GatherElements(probabilities, index, axis=1), scale), axis=1
     )

@@ -1,10 +1,10 @@
-"""Defines GroupNormalization, and gradients of normalisations.
+"""Defines GroupNormalization, and gradients of normalizations.
 
 The gradients of onnxtrain's own root mean square ops are in `rms_norm`.
 
-All rest on one formula. Let x̂ = (x - mean(x)) * r with r = 1 / sqrt(var(x) + epsilon) over some axes, and g the
-cotangent of x̂. The cotangent of x is r * (g - mean(g) - x̂ * mean(g * x̂)), with means over the same axes (Ioffe and
-Szegedy, "Batch Normalization", 2015; Ba, Kiros and Hinton, "Layer Normalization", 2016).
+All of them use one formula. Let x̂ = (x - mean(x)) * r with r = 1 / sqrt(var(x) + epsilon) over some axes, and let g be
+the cotangent of x̂. The cotangent of x is r * (g - mean(g) - x̂ * mean(g * x̂)), with means over the same axes (Ioffe
+and Szegedy, "Batch Normalization", 2015; Ba, Kiros and Hinton, "Layer Normalization", 2016).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _center(
 def batch_normalization_gradient(
     op: Emitter, ct: ir.Value, x: ir.Value, scale: ir.Value, *, epsilon: AttributeRef
 ) -> tuple[ir.Value, ir.Value, ir.Value]:
-    """Differentiates training BatchNormalization: cotangents of x, scale and bias.
+    """VJP of training BatchNormalization: cotangents of x, scale and bias.
 
     ct, x: `[batch, channels, *spatial]`; scale: `[channels]`.
     """
@@ -51,17 +51,17 @@ def batch_normalization_gradient(
 def batch_normalization_cotangents(
     op: Emitter, ct: ir.Value, x: ir.Value, scale: ir.Value, epsilon: AttributeRef
 ) -> tuple[ir.Value, ir.Value, ir.Value]:
-    """Returns the cotangents of x, scale and bias, for statistics of x over batch and positions.
+    """Returns the cotangents of x, scale and bias, for statistics of x over batch and spatial axes.
 
     ct, x: `[batch, channels, *spatial]`; scale: `[channels]`.
     """
-    # x̂ = r * (x - mean(x)) is never computed, which saves a pass over memory: its factor r goes to the numbers per
-    # channel.
+    # x̂ = r * (x - mean(x)) is never materialized, which saves a pass over memory: its factor r is applied to the
+    # per-channel values.
     flat, axes = op.merge_from(ct, 2), [0, 2]
     centered, inverse = _center(op, op.merge_from(x, 2), axes, epsilon)
     ct_bias = op.ReduceSum(flat, axes, keepdims=1)
     ct_scale = op.Mul(op.ReduceSum(op.Mul(flat, centered), axes, keepdims=1), inverse)
-    # 1 / n for the n elements of a channel, computed at run time: a function serves any shape.
+    # 1 / n for the n elements of a channel, computed at run time, because the function serves any shape.
     share = op.Reciprocal(op.Cast(op.Div(op.Size(x), op.Size(scale)), to=ct.dtype))
     along = op.Mul(op.Mul(ct_scale, share), inverse)
     free = op.Sub(op.Sub(flat, op.Mul(ct_bias, share)), op.Mul(centered, along))
@@ -79,12 +79,12 @@ def group_normalization(
     epsilon: AttributeRef,
     num_groups: AttributeRef,
 ) -> ir.Value:
-    """Computes x̂ * scale + bias, with x̂ standardised over each group of channels of each sample.
+    """Computes x̂ * scale + bias, where x̂ is standardized over each channel group of each sample.
 
     x: `[batch, channels, *spatial]`; scale and bias: `[channels]`.
     """
     flat = op.merge_from(x, 2)
-    # [batch, groups, elements]: a reduction over the last axis standardises each group.
+    # [batch, groups, elements]: a reduction over the last axis standardizes each group.
     groups = _shape_in_groups(op, x, op.Unsqueeze(op.ints(num_groups), [0]))
     standard, _ = _standardize(op, op.Reshape(x, groups, allowzero=1), [2], epsilon)
     scaled = op.Mul(op.reshape_like(standard, flat), op.Unsqueeze(scale, [1]))
@@ -92,7 +92,7 @@ def group_normalization(
 
 
 def _shape_in_groups(op: Emitter, x: ir.Value, count: ir.Value) -> ir.Value:
-    """Returns the shape `[batch, groups, size of a group]` of x, int64, for a number of groups, int64 [1]."""
+    """Returns the shape `[batch, groups, group size]` for x, int64, given the number of groups, int64 [1]."""
     size = op.Div(op.Shape(op.Flatten(x, axis=1), start=1), count)
     return op.Concat(op.Shape(x, start=0, end=1), count, size, axis=0)
 
@@ -112,9 +112,9 @@ def group_normalization_gradient(
     epsilon: AttributeRef,
     num_groups: AttributeRef,
 ) -> tuple[ir.Value, ir.Value, ir.Value]:
-    """Differentiates GroupNormalization: cotangents of x, scale and bias.
+    """VJP of GroupNormalization: cotangents of x, scale and bias.
 
-    ct, x: `[batch, channels, *spatial]`; scale: `[channels]`. `num_groups` 0 makes every channel a group, which is
+    ct, x: `[batch, channels, *spatial]`; scale: `[channels]`. With `num_groups` 0, every channel is a group, as in
     InstanceNormalization.
     """
     flat = op.merge_from(ct, 2)
@@ -139,9 +139,9 @@ def group_normalization_gradient(
 def layer_normalization_training(
     op: Emitter, x: ir.Value, scale: ir.Value, bias: ir.Value, **attributes: AttributeRef
 ) -> tuple[ir.Value, ...]:
-    """Computes LayerNormalization with its mean and inverse standard deviation.
+    """Computes LayerNormalization, with its mean and inverse standard deviation.
 
-    scale and bias have the shape of the last axes of x, from `axis` on.
+    scale and bias have the shape of the axes of x from `axis` on.
     """
     return op.LayerNormalization(x, scale, bias, **attributes, _outputs=3)
 
@@ -150,18 +150,19 @@ def layer_normalization_training(
 def layer_normalization_gradient(
     op: Emitter, ct: ir.Value, x: ir.Value, scale: ir.Value, mean: ir.Value, inv_std_dev: ir.Value
 ) -> tuple[ir.Value, ir.Value, ir.Value]:
-    """Differentiates LayerNormalization: cotangents of x, scale and bias.
+    """VJP of LayerNormalization: cotangents of x, scale and bias.
 
-    ct and x have one shape, scale the shape of the normalised last axes. mean and inv_std_dev are outputs of the
-    forward node: one number per position of the axes before, with as many axes as x.
+    ct and x have the same shape; scale has the shape of the normalized axes, which are the last ones. mean and
+    inv_std_dev are outputs of the forward node, with size 1 along the normalized axes.
     """
     size = op.Unsqueeze(op.Size(scale), [0])
-    # As a matrix [positions, normalised elements], whatever the number of axes is.
+    # As a matrix [positions, normalized elements], for any number of axes.
     matrix = op.Concat([-1], size, axis=0)
     rows, inverse = op.Reshape(ct, matrix), op.Reshape(inv_std_dev, [-1, 1])
     centered = op.Sub(op.Reshape(x, matrix), op.Reshape(mean, [-1, 1]))
     product = op.Mul(rows, centered)
-    # Sums over rows and columns are matrix products. A Mul and a ReduceSum would write and read the product once more.
+    # Sums over rows and columns are computed as matrix products: Mul and ReduceSum would write and read the product
+    # once more.
     share = op.Reciprocal(op.Cast(size, to=ct.dtype))
     weights = op.Mul(op.Reshape(scale, [-1, 1]), share)
     along = op.Mul(op.Mul(op.MatMul(product, weights), inverse), inverse)
@@ -172,7 +173,7 @@ def layer_normalization_gradient(
     ones = op.Expand(op.const(1.0, like=ct), op.Shape(across))
     shape = op.Shape(scale)
     return (
-        # The Mul comes last, in the shape of x: a Reshape behind it would copy where its result is a graph output.
+        # The Mul comes last, with the shape of x: a final Reshape would copy if its output is a graph output.
         op.Mul(op.reshape_like(free, x), inv_std_dev),
         op.Reshape(op.MatMul(across, product), shape),
         op.Reshape(op.MatMul(ones, rows), shape),
@@ -183,14 +184,14 @@ def layer_normalization_gradient(
 def rms_normalization_gradient(
     op: Emitter, ct: ir.Value, x: ir.Value, scale: ir.Value, *, epsilon: AttributeRef
 ) -> tuple[ir.Value, ir.Value]:
-    """Differentiates RMSNormalization: cotangents of x and scale.
+    """VJP of RMSNormalization: cotangents of x and scale.
 
-    ct and x have one shape, scale the shape of the normalised last axes. With y = x * r, r = 1 / sqrt(mean(x²) +
-    epsilon), and g = ct * scale: ct_x = r * (g - y * mean(g * y)).
+    ct and x have the same shape; scale has the shape of the normalized axes, which are the last ones. With y = x * r, r
+    = 1 / sqrt(mean(x²) + epsilon), and g = ct * scale: ct_x = r * (g - y * mean(g * y)).
     """
     matrix = op.Concat([-1], op.Unsqueeze(op.Size(scale), [0]), axis=0)
     rows, values = op.Reshape(ct, matrix), op.Reshape(x, matrix)
-    # Computed again from x: ONNX's RMSNormalization does not return the root mean square.
+    # Recomputed from x, because ONNX's RMSNormalization doesn't return the root mean square.
     square = op.ReduceMean(op.Mul(values, values), [1], keepdims=1)
     inverse = op.Reciprocal(op.Sqrt(op.Add(square, op.number(epsilon, x))))
     standard = op.Mul(values, inverse)

@@ -1,11 +1,10 @@
-"""Defines optimizer steps of one parameter.
+"""Defines optimizer steps for one parameter.
 
 Inputs named w, g, m, v, b and s are tensors of the parameter's shape: the parameter, its gradient, and its moments.
-rows `[..., n, 1]` and columns `[..., 1, m]` are moments of a parameter `[..., n, m]`. All others are scalars of shape
-[].
+rows `[..., n, 1]` and columns `[..., 1, m]` are moments of a parameter `[..., n, m]`. All other inputs are scalars of
+shape [].
 
-Each body reads an old value before anything that its new value depends on is complete, and never after, so that
-updating in place is exact.
+No body reads an old value after the new value that replaces it is complete, so updating in place is exact.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ from onnxtrain.emitter import Emitter
 
 from ._composite import CompositeOp, composite
 
-# Hyperparameters are inputs rather than attributes, which ONNX keeps in float32. They come from Python in float64: 1 -
-# float32(0.999) would be wrong in the fifth digit.
+# Hyperparameters are inputs rather than attributes, which ONNX stores in float32. They are computed in Python, in
+# float64: 1 - float32(0.999) would be wrong in the fifth digit.
 _ADAM_INPUTS = (
     *("w", "g", "m", "v", "beta1", "one_minus_beta1", "beta2", "one_minus_beta2", "step_size", "eps"),
 )
@@ -43,7 +42,7 @@ def adamw_step(
     """Computes AdamStep with w' = decay·w - step_size·m'/(sqrt(v') + eps)."""
     *others, decay = scalars
     m_new, v_new, change = _adam_change(op, g, m, v, *others)
-    # decay is 1 - learning_rate * weight_decay: decoupled from the gradient (Loshchilov and Hutter, 2019).
+    # decay is 1 - learning_rate * weight_decay, decoupled from the gradient (Loshchilov and Hutter, 2019).
     return op.Sub(op.Mul(w, decay), change), m_new, v_new
 
 
@@ -51,7 +50,7 @@ def adamw_step(
 def clipped_adam_step(
     op: Emitter, w: ir.Value, g: ir.Value, m: ir.Value, v: ir.Value, *scalars: ir.Value
 ) -> tuple[ir.Value, ...]:
-    """Computes AdamStep with factor·g in place of g."""
+    """Computes AdamStep with the gradient factor·g."""
     m_new, v_new, change = _clipped_adam_change(op, g, m, v, *scalars)
     return op.Sub(w, change), m_new, v_new
 
@@ -60,7 +59,7 @@ def clipped_adam_step(
 def clipped_adamw_step(
     op: Emitter, w: ir.Value, g: ir.Value, m: ir.Value, v: ir.Value, *scalars: ir.Value
 ) -> tuple[ir.Value, ...]:
-    """Computes AdamWStep with factor·g in place of g."""
+    """Computes AdamWStep with the gradient factor·g."""
     *others, decay, factor = scalars
     m_new, v_new, change = _clipped_adam_change(op, g, m, v, *others, factor)
     return op.Sub(op.Mul(w, decay), change), m_new, v_new
@@ -70,8 +69,8 @@ def _clipped_adam_change(
     op: Emitter, g: ir.Value, m: ir.Value, v: ir.Value, *scalars: ir.Value
 ) -> tuple[ir.Value, ir.Value, ir.Value]:
     beta1, one_minus_beta1, beta2, one_minus_beta2, step_size, eps, factor = scalars
-    # The factor multiplies scalars, so that it costs no operation per element. Its square would underflow float32 from
-    # 1e-19 on, while g² overflows.
+    # The factor is multiplied with scalars, so that it needs no op per element. It is not squared: its square
+    # underflows float32 from 1e-19 on, where g² overflows.
     scaled = op.Mul(g, op.Mul(factor, op.Sqrt(one_minus_beta2)))
     m_new = op.Add(op.Mul(m, beta1), op.Mul(g, op.Mul(factor, one_minus_beta1)))
     v_new = op.Add(op.Mul(v, beta2), op.Mul(scaled, scaled))
@@ -84,7 +83,7 @@ def _adam_change(
     beta1, one_minus_beta1, beta2, one_minus_beta2, step_size, eps = scalars
     m_new = op.Add(op.Mul(m, beta1), op.Mul(g, one_minus_beta1))
     v_new = _average_of_squares(op, v, g, beta2, one_minus_beta2)
-    # Epsilon is added outside of the root, as in PyTorch; bias correction is in step_size and eps.
+    # Epsilon is added outside of the square root, as in PyTorch; bias correction is part of step_size and eps.
     return m_new, v_new, op.Mul(op.Div(m_new, op.Add(op.Sqrt(v_new), eps)), step_size)
 
 
@@ -100,8 +99,8 @@ def momentum_step(
 ) -> tuple[ir.Value, ...]:
     """Computes b' = momentum·b + g;  w' = w - learning_rate·b'."""
     b_new = op.Add(op.Mul(b, momentum), g)
-    # The learning rate scales the moment when it is used, as in PyTorch: a later change of the rate leaves past
-    # gradients alone.
+    # The learning rate is applied when the moment is used, as in PyTorch: changing it later doesn't affect past
+    # gradients.
     return op.Sub(w, op.Mul(b_new, learning_rate)), b_new
 
 
@@ -126,11 +125,11 @@ def adagrad_step(
 def rmsprop_step(*, centered: bool, momentum: bool) -> CompositeOp:
     """Returns the composite op of one variant of RMSprop.
 
-    Inputs: w, g, v, then m if centered, then b if with momentum, then learning_rate, alpha, one_minus_alpha, eps, and
-        momentum if with momentum. Outputs: w', v', then m' and b' if there are m and b.
+    Inputs: w, g, v, then m if centered, then b if `momentum`, then learning_rate, alpha, one_minus_alpha, eps, then the
+    momentum factor if `momentum`. Outputs: w', v', then m' if centered and b' if `momentum`.
 
-    v' = alpha·v + (1 - alpha)·g²;  m' = alpha·m + (1 - alpha)·g;  change = g/(sqrt(v' - m'²) + eps); b' = momentum·b +
-    change;  w' = w - learning_rate·b'.
+    v' = alpha·v + (1 - alpha)·g²;  m' = alpha·m + (1 - alpha)·g;  change = g/(sqrt(v' - m'²) + eps);  b' = momentum·b +
+    change;  w' = w - learning_rate·b'. Without m, m' is 0; without b, b' is the change.
     """
     return _RMSPROP[centered, momentum]
 
@@ -149,10 +148,10 @@ def _define_rmsprop(centered: bool, momentum: bool) -> CompositeOp:
         if centered:
             mean = op.Add(op.Mul(value["m"], alpha), op.Mul(g, one_minus_alpha))
             new.append(mean)
-            # Rounding can make the variance slightly negative, and its root NaN.
-            # The zero has the shape of eps, as that decides how fast ONNX Runtime combines it with a tensor.
+            # Rounding can make the variance slightly negative, and its square root NaN. The zero is given the shape of
+            # eps, which determines how fast ONNX Runtime combines it with a tensor.
             zero = op.Sub(value["eps"], value["eps"])
-            # m'² is at most v', so that it overflows only where v' is infinite: infinity less the largest number is
+            # m'² is at most v', so it overflows only where v' is infinite: infinity minus the largest number is
             # infinity, as in PyTorch, which does not round m'².
             assert g.dtype is not None
             largest = op.Add(zero, float(np.finfo(g.dtype.numpy()).max))
@@ -169,8 +168,8 @@ def _define_rmsprop(centered: bool, momentum: bool) -> CompositeOp:
 def _average_of_squares(
     op: Emitter, average: ir.Value, g: ir.Value, keep: ir.Value, renew: ir.Value
 ) -> ir.Value:
-    # Two factors, because 1 - beta2 is exact only in float64, from which `renew` was rounded. The product with `renew`
-    # comes first, as in PyTorch: g² overflows float32 from g = 1.8e19 on, 0.001·g² from 5.8e20 on.
+    # Two factors, because 1 - beta2 is exact only in float64, from which `renew` was rounded. `renew` is applied first,
+    # as in PyTorch: g² overflows float32 from g = 1.8e19 on, 0.001·g² from 5.8e20 on.
     return op.Add(op.Mul(average, keep), op.Mul(op.Mul(g, renew), g))
 
 
@@ -189,7 +188,7 @@ def lion_step(
     decay: ir.Value,
 ) -> tuple[ir.Value, ...]:
     """Computes w' = decay·w - learning_rate·sign(beta1·m + (1 - beta1)·g);  m' = beta2·m + (1 - beta2)·g."""
-    # Both averages as g + beta·(m - g): one difference serves both.
+    # Both averages as g + beta·(m - g), which share the difference.
     difference = op.Sub(m, g)
     direction = op.Sign(op.Add(g, op.Mul(difference, beta1)))
     return op.Sub(op.Mul(w, decay), op.Mul(direction, learning_rate)), op.Add(g, op.Mul(difference, beta2))
@@ -202,7 +201,7 @@ _ADAFACTOR_SCALARS = ("keep", "renew", "rho", "decay", "count", "eps1", "eps1_sq
 def adafactor_step(
     op: Emitter, w: ir.Value, g: ir.Value, v: ir.Value, keep: ir.Value, renew: ir.Value, *scalars: ir.Value
 ) -> tuple[ir.Value, ...]:
-    """Computes v' = keep·v + renew·g², and the step of AdafactorMatrixStep with v' as the estimate."""
+    """Computes v' = keep·v + renew·g², and the step of AdafactorMatrixStep with v' as the estimate of g²."""
     v_new = op.Add(op.Mul(v, keep), op.Mul(op.Mul(g, g), renew))
     return _adafactor_change(op, w, g, v_new, *scalars), v_new
 
@@ -218,10 +217,10 @@ def adafactor_matrix_step(
     renew: ir.Value,
     *scalars: ir.Value,
 ) -> tuple[ir.Value, ...]:
-    """Computes rows' = keep·rows + renew·mean(g²) over each row, columns' alike, and a step.
+    """Computes rows' = keep·rows + renew·mean(g²) over each row, columns' likewise, and a step.
 
-    The estimate of g² is rows'·columns'/mean(rows'). With u = g/sqrt(max(estimate, eps1²)) and rms the root of the mean
-    over `count` elements: w' = decay·w - rho·max(eps2, rms(w))/max(1, rms(u)/d)·u.
+    The estimate of g² is rows'·columns'/mean(rows'). With u = g/sqrt(max(estimate, eps1²)), and rms the root mean
+    square over `count` elements: w' = decay·w - rho·max(eps2, rms(w))/max(1, rms(u)/d)·u.
     """
     square = op.Mul(g, g)
     new = [
@@ -229,7 +228,7 @@ def adafactor_matrix_step(
         for old, axis in ((rows, -1), (columns, -2))
     ]
     eps1 = scalars[_ADAFACTOR_SCALARS.index("eps1") - 2]
-    # Rows of zero gradients would make 0 / 0.
+    # Rows of zero gradients would give 0 / 0.
     mean = op.Max(op.ReduceMean(new[0], [-2], keepdims=1), eps1)
     estimate = op.Div(op.Mul(new[0], new[1]), mean)
     return (_adafactor_change(op, w, g, estimate, *scalars), *new)

@@ -1,10 +1,11 @@
-"""Defines recurrent layers that keep what their gradient needs, and the gradients (Hochreiter and Schmidhuber, 1997).
+"""Defines recurrent layers that save what their gradient needs, and the gradients (Hochreiter and Schmidhuber, 1997).
 
-Each op is one direction of a layer: `LSTM` reads its sequences from the first step to the last, `LSTMReverse` from the
-last to the first. Weights and states have ONNX's shapes, with 1 for the number of directions.
+Each op is one direction of a layer: `LSTM` reads its sequences from the first time step to the last, `LSTMReverse` from
+the last to the first. Weights and states have ONNX's shapes, with 1 direction.
 
-A gradient takes two steps. The recurrent one gives the cotangents of the gates of all steps: of x Wᵀ + Wb, and of h Rᵀ
-+ Rb, which are equal for the LSTM. From these follow the cotangents of W, R and B, and that of x, which is one product.
+The backward pass has two parts. The recurrent part computes the cotangents of the gates of all time steps: of x Wᵀ + Wb
+and of h Rᵀ + Rb, which are equal for the LSTM. From these follow the cotangents of W, R and B, and that of x, which is
+a single matrix product.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from ._composite import CompositeOp, composite
 
 Values = Sequence[ir.Value]
 Step = Callable[[Emitter, Values, Values], tuple[Values, ir.Value]]
-"""(emitter of the body, states before a step, values of the step) -> (states after it, its output)."""
+"""(emitter of the body, states before a time step, values of the step) -> (states after the step, its output)."""
 
 _LSTM_INPUTS = ["x", "w", "r", "b", "initial_h", "initial_c"]
 _LSTM_GRADIENT_INPUTS = ["ct_y", "ct_h", "ct_c", "gates", "cells", "initial_c", "r"]
@@ -30,18 +31,18 @@ _HIDDEN = {"hidden_size": ir.AttributeType.INT}
 
 
 def _lstm(op: Emitter, inputs: Values, *, hidden_size: AttributeRef, reverse: bool) -> tuple[ir.Value, ...]:
-    """Computes ONNX's LSTM with its default activations; then gates and cells.
+    """Computes ONNX's LSTM with its default activations, with gates and cells as additional outputs.
 
-    gates: i, o, f and c, `[time, batch, 4 * hidden]`, after their activations; cells: `[time, batch, hidden]`, after
-        each step.
+    gates: i, o, f and c after their activations, `[time, batch, 4 * hidden]`; cells: cell state after each time step,
+    `[time, batch, hidden]`.
     """
     x, w, r, b, initial_h, initial_c = inputs
     direction = "reverse" if reverse else "forward"
     y, y_h, y_c = op.LSTM(
         x, w, r, b, None, initial_h, initial_c, hidden_size=hidden_size, direction=direction, _outputs=3
     )
-    # ONNX's layers return the hidden states only. From these the gates of all steps follow at once, as products of
-    # large matrices instead of one small product per step.
+    # ONNX's LSTM returns only the hidden states. From these, the gates of all time steps are recomputed at once, with
+    # large matrix products instead of a small one per step.
     wb, rb = op.Split(op.Squeeze(b, [0]), num_outputs=2, _outputs=2)
     before = _before(op, op.Squeeze(initial_h, [0]), op.Squeeze(y, [1]), reverse)
     sums = op.Add(op.Add(_times(op, x, w), _times(op, before, r)), op.Add(wb, rb))
@@ -50,7 +51,7 @@ def _lstm(op: Emitter, inputs: Values, *, hidden_size: AttributeRef, reverse: bo
     i, _, f, g = _split(op, gates, 4)
 
     def step(body: Emitter, states: Values, values: Values) -> tuple[Values, ir.Value]:
-        # Cells are the one sum over time: f * cell + i * g.
+        # The cell state is the only recurrence: f * cell + i * g.
         cell = body.Add(body.Mul(values[0], states[0]), values[1])
         return [cell], cell
 
@@ -59,15 +60,15 @@ def _lstm(op: Emitter, inputs: Values, *, hidden_size: AttributeRef, reverse: bo
 
 
 def _lstm_gradient(op: Emitter, inputs: Values, *, reverse: bool) -> tuple[ir.Value, ...]:
-    """Differentiates LSTM: cotangents of its gates before their activations, and of the initial states.
+    """VJP of LSTM: cotangents of the gates' pre-activations, `[time, batch, 4 * hidden]`, and of the initial states.
 
-    The cotangents of the gates are `[time, batch, 4 * hidden]`. They follow from those of y and of the last states.
+    The inputs ct_y, ct_h and ct_c are the cotangents of y and of the final states.
     """
     ct_y, ct_h, ct_c, gates, cells, initial_c, r = inputs
     i, o, f, g = _split(op, gates, 4)
     tanh_c = op.Tanh(cells)
-    # Everything that does not depend on the step before is computed for all steps at once; the Scan is left with one
-    # product per step.
+    # Everything that does not depend on the recurrence is computed for all time steps at once, so that the Scan
+    # contains only one matrix product per step.
     to_c = op.Mul(o, op.Sub(1.0, op.Mul(tanh_c, tanh_c)))
     to_i = op.Mul(g, _slope(op, i))
     to_o = op.Mul(tanh_c, _slope(op, o))
@@ -81,7 +82,7 @@ def _lstm_gradient(op: Emitter, inputs: Values, *, reverse: bool) -> tuple[ir.Va
         (ct_h, ct_c), (ct_y, to_c, to_gates, f) = states, values
         ct_h = body.Add(ct_h, ct_y)
         ct_c = body.Add(ct_c, body.Mul(ct_h, to_c))
-        # In ONNX's order i, o, f, c: o acts on h, the other gates on the cell.
+        # In ONNX's order i, o, f, c: o acts on h, the other gates on the cell state.
         ct = body.Mul(body.Concat(ct_c, ct_h, ct_c, ct_c, axis=-1), to_gates)
         return [body.MatMul(ct, weight), body.Mul(ct_c, f)], ct
 
@@ -92,10 +93,10 @@ def _lstm_gradient(op: Emitter, inputs: Values, *, reverse: bool) -> tuple[ir.Va
 
 
 def _gru(op: Emitter, inputs: Values, *, hidden_size: AttributeRef, reverse: bool) -> tuple[ir.Value, ...]:
-    """Computes ONNX's GRU with linear_before_reset=1 and its default activations; then gates and inner.
+    """Computes ONNX's GRU with linear_before_reset=1, with gates and inner as additional outputs.
 
-    gates: z, r and h, `[time, batch, 3 * hidden]`, after their activations; inner: `[time, batch, hidden]`, the factor
-        of r.
+    gates: z, r and h after their activations, `[time, batch, 3 * hidden]`; inner: the factor that r multiplies, `[time,
+    batch, hidden]`.
     """
     x, w, r, b, initial_h = inputs
     y, y_h = op.GRU(
@@ -117,7 +118,10 @@ def _gru(op: Emitter, inputs: Values, *, hidden_size: AttributeRef, reverse: boo
 
 
 def _gru_gradient(op: Emitter, inputs: Values, *, reverse: bool) -> tuple[ir.Value, ...]:
-    """Differentiates GRU: cotangents of both parts of its gates, `[time, batch, 3 * hidden]`, and of the state."""
+    """VJP of GRU: cotangents of the input and recurrent parts of the pre-activations, and of the initial state.
+
+    Both parts are `[time, batch, 3 * hidden]`.
+    """
     ct_y, ct_h, gates, inner, y, initial_h, r = inputs
     before = _before(op, op.Squeeze(initial_h, [0]), op.Squeeze(y, [1]), reverse)
     z, reset, h = _split(op, gates, 3)
@@ -141,16 +145,16 @@ def _gru_gradient(op: Emitter, inputs: Values, *, reverse: bool) -> tuple[ir.Val
 
 
 def _weight_gradient(op: Emitter, inputs: Values, *, reverse: bool) -> tuple[ir.Value, ...]:
-    """Computes the cotangents of W, R and B from those of both parts of the gates, `[time, batch, gates]`."""
+    """Returns the cotangents of W, R and B from those of both parts of the pre-activations, `[time, batch, gates]`."""
     ct_input, ct_hidden, x, y, initial_h = inputs
     before = _before(op, op.Squeeze(initial_h, [0]), op.Squeeze(y, [1]), reverse)
     products, sums = [], []
     for ct, by in ((ct_input, x), (ct_hidden, before)):
-        # [time * batch, gates]: one product sums over all steps and samples.
+        # [time * batch, gates]: one matrix product sums over all time steps and samples.
         rows = op.Flatten(ct, axis=2)
         product = op.MatMul(op.Transpose(rows, perm=[1, 0]), op.Flatten(by, axis=2))
         products.append(op.Unsqueeze(product, [0]))
-        # A sum over rows as a matrix product is faster on ONNX Runtime than ReduceSum.
+        # Summing rows with a matrix product is faster on ONNX Runtime than ReduceSum.
         ones = op.Expand(op.const(1.0, like=ct), op.Concat([1], op.Shape(rows, end=1), axis=0))
         sums.append(op.MatMul(ones, rows))
     return *products, op.Concat(*sums, axis=-1)
@@ -159,12 +163,12 @@ def _weight_gradient(op: Emitter, inputs: Values, *, reverse: bool) -> tuple[ir.
 def _scan(
     op: Emitter, states: Values, values: Values, step: Step, reverse: bool
 ) -> tuple[tuple[ir.Value, ...], ir.Value]:
-    """Runs `step` over time, or with `reverse` from the last step on; returns the last states and the outputs."""
+    """Runs `step` over time, or backwards in time if `reverse`; returns the final states and the stacked outputs."""
     names = [*(f"state{k}" for k in range(len(states))), *(f"value{k}" for k in range(len(values)))]
     body = op.subgraph(dict.fromkeys(names, states[0].dtype))
     inputs = list(body.graph.inputs)
     after, output = step(body, inputs[: len(states)], inputs[len(states) :])
-    # ONNX Runtime (1.32) needs ranks here, and one value as two results of a Scan gives changing results.
+    # ONNX Runtime (1.32) needs ranks here, and gives nondeterministic results if a value is two outputs of a Scan.
     for value in (*after, output):
         result = body.Identity(value)
         result.shape = ir.Shape([None, None])
@@ -185,7 +189,7 @@ def _scan(
 
 def _before(op: Emitter, first: ir.Value, states: ir.Value, reverse: bool) -> ir.Value:
     """Returns the state before each step: `first`, then the states after each step but the last."""
-    # In a reversed layer the previous step is the next one in time.
+    # In a reversed layer, the previous step is the next one in time.
     first = op.Unsqueeze(first, [0])
     if reverse:
         return op.Concat(op.Slice(states, [1], [2**63 - 1], [0]), first, axis=0)
@@ -193,7 +197,7 @@ def _before(op: Emitter, first: ir.Value, states: ir.Value, reverse: bool) -> ir
 
 
 def _times(op: Emitter, x: ir.Value, weight: ir.Value) -> ir.Value:
-    """Returns x Wᵀ for a weight with a first axis of 1."""
+    """Returns x Wᵀ for a weight with a leading axis of size 1."""
     return op.MatMul(x, op.Transpose(op.Squeeze(weight, [0]), perm=[1, 0]))
 
 
@@ -202,7 +206,7 @@ def _split(op: Emitter, value: ir.Value, parts: int) -> tuple[ir.Value, ...]:
 
 
 def _slope(op: Emitter, y: ir.Value) -> ir.Value:
-    """Returns the derivative of the logistic function where its value is y."""
+    """Returns the derivative of the logistic function in terms of its value y."""
     return op.Mul(y, op.Sub(1.0, y))
 
 
@@ -213,14 +217,14 @@ def _directions(
     body: Callable[..., tuple[ir.Value, ...]],
     attributes: Mapping[str, ir.AttributeType] | None = None,
 ) -> tuple[CompositeOp, CompositeOp]:
-    """Defines an op that reads from the first step to the last, and one that reads from the last to the first.
+    """Defines two ops: one that reads from the first time step to the last, and one that reads in reverse.
 
     Args:
-        name: with a place for the direction, e.g. "LSTM{}Gradient".
+        name: name with a placeholder for the direction, e.g. "LSTM{}Gradient".
         inputs: names of the inputs.
         outputs: number of outputs.
         body: `(op, inputs, *, reverse, **attributes)` -> outputs.
-        attributes: of the op.
+        attributes: types of the attributes, by name.
     """
 
     def define(reverse: bool) -> CompositeOp:
@@ -248,4 +252,4 @@ LAYERS: dict[tuple[str, bool], tuple[CompositeOp, CompositeOp, CompositeOp]] = {
     ("GRU", False): (gru, gru_gradient, recurrent_weight_gradient),
     ("GRU", True): (gru_reverse, gru_reverse_gradient, recurrent_weight_reverse_gradient),
 }
-"""By ONNX's op and whether it runs backwards: the layer, its gradient, and the gradient of its weights."""
+"""The layer, its gradient, and the gradient of its weights, by ONNX op and whether it runs in reverse."""

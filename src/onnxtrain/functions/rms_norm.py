@@ -1,14 +1,14 @@
-"""Defines root mean square normalisations as one op forward and one backward (Zhang and Sennrich, 2019).
+"""Defines root mean square normalizations, with one op forward and one backward (Zhang and Sennrich, 2019).
 
 The gradient of ONNX's own RMSNormalization, an op of opset 23, is in `normalization`.
 
-Both variants divide each row of x by a number: y = x * r * scale, with r = 1 / rms(x). With the cotangent ct of y, s =
+Both variants scale each row of x by a number: y = x * r * scale, with r = 1 / rms(x). With the cotangent ct of y, s =
 sum(ct * x * scale) over the row, and dr/dx = -r³ * share * x:
 
     ct_x = ct * scale * r - x * r³ * share * s
     ct_scale = sum over rows of ct * x * r
 
-Only one product of the size of x is needed beside ct_x itself; both sums are matrix products with it.
+Besides ct_x itself, only one product of the size of x is needed; both sums are matrix products with it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def floored_rms_normalization(
 ) -> tuple[ir.Value, ir.Value]:
     """Computes y = x / max(rms, floor) * scale and rms = factor * ||x||, with the norm over the last axis.
 
-    x: `[..., n]`; scale: `[n]`; factor, usually 1 / sqrt(n), and floor: scalars; rms: `[..., 1]`.
+    x: `[..., n]`; scale: `[n]`; factor (usually 1 / sqrt(n)) and floor: scalars; rms: `[..., 1]`.
     """
     wide, wide_scale, wide_factor, wide_floor = _wide(op, x, scale, factor, floor)
     rms = op.Mul(op.ReduceL2(wide, _last_axis(op, x), keepdims=1), wide_factor)
@@ -40,9 +40,9 @@ def floored_rms_normalization(
 def floored_rms_normalization_gradient(
     op: Emitter, ct: ir.Value, x: ir.Value, scale: ir.Value, rms: ir.Value, factor: ir.Value, floor: ir.Value
 ) -> tuple[ir.Value, ir.Value]:
-    """Differentiates FlooredRMSNormalization: cotangents of x and scale."""
+    """VJP of FlooredRMSNormalization: cotangents of x and scale."""
     # A row whose rms is below the floor is divided by a constant. As in torch.clamp and torch.norm, the gradient at the
-    # floor is that of the norm, and that of a row of zeros is that of the constant.
+    # floor is that of the norm, and the gradient of a row of zeros is that of the constant.
     share = op.Where(op.GreaterOrEqual(rms, floor), op.Mul(factor, factor), 0.0)
     return _gradient(op, ct, x, scale, op.Reciprocal(op.Max(rms, floor)), share)
 
@@ -53,8 +53,8 @@ def inverse_rms_normalization(
 ) -> tuple[ir.Value, ir.Value]:
     """Computes y = x * r * scale and r = 1 / sqrt(mean(x²) + epsilon), with the mean over the last axis.
 
-    That is RMSNormalization of opset 23, with r for the gradient. x: `[..., n]`; scale: `[n]`; epsilon: scalar; r:
-    `[..., 1]`.
+    This is RMSNormalization of opset 23, with r as an additional output for the backward pass. x: `[..., n]`; scale:
+    `[n]`; epsilon: scalar; r: `[..., 1]`.
     """
     wide, wide_scale, wide_epsilon = _wide(op, x, scale, epsilon)
     square = op.ReduceMean(op.Mul(wide, wide), _last_axis(op, x), keepdims=1)
@@ -67,7 +67,7 @@ def inverse_rms_normalization(
 def inverse_rms_normalization_gradient(
     op: Emitter, ct: ir.Value, x: ir.Value, scale: ir.Value, inverse: ir.Value
 ) -> tuple[ir.Value, ir.Value]:
-    """Differentiates InverseRMSNormalization: cotangents of x and scale."""
+    """VJP of InverseRMSNormalization: cotangents of x and scale."""
     share = op.Reciprocal(op.Cast(op.Size(scale), to=x.dtype))
     return _gradient(op, ct, x, scale, inverse, share)
 
@@ -75,28 +75,28 @@ def inverse_rms_normalization_gradient(
 def _gradient(
     op: Emitter, ct: ir.Value, x: ir.Value, scale: ir.Value, inverse: ir.Value, share: ir.Value
 ) -> tuple[ir.Value, ir.Value]:
-    """Returns the cotangents of x and scale. inverse is r, `[..., 1]`; share is a scalar or `[..., 1]`."""
+    """Returns the cotangents of x and scale; `inverse` is r, `[..., 1]`; `share` is a scalar or `[..., 1]`."""
     matrix = op.Concat([-1], op.Unsqueeze(op.Size(scale), [0]), axis=0)
     # The only product of the size of x besides ct_x.
     product = op.Mul(ct, x)
     along = op.MatMul(product, op.Unsqueeze(scale, [1]))
-    # One factor r at a time: r³ alone leaves the range of float32 if x is very large or very small.
+    # One factor r at a time: r³ alone overflows or underflows float32 if x is very small or very large.
     slope = op.Mul(op.Mul(op.Mul(op.Mul(along, inverse), inverse), inverse), share)
     ct_x = op.Sub(op.Mul(op.Mul(ct, scale), inverse), op.Mul(x, slope))
-    # A sum over rows as a matrix product, which is faster on ONNX Runtime than ReduceSum.
+    # Summing rows with a matrix product is faster on ONNX Runtime than ReduceSum.
     ct_scale = op.MatMul(op.Reshape(inverse, [1, -1]), op.Reshape(product, matrix))
     return ct_x, op.Reshape(ct_scale, op.Shape(scale))
 
 
 def _last_axis(op: Emitter, x: ir.Value) -> ir.Value:
     """Returns [rank - 1]."""
-    # Not -1: ONNX Runtime (1.31) does not reduce a tensor without elements over an axis counted from the end.
+    # Not -1: ONNX Runtime (1.31) fails to reduce an empty tensor over a negative axis.
     return op.Sub(op.Shape(op.Shape(x)), [1])
 
 
 def _wide(op: Emitter, *values: ir.Value) -> list[ir.Value]:
-    """Returns values of float16 and bfloat16 in float32."""
-    # Sums of squares leave the range of float16.
+    """Casts float16 and bfloat16 values to float32; returns others unchanged."""
+    # Sums of squares overflow float16.
     return [op.Cast(v, to=ir.DataType.FLOAT) if v.dtype in _NARROW else v for v in values]
 
 

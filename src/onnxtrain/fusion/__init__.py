@@ -1,12 +1,12 @@
-"""Replaces chains of standard ops by one composite op, which has one composite op as gradient.
+"""Replaces chains of standard ops by composite ops whose gradients are composite ops too.
 
-A fusion is a pattern, written as the computation that it recognises, and the composite op (see `norms.py`). `lists.py`
-says which fusions run in which pipeline, and in which order.
+A fusion consists of a pattern, written as the computation that it recognizes, and a composite op (see `norms.py`).
+`lists.py` defines which fusions run in which pipeline, and in which order.
 """
 
 from __future__ import annotations
 
-# These passes know `onnxtrain.functions`, which `onnxtrain.passes` must not import.
+# These passes use `onnxtrain.functions`, which `onnxtrain.passes` must not import.
 from onnxtrain.fusion._pass import Fusion, FusionPass
 from onnxtrain.fusion.attention import AttentionPass
 from onnxtrain.fusion.bfloat16 import Bfloat16ProductPass, Bfloat16RoundingPass, WideCompositesPass

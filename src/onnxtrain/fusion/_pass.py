@@ -1,4 +1,4 @@
-"""Rewrites the chains that patterns recognise as composite ops."""
+"""Replaces the chains of nodes that patterns recognize by composite ops."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ class KeepingPass(ir.passes.InPlacePass):
     """Base of passes that leave some nodes to ONNX Runtime's own kernels."""
 
     def __init__(self, kept: Collection[str] = ()) -> None:
-        """Makes the pass.
+        """Creates the pass.
 
         Args:
-            kept: names of the first outputs of nodes that stay as they are, e.g. those of the forward graph.
+            kept: names of the first outputs of nodes that must not be rewritten, e.g. the nodes of the forward graph.
         """
         super().__init__()
         self._kept = frozenset(kept)
 
     def keeps(self, node: ir.Node) -> bool:
-        """Tells whether a node stays as it is."""
+        """True if a node must not be rewritten."""
         return node.outputs[0].name in self._kept
 
 
 def become(
     op: Emitter, node: ir.Node, composite: CompositeOp, attributes: Mapping[str, int | float | list[int]]
 ) -> None:
-    """Makes a node a call of a composite op in float32, with the inputs and outputs that it has."""
+    """Turns a node into a call of a composite op in float32, keeping its inputs and outputs."""
     node.domain, node.op_type, _ = op.function(composite, ir.DataType.FLOAT)
     node.attributes.clear()
     for name, value in attributes.items():
@@ -45,12 +45,13 @@ class Fusion:
     """A composite op, and the computation in standard ops that it replaces.
 
     Attributes:
-        composite: the op. The pattern binds the names of its inputs and attributes, `x` among them.
-        pattern: the computation of its first output.
-        where: further condition on the last node of the chain and the match.
-        statistics: names of nodes that stop gradients, behind which other nodes may read statistics, e.g. ("mean",
-            "stdev"). They then read the op's outputs after the first, in this order.
-        saved: shape of a last output that only the gradient reads, from the shape of x; None if there is none.
+        composite: the op. The pattern binds the names of its inputs and attributes, which include `x`.
+        pattern: the computation of the op's first output.
+        where: additional condition on the last node of the chain and the match.
+        statistics: names of stop-gradient nodes through which other nodes may read statistics, e.g. ("mean", "stdev").
+            After the fusion these nodes read the op's outputs after the first, in this order.
+        saved: computes the shape of an additional last output, which only the backward pass reads, from the shape of x;
+            None without such an output.
     """
 
     composite: CompositeOp
@@ -60,22 +61,22 @@ class Fusion:
     saved: Callable[[ir.Shape], ir.Shape] | None = None
 
     def find(self, node: ir.Node) -> Match | None:
-        """Returns the match of the pattern if `node` is the last one of such a chain, else None."""
+        """Returns the match of the pattern if `node` is the last node of such a chain, else None."""
         return next((match for match in self.pattern.found(node) if self.where(node, match)), None)
 
     def rewrite(self, op: Emitter, last: ir.Node, match: Match) -> None:
-        """Turns the last node of a chain into the composite op, and removes nodes that nothing reads any more."""
+        """Turns the last node of a chain into the composite op, and removes the nodes that became dead."""
         x: ir.Value = match["x"]
         assert x.dtype is not None
         assert x.shape is not None
-        # The last node itself is changed, so that its output keeps its name and its readers.
+        # The last node itself is modified, so that its output keeps its name and readers.
         stops: list[ir.Node] = [match[name] for name in self.statistics]
-        # Nodes that only the chain read. They are collected before the inputs change.
+        # Nodes that may become dead, collected before the inputs change.
         loose = [value.producer() for value in (*last.inputs, *(stop.inputs[0] for stop in stops)) if value]
         operands = [match[name] for name in self.composite.inputs]
         inputs = [v if isinstance(v, ir.Value) else op.const(v, x.dtype) for v in operands]
         last.domain, last.op_type, _ = op.function(self.composite, x.dtype)
-        # The attributes of the standard op mean nothing to the composite one.
+        # The standard op's attributes don't apply to the composite op.
         last.attributes.clear()
         for name in self.composite.attributes:
             last.attributes.add(ir.convenience.convert_attribute(name, match[name]))
@@ -89,27 +90,27 @@ class Fusion:
             output.shape, output.type = shape, x.type
         _move_before(last, stops)
         for stop, output in zip(stops, last.outputs[1:], strict=False):
-            # The stop stays: no gradient may flow through a statistic that another node reads.
+            # The stop-gradient node remains, so that no gradient flows through a statistic that another node reads.
             stop.replace_input_with(0, output)
         remove_unread_chains(op.graph, loose)
 
 
 class FusionPass(ir.passes.InPlacePass):
-    """Rewrite each chain that one of the fusions recognises; the first fusion that matches wins."""
+    """Rewrites each chain that one of the fusions recognizes; the first matching fusion wins."""
 
     def __init__(self, fusions: Sequence[Fusion]) -> None:
         super().__init__()
         self._fusions = fusions
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Rewrite in place."""
+        """Rewrites the main graph in place."""
         op: Emitter | None = None
         for node in tuple(model.graph):
             for fusion in self._fusions:
                 # An earlier rewrite may have removed the node.
                 match = fusion.find(node) if node.graph is model.graph else None
                 if match is not None:
-                    # Made on demand: an Emitter reads all names of the graph.
+                    # Created on demand, because an Emitter reads all names of the graph.
                     op = op or Emitter(model.graph, functions=model.functions)
                     fusion.rewrite(op, node, match)
                     break
@@ -117,8 +118,8 @@ class FusionPass(ir.passes.InPlacePass):
 
 
 def _move_before(node: ir.Node, stops: Sequence[ir.Node]) -> None:
-    """Moves a node to where the first of the statistics that `stops` read is computed."""
-    # Readers of the statistics may stand before the last node of the chain, and now read its outputs.
+    """Moves a node to before the first node that computes one of the statistics that `stops` read."""
+    # Readers of the statistics may precede the last node of the chain, whose outputs they now read.
     sources = [source for stop in stops if (value := stop.inputs[0]) and (source := value.producer())]
     if sources and node.graph is not None:
         graph, places = node.graph, {id(other): place for place, other in enumerate(node.graph)}

@@ -1,4 +1,4 @@
-"""Defines patterns, written as the computation that they recognise: `op.Mul(op.Div(x, root), scale)`.
+"""Defines patterns, which look like the computation that they recognize: `op.Mul(op.Div(x, root), scale)`.
 
 >>> x, scale = value("x"), value("scale")
 >>> pattern = op.Mul(op.Reciprocal(op.Sqrt(x)), scale)
@@ -24,20 +24,20 @@ from onnxtrain.passes import is_stop_gradient
 
 
 class Match(dict[str, Any]):
-    """The bindings of a pattern's names to values, numbers and nodes, e.g. {"x": <value a>, "epsilon": 1e-5}."""
+    """Bindings of a pattern's names to values, numbers and nodes, e.g. {"x": <value a>, "epsilon": 1e-5}."""
 
     def bound(self, names: Mapping[str, Any]) -> Match | None:
-        """Returns this match with more names, or None if a name is bound to something else already."""
+        """Returns this match with additional bindings, or None if a name is already bound to something else."""
         if any(name in self and self[name] != thing for name, thing in names.items()):
             return None
         return Match(self | dict(names))
 
 
 class Pattern(Protocol):
-    """A computation that a value may be the result of."""
+    """A computation whose result a value may be."""
 
     def matches(self, value: ir.Value | None, match: Match) -> Iterator[Match]:
-        """Yields a match for each way in which the value is such a result, in agreement with `match`."""
+        """Yields every way to match the value, as an extension of `match`."""
 
 
 def _with(match: Match, names: Mapping[str, Any]) -> Iterator[Match]:
@@ -93,21 +93,21 @@ class _PerhapsStopped:
     pattern: Pattern
 
     def matches(self, value: ir.Value | None, match: Match) -> Iterator[Match]:
-        # Several stops may follow one another, as several detach() do.
+        # Several stop-gradient nodes may follow one another, from repeated detach() calls.
         for source in (value, *(node.inputs[0] for node in _stops(value))):
             yield from self.pattern.matches(source, match)
 
 
 @dataclass(frozen=True)
 class NodePattern:
-    """A node of the standard domain.
+    """Pattern of a node of the standard domain.
 
     Attributes:
-        op_type: its op, e.g. "Mul".
-        inputs: patterns of its inputs, in any order if the op is commutative; `...` stands for any further inputs.
-        where: further condition on the node: returns names to bind, or None for no match.
+        op_type: op of the node, e.g. "Mul".
+        inputs: patterns of the inputs, in any order if the op is commutative; `...` matches any further inputs.
+        where: additional condition on the node: returns names to bind, or None for no match.
         name: name to bind to the node's output.
-        shared: whether nodes outside of the pattern may read the output, too.
+        shared: True if nodes outside of the pattern may read the output too.
     """
 
     op_type: str
@@ -117,15 +117,16 @@ class NodePattern:
     shared: bool = False
 
     def matches(self, value: ir.Value | None, match: Match) -> Iterator[Match]:
-        """Yields a match for each way in which the value is the output of such a node."""
-        # A value that others read must stay, and fusing its chain would compute it twice.
+        """Yields every way in which the value is the output of such a node."""
+        # A value with other readers must be kept, so fusing its chain would compute it twice.
         node = value.producer() if value is not None and (self.shared or read_once(value)) else None
         if node is not None:
             yield from self._matches_node(node, match)
 
     def found(self, last: ir.Node) -> Iterator[Match]:
-        """Yields a match for each way in which `last` is the last node of the chain. Anything may read its output."""
-        # The result of the chain is the result of the composite op, so anything may read it.
+        """Yields every way in which `last` is the last node of the chain."""
+        # Unlike intermediate values, the output of the last node may have any readers: the composite op computes it
+        # too.
         yield from self._matches_node(last, Match())
 
     def _matches_node(self, node: ir.Node, match: Match) -> Iterator[Match]:
@@ -136,7 +137,7 @@ class NodePattern:
         start = None if more is None else match.bound({**more, **output})
         if start is None:
             return
-        # Absent optional inputs at the end may be written as None, or left out.
+        # Trailing absent optional inputs may be None or left out.
         inputs = list(node.inputs)
         while inputs and inputs[-1] is None:
             inputs.pop()
@@ -158,7 +159,7 @@ def _all(pairs: list[tuple[Pattern, ir.Value | None]], match: Match) -> Iterator
 
 
 class _Ops:
-    """Writes patterns: `op.Name(*inputs, where=..., name=..., shared=...)` makes a `NodePattern`."""
+    """Creates patterns: `op.Name(*inputs, where=..., name=..., shared=...)` returns a `NodePattern`."""
 
     def __getattr__(self, op_type: str) -> Callable[..., NodePattern]:
         def pattern(*inputs: Pattern | EllipsisType, **options: Any) -> NodePattern:
@@ -171,57 +172,60 @@ op = _Ops()
 
 
 def value(name: str) -> Pattern:
-    """Returns the pattern of any value. Patterns of one name match one value."""
+    """Returns a pattern that matches any value. Patterns with the same name match the same value."""
     return _Value(name)
 
 
 def number(name: str = "", of: Callable[[float], float | None] = lambda constant: constant) -> Pattern:
-    """Returns the pattern of a constant of one element, bound to `of(constant)`. None from `of` is no match."""
+    """Returns a pattern that matches a constant with one element, and binds `name` to `of(constant)`.
+
+    There is no match if `of` returns None.
+    """
     return _Number(name, of)
 
 
 def equal_to(wanted: float) -> Pattern:
-    """Returns the pattern of one number."""
+    """Returns a pattern that matches the constant `wanted`."""
     return number(of=lambda constant: constant if constant == wanted else None)
 
 
 def either(*patterns: Pattern) -> Pattern:
-    """Returns the pattern that matches what any of the patterns matches."""
+    """Returns a pattern that matches whatever any of the given patterns matches."""
     return _Either(patterns)
 
 
 def stopped(pattern: Pattern, name: str) -> Pattern:
-    """Returns the pattern of a value behind a stop of gradients. `name` is bound to the first node that stops them."""
+    """Returns a pattern that matches a value after a stop-gradient node; binds `name` to the first such node."""
     return _Stopped(pattern, name)
 
 
 def perhaps_stopped(pattern: Pattern) -> Pattern:
-    """Returns the pattern of a value, with or without a stop of gradients behind it."""
+    """Returns a pattern that matches a value with or without a stop-gradient node after it."""
     return _PerhapsStopped(pattern)
 
 
 def _stops(value: ir.Value | None) -> Iterable[ir.Node]:
-    """Yields the chain of nodes before `value` that stop gradients, the last one first."""
+    """Yields the chain of stop-gradient nodes that end in `value`, last node first."""
     while value is not None and (node := value.producer()) is not None and is_stop_gradient(node):
         yield node
         value = node.inputs[0]
 
 
 def read_once(value: ir.Value) -> bool:
-    """Tells whether exactly one node, and no graph output, reads a value, at however many of its inputs."""
-    # A square reads its operand twice, but is one reader.
+    """True if exactly one node reads a value, through any number of inputs, and the value is not a graph output."""
+    # For example, a square reads its operand twice, but is one reader.
     return not value.is_graph_output() and len({id(use.node) for use in value.uses()}) == 1
 
 
 def constant(value: ir.Value | None) -> float | None:
-    """Returns the number in a constant of one element, None for other values."""
+    """Returns the number in a constant with one element; None for other values."""
     node = value.producer() if value is not None else None
     if node is not None and node.op_type == "Cast" and node.domain == "":
         # A float64 graph may read a float32 constant through a Cast.
         value = node.inputs[0]
-    # The caller may feed another value to an initializer that is an input, too.
+    # An initializer that is also a graph input is no constant: the caller may feed another value.
     if value is None or value.is_graph_input():
         return None
-    # Not by `known_array`, which reads the values: of a weight the size is enough.
+    # Not `known_array`, which would load the data of large weights.
     tensor = ir.convenience.get_const_tensor(value)
     return float(tensor.numpy().item()) if tensor is not None and tensor.size == 1 else None

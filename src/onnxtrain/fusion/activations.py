@@ -1,4 +1,4 @@
-"""Lists fusions of activations that models write in standard ops."""
+"""Defines fusions of activations that models spell out in standard ops."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from onnxtrain.fusion._patterns import Match, equal_to, op, value
 
 
 def _is_float(last: ir.Node, match: Match) -> bool:
-    """Tells whether the chain is in float32, the only dtype with a native kernel."""
+    """True if the chain is in float32, the only dtype with a native kernel."""
     x = match["x"]
-    # Without a kernel the function would compute the same nodes.
+    # Without a kernel, the function would compute the same nodes.
     return x.dtype == ir.DataType.FLOAT and x.shape is not None
 
 

@@ -1,4 +1,4 @@
-"""Replaces attention as exporters write it: products, scales, an optional mask, and a softmax."""
+"""Fuses attention as exporters emit it: matrix products, scales, an optional mask, and a softmax."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from onnxtrain.passes import remove_unread_chains
 
 _SWAP = [0, 1, 3, 2]
 _NOTHING = -1e30
-"""A mask up to this number makes exp(score) in float32 zero beside any other score."""
+"""A mask value up to this makes exp(score) zero in float32, relative to any other score."""
 
 
 @dataclass(frozen=True)
 class _Scores:
-    """The scores scale * q keys + mask.
+    """Attention scores: scale * q keys + mask.
 
     Attributes:
         q: queries, [batch, heads, queries, size].
         keys: transposed keys, [batch, heads, size, keys].
-        scale: e.g. 1 / sqrt(size).
-        mask: added to the products; None if there is none.
+        scale: factor, e.g. 1 / sqrt(size).
+        mask: additive mask, or None.
     """
 
     q: ir.Value
@@ -35,27 +35,27 @@ class _Scores:
 
 
 class AttentionPass(ir.passes.InPlacePass):
-    """Rewrite softmax(scale q kᵀ + mask) v in float32 as one composite op, which keeps no probabilities.
+    """Rewrites softmax(scale q kᵀ + mask) v in float32 as one composite op, which stores no probabilities.
 
-    q, k and v are `[batch, heads, places, size]`, with the first two sizes known to be equal. Not rewritten:
-    probabilities that something else reads or that dropout follows, and masks by Where instead of Add.
+    q, k and v are `[batch, heads, positions, size]`, and batch and heads must be known to be equal. Not rewritten:
+    attention whose probabilities have other readers or dropout, and masks applied with Where instead of Add.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Rewrite in place; subgraphs stay."""
+        """Rewrites the main graph in place; subgraphs are not modified."""
         op = Emitter(model.graph, functions=model.functions)
         modified = [_rewrite(op, node) for node in tuple(model.graph) if node.graph is model.graph]
         return ir.passes.PassResult(model, any(modified))
 
 
 def _rewrite(op: Emitter, node: ir.Node) -> bool:
-    """Turns a product of probabilities and values into the composite op; returns whether the node was one."""
+    """Turns the product of probabilities and values into the composite op; returns True if `node` was one."""
     softmax = _producer(node.inputs[0], "Softmax") if _is(node, "MatMul") else None
-    # Attention normalises over the keys, the last axis.
+    # Attention normalizes over the keys, the last axis.
     if softmax is None or softmax.attributes.get_int("axis", -1) not in (-1, 3):
         return False
     scores, v = _scores(softmax.inputs[0]), node.inputs[1]
-    # Unknown sizes do not fit: a call that is right only for some would fail at run time.
+    # Unknown sizes don't fit: a call that is valid only for some sizes would fail at run time.
     if scores is None or v is None or not _fit(scores, v):
         return False
     composite, inputs = _kind(scores)
@@ -65,7 +65,7 @@ def _rewrite(op: Emitter, node: ir.Node) -> bool:
     node.resize_inputs(len(inputs))
     for index, value in enumerate(inputs):
         node.replace_input_with(index, value)
-    # The second output is the residual of the gradient.
+    # The second output is the residual for the backward pass.
     node.resize_outputs(2)
     log_sum = node.outputs[1]
     log_sum.name = op.unique_name(f"{node.outputs[0].name}_log_sum")
@@ -80,7 +80,7 @@ def _is(node: ir.Node | None, op_type: str) -> bool:
 
 
 def _producer(value: ir.Value | None, *op_types: str) -> ir.Node | None:
-    """Returns the node that computes a value if it is of one of these ops and no other node reads the value."""
+    """Returns the node that computes a value if it is one of these ops and the value has no other reader, else None."""
     node = value.producer() if value is not None and read_once(value) else None
     return node if node is not None and any(_is(node, op_type) for op_type in op_types) else None
 
@@ -118,14 +118,14 @@ def _unscaled(value: ir.Value | None) -> tuple[ir.Value | None, float]:
 
 
 def _fit(scores: _Scores, v: ir.Value) -> bool:
-    """Tells whether the op supports the sizes and dtypes."""
+    """True if the composite op supports the sizes and dtypes."""
     q, keys = scores.q, scores.keys
     if any(x.dtype != ir.DataType.FLOAT or x.shape is None or x.shape.rank() != 4 for x in (q, keys, v)):
         return False
     assert q.shape is not None
     assert keys.shape is not None
     assert v.shape is not None
-    # A MatMul broadcasts batch and heads; the op does not.
+    # MatMul broadcasts batch and heads; the composite op doesn't.
     if not all(_same(q.shape[i], x.shape[i]) for x in (keys, v) for i in (0, 1) if x.shape is not None):
         return False
     mask = scores.mask
@@ -139,7 +139,7 @@ def _fit(scores: _Scores, v: ir.Value) -> bool:
 
 
 def _same(a: int | ir.SymbolicDim, b: int | ir.SymbolicDim) -> bool:
-    # Symbolic sizes are equal if they have one name; a size without a name equals none.
+    # Symbolic sizes are equal if they have the same name; unnamed sizes are never equal.
     if isinstance(a, ir.SymbolicDim) or isinstance(b, ir.SymbolicDim):
         names = [dim.value if isinstance(dim, ir.SymbolicDim) else None for dim in (a, b)]
         return names[0] is not None and names[0] == names[1]
@@ -152,14 +152,14 @@ def _kind(scores: _Scores) -> tuple[CompositeOp, list[ir.Value]]:
         return attention, []
     assert scores.q.shape is not None
     assert scores.keys.shape is not None
-    # The causal op skips the keys behind each query, half of the work.
+    # The causal op skips the keys after each query, which saves half of the work.
     if _is_causal(scores.mask, scores.q.shape[2], scores.keys.shape[3]):
         return causal_attention, []
     return masked_attention, [scores.mask]
 
 
 def _is_causal(mask: ir.Value, queries: int | ir.SymbolicDim, keys: int | ir.SymbolicDim) -> bool:
-    """Tells whether a mask is 0 up to each query's own place, and at most `_NOTHING` behind it."""
+    """True if a mask is 0 up to each query's own position, and at most `_NOTHING` after it."""
     shape = mask.shape
     if shape is None or shape.rank() < 2 or any(dim != 1 for dim in shape[:-2]):
         return False
@@ -203,7 +203,7 @@ def _is_lower_triangle_of_ones(node: ir.Node) -> bool:
 
 
 def _swapped(graph: ir.Graph, before: ir.Node, keys: ir.Value) -> ir.Value:
-    """Returns keys as [batch, heads, keys, size], by a new Transpose if no value of the graph is that."""
+    """Returns the keys as [batch, heads, keys, size]: an existing value of the graph, or a new Transpose."""
     source = _source_of_swap(keys)
     if source is not None:
         return source
@@ -219,11 +219,11 @@ def _swapped(graph: ir.Graph, before: ir.Node, keys: ir.Value) -> ir.Value:
 
 
 def _source_of_swap(keys: ir.Value) -> ir.Value | None:
-    """Returns the value that transposed keys come from, None if they come from something else."""
+    """Returns the value of which `keys` is the transpose; None if there is none."""
     node = keys.producer()
     if node is not None and _is(node, "Transpose"):
         return node.inputs[0] if list(node.attributes.get_ints("perm") or []) == _SWAP else None
-    # Exporters may merge batch and heads into one axis around the Transpose.
+    # Exporters may flatten batch and heads into one axis around the Transpose.
     if node is None or not _is(node, "Reshape") or node.inputs[0] is None:
         return None
     swap = node.inputs[0].producer()

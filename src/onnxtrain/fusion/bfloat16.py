@@ -1,4 +1,4 @@
-"""Rewrites computations in bfloat16 for native kernels: products, convolutions, and composite ops between roundings."""
+"""Rewrites bfloat16 computations for native kernels: matrix products, convolutions, roundings, other composite ops."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _SUFFIXES = {"bfloat16": _NARROW, "float16": ir.DataType.FLOAT16}
 
 
 class Bfloat16ProductPass(ir.passes.InPlacePass):
-    """Rewrite MatMul, Gemm and the functions of convolutions, in float32, as products of factors rounded to bfloat16.
+    """Rewrites MatMul, Gemm and convolution functions in float32 to round their factors to bfloat16.
 
-    A Transpose or a rounding of a factor becomes part of the product. To be run last: other passes do not know these
-    functions, which have no gradient rules.
+    A Transpose or a rounding of a factor becomes part of the product. Run this pass last: other passes don't recognize
+    these functions, which have no gradient rules.
 
     Args:
-        of_rounded: rewrite only products of factors that were bfloat16 before, as :func:`widen_narrow_floats` leaves
-            them. Their results do not change.
+        of_rounded: True rewrites only products whose factors were bfloat16 before, as :func:`widen_narrow_floats`
+            leaves them. Their results don't change.
     """
 
     def __init__(self, *, of_rounded: bool = False) -> None:
@@ -43,16 +43,16 @@ class Bfloat16ProductPass(ir.passes.InPlacePass):
         self._of_rounded = of_rounded
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Rewrite in place, in subgraphs too."""
+        """Rewrites the model in place, including subgraphs."""
         op = Emitter(model.graph, functions=model.functions)
         modified = False
-        # Shared by all nodes: long chains of moves would be followed from each product anew.
+        # Shared by all nodes, so that long chains of moves are followed only once.
         rounded: dict[ir.Value, bool] = {}
         for node in tuple(ir.traversal.RecursiveGraphIterator(model.graph)):
             factors = [node.inputs[place] for place in _factors(node)]
             if not factors or any(value is None or value.dtype != _FLOAT for value in factors):
                 continue
-            # Other products are float32 products: rounding their factors would change the result.
+            # Rounding the factors of any other product would change its result.
             if self._of_rounded and not all(_is_rounded(value, rounded) for value in factors):
                 continue
             if node.op_type == "MatMul":
@@ -91,7 +91,7 @@ def _gemm(op: Emitter, node: ir.Node) -> None:
         source, order = _source(value, node)
         inputs.append(source)
         transposed[name] ^= order is not None
-    # The summand C is no factor: it stays in float32.
+    # The summand C is not a factor: it remains in float32.
     flags = {name: int(flag) for name, flag in transposed.items()}
     _become_of(op, node, gemm_bfloat16, [*inputs, *node.inputs[2:]], {**scales, **flags})
 
@@ -102,11 +102,11 @@ _CONVOLUTIONS = {
     "ConvolutionInputGradient": (0, 2),
     "ConvolutionWeightGradient": (0, 1),
 }
-"""Per function, the inputs that are factors. Of the other inputs only the shape is read, or they are a bias to add."""
+"""For each function, the inputs that are factors. The other inputs are a bias, or only provide a shape."""
 
 
 def _factors(node: ir.Node) -> Sequence[int]:
-    """Returns the indices of the inputs of a node that are factors of products to be rounded."""
+    """Returns the indices of a node's inputs that are factors to be rounded."""
     if node.domain == "":
         return (0, 1) if node.op_type in PRODUCTS else ()
     stem = _stem(node)
@@ -115,7 +115,7 @@ def _factors(node: ir.Node) -> Sequence[int]:
     weight = node.inputs[1 if stem == "Convolution" else 2]
     dims = static_dims(weight) if weight is not None else None
     depthwise = dims is None or (dims[1] == 1 and node.attributes.get_int("group", 1) > 1)
-    # Depthwise convolutions wait for memory, not for products.
+    # Depthwise convolutions are memory-bound, so faster products don't help.
     return () if depthwise else _CONVOLUTIONS[stem]
 
 
@@ -145,16 +145,17 @@ def _become_of(
     inputs: Sequence[ir.Value | None],
     attributes: Mapping[str, int | float | list[int]],
 ) -> None:
-    """Makes a node a call of a composite op with other inputs."""
+    """Turns a node into a call of a composite op with other inputs."""
     become(op, node, composite, attributes)
     for index, value in enumerate(inputs):
         node.replace_input_with(index, value)
 
 
 def _source(value: ir.Value, product: ir.Node) -> tuple[ir.Value, tuple[int, ...] | None]:
-    """Returns the float32 value that a factor is rounded and transposed from, and the order of its axes.
+    """Returns the float32 value from which a factor is rounded and transposed.
 
-    The order is None if the axes are in place.
+    Returns:
+        The value, and the permutation of its axes, or None if the axes are not permuted.
     """
     order: tuple[int, ...] | None = None
     while True:
@@ -165,7 +166,7 @@ def _source(value: ir.Value, product: ir.Node) -> tuple[ir.Value, tuple[int, ...
             if inner is None or permutation is None:
                 break
             composed = permutation if order is None else tuple(permutation[axis] for axis in order)
-            # If the last axis of the source were none of the last two, no two numbers of a matrix would be adjacent in
+            # If the last axis of the source were none of the last two, no two elements of a matrix would be adjacent in
             # memory.
             if len(composed) - 1 not in composed[-2:]:
                 break
@@ -175,7 +176,7 @@ def _source(value: ir.Value, product: ir.Node) -> tuple[ir.Value, tuple[int, ...
 
 
 def _is_rounded(value: ir.Value | None, decided: dict[ir.Value, bool]) -> bool:
-    """Tells whether each element of a value was a bfloat16 number before it was cast to float32."""
+    """True if each element of a value was a bfloat16 number before it was cast to float32."""
     if value is None:
         return False
     if value not in decided:
@@ -190,22 +191,22 @@ def _sources(node: ir.Node) -> list[ir.Value]:
 
 
 def _widens(value: ir.Value | None) -> bool:
-    """Tells whether a value is a bfloat16 one cast to float32."""
+    """True if a value is a bfloat16 value cast to float32."""
     cast = _producer(value, "Cast")
     return cast is not None and cast.inputs[0] is not None and cast.inputs[0].dtype == _NARROW
 
 
 def _before_rounding(value: ir.Value, product: ir.Node) -> ir.Value | None:
-    """Returns the float32 value that `value` is the rounding of, in its shape; None if it is no rounding.
+    """Returns the float32 value of which `value` is the rounding, with the same shape; None if `value` is not rounded.
 
-    Reshapes of the rounded value are written again, for the unrounded one, before `product`.
+    Reshapes of the rounded value are repeated for the unrounded one, before `product`.
     """
     node = value.producer()
     if node is not None and node.domain == "" and node.op_type in RESHAPES and node.inputs[0] is not None:
         inner = _before_rounding(node.inputs[0], product)
         if inner is None:
             return None
-        # The old reshape stays for other readers of the rounded value.
+        # The old reshape remains for other readers of the rounded value.
         view = ir.node(node.op_type, [inner, *node.inputs[1:]])
         for attribute in node.attributes.values():
             view.attributes.add(attribute)
@@ -219,7 +220,7 @@ def _before_rounding(value: ir.Value, product: ir.Node) -> ir.Value | None:
 
 
 def _transposed(value: ir.Value) -> tuple[ir.Value | None, tuple[int, ...] | None]:
-    """Returns the value that a Transpose permutes, and the permutation; (None, None) if `value` is no Transpose."""
+    """Returns the input and the permutation of the Transpose that computes `value`; (None, None) if there is none."""
     node = _producer(value, "Transpose")
     permutation = node.attributes.get("perm") if node is not None else None
     if node is None or permutation is None:
@@ -233,10 +234,10 @@ def _producer(value: ir.Value | None, op_type: str) -> ir.Node | None:
 
 
 class Bfloat16RoundingPass(ir.passes.InPlacePass):
-    """Rewrite pairs of casts, float32 to bfloat16 and back, as one op, where nothing else reads the bfloat16 value."""
+    """Rewrites pairs of casts, float32 to bfloat16 and back, as one op, if nothing else reads the bfloat16 value."""
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Rewrite in place; subgraphs stay."""
+        """Rewrites the main graph in place; subgraphs are not modified."""
         op = Emitter(model.graph, functions=model.functions)
         modified = False
         for node in tuple(model.graph):
@@ -245,7 +246,7 @@ class Bfloat16RoundingPass(ir.passes.InPlacePass):
             narrow = _producer(source, "Cast")
             if source is None or narrow is None or source.is_graph_output():
                 continue
-            # A bfloat16 value that another node reads has to exist.
+            # A bfloat16 value with another reader must be kept.
             readers = {use.node for use in source.uses()}
             if narrow.inputs[0] is None or narrow.inputs[0].dtype != _FLOAT or readers != {node}:
                 continue
@@ -256,13 +257,13 @@ class Bfloat16RoundingPass(ir.passes.InPlacePass):
 
 
 class WideCompositesPass(ir.passes.InPlacePass):
-    """Compute composite ops of bfloat16 and float16 in float32, and round their results once, as PyTorch does.
+    """Computes bfloat16 and float16 composite ops in float32, and rounds their results once, as PyTorch does.
 
     For the CPU, whose native kernels are float32.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Rewrite in place; subgraphs stay."""
+        """Rewrites the main graph in place; subgraphs are not modified."""
         op = Emitter(model.graph, functions=model.functions)
         modified = False
         for node in tuple(model.graph):
@@ -278,8 +279,8 @@ class WideCompositesPass(ir.passes.InPlacePass):
 
 
 def _in_float32(op: Emitter, node: ir.Node, model: ir.Model) -> ir.OperatorIdentifier | None:
-    """Returns the float32 function for a call of a narrower one; None if there is none."""
-    # A SpecializedOp is not in the table: its function is made from the narrow one.
+    """Returns the float32 function for a call of a bfloat16 or float16 function; None if there is none."""
+    # A SpecializedOp is not in the table: its function is derived from the narrow one.
     composite = COMPOSITES.get(node.op_type.rpartition("_")[0])
     if composite is not None:
         return op.function(composite, _FLOAT)
@@ -288,7 +289,7 @@ def _in_float32(op: Emitter, node: ir.Node, model: ir.Model) -> ir.OperatorIdent
 
 
 def _widen(node: ir.Node, dtype: ir.DataType) -> None:
-    """Puts casts around a node: to float32 before it, and back to `dtype` behind it."""
+    """Inserts casts around a node: to float32 before it, and back to `dtype` after it."""
     for index, value in enumerate(node.inputs):
         if value is not None and value.dtype == dtype:
             node.prepend(cast := _cast(value, _FLOAT))
@@ -300,7 +301,7 @@ def _widen(node: ir.Node, dtype: ir.DataType) -> None:
             result = cast.outputs[0]
             value.replace_all_uses_with(result, replace_graph_outputs=True)
             cast.replace_input_with(0, value)
-            # The rounded value takes the name, so that graph outputs keep theirs.
+            # The rounded value takes over the name, so that graph outputs keep their names.
             result.name, value.name = value.name, f"{value.name}_float"
 
 

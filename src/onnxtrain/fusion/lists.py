@@ -1,4 +1,4 @@
-"""Lists which fusions run, and in which order: one function for each place in the pipelines."""
+"""Defines which fusions run, and in which order: one function for each place in the pipelines."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ FUSIONS = (*NORMS, *ACTIVATIONS)
 
 
 def fuse_forward(model: ir.Model) -> None:
-    """Rewrite a forward graph, before it is differentiated: chains of ops with a composite gradient."""
+    """Rewrites a forward graph before it is differentiated: fuses chains of ops that have a composite gradient."""
     ir.passes.Sequential(FusionPass(FUSIONS), RecurrentPass())(model)
 
 
 def fuse_exported(model: ir.Model) -> None:
-    """Rewrite a forward graph from an exporter: also ops of PyTorch that the exporter had to decompose."""
+    """Rewrites a forward graph from an exporter: like `fuse_forward`, and also PyTorch ops that exporters decompose."""
     fuse_forward(model)
-    # ORTModule needs neither: it sees PyTorch's own hardtanh and attention.
+    # ORTModule needs neither: it captures PyTorch's own hardtanh and attention.
     ir.passes.Sequential(Relu6Pass(), AttentionPass())(model)
 
 
 def fuse_kernels(model: ir.Model, *, bfloat16: bool = False, kept: Collection[str] = ()) -> None:
-    """Rewrite a graph with its gradients, as the last step, with the functions that native kernels know.
+    """Rewrites a graph that contains its gradients, as the last step, to call functions that have native kernels.
 
     Args:
-        model: the graph, with shapes inferred.
-        bfloat16: whether to compute products of float32 in bfloat16.
-        kept: names of values that ONNX Runtime's own kernels have to compute, e.g. those of the forward graph.
+        model: the model, with inferred shapes.
+        bfloat16: True computes float32 matrix products in bfloat16.
+        kept: names of values that ONNX Runtime's own kernels must compute, e.g. those of the forward graph.
     """
-    # NativeOpsPass first: it makes the functions of convolutions, which Bfloat16ProductPass rewrites. ProductPass takes
-    # the products that are left in float32.
+    # NativeOpsPass runs first: it emits the convolution functions that Bfloat16ProductPass rewrites. ProductPass
+    # handles the products that remain in float32.
     products = [Bfloat16ProductPass()] if bfloat16 else []
     others = ProductPass(kept), PackedProductPass(kept), MeanLossPass(kept), VocabularyLossPass(kept)
     rewrites = NativeOpsPass(kept), *products, *others

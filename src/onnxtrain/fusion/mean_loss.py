@@ -1,4 +1,4 @@
-"""Rewrites the mean loss of class labels as a function that the native kernels know."""
+"""Rewrites the mean loss for class labels as a function that has a native kernel."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from onnxtrain.passes import CrossEntropyPass
 
 
 class MeanLossPass(KeepingPass):
-    """Rewrite NegativeLogLikelihoodLoss in float32: the mean, with an `ignore_index` and without class weights.
+    """Rewrites NegativeLogLikelihoodLoss in float32: the mean, with an `ignore_index` and without class weights.
 
-    ONNX Runtime runs the op by its body of 19 ops, which take longer than the rest of a small net. To be run last, as
-    the function has no gradient rule: `SoftmaxCrossEntropyLoss` of a matrix is split first, as for ONNX Runtime.
+    ONNX Runtime expands the op into 19 ops, which take longer than the rest of a small network. Run this pass last,
+    because the function has no gradient rule. `SoftmaxCrossEntropyLoss` of a matrix is split first, as it is for ONNX
+    Runtime.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Rewrite in place; subgraphs stay."""
+        """Rewrites the main graph in place; subgraphs are not modified."""
         modified = CrossEntropyPass()(model).modified
         nodes = [node for node in model.graph if _is_mean(node) and not self.keeps(node)]
         if not nodes:
@@ -31,7 +32,7 @@ class MeanLossPass(KeepingPass):
 
 
 def _is_mean(node: ir.Node) -> bool:
-    """Tells if a node is a mean that the function can compute."""
+    """True if a node is a mean loss that the function can compute."""
     if (node.op_type, node.domain) != ("NegativeLogLikelihoodLoss", "") or len(node.inputs) > 2:
         return False
     log_prob, labels = node.inputs

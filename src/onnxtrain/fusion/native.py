@@ -1,7 +1,7 @@
-"""Rewrites standard ops as functions that native kernels know: those of convolutional nets, and LayerNormalization.
+"""Rewrites convolutional ops, their gradients and LayerNormalization as functions that have native kernels.
 
-These functions have no gradient rules, as the standard ops have, so this pass is for graphs that have their gradients.
-On a stock runtime the functions' bodies are the nodes that were there.
+Unlike the standard ops, these functions have no gradient rules, so this pass is for graphs that contain their
+gradients. On a stock runtime, the functions' bodies are the replaced nodes.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ _Attributes = Mapping[str, int | float | list[int]]
 
 
 class NativeOpsPass(KeepingPass):
-    """Rewrite convolutions, MaxPool, LayerNormalization, training BatchNormalization and its gradient, in float32.
+    """Rewrites convolutions, MaxPool, LayerNormalization, and training BatchNormalization and its gradient, in float32.
 
-    To be run last: other passes look for the standard ops.
+    Run this pass last: other passes look for the standard ops.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Rewrite in place; subgraphs stay."""
+        """Rewrites the main graph in place; subgraphs are not modified."""
         op = Emitter(model.graph, functions=model.functions)
         rewrites: list[Callable[[Emitter, ir.Node], bool]] = [
             _convolution,
@@ -58,7 +58,8 @@ class NativeOpsPass(KeepingPass):
             for node in tuple(model.graph)
             for rewrite in rewrites
             if node.graph is model.graph and node.inputs and _is_float(node.inputs[0])
-            # The other kernels compute the same, to the last bit, or what a file at inference does not.
+            # The other kernels are bit-identical to ONNX Runtime's, or compute ops that an inference model doesn't
+            # contain.
             if not (rewrite in (_convolution, _layer_normalization) and self.keeps(node))
         ]
         return ir.passes.PassResult(model, any(modified))
@@ -73,15 +74,15 @@ def _calls(node: ir.Node, composite: CompositeOp) -> bool:
 
 
 def _convolution(op: Emitter, node: ir.Node) -> bool:
-    """Rewrites Conv and ConvTranspose if their padding is known."""
+    """Rewrites Conv and ConvTranspose with constant padding; returns True if `node` was rewritten."""
     composite = {"Conv": convolution, "ConvTranspose": convolution_transpose}.get(node.op_type)
     weight = node.inputs[1] if composite is not None and node.domain == "" else None
     dims = static_dims(weight) if weight is not None else None
     auto_pad = node.attributes.get_string("auto_pad", "NOTSET")
-    # SAME_UPPER and SAME_LOWER pad by the size of the input, which may be symbolic.
+    # The padding of SAME_UPPER and SAME_LOWER depends on the size of the input, which may be symbolic.
     if composite is None or dims is None or not 3 <= len(dims) <= 5 or auto_pad not in ("NOTSET", "VALID"):
         return False
-    # With output_shape, too, padding depends on the size of the input.
+    # With output_shape, the padding depends on the size of the input too.
     if "output_shape" in node.attributes:
         return False
     rank = len(dims) - 2
@@ -99,7 +100,11 @@ def _convolution(op: Emitter, node: ir.Node) -> bool:
 
 
 def _normalization(op: Emitter, node: ir.Node) -> bool:
-    """Rewrites training BatchNormalization, with a Relu, ReLU6, or MaxPool and Relu, that alone reads its result."""
+    """Fuses training BatchNormalization with its only reader: Relu, ReLU6, or MaxPool and Relu, if there is one.
+
+    Returns:
+        True if `node` was rewritten.
+    """
     if not is_training_batch_norm(node):
         return False
     attributes: _Attributes = {
@@ -111,7 +116,7 @@ def _normalization(op: Emitter, node: ir.Node) -> bool:
     for output in node.outputs:
         output.name = output.name or ""
     y = node.outputs[0]
-    # The gradient of MaxPool reads the shape of its input. It can read the shape of x instead.
+    # MaxPool's gradient reads the shape of its input, which equals that of x.
     relu, pool = _reader(y, "Relu"), _reader(y, "MaxPool", but="Shape")
     if relu is not None:
         become(op, node, batch_normalization_relu, attributes)
@@ -141,15 +146,19 @@ def _normalization(op: Emitter, node: ir.Node) -> bool:
         indices.name, pool_indices.name = pool_indices.name, None
         indices.type, indices.shape = pool_indices.type, pool_indices.shape
         pool_indices.replace_all_uses_with(indices, replace_graph_outputs=True)
-    # In a frozen part nothing reads the indices. ONNX Runtime (1.32) refuses a node whose last outputs are left out by
-    # an empty name if its function has them.
+    # In frozen parts nothing reads the indices. ONNX Runtime (1.32) rejects a node whose trailing outputs are omitted
+    # by an empty name if its function has them.
     indices.name = indices.name or op.unique_name(f"{y.name}_indices")
     op.graph.remove(pool, safe=True)
     return True
 
 
 def _layer_normalization(op: Emitter, node: ir.Node) -> bool:
-    """Rewrites LayerNormalization with statistics, and scale and bias of the shape of the normalised axes."""
+    """Rewrites LayerNormalization with statistics, whose scale and bias have the shape of the normalized axes.
+
+    Returns:
+        True if `node` was rewritten.
+    """
     if (node.op_type, node.domain, len(node.outputs)) != ("LayerNormalization", "", 3):
         return False
     x, scale = node.inputs[:2]
@@ -157,15 +166,14 @@ def _layer_normalization(op: Emitter, node: ir.Node) -> bool:
     axis, sizes = node.attributes.get_int("axis", -1), None if x is None else static_dims(x)
     if sizes is None or None in sizes[axis:] or node.attributes.get_int("stash_type", 1) != 1:
         return False
-    # Scale and bias may broadcast in ONNX, not in the kernel.
+    # In ONNX, scale and bias may broadcast; the kernel doesn't support that.
     if any(value is not None and static_dims(value) != sizes[axis:] for value in (scale, bias)):
         return False
     if not all(output.name for output in node.outputs):
         return False
     node.resize_inputs(3)
     if bias is None:
-        # ONNX Runtime (1.32) ends the process over a bias that is left out by an empty name, as a function's body
-        # would.
+        # ONNX Runtime (1.32) crashes on a bias that is omitted by an empty name, as it would be in the function's body.
         node.replace_input_with(2, op.const(np.zeros(sizes[axis:], np.float32)))
     attributes: _Attributes = {"axis": axis, "epsilon": node.attributes.get_float("epsilon", 1e-5)}
     become(op, node, layer_normalization_training, attributes)
@@ -173,7 +181,7 @@ def _layer_normalization(op: Emitter, node: ir.Node) -> bool:
 
 
 def _pooling(op: Emitter, node: ir.Node) -> bool:
-    """Rewrites MaxPool if its indices are read, e.g. by its gradient, or are a graph output."""
+    """Rewrites MaxPool if its indices are used, e.g. by its gradient; returns True if `node` was rewritten."""
     if (node.op_type, node.domain) != ("MaxPool", "") or len(node.outputs) < 2:
         return False
     if not node.outputs[1].uses() and not node.outputs[1].is_graph_output():
@@ -186,7 +194,7 @@ def _pooling(op: Emitter, node: ir.Node) -> bool:
 
 
 def _within_relu6(inputs: Sequence[ir.Value | None]) -> bool:
-    """Tells whether inputs 1 and 2 are the constants 0 and 6."""
+    """True if inputs 1 and 2 are the constants 0 and 6."""
     return all(
         value is not None and value.const_value is not None and value.const_value.numpy().item() == bound
         for value, bound in zip(inputs[1:3], (0, 6), strict=True)
@@ -194,13 +202,13 @@ def _within_relu6(inputs: Sequence[ir.Value | None]) -> bool:
 
 
 def _reader(value: ir.Value, op_type: str, but: str = "") -> ir.Node | None:
-    """Returns the node of this standard op that alone reads a value, apart from nodes of type `but`."""
+    """Returns the only reader of a value, ignoring nodes of type `but`, if it is an `op_type` node; else None."""
     reader = _sole_reader(value, but)
     return reader if reader is not None and (reader.op_type, reader.domain) == (op_type, "") else None
 
 
 def _sole_reader(value: ir.Value, but: str = "") -> ir.Node | None:
-    """Returns the node of the same graph that alone reads a value, apart from nodes of type `but`."""
+    """Returns the only reader of a value, ignoring nodes of type `but`, if it is in the same graph; else None."""
     readers = [use.node for use in value.uses() if use.node.op_type != but]
     source = value.producer()
     if len(readers) != 1 or value.is_graph_output() or source is None or readers[0].graph is not source.graph:
@@ -209,7 +217,7 @@ def _sole_reader(value: ir.Value, but: str = "") -> ir.Node | None:
 
 
 def _take_over(value: ir.Value, last: ir.Node) -> None:
-    """Makes `value` the result of the chain that ends with `last`, and removes `last`."""
+    """Makes `value` the output of the chain that ends in `last`, and removes `last`."""
     result = last.outputs[0]
     value.name, result.name = result.name, None
     value.shape, value.type = result.shape, result.type
@@ -219,9 +227,9 @@ def _take_over(value: ir.Value, last: ir.Node) -> None:
 
 
 def _windows(pool: ir.Node) -> dict[str, list[int]] | None:
-    """Returns the attributes of a MaxPool that the function supports; None for other MaxPools."""
+    """Returns the attributes of a MaxPool that the function supports; None for any other MaxPool."""
     kernel, attributes = list(pool.attributes.get_ints("kernel_shape") or []), pool.attributes
-    # The kernel has no ceil_mode, storage order or dilations.
+    # The kernel supports neither ceil_mode nor storage_order nor dilations.
     rank = len(kernel)
     plain = (
         1 <= rank <= 3
@@ -232,7 +240,7 @@ def _windows(pool: ir.Node) -> dict[str, list[int]] | None:
     )
     pads = list(attributes.get_ints("pads") or [0] * 2 * rank)
     strides = list(attributes.get_ints("strides") or [1] * rank)
-    # A window in the padding alone has no maximum.
+    # A window that lies entirely in the padding has no maximum.
     if not plain or any(pad >= size for pad, size in zip(pads, kernel * 2, strict=True)):
         return None
     if attributes.get_string("auto_pad", "NOTSET") == "VALID":
@@ -241,7 +249,11 @@ def _windows(pool: ir.Node) -> dict[str, list[int]] | None:
 
 
 def _gradient(op: Emitter, node: ir.Node) -> bool:
-    """Rewrites the gradient of BatchNormalization behind that of a Relu, or of MaxPool and Relu."""
+    """Fuses the gradients of Relu, or MaxPool and Relu, with the BatchNormalization gradient that follows.
+
+    Returns:
+        True if `node` was rewritten.
+    """
     if not _calls(node, batch_normalization_gradient):
         return False
     last = _sole_producer(node, node.inputs[0])
@@ -257,11 +269,11 @@ def _gradient(op: Emitter, node: ir.Node) -> bool:
         composite = batch_normalization_relu_gradient
     else:
         return False
-    # Both gradients of Relu and Hardtanh have y first and ct last.
+    # The gradients of both Relu and Hardtanh have y as the first input and ct as the last.
     y, ct = relu.inputs[0], relu.inputs[-1]
     more = [y]
     if unpool is not None:
-        # The kernel writes each cotangent to its index itself, without a tensor of zeros.
+        # The kernel itself writes each cotangent to its index, without a tensor of zeros.
         composite, more = batch_normalization_max_pool_relu_gradient, [y, unpool.inputs[1]]
     node.replace_input_with(0, ct)
     node.resize_inputs(3 + len(more))
@@ -273,14 +285,14 @@ def _gradient(op: Emitter, node: ir.Node) -> bool:
 
 
 def _sole_producer(reader: ir.Node, value: ir.Value | None) -> ir.Node | None:
-    """Returns the node that computes a value which `reader` alone reads, else None."""
+    """Returns the node that computes a value if `reader` is its only reader, else None."""
     if value is None or value.is_graph_output() or {use.node for use in value.uses()} != {reader}:
         return None
     return value.producer()
 
 
 def _is_spread(unpool: ir.Node, x: ir.Value | None) -> bool:
-    """Tells whether a MaxUnpool writes its input to the places in `indices`, in zeros of the shape of x."""
+    """True if a MaxUnpool writes its input to flat `indices` in zeros of the shape of x."""
     value, attributes = unpool.inputs[0], unpool.attributes
     unit = set(attributes.get_ints("kernel_shape") or []) == {1} and set(
         attributes.get_ints("strides") or [1]

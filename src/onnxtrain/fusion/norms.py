@@ -1,4 +1,4 @@
-"""Lists fusions of normalisations that models write in standard ops."""
+"""Defines fusions of normalizations that models spell out in standard ops."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ from onnxtrain.fusion._patterns import (
     value,
 )
 
-# The narrow dtypes have bodies that compute in float32 (`functions/rms_norm.py`); the other norms have none.
+# Composite ops whose bodies compute in float32 support half precision (`functions/rms_norm.py`); the other norms don't.
 _WIDE = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
 _NARROW = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
 def _reduced(node: ir.Node) -> tuple[int, ...] | None:
-    """Returns the axes that a node reduces with keepdims, counted from the front; None if they are not known."""
+    """Returns the axes that a node reduces with keepdims, non-negative; None if they are not known."""
     source = node.inputs[0]
     if source is None or source.shape is None or node.attributes.get_int("keepdims", 1) != 1:
         return None
     rank = source.shape.rank()
     if len(node.inputs) == 1 or node.inputs[1] is None:
         return () if node.attributes.get_int("noop_with_empty_axes", 0) else tuple(range(rank))
-    # Axes are an input since opset 18; only constant ones are known.
+    # Since opset 18, axes are an input; only constant axes are known.
     axes = known_array(node.inputs[1])
     return None if axes is None else tuple(sorted(axis % rank for axis in axes.ravel().tolist()))
 
@@ -53,7 +53,7 @@ def _over_the_last_axis(node: ir.Node) -> Mapping[str, Any] | None:
 
 
 def _over_each_series(node: ir.Node) -> Mapping[str, Any] | None:
-    """Matches a reduction over all axes but the first and the last, or over both axes of a matrix."""
+    """Matches a reduction over all axes but the first and the last, or over both axes of a matrix; binds `axes`."""
     axes, source = _reduced(node), node.inputs[0]
     if not axes or source is None or source.shape is None:
         return None
@@ -65,7 +65,7 @@ def _square(x: Pattern) -> Pattern:
 
 
 def _per_feature(x: ir.Value, parameter: ir.Value) -> bool:
-    """Tells whether a value has one number for each element of the last axis of x."""
+    """True if `parameter` has one entry for each element of the last axis of x, and the same dtype."""
     dims = static_dims(x)
     size = dims[-1] if dims else None
     return parameter.dtype == x.dtype and size is not None and static_dims(parameter) == (size,)
@@ -88,7 +88,7 @@ def _affine(last: ir.Node, match: Match) -> bool:
 
 
 def _grouped(last: ir.Node, match: Match) -> bool:
-    """Tells whether groups of the channels of x are standardised and each channel is scaled, in float32."""
+    """True if channel groups of x are standardized and each channel is scaled, in float32."""
     x, y = match["x"], last.outputs[0]
     if any(value.dtype != ir.DataType.FLOAT for value in (x, y, match["scale"], match["bias"])):
         return False
@@ -111,7 +111,7 @@ def _into_groups(reshape: ir.Node) -> Mapping[str, Any] | None:
 
 
 def _unscaled(norm: ir.Node) -> Mapping[str, Any] | None:
-    """Matches InstanceNormalization with ones as scale and zeros as bias; binds `epsilon`."""
+    """Matches InstanceNormalization with a scale of ones and a bias of zeros; binds `epsilon`."""
     for parameter, wanted in zip(norm.inputs[1:], (1, 0), strict=True):
         array = known_array(parameter)
         if array is None or not (array == wanted).all():
@@ -120,7 +120,7 @@ def _unscaled(norm: ir.Node) -> Mapping[str, Any] | None:
 
 
 def _in_groups(norm: ir.Node) -> Mapping[str, Any] | None:
-    """Matches GroupNormalization of opset 21, whose scale and bias are per channel."""
+    """Matches GroupNormalization of opset 21, with per-channel scale and bias; binds `epsilon` and `num_groups`."""
     groups = norm.attributes.get_int("num_groups")
     return {"epsilon": norm.attributes.get_float("epsilon", 1e-5), "num_groups": groups} if groups else None
 
@@ -153,14 +153,14 @@ _total = op.Add(op.ReduceMean(_square(_x), ..., where=_over_the_last_axis), _eps
 _root = either(op.Sqrt(_total), op.Pow(_total, equal_to(0.5)))
 _inverse = either(op.Reciprocal(_root), op.Div(equal_to(1), _root), op.Pow(_total, equal_to(-0.5)))
 
-# (x - mean) / stdev of each series, as in darts' RINorm, which detaches the statistics. Other nodes may read them too,
-# behind the stops of gradients, e.g. to undo the normalisation at the end of the model.
+# (x - mean) / stdev of each series, as in darts' RINorm, which detaches the statistics. Other nodes may read the
+# detached statistics too, e.g. to undo the normalization at the end of the model.
 _mean = stopped(op.ReduceMean(perhaps_stopped(_x), ..., where=_over_each_series), "mean")
 _centered = op.Sub(_x, _mean, name="centered", shared=True)
 _variance = op.ReduceMean(_square(perhaps_stopped(_centered)), ..., where=_over_each_series)
 _stdev = stopped(op.Sqrt(op.Add(_variance, _epsilon)), "stdev")
 
-# GroupNormalization as exporters write it for opsets without one: InstanceNormalization over groups as channels.
+# GroupNormalization as exporters emit it for opsets that lack it: InstanceNormalization with groups as channels.
 _rows = op.InstanceNormalization(op.Reshape(_x, ..., where=_into_groups), ..., where=_unscaled)
 
 NORMS = (
@@ -200,4 +200,4 @@ NORMS = (
         statistics=("mean", "stdev"),
     ),
 )
-"""All normalisations. Each one stands before those that are parts of it."""
+"""All normalizations. Each precedes those that are parts of it."""

@@ -1,4 +1,4 @@
-"""Rewrites matrix products as a function for native kernels, where ONNX Runtime's own product is slow."""
+"""Rewrites matrix products as a function with a native kernel, where ONNX Runtime's own product is slow."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from onnxtrain.op_facts import PRODUCTS
 from onnxtrain.passes import remove_unread_chains
 
 _FAR_APART = 4096
-"""Rows of this many numbers lie on addresses that end alike, of which a cache holds few lines."""
+"""Rows of this many elements start at addresses that map to the same few cache lines."""
 
 
 @dataclass(frozen=True)
 class _Factor:
-    """A factor of a product.
+    """A factor of a matrix product.
 
     Attributes:
         value: a matrix.
-        transposed: whether the factor is the transpose of `value`.
+        transposed: True if the factor is the transpose of `value`.
     """
 
     value: ir.Value
@@ -30,25 +30,25 @@ class _Factor:
 
     @property
     def source(self) -> _Factor:
-        """The same factor without the Transpose before it."""
+        """The same factor in terms of the value before any Transpose."""
         node = self.value.producer()
         if node is None or (node.op_type, node.domain) != ("Transpose", "") or node.inputs[0] is None:
             return self
-        # A Transpose of more axes may move the batch.
+        # A Transpose of more axes may move batch axes.
         matrix = self.value.shape is None or self.value.shape.rank() == 2
         swaps = tuple(node.attributes.get_ints("perm") or (1, 0)) == (1, 0)
         return _Factor(node.inputs[0], not self.transposed).source if matrix and swaps else self
 
 
 class ProductPass(KeepingPass):
-    """Rewrite products of float32 matrices whose first factor is transposed, or has rows of thousands of numbers.
+    """Rewrites products of float32 matrices whose first factor is transposed or has rows of thousands of elements.
 
-    Gradients of weights have a transposed first factor. The gradient of the input of a layer with a vocabulary of
-    outputs has long rows. To be run last: other passes do not know the function.
+    Gradients of weights have a transposed first factor. The gradient of the input of a layer with a large vocabulary
+    has long rows. Run this pass last: other passes don't recognize the function.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Rewrite in place; subgraphs stay."""
+        """Rewrites the main graph in place; subgraphs are not modified."""
         op = Emitter(model.graph, functions=model.functions)
         modified = False
         for node in tuple(model.graph):
@@ -70,7 +70,7 @@ class ProductPass(KeepingPass):
 
 
 def _factors(node: ir.Node) -> tuple[_Factor, _Factor] | None:
-    """Returns the two factors of a node that is a plain product of two matrices, else None."""
+    """Returns the two factors if a node is a plain product of two float32 matrices, else None."""
     if node.domain != "" or node.op_type not in PRODUCTS:
         return None
     a, b = node.inputs[:2]
@@ -78,7 +78,7 @@ def _factors(node: ir.Node) -> tuple[_Factor, _Factor] | None:
     if a is None or b is None or any(summand is not None for summand in node.inputs[2:]):
         return None
     attributes = node.attributes
-    # The function computes the product alone; a scale would be one more node.
+    # The function computes only the product; scaling would need an additional node.
     if attributes.get_float("alpha", 1.0) != 1:
         return None
     factors = (
@@ -94,6 +94,6 @@ def _factors(node: ir.Node) -> tuple[_Factor, _Factor] | None:
 def _is_slow(first: _Factor) -> bool:
     if first.transposed:
         return True
-    # A symbolic size is left to ONNX Runtime.
+    # Symbolic sizes are left to ONNX Runtime.
     columns = (static_dims(first.value) or [None])[-1]
     return columns is not None and columns >= _FAR_APART

@@ -1,4 +1,4 @@
-"""Rewrites products with packed weights as functions for native kernels, where ONNX Runtime unpacks whole weights."""
+"""Rewrites products with packed weights as functions with native kernels, where ONNX Runtime unpacks whole weights."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ _FLOAT = ir.DataType.FLOAT
 
 
 class PackedProductPass(KeepingPass):
-    """Rewrite MatMulNBits in float32 with weights of 2 or 8 bits, or with zero points in floating point.
+    """Rewrites MatMulNBits in float32 with 2-bit or 8-bit weights, or with floating-point zero points.
 
-    ONNX Runtime (1.32) has a kernel that reads weights of 4 bits as they are, which is as fast as ours. All others it
-    turns into a float matrix in each call. To be run last: other passes do not know the functions, whose body is the
-    node that was there.
+    ONNX Runtime (1.32) has a kernel that reads packed 4-bit weights directly and is as fast as ours. All other weights
+    it unpacks into a float matrix in each call. Run this pass last: other passes don't recognize the functions, whose
+    body is the replaced node.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Rewrite in place; subgraphs stay."""
-        # Made on demand: an Emitter reads all names of the graph.
+        """Rewrites the main graph in place; subgraphs are not modified."""
+        # Created on demand, because an Emitter reads all names of the graph.
         op: Emitter | None = None
         for node in tuple(model.graph):
             if _is_slow(node) and not self.keeps(node):
@@ -31,15 +31,15 @@ class PackedProductPass(KeepingPass):
 
 
 def _is_slow(node: ir.Node) -> bool:
-    """Tells if a node is a MatMulNBits whose weight ONNX Runtime unpacks as a whole, and the kernel does not."""
+    """True if a node is a MatMulNBits that the native kernel supports, and ONNX Runtime unpacks the whole weight."""
     if (node.domain, node.op_type) != ("com.microsoft", "MatMulNBits"):
         return False
     a, _, scales, zero_points, *others = (*node.inputs, None)
-    # Others are a permutation of blocks, g_idx, and a bias, whose shape onnxruntime checks also where it is not known.
+    # `others` are g_idx, a permutation of blocks, and a bias, whose shape onnxruntime checks even if it is unknown.
     if a is None or scales is None or any(value is not None for value in others):
         return False
     attributes = node.attributes
-    # An `accuracy_level` of 4 rounds activations to int8, which the kernel does not.
+    # An `accuracy_level` of 4 rounds activations to int8, which the native kernel doesn't.
     if attributes.get_int("accuracy_level", 0) or attributes.get_int("weight_prepacked", 0):
         return False
     if not a.dtype == scales.dtype == _FLOAT:
@@ -47,12 +47,12 @@ def _is_slow(node: ir.Node) -> bool:
     bits = attributes.get_int("bits", 4)
     if zero_points is None or zero_points.dtype == ir.DataType.UINT8:
         return bits in (2, 8)
-    # ONNX Runtime refuses 8 bits with such zero points.
+    # ONNX Runtime rejects floating-point zero points with 8 bits.
     return zero_points.dtype == _FLOAT and bits in (2, 4)
 
 
 def _rewrite(op: Emitter, node: ir.Node) -> None:
-    """Makes a MatMulNBits a call of the function, with the inputs and attributes that it has."""
+    """Turns a MatMulNBits into a call of the composite op, with the same inputs and sizes."""
     zero_points = (*node.inputs, None)[3]
     has_float_zeros = zero_points is not None and zero_points.dtype == _FLOAT
     composite = packed_matmul_of_float_zeros if has_float_zeros else packed_matmul

@@ -1,4 +1,4 @@
-"""Rewrites recurrent layers as composite ops, one for each direction."""
+"""Rewrites recurrent layers as composite ops, one per direction."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from onnxtrain.functions import LAYERS
 from onnxtrain.passes import stand_in
 
 _ACTIVATIONS = {"LSTM": ["sigmoid", "tanh", "tanh"], "GRU": ["sigmoid", "tanh"]}
-"""Per op, the default activations of a direction, which the composite ops have."""
+"""For each op, the default activations of one direction, which the composite ops implement."""
 _DIRECTIONS = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}
 
 
 class RecurrentPass(ir.passes.InPlacePass):
-    """Rewrite LSTMs and GRUs of the plain form, in float32, as composite ops that keep what the gradient needs.
+    """Rewrites plain LSTMs and GRUs in float32 as composite ops that save what their gradient needs.
 
     Not rewritten: other activations, peepholes, clipping, layout=1, sequence_lens, GRUs with linear_before_reset=0.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Rewrite in place."""
+        """Rewrites the main graph in place."""
         layers = [node for node in model.graph if _is_plain(node)]
         if layers:
             op = Emitter(model.graph, functions=model.functions)
@@ -30,13 +30,13 @@ class RecurrentPass(ir.passes.InPlacePass):
 
 
 def _is_plain(node: ir.Node) -> bool:
-    """Tells whether the composite ops compute this layer."""
+    """True if the composite ops support this layer."""
     if node.domain != "" or node.op_type not in _ACTIVATIONS:
         return False
     x, *_ = inputs = _inputs(node)
     if any(value is None or value.dtype != ir.DataType.FLOAT for value in inputs[:3]) or x is None:
         return False
-    # ONNX Runtime compares names of activations without regard to case.
+    # ONNX Runtime compares activation names case-insensitively.
     activations = [
         name.lower() for name in node.attributes.get_strings("activations", _ACTIVATIONS[node.op_type])
     ]
@@ -55,12 +55,12 @@ def _is_plain(node: ir.Node) -> bool:
 
 
 def _inputs(node: ir.Node) -> list[ir.Value | None]:
-    """Returns X, W, R, B, sequence_lens, initial_h, initial_c and P, None for absent ones."""
+    """Returns X, W, R, B, sequence_lens, initial_h, initial_c and P, with None for absent inputs."""
     return [*node.inputs, *[None] * (8 - len(node.inputs))]
 
 
 def _hidden_size(node: ir.Node) -> int | None:
-    # The attribute is optional; R [directions, gates * hidden, hidden] tells the size too.
+    # The attribute is optional; R [directions, gates * hidden, hidden] determines the size too.
     size = node.attributes.get_int("hidden_size", 0)
     dims = static_dims(node.inputs[2]) if node.inputs[2] is not None else None
     return size or (dims[-1] if dims else None)
@@ -75,7 +75,7 @@ def _rewrite(op: Emitter, node: ir.Node) -> None:
 
 
 def _calls(op: Emitter, node: ir.Node) -> list[ir.Value]:
-    """Writes the calls, one for each direction; returns values for the outputs of the node."""
+    """Emits the calls, one per direction; returns the values that replace the node's outputs."""
     x, w, r, b, _, *states, _ = _inputs(node)
     lstm = node.op_type == "LSTM"
     hidden = _hidden_size(node)
@@ -86,7 +86,7 @@ def _calls(op: Emitter, node: ir.Node) -> list[ir.Value]:
     assert w is not None
     assert hidden is not None
     time, batch = x.shape[0], x.shape[1]
-    # The composite op takes initial states; ONNX's default is zeros.
+    # The composite op requires initial states; ONNX's default is zeros.
     zeros = op.Expand(op.const(0, like=x), op.Concat([count], op.dim(x, 1), [hidden], axis=0))
     if b is None:
         b = op.Expand(op.const(0, like=x), op.Concat([count], op.Mul(op.dim(w, 1), [2]), axis=0))
@@ -104,7 +104,7 @@ def _calls(op: Emitter, node: ir.Node) -> list[ir.Value]:
         results.append(outputs)
     if count == 1:
         return list(results[0])
-    # Y has the directions on axis 1, the states on axis 0.
+    # Y has the directions along axis 1, the states along axis 0.
     joined = [
         op.Concat(*both, axis=axis) for both, axis in zip(zip(*results, strict=True), (1, 0, 0), strict=False)
     ]

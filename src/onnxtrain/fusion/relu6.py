@@ -1,4 +1,4 @@
-"""Rewrites ReLU6, which exporters write as a Clip."""
+"""Rewrites ReLU6, which exporters emit as a Clip."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from onnxtrain.passes import is_training_batch_norm
 
 
 class Relu6Pass(ir.passes.InPlacePass):
-    """Rewrite a Clip between 0 and 6 of the result of training BatchNormalization as a Hardtanh.
+    """Rewrites a Clip of training BatchNormalization's output to [0, 6] as a Hardtanh.
 
-    That is ReLU6, whose gradient on the bounds is zero, as in PyTorch. The gradient follows from the result, so the
-    normalised values need not be kept.
+    This is ReLU6, whose gradient on the bounds is zero, as in PyTorch. The gradient is computed from the output, so the
+    normalized values need not be saved.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Rewrite in place, in float32; subgraphs stay."""
+        """Rewrites float32 nodes of the main graph in place; subgraphs are not modified."""
         op = Emitter(model.graph, functions=model.functions)
         clips = [node for node in model.graph if _is_relu6(node)]
         for node in clips:
@@ -30,8 +30,8 @@ def _is_relu6(node: ir.Node) -> bool:
         return False
     x, *bounds = node.inputs
     normalized = x.producer() if x is not None and x.dtype == ir.DataType.FLOAT else None
-    # Only behind BatchNormalization: results of other ops may well lie on a bound, and a Clip has the gradient of
-    # torch.clamp there.
+    # Only after BatchNormalization: outputs of other ops may well lie exactly on a bound, where a Clip has the gradient
+    # of torch.clamp.
     return (
         normalized is not None
         and is_training_batch_norm(normalized)

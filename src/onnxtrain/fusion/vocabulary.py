@@ -1,7 +1,8 @@
-"""Makes the scores of many classes, their logarithms of probabilities and their cotangents take turns in one memory.
+"""Lets the logits over a vocabulary, their log-softmax and their cotangents share one buffer.
 
-The scores of a vocabulary are the largest tensor of a language model, 65 MB for 512 tokens and 32,000 words. ONNX
-Runtime's LogSoftmax writes a second one. It also computes the loss after the gradient, so that the gradient is a third.
+The logits over a vocabulary are the largest tensor of a language model: 65 MB for 512 tokens and 32,000 words. ONNX
+Runtime's LogSoftmax allocates a second tensor of that size. By default, the loss is computed after the gradient, so the
+gradient would be a third.
 """
 
 from __future__ import annotations
@@ -22,21 +23,23 @@ _GRADIENTS = {
 }
 
 _MANY = 4096
-"""Classes from which the memory of scores matters."""
+"""Number of classes from which on the memory of the logits matters."""
 
 
 class VocabularyLossPass(KeepingPass):
-    """Rewrite LogSoftmax of many classes in float32, and delay its gradient as cross entropy until the loss is there.
+    """Replaces float32 LogSoftmax over at least 4096 classes by a function that has a native kernel.
 
-    To be run last: other passes do not know the function. On a stock runtime its body is the LogSoftmax that was there.
+    The kernel overwrites the logits. The cross-entropy gradient is delayed until the loss has been computed, so that it
+    can reuse the buffer of the log-probabilities. Run this pass last: other passes don't recognize the function. On a
+    stock runtime, its body is a plain LogSoftmax.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Rewrite in place; subgraphs stay."""
+        """Rewrites the main graph in place; subgraphs are not modified."""
         op: Emitter | None = None
         for node in tuple(model.graph):
             if _has_many_classes(node) and not self.keeps(node):
-                # Made on demand: an Emitter reads all names of the graph.
+                # Created on demand, because an Emitter reads all names of the graph.
                 op = op or Emitter(model.graph, functions=model.functions)
                 become(op, node, log_softmax_of_rows, {})
                 _delay_gradient(op, node.outputs[0])
@@ -44,7 +47,7 @@ class VocabularyLossPass(KeepingPass):
 
 
 def _has_many_classes(node: ir.Node) -> bool:
-    """Tells if a node is a LogSoftmax along a last axis of many classes, in float32."""
+    """True if a node is a float32 LogSoftmax over a last axis of at least `_MANY` classes."""
     x = node.inputs[0] if (node.op_type, node.domain) == ("LogSoftmax", "") else None
     dims = None if x is None else static_dims(x)
     if x is None or x.dtype != ir.DataType.FLOAT or not dims or dims[-1] is None or dims[-1] < _MANY:
@@ -53,7 +56,7 @@ def _has_many_classes(node: ir.Node) -> bool:
 
 
 def _delay_gradient(op: Emitter, log_prob: ir.Value) -> None:
-    """Makes the gradient of a cross entropy wait for all other readers of `log_prob`, whose memory it then takes."""
+    """Delays the cross-entropy gradient until all other readers of `log_prob` have run, to reuse the buffer."""
     readers = list(dict.fromkeys(use.node for use in log_prob.uses()))
     gradients = [node for node in readers if (node.domain, node.op_type) in _GRADIENTS]
     others = [node for node in readers if node not in gradients]
@@ -64,7 +67,7 @@ def _delay_gradient(op: Emitter, log_prob: ir.Value) -> None:
     places = {node: place for place, node in enumerate(op.graph)}
     for other in others:
         result = other.outputs[0]
-        # Readers behind the gradient in the file may depend on it. Only a floating-point signal can be waited for.
+        # Readers after the gradient may depend on it. Only floating-point signals are supported.
         if other not in places or places[other] > places[gradient] or result.dtype != ir.DataType.FLOAT:
             return
     assert scale is not None

@@ -1,1 +1,1 @@
-"""Connects artifacts of onnxtrain to frameworks of others. Each needs an extra of its own, e.g. `onnxtrain[flower]`."""
+"""Connects onnxtrain's artifacts to other frameworks. Each needs its own extra, e.g. `onnxtrain[flower]`."""

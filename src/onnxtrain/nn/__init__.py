@@ -1,13 +1,13 @@
-"""Offers the normalisation layers of darts, a library of forecasting models, as PyTorch modules that export well.
+"""Provides the normalization layers of darts, a forecasting library, as PyTorch modules that export well.
 
-Constructors, parameter names, state dicts, values and gradients are those of
-`darts.models.components.layer_norm_variants`. `ORTModule` and `generate_artifacts` run each layer as one op, and its
-gradient as one op. docs/layer-norms.md has the formulas.
+Constructors, parameter names, state dicts, values and gradients match `darts.models.components.layer_norm_variants`.
+`ORTModule` and `generate_artifacts` run each layer as one op, and its gradient as one op. docs/layer-norms.md has the
+formulas.
 """
 
 from __future__ import annotations
 
-# First of all imports: where PyTorch is missing, the error then says what to install.
+# Must be the first import: if PyTorch is not installed, the error then says what to install.
 import onnxtrain._pytorch  # noqa: F401  # isort: skip
 
 from onnxtrain.nn._export import stop_gradient

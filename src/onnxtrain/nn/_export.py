@@ -1,4 +1,4 @@
-"""Keeps what PyTorch's exporters would lose of a layer: stopped gradients, float64 constants."""
+"""Preserves what PyTorch's exporters would lose of a layer: stopped gradients, float64 constants."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ __all__ = ["exact", "is_tracing", "stop_gradient"]
 
 
 def is_tracing() -> bool:
-    """Says if TorchScript is tracing. A size is a tensor then, and a comparison would be frozen into the trace."""
-    # TorchScript's parser takes no more than one error code in a `type: ignore`.
+    """True while TorchScript is tracing. Sizes are tensors then, and a comparison would be frozen into the trace."""
+    # TorchScript's parser accepts only one error code in a `type: ignore`.
     return bool(torch.jit._trace.is_tracing())  # type: ignore[no-untyped-call]
 
 
 def exact(number: float, like: torch.Tensor) -> float | torch.Tensor:
-    """Returns a number for arithmetic with a tensor, as a tensor if it would be rounded to float32 otherwise."""
-    # The Dynamo exporter writes a Python number beside a float64 tensor as a float32 constant.
+    """Returns a number for arithmetic with a tensor: as a tensor if it would otherwise be rounded to float32."""
+    # The Dynamo exporter emits a Python number that is combined with a float64 tensor as a float32 constant.
     if like.dtype == torch.float64 and torch.compiler.is_exporting():
         return torch.tensor(number, dtype=like.dtype, device=like.device)
     return number
@@ -24,16 +24,16 @@ def exact(number: float, like: torch.Tensor) -> float | torch.Tensor:
 def stop_gradient(x: torch.Tensor) -> torch.Tensor:
     """Returns `x.detach()`, in a form that survives `torch.onnx.export`.
 
-    PyTorch's exporters drop a `detach`, so that gradients of the exported graph flow where PyTorch's stop. During an
-    export the value therefore passes through `where(True, x, x)`, which no exporter removes and which
-    `onnxtrain.passes.mark_stopped_gradients` recognises. Outside of exports this is `x.detach()` alone.
+    PyTorch's exporters drop a `detach`, so that gradients flow through the exported graph where they would stop in
+    PyTorch. During an export, the value therefore passes through `where(True, x, x)`, which no exporter removes and
+    which `onnxtrain.passes.mark_stopped_gradients` recognizes. Outside of exports, this is just `x.detach()`.
 
     Example:
         >>> stop_gradient(torch.ones(2, requires_grad=True) * 3)
         tensor([3., 3.])
     """
     stopped = x.detach()
-    # Only during an export, as the `where` costs a copy of x.
+    # Only during an export, because the `where` copies x.
     if is_tracing() or torch.compiler.is_exporting():
         return torch.where(torch.ones((), dtype=torch.bool, device=x.device), stopped, stopped)
     return stopped

@@ -1,4 +1,4 @@
-"""Defines layer normalisation with and without a learned scale and bias."""
+"""Defines layer normalization with and without a learned scale and bias."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ __all__ = ["LayerNorm", "LayerNormNoBias"]
 
 
 class LayerNorm(nn.LayerNorm):
-    """y = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias over the last axes (Ba, Kiros and Hinton, 2016).
+    """Layer normalization: y = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias over the last axes.
+
+    Ba, Kiros and Hinton, "Layer Normalization", 2016.
 
     Args:
-        input_size: size of the last axis of the input, or the sizes of the last axes; these are normalised.
-        **kwargs: those of `torch.nn.LayerNorm`: `eps`, `elementwise_affine`, `bias`, `device`, `dtype`.
+        input_size: size of the last axis of the input, or sizes of the last axes, which are normalized.
+        **kwargs: as for `torch.nn.LayerNorm`: `eps`, `elementwise_affine`, `bias`, `device`, `dtype`.
 
     Example:
         >>> list(LayerNorm(4).state_dict())
@@ -27,11 +29,11 @@ class LayerNorm(nn.LayerNorm):
 
 
 class LayerNormNoBias(nn.LayerNorm):
-    """y = (x - mean(x)) / sqrt(var(x) + eps) over the last axes, without parameters.
+    """Layer normalization without parameters: y = (x - mean(x)) / sqrt(var(x) + eps) over the last axes.
 
     Args:
-        input_size: size of the last axis of the input, or the sizes of the last axes; these are normalised.
-        **kwargs: those of `torch.nn.LayerNorm`, without `elementwise_affine`, which is False.
+        input_size: size of the last axis of the input, or sizes of the last axes, which are normalized.
+        **kwargs: as for `torch.nn.LayerNorm`, without `elementwise_affine`, which is False.
 
     Example:
         >>> list(LayerNormNoBias(4).state_dict())

@@ -1,4 +1,4 @@
-"""Defines reversible instance normalisation, which a forecast undoes in the end."""
+"""Defines reversible instance normalization, which is undone at the end of a forecast."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from onnxtrain.nn._export import exact, is_tracing, stop_gradient
 __all__ = ["RINorm"]
 
 _NARROW = (torch.float16, torch.bfloat16)
-"""Dtypes whose statistics are computed in float32, as the square of 256 is beyond the range of float16."""
+"""Dtypes whose statistics are computed in float32, because the square of 256 overflows float16."""
 
 
 class RINorm(nn.Module):
-    """y = (x - mean(x)) / stdev(x) * affine_weight + affine_bias, undone by `inverse` (Kim et al., ICLR 2022).
+    """Reversible instance normalization: y = (x - mean) / stdev * affine_weight + affine_bias (Kim et al., ICLR 2022).
 
-    Mean and stdev = sqrt(var + eps), with the biased variance, are those of each series: over all axes but the first
-    (batch) and the last (targets); an input of two axes has one mean for all. They are constants to the gradient.
-    `forward` keeps them for `transform` and `inverse` as the attributes `mean` and `stdev`; they are no part of the
-    state dict.
+    The mean and stdev = sqrt(var + eps), with the biased variance, are computed per series: over all axes but the first
+    (batch) and the last (targets). An input with two axes has a single mean. The statistics are constants for the
+    gradient. `forward` stores them in the attributes `mean` and `stdev` for `transform` and `inverse`; they are not
+    part of the state dict. `inverse` undoes the normalization.
 
     Args:
-        input_dim: size of the last axis of the input, the number of targets, e.g. 1.
+        input_dim: size of the last axis of the input, i.e. the number of targets, e.g. 1.
         eps: added to the variance, e.g. 1e-5.
         affine: True learns a scale and a bias per target.
 
     Raises:
-        RuntimeError: an input has another number of targets than `input_dim`, even if one weight would broadcast;
-            without `affine` any number fits. Or `transform` or `inverse` come before `forward`.
+        RuntimeError: the number of targets of an input differs from `input_dim`, even if a single weight would
+            broadcast (without `affine`, any number is valid); or `transform` or `inverse` is called before `forward`.
 
     Example:
         >>> norm, x = RINorm(1), torch.tensor([[[2.0], [4.0]]])
@@ -45,7 +45,7 @@ class RINorm(nn.Module):
         self.input_dim = input_dim
         self.eps = eps
         self.affine = affine
-        # Attributes and no buffers: the state dict is that of darts' class.
+        # Attributes rather than buffers, so that the state dict matches that of darts' class.
         self.mean = None
         self.stdev = None
         if affine:
@@ -53,9 +53,9 @@ class RINorm(nn.Module):
             self.affine_bias = nn.Parameter(torch.zeros(input_dim))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Normalises x, `[batch, ..., input_dim]`, by its own statistics, and keeps the statistics."""
+        """Normalizes x, `[batch, ..., input_dim]`, by its own statistics, and stores the statistics."""
         self._check("forward", x, axis=-1)
-        # Empty for an input of two axes: PyTorch's mean over no axes is the mean over all.
+        # Empty for an input with two axes: PyTorch's mean over no axes is the mean over all elements.
         axes = tuple(range(1, x.ndim - 1))
         wide = x.float() if x.dtype in _NARROW else x
         mean = stop_gradient(wide.detach().mean(dim=axes, keepdim=True))
@@ -69,20 +69,20 @@ class RINorm(nn.Module):
         return self._scale(centered, stdev)
 
     def transform(self, x: torch.Tensor) -> torch.Tensor:
-        """Normalises x, `[batch, ..., input_dim]`, by the statistics of the last `forward`."""
+        """Normalizes x, `[batch, ..., input_dim]`, by the statistics of the last `forward` call."""
         self._check("transform", x, axis=-1)
         mean, stdev = self._statistics("transform")
         return self._scale(x - mean, stdev)
 
     def inverse(self, x: torch.Tensor) -> torch.Tensor:
-        """Transforms x, `[batch, length, input_dim, params]`, back into the units of the last input of `forward`."""
+        """Transforms x, `[batch, length, input_dim, params]`, back to the units of the last `forward` call's input."""
         self._check("inverse", x, axis=-2)
         mean, stdev = self._statistics("inverse")
         if self.affine:
-            # Exporters replace values that are computed from parameters alone (weight + eps², bias.unsqueeze(-1)) by
-            # constants, which get no gradient: here every value depends on x or its statistics, too. As in darts, eps²
-            # avoids a division by a weight of zero. For such a weight x is the bias, so that the bias is subtracted
-            # before the product, which is then 0, and the result is the mean.
+            # Exporters turn values computed only from parameters (weight + eps², bias.unsqueeze(-1)) into constants,
+            # which get no gradient: here, every value also depends on x or its statistics. As in darts, eps² avoids a
+            # division by a weight of zero. With a zero weight, x equals the bias; subtracting the bias before the
+            # multiplication gives 0, so that the result is the mean.
             stdev = 1 / (self.affine_weight / stdev + exact(self.eps * self.eps, x) / stdev)
             x = (x.transpose(-1, -2) - self.affine_bias).transpose(-1, -2)
         return x * stdev.unsqueeze(-1) + mean.unsqueeze(-1)
@@ -92,14 +92,14 @@ class RINorm(nn.Module):
         return f"{self.input_dim}, eps={self.eps}, affine={self.affine}"
 
     def _scale(self, centered: torch.Tensor, stdev: torch.Tensor) -> torch.Tensor:
-        """Divides by the standard deviation, then applies scale and bias if there are any."""
+        """Divides by the standard deviation, then applies scale and bias if `affine` is True."""
         if not self.affine:
             return centered / stdev
-        # The quotient has one number per series, so that each number of the series is multiplied once.
+        # The quotient has one entry per series, so each element of the series is multiplied only once.
         return centered * (self.affine_weight / stdev) + self.affine_bias
 
     def _statistics(self, method: str) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns mean and stdev of the last `forward`; raises RuntimeError before the first."""
+        """Returns mean and stdev of the last `forward` call; raises RuntimeError if there was none."""
         if self.mean is None or self.stdev is None:
             raise RuntimeError(
                 f"RINorm.{method}: there are no statistics yet; call the layer on the input series first"
@@ -107,8 +107,8 @@ class RINorm(nn.Module):
         return self.mean, self.stdev
 
     def _check(self, method: str, x: torch.Tensor, axis: int) -> None:
-        """Raises RuntimeError unless an axis has the size `input_dim`."""
-        # A weight of one number would broadcast over any number of targets without an error.
+        """Raises RuntimeError unless an axis of x has the size `input_dim`."""
+        # Otherwise, a weight with one element would silently broadcast to any number of targets.
         if self.affine and not is_tracing() and x.shape[axis] != self.input_dim:
             raise RuntimeError(
                 f"RINorm.{method}: axis {axis} of the input must have size {self.input_dim}, the argument "

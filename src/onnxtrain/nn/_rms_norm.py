@@ -1,4 +1,4 @@
-"""Defines root mean square normalisation with a lower bound instead of an epsilon."""
+"""Defines root mean square normalization with a lower bound instead of an epsilon."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ __all__ = ["RMSNorm"]
 
 
 class RMSNorm(nn.Module):
-    """Y = x / max(rms(x), eps) * g with rms(x) = ||x|| / sqrt(dim) over the last axis (Zhang and Sennrich, 2019).
+    """Root mean square normalization: y = x / max(rms(x), eps) * g, with rms(x) = ||x|| / sqrt(dim) over the last axis.
 
-    `eps` bounds the root mean square from below, so that rows with rms(x) > eps have a root mean square of exactly 1.
-    `torch.nn.RMSNorm` is another layer: it adds eps to the mean square.
+    Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019. `eps` is a lower bound of the root mean square, so
+    that rows with rms(x) > eps have a root mean square of exactly 1. `torch.nn.RMSNorm` is a different layer: it adds
+    eps to the mean square.
 
     Args:
         dim: size of the last axis of the input, e.g. 512.
-        eps: lower bound of the root mean square, e.g. 1e-8. Below it the gradient of a row does not pass through its
+        eps: lower bound of the root mean square, e.g. 1e-8. Below it, the gradient of a row does not flow through its
             norm.
 
     Raises:
-        RuntimeError: from `forward`, if the last axis of the input has another size, even if dim is 1.
+        RuntimeError: in `forward`, the last axis of the input has another size than `dim`, even if `dim` is 1.
 
     Example:
         >>> RMSNorm(4)(torch.tensor([[3.0, -3.0, 3.0, 3.0]])).tolist()
@@ -36,8 +37,8 @@ class RMSNorm(nn.Module):
         self.g = nn.Parameter(torch.ones(dim))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Normalises x, `[..., dim]`; the dtype is that of x and g."""
-        # For dim = 1, g would broadcast over any size without an error.
+        """Normalizes x, `[..., dim]`; the dtype of the result is the promoted dtype of x and g."""
+        # For dim = 1, g would silently broadcast to any size.
         if not is_tracing() and x.shape[-1] != self.g.shape[0]:
             raise RuntimeError(
                 f"RMSNorm: the last axis of the input must have size {self.g.shape[0]}, the argument dim; "

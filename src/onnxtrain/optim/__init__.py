@@ -1,11 +1,11 @@
-"""Offers the PyTorch optimizer of onnxruntime-training, `FusedAdam`, for training loops in PyTorch.
+"""Provides onnxruntime-training's PyTorch optimizer, `FusedAdam`, for training loops in PyTorch.
 
-The room `optimizers` is another one: it writes optimizer steps as ONNX models.
+Not to be confused with `onnxtrain.optimizers`, which builds optimizer steps as ONNX models.
 """
 
 from __future__ import annotations
 
-# First of all imports: where PyTorch is missing, the error then says what to install.
+# Must be the first import: if PyTorch is not installed, the error then says what to install.
 import onnxtrain._pytorch  # noqa: F401  # isort: skip
 
 from onnxtrain.optim.fp16_optimizer import FP16_Optimizer

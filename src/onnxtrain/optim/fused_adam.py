@@ -13,34 +13,35 @@ __all__ = ["AdamWMode", "FusedAdam"]
 
 
 class AdamWMode(IntEnum):
-    """Forms of weight decay, with the names and numbers of onnxruntime-training."""
+    """Kinds of weight decay, with the names and values of onnxruntime-training."""
 
     ADAM_L2_REGULARIZATION = 0
-    """Adds the decay to the gradient, as `torch.optim.Adam`."""
+    """Adds the decay to the gradient, like `torch.optim.Adam`."""
     ADAMW_TRANSFORMERS = 1
-    """Shrinks the updated parameter, and adds epsilon before the bias correction, as the AdamW of transformers 4."""
+    """Decays the parameter after the update, and adds epsilon before the bias correction, like the AdamW of
+    transformers 4."""
     ADAMW_TORCH = 2
-    """Shrinks the parameter before the update, as `torch.optim.AdamW`."""
+    """Decays the parameter before the update, like `torch.optim.AdamW`."""
 
 
 class FusedAdam(torch.optim.Optimizer):
-    """Adam (https://arxiv.org/abs/1412.6980) and AdamW (https://arxiv.org/abs/1711.05101), in a few calls per step.
+    """Adam (https://arxiv.org/abs/1412.6980) and AdamW (https://arxiv.org/abs/1711.05101), with a few calls per step.
 
-    The name, arguments and defaults are those of onnxruntime-training. PyTorch's multi-tensor operators take the place
-    of its CUDA kernels, so that FusedAdam runs on every device, in every floating-point dtype.
+    Name, arguments and defaults are those of onnxruntime-training. PyTorch's multi-tensor operators replace its CUDA
+    kernels, so FusedAdam runs on every device, in every floating-point dtype.
 
     Args:
-        params: parameters, or groups of them, as for `torch.optim.Adam`.
+        params: parameters, or parameter groups, as for `torch.optim.Adam`.
         lr: learning rate, e.g. 1e-3.
         bias_correction: True divides the moments by `1 - beta ** step`.
         betas: decay rates of the two moments, e.g. (0.9, 0.999).
         eps: added to the denominator, e.g. 1e-6.
-        adam_w_mode: form of the weight decay, an :class:`AdamWMode`.
-        weight_decay: factor of the decay, e.g. 0.01; a step shrinks parameters by lr * weight_decay.
-        set_grad_none: True makes :meth:`zero_grad` set gradients to None, whatever its argument.
+        adam_w_mode: kind of weight decay, an :class:`AdamWMode`.
+        weight_decay: weight decay coefficient, e.g. 0.01; each step shrinks parameters by lr * weight_decay.
+        set_grad_none: True makes :meth:`zero_grad` set gradients to None, regardless of its argument.
 
     Raises:
-        ValueError: a number is out of range.
+        ValueError: an argument is out of range.
 
     Example:
         >>> weight = torch.nn.Parameter(torch.ones(2))
@@ -63,7 +64,7 @@ class FusedAdam(torch.optim.Optimizer):
         set_grad_none: bool = True,
     ) -> None:
         for name, value in (("lr", lr), ("eps", eps), ("weight_decay", weight_decay)):
-            # Not `value < 0`, which NaN would pass.
+            # Not `value < 0`, which would accept NaN.
             if not value >= 0:
                 raise ValueError(f"FusedAdam: {name} must not be negative, received {value}")
         if not all(0 <= beta < 1 for beta in betas):
@@ -82,7 +83,7 @@ class FusedAdam(torch.optim.Optimizer):
         )
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Sets the gradients to None, or to zero if neither `set_to_none` nor `set_grad_none` is set."""
+        """Sets the gradients to None, or to zero if both `set_to_none` and `set_grad_none` are False."""
         super().zero_grad(set_to_none or self._set_grad_none)
 
     @torch.no_grad()
@@ -90,20 +91,21 @@ class FusedAdam(torch.optim.Optimizer):
         """Updates the parameters that have a gradient.
 
         Args:
-            closure: computes the loss again, and its gradients; None if the gradients are there.
+            closure: recomputes the loss and its gradients; None if the gradients have been computed.
 
         Returns:
-            The result of `closure`, or None without one.
+            The result of `closure`, or None without a closure.
 
         Raises:
-            RuntimeError: a gradient is sparse.
+            RuntimeError: a gradient is sparse or complex.
         """
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            # A parameter that had no gradient in some steps counts fewer steps, and has another bias correction.
+            # A parameter without a gradient in some steps has a smaller step count, and therefore another bias
+            # correction.
             by_step: dict[int, list[torch.Tensor]] = {}
             for parameter in group["params"]:
                 if parameter.grad is not None:
@@ -113,9 +115,16 @@ class FusedAdam(torch.optim.Optimizer):
         return loss
 
     def _count(self, parameter: torch.Tensor, group: dict[str, Any]) -> int:
-        """Counts a step of a parameter and returns its number, from 1 on; creates the state at the first step."""
+        """Increments the step count of a parameter, and creates its state at the first step.
+
+        Returns:
+            The number of this step, counted from 1.
+
+        Raises:
+            RuntimeError: the gradient is sparse or complex.
+        """
         gradient = parameter.grad
-        # The formulas of `_update` are for dense, real gradients: the square of a complex one is |g|², not g·g.
+        # `_update` assumes dense, real gradients: the square of a complex one would be |g|², not g·g.
         if gradient is None or gradient.is_sparse or gradient.is_complex():
             raise RuntimeError(
                 "FusedAdam: a gradient is sparse or complex; use torch.optim.SparseAdam or Adam"
@@ -126,13 +135,13 @@ class FusedAdam(torch.optim.Optimizer):
             state["exp_avg_sq"] = torch.zeros_like(parameter)
             state["step"] = 0
         elif "step" not in state:
-            # A checkpoint of onnxruntime-training counts steps per group.
+            # Checkpoints of onnxruntime-training count steps per group.
             state["step"] = int(group["step"])
         state["step"] = int(state["step"]) + 1
         return int(state["step"])
 
     def _update(self, parameters: list[torch.Tensor], group: dict[str, Any], step: int) -> None:
-        """Updates parameters that count the same number of steps, by PyTorch's multi-tensor operators."""
+        """Updates parameters that have the same step count, with PyTorch's multi-tensor operators."""
         mode, decay, lr, eps = self._adam_w_mode, group["weight_decay"], float(group["lr"]), group["eps"]
         beta1, beta2 = group["betas"]
         gradients: Any = [parameter.grad for parameter in parameters]
@@ -140,8 +149,8 @@ class FusedAdam(torch.optim.Optimizer):
         second = [self.state[parameter]["exp_avg_sq"] for parameter in parameters]
         if decay and mode is AdamWMode.ADAM_L2_REGULARIZATION:
             gradients = torch._foreach_add(gradients, parameters, alpha=decay)
-        # PyTorch's AdamW decays before the update, that of transformers after it, at the end of this function. Besides,
-        # the two differ only in eps.
+        # PyTorch's AdamW decays before the update, that of transformers after it, at the end of this function. The only
+        # other difference between the two is in eps.
         if decay and mode is AdamWMode.ADAMW_TORCH:
             torch._foreach_mul_(parameters, 1 - lr * decay)
         torch._foreach_lerp_(first, gradients, 1 - beta1)
@@ -151,7 +160,7 @@ class FusedAdam(torch.optim.Optimizer):
             (1 - beta1**step, math.sqrt(1 - beta2**step)) if group["bias_correction"] else (1.0, 1.0)
         )
         denominators = torch._foreach_sqrt(second)
-        # The AdamW of transformers adds eps to the root of the uncorrected second moment.
+        # The AdamW of transformers adds eps to the square root of the uncorrected second moment.
         if mode is AdamWMode.ADAMW_TRANSFORMERS:
             torch._foreach_add_(denominators, eps)
             size = lr * corrections[1] / corrections[0]

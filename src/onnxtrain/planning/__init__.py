@@ -1,12 +1,12 @@
-"""Measures which trainings of a model fit into a given memory.
+"""Measures which training configurations of a model fit into a given amount of memory.
 
 `plan_training` runs a few steps of each choice of parameters (all, LoRA adapters, biases and norms, the last layers) in
-a process of its own, and returns memory and time of each.
+a separate process, and returns the memory and time of each.
 """
 
 from __future__ import annotations
 
-# First of all imports: where onnx is missing, the error then says what to install.
+# Must be the first import: if onnx is not installed, the error then says what to install.
 import onnxtrain._desk  # noqa: F401  # isort: skip
 
 from onnxtrain.planning._memory import memory_text, parse_memory

@@ -1,4 +1,4 @@
-"""Lists the choices of parameters that a model can train: all, adapters, biases and norms, the last layers."""
+"""Lists a model's choices of parameters to train: all, adapters, biases and norms, the last layers."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from onnxtrain.op_facts import VIEWS
 from onnxtrain.passes import ModelSource
 from onnxtrain.selection import match_names, select_parameters
 
-# Parts of the paths of attention modules, as PyTorch's and Hugging Face's models name them.
+# Parts of the paths of attention modules, as named by PyTorch's and Hugging Face's models.
 _ATTENTION = re.compile(r"attn|attention", re.IGNORECASE)
-# Layers of attention in files that keep the last part of a path only.
+# Names of attention layers, for files that keep only the last part of a path.
 _ATTENTION_LAYERS = frozenset(
     {
         "q_proj",
@@ -31,21 +31,21 @@ _ATTENTION_LAYERS = frozenset(
         "query_key_value",
     }
 )
-# Nodes between a weight and the product that reads it.
+# Nodes between a weight and the matrix product that uses it.
 _PASSED_ON = VIEWS | {"Cast", "DequantizeLinear", "Transpose"}
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Parameters to train.
+    """A choice of parameters to train.
 
     Attributes:
         name: description, e.g. "LoRA of rank 8, attention".
         requires_grad: argument of `generate_artifacts`: patterns of the parameters, or None for its default.
         lora: argument of `generate_artifacts`: the adapters, or None.
         trained: number of trained elements, e.g. 2048.
-        reached: number of elements of the model that training changes. Adapters reach the weights that they stand
-            beside, so that this is the reach of the choice and not its cost.
+        reached: number of the model's elements that training can change. Adapters can change the weights of their
+            layers, so this measures the reach of the choice, not its cost.
     """
 
     name: str
@@ -57,11 +57,11 @@ class Choice:
 
 @dataclass(frozen=True)
 class Choices:
-    """Choices that a model has.
+    """The choices of a model.
 
     Attributes:
-        choices: the choices, in the order in which they are shown.
-        elements: number of elements of all parameters of the model, those of quantized linear layers included.
+        choices: the choices, in display order.
+        elements: number of elements of all parameters of the model, including quantized linear layers.
     """
 
     choices: list[Choice]
@@ -78,18 +78,18 @@ def list_choices(
     """Lists what a model can train.
 
     Args:
-        source: the model as the user has given it, in which adapters find their layers.
+        source: the model as the user passed it, for finding the adapters' layers.
         model: the same model in canonical form.
-        requires_grad: names and patterns to choose from; None for all that train by default.
+        requires_grad: names and patterns to choose from; None for all parameters that train by default.
         frozen: names and patterns of parameters that are never trained.
-        ranks: ranks of adapters, e.g. (4, 8).
+        ranks: LoRA ranks, e.g. (4, 8).
 
     Raises:
         NothingToTrain: there are no parameters to train, and no layers for adapters.
         GraphBuildError: a name or pattern is unknown, or a rank is below 1.
     """
     layers = linear_layers(source)
-    # The parts of a merged layer are in its weight.
+    # The parts of a merged layer are already counted in its weight.
     quantized = sum(
         layer.inputs * layer.outputs for layer in layers if layer.is_quantised and layer.part_of is None
     )
@@ -97,7 +97,7 @@ def list_choices(
     try:
         trainable = select_parameters(model, requires_grad, frozen).trainable
     except GraphBuildError:
-        # A model whose floats are scales alone trains adapters, or nothing.
+        # A model whose only floats are quantization scales trains adapters, or nothing.
         if not adapters or requires_grad or frozen:
             raise
         trainable = []
@@ -107,9 +107,10 @@ def list_choices(
         if value.const_value is not None
     }
     universe = trainable if requires_grad is None and not frozen else _all_parameters(model)
-    # All of them are named as the user has named them.
+    # Passed on as the user spelled them.
     everything = None if requires_grad is None else list(requires_grad)
-    # Weights in int4 or int8 cannot move: there, all parameters are the embedding, norms and biases.
+    # int4 or int8 weights cannot be trained directly: in such models, all parameters are the embedding, norms and
+    # biases.
     title = "all float parameters" if quantized else "all parameters"
     if everything is not None or frozen:
         title = "all chosen parameters"
@@ -131,7 +132,7 @@ def _parameter_choices(
     everything: list[str] | None,
     title_of_all: str,
 ) -> Iterator[Choice]:
-    """Yields the choices of the model's own parameters: all of them first."""
+    """Yields the choices of the model's own parameters; the first is all of them."""
     order = _reading_order(model, trainable)
     matrices = [name for name in order if len(model.graph.initializers[name].shape or ()) > 1]
     groups = {
@@ -142,7 +143,7 @@ def _parameter_choices(
     }
     listed: list[set[str]] = []
     for title, names in groups.items():
-        # In a small model two groups may be the same parameters.
+        # In a small model, two groups may contain the same parameters.
         if names and set(names) not in listed:
             listed.append(set(names))
             elements = sum(sizes[name] for name in names)
@@ -151,18 +152,18 @@ def _parameter_choices(
 
 
 def _from_matrix(order: Sequence[str], matrices: Sequence[str], number: int) -> list[str]:
-    """Returns the parameters from one matrix on, e.g. the last layer's weight and bias."""
+    """Returns the parameters from matrix `number` on, e.g. the last layer's weight and bias."""
     return list(order[order.index(matrices[number]) :]) if matrices else []
 
 
 def _reading_order(model: ir.Model, names: Sequence[str]) -> list[str]:
-    """Sorts parameters by the first node that computes with them: files may list weights in any order."""
+    """Sorts parameters by the first node that computes with them, because files may list weights in any order."""
     places = {node: place for place, node in enumerate(model.graph)}
 
     def first(value: ir.Value) -> int:
         readers = [use.node for use in value.uses()]
-        # Exporters write the Transpose of a weight anywhere before the product, often at the beginning. Readers in the
-        # body of a Loop have no place of their own in the graph.
+        # Exporters emit the Transpose of a weight anywhere before the product, often at the beginning. Readers in the
+        # body of a Loop have no position in this graph.
         return min(
             (
                 first(reader.outputs[0]) if reader.op_type in _PASSED_ON else places.get(reader, 0)
@@ -175,7 +176,7 @@ def _reading_order(model: ir.Model, names: Sequence[str]) -> list[str]:
 
 
 def _adapters(model: ModelSource, layers: Sequence[LinearLayer], ranks: Sequence[int]) -> Iterator[Choice]:
-    """Yields the choices of adapters, on all linear layers and on those of attention, for each rank."""
+    """Yields the choices of adapters: on all linear layers and on attention layers, for each rank."""
     everywhere: set[str] | None = None
     for title, modules in (("all linear layers", None), ("attention", _attention_names(layers))):
         if modules == []:
@@ -185,7 +186,7 @@ def _adapters(model: ModelSource, layers: Sequence[LinearLayer], ranks: Sequence
             try:
                 chosen = linear_layers(model, config)
             except GraphBuildError:
-                # The model has no linear layers: an answer here, not an error.
+                # The model has no linear layers, which is not an error here.
                 return
             if modules is None:
                 everywhere = {layer.path for layer in chosen}
@@ -197,9 +198,10 @@ def _adapters(model: ModelSource, layers: Sequence[LinearLayer], ranks: Sequence
 
 
 def _attention_names(layers: Sequence[LinearLayer]) -> list[str]:
-    """Returns names for `target_modules` that choose the layers of attention, e.g. ["q_proj", "k_proj", "v_proj"].
+    """Returns names for `target_modules` that select the attention layers, e.g. ["q_proj", "k_proj", "v_proj"].
 
-    A name is the shortest end of a path that no other layer has: BERT's "attention.output.dense" beside "output.dense".
+    A name is the shortest suffix of a path that no other layer has, e.g. BERT's "attention.output.dense", because of
+    "output.dense".
     """
     merged = {layer.part_of for layer in layers}
     modules = [layer.path for layer in layers if layer.path not in merged]
@@ -209,7 +211,7 @@ def _attention_names(layers: Sequence[LinearLayer]) -> list[str]:
     for module in attention:
         parts = module.split(".")
         ends = [".".join(parts[-count:]) for count in range(1, len(parts) + 1)]
-        # The whole path is always an end that no other layer has.
+        # The whole path is always a unique suffix.
         names[next(end for end in ends if not any(f".{other}".endswith(f".{end}") for other in others))] = (
             None
         )
@@ -217,13 +219,13 @@ def _attention_names(layers: Sequence[LinearLayer]) -> list[str]:
 
 
 def _is_attention(module: str) -> bool:
-    """Tells if the path of a module is that of a layer of attention."""
+    """True if the path of a module is that of an attention layer."""
     path, _, last = module.rpartition(".")
     return _ATTENTION.search(path) is not None or last in _ATTENTION_LAYERS
 
 
 def shortest_patterns(names: Collection[str], universe: Collection[str]) -> list[str]:
-    """Writes names as patterns that match no other name, so that a command line with them stays short.
+    """Returns patterns that match exactly the given names, to keep command lines short.
 
     >>> shortest_patterns(["0.norm.w", "1.norm.w", "fc.bias"], ["0.norm.w", "1.norm.w", "fc.bias", "fc.w"])
     ['*.norm.w', '*.bias']
@@ -232,7 +234,7 @@ def shortest_patterns(names: Collection[str], universe: Collection[str]) -> list
     left = dict.fromkeys(names)
     while left:
         name = next(iter(left))
-        # Without digits, "layers.0.norm.weight" is the norm of all layers; "*.bias" is every bias.
+        # Without digits, "layers.0.norm.weight" becomes the norm of all layers; "*.bias" matches every bias.
         ends = [f"*.{name.rpartition('.')[2]}"] if "." in name else []
         for pattern in [*ends, re.sub(r"\d+", "*", name), name]:
             matched = match_names([pattern], universe)[pattern]

@@ -1,4 +1,4 @@
-"""Runs `_dry_run` in a process of its own, and makes the arrays that it trains on."""
+"""Runs `_dry_run` in a separate process, and creates the arrays that it trains on."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from onnxtrain.functional.random_inputs import index_bound
 from onnxtrain.planning import _dry_run
 from onnxtrain.runtime.manifest import InputSpec, Manifest
 
-# Texts by which Python, C++ and ONNX Runtime say that memory is short.
+# Texts with which Python, C++ and ONNX Runtime report insufficient memory.
 _OUT_OF_MEMORY = ("MemoryError", "bad_alloc", "Failed to allocate memory", "Unable to allocate")
 _PACKAGE = Path(__file__).parents[2]
 
@@ -29,8 +29,8 @@ class Measured(NamedTuple):
     """Result of a dry run.
 
     Attributes:
-        peak: largest memory of the process in bytes; None if the process was stopped.
-        seconds: median time of a step; None if the process was stopped.
+        peak: peak memory of the process in bytes; None if the process was stopped.
+        seconds: median step time; None if the process was stopped.
     """
 
     peak: int | None
@@ -38,20 +38,20 @@ class Measured(NamedTuple):
 
 
 def run_steps(directory: Path, steps: int, limit: int, threads: int | None) -> Measured:
-    """Trains from the artifacts and the `inputs.npz` of a directory, in a process of its own.
+    """Trains in a separate process, with the artifacts and the `inputs.npz` of a directory.
 
     Args:
         directory: directory of the artifacts.
         steps: number of training steps.
-        limit: stop when the process has used more than this memory, in bytes.
-        threads: threads per operation; None for ONNX Runtime's default.
+        limit: memory in bytes at which to stop the process.
+        threads: number of threads per op; None for ONNX Runtime's default.
 
     Raises:
         OnnxTrainError: the steps failed for another reason than memory.
     """
-    # By its path, not by `-m`, which would import `onnxtrain.planning` and with it all that builds graphs.
+    # Run by path: `-m` would import `onnxtrain.planning`, and with it everything that builds graphs.
     command = [sys.executable, "-P", _dry_run.__file__, *map(str, (directory, steps, limit, threads or 0))]
-    # The child finds the same package as this process, also if a notebook has put it on sys.path.
+    # The child finds the same package as this process, even if a notebook has added it to sys.path.
     path = os.pathsep.join([str(_PACKAGE), *filter(None, [os.environ.get("PYTHONPATH")])])
     done = subprocess.run(
         command,
@@ -61,7 +61,7 @@ def run_steps(directory: Path, steps: int, limit: int, threads: int | None) -> M
         errors="replace",
         check=False,
     )
-    # Linux kills a process when the machine has no memory left.
+    # Linux kills a process if the machine runs out of memory.
     killed = os.name == "posix" and done.returncode == -signal.SIGKILL
     if (
         done.returncode == _dry_run.STOPPED
@@ -70,7 +70,7 @@ def run_steps(directory: Path, steps: int, limit: int, threads: int | None) -> M
     ):
         return Measured(None, None)
     if done.returncode:
-        # The last line of a traceback is the error; without one the exit code is all that is known.
+        # The last line of a traceback is the error; without a traceback, only the exit code is known.
         problem = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         raise OnnxTrainError(f"planning: a training step with random inputs failed: {problem}")
     return Measured(**json.loads(done.stdout.splitlines()[-1]))
@@ -79,11 +79,11 @@ def run_steps(directory: Path, steps: int, limit: int, threads: int | None) -> M
 def write_inputs(
     path: Path, model: ir.Model, manifest: Manifest, batch_size: int, dims: Mapping[str, int]
 ) -> None:
-    """Writes random arrays for one step, in the order in which a module takes them.
+    """Writes random arrays for one step, in the order of the module's arguments.
 
     Args:
         path: the `.npz` file to write.
-        model: the canonical model, whose nodes tell what integers stand for.
+        model: canonical model, whose nodes show what integer inputs index.
         manifest: manifest of the artifacts, with the inputs and targets.
         batch_size: size of symbolic first axes.
         dims: sizes of the other symbolic axes, by name.
@@ -100,19 +100,19 @@ def write_inputs(
             # numpy has no bfloat16; these are the bits of 0.5.
             values = np.full(shape, 0x3F00)
         elif dtype.kind == "f":
-            # Positive, as some targets have to be: probabilities, counts.
+            # Positive, because some targets must be: probabilities, counts.
             values = rng.uniform(0, 1, shape)
         else:
-            # Integers that index nothing are masks and positions: with ones nothing is masked.
+            # Integers that don't index anything are masks and positions: ones mask nothing.
             bound = bounds.get(spec.name)
             values = np.ones(shape) if bound is None else rng.integers(0, bound, shape)
         arrays.append(np.asarray(values, dtype))
-    # An input may be called `file` or `allow_pickle`, as arguments of `savez` are: arrays are named by their places.
+    # Arrays are saved by position: an input may be called `file` or `allow_pickle`, like arguments of `savez`.
     np.savez(path, *arrays)
 
 
 def check_sizes(manifest: Manifest, batch_size: int | None, dims: Mapping[str, int]) -> None:
-    """Raises InputError if a size is missing, contradicts the file, or is of a dimension that nothing has."""
+    """Raises InputError if a size is missing, contradicts the model, or belongs to an unknown dimension."""
     fixed = next((spec for spec in manifest.inputs if spec.shape and isinstance(spec.shape[0], int)), None)
     if fixed is not None and batch_size is not None and fixed.shape and fixed.shape[0] != batch_size:
         raise InputError(
@@ -127,7 +127,7 @@ def check_sizes(manifest: Manifest, batch_size: int | None, dims: Mapping[str, i
             f"planning: no input or target has a symbolic dimension {', '.join(map(repr, unknown))}; they have "
             f"{', '.join(map(repr, symbols)) or 'none'}"
         )
-    # Unlike the batch, which has a usual size, a guess would give a memory that holds for no training of the user's.
+    # Unlike the batch size, which has a usual value, a guess would give a meaningless memory figure.
     for spec in manifest.arguments:
         for dim in (spec.shape or ())[1:]:
             if isinstance(dim, str) and dim not in dims:
@@ -138,7 +138,11 @@ def check_sizes(manifest: Manifest, batch_size: int | None, dims: Mapping[str, i
 
 
 def _shape(spec: InputSpec, batch_size: int, dims: Mapping[str, int]) -> list[int]:
-    """Returns the sizes of an input or target."""
+    """Returns the shape of an input or target.
+
+    Raises:
+        InputError: the rank or a size is unknown.
+    """
     if spec.shape is None:
         raise InputError(f"planning: the number of axes of '{spec.name}' is not in the file")
     sizes = []

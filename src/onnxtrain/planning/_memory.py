@@ -1,4 +1,4 @@
-"""Reads and writes sizes of memory, e.g. "512MB"."""
+"""Parses and formats memory sizes, e.g. "512MB"."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from onnxtrain._words import argument
 from onnxtrain.errors import InputError
 
-# Decimal units are those of the SI, binary ones those of IEC 80000-13. A single letter is read as decimal.
+# Decimal units are those of the SI, binary ones those of IEC 80000-13. A single letter is decimal.
 _UNITS = {"": 1, "B": 1} | {
     unit: base**power
     for power, letter in enumerate("KMGT", start=1)
@@ -17,14 +17,14 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)", re.IGNORECASE)
 
 
 def parse_memory(size: str | int) -> int:
-    """Returns a size of memory in bytes.
+    """Returns a memory size in bytes.
 
     Args:
-        size: a number of bytes, or a text of a number and a unit: B, kB, MB, GB, TB (powers of 1000), KiB, MiB, GiB or
-            TiB (powers of 1024). Upper and lower case, and a blank before the unit, make no difference.
+        size: number of bytes, or a string with a number and a unit: B, kB, MB, GB, TB (powers of 1000), KiB, MiB, GiB
+            or TiB (powers of 1024). Case is ignored, and a space before the unit is allowed.
 
     Raises:
-        InputError: the text is no size, or the size is not positive.
+        InputError: the string is not a size, or the size is not positive.
 
     Example:
         >>> parse_memory("512MB"), parse_memory("1.5 GiB")
@@ -33,7 +33,7 @@ def parse_memory(size: str | int) -> int:
     found = _SIZE.fullmatch(str(size).strip())
     unit = None if found is None else _UNITS.get(found[2].upper())
     result = 0 if found is None or unit is None else int(float(found[1]) * unit)
-    # True is an int, and nobody's number of bytes.
+    # True is an int, but not a number of bytes.
     if result < 1 or isinstance(size, bool):
         raise InputError(
             f"{argument('memory')} is {size!r}; write a number and a unit, e.g. 512MB, 1.5GB or 800MiB"
@@ -42,5 +42,5 @@ def parse_memory(size: str | int) -> int:
 
 
 def memory_text(size: int) -> str:
-    """Writes a number of bytes for people, e.g. "370 MB" or "1.25 GB"; units are powers of 1000."""
+    """Formats a number of bytes, e.g. as "370 MB" or "1.25 GB"; units are powers of 1000."""
     return f"{size / 1e9:.2f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"

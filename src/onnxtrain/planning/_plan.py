@@ -1,4 +1,4 @@
-"""Defines `plan_training`, which measures memory and time of the trainings that a model has."""
+"""Defines `plan_training`, which measures memory and time of a model's training configurations."""
 
 from __future__ import annotations
 
@@ -29,30 +29,31 @@ from onnxtrain.training.training_graph import Activations, Precision, Profile
 _BATCH_SIZE = 32
 """Size of a symbolic first axis, as in `Trainer.fit`."""
 _STOP_AT = 4
-"""Stop a dry run at this multiple of the given memory: by then the table has shown that it is far too much."""
+"""A dry run is stopped at this multiple of the given memory: far too much anyway."""
 _SHARE_OF_FREE_MEMORY = 0.8
-"""Leave the rest of the free memory of this machine to its other processes."""
+"""Fraction of this machine's free memory that a dry run may use; the rest is left to other processes."""
 
 
 @dataclass(frozen=True)
 class PlanChoice:
-    """One training of a model, with its measured memory and time.
+    """A training configuration of a model, with its measured memory and time.
 
     Attributes:
         name: description of the trained parameters, e.g. "LoRA of rank 8, all linear layers".
-        recompute: True if activations are recomputed for the gradients; argument of `generate_artifacts` and `Trainer`.
+        recompute: True if activations are recomputed in the backward pass; argument of `generate_artifacts` and
+            `Trainer`.
         requires_grad: names and patterns of the trained parameters, e.g. ["*.bias"]; None for all that train by default
-            or, with `lora`, for the adapters alone. Argument of both functions.
+            or, with `lora`, for only the adapters. Argument of both functions.
         lora: the adapters, e.g. LoraConfig(r=8), or None. Argument of both functions.
         trained: number of trained elements, e.g. 180224.
         share: `trained` divided by the number of elements of all parameters of the model, e.g. 0.01.
-        peak: largest memory of the whole process in bytes, interpreter and ONNX Runtime included. If `complete` is
-            False, the memory at which the process was stopped: training needs more.
-        seconds: median time of a training step with its optimizer step; None if `complete` is False.
+        peak: peak memory of the whole process in bytes, including interpreter and ONNX Runtime. If `complete` is False,
+            the memory at which the process was stopped: training needs more.
+        seconds: median time of a training step including the optimizer step; None if `complete` is False.
         complete: False if the dry run was stopped or failed.
         fits: True if the dry run was completed within the given memory.
-        problem: message of an error for which the choice cannot be trained; else empty.
-        recommended: True for the recommended choice; at most one has it.
+        problem: error message if the choice cannot be trained, otherwise empty.
+        recommended: True for the recommended choice, of which there is at most one.
     """
 
     name: str
@@ -71,8 +72,8 @@ class PlanChoice:
 
 @contextmanager
 def _each_warning_once() -> Iterator[None]:
-    """Makes the package's log give each message once."""
-    # Warnings of what an exporter has done to the model would come with each set of artifacts.
+    """Suppresses repeated messages of the package's logger."""
+    # Otherwise, warnings about the exported model would be repeated for each set of artifacts.
     seen: set[str] = set()
 
     def is_new(record: logging.LogRecord) -> bool:
@@ -113,48 +114,50 @@ def plan_training(
     threads: int | None = None,
     report: Callable[[str], None] | None = None,
 ) -> list[PlanChoice]:
-    """Measures which trainings of a model fit into a memory.
+    """Measures which training configurations of a model fit into a given amount of memory.
 
-    The choices are all parameters; LoRA adapters of each rank on all linear layers, and on those of attention; the last
-    half of the layers; the last layer; biases and norms. Each is measured with and without recomputation, if that
-    changes anything. A measurement is a dry run: artifacts are written to a temporary directory, and a new process
-    loads them by `onnxtrain.api`, trains a few steps on random inputs, evaluates a batch and saves a checkpoint. So the
-    memory is that of a training on a device. A training at the desk (`Trainer`) also holds what builds the graphs.
+    The choices are all parameters; LoRA adapters of each rank, on all linear layers and on attention layers; the last
+    half of the layers; the last layer; biases and norms. Each is measured with and without recomputation, if that makes
+    a difference. A measurement is a dry run: artifacts are written to a temporary directory, and a new process loads
+    them with `onnxtrain.api`, trains a few steps on random inputs, evaluates a batch and saves a checkpoint. So the
+    memory is that of training on a device. Training on a build machine (`Trainer`) additionally holds what builds the
+    graphs.
 
-    The recommended choice is, of those that fit, the one that reaches the largest part of the weights. An adapter
-    reaches the weights that it stands beside. Of several ranks it is the highest one; and it recomputes only if the
-    training does not fit otherwise.
+    The recommended choice is the one that fits and reaches the largest part of the weights. An adapter reaches the
+    weights of its layer. Among several ranks, the highest is recommended; recomputation only if the configuration
+    doesn't fit otherwise.
 
     Args:
-        model: path of a `.onnx` file, `ModelProto` or `onnx_ir.Model`; not changed.
-        memory: memory of the device for the whole process: bytes, or a text such as "512MB" or "1.5GiB".
+        model: path of a `.onnx` file, `ModelProto` or `onnx_ir.Model`; it is not modified.
+        memory: memory of the device for the whole process, in bytes or as a string such as "512MB" or "1.5GiB".
         loss: as in `generate_artifacts`; None if the model's first output is the loss.
         optimizer: as in `generate_artifacts`.
-        batch_size: samples of a batch. Default: 32, or what the model has fixed.
+        batch_size: batch size. Default: the model's fixed batch size, or 32.
         dims: sizes of the other symbolic dimensions, e.g. {"sequence_length": 128}; each must be given.
-        ranks: ranks of the adapters.
-        requires_grad: names and patterns to choose from; adapters are left out then. None: all that train by default.
+        ranks: LoRA ranks of the adapters.
+        requires_grad: names and patterns to choose from, without adapters. None: all parameters that train by default.
         frozen_params: names and patterns of parameters that no choice trains.
         batch_norm: as in `generate_artifacts`.
         dropout: as in `generate_artifacts`.
-        straight_through: as in `generate_artifacts`; True for models in int8.
+        straight_through: as in `generate_artifacts`; True for int8 models.
         precision: as in `generate_artifacts`.
         activations: as in `generate_artifacts`.
         profile: as in `generate_artifacts`; "portable" measures the models for browsers and phones.
-        additional_output_names: as in `generate_artifacts`: values that are returned stay in memory during a step.
-        steps: training steps of a dry run, at least 1. The first one does not count for the time.
-        threads: threads per operation. Default: one per core.
+        additional_output_names: as in `generate_artifacts`: returned values stay in memory during a step.
+        steps: number of training steps of a dry run, at least 1. The first one is not timed.
+        threads: number of threads per op. Default: one per core.
         report: called with a line of text before each dry run, e.g. `print`.
 
     Returns:
-        All choices, also those that do not fit.
+        All choices, including those that do not fit.
 
     Raises:
-        InputError: `memory` cannot be read; the size of a dimension is missing or its name unknown.
+        InputError: `memory` cannot be parsed; or the size of a dimension is missing, or its name unknown.
         NothingToTrain: the model has no parameters to train.
-        GraphBuildError: the loss or the optimizer does not fit, or no choice can be built; also DifferentiationError.
+        GraphBuildError: the loss or the optimizer does not fit the model, or no choice can be built; also
+            DifferentiationError.
         ModelError: the model cannot be loaded.
-        OnnxTrainError: this is Windows.
+        OnnxTrainError: the platform is Windows.
     """
     limit = parse_memory(memory)
     if optimizer is None:
@@ -162,7 +165,7 @@ def plan_training(
     for name, number in (("batch_size", batch_size), ("steps", steps)):
         if number is not None and number < 1:
             raise InputError(f"planning: {argument(name)} is {number}; it must be at least 1")
-    # Its processes neither tell their peak without packages that a device lacks, nor end by SIGKILL.
+    # On Windows, processes report their peak only with packages that a device lacks, and don't end by SIGKILL.
     if sys.platform == "win32":
         raise OnnxTrainError("planning: memory is measured on Linux and macOS only; plan there")
     canonical = canonicalize(load_model(model))
@@ -204,12 +207,12 @@ def plan_training(
                 way = ", recomputing" if recompute else ""
                 report(f"{2 * number + recompute + 1} of {2 * len(listed.choices)}: {choice.name}{way}")
             row = replace(row, recompute=recompute)
-            # The files of one choice alone are on the disk at a time: each set holds the weights.
+            # Only one choice's files exist at a time, because each set contains the weights.
             with tempfile.TemporaryDirectory(prefix="onnxtrain-plan-") as folder:
                 try:
                     _generate(model, choice, recompute, Path(folder), settings)
                     graph = _graph(Path(folder) / "training_model.onnx")
-                    # Nothing is worth recomputing here, so that the second row would repeat the first.
+                    # If nothing is worth recomputing, the second row would repeat the first.
                     if graph == plain_graph:
                         continue
                     plain_graph = graph
@@ -252,29 +255,29 @@ def _measured(choice: PlanChoice, measured: Measured, limit: int) -> PlanChoice:
 def _with_recommendation(
     plan: Sequence[PlanChoice], reach: Mapping[str, tuple[int, int]]
 ) -> Iterator[PlanChoice]:
-    """Yields the choices, of which one is marked; none if none fits."""
+    """Yields the choices, with the recommended one marked if any choice fits."""
     fitting = [choice for choice in plan if choice.fits]
-    # Not by the measured times, which a busy machine turns round: recomputing always costs some.
+    # Not by measured time, which is unreliable on a busy machine: recomputation is always slower.
     best = max(fitting, key=lambda choice: (*reach[choice.name], not choice.recompute), default=None)
     for choice in plan:
         yield replace(choice, recommended=choice is best)
 
 
 def _graph(path: Path) -> bytes:
-    """Reads the nodes of a model; its metadata tells how it was made."""
+    """Returns the nodes of a model as bytes, without the metadata, which describes how the model was made."""
     model = onnx.load(path, load_external_data=False)
     return b"".join(node.SerializeToString(deterministic=True) for node in model.graph.node)
 
 
 def _free_memory() -> float:
-    """Returns the memory that new processes can have, in bytes; infinity where the system does not tell."""
+    """Returns the memory available to new processes, in bytes; infinity if the system doesn't report it."""
     information = Path("/proc/meminfo")
     if information.exists():
         line = next(
             (line for line in information.read_text().splitlines() if line.startswith("MemAvailable")), None
         )
         return int(line.split()[1]) * 1024 if line else float("inf")
-    # macOS tells the whole memory only.
+    # macOS only reports the total memory.
     try:
         return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     except (AttributeError, ValueError, OSError):

@@ -1,1 +1,1 @@
-"""Holds `onnxtrain.utils.data`, the samplers that onnxruntime-training had under this name."""
+"""Contains `onnxtrain.utils.data`, the samplers that onnxruntime-training has under this name."""

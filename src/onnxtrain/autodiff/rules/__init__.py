@@ -1,7 +1,7 @@
-"""Holds the gradient rules, one module per family of ops; importing this package registers them all.
+"""Holds the VJP rules, one module per family of ops. Importing this package registers all of them.
 
-Modules with a leading underscore are shared by several families. Ops of com.microsoft stand in `contrib/`, those of
-ai.onnx.ml in `ml.py`.
+Modules with a leading underscore are shared by several families. Rules for ops of com.microsoft are in `contrib/`,
+those of ai.onnx.ml in `ml.py`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,6 @@ import pkgutil
 
 __all__ = [module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_")]
 
-# A new file registers its rules without being named anywhere else.
+# Every public module is imported, so a new file registers its rules without being listed anywhere.
 for _name in __all__:
     importlib.import_module(f"{__name__}.{_name}")

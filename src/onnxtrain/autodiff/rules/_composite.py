@@ -1,4 +1,4 @@
-"""Registers rules of composite ops, each of which has one function per dtype."""
+"""Registers rules of composite ops: one registration per function, i.e. per dtype."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ def composite_vjp(
     inputs: Sequence[str] = (),
     **settings: Any,
 ) -> Callable[[RuleFunction], RuleFunction]:
-    """Registers the decorated function as the rule of a composite op.
+    """Registers the decorated function as the rule of a composite op, for all its dtypes.
 
     Args:
         composite: the op.
-        names: names of its outputs, e.g. ("y", "log_sum").
-        wrt: names of the inputs that can have a cotangent; by default all.
-        inputs: names of the inputs for a rule that a standard op shares; by default those of the composite.
+        names: names of the outputs, e.g. ("y", "log_sum").
+        wrt: names of the inputs that can have a cotangent. Default: all inputs.
+        inputs: names of the inputs as the rule uses them, if a standard op shares the rule. Default: the composite's
+            names.
         settings: `outputs` and `saves` of :func:`vjp`.
     """
     signature = Signature(tuple(inputs or composite.inputs), tuple(names))

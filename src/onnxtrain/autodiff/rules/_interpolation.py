@@ -1,8 +1,8 @@
-"""Interpolates between the pixels of an image at positions that are computed, and differentiates that.
+"""Interpolates an image at computed positions, and differentiates the interpolation.
 
-Along each axis a sample lies between the pixel `low` and the next one, at the fraction `weight` of the way. Its value
-is a weighted sum over the corners of that cell; for cubic interpolation, over the corners of the neighbouring cells,
-too. Indices and weights of several axes broadcast against each other.
+Along each axis, a sample lies between the pixel `low` and the next pixel, at the fraction `weight` of the way. Its
+value is a weighted sum over the corners of that cell; cubic interpolation also uses the corners of the neighboring
+cells. Indices and weights of different axes broadcast against each other.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from onnxtrain.emitter import Emitter
 
-# Keys' parameter a of the cubic kernel, as ONNX's GridSample and PyTorch have it.
+# Parameter a of the cubic kernel, with the value used by ONNX's GridSample and PyTorch.
 _A = -0.75
 _CUBIC = {
     -1: (0.0, _A, -2 * _A, _A),
@@ -24,7 +24,7 @@ _CUBIC = {
     1: (0.0, -_A, 2 * _A + 3, -_A - 2),
     2: (0.0, 0.0, _A, -_A),
 }
-"""By step from `low`, the weight of that pixel as a polynomial of `weight`, constant term first.
+"""Weight of the pixel at each offset from `low`: a polynomial in `weight`, constant term first.
 
 Keys, "Cubic convolution interpolation for digital image processing", 1981.
 """
@@ -35,9 +35,9 @@ class Tap:
     """One of the pixels that a sample is interpolated from, along one axis.
 
     Attributes:
-        index: its index, possibly outside of the image.
-        weight: its weight in the sample.
-        slope: derivative of the weight with respect to the position.
+        index: index of the pixel, possibly outside of the image.
+        weight: interpolation weight of the pixel.
+        slope: derivative of the weight with respect to the sample's position.
     """
 
     index: ir.Value
@@ -47,14 +47,14 @@ class Tap:
 
 @dataclass(frozen=True)
 class Place:
-    """Positions of samples on one axis of an image; floating-point values of one dtype.
+    """Positions of samples along one axis of an image; floating-point values of the same dtype.
 
     Attributes:
         low: index of the pixel at or before each sample.
-        weight: fraction of the way from there to the next pixel, 0 to 1; None if all samples are pixels.
+        weight: fraction of the way from `low` to the next pixel, 0 to 1; None if all samples lie on pixels.
         size: number of pixels, int64 [1].
         last: index of the last pixel.
-        taps: by step from `low`, -1 to 2, the pixels of cubic interpolation; None for linear interpolation.
+        taps: for cubic interpolation, the pixel at each offset from `low`, -1 to 2; None for linear interpolation.
     """
 
     low: ir.Value
@@ -65,7 +65,7 @@ class Place:
 
 
 def place_at(op: Emitter, where: ir.Value, size: ir.Value) -> Place:
-    """Returns the place of samples at the positions `where` of an axis of `size` pixels."""
+    """Returns the place of samples at positions `where` along an axis with `size` pixels, for linear interpolation."""
     low = op.Floor(where)
     return Place(low, op.Sub(where, low), size, op.Sub(op.Cast(size, to=where.dtype), 1.0))
 
@@ -73,27 +73,27 @@ def place_at(op: Emitter, where: ir.Value, size: ir.Value) -> Place:
 def cubic_place_at(
     op: Emitter, where: ir.Value, size: ir.Value, brought_in: Callable[[ir.Value], ir.Value]
 ) -> Place:
-    """Returns the place of samples, between four pixels each.
+    """Returns the place of samples for cubic interpolation, between four pixels along the axis.
 
     Args:
         op: emitter.
-        where: positions of the samples on an axis.
-        size: number of pixels of the axis.
-        brought_in: replaces indices outside of the image, e.g. by the reflected ones.
+        where: positions of the samples along the axis.
+        size: number of pixels along the axis.
+        brought_in: maps indices outside of the image into it, e.g. by reflection.
     """
     place = place_at(op, where, size)
     assert place.weight is not None
     taps = {}
     for step, (c0, c1, c2, c3) in _CUBIC.items():
         weight = _polynomial(op, place.weight, (c0, c1, c2, c3))
-        # By the position as by `weight`, which grows as fast as the position does.
+        # The derivative with respect to the position equals that with respect to `weight`.
         slope = _polynomial(op, place.weight, (c1, 2 * c2, 3 * c3))
         taps[step] = Tap(brought_in(op.Add(place.low, float(step))), weight, slope)
     return replace(place, taps=taps)
 
 
 def _polynomial(op: Emitter, x: ir.Value, coefficients: Sequence[float]) -> ir.Value:
-    """Evaluates a polynomial at x by Horner's scheme; coefficients from the constant term on."""
+    """Evaluates a polynomial at x with Horner's scheme; `coefficients` start with the constant term."""
     *rest, last = coefficients
     total = op.Mul(x, last)
     for coefficient in reversed(rest[1:]):
@@ -102,12 +102,12 @@ def _polynomial(op: Emitter, x: ir.Value, coefficients: Sequence[float]) -> ir.V
 
 
 def corners(places: Sequence[Place]) -> list[tuple[int, ...]]:
-    """Lists the pixels around a sample as steps from `low` along each axis, e.g. [(0, 0), (0, 1), (1, 0), (1, 1)]."""
+    """Returns the pixels around a sample as offsets from `low` per axis, e.g. [(0, 0), (0, 1), (1, 0), (1, 1)]."""
     return list(itertools.product(*map(_steps, places)))
 
 
 def _steps(place: Place) -> tuple[int, ...]:
-    """Returns the steps from `low` to the pixels of a sample along one axis."""
+    """Returns the offsets from `low` of the pixels that a sample uses along one axis."""
     if place.taps is not None:
         return tuple(place.taps)
     return (0,) if place.weight is None else (0, 1)
@@ -116,14 +116,14 @@ def _steps(place: Place) -> tuple[int, ...]:
 def pixel(
     op: Emitter, places: Sequence[Place], corner: Sequence[int], *, zeros: bool
 ) -> tuple[ir.Value, ir.Value | None]:
-    """Returns the flat index of the pixel at a corner, and 1 or 0 for a pixel inside or outside of the image.
+    """Returns the flat index of the pixel at a corner, and a mask that is 1 inside of the image and 0 outside.
 
     Args:
         op: emitter.
-        places: of the samples, one per axis.
-        corner: steps from `low`, an entry of :func:`corners`.
-        zeros: True if the image is padded with zeros. False takes the nearest pixel for one outside, and returns None
-            as the second value.
+        places: the places of the samples, one per axis.
+        corner: offsets from `low`, an entry of :func:`corners`.
+        zeros: True if the image is padded with zeros. False replaces a pixel outside of the image by the nearest one
+            inside, and returns None instead of a mask.
     """
     flat, inside = None, []
     for place, step in zip(places, corner, strict=True):
@@ -134,7 +134,7 @@ def pixel(
         if zeros:
             exists = op.And(op.GreaterOrEqual(index, 0.0), op.LessOrEqual(index, place.last))
             inside.append(op.Cast(exists, to=place.low.dtype))
-        # Clipped in both modes: Gather must not be asked for an index outside, even if the result is multiplied by 0.
+        # Clipped in both modes, because Gather needs a valid index even where the result is multiplied by 0.
         index = op.Cast(op.Min(op.Max(index, 0.0), place.last), to=ir.DataType.INT64)
         flat = index if flat is None else op.Add(op.Mul(flat, place.size), index)
     assert flat is not None
@@ -142,7 +142,7 @@ def pixel(
 
 
 def weights(op: Emitter, places: Sequence[Place], corner: Sequence[int]) -> list[ir.Value]:
-    """Returns the weight of a corner along each axis; none for axes on which all samples are pixels."""
+    """Returns the weight of a corner along each axis, leaving out axes along which all samples lie on pixels."""
     result = []
     for place, step in zip(places, corner, strict=True):
         if place.taps is not None:
@@ -153,7 +153,13 @@ def weights(op: Emitter, places: Sequence[Place], corner: Sequence[int]) -> list
 
 
 def slopes(op: Emitter, places: Sequence[Place], values: Sequence[ir.Value]) -> list[ir.Value]:
-    """Returns the cotangents of the positions along each axis from those of the weights of the corners, `values`."""
+    """Returns the cotangents of the positions along each axis.
+
+    Args:
+        op: emitter.
+        places: the places of the samples, one per axis.
+        values: cotangents of the weights of the corners, in the order of :func:`corners`.
+    """
     result = []
     for axis, place in enumerate(places):
         total = None
@@ -163,7 +169,7 @@ def slopes(op: Emitter, places: Sequence[Place], values: Sequence[ir.Value]) -> 
             if place.taps is not None:
                 term = op.Mul(term, place.taps[corner[axis]].slope)
             else:
-                # The weights are 1 - weight and weight: their slopes are -1 and 1.
+                # The weights are 1 - weight and weight, so their slopes are -1 and 1.
                 term = term if corner[axis] else op.Neg(term)
             total = term if total is None else op.Add(total, term)
         assert total is not None

@@ -17,22 +17,22 @@ from onnxtrain.autodiff._node import NodeView
 from onnxtrain.emitter import Emitter, static_dims
 
 Sizes = tuple[int, ...] | ir.Value
-"""One number per spatial axis: integers, or an int64 tensor if they are known at run time only."""
+"""One size per spatial axis: integers, or an int64 tensor if known only at run time."""
 
 _END = np.iinfo(np.int64).max
-"""End of a Slice that takes everything."""
+"""End of a Slice that extends to the end of the axis."""
 
 
 @dataclass(frozen=True)
 class Windows:
-    """The geometry of sliding windows, one entry per spatial axis.
+    """Geometry of sliding windows, with one entry per spatial axis.
 
     Attributes:
         kernel: number of taps, e.g. (3, 3).
-        strides: steps between windows, as in the schema.
-        dilations: steps between taps, as in the schema.
-        begins: padding before each axis.
-        ends: padding after each axis.
+        strides: distance between windows, as in the schema.
+        dilations: distance between taps, as in the schema.
+        begins: padding at the beginning of each axis.
+        ends: padding at the end of each axis.
     """
 
     kernel: tuple[int, ...]
@@ -43,12 +43,12 @@ class Windows:
 
     @property
     def extents(self) -> tuple[int, ...]:
-        """Size of a window, dilation included."""
+        """Size of a window, including dilation."""
         return tuple((k - 1) * d + 1 for k, d in zip(self.kernel, self.dilations, strict=True))
 
     @property
     def pads(self) -> tuple[int, ...] | None:
-        """Padding before all axes, then after them, as the attribute `pads` has it; None if known at run time only."""
+        """Padding in the layout of the attribute `pads`: beginnings, then ends. None if known only at run time."""
         return (
             self.begins + self.ends
             if isinstance(self.begins, tuple) and isinstance(self.ends, tuple)
@@ -57,12 +57,12 @@ class Windows:
 
     @property
     def padded(self) -> bool:
-        """True if there may be any padding."""
+        """True if there may be padding."""
         return self.pads is None or any(self.pads)
 
     @property
     def disjoint(self) -> bool:
-        """True if no two windows share a position."""
+        """True if the windows do not overlap."""
         return all(s >= e for s, e in zip(self.strides, self.extents, strict=True))
 
 
@@ -70,23 +70,23 @@ def windows_of(op: Emitter, n: NodeView, over: ir.Value, kernel: Sequence[int], 
     """Returns the windows of a convolution or pooling node.
 
     Args:
-        op: emitter, for padding that is known at run time only.
+        op: emitter, for padding that is computed at run time.
         n: the node.
         over: the value that the windows slide over.
-        kernel: taps per spatial axis.
+        kernel: number of taps per spatial axis.
         result: output of the node, with one position per window.
     """
     rank = len(kernel)
     strides = tuple(n.attr("strides") or [1] * rank)
     dilations = tuple(n.attr("dilations") or [1] * rank)
     pads = tuple(n.attr("pads") or [0] * 2 * rank)
-    # VALID means no padding, whatever `pads` says.
+    # VALID means no padding, regardless of `pads`.
     if n.attr("auto_pad") == "VALID":
         pads = (0,) * (2 * rank)
     windows = Windows(tuple(kernel), strides, dilations, pads[:rank], pads[rank:])
     if n.attr("auto_pad") in ("SAME_UPPER", "SAME_LOWER"):
         begins, ends = _same_pads(op, windows, over, result)
-        # An odd total puts the extra position at the beginning for SAME_LOWER, at the end for SAME_UPPER.
+        # If the total is odd, the extra position is at the beginning for SAME_LOWER, at the end for SAME_UPPER.
         if n.attr("auto_pad") == "SAME_LOWER":
             begins, ends = ends, begins
         return Windows(tuple(kernel), strides, dilations, begins, ends)
@@ -94,8 +94,8 @@ def windows_of(op: Emitter, n: NodeView, over: ir.Value, kernel: Sequence[int], 
 
 
 def _same_pads(op: Emitter, w: Windows, over: ir.Value, result: ir.Value) -> tuple[Sizes, Sizes]:
-    """Returns the smaller and the larger half of the padding that gives ceil(size / stride) windows."""
-    # With stride 1 the padding does not depend on the size, which may be symbolic.
+    """Returns the smaller and the larger half of auto_pad SAME's padding, which gives ceil(size / stride) windows."""
+    # With stride 1, the padding does not depend on the sizes, which may be symbolic.
     if all(s == 1 for s in w.strides):
         totals = [extent - 1 for extent in w.extents]
     else:
@@ -113,18 +113,18 @@ def _same_pads(op: Emitter, w: Windows, over: ir.Value, result: ir.Value) -> tup
 
 
 def spatial_sizes(value: ir.Value) -> tuple[int | None, ...]:
-    """Returns the sizes of the axes from 2 on, None for each symbolic one."""
+    """Returns the spatial sizes: those of the axes from 2 on, None for symbolic ones."""
     return (static_dims(value) or ())[2:]
 
 
 def sizes_without_batch(value: ir.Value) -> ir.Shape | None:
-    """Returns the static sizes of a value, without that of the batch and without names of symbolic ones."""
+    """Returns the static sizes of a value as a shape; the batch size and symbolic sizes are unknown in it."""
     dims = static_dims(value)
     return None if dims is None else ir.Shape([None, *dims[1:]])
 
 
 def _run_time_sizes(op: Emitter, value: ir.Value) -> ir.Value:
-    """Returns the spatial sizes as int64 [axes]: a constant if all are static."""
+    """Returns the spatial sizes as int64 [axes]: a constant if all of them are static."""
     sizes = spatial_sizes(value)
     if sizes and None not in sizes:
         return op.const([int(size or 0) for size in sizes])
@@ -132,10 +132,10 @@ def _run_time_sizes(op: Emitter, value: ir.Value) -> ir.Value:
 
 
 def pad(op: Emitter, value: ir.Value, w: Windows) -> ir.Value:
-    """Returns `value` with zeros around it as the windows see it."""
+    """Returns `value` with the zero padding of the windows."""
     if not w.padded:
         return value
-    # One tensor of constants if both are known.
+    # A single constant if the padding is known.
     if w.pads is not None:
         return op.Pad(value, [0, 0, *w.pads[: len(w.kernel)], 0, 0, *w.pads[len(w.kernel) :]])
     return op.Pad(value, op.Concat([0, 0], w.begins, [0, 0], w.ends, axis=0))
@@ -146,15 +146,16 @@ def tap_slices(op: Emitter, padded: ir.Value, w: Windows) -> Iterator[ir.Value]:
 
     Args:
         op: emitter.
-        padded: `[batch, channels, *spatial]`, padding included.
-        w: the windows, all those that fit.
+        padded: `[batch, channels, *spatial]`, including padding.
+        w: the windows.
     """
     if all(k == 1 for k in w.kernel) and all(s == 1 for s in w.strides):
         yield padded
         return
     axes = list(range(2, 2 + len(w.kernel)))
     for taps in itertools.product(*(range(0, k * d, d) for k, d in zip(w.kernel, w.dilations, strict=True))):
-        # The last window of each axis ends at most with it, so the last tap that is read lies as far before.
+        # The last window ends at or before the end of the axis, so the last element that a tap reads lies as far before
+        # it as the tap lies before the end of its window.
         ends = [tap - extent + 1 or _END for tap, extent in zip(taps, w.extents, strict=True)]
         yield op.Slice(padded, list(taps), ends, axes, list(w.strides))
 
@@ -174,16 +175,16 @@ def scatter_windows(
     Args:
         op: emitter.
         ct: `[batch, M, *counts]`.
-        weight: `[M, C / group, *kernel]`, as `Conv` has it.
+        weight: `[M, C / group, *kernel]`, the layout of `Conv`.
         w: the windows.
-        over: the value that the windows slid over; gives the spatial sizes of the result.
-        group: groups of channels.
-        maybe_none: True if there may be no window at all, which ONNX Runtime allows for a pooling only.
+        over: the value that the windows slid over; provides the spatial sizes of the result.
+        group: number of channel groups.
+        maybe_none: True if there may be no windows at all, which ONNX Runtime allows only for pooling.
 
     Returns:
         `[batch, C, *spatial]`.
     """
-    # ONNX Runtime can end the process at a ConvTranspose of no windows.
+    # ONNX Runtime may crash on a ConvTranspose without windows.
     if 0 in spatial_sizes(ct):
         return _nothing(op, weight, over, group)
     common = {"strides": w.strides, "dilations": w.dilations, "group": group, "kernel_shape": w.kernel}
@@ -192,10 +193,10 @@ def scatter_windows(
         rest = _uncovered(w, w.pads, spatial_sizes(over), spatial_sizes(ct))
         if rest is not None:
             return op.ConvTranspose(ct, weight, pads=w.pads, output_padding=rest, **common)
-    # Up to stride - 1 positions at the end are in no window, and windows may reach beyond the end: make room
-    # for both, then cut out the part that is the input.
+    # Up to stride - 1 positions at the end are in no window, and windows may extend beyond the end: make the result
+    # large enough for both, then slice out the part that is the input.
     room: dict[str, Any] = {"output_padding": [s - 1 for s in w.strides]}
-    # One window of zeros more adds nothing, and there is never none.
+    # An additional window of zeros adds nothing, and ensures that there is at least one window.
     if open_ended:
         ct, room = op.Pad(ct, [0] * (4 + len(w.kernel)) + [1] * len(w.kernel)), {}
     wide = op.ConvTranspose(ct, weight, **room, **common)
@@ -205,7 +206,7 @@ def scatter_windows(
 
 
 def _nothing(op: Emitter, weight: ir.Value, over: ir.Value, group: int) -> ir.Value:
-    """Returns zeros of the shape of `over`, with the number of channels of the weight."""
+    """Returns zeros with the shape of `over`, but with the weight's number of channels."""
     channels = op.Mul(op.dim(weight, 1), [group])
     shape = op.Concat(op.dim(over, 0), channels, op.Shape(over, start=2), axis=0)
     return op.Expand(op.const(0, like=weight), shape)
@@ -214,11 +215,15 @@ def _nothing(op: Emitter, weight: ir.Value, over: ir.Value, group: int) -> ir.Va
 def _uncovered(
     w: Windows, pads: Sequence[int], sizes: Sequence[int | None], counts: Sequence[int | None]
 ) -> list[int] | None:
-    """Counts the positions at the end of each axis that no window reaches; None if unknown, or windows reach beyond."""
+    """Counts the positions at the end of each axis that no window covers.
+
+    Returns:
+        The counts, or None if they are unknown or windows extend beyond the end.
+    """
     rest = []
     for axis, stride in enumerate(w.strides):
         size, count = (sizes[axis], counts[axis]) if sizes and counts else (None, None)
-        # With stride 1 the windows reach every position, also of a symbolic size.
+        # With stride 1, the windows cover every position, even if the size is symbolic.
         if stride == 1:
             rest.append(0)
             continue

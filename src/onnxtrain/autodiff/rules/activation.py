@@ -1,4 +1,4 @@
-"""Gives activation functions their gradients."""
+"""Registers the VJPs of activation functions."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def _positive(op: Emitter, x: ir.Value | None) -> ir.Value:
     return op.Greater(x, 0.0)
 
 
-# At the kinks as torch does: relu'(0) = 0, and LeakyRelu, PRelu, Elu, Selu and Celu take the left slope at 0.
-# Relu's gradient reads y, not x: then x need not be kept, and y is kept anyway for the op behind it.
+# Kinks follow PyTorch: relu'(0) = 0, and LeakyRelu, PRelu, Elu, Selu and Celu use the left slope at 0. Relu's VJP reads
+# y instead of x: x need not be kept, and the next op usually keeps y anyway.
 defvjp(
     "Relu",
     X=lambda op, n, ct: op.call(
@@ -50,13 +50,13 @@ defvjp(
 
 @vjp("Elu", wrt=("X",))
 def elu(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """Alpha * exp(x) = y + alpha for x <= 0."""
+    """VJP of Elu: ct for x > 0, else ct * alpha * exp(x), where alpha * exp(x) = y + alpha."""
     return op.Where(_positive(op, n.X), ct, op.Mul(ct, op.Add(n.out.Y, n.attr("alpha"))))
 
 
 @vjp("Selu", wrt=("X",))
 def selu(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """Gamma for x > 0, gamma * alpha * exp(x) = y + gamma * alpha for x <= 0."""
+    """VJP of Selu: ct times gamma for x > 0, else times gamma * alpha * exp(x) = y + gamma * alpha."""
     gamma = n.attr("gamma")
     left = op.Add(n.out.Y, gamma * n.attr("alpha"))
     return op.Mul(ct, op.Where(_positive(op, n.X), gamma, left))
@@ -64,12 +64,12 @@ def selu(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 
 @vjp("Celu", wrt=("X",))
 def celu(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """exp(x / alpha) = y / alpha + 1 for x <= 0."""
+    """VJP of Celu: ct for x > 0, else ct * exp(x / alpha), where exp(x / alpha) = y / alpha + 1."""
     left = op.Add(op.Div(n.out.Y, n.attr("alpha")), 1.0)
     return op.Where(_positive(op, n.X), ct, op.Mul(ct, left))
 
 
-# From the outputs: y (1 - y) and 1 - y² need no second exponential.
+# In terms of the outputs, y (1 - y) and 1 - y² need no further exponential.
 defvjp("Sigmoid", X=lambda op, n, ct: op.call(sigmoid_gradient, n.out.Y, ct))
 defvjp("Tanh", input=lambda op, n, ct: op.call(tanh_gradient, n.out.output, ct))
 defvjp("Softplus", X=lambda op, n, ct: op.Mul(ct, op.Sigmoid(n.X)))
@@ -77,41 +77,41 @@ defvjp("Softplus", X=lambda op, n, ct: op.Mul(ct, op.Sigmoid(n.X)))
 
 @vjp("Softsign", wrt=("input",))
 def softsign(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """1 / (1 + |x|)²."""
+    """VJP of Softsign: ct / (1 + |x|)²."""
     root = op.Add(op.Abs(n.input), 1.0)
     return op.Div(ct, op.Mul(root, root))
 
 
 @vjp("HardSigmoid", wrt=("X",))
 def hard_sigmoid(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """Alpha strictly between the kinks, 0 on and beyond them, as in torch."""
+    """VJP of HardSigmoid: ct * alpha strictly between the kinks, 0 on and beyond them, as in PyTorch."""
     inside = op.And(_positive(op, n.out.Y), op.Less(n.out.Y, 1.0))
     return op.Where(inside, op.Mul(ct, n.attr("alpha")), 0.0)
 
 
 @vjp("HardSwish", wrt=("X",))
 def hard_swish(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """X / 3 + 1/2 for -3 < x < 3; 0 up to -3 and 1 from 3 on, as in torch."""
-    # d/dx of x (x/6 + 1/2).
+    """VJP of HardSwish: ct * (x / 3 + 1/2) for -3 < x < 3; 0 for x <= -3 and ct for x >= 3, as in PyTorch."""
+    # The derivative of x (x/6 + 1/2).
     middle = op.Mul(ct, op.Add(op.Div(n.X, 3.0), 0.5))
     left = op.Where(op.Greater(n.X, -3.0), middle, 0.0)
     return op.Where(op.Less(n.X, 3.0), left, ct)
 
 
-# On the threshold the function is zero, and so is its gradient, as in torch.
+# At the threshold, the output and the gradient are zero, as in PyTorch.
 defvjp("ThresholdedRelu", X=lambda op, n, ct: op.Where(op.Greater(n.X, n.attr("alpha")), ct, 0.0))
 
 
 @vjp("Shrink", wrt=("input",))
 def shrink(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """1 outside [-lambd, lambd], 0 inside and on the bounds, as in torch."""
+    """VJP of Shrink: ct outside of [-lambd, lambd], 0 inside and on the bounds, as in PyTorch."""
     outside = op.Or(op.Less(n.input, -n.attr("lambd")), op.Greater(n.input, n.attr("lambd")))
     return op.Where(outside, ct, 0.0)
 
 
 @vjp("Gelu", wrt=("X",))
 def gelu(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """Calls one composite function per approximation, for which there is a native kernel."""
+    """VJP of Gelu: a composite op per approximation, which has a native kernel."""
     gradient = gelu_tanh_gradient if n.attr("approximate") == "tanh" else gelu_gradient
     return op.call(gradient, n.X, ct)
 
@@ -121,26 +121,26 @@ defvjp("Mish", X=lambda op, n, ct: op.call(mish_gradient, n.X, ct))
 
 @composite_vjp(silu, ("y",), wrt=("x",))
 def _silu(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """Y = x sigmoid(x)."""
+    """VJP of SiLU, y = x sigmoid(x)."""
     return op.call(silu_gradient, n.x, ct)
 
 
 @composite_vjp(hardtanh, ("y",), wrt=("x",))
 def _hardtanh(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """Y = min(max(x, low), high): the gradient is ct between the bounds, 0 elsewhere."""
+    """VJP of Hardtanh, y = min(max(x, low), high): ct strictly between the bounds, else 0."""
     gradient = hardtanh_gradient_of_finite if n.is_mixed(n.out.y) else hardtanh_gradient
     return op.call(gradient, n.out.y, n.low, n.high, ct)
 
 
 @composite_vjp(safe_softmax, ("y",), wrt=("x",))
 def _safe_softmax(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """As Softmax: for a row of zeros its formula gives zeros."""
+    """VJP of the safe Softmax: the Softmax formula, which gives zeros for a row of zeros."""
     return op.call(softmax_gradient, n.out.y, ct, axis=n.attr("axis"))
 
 
 @vjp("Swish", wrt=("X",))
 def swish(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """Y = x s with s = sigmoid(alpha x): ct * (s + alpha y (1 - s))."""
+    """VJP of Swish, y = x s with s = sigmoid(alpha x): ct * (s + alpha y (1 - s))."""
     alpha = n.attr("alpha")
     sigmoid = op.Sigmoid(n.X if alpha == 1 else op.Mul(n.X, alpha))
     slope = op.Mul(n.out.Y, op.Sub(1.0, sigmoid))
@@ -149,20 +149,21 @@ def swish(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 
 @vjp("Softmax", wrt=("input",))
 def softmax(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
-    """ct_x = y * (ct - sum(ct * y)).
+    """VJP of Softmax: ct_x = y * (ct - sum(ct * y)).
 
-    A row of which all scores are minus infinity has y = NaN. If the model replaces these NaN, they count as zero here.
+    If all scores of a row are minus infinity, the row of y is NaN. If the model replaces these NaN, they are treated as
+    zeros here.
     """
     y = n.out.output
-    # Where hands the replaced elements a cotangent of 0, but 0 * NaN is NaN: a fully masked row would spoil all
-    # gradients.
+    # The model's Where gives the replaced elements a cotangent of 0, but 0 * NaN is NaN: one fully masked row would
+    # make all gradients NaN.
     if _is_replaced(y):
         y = op.Where(op.IsNaN(y), 0.0, y)
     return op.call(softmax_gradient, y, ct, axis=n.attr("axis"))
 
 
 def _is_replaced(value: ir.Value) -> bool:
-    """Says if the model replaces elements of a value by a Where, as Attention's body does for fully masked rows."""
+    """True if the model replaces elements of a value with a Where, as Attention's body does for fully masked rows."""
     for node, index in value.uses():
         if node.op_type == "IsNaN" or (node.op_type == "Where" and index > 0):
             return True

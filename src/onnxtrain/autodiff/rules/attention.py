@@ -1,7 +1,7 @@
-"""Gives the composite attention ops their gradients.
+"""Registers the VJPs of the composite attention ops.
 
-They keep no probabilities `[batch, heads, queries, keys]` for the gradient, only `log_sum`, the logarithm of the sum of
-exponentials of each query, from which the probabilities are computed again.
+Instead of the probabilities `[batch, heads, queries, keys]`, the forward ops save only `log_sum`, the log-sum-exp of
+each query's scores, from which the backward pass recomputes the probabilities.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from onnxtrain.functions import (
 
 
 def _attention(gradient: CompositeOp, op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """Writes the cotangents of q, k and v as one composite op, that of a learned mask in standard ops."""
-    # The cotangent of a mask is as large as the scores, which the composite op never holds.
+    """VJP of composite attention: one composite op for q, k and v, and standard ops for a learned mask."""
+    # The mask's cotangent is as large as the scores, which the composite op never materializes.
     result: dict[str, ir.Value] = {}
     if any(map(n.needs, "qkv")):
         masks = n.inputs[3:]
@@ -41,9 +41,9 @@ def _attention(gradient: CompositeOp, op: Emitter, n: NodeView, ct: ir.Value) ->
 
 
 def _ct_mask(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
-    """Returns the cotangent of the mask: that of the scores, summed over the axes along which the mask was repeated."""
+    """Returns the cotangent of the mask: that of the scores, summed over the axes along which it was broadcast."""
     keys, values = (op.Transpose(x, perm=[0, 1, 3, 2]) for x in (n.k, n.v))
-    # The probabilities are computed again: exp(score - log_sum) is the softmax without another sum.
+    # Recompute the probabilities: exp(score - log_sum) is the softmax, without another sum.
     scores = op.Add(op.MatMul(op.Mul(n.q, n.attr("scale")), keys), n.mask)
     probabilities = op.Exp(op.Sub(scores, op.Unsqueeze(n.out.log_sum, [-1])))
     product = op.Mul(probabilities, op.MatMul(ct, values))

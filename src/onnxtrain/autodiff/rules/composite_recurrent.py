@@ -1,6 +1,6 @@
-"""Gives recurrent layers that are composite ops (LSTM, GRU) their gradients, which are composite ops, too.
+"""Registers the VJPs of composite recurrent layers (LSTM, GRU), which are composite ops as well.
 
-The forward op keeps the gates of all steps (`saves`), so that the gradient does not run the recurrence again.
+The forward op saves the gates of all time steps, so that the backward pass does not rerun the recurrence.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from onnxtrain.functions import LAYERS, CompositeOp
 def _lstm_layer(
     gradient: CompositeOp, weights: CompositeOp, op: Emitter, n: NodeView, cts: tuple[ir.Value | None, ...]
 ) -> Cotangents:
-    """Returns the cotangents of one direction of an LSTM."""
-    # A composite has no optional inputs: an output that nothing reads has a cotangent of zeros.
+    """VJP of an LSTM in one direction."""
+    # Composite ops have no optional inputs: an output without a cotangent gets zeros.
     output_cts = [op.zeros_like(v) if ct is None else ct for ct, v in zip(cts, n.outputs[:3], strict=True)]
     gates, *states = op.call(gradient, *output_cts, n.out.gates, n.out.cells, n.initial_c, n.r, _outputs=3)
-    # Shape inference has not run over new nodes.
+    # Shape inference has not run on new nodes.
     gates.shape = n.out.gates.shape
     result = dict(zip(("initial_h", "initial_c"), states, strict=True))
     return result | _operands(op, n, weights, gates, gates)
@@ -32,7 +32,7 @@ def _lstm_layer(
 def _gru_layer(
     gradient: CompositeOp, weights: CompositeOp, op: Emitter, n: NodeView, cts: tuple[ir.Value | None, ...]
 ) -> Cotangents:
-    """Returns the cotangents of one direction of a GRU."""
+    """VJP of a GRU in one direction."""
     output_cts = [op.zeros_like(v) if ct is None else ct for ct, v in zip(cts, n.outputs[:2], strict=True)]
     saved = (n.out.gates, n.out.inner, n.out.y, n.initial_h)
     *gates, state = op.call(gradient, *output_cts, *saved, n.r, _outputs=3)
@@ -44,19 +44,27 @@ def _gru_layer(
 def _operands(
     op: Emitter, n: NodeView, weights: CompositeOp, ct_input: ir.Value, ct_hidden: ir.Value
 ) -> dict[str, ir.Value]:
-    """Returns the cotangents of x, w, r and b from those of the input's and the hidden state's part of the gates."""
+    """Returns the cotangents of x, w, r and b.
+
+    Args:
+        op: emitter.
+        n: the forward node.
+        weights: composite op that computes the cotangents of w, r and b.
+        ct_input: cotangents of the gates' input projections, x · wᵀ.
+        ct_hidden: cotangents of the gates' recurrent projections, h · rᵀ.
+    """
     result = {}
     if n.needs("x"):
         result["x"] = op.MatMul(ct_input, op.Squeeze(n.w, [0]))
     if any(map(n.needs, "wrb")):
-        # One composite for all three: they are sums over the same steps.
+        # One composite op for all three, which are sums over the same time steps.
         ct_weights = op.call(weights, ct_input, ct_hidden, n.x, n.out.y, n.initial_h, _outputs=3)
         result |= dict(zip("wrb", ct_weights, strict=True))
     return result
 
 
 def _register() -> None:
-    """Registers a rule for the function of each layer and dtype."""
+    """Registers a rule for each layer and dtype."""
     rules = {
         "LSTM": (_lstm_layer, ("y", "y_h", "y_c"), ("gates", "cells")),
         "GRU": (_gru_layer, ("y", "y_h"), ("gates", "inner")),

@@ -1,8 +1,9 @@
 """Differentiates control flow: If, Loop and Scan.
 
 The gradient of an If is an If with the same condition. The gradient of a Loop or Scan is a Loop over the same
-iterations, the last one first. Each computes its branch or iteration again instead of keeping intermediate results. A
-loop only records its state before each iteration, as further scan outputs, which is why the state must keep its shape.
+iterations in reverse. Each recomputes its branch or iteration instead of keeping intermediate results. A loop only
+records its state before each iteration, as additional scan outputs, which is why the shape of the state must not
+change.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ Cts = Sequence[ir.Value | None]
 
 @vjp("If", wrt=())
 def if_(op: Emitter, n: NodeView, cts: Cts) -> Cotangents:
-    """Computes the branch that is taken again, and from it the cotangents of what it reads."""
+    """VJP of If with respect to captured values: recomputes the branch that is taken, and differentiates it."""
     captured = _captured(n)
     branches = {}
     for name in ("then_branch", "else_branch"):
@@ -39,7 +40,7 @@ def if_(op: Emitter, n: NodeView, cts: Cts) -> Cotangents:
             for value, ct in zip(outputs, cts, strict=True)
         ]
         pairs = [(value, ct) for value, ct in zip(outputs, branch_cts, strict=True) if ct is not None]
-        # If the results of a branch cannot have the shapes of their cotangents, the other branch is the one that runs.
+        # If a branch's outputs cannot have the shapes of their cotangents, that branch is not the one that ran.
         possible = all(_may_agree(value, ct) for value, ct in pairs)
         gradients = _gradients(inner, pairs if possible else [], captured)
         _return(
@@ -52,14 +53,14 @@ def if_(op: Emitter, n: NodeView, cts: Cts) -> Cotangents:
 
 @vjp("Loop", wrt=("v_initial",))
 def loop(op: Emitter, n: NodeView, cts: Cts) -> Cotangents:
-    """Returns the cotangents of the first state, and of the outer values that the body reads."""
+    """VJP of Loop with respect to the initial state and the outer values that the body reads."""
     body: ir.Graph = n.attr("body")
     count = len(n.inputs) - 2
     stacks = _recorded(op, n, body.inputs[2:])
     trips = op.Squeeze(op.dim((stacks or n.outputs)[0], 0), [0])
 
     def body_inputs(inner: Emitter, index: ir.Value) -> list[ir.Value]:
-        # An iteration that ran had the condition true.
+        # The condition was true in every iteration that ran.
         return [index, inner.const(np.array(True)), *(_at(inner, stack, index) for stack in stacks)]
 
     carried = {k: op.zeros_like(n.outputs[k]) if ct is None else ct for k, ct in enumerate(cts[:count])}
@@ -72,7 +73,7 @@ def loop(op: Emitter, n: NodeView, cts: Cts) -> Cotangents:
 
 @vjp("Scan", wrt=("initial_state_and_scan_inputs",))
 def scan(op: Emitter, n: NodeView, cts: Cts) -> Cotangents:
-    """As the rule of Loop; the cotangent of a scan input is stacked from those of its slices."""
+    """VJP of Scan, like that of Loop; the cotangent of a scan input is stacked from the cotangents of its slices."""
     body: ir.Graph = n.attr("body")
     read = int(n.attr("num_scan_inputs"))
     count = len(n.inputs) - read
@@ -80,7 +81,7 @@ def scan(op: Emitter, n: NodeView, cts: Cts) -> Cotangents:
     emits = _sliced(n, cts[count:], "scan_output", body.outputs[count:])
     trips = op.Squeeze(op.dim(sources[0].value, sources[0].axis), [0])
     for state_in, state_out, first in zip(body.inputs, body.outputs, n.inputs[:count], strict=False):
-        # ONNX Runtime needs the rank of the recorded states, which are scan outputs.
+        # ONNX Runtime needs the rank of the recorded states, because they are scan outputs.
         if state_in.shape is None:
             ranked = state_out if state_out.shape is not None or first is None else first
             state_in.shape = ir.Shape([None] * n.rank(ranked))
@@ -101,13 +102,13 @@ def scan(op: Emitter, n: NodeView, cts: Cts) -> Cotangents:
 
 @dataclass(frozen=True)
 class _Slices:
-    """A value of which each iteration reads or writes one slice.
+    """A stacked value of which each iteration reads or writes one slice.
 
     Attributes:
         value: the stacked value.
-        axis: axis of the slices.
-        backwards: True if the first iteration has the last slice.
-        rank: rank of `value`; 0 if nothing needs it.
+        axis: axis along which the slices are stacked.
+        backwards: True if the first iteration uses the last slice.
+        rank: rank of `value`; 0 if it is not needed.
     """
 
     value: ir.Value
@@ -116,14 +117,14 @@ class _Slices:
     rank: int = 0
 
     def at(self, op: Emitter, index: ir.Value, trips: ir.Value) -> ir.Value:
-        """Returns the slice of iteration `index` of `trips`."""
+        """Returns the slice of iteration `index`; `trips` is the number of iterations."""
         return _at(op, self.value, op.Sub(op.Sub(trips, 1), index) if self.backwards else index, self.axis)
 
     def from_last_to_first(self, op: Emitter, stack: ir.Value) -> ir.Value:
-        """Restores order and axis of slices that the backward loop stacked along axis 0, the last iteration first."""
+        """Restores order and axis of slices that the backward loop stacked along axis 0, last iteration first."""
         dims = static_dims(self.value)
         if dims is None or not all(dims):
-            # A stack of no slices has not even their rank.
+            # A stack without slices doesn't even have the slices' rank.
             order = [self.axis, *(k for k in range(self.rank) if k != self.axis)]
             sizes = op.shape_of(self.value)
             stack = op.Reshape(stack, op.Gather(sizes, order) if self.axis else sizes, allowzero=1)
@@ -140,15 +141,15 @@ def _sliced(n: NodeView, values: Cts, kind: str, slices: Sequence[ir.Value]) -> 
 
     Args:
         n: the node.
-        values: scan inputs, or cotangents.
+        values: scan inputs, or cotangents of scan outputs.
         kind: "scan_input" or "scan_output", the prefix of the node's attributes.
-        slices: inputs or outputs of the body that the slices belong to.
+        slices: the body's inputs or outputs that correspond to one slice of each value.
     """
     axes, directions = (n.attr(f"{kind}_{what}") or [0] * len(slices) for what in ("axes", "directions"))
     result = {}
     for k, (value, slice_) in enumerate(zip(values, slices, strict=True)):
         if value is not None:
-            # Along the first axis, the default, no transpose is needed and so no rank.
+            # The default, axis 0, needs no transpose and therefore no rank.
             rank = 0
             if value.shape is None and slice_.shape is not None:
                 rank = slice_.shape.rank() + 1
@@ -167,20 +168,21 @@ def _walk_back(
     emitted: dict[int, _Slices],
     wanted: dict[int, _Slices],
 ) -> tuple[dict[int, ir.Value], dict[int, ir.Value], dict[ir.Value, ir.Value]]:
-    """Writes the Loop that walks the iterations backwards, the last one first.
+    """Emits the Loop that visits the iterations in reverse.
 
     Args:
-        op: writes beside the node.
+        op: emitter of the graph that contains the node.
         n: the node.
         trips: number of iterations, int64 [].
-        body_inputs: writes, for an iteration's index, the values that the body's inputs had.
-        state: by index of the body's inputs, the output that is the next state, and the cotangent of the last state.
-        emitted: by index of the body's outputs, the cotangents of scan outputs.
-        wanted: by index of the body's inputs, the scan inputs whose cotangents are wanted.
+        body_inputs: emits the values that the body's inputs had in a given iteration.
+        state: for each float state, by index among the body's inputs: the index of the body output that is the next
+            state, and the cotangent of the final state.
+        emitted: cotangents of scan outputs, by index among the body's outputs.
+        wanted: scan inputs whose cotangents are needed, by index among the body's inputs.
 
     Returns:
-        Cotangents of the first state and of the scan inputs, both by index of the body's inputs, and of the outer
-        values that the body reads.
+        Three dictionaries of cotangents: of the initial states and of the scan inputs, both by index among the body's
+        inputs, and of the outer values that the body reads, by value.
     """
     captured = _captured(n)
     carried = [*(ct for _, ct in state.values()), *map(op.zeros_like, captured)]
@@ -192,11 +194,11 @@ def _walk_back(
     iteration.shape = go_on.shape = ir.Shape(())
     for ct, value in zip(cts, carried, strict=True):
         ct.shape = value.shape
-    # The backward loop counts up, the forward iterations are visited from the last one down.
+    # The backward loop counts up while the forward iterations are visited from last to first.
     index = inner.Sub(inner.Sub(trips, 1), iteration)
     inputs = body_inputs(inner, index)
-    # Only nodes of the copied body are differentiated. The slices before them read stacks that the body may read as
-    # well, and the cotangents of slices are collected by the loop, not passed on to the stack in each iteration.
+    # Only nodes of the copied body are differentiated. The slices before them come from stacks that the body may read
+    # as well; their cotangents are collected by the loop, instead of flowing into the stack in each iteration.
     before = len(inner.graph)
     outputs = inner.copy_of(n.attr("body"), inputs)
     iterated = list(inner.graph)[before:]
@@ -205,15 +207,15 @@ def _walk_back(
     pairs += [(outputs[k], slices.at(inner, index, trips)) for k, slices in emitted.items()]
     gradients = _gradients(inner, pairs, leaves, iterated)
     sums = range(len(state), len(state) + len(captured))
-    # Every iteration reads the same outer values, so their cotangents are sums over iterations.
+    # Every iteration reads the same outer values, so their cotangents are summed over the iterations.
     results = [
         (inner.Add(cts[k], ct) if ct else cts[k]) if k in sums else (ct or inner.zeros_like(leaf))
         for k, (leaf, ct) in enumerate(zip(leaves, gradients, strict=True))
     ]
     _return(inner, [go_on, *results], [go_on, *leaves])
     body = ir.AttrGraph("body", inner.graph)
-    # With a condition, though it is always true: absent inputs at the end of a node are dropped, and onnx fails on a
-    # Loop with one input.
+    # With a condition, although it is always true: trailing absent inputs of a node are dropped, and onnx fails on a
+    # Loop with a single input.
     loop_outputs = op.emit(
         "Loop", trips, op.const(np.array(True)), *carried, body=body, _outputs=len(results)
     )
@@ -228,9 +230,9 @@ def _walk_back(
 
 
 def _of_branch(op: Emitter, value: ir.Value, ct: ir.Value) -> ir.Value:
-    """Returns the cotangent of an If's output with the shape that the result has in this branch."""
-    # Shape inference may later settle the cotangent's sizes by the other branch, and onnx would then refuse the nodes
-    # of this one. A Reshape, or if no shape is known a value of its own, keeps the two apart.
+    """Returns the cotangent of an If's output, with the shape that the output has in this branch."""
+    # Shape inference may later derive the cotangent's sizes from the other branch, and onnx would then reject the nodes
+    # of this branch. A Reshape, or an Identity if no shape is known, decouples the two.
     if value.shape is None and ct.shape is None:
         return op.Identity(ct)
     sizes = static_dims(value)
@@ -239,7 +241,7 @@ def _of_branch(op: Emitter, value: ir.Value, ct: ir.Value) -> ir.Value:
 
 
 def _may_agree(value: ir.Value, other: ir.Value) -> bool:
-    """Says if two values may have the same shape, as far as their shapes are known."""
+    """True if two values may have the same shape, as far as their shapes are known."""
     one, two = static_dims(value), static_dims(other)
     if one is None or two is None:
         return True
@@ -249,12 +251,12 @@ def _may_agree(value: ir.Value, other: ir.Value) -> bool:
 
 
 def _captured(n: NodeView) -> list[ir.Value]:
-    """Returns the outer values that the subgraphs read and whose cotangents are wanted."""
+    """Returns the active outer values that the node's subgraphs read."""
     return [value for value in dict.fromkeys(captured_values(n.node)) if n.needs(value)]
 
 
 def _recorded(op: Emitter, n: NodeView, states: Iterable[ir.Value]) -> list[ir.Value]:
-    """Adds the state before each iteration to the scan outputs of a loop; returns these outputs."""
+    """Adds scan outputs that record the state before each iteration of a loop; returns these outputs."""
     body: ir.Graph = n.attr("body")
     node, writer, results = n.node, op.within(body), []
     for state in tuple(states):
@@ -264,7 +266,7 @@ def _recorded(op: Emitter, n: NodeView, states: Iterable[ir.Value]) -> list[ir.V
         result.name, result.type = op.unique_name(f"{op.scope}{state.name}_before"), state.type
         result.shape = None if state.shape is None else ir.Shape([None, *state.shape])
         results.append(result)
-    # These attributes have one entry per scan output; the added ones are stacked along axis 0, forwards.
+    # These attributes have one entry per scan output; the new outputs are stacked along axis 0, in forward order.
     for name in ("scan_output_axes", "scan_output_directions"):
         if name in node.attributes:
             kept = node.attributes[name].as_ints()
@@ -273,7 +275,7 @@ def _recorded(op: Emitter, n: NodeView, states: Iterable[ir.Value]) -> list[ir.V
 
 
 def _at(op: Emitter, stack: ir.Value, index: ir.Value, axis: int = 0) -> ir.Value:
-    """Returns the slice of a stack at `index` along an axis."""
+    """Returns the slice of `stack` at `index` along `axis`."""
     result = op.Gather(stack, index, axis=axis)
     if stack.shape is not None:
         result.shape = ir.Shape([dim for k, dim in enumerate(stack.shape) if k != axis])
@@ -286,15 +288,18 @@ def _gradients(
     leaves: Sequence[ir.Value],
     nodes: Sequence[ir.Node] | None = None,
 ) -> list[ir.Value | None]:
-    """Returns the cotangents of the leaves, None for zeros.
+    """Returns the cotangents of the leaves; None means zero.
 
     Args:
-        op: writes into the subgraph.
+        op: emitter of the subgraph.
         pairs: values of the subgraph with their cotangents.
         leaves: values that get cotangents.
-        nodes: nodes to differentiate; by default all of the subgraph.
+        nodes: nodes to differentiate. Default: all nodes of the subgraph.
+
+    Raises:
+        NoGradientRule: the subgraph draws random numbers.
     """
-    # The forward pass has drawn its numbers; computed again, the branch would draw others and differentiate those.
+    # The recomputed branch would draw other random numbers than the forward pass did, and differentiate those.
     for node in op.graph.all_nodes():
         if _draws(node):
             raise NoGradientRule(
@@ -304,13 +309,13 @@ def _gradients(
     seeds: dict[ir.Value, ir.Value] = {}
     for value, ct in pairs:
         if ct is not None and is_differentiable_dtype(value):
-            # A body may return one value twice, as state and as scan output: its cotangents add up.
+            # A body may return the same value as state and as scan output: its cotangents accumulate.
             seeds[value] = op.Add(seeds[value], ct) if value in seeds else ct
     return pull_back(op, seeds, leaves, nodes) if seeds else [None] * len(leaves)
 
 
 def _draws(node: ir.Node) -> bool:
-    """Says if a node draws random numbers; a Dropout does in training mode only, or if its mode is an input."""
+    """True if a node draws random numbers. A Dropout does only in training mode, or if its mode is a run-time input."""
     if node.domain != "" or node.op_type not in RANDOM_OPS:
         return False
     if node.op_type != "Dropout":
@@ -322,7 +327,7 @@ def _draws(node: ir.Node) -> bool:
 
 def _return(op: Emitter, values: Sequence[ir.Value], like: Sequence[ir.Value]) -> None:
     """Appends values to the outputs of a subgraph, with the dtypes and shapes of `like`."""
-    # By an Identity each: an output of a subgraph must be computed in it, and no value may be two outputs.
+    # Each through an Identity: a subgraph must compute its own outputs, and no value may be two outputs.
     for value, primal in zip(values, like, strict=True):
         result = op.Identity(value)
         result.type, result.shape = primal.type, primal.shape
@@ -330,7 +335,11 @@ def _return(op: Emitter, values: Sequence[ir.Value], like: Sequence[ir.Value]) -
 
 
 def _is_float(n: NodeView, value: ir.Value) -> bool:
-    """Says if a state is floating point; raises NoGradientRule if its dtype is unknown."""
+    """True if a state is floating point.
+
+    Raises:
+        NoGradientRule: the dtype is unknown.
+    """
     if value.dtype is None:
         raise NoGradientRule(
             f"differentiating {n.op_type} ({where(n.node)}): the dtype of its state {value.name!r} is not known; "

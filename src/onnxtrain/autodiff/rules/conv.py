@@ -22,25 +22,25 @@ from onnxtrain.emitter import Emitter, static_dims
 from onnxtrain.functions import SpecializedOp
 
 _Body = Callable[[Emitter, ir.Value, ir.Value, ir.Value], ir.Value]
-"""Writes the cotangent of one input: `(op, ct, x, weight)` -> cotangent."""
+"""Emits the cotangent of one input: `(op, ct, x, weight)` -> cotangent."""
 
 _FEW_CHANNELS = 16
-"""Below this many channels per group, one product over all taps beats one per tap (measured on CPU)."""
+"""Below this many channels per group, one matrix product over all taps is faster than one per tap (measured on CPU)."""
 
 _MANY_TAPS = 16
 """From this many taps on, a Conv over swapped axes beats products of strided slices (measured on CPU, CUDA)."""
 
 _LARGE_PLANE = 64 * 64
-"""Above this many windows, cuDNN computes a Conv that has them as its kernel slower than the products."""
+"""Above this many windows, cuDNN's Conv with the windows as kernel is slower than the matrix products."""
 
 _FEW_COLUMNS = 32
-"""Up to this many windows in a row, products of rows beat products of taps in depthwise convolution (measured)."""
+"""Up to this many windows in a row, depthwise convolution is faster by rows of taps than by single taps (measured)."""
 
 
 @vjp("Conv", wrt=("X", "W", "B"))
 def conv(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """Y[o] = sum_t W[t] X[o * stride + t * dilation - pad] + B: linear in X, W and B."""
-    # The number of taps decides how many nodes are written, so the weight's size must be known.
+    """VJP of Y[o] = sum_t W[t] X[o * stride + t * dilation - pad] + B, which is linear in X, W and B."""
+    # The weight's size must be static, because the number of taps determines the number of nodes.
     shape = n.static(n.W)
     w = windows_of(op, n, n.X, shape[2:], n.out.Y)
     group = n.attr("group")
@@ -54,15 +54,15 @@ def conv(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 def _cotangents(
     op: Emitter, n: NodeView, ct: ir.Value, w: Windows, function: str, bodies: dict[str, _Body]
 ) -> Cotangents:
-    """Returns the cotangents of X, W and B, as results of a function if native kernels may know the gradient.
+    """Returns the cotangents of X, W and B; calls a model-local function where a native kernel may exist.
 
     Args:
         op: emitter.
-        n: a Conv or ConvTranspose.
-        ct: cotangent of its result.
-        w: its windows.
-        function: begins the names of the functions, e.g. "Convolution" for "ConvolutionWeightGradient".
-        bodies: write the cotangents of X and W.
+        n: a Conv or ConvTranspose node.
+        ct: cotangent of the output.
+        w: the windows.
+        function: prefix of the functions' names, e.g. "Convolution" for "ConvolutionWeightGradient".
+        bodies: emit the cotangents of X and W.
     """
     if w.pads is not None and _has_kernel(op, n, w, ct) and (n.needs("X") or n.needs("W")):
         return _in_functions(op, n, ct, w, function, bodies)
@@ -73,8 +73,8 @@ def _cotangents(
 
 
 def _has_kernel(op: Emitter, n: NodeView, w: Windows, ct: ir.Value) -> bool:
-    """Says if native kernels know the gradient as a function."""
-    # Half precision is included, as a later pass can have these products computed in float32.
+    """True if native kernels support this gradient."""
+    # Half precision is included, because a later pass can compute these products in float32.
     return (
         op.can_call
         and 0 not in spatial_sizes(ct)
@@ -87,11 +87,11 @@ def _has_kernel(op: Emitter, n: NodeView, w: Windows, ct: ir.Value) -> bool:
 def _in_functions(
     op: Emitter, n: NodeView, ct: ir.Value, w: Windows, name: str, bodies: dict[str, _Body]
 ) -> dict[str, ir.Value | None]:
-    """Returns the cotangents as results of one function, in whose place a native kernel can run."""
+    """Returns the cotangents as outputs of one function, which a native kernel can replace."""
     shape, group = n.static(n.W), n.attr("group")
     wanted = [name for name in ("X", "W", "B") if n.needs(name)]
     grads: dict[str, ir.Value | None] = {}
-    # There is no kernel of input and bias without the weight: the bias is a sum by itself then.
+    # No kernel computes only the input's and the bias's cotangent, so without W the bias is a separate sum.
     if "W" not in wanted and "B" in wanted:
         grads["B"] = _sum_over_positions(op, n, ct)
         wanted.remove("B")
@@ -116,9 +116,9 @@ def _in_functions(
         f"{wanted} {attributes} {shapes}",
         body,
     )
-    # Equal convolutions of a model share one function: its key is all that the body depends on.
+    # Equal convolutions of a model share one function: its key contains everything that the body depends on.
     results = op.call(op_of, ct, n.X, n.W, **attributes, _outputs=len(wanted))
-    # Rules of the nodes before this one write less where sizes are known.
+    # Rules of earlier nodes emit fewer nodes where sizes are known.
     for wrt, result in zip(wanted, results, strict=True):
         primal = {"X": n.X, "W": n.W}.get(wrt)
         result.shape = None if primal is None else primal.shape
@@ -127,11 +127,11 @@ def _in_functions(
 
 @vjp("ConvTranspose", wrt=("X", "W", "B"))
 def conv_transpose(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """ConvTranspose is the adjoint of Conv in X: ct_X is a Conv of ct, and ct_W that of Conv with X and Y swapped."""
+    """VJP of ConvTranspose, the adjoint of Conv in X: ct_X = Conv(ct, W); ct_W as for Conv, with X and Y swapped."""
     shape = n.static(n.W)
     w = _transposed_windows(n, shape[2:])
     group = n.attr("group")
-    # As many windows as X has positions: runtimes refuse output_padding of a stride or more.
+    # The windows are defined by X's positions: runtimes reject an output_padding that reaches the stride.
     attributes = {"strides": w.strides, "dilations": w.dilations, "group": group, "kernel_shape": w.kernel}
     bodies: dict[str, _Body] = {
         "X": lambda op, ct, x, weight: op.Conv(pad(op, ct, w), weight, **attributes),
@@ -141,7 +141,7 @@ def conv_transpose(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 
 
 def _transposed_windows(n: NodeView, kernel: Sequence[int]) -> Windows:
-    """Returns the windows of a ConvTranspose, which slide over its output, with the padding that the schema derives."""
+    """Returns the windows of a ConvTranspose, which slide over its output; padding is derived as in the schema."""
     rank = len(kernel)
     strides = tuple(n.attr("strides") or [1] * rank)
     dilations = tuple(n.attr("dilations") or [1] * rank)
@@ -152,7 +152,7 @@ def _transposed_windows(n: NodeView, kernel: Sequence[int]) -> Windows:
     w = Windows(tuple(kernel), strides, dilations, pads[:rank], pads[rank:])
     if wanted is None and not same:
         return w
-    # auto_pad SAME: the output has input * stride positions. With output_shape the sizes are given.
+    # With auto_pad SAME, the output has input * stride positions. With output_shape, the sizes are given.
     if wanted is None:
         totals = [p + e - s for p, e, s in zip(extra, w.extents, strides, strict=True)]
     else:
@@ -163,7 +163,7 @@ def _transposed_windows(n: NodeView, kernel: Sequence[int]) -> Windows:
         ]
     small = tuple(max(t, 0) // 2 for t in totals)
     large = tuple(max(t, 0) - s for t, s in zip(totals, small, strict=True))
-    # As the schema splits the total: the smaller half before for SAME_UPPER, after it otherwise.
+    # The schema splits the total so: the smaller half at the beginning for SAME_UPPER, otherwise at the end.
     begins, ends = (small, large) if n.attr("auto_pad") == "SAME_UPPER" else (large, small)
     return Windows(w.kernel, strides, dilations, begins, ends)
 
@@ -173,19 +173,19 @@ def _kernel_cotangent(
 ) -> ir.Value:
     """Returns dW[m, c, t] = sum_(batch, o) windowed[m, o] * value[c, o * stride + t * dilation - pad].
 
-    Written as matrix products over slices of the padded value, which ONNX Runtime's CPU runs faster than a Conv of
-    transposed operands, but for kernels of many taps that are some positions apart.
+    Computed with matrix products over slices of the padded value, which ONNX Runtime's CPU provider runs faster than a
+    Conv of transposed operands, except for kernels with many strided taps.
 
     Args:
         op: emitter.
         windowed: `[batch, M, *counts]`.
         value: `[batch, C, *spatial]`, without padding.
         w: the windows.
-        shape: of the result, `[M, C / group, *kernel]`.
-        group: number of groups of channels; row m sees the channels of its group only.
+        shape: shape of the result, `[M, C / group, *kernel]`.
+        group: number of channel groups; row m uses only the channels of its group.
     """
     rows, columns, taps = shape[0] // group, shape[1], w.kernel
-    # Depthwise: products of one row and one column per channel would be all overhead.
+    # Depthwise: matrix products with one row and one column per channel would be all overhead.
     if rows == columns == 1:
         result = _depthwise_by_rows(op, windowed, value, w, group)
         if result is None:
@@ -211,10 +211,10 @@ def _kernel_cotangent(
 
 
 def _is_many_strided_taps(counts: Sequence[int | None], w: Windows) -> bool:
-    """Says if slices, one per tap and of elements that lie apart, would take longer than one Conv."""
+    """True if one Conv is faster than a strided slice per tap."""
     if not counts or None in counts or math.prod(count or 0 for count in counts) > _LARGE_PLANE:
         return False
-    # Slices can be of a value that negative padding makes smaller, a Conv cannot.
+    # Slices support negative padding, which crops the value; a Conv doesn't.
     fits = w.pads is not None and min(w.pads) >= 0
     return fits and min(w.strides) > 1 and math.prod(w.kernel) >= _MANY_TAPS
 
@@ -222,9 +222,9 @@ def _is_many_strided_taps(counts: Sequence[int | None], w: Windows) -> bool:
 def _dense_by_convolution(
     op: Emitter, windowed: ir.Value, value: ir.Value, w: Windows, shape: Sequence[int]
 ) -> ir.Value:
-    """As `_kernel_cotangent` for one group: a Conv whose batch are the channels, and whose channels are the samples.
+    """Computes `_kernel_cotangent` for one group with a Conv in which batch and channels are swapped.
 
-    Its kernel are the windows, `stride` apart, and it slides over the taps, `dilation` apart.
+    The Conv's kernel consists of the windows, dilated by `stride`, and it slides over the taps with stride `dilation`.
     """
     rank = len(shape)
     swap = [1, 0, *range(2, rank)]
@@ -235,14 +235,14 @@ def _dense_by_convolution(
         strides=w.dilations,
         pads=w.pads,
     )
-    # The end of an axis that no window reaches looks like more taps.
+    # Positions at the end of an axis that no window covers would appear as additional taps.
     sums = op.Slice(sums, [0] * (rank - 2), list(w.kernel), list(range(2, rank)))
     return op.Reshape(_zero_if_empty(op, op.Transpose(sums, perm=swap), windowed), list(shape))
 
 
 def _is_small(counts: Sequence[int | None], shape: Sequence[int]) -> bool:
-    """Says if samples have so few windows that one product over the whole batch beats the sum of one per sample."""
-    # The products [M, C * taps] that are added up would be more than twice as large as their operands.
+    """True if samples have so few windows that one product over the batch is faster than one per sample."""
+    # The summed products [M, C * taps] would be more than twice as large as their operands.
     if not counts or None in counts:
         return False
     products, operands = math.prod(shape), math.prod(count or 0 for count in counts) * (shape[0] + shape[1])
@@ -252,7 +252,7 @@ def _is_small(counts: Sequence[int | None], shape: Sequence[int]) -> bool:
 def _dense_of_whole_batch(
     op: Emitter, windowed: ir.Value, value: ir.Value, w: Windows, shape: Sequence[int]
 ) -> ir.Value:
-    """As `_kernel_cotangent` for one group: one product over all samples and taps, of operands with channels first."""
+    """Computes `_kernel_cotangent` for one group with a single matrix product over all samples and taps."""
     rank = len(shape)
     swap = [1, 0, *range(2, rank)]
     left = op.Reshape(op.Transpose(windowed, perm=swap), [shape[0], -1])
@@ -267,7 +267,7 @@ def _dense_of_whole_batch(
 def _depthwise_by_taps(
     op: Emitter, windowed: ir.Value, padded: ir.Value, w: Windows, channels: int
 ) -> ir.Value:
-    """Returns dW of a depthwise convolution, `[channels, taps]`: an elementwise product and a sum per tap."""
+    """Returns dW of a depthwise convolution, `[channels, taps]`, with an elementwise product and a sum per tap."""
     axes = [0, *range(2, 2 + len(w.kernel))]
     sums = [op.ReduceSum(op.Mul(windowed, x), axes, keepdims=0) for x in tap_slices(op, padded, w)]
     return op.Transpose(op.Reshape(_concat(op, sums, 0), [-1, channels]), perm=[1, 0])
@@ -276,25 +276,28 @@ def _depthwise_by_taps(
 def _depthwise_by_rows(
     op: Emitter, windowed: ir.Value, value: ir.Value, w: Windows, channels: int
 ) -> ir.Value | None:
-    """Returns dW of a depthwise convolution, `[channels, taps]`: a matrix product per row of taps.
+    """Returns dW of a depthwise convolution, `[channels, taps]`, with a matrix product per row of taps.
 
-    For the taps t of all axes but the last, G[c, o, i] = sum windowed[c, ..., o] * value_t[c, ..., i] over batch
-    and the other axes. Tap j of the last axis has read i = o * stride + j * dilation for window o, so its gradient
-    is the sum of a diagonal of G: a column, once the rows of G are `stride` longer and wrapped around. Padding of
-    the last axis is that of G, which is far smaller than the value.
+    For the taps t of all axes but the last, G[c, o, i] is the sum of windowed[c, ..., o] * value_t[c, ..., i] over the
+    batch and the other axes. For window o, tap j of the last axis read i = o * stride + j * dilation, so its gradient
+    is the sum of a diagonal of G. The diagonal becomes a column when the rows of G are made `stride` longer and wrapped
+    around. The last axis is padded in G, which is far smaller than the value.
 
-    Only one entry of G in `size / taps` is needed, and still this takes half the time for short rows. Returns None for
-    rows that are long or of symbolic length.
+    Only one of `size / taps` entries of G is used, but for short rows this still takes half the time.
+
+    Returns:
+        dW, or None if rows are long or of symbolic length.
     """
     count, size = (sizes[-1] if (sizes := spatial_sizes(v)) else None for v in (windowed, value))
     if count is None or size is None or count > _FEW_COLUMNS:
         return None
-    # Padding of run time would make the sizes of G symbolic.
+    # Padding computed at run time would make the sizes of G symbolic.
     if not isinstance(w.begins, tuple) or not isinstance(w.ends, tuple):
         return None
     pads, stride, extent = [w.begins[-1], w.ends[-1]], w.strides[-1], w.extents[-1]
     width = size + sum(pads)
-    # Windows over all axes but the last, which the product covers. `pad` wants an entry for each axis: 0 for the last.
+    # Windows over all axes but the last, which the matrix product covers. `pad` needs an entry for each axis: 0 for the
+    # last.
     others = Windows(w.kernel[:-1], w.strides[:-1], w.dilations[:-1], (*w.begins[:-1], 0), (*w.ends[:-1], 0))
     swap = [1, 0, *range(2, 2 + len(w.kernel))]
     left = op.Transpose(op.Reshape(op.Transpose(windowed, perm=swap), [channels, -1, count]), perm=[0, 2, 1])
@@ -310,7 +313,7 @@ def _depthwise_by_rows(
 
 
 def _split_groups(op: Emitter, value: ir.Value, channels: int, group: int) -> ir.Value:
-    """Returns `[batch, group * channels, *spatial]` as `[batch * group, channels, *spatial]`."""
+    """Reshapes `[batch, group * channels, *spatial]` to `[batch * group, channels, *spatial]`."""
     if group == 1:
         return value
     shape = op.Concat(op.Mul(op.dim(value, 0), [group]), [channels], op.Shape(value, start=2), axis=0)
@@ -318,8 +321,8 @@ def _split_groups(op: Emitter, value: ir.Value, channels: int, group: int) -> ir
 
 
 def _flat_shape(op: Emitter, value: ir.Value) -> list[int] | ir.Value:
-    """Returns the shape `[batch, channels, positions]` for a Reshape that joins the spatial axes."""
-    # Not -1: for a batch of no samples it has no value.
+    """Returns the shape `[batch, channels, positions]` for a Reshape that flattens the spatial axes."""
+    # Not -1, which is undefined for an empty batch.
     sizes = spatial_sizes(value)
     if sizes and None not in sizes:
         return [0, 0, math.prod(size or 0 for size in sizes)]
@@ -327,9 +330,9 @@ def _flat_shape(op: Emitter, value: ir.Value) -> list[int] | ir.Value:
 
 
 def _zero_if_empty(op: Emitter, result: ir.Value, factor: ir.Value) -> ir.Value:
-    """Returns `result`, or zeros if `factor` has no elements."""
-    # ONNX Runtime (1.31.1) leaves the result of a batch of products unset if one factor is transposed and the axis that
-    # is summed over has size 0.
+    """Returns `result`, or zeros if `factor` is empty."""
+    # ONNX Runtime (1.31.1) leaves the output of a batched MatMul uninitialized if one factor is transposed and the
+    # summed axis has size 0.
     if all(static_dims(factor) or [0]):
         return result
     return op.Where(op.Cast(op.Size(factor), to=ir.DataType.BOOL), result, 0.0)
@@ -340,5 +343,5 @@ def _concat(op: Emitter, values: list[ir.Value], axis: int) -> ir.Value:
 
 
 def _sum_over_positions(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
-    """Sums over every axis but the channels."""
+    """Sums over every axis except the channel axis."""
     return op.ReduceSum(ct, [0, *range(2, n.rank(n.X))], keepdims=0)

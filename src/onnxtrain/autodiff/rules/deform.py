@@ -16,18 +16,18 @@ from onnxtrain.autodiff.rules._scatter import scatter_nd
 from onnxtrain.emitter import Emitter
 
 _Sizes = Sequence[ir.Value | list[int] | None]
-"""Sizes of axes: int64 [1] each."""
+"""Sizes of axes, each an int64 [1]."""
 
 
 @dataclass(frozen=True)
 class _Samples:
-    """Samples that the taps of all windows read, of shape `[batch, offset groups, taps, *counts]`.
+    """Samples read by the taps of all windows, of shape `[batch, offset groups, taps, *counts]`.
 
     Attributes:
         places: positions, one entry per spatial axis.
-        indices: for each corner of a cell, the row of `rows` that it reads.
-        factors: for each corner its weight, 0 outside of the image.
-        inside: for each corner 1 inside of the image, 0 outside.
+        indices: for each corner of a cell, the row of `rows` to read.
+        factors: interpolation weight of each corner, 0 outside of the image.
+        inside: for each corner, 1 inside of the image and 0 outside.
         rows: the pixels of all images and offset groups, `[pixels, channels]`.
     """
 
@@ -40,10 +40,10 @@ class _Samples:
 
 @vjp("DeformConv", wrt=("X", "W", "offset", "B", "mask"))
 def deform_conv(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """Y = W · (mask * samples) + B.
+    """VJP of Y = W · (mask * samples) + B.
 
-    Each sample is interpolated between the pixels around the position to which `offset` moves its tap. The image is
-    padded with zeros. A sample exactly on a pixel takes the slope towards the next pixel, as torchvision's.
+    Each sample is interpolated between the pixels around its tap's position, which is shifted by `offset`. The image is
+    padded with zeros. A sample exactly on a pixel gets the slope towards the next pixel, as in torchvision.
     """
     shape = n.static(n.W)
     spatial, taps, channels = len(shape) - 2, math.prod(shape[2:]), shape[1] * n.attr("group")
@@ -54,12 +54,12 @@ def deform_conv(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     reads = [op.Gather(s.rows, index, axis=0) for index in s.indices]
     columns: _Sizes = [batch, [groups], [shape[1] * taps], product(op, counts)]
     flat_ct = _reshaped(op, ct, [batch, [groups], [shape[0] // groups], product(op, counts)])
-    # Channels go behind all other axes, because Gather reads whole rows of channels; `first` brings them back.
+    # Channels become the last axis, because Gather reads whole rows of channels; `first` moves them back.
     last = [0, 1, *range(3, 4 + spatial), 2]
     first = [0, 1, 3 + spatial, *range(2, 3 + spatial)]
     mask = None if n.mask is None else op.Unsqueeze(_reshaped(op, n.mask, grid), [-1])
 
-    # The interpolated samples are computed again, and only if weight or mask need them.
+    # The interpolated samples are recomputed, and only if needed for the weight or the mask.
     ct_w = value = None
     if n.needs("W") or n.needs("mask"):
         value = op.Sum(*(op.Mul(r, op.Unsqueeze(f, [-1])) for r, f in zip(reads, s.factors, strict=True)))
@@ -67,7 +67,7 @@ def deform_conv(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
         masked = value if mask is None else op.Mul(value, mask)
         read = _reshaped(op, op.Transpose(masked, perm=first), columns)
         ct_w = op.MatMul(flat_ct, op.Transpose(read, perm=[0, 1, 3, 2]))
-        # The product is per sample; the weight is common to all.
+        # The product is per sample, but all samples share the weight.
         ct_w = op.Reshape(op.ReduceSum(ct_w, [0], keepdims=0), list(shape))
     ct_x = ct_offset = ct_mask = None
     if n.needs("X") or n.needs("offset") or n.needs("mask"):
@@ -91,7 +91,7 @@ def _samples(
     grid: _Sizes,
     channels: int,
 ) -> _Samples:
-    """Locates the samples: positions of the taps, moved by `offset`, and the pixels around them."""
+    """Computes the positions of the samples, i.e. of the taps shifted by `offset`, and the pixels around them."""
     spatial = len(kernel)
     strides, dilations, pads = (
         n.attr(name) or [default] * spatial
@@ -107,10 +107,10 @@ def _samples(
         window = op.Reshape(window, [-1] + [1] * (spatial - 1 - axis))
         tap = op.const((tap_places[axis] * dilations[axis]).reshape(-1, *[1] * spatial))
         regular = op.Cast(op.Add(tap, window), to=n.offset.dtype)
-        # The schema stores the offsets of a tap axis by axis.
+        # The schema stores a tap's offsets axis by axis.
         moved = op.Add(op.Gather(offsets, axis, axis=3), regular)
         places.append(place_at(op, moved, sizes[axis]))
-    # Each offset group of each image is an image of its own, whose pixels begin at `begin` among all rows.
+    # Each offset group of each image is treated as an image, whose pixels start at row `begin`.
     images = op.Mul(op.dim(n.X, 0), grid[1])
     begin = op.Mul(op.Range(0, op.Reshape(images, []), 1), product(op, sizes))
     begin = _reshaped(op, begin, [*grid[:2], *[[1]] * (1 + spatial)])
@@ -130,12 +130,12 @@ def _samples(
 
 
 def _image_cotangent(op: Emitter, n: NodeView, s: _Samples, ct: ir.Value, channels: int) -> ir.Value:
-    """Adds the cotangents of samples, channels last, to the pixels that they were read from."""
+    """Returns the cotangent of X: scatters the samples' cotangents, channels last, to the pixels that were read."""
     updates = op.Concat(*(op.Mul(ct, op.Unsqueeze(factor, [-1])) for factor in s.factors), axis=0)
     where = op.Unsqueeze(op.Concat(*s.indices, axis=0), [-1])
     total = scatter_nd(op, op.Shape(s.rows), where, updates)
     sizes = [op.dim(n.X, 2 + axis) for axis in range(len(s.places))]
-    # Back from one image per offset group to the channels of X.
+    # From one image per offset group back to the channels of X.
     images = op.Mul(op.dim(n.X, 0), [n.attr("offset_group")])
     pixels = _reshaped(op, total, [images, *sizes, [channels]])
     return op.reshape_like(op.Transpose(pixels, perm=[0, len(sizes) + 1, *range(1, len(sizes) + 1)]), n.X)
@@ -144,7 +144,7 @@ def _image_cotangent(op: Emitter, n: NodeView, s: _Samples, ct: ir.Value, channe
 def _offset_cotangent(
     op: Emitter, n: NodeView, s: _Samples, ct: ir.Value, reads: Sequence[ir.Value]
 ) -> ir.Value:
-    """Returns the cotangent of `offset`: that of the corners' weights times the weights' slopes along each axis."""
+    """Returns the cotangent of `offset`: the corner weights' cotangents times the weights' slopes along each axis."""
     values = [
         op.Mul(op.ReduceSum(op.Mul(ct, read), [-1], keepdims=0), inside)
         for read, inside in zip(reads, s.inside, strict=True)
@@ -154,5 +154,5 @@ def _offset_cotangent(
 
 
 def _reshaped(op: Emitter, value: ir.Value, sizes: _Sizes) -> ir.Value:
-    """Reshapes to sizes that are int64 [1] each, constant or computed."""
+    """Reshapes a value to sizes that are constant or computed, each an int64 [1]."""
     return op.Reshape(value, op.Concat(*sizes, axis=0), allowzero=1)

@@ -18,11 +18,11 @@ Dim = int | ir.SymbolicDim
 
 @vjp("Einsum", wrt=("Inputs",))
 def einsum(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """For "ij,jk->ik": ct_A = Einsum("ik,jk->ij", ct, B), and likewise for any number of operands.
+    """VJP of Einsum: for "ij,jk->ik", ct_A = Einsum("ik,jk->ij", ct, B), and likewise for any number of operands.
 
-    Along labels that only this operand has, Einsum summed: the cotangent is repeated along them. Labels that the
-    operand has twice ("ii") select a diagonal: the cotangent is zero off it. Axes of size one that were broadcast are
-    summed over.
+    If a label occurs only in this operand, the Einsum summed over it, so the cotangent is broadcast along it. If a
+    label occurs twice in the operand ("ii"), it selects a diagonal, so the cotangent is zero off the diagonal. Axes of
+    size one that were broadcast are summed over.
     """
     terms, output = _terms(n)
     _check_broadcasting(n, terms)
@@ -33,11 +33,11 @@ def einsum(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 
 
 def _terms(n: NodeView) -> tuple[list[str], str]:
-    """Returns the labels of every operand and of the output, ellipses replaced by labels not in use."""
+    """Returns the labels of each operand and of the output, with ellipses replaced by unused labels."""
     equation = n.attr("equation").replace(" ", "")
     left, explicit, output = equation.partition("->")
     terms = left.split(",")
-    # Without "->" the output has the labels that occur once, in alphabetical order, behind the ellipsis.
+    # Without "->", the output has the ellipsis, then the labels that occur once, in alphabetical order.
     if not explicit:
         once = sorted(c for c in set(left) if c.isalpha() and left.count(c) == 1)
         output = ("..." if "..." in left else "") + "".join(once)
@@ -60,11 +60,13 @@ def _terms(n: NodeView) -> tuple[list[str], str]:
 
 
 def _check_broadcasting(n: NodeView, terms: Sequence[str]) -> None:
-    """Refuses a label that has size one in its first operand and another size later: onnx infers size one then.
+    """Checks the ranks of the operands, and that no label has size one in its first operand and another size later.
+
+    For such a label, onnx infers size one.
 
     Raises:
-        DifferentiationError: the inferred shape of the output, which other rules relied on, is wrong; or an operand
-            has another number of dimensions than labels.
+        DifferentiationError: the inferred shape of the output is wrong, and other rules would rely on it; or the rank
+            of an operand differs from its number of labels.
     """
     first: dict[str, Dim] = {}
     for term, value in zip(terms, n.inputs, strict=True):
@@ -100,7 +102,7 @@ def _operand_cotangent(
     assert operand is not None
     others = [(t, v) for i, (t, v) in enumerate(zip(terms, n.inputs, strict=True)) if i != index and v]
     labels = "".join(dict.fromkeys(term))
-    # Labels of this operand alone that are not in the output cannot be in the result of an Einsum of ct and the others.
+    # Labels that occur only in this operand cannot be in the output of an Einsum of ct and the other operands.
     present = "".join(c for c in labels if c in output or any(c in t for t, _ in others))
     sizes = {c: _dims(n, operand)[term.index(c)] for c in labels}
     rivals = {c: [_dims(n, v)[t.index(c)] for t, v in others if c in t] for c in labels}
@@ -109,7 +111,7 @@ def _operand_cotangent(
         factors = _without_broadcast_axes(op, n, [(output, ct), *others])
         equation = f"{','.join(t for t, _ in factors)}->{present}"
         result = op.Einsum(*(v for _, v in factors), equation=equation)
-    # Labels that were summed over come back as axes of size one, for Expand.
+    # Summed labels become axes of size one again, for Expand.
     missing = [axis for axis, c in enumerate(labels) if c not in present]
     if missing:
         result = op.Unsqueeze(result, missing)
@@ -118,7 +120,7 @@ def _operand_cotangent(
         operand_shape = op.shape_of(operand)
         return op.Gather(operand_shape, [term.index(c) for c in labels]) if labels != term else operand_shape
 
-    # An axis of symbolic size may turn out to be one: its size at run time decides then if it was repeated.
+    # An axis of symbolic size may have size one: its size at run time then decides whether it was broadcast.
     summed = [axis for axis, c in enumerate(labels) if _may_be_repeated(sizes[c], rivals[c])]
     if summed:
         known = all(isinstance(sizes[labels[axis]], int) for axis in summed)
@@ -132,14 +134,14 @@ def _operand_cotangent(
 def _without_broadcast_axes(
     op: Emitter, n: NodeView, factors: Sequence[tuple[str, ir.Value]]
 ) -> list[tuple[str, ir.Value]]:
-    """Removes axes of size one whose label has another size in another factor; Einsum's result is the same.
+    """Removes axes of size one whose label has another size in another factor; this doesn't change Einsum's result.
 
-    onnx (1.23, and ONNX Runtime 1.32) infers the size of a label from the first operand that has it, so
-    "ij,j->ij" of (1, 2) and (3, 2) would be inferred as (1, 2), and onnx's checker refuses the model.
+    onnx (1.23) and ONNX Runtime (1.32) infer the size of a label from the first operand that has it: "ij,j->ij" of (1,
+    2) and (3, 2) would be inferred as (1, 2), and onnx's checker would reject the model.
 
     Args:
         op: emitter.
-        n: the node that is differentiated.
+        n: the node being differentiated.
         factors: labels and value of each operand, e.g. [("ij", a), ("jk", b)].
     """
     long = {c for t, v in factors for c, size in zip(t, _dims(n, v), strict=True) if size != 1}
@@ -157,32 +159,32 @@ def _without_broadcast_axes(
 
 def _dims(n: NodeView, value: ir.Value | None) -> Sequence[Dim]:
     assert value is not None
-    # Raises ShapeRequired with a message that names the value, if the rank is not known.
+    # Raises ShapeRequired, with a message that names the value, if the rank is unknown.
     n.rank(value)
     return list(value.shape or ())
 
 
 def _same(a: Dim, b: Dim) -> bool:
-    """Says if two sizes are known to be equal; symbolic sizes without a name are not."""
+    """True if two sizes are known to be equal; unnamed symbolic sizes never are."""
     if isinstance(a, ir.SymbolicDim) and isinstance(b, ir.SymbolicDim):
         return a.value is not None and a.value == b.value
     return a == b
 
 
 def _may_be_repeated(size: Dim, rivals: Sequence[Dim]) -> bool:
-    """Says if an axis may have size one while its label has another size in another operand."""
+    """True if an axis may have size one while its label has another size in another operand."""
     if isinstance(size, int) and size != 1:
         return False
     return any(rival != 1 and not _same(size, rival) for rival in rivals)
 
 
 def _may_be_short(size: Dim, rivals: Sequence[Dim]) -> bool:
-    """Says if a label may have size one in all other operands and another size in this one."""
+    """True if a label may have size one in all other operands that have it, but another size in this operand."""
     return size != 1 and bool(rivals) and not any(_same(size, rival) for rival in rivals)
 
 
 def _on_diagonals(op: Emitter, operand: ir.Value, value: ir.Value, term: str) -> ir.Value:
-    """Spreads `value`, with one axis per distinct label, to one axis per label of `term`; zero off the diagonals."""
+    """Expands `value` from one axis per distinct label to one axis per label of `term`; zero off the diagonals."""
     again = [axis for axis, c in enumerate(term) if c in term[:axis]]
     if not again:
         return value
@@ -197,6 +199,6 @@ def _on_diagonals(op: Emitter, operand: ir.Value, value: ir.Value, term: str) ->
         along = [
             op.Unsqueeze(positions, [i for i in range(len(term)) if i != where]) for where in (first, axis)
         ]
-        # Only elements with the same position along both axes of the label were read.
+        # Only elements with equal positions along both axes of the label were read.
         value = op.Where(op.Equal(*along), value, 0.0)
     return value

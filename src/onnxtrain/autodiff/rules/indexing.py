@@ -1,4 +1,4 @@
-"""Differentiates ops that read from or write to positions given by indices."""
+"""Differentiates ops that read or write elements at given indices."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from onnxtrain.functions import embedding_gradient
 
 @vjp("Gather", wrt=("data",))
 def gather(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """Adds the cotangent to the entries that were read."""
+    """VJP of Gather: adds ct to the entries that were read."""
     if n.data.shape is None or n.indices.shape is None:
         return scatter_to(op, ct, op.Gather(positions(op, n.data), n.indices, axis=n.attr("axis")), n.data)
     axis = n.axis(n.data, n.attr("axis"))
@@ -24,15 +24,15 @@ def gather(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     if index_rank == 0:
         return _put_back(op, n, ct, axis)
     indices = op.Cast(n.indices, to=ir.DataType.INT64) if n.indices.dtype != ir.DataType.INT64 else n.indices
-    # Rows of a table: a function of its own, as it is the gradient of an embedding. Half precision is summed in
+    # Rows of a table: a composite op, because it is the gradient of an embedding. Half precision is accumulated in
     # float32.
     if axis == 0:
         half = ct.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
         wide = op.Cast(ct, to=ir.DataType.FLOAT) if half else ct
         total = op.call(embedding_gradient, wide, indices, op.shape_of(n.data))
         return op.Cast(total, to=ct.dtype) if half else total
-    # ScatterND is the faster of the two scatters, but indexes leading axes only: `axis` is moved to the front
-    # meanwhile.
+    # ScatterND is faster than ScatterElements but indexes only leading axes, so `axis` is temporarily moved to the
+    # front.
     indices = op.Unsqueeze(indices, [-1])
     before, after = list(range(axis)), list(range(axis + 1, rank))
     to_front = [*range(axis, axis + index_rank), *before, *(i - 1 + index_rank for i in after)]
@@ -42,8 +42,8 @@ def gather(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 
 
 def _put_back(op: Emitter, n: NodeView, ct: ir.Value, axis: int) -> ir.Value:
-    """Returns the cotangent of reading one entry along `axis`: ct with zeros before and after it."""
-    # A Pad, and not a scatter: the driver joins the Pads of entries that fill the value (`_accumulate`).
+    """Returns the cotangent of reading one entry along `axis`: ct padded with zeros before and after."""
+    # A Pad instead of a scatter, because the driver concatenates Pads that tile the whole value (`_accumulate`).
     size, index = op.dim(n.data, axis), op.Reshape(op.Cast(n.indices, to=ir.DataType.INT64), [1])
     position, dims = n.constant(n.indices), n.constant(size)
     if position is not None and dims is not None:
@@ -57,15 +57,15 @@ def _put_back(op: Emitter, n: NodeView, ct: ir.Value, axis: int) -> ir.Value:
 
 @vjp("GatherElements", wrt=("data",))
 def gather_elements(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """Adds the cotangent to the elements that were read."""
+    """VJP of GatherElements: adds ct to the elements that were read."""
     return scatter_elements(op, op.shape_of(n.data), n.indices, ct, n.attr("axis"))
 
 
 @vjp("GatherND", wrt=("data",))
 def gather_nd(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """Adds the cotangent to the slices that were read."""
+    """VJP of GatherND: adds ct to the slices that were read."""
     batch_dims = n.attr("batch_dims")
-    # ScatterND has no batch axes: with some, the positions are gathered instead.
+    # ScatterND has no batch axes; with batch axes, flat indices are gathered and scattered to instead.
     if not batch_dims:
         return scatter_nd(op, op.shape_of(n.data), n.indices, ct)
     where = op.GatherND(positions(op, n.data), n.indices, batch_dims=batch_dims)
@@ -74,25 +74,25 @@ def gather_nd(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 
 @vjp("Compress", wrt=("input",))
 def compress(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """Puts the cotangent at the elements that were kept, zeros elsewhere."""
+    """VJP of Compress: ct at the elements that were kept, zeros elsewhere."""
     where = op.Compress(positions(op, n.input), n.condition, axis=n.attr("axis"))
     return scatter_to(op, ct, where, n.input)
 
 
 @vjp("TopK", wrt=("X",), outputs=("Values",), saves=("Indices",))
 def top_k(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """Puts the cotangent at the elements that were chosen, zeros elsewhere."""
+    """VJP of TopK: ct at the elements that were selected, zeros elsewhere."""
     return op.ScatterElements(op.zeros_like(n.X, ct.dtype), n.out.Indices, ct, axis=n.attr("axis"))
 
 
 @vjp("Unique", wrt=("X",), saves=("indices",))
 def unique(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
-    """Puts the cotangent at the first of equal elements (or slices along `axis`), zeros at the others.
+    """VJP of Unique: ct at the first of equal elements (or slices along `axis`), zeros at the others.
 
-    PyTorch has no gradient here. Any of the equal elements could get it: the sum of their cotangents is the same.
+    PyTorch has no gradient here. Any of the equal elements could get the cotangent: the sum over them is the same.
     """
     places, axis = positions(op, n.X), n.attr("axis")
-    # Without an axis Unique sees the input as one vector.
+    # Without an axis, Unique flattens the input.
     if axis is None:
         places, axis = op.Reshape(places, [-1]), 0
     return scatter_to(op, ct, op.Gather(places, n.out.indices, axis=axis), n.X)
@@ -100,8 +100,8 @@ def unique(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
 
 @vjp("OneHot", wrt=("values",))
 def one_hot(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """Sums ct over the elements that are the off value, and over those that are the on value."""
-    # In the dtype of the forward node, as ONNX Runtime has no kernel of OneHot for every combination of dtypes.
+    """VJP of OneHot with respect to `values`: the sums of ct over the off elements and over the on elements."""
+    # In the dtype of `values`, because ONNX Runtime lacks OneHot kernels for some combinations of dtypes.
     one = op.OneHot(n.indices, n.depth, op.const([0.0, 1.0], like=n.values), axis=n.attr("axis"))
     hot = op.Greater(one, 0.5)
     off, on = (op.ReduceSum(op.Where(hot, *branches), keepdims=0) for branches in ((0.0, ct), (ct, 0.0)))
@@ -110,7 +110,7 @@ def one_hot(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 
 @vjp("TensorScatter", wrt=("past_cache", "update"))
 def tensor_scatter(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """Splits the cotangent: entries that were written to belong to the update, all others to the past."""
+    """VJP of TensorScatter: the update gets ct at the entries that were written, the past cache at all others."""
     axis, mode = n.axis(n.past_cache, n.attr("axis")), n.attr("mode")
     attributes = {"axis": axis, "mode": mode}
     past = update = None
@@ -119,8 +119,8 @@ def tensor_scatter(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     if n.needs("update"):
         place = op.Range(0, op.Squeeze(op.dim(n.update, axis)), 1)
         if n.write_indices is not None:
-            # [batch, sequence]. Not by Unsqueeze: onnx 1.23 then takes constant indices for a shape, and fails to add
-            # it.
+            # Shape [batch, sequence]. Not with Unsqueeze: onnx 1.23 then treats constant indices as a shape, and fails
+            # to add it.
             place = op.Add(place, op.Reshape(n.write_indices, [-1, 1]))
             place = (
                 op.Mod(place, op.Max(op.dim(n.past_cache, axis), op.const([1])))
@@ -136,7 +136,7 @@ def tensor_scatter(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 
 @vjp("ScatterElements", wrt=("data", "updates"))
 def scatter_elements_rule(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """Returns the cotangents of data and updates by :func:`_scatter_rule`."""
+    """VJP of ScatterElements with respect to data and updates, by :func:`_scatter_rule`."""
     axis = n.attr("axis")
     return _scatter_rule(
         op,
@@ -151,7 +151,7 @@ def scatter_elements_rule(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 
 @vjp("ScatterND", wrt=("data", "updates"))
 def scatter_nd_rule(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """Returns the cotangents of data and updates by :func:`_scatter_rule`."""
+    """VJP of ScatterND with respect to data and updates, by :func:`_scatter_rule`."""
     return _scatter_rule(
         op,
         n,
@@ -166,22 +166,22 @@ Write = Callable[[ir.Value, ir.Value, str], ir.Value]
 
 
 def _scatter_rule(op: Emitter, n: NodeView, ct: ir.Value, read: Read, write: Write) -> Cotangents:
-    """Returns the cotangents of data and updates, for output = data with updates reduced into it.
+    """VJP of a scatter op, whose output is `data` with `updates` reduced into it.
 
     Args:
         op: emitter.
         n: the scatter node.
-        ct: cotangent of its output.
-        read: gathers the elements at the indices from a value of the data's shape.
-        write: scatters updates into a value of the data's shape with a reduction.
+        ct: cotangent of the output.
+        read: gathers elements at the node's indices from a value with the shape of `data`.
+        write: scatters updates at the node's indices into a value with the shape of `data`, with a given reduction.
     """
     reduction = n.attr("reduction")
     if reduction in ("max", "min"):
         return _scatter_extremum(op, n, ct, read, write)
     data = updates = None
     if n.needs("data"):
-        # Without a reduction ONNX forbids repeated indices, so each overwritten element of data has a cotangent of
-        # zero.
+        # Without a reduction, ONNX forbids repeated indices, so each overwritten element of `data` has a zero
+        # cotangent.
         data = {
             "none": lambda: write(ct, op.zeros_like(n.updates, ct.dtype), "none"),
             "add": lambda: ct,
@@ -195,8 +195,8 @@ def _scatter_rule(op: Emitter, n: NodeView, ct: ir.Value, read: Read, write: Wri
 def _factors(op: Emitter, n: NodeView, ct: ir.Value, read: Read, write: Write) -> ir.Value:
     """Returns the cotangent of updates that were multiplied into the data: ct times the product of all other factors.
 
-    That product is output / update. For an update that is the only zero of its place it is computed again with 1 in its
-    place. If several updates of a place are zero, all its cotangents are zero.
+    That product is output / update. For an update that is the only zero at its position, the product is recomputed with
+    1 instead. If several updates at a position are zero, their cotangents are zero.
     """
     zero = op.Equal(n.updates, 0.0)
     none = op.Expand(op.const(0.0), op.shape_of(n.out.output))
@@ -208,9 +208,9 @@ def _factors(op: Emitter, n: NodeView, ct: ir.Value, read: Read, write: Write) -
 
 
 def _scatter_extremum(op: Emitter, n: NodeView, ct: ir.Value, read: Read, write: Write) -> Cotangents:
-    """Splits the cotangent of a maximum or minimum evenly among all that attain it, as torch.scatter_reduce."""
+    """VJP of a scatter with max or min: splits ct evenly among the elements that attain the extremum, as torch does."""
     kept, written = op.Equal(n.data, n.out.output), op.Equal(n.updates, read(n.out.output))
-    # Counted in float32, because ONNX Runtime's CPU has no scatter that adds float16.
+    # Counted in float32, because ONNX Runtime's CPU provider has no float16 scatter with reduction="add".
     counts = [op.Cast(mask, to=ir.DataType.FLOAT) for mask in (kept, written)]
     attain = write(counts[0], counts[1], "add")
     share = op.Div(ct, op.Cast(attain, to=ct.dtype))

@@ -1,4 +1,4 @@
-"""Differentiates matrix products, inverses and Cholesky factors."""
+"""Differentiates matrix products, inverses, Cholesky factors and determinants."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ from onnxtrain.functions import cholesky, inverse
 
 @vjp("MatMul", wrt=("A", "B"))
 def matmul(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """Y = A B:  ct_A = ct B^T,  ct_B = A^T ct, summed over the batch axes on which the operand was repeated.
+    """VJP of Y = A B:  ct_A = ct B^T,  ct_B = A^T ct, each summed over the operand's broadcast batch axes.
 
-    A vector counts as a row on the left and a column on the right; ct gets back the axis that Y lost.
+    A vector is treated as a row on the left and as a column on the right; ct gets back the axis that Y lost.
     """
     if n.A.shape is None and n.B.shape is not None and n.B.shape.rank() == 2:
-        # A of unknown rank times a matrix: merged into rows, A is a matrix whatever its rank, a vector one row of it.
+        # A has unknown rank, B is a matrix: with leading axes flattened, A is a matrix whatever its rank; a vector is
+        # one row.
         product = (
             op.MatMul(op.Transpose(_rows(op, n.A), perm=[1, 0]), _rows(op, ct)) if n.needs("B") else None
         )
         return op.MatMul(ct, op.Transpose(n.B, perm=[1, 0])) if n.needs("A") else None, product
     ranks = n.rank(n.A), n.rank(n.B)
-    # The product of two vectors is a scalar: no axes to restore.
+    # The product of two vectors is a scalar: there are no axes to restore.
     if ranks == (1, 1):
         return (
             op.Mul(ct, n.B) if n.needs("A") else None,
@@ -55,14 +56,14 @@ def _as_matrix(op: Emitter, value: ir.Value, axis: int) -> ir.Value:
 
 
 def _left_cotangent(op: Emitter, n: NodeView, ct: ir.Value, a: ir.Value, b: ir.Value) -> ir.Value:
-    """Returns the cotangent of A; a and b are the operands as matrices or batches of them."""
+    """Returns the cotangent of A; a and b are the operands as (batches of) matrices."""
     product = op.MatMul(ct, _transposed(op, n, b))
     return _sum_batch(op, n, product, a, n.A)
 
 
 def _right_cotangent(op: Emitter, n: NodeView, ct: ir.Value, a: ir.Value, b: ir.Value) -> ir.Value:
-    """Returns the cotangent of B; a and b are the operands as matrices or batches of them."""
-    # A matrix that multiplies a batch: one product over the rows of the whole batch instead of a sum of many.
+    """Returns the cotangent of B; a and b are the operands as (batches of) matrices."""
+    # One matrix multiplied by a batch: a single product over the rows of the whole batch replaces a sum of products.
     if n.rank(b) == 2 and n.rank(a) > 2:
         product = op.MatMul(op.Transpose(_rows(op, a), perm=[1, 0]), _rows(op, ct))
         return product if b is n.B else op.reshape_like(product, n.B)
@@ -70,19 +71,19 @@ def _right_cotangent(op: Emitter, n: NodeView, ct: ir.Value, a: ir.Value, b: ir.
 
 
 def _rows(op: Emitter, value: ir.Value) -> ir.Value:
-    """Merges all axes but the last into the rows of a matrix."""
-    # By Flatten, as a Reshape to -1 rows has no answer for a value without elements.
+    """Flattens all axes but the last into the rows of a matrix."""
+    # With Flatten, because a Reshape to -1 rows is undefined for an empty value.
     return op.Flatten(value, axis=-1)
 
 
 def _transposed(op: Emitter, n: NodeView, value: ir.Value) -> ir.Value:
-    """Swaps the last two axes."""
+    """Transposes the last two axes."""
     axes = list(range(n.rank(value)))
     return op.Transpose(value, perm=[*axes[:-2], axes[-1], axes[-2]])
 
 
 def _sum_batch(op: Emitter, n: NodeView, product: ir.Value, matrix: ir.Value, primal: ir.Value) -> ir.Value:
-    """Sums a batch of cotangents to the shape of `matrix`, and gives it the shape of `primal`."""
+    """Sums a batch of cotangents to the shape of `matrix`, then reshapes the sum to the shape of `primal`."""
     assert matrix.shape is not None
     output = n.out.Y
     if output.shape is not None:
@@ -95,7 +96,10 @@ def _sum_batch(op: Emitter, n: NodeView, product: ir.Value, matrix: ir.Value, pr
 
 @vjp("Gemm", wrt=("A", "B", "C"))
 def gemm(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """Y = alpha A' B' + beta C with A' = A^T if transA; ct_A' = alpha ct B'^T, ct_B' = alpha A'^T ct."""
+    """VJP of Y = alpha A' B' + beta C:  ct_A' = alpha ct B'^T, ct_B' = alpha A'^T ct, ct_C = beta ct.
+
+    A' is A^T if transA=1, else A; B' likewise.
+    """
     alpha, beta, trans_a, trans_b = (n.attr(name) for name in ("alpha", "beta", "transA", "transB"))
     result: dict[str, ir.Value | None] = {}
     if n.needs("A"):
@@ -111,7 +115,7 @@ def gemm(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
             else op.Gemm(n.A, ct, alpha=alpha, transA=1 - trans_a)
         )
     if n.needs("C"):
-        # C may be a row, a column or a scalar, which Gemm repeats.
+        # C may be a row, a column or a scalar, which Gemm broadcasts.
         total = sum_to_shape_of(op, ct, n.out.Y, n.C)
         result["C"] = total if beta == 1 else op.Mul(total, beta)
     return result
@@ -119,20 +123,21 @@ def gemm(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 
 @composite_vjp(inverse, ("y", "pivots"))
 def inverse_rule(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
-    """Y = A⁻¹, so dY = -Y dA Y:  ct_A = -Yᵀ ct Yᵀ."""
+    """VJP of Y = A⁻¹:  dY = -Y dA Y, so ct_A = -Yᵀ ct Yᵀ."""
     y = _transposed(op, n, n.outputs[0])
     return op.Neg(op.MatMul(op.MatMul(y, ct), y))
 
 
 @composite_vjp(cholesky, ("y",))
 def cholesky_rule(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
-    """For A = L Lᵀ:  ct_A = (S + Sᵀ) / 2, S = L⁻ᵀ Φ(Lᵀ ct) L⁻¹; Φ keeps the lower triangle and half of the diagonal.
+    """VJP of the Cholesky factor L of A = L Lᵀ:  ct_A = (S + Sᵀ) / 2 with S = L⁻ᵀ Φ(Lᵀ ct) L⁻¹.
 
-    Murray, Differentiation of the Cholesky decomposition (2016), arXiv:1602.07527.
+    Φ keeps the lower triangle and half of the diagonal. Murray, Differentiation of the Cholesky decomposition (2016),
+    arXiv:1602.07527.
     """
     factor = n.out.y
     product = op.MatMul(_transposed(op, n, factor), ct)
-    # The sum has the part below the diagonal twice and the diagonal once; half of it is Φ.
+    # The sum contains the part below the diagonal twice and the diagonal once; half of it is Φ.
     half = op.Mul(op.Add(op.Trilu(product, upper=0), op.Trilu(product, -1, upper=0)), 0.5)
     inverted, _ = op.call(inverse, factor, _outputs=2)
     inverted.shape = factor.shape
@@ -143,25 +148,28 @@ def cholesky_rule(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
 
 @vjp("Det", wrt=("X",))
 def det(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """ct_X = ct * cofactors of X.  X is float [..., n, n] with static n.
+    """VJP of Det: ct_X = ct * cofactors of X.  X is float [..., n, n] with static n.
 
-    The cofactors are det(X) X^-T where that can be computed, and else determinants of X without row i and column j.
+    The cofactors are det(X) X^-T where that is numerically stable, otherwise determinants of X without row i and column
+    j.
     """
     (size,) = n.static(n.X, [-1])
     scale = op.Unsqueeze(ct, [-2, -1])
-    # The only minor of a 1x1 matrix is the determinant of an empty one, 1, which no runtime computes.
+    # The only minor of a 1x1 matrix is the determinant of an empty matrix, 1, which no runtime computes.
     if size == 1:
         return scale
-    # A matrix without entries has no gradient to compute, but one of its shape.
+    # An empty matrix has no gradient to compute; any value of its shape will do.
     if size == 0:
         return op.Mul(scale, n.X)
-    # Four of the entries with signs, without rounding.
+    # For 2x2, the cofactors are the entries themselves with signs, without rounding errors.
     if size == 2:
         return op.Mul(scale, _minors(op, n, n.X, size))
-    # The inverse keeps X^-T Y accurate where X is ill-conditioned and Y lies in its range: the gradient of W in
-    # det(W W^T + I) is 260 times as far off by determinants. These are exact for singular matrices in turn.
+    # The inverse keeps X^-T Y accurate where X is ill-conditioned and Y lies in its range: with determinants, the
+    # gradient of W in det(W W^T + I) has 260 times the error. Determinants, on the other hand, are exact for singular
+    # matrices.
     regular = op.stop_gradient(_is_regular(op, n))
-    # Each way gets a matrix that it can compute where the other one is taken: a second derivative multiplies 0 by it.
+    # Each method gets a well-behaved matrix where the other one is used: a second derivative multiplies its result by
+    # 0.
     identity = op.const(np.eye(size), like=n.X)
     y, _ = op.call(inverse, op.Where(regular, n.X, identity), _outputs=2)
     y.shape = n.X.shape
@@ -171,13 +179,13 @@ def det(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 
 
 def _is_regular(op: Emitter, n: NodeView) -> ir.Value:
-    """Returns per matrix X, as bool [..., 1, 1], whether det(X) X^-T can be computed with some correct digits."""
+    """Returns a mask, bool [..., 1, 1], of the matrices X for which det(X) X^-T keeps some correct digits."""
     least_pivot, least_determinant = (
         (2.0**-48, 2.0**-900) if n.X.dtype == ir.DataType.DOUBLE else (2.0**-20, 2.0**-100)
     )
     _, pivots = op.call(inverse, n.X, _outputs=2)
     largest = op.ReduceMax(op.Abs(n.X), [-2, -1], keepdims=0)
-    # Pivots are [n, batch], NaN behind a pivot of 0: no comparison with NaN holds.
+    # Pivots are [n, batch], and NaN after a pivot of 0: comparisons with NaN are false.
     has_pivots = op.GreaterOrEqual(
         op.Abs(pivots), op.Mul(op.Reshape(largest, [1, -1]), op.const(least_pivot, like=n.X))
     )
@@ -185,7 +193,7 @@ def _is_regular(op: Emitter, n: NodeView) -> ir.Value:
         op.ReduceMin(op.Cast(has_pivots, to=ir.DataType.INT32), [0], keepdims=0), to=ir.DataType.BOOL
     )
     determinant = op.Abs(n.outputs[0])
-    # A smaller determinant has lost digits, as a number that is not normal; an infinite one says nothing.
+    # A smaller determinant is subnormal and has lost digits; an infinite one is useless.
     is_normal = op.And(
         op.GreaterOrEqual(determinant, op.const(least_determinant, like=n.X)),
         op.Less(determinant, op.const(np.inf, like=n.X)),
@@ -200,7 +208,7 @@ def _minors(op: Emitter, n: NodeView, x: ir.Value, size: int) -> ir.Value:
     others = np.array([[k for k in range(size) if k != i] for i in range(size)], dtype=np.int64)
     batch = n.rank(n.X) - 2
     minors = op.Gather(op.Gather(x, others, axis=batch), others, axis=batch + 2)
-    # After the two Gathers: [..., row i, rows but i, column j, columns but j].
+    # Axes after the two Gathers: [..., row i, rows but i, column j, columns but j].
     minors = op.Transpose(minors, perm=[*range(batch), batch, batch + 2, batch + 1, batch + 3])
     sign = op.const([[(-1.0) ** (i + j) for j in range(size)] for i in range(size)], like=x)
     return op.Mul(op.Det(minors), sign)

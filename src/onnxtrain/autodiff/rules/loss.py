@@ -1,6 +1,6 @@
 """Differentiates the classification losses.
 
-Class weights have no gradient, as in torch: differentiating with respect to them raises NoGradientRule.
+Class weights have no gradient, as in PyTorch: differentiating with respect to them raises NoGradientRule.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from onnxtrain.functions import (
 def softmax_cross_entropy_loss(
     op: Emitter, n: NodeView, cts: tuple[ir.Value | None, ir.Value | None]
 ) -> Cotangents:
-    """ct_scores = scale * (softmax - onehot(label)) per position, plus the gradient of LogSoftmax for log_prob."""
+    """VJP of SoftmaxCrossEntropyLoss: scale * (softmax - onehot(label)), plus LogSoftmax's VJP for log_prob."""
     ct, ct_log_prob = cts
     log_prob = n.out.log_prob
     parts = []
     if ct is not None:
         ignored = n.attr("ignore_index")
-        # float16 cannot count beyond 2048, as the function would have to.
+        # The function counts labels in the dtype of `ct`; float16 represents integers only up to 2048.
         counts = ct.dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE)
         if n.attr("reduction") == "mean" and n.weights is None and ignored is not None and counts:
             labels = _as_int64(op, n.labels)
@@ -45,7 +45,7 @@ def softmax_cross_entropy_loss(
 
 @vjp("NegativeLogLikelihoodLoss", wrt=("input",))
 def negative_log_likelihood_loss(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """Puts -scale at the class of each label, zeros elsewhere."""
+    """VJP of NegativeLogLikelihoodLoss: -scale at the class of each label, zeros elsewhere."""
     labels, scale = _labels_and_scale(op, n, ct, n.target, n.weight)
     places, updates = op.Unsqueeze(labels, [1]), op.Unsqueeze(op.Neg(scale), [1])
     return op.ScatterElements(op.zeros_like(n.input), places, updates, axis=1)
@@ -54,16 +54,17 @@ def negative_log_likelihood_loss(op: Emitter, n: NodeView, ct: ir.Value) -> Cota
 def _labels_and_scale(
     op: Emitter, n: NodeView, ct: ir.Value, labels: ir.Value, weights: ir.Value | None
 ) -> tuple[ir.Value, ir.Value]:
-    """Returns the labels as int64 with ignored ones set to 0, and `scale`, the cotangent of each label's -log p.
+    """Returns the labels as int64, with ignored ones set to 0, and `scale`, the cotangent of each label's -log p.
 
-    `scale` has the shape of the labels. It is weight[label] * ct, for the mean divided by the sum of all these weights.
-    Ignored labels have weight 0; without class weights all others have weight 1.
+    `scale` has the shape of the labels. It is weight[label] * ct; with reduction="mean", it is divided by the sum of
+    the weights of all labels. Ignored labels have weight 0; without class weights, all others have weight 1.
     """
     labels = _as_int64(op, labels)
     valid, ignored = None, n.attr("ignore_index")
     shape = op.shape_of(labels)
     if ignored is not None:
-        # An ignored label such as -100 is no class: no Gather or Scatter may see it, though its scale is zero.
+        # An ignored label such as -100 is not a valid index for Gather and Scatter; setting its scale to zero isn't
+        # enough.
         valid = op.Not(op.Equal(labels, ignored))
         labels = op.Where(valid, labels, 0)
     weight = op.Gather(weights, labels) if weights is not None else None
@@ -72,22 +73,22 @@ def _labels_and_scale(
     scale = op.Mul(ct, weight) if weight is not None else ct
     if valid is not None:
         scale = op.Where(valid, scale, 0.0)
-    # A scalar cotangent; with a mask or class weights it has been broadcast to the labels already.
+    # Expands a scalar cotangent; a mask or class weights have already broadcast it to the labels.
     elif weight is None and n.attr("reduction") != "none":
         scale = op.Expand(scale, shape)
     return labels, scale
 
 
 def _as_int64(op: Emitter, labels: ir.Value) -> ir.Value:
-    """Returns the labels as int64."""
+    """Casts the labels to int64."""
     return op.Cast(labels, to=ir.DataType.INT64) if labels.dtype != ir.DataType.INT64 else labels
 
 
 def _inverse_total(
     op: Emitter, ct: ir.Value, labels: ir.Value, valid: ir.Value | None, weight: ir.Value | None
 ) -> ir.Value | float:
-    """Returns one over the sum of the weights of all labels, in the dtype of `ct`."""
-    # float16 cannot count beyond 2048.
+    """Returns 1 / (sum of the weights of all labels), in the dtype of `ct`."""
+    # float16 represents integers only up to 2048.
     wide = counting_dtype(ct)
     if valid is None and weight is None:
         dims = static_dims(labels)

@@ -1,4 +1,4 @@
-"""Differentiates elementwise arithmetic and analytic functions, and casts; lists elementwise ops without a gradient."""
+"""Differentiates elementwise arithmetic, analytic functions and casts; declares elementwise ops without a gradient."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ defvjp("Sub", broadcasts=True, A=lambda op, n, ct: ct, B=lambda op, n, ct: op.Ne
 
 
 def _is_square(n: NodeView) -> bool:
-    """Says if a Mul squares its input, so that one cotangent, doubled, replaces the sum of two equal ones."""
-    # Not in half precision: x + y + y and x + 2 y are rounded differently there, and PyTorch computes the former.
+    """True if a Mul squares its input: one doubled cotangent then replaces the sum of two equal ones."""
+    # Not in half precision, where x + y + y and x + 2 y round differently, and PyTorch computes the former.
     return n.A is n.B and n.A.dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE)
 
 
@@ -28,15 +28,15 @@ defvjp(
     A=lambda op, n, ct: op.Mul(op.Mul(ct, 2.0) if _is_square(n) else ct, n.B),
     B=lambda op, n, ct: None if _is_square(n) else op.Mul(ct, n.A),
 )
-# B's cotangent is -ct A/B²: from the output, -ct (C / B) needs one division.
+# B's cotangent is -ct A/B²; in terms of the output, -ct (C / B) needs one division.
 defvjp(
     "Div",
     broadcasts=True,
     A=lambda op, n, ct: op.Div(ct, n.B),
     B=lambda op, n, ct: op.Neg(op.Mul(ct, op.Div(n.out.C, n.B))),
 )
-# fmod: C = A - k * B with the integer k = trunc(A / B). Rounding (A - C) / B finds k even where A / B is
-# rounded up to an integer (by Floor: Round lacks bfloat16 at opset 21). With fmod=0, Mod takes integers only.
+# fmod: C = A - k * B with the integer k = trunc(A / B). Rounding (A - C) / B finds k even where A / B rounds up to an
+# integer (with Floor, because Round lacks bfloat16 at opset 21). With fmod=0, Mod supports integers only.
 defvjp(
     "Mod",
     broadcasts=True,
@@ -44,9 +44,9 @@ defvjp(
     B=lambda op, n, ct: op.Neg(op.Mul(ct, op.Floor(op.Add(op.Div(op.Sub(n.A, n.out.C), n.B), 0.5)))),
 )
 defvjp("Neg", X=lambda op, n, ct: op.Neg(ct))
-# |x|'(0) = 0, as in torch: Sign(0) = 0.
+# |x|'(0) = 0, as in PyTorch: Sign(0) = 0.
 defvjp("Abs", X=lambda op, n, ct: op.Mul(ct, op.Sign(n.X)))
-# Reciprocal, Exp, Tan and Sqrt read their outputs, which saves computing the function again.
+# Reciprocal, Exp, Tan and Sqrt read their outputs, to avoid recomputing the function.
 defvjp("Sqrt", X=lambda op, n, ct: op.Div(op.Mul(ct, 0.5), n.out.Y))
 defvjp("Reciprocal", X=lambda op, n, ct: op.Neg(op.Mul(ct, op.Mul(n.out.Y, n.out.Y))))
 defvjp("Exp", input=lambda op, n, ct: op.Mul(ct, n.out.output))
@@ -74,7 +74,7 @@ def _minus_square(op: Emitter, x: ir.Value) -> ir.Value:
 
 
 def _square_minus(op: Emitter, x: ir.Value) -> ir.Value:
-    """x² - 1; its zero at x = 1 is positive, so that the root's reciprocal is plus infinity there."""
+    """Returns x² - 1 as (x - 1)(x + 1), which is +0 at x = 1, so that 1 / sqrt is plus infinity there."""
     return op.Mul(op.Sub(x, 1.0), op.Add(x, 1.0))
 
 
@@ -85,7 +85,7 @@ defvjp("Asinh", input=lambda op, n, ct: op.Div(ct, op.Sqrt(_plus_square(op, 1.0,
 defvjp("Acosh", input=lambda op, n, ct: op.Div(ct, op.Sqrt(_square_minus(op, n.input))))
 defvjp("Atanh", input=lambda op, n, ct: op.Div(ct, _minus_square(op, n.input)))
 
-# A Where and not a product with the mask, which would turn an infinite cotangent of the other branch into NaN.
+# Where, because a multiplication with the mask would turn an infinite cotangent of the other branch into NaN.
 defvjp(
     "Where",
     broadcasts=True,
@@ -96,37 +96,37 @@ defvjp(
 
 @vjp("Pow", wrt=("X", "Y"), broadcasts=True)
 def pow_(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """Z = X^Y:  ct_X = ct * Y * X^(Y-1),  ct_Y = ct * Z * log X.
+    """VJP of Z = X^Y:  ct_X = ct * Y * X^(Y-1),  ct_Y = ct * Z * log X.
 
-    As in torch, ct_X is 0 where Y = 0 and ct_Y is 0 where X = 0 <= Y, also where the formula says 0 * inf.
+    As in PyTorch, ct_X is 0 where Y = 0, and ct_Y is 0 where X = 0 <= Y, even where the formula is 0 * inf.
     """
     base = _power_base(op, n, ct) if n.needs("X") else None
     exponent = None
     if n.needs("Y"):
         flat = op.And(op.Equal(n.X, 0.0), op.GreaterOrEqual(n.Y, 0.0))
         exponent = op.Mul(ct, op.Where(flat, 0.0, op.Mul(n.out.Z, op.Log(n.X))))
-        # Pow takes an exponent of another dtype than the base, whose dtype the result has.
+        # The exponent's dtype may differ from the base's, which is the dtype of the output.
         if n.Y.dtype != ct.dtype:
             exponent = op.Cast(exponent, to=n.Y.dtype)
     return base, exponent
 
 
 def _power_base(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value | None:
-    """Returns ct * Y * X^(Y-1), and 0 where Y = 0."""
+    """Returns ct * Y * X^(Y-1), with 0 where Y = 0."""
     exponents = n.constant(n.Y)
     if exponents is not None and exponents.size == 1:
         return _power_base_constant(op, n, ct, float(exponents.reshape(())))
     y = op.Cast(n.Y, to=ct.dtype) if n.Y.dtype != ct.dtype else n.Y
     slope = op.Mul(y, op.Pow(n.X, op.Sub(y, 1.0)))
-    # At X = 0 the formula would be 0 * inf for Y = 0.
+    # At X = 0 and Y = 0, the formula would be 0 * inf.
     if exponents is None or not np.all(exponents):
         slope = op.Where(op.Equal(y, 0.0), 0.0, slope)
     return op.Mul(ct, slope)
 
 
 def _power_base_constant(op: Emitter, n: NodeView, ct: ir.Value, exponent: float) -> ir.Value | None:
-    """Returns the cotangent of the base for a constant exponent."""
-    # The usual exponents do without Pow, which costs far more than a product.
+    """Returns the cotangent of the base for a constant exponent; None if it is zero."""
+    # Common exponents avoid Pow, which is far slower than Mul.
     if exponent == 0:
         return None
     if exponent == 1:
@@ -141,14 +141,14 @@ def _power_base_constant(op: Emitter, n: NodeView, ct: ir.Value, exponent: float
 
 
 def _is_bound(n: NodeView, bound: ir.Value | None) -> bool:
-    """Says if a bound of a Clip is present and may be finite."""
+    """True if a bound of a Clip is present and may be finite."""
     limit = n.constant(bound)
     return bound is not None and (limit is None or not np.isinf(limit.astype(np.float64)).any())
 
 
 @vjp("Clip", wrt=("input", "min", "max"))
 def clip(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """Output = min(max, max(min, x)); on the bounds x gets the cotangent, as in torch.clamp.
+    """VJP of min(max, max(min, x)); x gets the cotangent on the bounds too, as in torch.clamp.
 
     Each bound, a scalar, gets the sum of the cotangents of the elements that it replaced.
     """
@@ -170,7 +170,7 @@ def clip(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 
 
 def _clipped(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
-    """Returns the cotangent of the input of a Clip; an absent bound counts as infinite."""
+    """Returns the cotangent of the input of a Clip; an absent bound is infinite."""
     low, high = _is_bound(n, n.min), _is_bound(n, n.max)
     if not low and not high:
         return ct
@@ -187,19 +187,19 @@ def _clipped(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
 
 @vjp("Sum", wrt=("data_0",), broadcasts=True)
 def sum_(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """Every argument gets the cotangent."""
+    """VJP of Sum: ct for every argument."""
     return [ct] * len(n.inputs)
 
 
 @vjp("Mean", wrt=("data_0",), broadcasts=True)
 def mean(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """Every argument gets the cotangent divided by the number of arguments."""
+    """VJP of Mean: ct divided by the number of arguments, for every argument."""
     return [op.Div(ct, float(len(n.inputs)))] * len(n.inputs)
 
 
 def _extremum(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """Arguments that reach the extremum share the cotangent evenly, as in torch.maximum and torch.amax."""
-    # A Max of one argument is that argument.
+    """VJP of Max and Min: arguments that attain the extremum share ct evenly, as in torch.maximum and torch.amax."""
+    # A Max of one argument is the argument itself.
     if len(n.inputs) == 1:
         return [ct]
     reached = [op.Equal(x, n.outputs[0]) for x in n.inputs]
@@ -221,7 +221,7 @@ def cast_back(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
 
 
 defvjp("Identity", input=lambda op, n, ct: ct)
-# Between floating-point types only: integers and booleans carry no cotangent.
+# Between floating-point types only: integers and Booleans have no cotangents.
 defvjp("Cast", input=cast_back)
 defvjp("CastLike", input=cast_back, target_type=lambda op, n, ct: None)
 

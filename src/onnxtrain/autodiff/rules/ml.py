@@ -1,6 +1,6 @@
-"""Passes gradients to the input of ops of ai.onnx.ml, as scikit-learn's converters write them.
+"""Differentiates the ops of ai.onnx.ml that scikit-learn's converters emit, with respect to their inputs.
 
-Their parameters are attributes, which nothing trains. All give float32.
+Their parameters are attributes, which are never trained. All outputs are float32.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ nondifferentiable(
 
 @defbody("Scaler", _ML, "X", "Y", offset=None, scale=None)
 def scaler(op: Emitter, n: NodeView) -> ir.Value:
-    """Y = (X - offset) · scale, with one offset and scale per feature or one for all."""
+    """Decomposes Scaler: Y = (X - offset) · scale, with one offset and scale per feature or a single one."""
     x = _float(op, n.X)
     offset, scale = (
         np.asarray(n.attr(name) or [default]) for name, default in (("offset", 0.0), ("scale", 1.0))
@@ -46,7 +46,7 @@ def scaler(op: Emitter, n: NodeView) -> ir.Value:
 
 @defbody("Normalizer", _ML, "X", "Y", norm="MAX")
 def normalizer(op: Emitter, n: NodeView) -> ir.Value:
-    """Y = X / norm of its row; rows whose norm is zero stay."""
+    """Decomposes Normalizer: divides each row of X by its norm; rows with zero norm are unchanged."""
     x, kind = _float(op, n.X), _text(n, "norm")
     reduce = {"MAX": op.ReduceMax, "L1": op.ReduceL1, "L2": op.ReduceL2}[kind]
     norm = reduce(x, [-1], keepdims=1)
@@ -58,22 +58,22 @@ def normalizer(op: Emitter, n: NodeView) -> ir.Value:
     imputed_value_floats=None, imputed_value_int64s=None, replaced_value_float=0.0, replaced_value_int64=0,
 )  # fmt: skip
 def imputer(op: Emitter, n: NodeView) -> ir.Value:
-    """Y = X with missing values replaced by constants."""
+    """Decomposes Imputer: replaces missing values by constants."""
     missing = n.attr("replaced_value_float")
-    # NaN, the usual mark of a missing value, equals nothing.
+    # NaN, the usual marker of a missing value, doesn't equal itself.
     is_missing = op.IsNaN(n.X) if np.isnan(missing) else op.Equal(n.X, missing)
     return op.Where(is_missing, op.const(np.asarray(n.attr("imputed_value_floats")), like=n.X), n.X)
 
 
 @defbody("FeatureVectorizer", _ML, "X", "Y", inputdimensions=None)
 def feature_vectorizer(op: Emitter, n: NodeView) -> ir.Value:
-    """Concatenates all inputs along the last axis."""
+    """Decomposes FeatureVectorizer: concatenates all inputs along the last axis."""
     return op.Concat(*(_float(op, value) for value in n.inputs if value is not None), axis=-1)
 
 
 @defbody("ArrayFeatureExtractor", _ML, "X Y", "Z")
 def array_feature_extractor(op: Emitter, n: NodeView) -> ir.Value:
-    """Selects features by index; the result of a vector is a matrix of one row."""
+    """Decomposes ArrayFeatureExtractor: selects features by index; for a vector X, the result has one row."""
     chosen = op.Gather(n.X, op.Reshape(n.Y, [-1]), axis=-1)
     return op.Unsqueeze(chosen, [0]) if n.rank(n.X) == 1 else chosen
 
@@ -82,13 +82,13 @@ def array_feature_extractor(op: Emitter, n: NodeView) -> ir.Value:
     "LinearRegressor", _ML, "X", "Y", coefficients=None, intercepts=None, post_transform="NONE", targets=1
 )
 def linear_regressor(op: Emitter, n: NodeView) -> ir.Value:
-    """Y = transform(X · coefficientsᵀ + intercepts)."""
+    """Decomposes LinearRegressor: Y = transform(X · coefficientsᵀ + intercepts)."""
     y = _linear(op, n, n.attr("targets"))
     return _transformed(op, n, y)
 
 
 def _linear(op: Emitter, n: NodeView, rows: int) -> ir.Value:
-    """Returns X · coefficientsᵀ + intercepts, for coefficients of `rows` rows."""
+    """Returns X · coefficientsᵀ + intercepts, for coefficients with `rows` rows."""
     weight = np.asarray(n.attr("coefficients"), np.float32).reshape(rows, -1).T
     y = op.MatMul(_float(op, n.X), op.const(weight))
     intercepts = n.attr("intercepts")
@@ -96,7 +96,11 @@ def _linear(op: Emitter, n: NodeView, rows: int) -> ir.Value:
 
 
 def _transformed(op: Emitter, n: NodeView, y: ir.Value) -> ir.Value:
-    """Applies the attribute `post_transform`."""
+    """Applies the attribute `post_transform` to y.
+
+    Raises:
+        NoGradientRule: the transform is not NONE, SOFTMAX or LOGISTIC.
+    """
     kind = _text(n, "post_transform")
     if kind == "SOFTMAX":
         return op.Softmax(y, axis=-1)
@@ -108,8 +112,12 @@ def _transformed(op: Emitter, n: NodeView, y: ir.Value) -> ir.Value:
 
 
 def _class_rows(n: NodeView) -> int:
-    """Returns the number of classes."""
-    # Two classes may share one row of coefficients; how scores follow from it is not written here.
+    """Returns the number of classes, which must equal the number of rows of coefficients.
+
+    Raises:
+        NoGradientRule: the numbers differ, or there are fewer than two classes.
+    """
+    # Two classes may share one row of coefficients; this case is not implemented.
     labels = len(n.attr("classlabels_ints") or n.attr("classlabels_strings") or [])
     rows = len(n.attr("intercepts") or []) or labels
     if rows != labels or rows < 2:
@@ -118,8 +126,8 @@ def _class_rows(n: NodeView) -> int:
 
 
 def _classifier_shapes(op: Emitter, n: NodeView) -> list[ir.Value]:
-    """Writes standard ops with the shapes of the labels and the scores."""
-    # Labels are the entries of one of two attributes: integers or texts.
+    """Emits standard ops whose outputs have the shapes and dtypes of the labels and the scores."""
+    # The class labels are in one of two attributes: integers or strings.
     labels = ir.DataType.INT64 if n.attr("classlabels_ints") else ir.DataType.STRING
     scores = _transformed(op, n, _linear(op, n, _class_rows(n)))
     return [op.Cast(op.ArgMax(scores, axis=-1, keepdims=0), to=labels), scores]
@@ -145,7 +153,10 @@ def _classifier_shapes(op: Emitter, n: NodeView) -> list[ir.Value]:
     shapes=_classifier_shapes,
 )
 def linear_classifier(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
-    """Z = transform(X · coefficientsᵀ + intercepts); the labels Y carry no cotangent."""
+    """VJP of LinearClassifier with respect to X: Z = transform(X · coefficientsᵀ + intercepts).
+
+    The labels Y have no cotangent.
+    """
     rows, kind = _class_rows(n), _text(n, "post_transform")
     if kind == "SOFTMAX":
         ct = op.Mul(op.Sub(ct, op.ReduceSum(op.Mul(ct, n.out.Z), [-1], keepdims=1)), n.out.Z)
@@ -159,11 +170,11 @@ def linear_classifier(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
 
 
 def _float(op: Emitter, x: ir.Value) -> ir.Value:
-    """Casts to float32, the dtype of all results of ai.onnx.ml."""
+    """Casts to float32, the dtype of all outputs of ai.onnx.ml ops."""
     return x if x.dtype in (None, ir.DataType.FLOAT) else op.Cast(x, to=ir.DataType.FLOAT)
 
 
 def _text(n: NodeView, name: str) -> str:
-    """Returns an attribute as text."""
+    """Returns a string attribute as str."""
     value = n.attr(name)
     return value.decode() if isinstance(value, bytes) else str(value)

@@ -1,4 +1,4 @@
-"""Differentiates normalisation layers and Dropout."""
+"""Differentiates normalization layers and Dropout."""
 
 from __future__ import annotations
 
@@ -39,7 +39,10 @@ _NARROW = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 def batch_normalization(
     op: Emitter, n: NodeView, cts: tuple[ir.Value | None, ir.Value | None, ir.Value | None]
 ) -> Cotangents:
-    """Y = (X - mean) / sqrt(var + epsilon) * scale + B; mean and var are inputs, in training mode those of X."""
+    """VJP of Y = (X - mean) / sqrt(var + epsilon) * scale + B.
+
+    In training mode, mean and var are the batch statistics of X, otherwise they are inputs.
+    """
     ct = cts[0]
     if n.attr("training_mode"):
         grads = _updated_statistics(op, n, cts[1:])
@@ -58,11 +61,11 @@ def batch_normalization(
     inverse = op.Reciprocal(op.Sqrt(op.Add(var, n.attr("epsilon"))))
     factor = op.Mul(scale, inverse)
     grads = {"X": op.Mul(ct, op.Reshape(factor, per_channel)) if n.needs("X") else None}
-    # With given statistics all four cotangents follow from two sums per channel.
+    # With given statistics, all four cotangents follow from two sums per channel.
     if n.needs("B") or n.needs("input_mean"):
         grads["B"] = op.ReduceSum(ct, others, keepdims=0)
         grads["input_mean"] = op.Neg(op.Mul(factor, grads["B"]))
-    # d/dvar (var + epsilon)^(-1/2) = -1/2 inverse³, and x̂ has one factor `inverse` already.
+    # d/dvar (var + epsilon)^(-1/2) = -1/2 inverse³; grads["scale"] already contains one factor `inverse`.
     if n.needs("scale") or n.needs("input_var"):
         centered = op.Sub(x, op.Reshape(mean, per_channel))
         grads["scale"] = op.Mul(op.ReduceSum(op.Mul(ct, centered), others, keepdims=0), inverse)
@@ -73,9 +76,9 @@ def batch_normalization(
 def _updated_statistics(
     op: Emitter, n: NodeView, cts: tuple[ir.Value | None, ...]
 ) -> dict[str, ir.Value | None]:
-    """Returns the cotangents of X and of the input statistics from those of the running statistics.
+    """Returns the cotangents of X and of the input statistics, given those of the running statistics.
 
-    The running mean is momentum * input_mean + (1 - momentum) * mean(X), the running variance likewise.
+    The running mean is momentum * input_mean + (1 - momentum) * mean(X); the running variance is computed likewise.
     """
     momentum, grads = n.attr("momentum"), dict[str, ir.Value | None]()
     (x,) = _wide(op, n.X)
@@ -99,7 +102,7 @@ def _updated_statistics(
 
 @vjp("InstanceNormalization", wrt=("input", "scale", "B"))
 def instance_normalization(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """As GroupNormalization, with a group for every channel."""
+    """VJP of InstanceNormalization: that of GroupNormalization with one group per channel."""
     ct, x, scale = _wide(op, ct, n.input, n.scale)
     grads = op.call(
         group_normalization_gradient, ct, x, scale, epsilon=n.attr("epsilon"), num_groups=0, _outputs=3
@@ -110,7 +113,7 @@ def instance_normalization(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents
 @composite_vjp(group_normalization, ("Y",), inputs=("X", "scale", "bias"))
 @vjp("GroupNormalization", wrt=("X", "scale", "bias"))
 def group_norm(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """Y = x̂ * scale + bias, x̂ standardised over each group of channels of each sample."""
+    """VJP of Y = x̂ * scale + bias, where x̂ is standardized over each channel group of each sample."""
     ct, x, scale = _wide(op, ct, n.X, n.scale)
     attributes = {"epsilon": n.attr("epsilon"), "num_groups": n.attr("num_groups")}
     grads = op.call(group_normalization_gradient, ct, x, scale, **attributes, _outputs=3)
@@ -124,10 +127,10 @@ def group_norm(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     saves=("Mean", "InvStdDev"),
 )
 def layer_normalization(op: Emitter, n: NodeView, cts: tuple[ir.Value | None, ...]) -> Cotangents:
-    """Y = x̂ * Scale + B, x̂ standardised over the axes from `axis` on."""
+    """VJP of Y = x̂ * Scale + B, where x̂ is standardized over the axes from `axis` on."""
     axis = _first_axis(n)
     x, mean, inverse = n.X, n.out.Mean, n.out.InvStdDev
-    # Mean and InvStdDev of a float64 LayerNormalization are float32 in ONNX.
+    # In ONNX, Mean and InvStdDev of a float64 LayerNormalization are float32.
     if x.dtype == ir.DataType.DOUBLE:
         mean, inverse = _statistics(op, n, axis)
     grads: dict[str, ir.Value | None] = {}
@@ -155,8 +158,8 @@ def _through_statistics(
     ct_mean: ir.Value | None,
     ct_inverse: ir.Value | None,
 ) -> ir.Value:
-    """Returns (ct_mean - ct_inverse r³ (x - mean)) / count, as mean = sum(x) / count and r = (var + epsilon)^(-1/2)."""
-    # A batch of no samples has no statistics, and an integer division by zero ends the run.
+    """Returns ct_X from the cotangents of mean and r = InvStdDev: (ct_mean - ct_inverse r³ (x - mean)) / count."""
+    # An empty batch has no statistics, and an integer division by zero crashes the process.
     count = op.Cast(op.Div(op.Size(x), op.Max(op.Size(mean), op.const(1))), to=x.dtype)
     zero = op.zeros_like(mean)
     terms = op.Expand(zero if ct_mean is None else op.Cast(ct_mean, to=x.dtype), op.shape_of(x))
@@ -168,7 +171,7 @@ def _through_statistics(
 
 @vjp("RMSNormalization", wrt=("X", "scale"))
 def rms_normalization(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """Y = X / sqrt(mean(X²) + epsilon) * scale, the mean over the axes from `axis` on."""
+    """VJP of Y = X / sqrt(mean(X²) + epsilon) * scale, with the mean over the axes from `axis` on."""
     axis = _first_axis(n)
     ct, x, scale = _wide(op, ct, n.X, _full_scale(op, n, n.scale, axis))
     grads = op.call(rms_normalization_gradient, ct, x, scale, epsilon=n.attr("epsilon"), _outputs=2)
@@ -177,7 +180,7 @@ def rms_normalization(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 
 @composite_vjp(floored_rms_normalization, ("y", "rms"), wrt=("x", "scale"), saves=("rms",))
 def floored_rms_norm(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """Y = x / max(rms, floor) * scale, with rms = factor * ||x|| over the last axis, the second output."""
+    """VJP of y = x / max(rms, floor) * scale, where the second output is rms = factor * ||x|| over the last axis."""
     operands = _wide(op, ct, n.x, n.scale, n.out.rms, n.factor, n.floor)
     grads = op.call(floored_rms_normalization_gradient, *operands, _outputs=2)
     return _as_inputs(op, n, dict(zip(("x", "scale"), grads, strict=True)))
@@ -185,7 +188,7 @@ def floored_rms_norm(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 
 @composite_vjp(inverse_rms_normalization, ("y", "inverse"), wrt=("x", "scale"), saves=("inverse",))
 def inverse_rms_norm(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """Y = x * r * scale, with r = 1 / sqrt(mean(x²) + epsilon) over the last axis, the second output."""
+    """VJP of y = x * r * scale, where the second output is r = 1 / sqrt(mean(x²) + epsilon) over the last axis."""
     operands = _wide(op, ct, n.x, n.scale, n.out.inverse)
     grads = op.call(inverse_rms_normalization_gradient, *operands, _outputs=2)
     return _as_inputs(op, n, dict(zip(("x", "scale"), grads, strict=True)))
@@ -198,10 +201,10 @@ def inverse_rms_norm(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     saves=("stdev", "centered"),
 )
 def reversible_instance_norm(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """Y = (x - mean) * (weight / stdev) + bias; mean and stdev of x count as constants, as darts detaches them."""
+    """VJP of y = (x - mean) * (weight / stdev) + bias, with constant mean and stdev (darts detaches them)."""
     ct, weight, stdev, centered = _wide(op, ct, n.weight, n.out.stdev, n.out.centered)
     rows = list(range(n.rank(n.x) - 1))
-    # A fixed weight needs no sum over positions, nor the standardised x.
+    # A frozen weight needs neither the sum over positions nor the standardized x.
     if not n.needs("weight"):
         ct_x = op.Mul(ct, op.Div(weight, stdev)) if n.needs("x") else None
         ct_bias = op.ReduceSum(ct, rows, keepdims=0) if n.needs("bias") else None
@@ -218,18 +221,18 @@ def reversible_instance_norm(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangen
 
 @composite_vjp(instance_standardization, ("y", "mean", "stdev"), wrt=("x",), saves=("stdev",))
 def instance_standard(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """Y = (x - mean) / stdev; mean and stdev of x count as constants, as darts detaches them."""
+    """VJP of y = (x - mean) / stdev, with constant mean and stdev (darts detaches them)."""
     ct, stdev = _wide(op, ct, n.out.stdev)
     return _as_inputs(op, n, {"x": op.Div(ct, stdev)})
 
 
 @vjp("MeanVarianceNormalization", wrt=("X",))
 def mean_variance_normalization(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
-    """Y = d / (s + 1e-9) with d = X - mean(X), s = sqrt(mean(d²)) over `axes`.
+    """VJP of Y = d / (s + 1e-9), where d = X - mean(X) and s = sqrt(mean(d²)) over `axes`.
 
     ct_x = (ct - mean(ct) - d * mean(ct * Y) / s) / (s + 1e-9).
     """
-    # A rule, though the op has a function body in the standard: that body is in float32 only.
+    # A rule, although the ONNX standard has a function body for this op: that body supports only float32.
     axes = n.attr("axes")
     wide, x, y = _wide(op, ct, n.X, n.out.Y)
     centered = op.Sub(x, op.ReduceMean(x, axes, keepdims=1))
@@ -242,9 +245,9 @@ def mean_variance_normalization(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Va
 
 @vjp("LpNormalization", wrt=("input",))
 def lp_normalization(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
-    """Y = X / |X|: ct_x = (ct - d|X| * sum(ct * Y)) / |X|, where d|X| = Y (p = 2) or sign(X) (p = 1).
+    """VJP of Y = X / |X|: ct_x = (ct - d|X| * sum(ct * Y)) / |X|, where d|X| = Y (p = 2) or sign(X) (p = 1).
 
-    If the norm is zero, Y is zero, and so is ct_x.
+    If the norm is zero, Y and ct_x are zero.
     """
     axis, y = n.attr("axis"), n.out.output
     reduce = op.ReduceL1 if n.attr("p") == 1 else op.ReduceL2
@@ -252,21 +255,20 @@ def lp_normalization(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
     slope = op.Sign(n.input) if n.attr("p") == 1 else y
     total = op.ReduceSum(op.Mul(ct, y), [axis], keepdims=1)
     positive = op.Greater(norm, 0.0)
-    # Divided by 1 where the norm is zero: 0/0 would be NaN in the derivative of this gradient, though it is masked
-    # here.
+    # Divide by 1 where the norm is zero: 0/0 is masked here, but would be NaN in the second derivative.
     ratio = op.Div(op.Sub(ct, op.Mul(slope, total)), op.Where(positive, norm, 1.0))
     return op.Where(positive, ratio, 0.0)
 
 
 @vjp("LRN", wrt=("X",))
 def local_response_normalization(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
-    """Y = X D^-beta, D = bias + alpha * mean(X²) over a window of `size` channels, zeros beyond the ends.
+    """VJP of Y = X D^-beta, where D = bias + alpha * mean(X²) over a zero-padded window of `size` channels.
 
-    ct_x = ct D^-beta - 2 alpha beta X * mean(ct Y / D), the mean over the channels whose windows read this
-    one, which are a mirrored window.
+    ct_x = ct D^-beta - 2 alpha beta X * mean(ct Y / D), where the mean is over the channels whose windows contain this
+    channel: the mirrored window.
     """
     size, alpha, beta = n.attr("size"), n.attr("alpha"), n.attr("beta")
-    # As the schema has it: an even window has one channel more behind than before.
+    # As in the schema, an even window has one more channel after than before.
     before, after = (size - 1) // 2, size // 2
     mean = _channel_window_mean(op, op.Mul(n.X, n.X), size, before, after)
     d = op.Add(op.Mul(mean, alpha), n.attr("bias"))
@@ -278,7 +280,7 @@ def local_response_normalization(op: Emitter, n: NodeView, ct: ir.Value) -> ir.V
 
 @vjp("Dropout", wrt=("data",), saves=("mask",))
 def dropout(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
-    """Kept elements are scaled by 1 / (1 - ratio) in training mode; otherwise ct passes unchanged."""
+    """VJP of Dropout: ct * mask / (1 - ratio) in training mode, otherwise ct."""
     training = n.constant(n.training_mode)
     if n.training_mode is None or (training is not None and not training.any()):
         return ct
@@ -291,22 +293,22 @@ def dropout(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
         scale = op.const(1 / (1 - ratio) if ratio < 1 else 0.0, like=ct)
     else:
         scale = op.Where(op.Less(ratio, 1.0), op.Reciprocal(op.Sub(1.0, ratio)), 0.0)
-    # The mode is an input of the model: outside of training nothing is scaled, and the mask is all true.
+    # The mode is an input of the model: in inference mode there is no scaling, and the mask is all true.
     if training is None:
         scale = op.Where(n.training_mode, scale, op.const(1.0, like=ct))
-    # A product with the mask, as in torch, is several times as fast as Where.
+    # Multiplying by the mask, as PyTorch does, is several times as fast as Where.
     return op.Mul(op.Mul(ct, scale), op.Cast(n.out.mask, to=ct.dtype))
 
 
 def _wide(op: Emitter, *values: ir.Value) -> list[ir.Value]:
-    """Casts the values to float32 if one of them is half precision, which has too few digits for sums."""
+    """Casts all values to float32 if any of them is half precision, whose precision is too low for sums."""
     if not any(value.dtype in _NARROW for value in values):
         return list(values)
     return [v if v.dtype == ir.DataType.FLOAT else op.Cast(v, to=ir.DataType.FLOAT) for v in values]
 
 
 def _as_inputs(op: Emitter, n: NodeView, grads: dict[str, ir.Value | None]) -> dict[str, ir.Value | None]:
-    """Returns the cotangents that are needed, each in the dtype of its input."""
+    """Returns the needed cotangents, each cast to the dtype of its input."""
     result: dict[str, ir.Value | None] = {}
     for name, value in grads.items():
         if value is None or not n.needs(name):
@@ -317,20 +319,24 @@ def _as_inputs(op: Emitter, n: NodeView, grads: dict[str, ir.Value | None]) -> d
 
 
 def _first_axis(n: NodeView) -> int:
-    """Returns the first of the normalised axes: not negative, unless the rank is unknown."""
+    """Returns the first of the normalized axes; non-negative unless the rank is unknown."""
     axis: int = n.attr("axis")
     return axis if n.X.shape is None else n.axis(n.X, axis)
 
 
 def _full_scale(op: Emitter, n: NodeView, scale: ir.Value, axis: int) -> ir.Value:
-    """Expands the scale to the shape of the normalised axes."""
+    """Expands the scale to the shape of the normalized axes.
+
+    Raises:
+        DifferentiationError: the scale has more axes than are normalized.
+    """
     if n.X.shape is None or scale.shape is None:
         return op.Expand(scale, op.Shape(n.X, start=axis))
     rank = n.rank(n.X) - axis
     if n.rank(scale) > rank:
         raise DifferentiationError(
             f"differentiating {n.op_type} (node {n.node.name!r}): its scale has {n.rank(scale)} axes, more "
-            f"than the {rank} normalised ones; write the scaling as a Mul of its own"
+            f"than the {rank} normalized ones; write the scaling as a Mul of its own"
         )
     dims = list(scale.shape or ())
     if dims == list(n.X.shape)[axis:] and all(isinstance(dim, int) or dim.value is not None for dim in dims):
@@ -340,7 +346,7 @@ def _full_scale(op: Emitter, n: NodeView, scale: ir.Value, axis: int) -> ir.Valu
 
 def _summed(op: Emitter, n: NodeView, ct: ir.Value, primal: ir.Value, axis: int) -> ir.Value:
     """Sums the cotangent of an expanded scale or bias to the shape of `primal`."""
-    # The composite's result has no shape yet, which decides if the axes are known now or at run time.
+    # The composite's output has no shape yet; the shape decides whether the axes are known now or at run time.
     ct.shape = None if n.X.shape is None else ir.Shape(list(n.X.shape)[axis:])
     return sum_to_shape_of(op, ct, ct, primal)
 
@@ -348,7 +354,7 @@ def _summed(op: Emitter, n: NodeView, ct: ir.Value, primal: ir.Value, axis: int)
 def _statistics(op: Emitter, n: NodeView, axis: int) -> tuple[ir.Value, ir.Value]:
     """Returns mean and 1 / sqrt(variance + epsilon) over the axes from `axis` on."""
     axes: Any = list(range(axis, 0 if n.X.shape is None else n.rank(n.X)))
-    # An axis counted from the front of an unknown rank: the axes are computed from the shape at run time.
+    # A non-negative axis and an unknown rank: the axes are computed from the shape at run time.
     if n.X.shape is None and axis >= 0:
         axes = op.Range(axis, op.Size(op.Shape(n.X)), 1)
     mean = op.ReduceMean(n.X, axes, keepdims=1)
@@ -358,9 +364,9 @@ def _statistics(op: Emitter, n: NodeView, axis: int) -> tuple[ir.Value, ir.Value
 
 
 def _channel_window_mean(op: Emitter, value: ir.Value, size: int, before: int, after: int) -> ir.Value:
-    """Returns the mean over a window of channels, from `before` before each to `after` behind it, padded with zeros."""
+    """Returns the mean over a zero-padded window of channels, from `before` before each channel to `after` after it."""
     planes = op.Unsqueeze(op.merge_from(value, 2), [1])
-    # ONNX Runtime does not pool planes without elements: one row and column more, which are cut off again.
+    # ONNX Runtime doesn't pool empty planes: add one row and one column, and slice them off afterwards.
     sizes = static_dims(value)
     may_be_empty = sizes is None or not all(sizes[1:])
     if may_be_empty:

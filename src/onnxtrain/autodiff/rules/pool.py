@@ -1,4 +1,4 @@
-"""Differentiates pooling."""
+"""Differentiates pooling ops."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from onnxtrain.autodiff.rules._windows import (
 from onnxtrain.emitter import Emitter, static_dims
 from onnxtrain.functions import SpecializedOp
 
-# float32 has all integers below this; larger positions are moved as two such numbers.
+# float32 represents all integers below 2^24 exactly; larger positions are moved as two such digits.
 _DIGIT = 2**24
 _INT64_MAX = 2**63 - 1
 
 
 @vjp("MaxPool", wrt=("X",), saves=("Indices",))
 def max_pool(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
-    """Each window passes its cotangent to its maximum, to the first of equal ones, as in torch."""
+    """VJP of MaxPool: each window passes its cotangent to its maximum, the first one in case of ties, as in PyTorch."""
     w = windows_of(op, n, n.X, n.attr("kernel_shape"), n.out.Y)
     pads = {"pads": n.attr("pads"), "auto_pad": n.attr("auto_pad")}
     indices = n.out.Indices
-    # With storage_order 1 the saved indices count column by column: the op is run again for row-major ones.
+    # With storage_order=1, the saved indices are column-major: rerun the op for row-major indices.
     if n.attr("storage_order"):
         _, indices = op.MaxPool(
             n.X,
@@ -44,14 +44,14 @@ def max_pool(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
             **pads,
         )
     if (w.padded or n.attr("ceil_mode")) and any(dilation > 1 for dilation in w.dilations):
-        # All taps of a dilated window may lie in the padding. Its maximum is then the lowest float, its index
+        # All taps of a dilated window may lie in the padding. The maximum is then the lowest float, and its index
         # undefined.
         some = op.Greater(n.out.Y, op.const(float((n.X.dtype or ir.DataType.FLOAT).min), like=n.X))
         ct, indices = op.Where(some, ct, 0.0), op.Where(some, indices, op.const(0))
         return scatter_to(op, ct, indices, n.X)
-    # MaxUnpool writes instead of adding, which is faster, and right if no two windows can share a maximum. ONNX
-    # Runtime's CPU has it for float32 only. With output_shape its own windows do not matter; unit ones suit every
-    # padding.
+    # MaxUnpool writes instead of adding, which is faster, and correct if no two windows share a maximum. ONNX Runtime's
+    # CPU provider has it only for float32. With output_shape, MaxUnpool's own windows don't matter; windows of size one
+    # are compatible with any padding.
     if w.disjoint and ct.dtype == ir.DataType.FLOAT:
         unit = [1] * len(w.kernel)
         return op.MaxUnpool(ct, indices, op.shape_of(n.X), kernel_shape=unit, strides=unit)
@@ -60,14 +60,14 @@ def max_pool(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
 
 @vjp("AveragePool", wrt=("X",))
 def average_pool(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
-    """Each window spreads its cotangent evenly over the positions that it averaged."""
+    """VJP of AveragePool: each window distributes its cotangent evenly over the positions that it averaged."""
     w = windows_of(op, n, n.X, n.attr("kernel_shape"), n.out.Y)
     return _spread(op, n.X, _divided_by_count(op, n, ct, w), w)
 
 
 @vjp("LpPool", wrt=("X",))
 def lp_pool(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
-    """Y = (sum |x|^p)^(1/p): ct_x = sign(x) |x|^(p-1) * sum over windows of ct Y^(1-p); zero where Y is."""
+    """VJP of Y = (sum |x|^p)^(1/p): ct_x = sign(x) |x|^(p-1) * sum over windows of ct Y^(1-p); zero where Y is zero."""
     w = windows_of(op, n, n.X, n.attr("kernel_shape"), n.out.Y)
     p = n.attr("p")
     return op.Mul(_power_slope(op, n.X, p), _spread(op, n.X, _over_norm(op, ct, n.out.Y, p), w))
@@ -75,7 +75,7 @@ def lp_pool(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
 
 @vjp("GlobalAveragePool", wrt=("X",))
 def global_average_pool(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
-    """Spreads the cotangent of a channel evenly over its positions."""
+    """VJP of GlobalAveragePool: distributes the cotangent of a channel evenly over its positions."""
     sizes = spatial_sizes(n.X)
     if sizes and None not in sizes:
         share = divide_by_count(op, ct, math.prod(int(size or 0) for size in sizes))
@@ -87,8 +87,8 @@ def global_average_pool(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
 
 @vjp("GlobalMaxPool", wrt=("X",))
 def global_max_pool(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
-    """Passes the cotangent of a channel to its first maximum, as torch's adaptive pooling."""
-    # Found by a cumulative count and not by ArgMax, which refuses channels without positions.
+    """VJP of GlobalMaxPool: passes the cotangent of a channel to its first maximum, like PyTorch's adaptive pooling."""
+    # Located with a cumulative count, because ArgMax rejects channels without positions.
     highest, ct = (op.Reshape(value, [0, 0, 1]) for value in (n.out.Y, ct))
     reached = op.Equal(op.merge_from(n.X, 2), highest)
     count = op.CumSum(op.Cast(reached, to=ir.DataType.INT32), 2)
@@ -98,19 +98,20 @@ def global_max_pool(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
 
 @vjp("GlobalLpPool", wrt=("X",))
 def global_lp_pool(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
-    """As LpPool, with one window."""
+    """VJP of GlobalLpPool: that of LpPool with a single window."""
     p = n.attr("p")
     return op.Mul(_power_slope(op, n.X, p), _over_norm(op, ct, n.out.Y, p))
 
 
 @vjp("MaxUnpool", wrt=("X",))
 def max_unpool(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
-    """Y.flat[I] = X: the cotangent is read at the positions to which X was written.
+    """VJP of MaxUnpool, Y.flat[I] = X: gathers the cotangent from the positions to which X was written.
 
-    If several elements are written to one position, the one that stays gets the cotangent.
+    If several elements are written to the same position, the one that remains gets the cotangent.
     """
-    # With output_shape the standard counts positions before the result is padded to it, ONNX Runtime (1.32) after it.
-    # The op itself tells where elements go, if it moves their numbers. 0 is a position that nothing was written to.
+    # With output_shape, positions count in the output before it is padded to that shape according to the standard, but
+    # in the padded output in ONNX Runtime (1.32). To support both, the op itself moves the elements' numbers, from 1
+    # on: 0 marks positions that nothing was written to.
     if n.output_shape is None or _counts_over_result(n):
         return op.Gather(op.Reshape(ct, [-1]), n.I)
     number = op.Add(positions(op, n.X), 1)
@@ -122,21 +123,21 @@ def max_unpool(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
 
 
 def _unpooled(op: Emitter, n: NodeView, numbers: ir.Value) -> ir.Value:
-    """Runs the node's MaxUnpool on integers below 2²⁴."""
-    # As float32, the only dtype for which ONNX Runtime's CPU has MaxUnpool.
+    """Applies the node's MaxUnpool to integers below 2²⁴."""
+    # In float32, the only dtype for which ONNX Runtime's CPU provider has MaxUnpool.
     attributes = {name: n.attr(name) for name in ("kernel_shape", "pads", "strides")}
     moved = op.MaxUnpool(op.Cast(numbers, to=ir.DataType.FLOAT), n.I, n.output_shape, **attributes)
     return op.Cast(moved, to=ir.DataType.INT64)
 
 
 def _counts_over_result(n: NodeView) -> bool:
-    """Says if the indices count positions of the result: they come from a MaxPool, and the windows have size one."""
+    """True if the indices are positions in the output: they come from a MaxPool, and the windows have size one."""
     source, strides = n.I.producer(), n.attr("strides") or [1]
     return source is not None and source.op_type == "MaxPool" and {*n.attr("kernel_shape"), *strides} == {1}
 
 
 def _spread(op: Emitter, x: ir.Value, ct: ir.Value, w: Windows) -> ir.Value:
-    """Adds the cotangent of each window to all positions that it reads; a native kernel can do it."""
+    """Adds each window's cotangent to all positions of the window; a native kernel may replace the emitted function."""
     if w.pads is None or not op.can_call or not 1 <= len(w.kernel) <= 3 or ct.dtype == ir.DataType.DOUBLE:
         return _spread_by_products(op, x, ct, w)
     attributes = {
@@ -146,7 +147,7 @@ def _spread(op: Emitter, x: ir.Value, ct: ir.Value, w: Windows) -> ir.Value:
         "pads": w.pads,
     }
     shapes = {"ct": sizes_without_batch(ct), "x": sizes_without_batch(x)}
-    # The body depends on these sizes, so that each different pooling has a function of its own.
+    # The body depends on these sizes, so each distinct pooling gets its own function.
     op_of = SpecializedOp(
         "WindowSpread",
         shapes,
@@ -160,12 +161,12 @@ def _spread(op: Emitter, x: ir.Value, ct: ir.Value, w: Windows) -> ir.Value:
 
 
 def _spread_by_products(op: Emitter, x: ir.Value, ct: ir.Value, w: Windows) -> ir.Value:
-    """Adds the cotangent of each window to all positions that it reads: a transposed convolution with ones."""
+    """Adds each window's cotangent to all positions of the window, with a transposed convolution with ones."""
     channels = (static_dims(x) or (None, None))[1]
     if channels is not None:
         ones = op.Expand(op.const(1, like=ct), [channels, 1, *w.kernel])
         return scatter_windows(op, ct, ones, w, x, channels, maybe_none=True)
-    # An unknown number of channels: each plane becomes a sample of one channel, as Conv needs a static weight.
+    # If the number of channels is unknown, each plane becomes a sample with one channel: Conv needs a static weight.
     planes = op.Shape(op.Flatten(ct, axis=2), end=1)
     folded = op.Reshape(ct, op.Concat(planes, [1], op.Shape(ct, start=2), axis=0), allowzero=1)
     counts = [None] * len(w.kernel) if ct.shape is None else list(ct.shape)[2:]
@@ -175,15 +176,16 @@ def _spread_by_products(op: Emitter, x: ir.Value, ct: ir.Value, w: Windows) -> i
 
 
 def _divided_by_count(op: Emitter, n: NodeView, ct: ir.Value, w: Windows) -> ir.Value:
-    """Divides the cotangent of each window by the number of positions that the window averaged.
+    """Divides each window's cotangent by the number of positions that the window averaged.
 
-    With count_include_pad these are the positions within the padded input, else those within the input.
+    With count_include_pad these are the positions within the padded input, otherwise those within the input.
     """
     include = bool(n.attr("count_include_pad"))
-    # Without padding, or if it counts, all windows have the same number; with ceil_mode the last one may reach beyond.
+    # If padding counts or there is none, all windows have the same size, except with ceil_mode, where the last window
+    # may extend beyond the end.
     if (include or not w.padded) and not n.attr("ceil_mode"):
         return divide_by_count(op, ct, math.prod(w.kernel))
-    # The number of positions inside is a product over axes of the number of taps inside along each.
+    # The number of positions inside is the product, over the axes, of the number of taps inside along each axis.
     rank = len(w.kernel)
     count = None
     for axis in range(rank):
@@ -205,13 +207,13 @@ def _divided_by_count(op: Emitter, n: NodeView, ct: ir.Value, w: Windows) -> ir.
 
 
 def _entry(op: Emitter, sizes: Sizes, axis: int) -> ir.Value:
-    """Returns the entry of one spatial axis, int64 [1]."""
+    """Returns the entry for one spatial axis, int64 [1]."""
     return op.const([sizes[axis]]) if isinstance(sizes, tuple) else op.Gather(sizes, [axis])
 
 
 def _power_slope(op: Emitter, x: ir.Value, p: int) -> ir.Value:
     """Returns sign(x) |x|^(p-1), the derivative of |x|^p / p."""
-    # The usual norms need no Pow.
+    # The common norms don't need Pow.
     if p == 2:
         return x
     if p == 1:
@@ -220,7 +222,7 @@ def _power_slope(op: Emitter, x: ir.Value, p: int) -> ir.Value:
 
 
 def _over_norm(op: Emitter, ct: ir.Value, norm: ir.Value, p: int) -> ir.Value:
-    """Returns ct * norm^(1-p), zero where the norm is zero."""
+    """Returns ct * norm^(1-p), or zero where the norm is zero."""
     if p == 1:
         return ct
     positive = op.Greater(norm, 0.0)

@@ -1,4 +1,4 @@
-"""Differentiates DequantizeLinear, and says why quantizing ops have no gradient by default."""
+"""Differentiates DequantizeLinear, and declares why quantizing ops have no gradient by default."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ not_yet(
 
 @vjp("DequantizeLinear", wrt=("x_scale",))
 def dequantize_linear(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
-    """Y = (x - x_zero_point) * x_scale, with one scale for all, per entry of `axis`, or per block of it."""
+    """VJP of y = (x - x_zero_point) * x_scale with respect to x_scale, which is per tensor, per axis or per block."""
     return scale_cotangent(op, n, ct)
 
 
 def scale_cotangent(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
-    """Returns the cotangent of the scale of a DequantizeLinear: ct * (x - x_zero_point), summed per scale."""
-    # The op with scales of one computes x - x_zero_point with all its rules about axes and blocks.
+    """Returns the cotangent of a DequantizeLinear's scale: the sum of ct * (x - x_zero_point) per scale."""
+    # DequantizeLinear with scales of one computes x - x_zero_point, and handles axis and block_size.
     attributes = {name: n.attr(name) for name in ("axis", "block_size")}
     steps = op.DequantizeLinear(n.x, op.ones_like(n.x_scale), n.x_zero_point, **attributes)
     product = op.Mul(ct, op.Cast(steps, to=ct.dtype))
@@ -34,13 +34,13 @@ def scale_cotangent(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
 
 
 def sum_by_scale(op: Emitter, n: NodeView, value: ir.Value, scale: ir.Value) -> ir.Value:
-    """Sums a value of the shape of x over the elements that share a scale."""
+    """Sums a value with the shape of x over the elements that share a scale."""
     if value.dtype != scale.dtype:
         value = op.Cast(value, to=scale.dtype)
     if n.attr("block_size"):
         return _sum_blocks(op, n, value, scale)
     spread = scale
-    # A vector of scales belongs to `axis`: trailing axes of size one make it broadcast there.
+    # A vector of scales belongs to `axis`: trailing axes of size one make it broadcast along that axis.
     if n.rank(scale) == 1:
         ones = n.rank(n.x) - 1 - n.axis(n.x, n.attr("axis"))
         spread = op.Unsqueeze(scale, list(range(1, ones + 1)))
@@ -49,7 +49,7 @@ def sum_by_scale(op: Emitter, n: NodeView, value: ir.Value, scale: ir.Value) -> 
 
 
 def _sum_blocks(op: Emitter, n: NodeView, value: ir.Value, scale: ir.Value) -> ir.Value:
-    """Sums `value`, of the shape of x, over the blocks along the axis; the last block may be shorter."""
+    """Sums a value with the shape of x over the blocks along `axis`; the last block may be shorter."""
     axis, block = n.axis(n.x, n.attr("axis")), n.attr("block_size")
     blocks, sizes = op.dim(scale, axis), op.shape_of(n.x)
     missing = op.Sub(op.Mul(blocks, op.const(block)), op.dim(n.x, axis))

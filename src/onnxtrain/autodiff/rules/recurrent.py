@@ -1,9 +1,9 @@
-"""Differentiates the recurrent layers RNN, GRU and LSTM.
+"""Differentiates the recurrent ops RNN, GRU and LSTM.
 
-The forward output Y holds all hidden states, so the gates of all steps are computed again at once, outside of any loop.
-Only the recurrence itself runs in a Scan: the LSTM's cell states forwards, and the cotangents of the states backwards.
-That Scan gives the cotangents of the gates' pre-activations, from which one MatMul over all steps computes those of the
-weights.
+The forward output Y contains all hidden states, so the gates of all time steps are recomputed at once, outside of any
+loop. Only the recurrences run in a Scan: the LSTM's cell states forwards, and the cotangents of the states backwards.
+The backward Scan returns the cotangents of the gates' pre-activations, from which one MatMul over all time steps
+computes those of the weights.
 """
 
 from __future__ import annotations
@@ -24,23 +24,26 @@ _OPERANDS = ("X", "W", "R", "B", "initial_h", "initial_c", "P")
 
 States = Sequence[ir.Value]
 Step = Callable[[Emitter, States, States], tuple[ir.Value, States]]
-"""(emitter of the body, cotangents of the states after a step, values of that step) -> (cotangent of the
-pre-activations, cotangents of the states before the step)."""
+"""Backward step of a recurrence.
+
+(emitter of the body, cotangents of the states after a time step, values of that step) -> (cotangent of the
+pre-activations, cotangents of the states before the step).
+"""
 
 
 @dataclass
 class _Direction:
-    """One direction of a layer, with sequences in the order in which it reads them.
+    """One direction of a layer, with sequences in the order in which this direction reads them.
 
     Attributes:
         x: inputs [time, batch, input].
-        h_prev: hidden state before each step [time, batch, hidden].
+        h_prev: hidden state before each time step [time, batch, hidden].
         w: input weights [gates * hidden, input].
         r: recurrent weights [gates * hidden, hidden].
         wb: input bias [gates * hidden], or None.
         rb: recurrent bias [gates * hidden], or None.
-        ct_y: cotangent of the hidden state after each step [time, batch, hidden].
-        ct_states: cotangents of the final states [batch, hidden]: hidden state, and for the LSTM cell state.
+        ct_y: cotangent of the hidden state after each time step [time, batch, hidden].
+        ct_states: cotangents of the final states [batch, hidden]: the hidden state, and for an LSTM the cell state.
         c0: initial cell state of an LSTM, else None.
         peepholes: weights of the cell state in the gates i, o and f, [hidden] each, or None.
     """
@@ -59,12 +62,12 @@ class _Direction:
 
 @dataclass
 class _Gradients:
-    """Cotangents of one direction.
+    """Cotangents of one direction of a layer.
 
     Attributes:
         gates: cotangent of x W^T + wb, the input part of the pre-activations [time, batch, gates * hidden].
         recurrent: for each block of rows of R, the cotangent of the recurrent part [time, batch, rows] and the factor
-            that R multiplies there [time, batch, hidden].
+            that R multiplies [time, batch, hidden].
         states: cotangents of the initial states.
         peepholes: cotangent of the peephole weights [3 * hidden], or None.
     """
@@ -77,12 +80,12 @@ class _Gradients:
 
 @vjp("RNN", wrt=("X", "W", "R", "B", "initial_h"), outputs=("Y", "Y_h"), saves=("Y",))
 def rnn(op: Emitter, n: NodeView, cts: tuple[ir.Value | None, ...]) -> Cotangents:
-    """H = f(X W^T + H_prev R^T + b) with f = Tanh or Relu."""
+    """VJP of RNN: H = f(X W^T + H_prev R^T + b) with f = Tanh or Relu."""
     activation = _activations(n, ["Tanh"], ["Relu"])[0]
 
     def gradients(layer: _Direction, hidden: ir.Value) -> _Gradients:
         slope = op.Sub(1.0, op.Mul(hidden, hidden))
-        # relu'(0) = 0, as in the rule of Relu.
+        # relu'(0) = 0, as in Relu's rule.
         if activation == "Relu":
             slope = op.Where(op.Greater(hidden, 0.0), op.const(1.0, like=hidden), 0.0)
 
@@ -98,11 +101,11 @@ def rnn(op: Emitter, n: NodeView, cts: tuple[ir.Value | None, ...]) -> Cotangent
 
 @vjp("GRU", wrt=("X", "W", "R", "B", "initial_h"), outputs=("Y", "Y_h"), saves=("Y",))
 def gru(op: Emitter, n: NodeView, cts: tuple[ir.Value | None, ...]) -> Cotangents:
-    """H = (1 - z) h + z H_prev with h = Tanh(x_h + (r H_prev) R_h^T + rb_h).
+    """VJP of GRU: H = (1 - z) h + z H_prev with h = Tanh(x_h + (r H_prev) R_h^T + rb_h).
 
-    With linear_before_reset h = Tanh(x_h + r (H_prev R_h^T + rb_h)).
+    With linear_before_reset, h = Tanh(x_h + r (H_prev R_h^T + rb_h)).
     """
-    # Other activations would need other slopes; these are what exporters write.
+    # These formulas are specific to the default activations, which are the ones that exporters emit.
     _activations(n, ["Sigmoid", "Tanh"])
     reset_last = bool(n.attr("linear_before_reset"))
 
@@ -115,7 +118,8 @@ def gru(op: Emitter, n: NodeView, cts: tuple[ir.Value | None, ...]) -> Cotangent
         reset = previous if reset_last else op.Mul(r, previous)
         inner = _affine(op, reset, r_h, rb_h)
         h = op.Tanh(op.Add(x_h, op.Mul(r, inner) if reset_last else inner))
-        # Derivatives of H by the pre-activations, for all steps at once: the Scan only multiplies by them.
+        # Derivatives of H with respect to the pre-activations, for all time steps at once: the Scan only multiplies by
+        # them.
         to_z = op.Mul(op.Sub(previous, h), _sigmoid_slope(op, z))
         to_h = op.Mul(op.Sub(1.0, z), op.Sub(1.0, op.Mul(h, h)))
         to_r = op.Mul(inner if reset_last else previous, _sigmoid_slope(op, r))
@@ -144,9 +148,9 @@ def gru(op: Emitter, n: NodeView, cts: tuple[ir.Value | None, ...]) -> Cotangent
     saves=("Y",),
 )
 def lstm(op: Emitter, n: NodeView, cts: tuple[ir.Value | None, ...]) -> Cotangents:
-    """C = f C_prev + i g, H = o Tanh(C), with gates i, o, f by Sigmoid and g by Tanh.
+    """VJP of LSTM: C = f C_prev + i g, H = o Tanh(C), with Sigmoid gates i, o, f and g = Tanh.
 
-    With peepholes i and f also see P_i C_prev and P_f C_prev, and o sees P_o C.
+    With peepholes, the pre-activations of i and f also contain P_i C_prev and P_f C_prev, and that of o contains P_o C.
     """
     _activations(n, ["Sigmoid", "Tanh", "Tanh"])
     if n.attr("input_forget"):
@@ -164,7 +168,7 @@ def lstm(op: Emitter, n: NodeView, cts: tuple[ir.Value | None, ...]) -> Cotangen
         to_g = op.Mul(i, op.Sub(1.0, op.Mul(g, g)))
         to_gates = op.Concat(to_i, to_o, to_f, to_g, axis=-1)
         keep = f
-        # With peepholes the cell state also reaches H and the next cell state through the gates.
+        # With peepholes, the cell state also reaches H and the next cell state through the gates.
         if layer.peepholes is not None:
             p_i, p_o, p_f = layer.peepholes
             to_c = op.Add(to_c, op.Mul(to_o, p_o))
@@ -176,7 +180,7 @@ def lstm(op: Emitter, n: NodeView, cts: tuple[ir.Value | None, ...]) -> Cotangen
             gates = body.Mul(body.Concat(ct_c, ct_h, ct_c, ct_c, axis=-1), to_gates)
             return gates, [body.MatMul(gates, layer.r), body.Mul(ct_c, keep)]
 
-        # All that does not depend on cotangents is computed before, for all steps at once.
+        # Everything that does not depend on cotangents is computed beforehand, for all time steps at once.
         gates, states = _scan_back(op, n, layer, [to_c, to_gates, keep], step)
         peepholes = None
         if n.needs("P"):
@@ -194,15 +198,18 @@ def _layer(
     cts: tuple[ir.Value | None, ...],
     gradients: Callable[[_Direction, ir.Value], _Gradients],
 ) -> Cotangents:
-    """Splits a layer into directions and joins their cotangents by input name.
+    """Splits a layer into directions, and joins the directions' cotangents by input name.
 
     Args:
         op: emitter.
         n: the node.
-        cts: cotangents of its outputs.
-        gradients: writes the cotangents of one direction, given that and its hidden states.
+        cts: cotangents of the outputs.
+        gradients: emits the cotangents of one direction, given the direction and its hidden states.
+
+    Raises:
+        NoGradientRule: the node clips its gates.
     """
-    # A clipped gate has a derivative of zero beyond the bounds, which these formulas do not have.
+    # A clipped gate has zero derivative beyond the bounds, which these formulas ignore.
     if n.attr("clip") is not None:
         raise _unsupported(n, "clip")
     backward = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}[n.attr("direction")]
@@ -242,7 +249,7 @@ def _layer(
 def _direction(
     op: Emitter, n: NodeView, cts: tuple[ir.Value | None, ...], index: int, reverse: bool
 ) -> tuple[_Direction, ir.Value]:
-    """Returns the operands of one direction, and its hidden states [time, batch, hidden]."""
+    """Returns one direction of the node, and its hidden states [time, batch, hidden]."""
     zeros = op.Expand(op.const(0, like=n.X), op.Concat(op.dim(n.X, 1), op.dim(n.R, 2), axis=0))
 
     def of_direction(value: ir.Value, axis: int = 0) -> ir.Value:
@@ -251,9 +258,9 @@ def _direction(
     def state(value: ir.Value | None) -> ir.Value:
         return zeros if value is None else of_direction(value)
 
-    # If Y was added to the forward node by `saves`, it has no dtype yet; Cast gives it one.
+    # If `saves` added Y to the forward node, Y has no dtype yet; Cast sets it.
     x, hidden = n.X, op.Cast(of_direction(n.out.Y, 1), to=n.X.dtype)
-    # Only the final states may be read: the Scan still wants a cotangent for every step.
+    # If only the final states are used, the Scan still needs a cotangent for every time step.
     ct_y = op.Expand(op.const(0, like=n.X), op.Shape(hidden)) if cts[0] is None else of_direction(cts[0], 1)
     if reverse:
         x, hidden, ct_y = (_flip(op, n, value) for value in (x, hidden, ct_y))
@@ -277,7 +284,11 @@ def _direction(
 def _lstm_gates(
     op: Emitter, layer: _Direction, i: ir.Value, o: ir.Value, f: ir.Value, g: ir.Value
 ) -> tuple[ir.Value, ...]:
-    """Returns the gates i, o, f and g of all steps and the cell states before and after each, from pre-activations."""
+    """Computes the gates and cell states of all time steps from the pre-activations.
+
+    Returns:
+        The gates i, o, f and g, and the cell states before and after each time step.
+    """
     g = op.Tanh(g)
     if layer.peepholes is None:
         i, o, f = op.Sigmoid(i), op.Sigmoid(o), op.Sigmoid(f)
@@ -286,7 +297,7 @@ def _lstm_gates(
         return i, o, f, g, *cells
     p_i, p_o, p_f = layer.peepholes
 
-    # With peepholes the gates depend on the cell state: they are computed in the Scan, and again from its states.
+    # With peepholes, the gates depend on the cell state: they are computed in the Scan, and again from its cell states.
     def step(body: Emitter, c: ir.Value, i: ir.Value, f: ir.Value, g: ir.Value) -> ir.Value:
         i, f = (body.Sigmoid(body.Add(gate, body.Mul(c, p))) for gate, p in ((i, p_i), (f, p_f)))
         return body.Add(body.Mul(f, c), body.Mul(i, g))
@@ -299,20 +310,20 @@ def _lstm_gates(
 def _cells(
     op: Emitter, layer: _Direction, values: States, step: Callable[..., ir.Value]
 ) -> tuple[ir.Value, ir.Value]:
-    """Runs a Scan for the cell states before and after each step.
+    """Emits a Scan that computes the cell states before and after each time step.
 
     Args:
         op: emitter.
         layer: the direction.
-        values: values of all steps that `step` reads, [time, batch, hidden].
-        step: writes the next cell state, given the emitter of the body, the cell state and the values of a step.
+        values: values of all time steps that `step` reads, [time, batch, hidden].
+        step: emits the next cell state, given the emitter of the body, the cell state and the values of a time step.
     """
     assert layer.c0 is not None
     assert layer.x.dtype is not None
     names = [f"value{k}" for k in range(len(values))]
     body = op.subgraph(dict.fromkeys(("cell", *names), layer.x.dtype))
     after = step(body, *body.graph.inputs)
-    # The state is a scan output, too, and no value may be two outputs.
+    # Identity, because the cell state is both the next state and a scan output, and no value may be two outputs.
     attr = _scan_body(body, [after, body.Identity(after)])
     _, cells = op.Scan(layer.c0, *values, body=attr, num_scan_inputs=len(values), _outputs=2)
     return _shifted(op, layer.c0, cells), cells
@@ -329,7 +340,7 @@ def _scan_back(
     dtype = layer.x.dtype
     assert dtype is not None
     sequences = [layer.ct_y, *values]
-    # The mask as numbers: all inputs of this Scan's body are declared with one dtype.
+    # The mask as floats: all inputs of this Scan's body are declared with the same dtype.
     if n.sequence_lens is not None:
         sequences.append(op.Cast(_within(op, n), to=dtype))
     count = len(layer.ct_states)
@@ -338,7 +349,7 @@ def _scan_back(
     states, steps = list(body.graph.inputs[:count]), list(body.graph.inputs[count:])
     active = body.Greater(steps.pop(), 0.5) if n.sequence_lens is not None else None
     gates, before = step(body, [body.Add(states[0], steps[0]), *states[1:]], steps[1:])
-    # A sequence that has ended passes the cotangents of its states on to the step at which it ended.
+    # After a sequence has ended, the cotangents of its states pass unchanged to the time step at which it ended.
     if active is not None:
         gates = body.Where(active, gates, 0.0)
         before = [body.Where(active, new, old) for new, old in zip(before, states, strict=True)]
@@ -351,8 +362,8 @@ def _scan_back(
 
 
 def _scan_body(body: Emitter, outputs: States) -> ir.Attr:
-    """Finishes the body of a Scan with these outputs, each [batch, ...]."""
-    # ONNX Runtime insists on their ranks.
+    """Completes the body of a Scan with these outputs, each [batch, ...]."""
+    # ONNX Runtime requires their ranks.
     for output in outputs:
         output.shape = output.shape or ir.Shape([None, None])
     body.graph.outputs.extend(outputs)
@@ -360,14 +371,14 @@ def _scan_body(body: Emitter, outputs: States) -> ir.Attr:
 
 
 def _within(op: Emitter, n: NodeView) -> ir.Value:
-    """Returns a bool mask [time, batch, 1], true for steps within the length of their sequence."""
+    """Returns a mask, bool [time, batch, 1], that is true for time steps within the length of their sequence."""
     time = op.Unsqueeze(op.Range(0, op.Squeeze(op.dim(n.X, 0), [0]), 1), [1, 2])
     lengths = op.Unsqueeze(op.Cast(n.sequence_lens, to=ir.DataType.INT64), [0, 2])
     return op.Less(time, lengths)
 
 
 def _flip(op: Emitter, n: NodeView, value: ir.Value) -> ir.Value:
-    """Reverses time; with sequence_lens, within the length of each sequence."""
+    """Reverses the time axis; with sequence_lens, within the length of each sequence."""
     if n.sequence_lens is None:
         return op.Slice(value, [-1], [_INT64_MIN], [0], [-1])
     lengths = op.Cast(n.sequence_lens, to=ir.DataType.INT64)
@@ -375,7 +386,7 @@ def _flip(op: Emitter, n: NodeView, value: ir.Value) -> ir.Value:
 
 
 def _shifted(op: Emitter, first: ir.Value, states: ir.Value) -> ir.Value:
-    """Returns the state before each step from the initial state and the states after each step."""
+    """Returns the state before each time step, given the initial state and the states after each step."""
     return op.Concat(op.Unsqueeze(first, [0]), op.Slice(states, [0], [-1], [0]), axis=0)
 
 
@@ -386,7 +397,7 @@ def _affine(op: Emitter, x: ir.Value, w: ir.Value, b: ir.Value | None) -> ir.Val
 
 
 def _sigmoid_slope(op: Emitter, y: ir.Value) -> ir.Value:
-    """Returns the derivative of the sigmoid from its value: y (1 - y)."""
+    """Returns the derivative of the sigmoid in terms of its output: y (1 - y)."""
     return op.Mul(y, op.Sub(1.0, y))
 
 
@@ -401,7 +412,11 @@ def _stack(op: Emitter, values: list[ir.Value]) -> ir.Value:
 
 
 def _activations(n: NodeView, *allowed: list[str]) -> list[str]:
-    """Returns the activations of one direction, which must be among `allowed` and the same in all directions."""
+    """Returns the activations of one direction.
+
+    Raises:
+        NoGradientRule: the activations are not among `allowed`, or differ between directions.
+    """
     declared = n.attr("activations") or allowed[0]
     names = [(name.decode() if isinstance(name, bytes) else str(name)).capitalize() for name in declared]
     first = names[: len(allowed[0])]
@@ -413,7 +428,7 @@ def _activations(n: NodeView, *allowed: list[str]) -> list[str]:
 
 
 def _unsupported(n: NodeView, what: str) -> NoGradientRule:
-    """Returns the error for a setting of a layer that has no gradient, e.g. "clip"."""
+    """Returns the error for an unsupported setting of a layer, e.g. "clip"."""
     return NoGradientRule(
         f"differentiating {n.op_type} (node {n.node.name!r}): {what} has no gradient rule; "
         "freeze what lies before it, or export the layer in its plain form"

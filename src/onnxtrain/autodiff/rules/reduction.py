@@ -1,4 +1,4 @@
-"""Differentiates reductions, cumulative sums and products."""
+"""Differentiates reductions and cumulative sums and products."""
 
 from __future__ import annotations
 
@@ -14,21 +14,20 @@ from onnxtrain.emitter import Emitter, static_dims
 
 
 def keep_reduced(op: Emitter, n: NodeView, value: ir.Value) -> ir.Value:
-    """Restores the reduced axes of a value of the output's shape, so that it broadcasts against the input."""
-    # Without axes the output is a scalar or, with noop_with_empty_axes, as large as the input: both broadcast as they
-    # are.
+    """Restores the reduced axes of a value with the output's shape, so that it broadcasts against the input."""
+    # Without axes, the output is a scalar or, with noop_with_empty_axes, has the input's shape: both broadcast.
     if n.attr("keepdims") or n.axes is None:
         return value
     return op.Unsqueeze(value, n.axes)
 
 
 def expand_reduced(op: Emitter, n: NodeView, value: ir.Value) -> ir.Value:
-    """Expands a value of the shape of the reduction's output to the shape of its input."""
+    """Expands a value with the shape of the reduction's output to the shape of its input."""
     return op.Expand(keep_reduced(op, n, value), op.shape_of(n.data))
 
 
 def _reduced_again(op: Emitter, n: NodeView, op_type: str, value: ir.Value) -> ir.Value:
-    """Reduces a value of the shape of the node's input over the same axes, with keepdims=1."""
+    """Reduces a value with the shape of the node's input over the same axes, with keepdims=1."""
     noop = n.attr("noop_with_empty_axes")
     return op.emit(op_type, value, n.axes, keepdims=1, noop_with_empty_axes=noop)
 
@@ -38,18 +37,18 @@ defvjp("ReduceSum", data=lambda op, n, ct: expand_reduced(op, n, ct))
 
 @vjp("ReduceMean", wrt=("data",))
 def reduce_mean(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """Every element gets the cotangent divided by the number of elements that were averaged."""
+    """VJP of ReduceMean: every element gets ct divided by the number of averaged elements."""
     count = _reduced_count(n)
     if count is not None:
         return expand_reduced(op, n, divide_by_count(op, ct, count))
     wide = counting_dtype(ct)
-    # The quotient of the sizes, as the reduced axes themselves may be an input of the model.
+    # The ratio of the sizes, because the axes may only be known at run time.
     share = op.Div(op.Cast(op.Size(n.data), to=wide), op.Cast(op.Size(n.out.reduced), to=wide))
     return expand_reduced(op, n, divide_by_count(op, ct, share))
 
 
 def _reduced_count(n: NodeView) -> int | None:
-    """Returns the number of elements that are reduced to one; None if it depends on the run."""
+    """Returns the number of input elements per output element; None if it is only known at run time."""
     dims = static_dims(n.data)
     axes = np.empty(0, np.int64) if n.axes is None else n.constant(n.axes)
     if dims is None or axes is None:
@@ -60,9 +59,9 @@ def _reduced_count(n: NodeView) -> int | None:
 
 
 def _reduce_extremum(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """Elements that reach the extremum share the cotangent evenly, as in torch.amax."""
+    """VJP of ReduceMax and ReduceMin: elements that attain the extremum share ct evenly, as in torch.amax."""
     reached = op.Equal(n.data, keep_reduced(op, n, n.out.reduced))
-    # Counted wide: a float16 sum of ones stops at 2048.
+    # Counted in a wide dtype: a float16 sum of ones saturates at 2048.
     count = _reduced_again(op, n, "ReduceSum", op.Cast(reached, to=counting_dtype(ct)))
     return op.Where(reached, divide_by_count(op, keep_reduced(op, n, ct), count), 0.0)
 
@@ -73,35 +72,34 @@ vjp("ReduceMin", wrt=("data",))(_reduce_extremum)
 
 @vjp("ReduceProd", wrt=("data",))
 def reduce_prod(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """Every element gets ct times the product of all other elements, also if some are zero.
+    """VJP of ReduceProd: every element gets ct times the product of all other elements, correct also for zeros.
 
-    Written as the product of all nonzero elements, divided by the element if that is nonzero, times the product of the
+    Computed as the product of all nonzero elements, divided by the element if it is nonzero, times the product of the
     other zeros.
     """
-    # The product of the other zeros is 0 if there are any. It is written with these elements and not as a constant: its
-    # derivative is not 0 if there is just one, and the second derivative needs it.
+    # The product of the other zeros is 0 if there are any. It is computed from these elements instead of a constant: if
+    # there is just one, its derivative is not 0, and the second derivative needs it.
     zero = op.Equal(n.data, 0.0)
     nonzero = op.Where(zero, 1.0, n.data)
     others = op.Div(_reduced_again(op, n, "ReduceProd", nonzero), nonzero)
     count = _reduced_again(op, n, "ReduceSum", op.Cast(zero, to=ct.dtype))
     total = _reduced_again(op, n, "ReduceSum", op.Where(zero, n.data, 0.0))
     one, two = (op.Equal(count, number) for number in (1.0, 2.0))
-    # The product of the other zeros, for an element that is zero itself and for one that is not.
+    # The product of the other zeros, for a zero element and for a nonzero element.
     from_zero = op.Where(one, 1.0, op.Where(two, op.Sub(total, n.data), 0.0))
     from_other = op.Where(op.Equal(count, 0.0), 1.0, op.Where(one, total, 0.0))
     return op.Mul(keep_reduced(op, n, ct), op.Mul(others, op.Where(zero, from_zero, from_other)))
 
 
-# |x|'(0) = 0 and the gradient of the Euclidean norm is 0 at the zero vector, as in torch.
+# As in PyTorch, |x|'(0) = 0, and the gradient of the Euclidean norm is 0 at the zero vector.
 defvjp("ReduceL1", data=lambda op, n, ct: op.Mul(keep_reduced(op, n, ct), op.Sign(n.data)))
 
 
 @vjp("ReduceL2", wrt=("data",))
 def reduce_l2(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """ct_x = ct * x / norm, zero if the norm is zero."""
+    """VJP of ReduceL2: ct_x = ct * x / norm, zero if the norm is zero."""
     none = op.Equal(n.out.reduced, 0.0)
-    # Divided by 1 where the norm is zero: 0/0 would be NaN in the derivative of this gradient, though it is masked
-    # here.
+    # Divide by 1 where the norm is zero: 0/0 is masked here, but would be NaN in the second derivative.
     ratio = op.Where(none, 0.0, op.Div(ct, op.Where(none, 1.0, n.out.reduced)))
     return op.Mul(n.data, keep_reduced(op, n, ratio))
 
@@ -112,30 +110,30 @@ defvjp("ReduceLogSum", data=lambda op, n, ct: expand_reduced(op, n, op.Div(ct, o
 
 @vjp("ReduceLogSumExp", wrt=("data",))
 def reduce_log_sum_exp(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """ct_x = ct * softmax(x) = ct * exp(x - reduced)."""
+    """VJP of ReduceLogSumExp: ct_x = ct * softmax(x) = ct * exp(x - reduced)."""
     softmax = op.Exp(op.Sub(n.data, keep_reduced(op, n, n.out.reduced)))
     return op.Mul(keep_reduced(op, n, ct), softmax)
 
 
 @vjp("CumSum", wrt=("x",))
 def cum_sum(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """ct_x is the cumulative sum of ct in the other direction."""
+    """VJP of CumSum: the cumulative sum of ct in the opposite direction."""
     return op.CumSum(ct, n.inputs[1], exclusive=n.attr("exclusive"), reverse=1 - n.attr("reverse"))
 
 
 @vjp("CumProd", wrt=("x",))
 def cum_prod(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """ct_x = R(ct * y) / x, with the cumulative product y and the cumulative sum R in the other direction.
+    """VJP of y = CumProd(x): ct_x = R(ct * y) / x, where R is the cumulative sum in the opposite direction.
 
-    At the first zero, in the order of the product, y is computed without it. Elements behind it get 0.
+    At the first zero along the axis, y is computed without that zero. Elements after it get 0.
     """
-    # That 0 is written as the first zero times the cotangent without it, so that the second derivative is right.
+    # That 0 is computed as the first zero times a cotangent, so that the second derivative is correct.
     axis, exclusive, reverse = n.inputs[1], n.attr("exclusive"), n.attr("reverse")
 
     def back(value: ir.Value) -> ir.Value:
         return op.CumSum(value, axis, exclusive=exclusive, reverse=1 - reverse)
 
-    # Counted along the product: 1 at the first zero and behind it, 2 from the second one on.
+    # Zeros counted along the axis: 1 from the first zero on, 2 from the second zero on.
     zero = op.Equal(n.x, 0.0)
     zeros = op.CumSum(op.Cast(zero, to=ct.dtype), axis, reverse=reverse)
     first, second = (op.And(zero, op.Equal(zeros, number)) for number in (1.0, 2.0))

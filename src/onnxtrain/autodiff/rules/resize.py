@@ -1,4 +1,4 @@
-"""Differentiates ops that change the resolution of images or rearrange their positions."""
+"""Differentiates ops that change the resolution of images or rearrange positions."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ defvjp("SpaceToDepth", input=lambda op, n, ct: op.DepthToSpace(ct, blocksize=n.a
 
 @vjp("DepthToSpace", wrt=("input",))
 def depth_to_space(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
-    """Undoes the permutation of elements."""
+    """VJP of DepthToSpace: applies the inverse permutation to ct."""
     block = n.attr("blocksize")
     if n.attr("mode") == "DCR":
         return op.SpaceToDepth(ct, blocksize=block)
-    # There is no SpaceToDepth in this mode, so the elements are moved by a transpose.
-    # CRD: channel c * block² + i * block + j went to row offset i, column offset j of channel c.
+    # SpaceToDepth lacks this mode, so a Transpose moves the elements. In mode CRD, channel c * block² + i * block + j
+    # went to row offset i and column offset j of channel c.
     channels, height, width = (op.dim(ct, 1), op.dim(n.input, 2), op.dim(n.input, 3))
     shape = op.Concat(op.dim(ct, 0), channels, height, [block], width, [block], axis=0)
     blocks = op.Reshape(ct, shape, allowzero=1)
@@ -37,7 +37,7 @@ def depth_to_space(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
 
 @vjp("Col2Im", wrt=("input",))
 def col2im(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
-    """Col2Im adds blocks into an image: each block reads its part of the cotangent."""
+    """VJP of Col2Im, which adds blocks into an image: each block reads its part of ct."""
     kernel = n.constant(n.block_shape)
     if kernel is None:
         raise ShapeRequired(
@@ -59,10 +59,10 @@ def col2im(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
 
 @vjp("Resize", wrt=("X",))
 def resize(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
-    """Y is X multiplied by a matrix along each resized axis: the cotangent is multiplied by the transposes."""
-    # The matrices come from resizing identity matrices with the attributes of the node, so they are right for every
-    # mode and for symbolic sizes. They are dense: an axis of length n costs n², with sizes that keep the aspect ratio
-    # up to n³.
+    """VJP of Resize, Y = X times a matrix along each resized axis: multiplies ct by the transposed matrices."""
+    # The matrices are computed by resizing identity matrices with the node's attributes, so they are right for every
+    # mode and for symbolic sizes. They are dense: an axis of length n costs n², and up to n³ with
+    # keep_aspect_ratio_policy.
     if n.scales is None and n.sizes is None:
         raise refused(n, "neither scales nor sizes")
     rank = n.rank(n.X)
@@ -79,17 +79,17 @@ def resize(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
 
 
 def _repeats(n: NodeView, axes: Sequence[int]) -> list[int] | None:
-    """Returns the number of times that each spatial position is repeated, e.g. [2, 2]; None for any other Resize.
+    """Returns how often each spatial position is repeated, e.g. [2, 2]; None if the Resize does anything else.
 
-    The cotangent of such a Resize is a sum over blocks, far cheaper than products with matrices.
+    The VJP of such a Resize is a sum over blocks, which is far cheaper than matrix products.
     """
     where, rounding = n.attr("coordinate_transformation_mode"), n.attr("nearest_mode")
-    # With these roundings position i of an integer scale s reads pixel i // s.
-    centred = where == "half_pixel" and rounding in ("round_prefer_floor", "round_prefer_ceil")
+    # In these modes, position i at integer scale s reads pixel i // s.
+    centered = where == "half_pixel" and rounding in ("round_prefer_floor", "round_prefer_ceil")
     if (
         _keeps_aspect_ratio(n)
         or n.attr("mode") != "nearest"
-        or not (centred or (where, rounding) == ("asymmetric", "floor"))
+        or not (centered or (where, rounding) == ("asymmetric", "floor"))
     ):
         return None
     sizes, results = static_dims(n.X), static_dims(n.out.Y)
@@ -118,7 +118,7 @@ def _repeats(n: NodeView, axes: Sequence[int]) -> list[int] | None:
 
 
 def _keeps(n: NodeView, axes: Sequence[int], position: int) -> bool:
-    """Says if an axis is certainly not resized."""
+    """True if an axis is known not to be resized."""
     # A crop moves positions even at scale 1.
     if n.attr("coordinate_transformation_mode") == "tf_crop_and_resize":
         return False
@@ -132,7 +132,7 @@ def _keeps(n: NodeView, axes: Sequence[int], position: int) -> bool:
 
 
 def _keeps_aspect_ratio(n: NodeView) -> bool:
-    """Says if `sizes` are bounds for one common scale of all axes."""
+    """True if `sizes` are bounds for a single scale common to all axes."""
     return n.sizes is not None and n.attr("keep_aspect_ratio_policy") != "stretch"
 
 
@@ -142,8 +142,8 @@ def _matrix(op: Emitter, n: NodeView, axes: Sequence[int], position: int, like: 
     Args:
         op: emitter.
         n: the node.
-        axes: the axes that the node names.
-        position: index of the axis among `axes`.
+        axes: the axes that the node resizes.
+        position: index of the axis within `axes`.
         like: the cotangent, whose dtype the matrix gets.
     """
     dtype = counting_dtype(like)
@@ -160,8 +160,8 @@ def _matrix(op: Emitter, n: NodeView, axes: Sequence[int], position: int, like: 
         zero = op.Mul(op.CastLike(unit, n.roi), 0.0)
         roi = op.Concat(zero, begin, op.CastLike(unit, n.roi), end, axis=0)
     if _keeps_aspect_ratio(n):
-        # The common scale is not the quotient of this axis' sizes. A second axis, along which the image is constant,
-        # has the sizes that determine the scale.
+        # The common scale differs from the ratio of this axis's sizes. Add a second axis, along which the image is
+        # constant, with the sizes that determine the scale.
         before, after = _chosen(op, n, axes)
         image = op.Expand(op.Unsqueeze(eye, [1, 2]), op.Concat(size, [1], before, size, axis=0))
         sizes = op.Concat(after, op.Gather(n.sizes, here), axis=0)
@@ -193,12 +193,12 @@ def _matrix(op: Emitter, n: NodeView, axes: Sequence[int], position: int, like: 
 
 
 def _chosen(op: Emitter, n: NodeView, axes: Sequence[int]) -> tuple[ir.Value, ir.Value]:
-    """Returns sizes before and after, int64 [1], whose quotient is the common scale of all axes."""
+    """Returns two sizes, before and after resizing, int64 [1] each, whose ratio is the common scale of all axes."""
     smallest = n.attr("keep_aspect_ratio_policy") == "not_larger"
     bounds, dims = n.constant(n.sizes), static_dims(n.X) or ()
     input_sizes = [dims[axis] for axis in axes] if dims else [None]
     if bounds is not None and None not in input_sizes:
-        # As fractions: of two axes with nearly the same quotient, rounding must not choose the other one.
+        # As fractions, so that rounding can't choose the wrong axis if two ratios are nearly equal.
         scales = [Fraction(int(size), int(dim or 1)) for size, dim in zip(bounds, input_sizes, strict=True)]
         scale = min(scales) if smallest else max(scales)
         return op.const([scale.denominator]), op.const([scale.numerator])
@@ -210,7 +210,7 @@ def _chosen(op: Emitter, n: NodeView, axes: Sequence[int]) -> tuple[ir.Value, ir
 
 def _along(op: Emitter, ct: ir.Value, matrix: ir.Value, axis: int, rank: int) -> ir.Value:
     """Multiplies `ct` by a matrix along one axis."""
-    # The last two axes are those that MatMul multiplies; axes before are merged with all behind them.
+    # MatMul contracts the last two axes; for an earlier axis, all axes after it are flattened.
     if axis == rank - 1:
         return op.MatMul(ct, op.Transpose(matrix, perm=[1, 0]))
     if axis == rank - 2:

@@ -26,10 +26,10 @@ from onnxtrain.emitter import Emitter
 
 @vjp("GridSample", wrt=("X", "grid"))
 def grid_sample(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """Each sample is a sum of the pixels around it, weighted by their distance along every axis.
+    """VJP of GridSample: each sample is a weighted sum of the pixels around it.
 
-    As in torch, samples on or beyond the border give the grid no gradient. In mode cubic the padding applies to each of
-    the four pixels along an axis instead.
+    As in PyTorch, samples on or beyond the border give the grid no gradient. In mode cubic, padding applies instead to
+    each of the four pixels along an axis.
     """
     rank = n.rank(n.X) - 2
     places, slope = zip(*(_axis(op, n, axis, rank) for axis in range(rank)), strict=True)
@@ -49,7 +49,7 @@ def grid_sample(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
             empty, op.Concat(*where, axis=2), op.Concat(*updates, axis=2), axis=2, reduction="add"
         )
         ct_x = op.reshape_like(total, n.X)
-    # In mode nearest a sample is piecewise constant in its position.
+    # In mode nearest, a sample is piecewise constant in its position.
     if not n.needs("grid") or n.attr("mode") == "nearest":
         return {"X": ct_x, "grid": None}
     values = []
@@ -63,18 +63,18 @@ def grid_sample(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 
 
 def _axis(op: Emitter, n: NodeView, axis: int, rank: int) -> tuple[Place, ir.Value]:
-    """Locates the samples on spatial axis `axis`; values are `[batch, 1, samples]`.
+    """Computes the positions of the samples along spatial axis `axis`; values are `[batch, 1, samples]`.
 
     Returns:
         The places of the samples, and the derivatives of their positions with respect to the grid.
     """
-    # The last axis of the grid has x before y, so the last spatial axis comes first.
+    # The last axis of the grid holds x before y, i.e. the last spatial axis first.
     grid = op.Unsqueeze(op.merge_from(op.Gather(n.grid, rank - 1 - axis, axis=-1), 1), [1])
     count = op.dim(n.X, 2 + axis)
     size = op.Cast(count, to=n.grid.dtype)
     last = op.Sub(size, 1.0)
-    # -1 and 1 are the centres of the border pixels with align_corners, positions 0 and size - 1, else their outer
-    # edges, -1/2 and size - 1/2.
+    # -1 and 1 are the centers of the border pixels with align_corners, i.e. positions 0 and size - 1, otherwise their
+    # outer edges, -1/2 and size - 1/2.
     slope = op.Mul(last if n.attr("align_corners") else size, 0.5)
     where = op.Add(op.Mul(grid, slope), op.Mul(last, 0.5))
     if n.attr("mode") == "cubic":
@@ -100,8 +100,12 @@ def _axis(op: Emitter, n: NodeView, axis: int, rank: int) -> tuple[Place, ir.Val
 def _reflected(
     op: Emitter, where: ir.Value, size: ir.Value, last: ir.Value, align: bool
 ) -> tuple[ir.Value, ir.Value]:
-    """Reflects positions at the borders until they lie between them; returns also the derivative, 1 or -1."""
-    # An image of one pixel has no distance between its borders: 1 instead of a division by zero.
+    """Reflects positions at the borders until they lie within the image.
+
+    Returns:
+        The reflected positions, and their derivatives with respect to `where`: 1 or -1.
+    """
+    # The borders of a one-pixel image coincide: use 1 to avoid a division by zero.
     begin, span = (0.0, op.Max(last, 1.0)) if align else (-0.5, size)
     offset = op.Sub(where, begin)
     distance = op.Abs(offset)
@@ -119,9 +123,9 @@ def _as(op: Emitter, value: ir.Value, like: ir.Value) -> ir.Value:
 
 @vjp("AffineGrid", wrt=("theta",))
 def affine_grid(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
-    """grid[p] = theta · (base[p], 1) with the grid `base` of the identity: ct_theta = sum_p ct[p] (base[p], 1)ᵀ."""
+    """VJP of grid[p] = theta · (base[p], 1), with the identity's grid as base: ct_theta = sum_p ct[p] (base[p], 1)ᵀ."""
     (rank,) = n.static(n.theta, [1])
-    # The op itself makes the base grid, with its rules about align_corners and the order of axes.
+    # The op itself computes the base grid, so that align_corners and the order of axes are handled.
     identity = op.const(np.eye(rank, rank + 1)[None], like=ct)
     one = op.Concat([1], op.Slice(n.size, [1], [rank + 2]), axis=0)
     base = op.Reshape(op.AffineGrid(identity, one, align_corners=n.attr("align_corners")), [-1, rank])
@@ -132,14 +136,14 @@ def affine_grid(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
 
 @vjp("MaxRoiPool", wrt=("X",))
 def max_roi_pool(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """Each bin of a region passes its cotangent to its maximum, to the first of equal ones.
+    """VJP of MaxRoiPool: each bin of a region passes its cotangent to its maximum, the first one in case of ties.
 
-    Bins as in Girshick, "Fast R-CNN", 2015. The regions are rounded to pixels, so their derivative is zero. The
-    gradient needs memory for every pixel of the image in every bin.
+    The bins are those of Girshick, "Fast R-CNN", 2015. Regions are rounded to pixels, so their derivative is zero. The
+    backward pass needs memory for every pixel of the image in every bin.
     """
     batch = op.Cast(op.Gather(n.rois, 0, axis=1), to=ir.DataType.INT64)
     pooled = n.attr("pooled_shape")
-    # [regions, bins, height] and [regions, bins, width].
+    # Shapes [regions, bins, height] and [regions, bins, width].
     rows = _bins(op, n, begin=2, pooled=pooled[0], axis=2)
     columns = _bins(op, n, begin=1, pooled=pooled[1], axis=3)
     inside = op.And(op.Unsqueeze(rows, [1, 3, 5]), op.Unsqueeze(columns, [1, 2, 4]))
@@ -148,18 +152,18 @@ def max_roi_pool(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     first = op.ArgMax(op.merge_from(shown, 4), axis=4, keepdims=0)
     places = op.merge_from(op.Gather(positions(op, n.X), batch, axis=0), 2)
     where = op.GatherElements(places, op.merge_from(first, 2), axis=2)
-    # A bin outside of the image is empty: its result is constant.
+    # A bin outside of the image is empty: its output is constant.
     some = op.ReduceMax(op.Cast(inside, to=ct.dtype), [4, 5], keepdims=0)
     return {"X": scatter_to(op, op.Mul(ct, some), where, n.X)}
 
 
 def _bins(op: Emitter, n: NodeView, *, begin: int, pooled: int, axis: int) -> ir.Value:
-    """Returns a bool mask [regions, bins, size] of the positions of an image axis that lie in each bin.
+    """Returns a mask, bool [regions, bins, size], of the positions along an image axis that lie in each bin.
 
     Args:
         op: emitter.
         n: the node.
-        begin: column of `rois` that holds the first position, 1 or 2.
+        begin: column of `rois` with the first position, 1 or 2.
         pooled: number of bins.
         axis: axis of the image.
     """
@@ -184,10 +188,11 @@ class _Side:
     """Samples of regions along one axis; values are `[regions, bins, samples]`.
 
     Attributes:
-        place: position of each sample, moved to the border if it lies beyond.
-        counts: 1 for samples that the region has, else 0, as regions have different numbers of samples.
+        place: position of each sample, clamped to the image.
+        counts: 1 for samples that belong to the region, 0 for the rest, because regions have different numbers of
+            samples.
         number: number of samples of each region, `[regions, 1]`.
-        inside: 1 for samples at most a pixel away from the image, 0 for others, whose value is zero.
+        inside: 1 for samples at most one pixel outside of the image, 0 for others, whose value is zero.
     """
 
     place: Place
@@ -198,13 +203,13 @@ class _Side:
 
 @vjp("RoiAlign", wrt=("X",))
 def roi_align(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """Each bin is the mean of samples, interpolated between the pixels around them; He et al., "Mask R-CNN", 2017.
+    """VJP of RoiAlign: each bin is the mean of interpolated samples; He et al., "Mask R-CNN", 2017.
 
-    In mode `max` a bin is the largest product of a pixel and its weight, as ONNX defines it, and passes its cotangent
-    to that pixel, to the first of equal ones. The regions get no gradient, as in torchvision.
+    In mode `max`, as ONNX defines it, a bin is the largest product of a pixel and its interpolation weight; it passes
+    its cotangent to that pixel, the first one in case of ties. The regions get no gradient, as in torchvision.
     """
     rows, columns = _side(op, n, 0), _side(op, n, 1)
-    # From here on [regions, bins, samples, bins, samples], rows before columns, and then channels.
+    # From here on, values are [regions, bins, samples, bins, samples], rows before columns, and then channels.
     spread = ([3, 4], [1, 2])
     places = [
         Place(op.Unsqueeze(s.place.low, axes), op.Unsqueeze(s.place.weight, axes), s.place.size, s.place.last)
@@ -224,7 +229,7 @@ def roi_align(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     shape = op.Concat(op.Mul(op.dim(n.X, 0), area), op.dim(n.X, 1), axis=0)
     last = op.Transpose(ct, perm=[0, 2, 3, 1])
     if n.attr("mode") == "avg":
-        # A region without extent has no samples, and a mean of 0.
+        # An empty region has no samples, and a mean of 0.
         number = op.Max(op.Mul(rows.number, columns.number), 1.0)
         share = op.Unsqueeze(op.Div(last, op.Reshape(number, [-1, 1, 1, 1])), [2, 4])
         updates = op.Concat(*(op.Mul(share, factor) for factor in factors), axis=0)
@@ -237,14 +242,14 @@ def roi_align(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 
 
 def _side(op: Emitter, n: NodeView, axis: int) -> _Side:
-    """Locates the samples of regions along the rows (axis 0) or the columns (axis 1) of the image."""
+    """Computes the samples of regions along the rows (axis 0) or the columns (axis 1) of the image."""
     half = n.attr("coordinate_transformation_mode") == "half_pixel"
     bins, ratio = n.attr(("output_height", "output_width")[axis]), n.attr("sampling_ratio")
     begin, end = (
         op.Sub(op.Mul(op.Gather(n.rois, [column], axis=1), n.attr("spatial_scale")), 0.5 if half else 0.0)
         for column in (1 - axis, 3 - axis)
     )
-    # [regions, 1] from here on.
+    # Shape [regions, 1] from here on.
     extent = op.Sub(end, begin)
     size = op.Div(extent if half else op.Max(extent, 1.0), float(bins))
     like = op.Mul(size, 0.0)
@@ -252,20 +257,22 @@ def _side(op: Emitter, n: NodeView, axis: int) -> _Side:
     if ratio:
         most = op.const(ratio)
     else:
-        # As many as the largest region has; 1 more entry, because the maximum over no regions does not exist.
+        # The number of samples of the largest region; one additional entry, because the maximum over no regions is
+        # undefined.
         some = op.ReduceMax(
             op.Concat(op.Reshape(number, [-1]), op.const([1.0], like=number), axis=0), keepdims=0
         )
         most = op.Cast(some, to=ir.DataType.INT64)
     sample = op.Cast(op.Range(0, most, 1), to=number.dtype)
     step = op.Div(size, op.Max(number, 1.0))
-    # [regions, bins] and [regions, samples].
+    # Shapes [regions, bins] and [regions, samples].
     first = op.Add(begin, op.Mul(size, op.const(np.arange(bins), like=size)))
     within = op.Mul(op.Add(sample, 0.5), step)
     where = op.Add(op.Unsqueeze(first, [2]), op.Unsqueeze(within, [1]))
     count = op.dim(n.X, 2 + axis)
     pixels = op.Cast(count, to=where.dtype)
-    # He et al.'s code and ONNX Runtime take samples up to a pixel beyond the border for those on it, others for zero.
+    # Samples up to one pixel beyond the border are clamped to it, others are zero, as in He et al.'s code and ONNX
+    # Runtime.
     near = op.And(op.GreaterOrEqual(where, -1.0), op.LessOrEqual(where, pixels))
     place = place_at(op, op.Min(op.Max(where, 0.0), op.Sub(pixels, 1.0)), count)
     counts = op.Unsqueeze(op.Cast(op.Less(sample, number), to=where.dtype), [1])
@@ -280,19 +287,19 @@ def _to_largest(
     factors: Sequence[ir.Value],
     counts: ir.Value,
 ) -> ir.Value:
-    """Adds the cotangents of bins to the pixels whose products with their weights are the largest.
+    """Adds the cotangents of bins to the pixels with the largest product of pixel and interpolation weight.
 
     Args:
         op: emitter.
         ct: cotangents of bins, `[regions, rows, columns, channels]`.
         image: pixels, `[pixels, channels]`.
-        indices: per corner, the pixel of each sample, `[regions, rows, samples, columns, samples]`.
-        factors: per corner, the weight of that pixel, `[regions, rows, samples, columns, samples, 1]`.
-        counts: 1 for samples that exist, of the shape of a factor.
+        indices: for each corner, the pixel of each sample, `[regions, rows, samples, columns, samples]`.
+        factors: for each corner, the weight of that pixel, `[regions, rows, samples, columns, samples, 1]`.
+        counts: 1 for samples that exist, with the shape of a factor.
     """
 
     def together(values: Sequence[ir.Value]) -> ir.Value:
-        """Stacks values of corners as `[regions, rows, columns, channels, corners * samples * samples]`."""
+        """Stacks the corners' values as `[regions, rows, columns, channels, corners * samples * samples]`."""
         stack = op.Concat(*(op.Unsqueeze(value, [6]) for value in values), axis=6)
         return op.merge_from(op.Transpose(stack, perm=[0, 1, 3, 5, 2, 4, 6]), 4)
 

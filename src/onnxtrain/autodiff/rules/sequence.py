@@ -1,4 +1,4 @@
-"""Declares ops of sequences and optionals, whose cotangents would be no tensors."""
+"""Declares ops on sequences and optionals, whose cotangents would not be tensors."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ defvjp("Unsqueeze", data=lambda op, n, ct: op.Squeeze(ct, n.axes))
 defvjp("Squeeze", data=lambda op, n, ct: op.Unsqueeze(ct, n.axes) if n.axes else op.reshape_like(ct, n.data))
 defvjp("Expand", broadcasts=True, input=lambda op, n, ct: ct)
 defvjp("Trilu", input=lambda op, n, ct: op.Trilu(ct, n.k, upper=n.attr("upper")))
-# Reversing the first sequence_lens[b] entries again puts them back.
+# Reversing the first sequence_lens[b] entries is its own inverse.
 defvjp(
     "ReverseSequence",
     input=lambda op, n, ct: op.ReverseSequence(
@@ -35,7 +35,7 @@ _INT64_MAX = int(np.iinfo(np.int64).max)
 
 @vjp("Transpose", wrt=("data",))
 def transpose(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """Transposes ct by the inverse permutation."""
+    """VJP of Transpose: transposes ct by the inverse permutation."""
     # The default permutation reverses all axes, and is its own inverse.
     perm = n.attr("perm")
     inverse = None if perm is None else [int(axis) for axis in np.argsort(perm)]
@@ -44,9 +44,9 @@ def transpose(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 
 @vjp("Concat", wrt=("inputs",))
 def concat(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """Splits the cotangent into parts of the inputs' sizes."""
+    """VJP of Concat: splits ct into parts with the sizes of the inputs."""
     inputs = [value for value in n.inputs if value is not None]
-    # Split refuses to make a single part.
+    # Split rejects a single part.
     if len(inputs) == 1:
         return [ct]
     axis = int(n.attr("axis"))
@@ -54,7 +54,7 @@ def concat(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 
 
 def _sizes(op: Emitter, values: list[ir.Value], axis: int) -> ir.Value:
-    """Returns the sizes of the values along an axis, int64 [len(values)]; a constant if all are static."""
+    """Returns the sizes of the values along an axis, int64 [len(values)]: a constant if all are static."""
     static = [dims[axis] if (dims := static_dims(value)) is not None else None for value in values]
     if None not in static:
         return op.const(np.array(static, dtype=np.int64))
@@ -63,7 +63,7 @@ def _sizes(op: Emitter, values: list[ir.Value], axis: int) -> ir.Value:
 
 @vjp("Split", wrt=("input",))
 def split(op: Emitter, n: NodeView, cts: tuple[ir.Value | None, ...]) -> Cotangents:
-    """Concatenates the cotangents of the parts, with zeros for parts that nothing reads."""
+    """VJP of Split: concatenates the cotangents of the parts, with zeros for parts without a cotangent."""
     dtype = next(ct.dtype for ct in cts if ct is not None)
     parts = [ct or op.zeros_like(output, dtype) for output, ct in zip(n.outputs, cts, strict=True)]
     return op.Concat(*parts, axis=n.attr("axis"))
@@ -71,7 +71,7 @@ def split(op: Emitter, n: NodeView, cts: tuple[ir.Value | None, ...]) -> Cotange
 
 @vjp("Range", wrt=("start", "limit", "delta"))
 def range_(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """output[i] = start + i * delta; the limit determines the number of elements only."""
+    """VJP of Range, output[i] = start + i * delta; the limit determines only the number of elements."""
     count = op.Cast(op.Range(0, op.Size(n.out.output), 1), to=ct.dtype) if n.needs("delta") else None
     return {
         "start": op.ReduceSum(ct, keepdims=0) if n.needs("start") else None,
@@ -81,7 +81,7 @@ def range_(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 
 @vjp("Tile", wrt=("input",))
 def tile(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """Axis i of the output is [repeats[i], size[i]] flattened: ct is summed over the repeats."""
+    """VJP of Tile: sums ct over the repeats. Axis i of the output is [repeats[i], size[i]], flattened."""
     # A scalar has no axes to repeat.
     if n.input.shape is not None and n.input.shape.rank() == 0:
         return ct
@@ -101,12 +101,13 @@ def tile(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 
 @vjp("Slice", wrt=("data",))
 def slice_(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """Puts the cotangent at the positions that were read, zeros elsewhere.
+    """VJP of Slice: ct at the positions that were read, zeros elsewhere.
 
-    With known axes and steps: reverse axes that were read backwards, put |step| - 1 zeros between neighbours, and pad
-    to the size of the data. Otherwise the node slices the positions of all elements, and ct is scattered to them.
+    If axes and steps are constant: flips the axes that were read backwards, inserts |step| - 1 zeros between neighbors,
+    and pads to the shape of the data. Otherwise, slices the flat indices of all elements and scatters ct to them.
     """
-    # Pads and not a scatter, because the driver can join padded slices that fill the value (`_accumulate`).
+    # Pads instead of a scatter, because the driver can concatenate padded slices that tile the whole value
+    # (`_accumulate`).
     data, output = n.data, n.out.output
     axes, steps = _axes_and_steps(n) if data.shape is not None else (None, None)
     if axes is None or steps is None or data.shape is None or output.shape is None:
@@ -123,14 +124,14 @@ def slice_(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 
 
 def _axes_and_steps(n: NodeView) -> tuple[list[int] | None, list[int] | None]:
-    """Returns the sliced axes, not negative, and their steps, each None if it depends on the run."""
+    """Returns the sliced axes, non-negative, and their steps; None for either that is only known at run time."""
     axes: list[int] | None = None
     if n.axes is not None:
         constant = n.constant(n.axes)
         axes = None if constant is None else [n.axis(n.data, int(axis)) for axis in constant]
     elif n.starts.shape is not None and isinstance(n.starts.shape[0], int):
         axes = list(range(n.starts.shape[0]))
-    # Without the input all steps are 1.
+    # Without the input `steps`, all steps are 1.
     if n.steps is None:
         return axes, None if axes is None else [1] * len(axes)
     constant = n.constant(n.steps)
@@ -138,7 +139,7 @@ def _axes_and_steps(n: NodeView) -> tuple[list[int] | None, list[int] | None]:
 
 
 def _spread(op: Emitter, ct: ir.Value, output: ir.Value, strides: dict[int, int]) -> ir.Value:
-    """Puts stride - 1 zeros between neighbours along some axes of `ct`, which has the shape of `output`."""
+    """Inserts stride - 1 zeros between neighbors along some axes of `ct`, which has the shape of `output`."""
     axes = sorted(strides)
     inner = [axis + 1 + i for i, axis in enumerate(axes)]
     zeros = [strides[axis] - 1 for axis in axes]
@@ -147,15 +148,15 @@ def _spread(op: Emitter, ct: ir.Value, output: ir.Value, strides: dict[int, int]
     rank = output.shape.rank() + len(inner)
     padded = op.pad(op.Unsqueeze(ct, inner), [0] * len(axes) + zeros, inner, rank)
     merged = op.Reshape(padded, op.Mul(op.shape_of(output), factors), allowzero=1)
-    # The zeros after the last element may reach beyond the data.
+    # The zeros after the last element may extend beyond the data.
     return op.Slice(merged, [0] * len(axes), [-count for count in zeros], axes)
 
 
 def _slice_pads(op: Emitter, n: NodeView, axes: list[int], steps: list[int]) -> ir.Value:
     """Returns the numbers of elements before and after those that were read, int64 [2 * len(axes)].
 
-    The first element read is at `start`, counted from the end if negative, clamped to [0, size], or to [0, size - 1]
-    for a negative step. `count` elements span (count - 1) * |step| + 1 positions, none if count is zero.
+    The first element read is at `start`, which counts from the end if negative, and is clamped to [0, size], or to [0,
+    size - 1] for a negative step. `count` elements span (count - 1) * |step| + 1 positions, or none if `count` is zero.
     """
     data, output, starts = n.data, n.out.output, n.constant(n.starts)
     dims, counts = ([(static_dims(value) or ())[axis] for axis in axes] for value in (data, output))
@@ -168,7 +169,7 @@ def _slice_pads(op: Emitter, n: NodeView, axes: list[int], steps: list[int]) -> 
         after = sizes - before - np.maximum((lengths - 1) * abs(step) + 1, 0)
         return op.const(np.concatenate([before, after]))
     size, count = (op.Gather(op.shape_of(value), axes) for value in (data, output))
-    # Starts such as -2**63 mean "from the end": clamped first, so that no sum overflows.
+    # Starts such as -2**63 mean "from the end": clamp first, so that no sum overflows.
     start = op.Max(op.Min(op.Cast(n.starts, to=ir.DataType.INT64), size), op.Neg(size))
     start = op.Where(op.Less(start, op.const(0)), op.Add(start, size), start)
     first = op.Max(op.Min(start, op.Sub(size, back)), op.const(0))
@@ -180,9 +181,9 @@ def _slice_pads(op: Emitter, n: NodeView, axes: list[int], steps: list[int]) -> 
 
 @vjp("Pad", wrt=("data", "constant_value"))
 def pad(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """Slices off the padding; elements that negative pads cropped get zeros.
+    """VJP of Pad: slices off the padding; elements that negative pads cropped get zeros.
 
-    Reflected, repeated and wrapped elements add their cotangents to that of the element that they copy.
+    In the modes reflect, edge and wrap, the cotangents of copies are added to that of the original element.
     """
     data = n.data
     mode = n.attr("mode")
@@ -201,7 +202,7 @@ def _unpad(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
     axes = _padded_axes(op, n)
     if pads is not None:
         begin, end = np.split(pads.astype(np.int64), 2)
-        # Positive padding is sliced off first: negative padding is relative to what is left.
+        # Positive padding is sliced off first: negative padding is relative to what remains.
         if (pads > 0).any():
             ends = np.where(end > 0, -end, _INT64_MAX)
             ct = op.Slice(ct, np.maximum(begin, 0), ends, axes)
@@ -214,7 +215,7 @@ def _unpad(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
 
 
 def _padded_axes(op: Emitter, n: NodeView) -> ir.Value:
-    """Returns the axes to which the pads belong, int64."""
+    """Returns the padded axes, int64."""
     if n.axes is not None:
         return op.Cast(n.axes, to=ir.DataType.INT64)
     if n.data.shape is None:
@@ -224,7 +225,7 @@ def _padded_axes(op: Emitter, n: NodeView) -> ir.Value:
 
 def _padding_total(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
     """Returns the sum of `ct` over the padding."""
-    # Ones, padded with zeros as the data was with the constant, mark the elements that are data.
+    # Ones, padded with zeros like the data with the constant, mark the elements that are data.
     inside = op.Pad(op.ones_like(n.data), n.pads, None, n.axes)
     return op.reshape_like(
         op.ReduceSum(op.Where(op.Greater(inside, 0.0), 0.0, ct), keepdims=0), n.constant_value

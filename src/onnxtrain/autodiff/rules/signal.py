@@ -1,4 +1,4 @@
-"""Differentiates Fourier transforms of `[..., length, ..., 1 or 2]`, with real and imaginary parts last."""
+"""Differentiates Fourier transforms of `[..., length, ..., 1 or 2]`; the last axis holds real and imaginary parts."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ nondifferentiable(
 
 @vjp("DFT", wrt=("input",))
 def dft(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
-    """Applies the adjoint: y_k = sum_n w^kn x_n, w = exp(-2πi/L), has the transform with w^-kn as its adjoint.
+    """VJP of DFT: applies the adjoint. For y_k = sum_n w^kn x_n, w = exp(-2πi/L), that is the transform with w^-kn.
 
-    The adjoint of the inverse transform is the transform divided by L. If the inverse makes real numbers from half a
-    spectrum, all numbers but the first and the middle one count twice. Elements that were padded or cropped to
-    `dft_length` have no cotangent, nor has the imaginary part of a real input.
+    The adjoint of the inverse transform is the transform divided by L. If the inverse computes a real signal from a
+    one-sided spectrum, all entries but the first and the middle one count twice. Elements that were padded or cropped
+    to `dft_length` have no cotangent, and neither has the imaginary part of a real input.
     """
     if not n.attr("inverse"):
         length = _size(op, n, n.input) if n.dft_length is None else _length(op, n.dft_length)
@@ -38,31 +38,31 @@ def dft(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
 def _transform_adjoint(
     op: Emitter, ct: ir.Value, length: ir.Value, axis: ir.Value, along: ir.Value | None
 ) -> ir.Value:
-    """Applies the adjoint of a transform to a cotangent.
+    """Applies the adjoint of a forward transform to a cotangent.
 
     Args:
         op: emitter.
         ct: cotangent of the spectrum.
         length: length of the transform, int64 [1].
         axis: axis of the transform, int64.
-        along: for half a spectrum, 1 for the axis of the transform and 0 for others, int64 [rank]; else None.
+        along: for a one-sided spectrum, 1 for the axis of the transform and 0 for others, int64 [rank]; otherwise None.
     """
     if along is not None:
-        # The other half of the spectrum gets zeros by a Pad and not by `dft_length`, which makes ONNX Runtime (1.32)
-        # give a symbolic size the value that it had before.
+        # The other half of the spectrum is padded with zeros by Pad instead of `dft_length`: with the latter, ONNX
+        # Runtime (1.32) keeps using the previous value of a symbolic size.
         rest = op.Sub(length, op.Add(op.Div(length, [2]), [1]))
         ct = op.Pad(ct, op.Concat(op.Mul(along, [0]), op.Mul(along, rest), axis=0))
-    # Conjugate, transform, conjugate: not L times the inverse transform, because ONNX Runtime (1.32) divides the
-    # inverse of float64 by L in float32.
+    # Conjugate, transform, conjugate: not L times the inverse transform, because ONNX Runtime (1.32) divides a float64
+    # inverse by L in float32.
     signs = op.const([1.0, -1.0], like=ct)
     return op.Mul(op.DFT(op.Mul(ct, signs), None, axis), signs)
 
 
 def _counts_in_spectrum(op: Emitter, n: NodeView, length: ir.Value, like: ir.Value) -> ir.Value:
-    """Returns 1 or 2: the number of times that each entry of half a spectrum stands in the whole one."""
+    """Returns how often each entry of a one-sided spectrum occurs in the full spectrum: once or twice."""
     half = op.Div(length, [2])
     place = op.Range(0, op.Reshape(op.Add(half, [1]), []), 1)
-    # The first number, and for an even length the middle one, are their own mirror images.
+    # The first entry, and the middle one for an even length, are their own mirror images.
     alone = op.Or(op.Equal(place, [0]), op.Equal(op.Mul(place, [2]), length))
     counts = op.Where(alone, op.const(1.0, like=like), op.const(2.0, like=like))
     return op.Reshape(counts, op.Where(_is_axis(op, n), [-1], [1]))
@@ -83,19 +83,19 @@ def _length(op: Emitter, length: ir.Value) -> ir.Value:
 
 def _axis(op: Emitter, n: NodeView) -> ir.Value:
     """Returns the axis of the transform."""
-    # The default is written out: ONNX Runtime (1.32) ends the process at a DFT whose axis is an empty name.
+    # An explicit default, because ONNX Runtime (1.32) crashes on a DFT whose axis is an empty name.
     axis = n.inputs[2] if len(n.inputs) > 2 else None
     return op.const(-2) if axis is None else axis
 
 
 def _is_axis(op: Emitter, n: NodeView) -> ir.Value:
-    """Returns a bool mask [rank] of the input's axes, true for the axis of the transform."""
+    """Returns a mask, bool [rank], that is true for the axis of the transform."""
     rank = op.Size(op.shape_of(n.input))
     return op.Equal(op.Range(0, rank, 1), op.Mod(_axis(op, n), rank))
 
 
 def _fitted(op: Emitter, n: NodeView, value: ir.Value) -> ir.Value:
-    """Returns `value` cut, and padded with zeros, to the shape of the input."""
+    """Returns `value`, cropped and padded with zeros to the shape of the input."""
     dims = static_dims(n.input)
     parts = None if dims is None else dims[-1]
     if n.dft_length is None and parts == 2:
@@ -111,9 +111,9 @@ def _fitted(op: Emitter, n: NodeView, value: ir.Value) -> ir.Value:
 
 @vjp("STFT", wrt=("signal", "window"))
 def stft(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """Adds up the cotangents of frames, times the window, where frames overlap."""
-    # PyTorch's TorchScript exporter writes a real signal as [batch, length], without the axis of parts, and ONNX
-    # Runtime accepts it.
+    """VJP of STFT: accumulates the cotangents of the frames, times the window, where frames overlap."""
+    # PyTorch's TorchScript exporter emits a real signal as [batch, length], without the last axis, and ONNX Runtime
+    # accepts it.
     flat = n.rank(n.signal) == 2
     signal = op.Unsqueeze(n.signal, [2]) if flat else n.signal
     if n.window is not None:
@@ -121,7 +121,7 @@ def stft(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     else:
         length = op.dim(n.signal, 1) if n.frame_length is None else _length(op, n.frame_length)
     along = op.const([0, 0, 1, 0]) if n.attr("onesided") else None
-    # [batch, frames, length, 2], then without imaginary parts if the signal is real.
+    # Shape [batch, frames, length, 2], then without imaginary parts if the signal is real.
     frames = _transform_adjoint(op, ct, length, op.const(-2), along)
     parts = op.const([1]) if flat else op.dim(n.signal, 2)
     frames = op.Slice(frames, [0], parts, [3])

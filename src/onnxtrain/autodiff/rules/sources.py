@@ -1,4 +1,4 @@
-"""Declares ops that no gradient can pass: random numbers, selection of boxes, text, image files."""
+"""Declares ops without a gradient: random numbers, box selection, text, image decoding."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Federated learning with Flower: clients train a folder of artifacts, the server averages what they trained.
+"""Federated learning with Flower: clients train with artifacts, and the server averages what they trained.
 
 ::
 
-    # client.py, on each device: needs `onnxtrain[flower]`, no onnx and no PyTorch
+    # client.py, on each device: needs `onnxtrain[flower]`, but neither onnx nor PyTorch
     from onnxtrain.integrations.flower import ClientData, client_app
 
     app = client_app("artifacts", lambda context: ClientData(train=(x, labels)), batch_size=16)
@@ -13,15 +13,15 @@
 
     app = server_app("artifacts", FedAvg(), rounds=10, output="federated")
 
-Clients and server hold the same artifacts. A message carries what is trained and nothing else: the trainable parameters
-(of a model with LoRA the adapters) and the running statistics of BatchNorm.
+Clients and server have the same artifacts. A message contains only what is trained: the trainable parameters (with
+LoRA, the adapters) and the running statistics of BatchNormalization.
 """
 
-# Said here and not where a name is first used: an ImportError from the depths of a client helps nobody.
+# Raised here rather than at first use: an ImportError from deep inside a client would be unhelpful.
 try:
     import flwr  # noqa: F401  to say at once, and clearly, that it is missing
 except ModuleNotFoundError as error:
-    # Flower itself is there and lacks a dependency of its own.
+    # Flower is installed but lacks one of its own dependencies.
     if error.name != "flwr":
         raise
     from onnxtrain.errors import MissingPackageError

@@ -1,4 +1,4 @@
-"""Makes the `ClientApp` that Flower runs on each device."""
+"""Creates the `ClientApp` that Flower runs on each device."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from onnxtrain.integrations.flower._privacy import SamplePrivacy, spent_epsilon
 from onnxtrain.integrations.flower._work import ClientData, Limits, Metric, Settings, Work, asked_settings
 
 FINGERPRINT = "onnxtrain-fingerprint"
-"""Key of the config that holds the model's fingerprint, in messages both ways."""
+"""Config key for the model's fingerprint, in messages in both directions."""
 
 _STEPS = "onnxtrain-private-steps"
-"""Key of the client's own state that counts its steps with noise over all rounds."""
+"""Key of the client's own state that counts its private steps over all rounds."""
 
 
 def client_app(
@@ -34,35 +34,35 @@ def client_app(
     limits: Limits | None = None,
     mods: Sequence[Any] = (),
 ) -> ClientApp:
-    """Returns a Flower `ClientApp` that trains and evaluates a folder of artifacts on the client's own data.
+    """Returns a Flower `ClientApp` that trains and evaluates with artifacts on the client's own data.
 
     Each round starts from the arrays that the server sends, with a new optimizer state, as in federated averaging
-    (McMahan et al. 2017). The reply holds the trained arrays, the number of samples as "num-examples" and the loss of
-    the last epoch as "loss". In evaluation it holds "num-examples", "loss" and the metrics.
+    (McMahan et al. 2017). The reply contains the trained arrays, the number of samples as "num-examples" and the loss
+    of the last epoch as "loss". The reply to an evaluation contains "num-examples", "loss" and the metrics.
 
     The server may set "epochs", "batch-size" and "learning-rate" for a round, in `train_config` of the strategy's
     `start`, up to `limits`.
 
     Args:
-        artifacts: folder that `generate_artifacts` has written, the same as the server's.
+        artifacts: directory written by `generate_artifacts`, the same as the server's.
         data: returns the client's samples, e.g. `lambda context: ClientData(train=(x, labels))`. It receives Flower's
-            `Context`; in a simulation `context.node_config["partition-id"]` is the number of the client.
-        epochs: epochs per round.
-        batch_size: samples per step.
-        learning_rate: rate of the optimizer; by default that of the artifacts' checkpoint, else 1e-3.
-        seed: number from which the order of the samples is drawn, together with the client's number and the round.
-        metrics: further values of evaluation by name, e.g. `{"accuracy": lambda outputs, targets:
-            (outputs[0].argmax(1) == targets[0]).mean()}`. A metric receives the outputs behind the loss and the targets
-            of all samples. Artifacts have such outputs by `additional_output_names`.
-        privacy: train with differential privacy of each sample. The reply to the server then holds "epsilon", spent
-            over all rounds of this client so far, and the loss is not sent: it is computed without noise. A round that
-            would spend more than `privacy.max_epsilon` is refused before it begins.
-        limits: the most that the server may ask for; `Limits()` by default. What is beyond a limit is refused: the
-            client answers with an error, and the round goes on without it.
-        mods: Flower's mods for this app, e.g. `[fixedclipping_mod]`.
+            `Context`; in a simulation, `context.node_config["partition-id"]` is the client's number.
+        epochs: number of epochs per round.
+        batch_size: number of samples per step.
+        learning_rate: learning rate. Default: that of the artifacts' checkpoint, else 1e-3.
+        seed: seed of the order of the samples, together with the client's number and the round.
+        metrics: additional evaluation metrics by name, e.g. `{"accuracy": lambda outputs, targets:
+            (outputs[0].argmax(1) == targets[0]).mean()}`. A metric receives the outputs after the loss and the targets
+            of all samples. `additional_output_names` adds such outputs to the artifacts.
+        privacy: trains with per-sample differential privacy. The reply then contains "epsilon", the budget spent over
+            all rounds of this client so far. The loss is not sent, because it is computed without noise. A round that
+            would exceed `privacy.max_epsilon` is refused before it begins.
+        limits: maximum values that the server may set. Default: `Limits()`. If a value exceeds its limit, the client
+            replies with an error, and the round continues without it.
+        mods: Flower mods for this app, e.g. `[fixedclipping_mod]`.
 
     Raises:
-        InputError: a setting is no positive number.
+        InputError: a setting is not a positive number.
     """
     settings = Settings(epochs=epochs, batch_size=batch_size, learning_rate=learning_rate)
     bounds = Limits() if limits is None else limits
@@ -70,7 +70,7 @@ def client_app(
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        # An exception in here becomes an error message: the server goes on without this client.
+        # An exception in here becomes an error message, and the server continues without this client.
         work, config = _received(artifacts, message)
         asked = asked_settings(settings, config, bounds)
         samples = data(context).train
@@ -84,12 +84,12 @@ def client_app(
         count = work.count(samples)
         account = None
         if privacy is not None:
-            # Spent before anything is computed from the samples: a round that fails half way counts as a whole one.
+            # Spent before anything is computed from the samples: a round that fails halfway counts fully.
             account = _account(context, asked.steps(count), min(1.0, asked.batch_size / count), privacy)
         loss = work.train(samples, asked, (seed, client % 2**63, round_number), privacy)
-        # Flower's strategies weigh by this number.
+        # Flower's strategies weight by this number.
         values: dict[str, int | float] = {"num-examples": count}
-        # The loss is computed from the samples without noise: to send it would leak what the noise hides.
+        # The loss is computed from the samples without noise: sending it would leak what the noise hides.
         values |= {"loss": loss} if account is None else {"epsilon": account}
         return _reply(message, work, MetricRecord(values), trained_arrays(work.state))
 
@@ -97,7 +97,7 @@ def client_app(
     def evaluate(message: Message, context: Context) -> Message:
         work, config = _received(artifacts, message)
         samples = data(context).evaluation
-        # Without samples there is nothing to average: the weight 0 leaves this client out.
+        # Without samples, a weight of 0 excludes this client from the average.
         if not samples or not len(samples[0]):
             return _reply(message, work, MetricRecord({"num-examples": 0}))
         count, values = work.evaluate(
@@ -109,17 +109,24 @@ def client_app(
 
 
 def _received(artifacts: str | os.PathLike[str], message: Message) -> tuple[Work, ConfigRecord]:
-    """Loads the artifacts, writes the arrays of a message into them, and returns them with the message's config."""
+    """Loads the artifacts, and writes the arrays of a message into their state.
+
+    Returns:
+        The loaded model, and the message's config.
+
+    Raises:
+        InputError: the message does not fit the artifacts.
+    """
     content = message.content
     records = list(content.array_records.values())
-    # Strategies of others may send several, of which no one says which is the model.
+    # Other strategies may send several records, and nothing says which one is the model.
     if len(records) != 1:
         raise InputError(
             f"Reading a message of the server: expected one record of arrays, received {len(records)}."
         )
     config = next(iter(content.config_records.values()), ConfigRecord())
     work = Work(artifacts)
-    # A strategy that is not wrapped in CheckedStrategy sends no fingerprint: then names and shapes must do.
+    # A strategy that is not wrapped in CheckedStrategy sends no fingerprint: then names and shapes must suffice.
     fingerprint = config.get(FINGERPRINT, work.module.manifest.fingerprint)
     if fingerprint != work.module.manifest.fingerprint:
         raise InputError(
@@ -131,13 +138,16 @@ def _received(artifacts: str | os.PathLike[str], message: Message) -> tuple[Work
 
 
 def _account(context: Context, steps: int, rate: float, privacy: SamplePrivacy) -> float:
-    """Adds steps to those of earlier rounds in the client's state, and returns the epsilon spent.
+    """Adds the steps of a round to those of earlier rounds in the client's state.
+
+    Returns:
+        The epsilon spent so far, including this round.
 
     Raises:
-        InputError: it would be more than `privacy.max_epsilon`; nothing is added.
+        InputError: it would exceed `privacy.max_epsilon`; the state does not change.
     """
     record = context.state.config_records.get(_STEPS)
-    # Rounds may differ in their rates: the largest one gives a bound for all.
+    # If the sampling rates of rounds differ, the largest gives an upper bound for all.
     before, largest = (
         (0, 0.0) if record is None else (int(cast(int, record["steps"])), float(cast(float, record["rate"])))
     )
@@ -148,13 +158,13 @@ def _account(context: Context, steps: int, rate: float, privacy: SamplePrivacy) 
             f"Training a client: with the {steps - before} steps of this round it would have spent epsilon "
             f"{epsilon:.3g}, more than max_epsilon={privacy.max_epsilon:g} of its SamplePrivacy."
         )
-    # Flower keeps this record on the client from round to round.
+    # Flower keeps this record on the client between rounds.
     context.state[_STEPS] = ConfigRecord({"steps": steps, "rate": rate})
     return epsilon
 
 
 def _reply(message: Message, work: Work, metrics: MetricRecord, arrays: ArrayRecord | None = None) -> Message:
-    """Returns the answer to a message."""
+    """Returns the reply to a message."""
     records: dict[str, Any] = {
         "metrics": metrics,
         "config": ConfigRecord({FINGERPRINT: work.module.manifest.fingerprint}),

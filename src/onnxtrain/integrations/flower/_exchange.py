@@ -1,4 +1,4 @@
-"""Turns the trained part of a state into a Flower record, and back: what messages carry."""
+"""Converts the trained part of a state to a Flower record, and back: the content of messages."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from onnxtrain.runtime.store import Buffer
 
 
 class Expected(NamedTuple):
-    """The dtype and shape that an array of a message must have.
+    """Dtype and shape that an array of a message must have.
 
     Attributes:
-        dtype: dtype in the message, e.g. float32. float16 and bfloat16 travel as float32: averages of them need the
-            digits, and numpy has no bfloat16.
-        shape: sizes, e.g. (10, 64).
+        dtype: dtype in the message, e.g. float32. float16 and bfloat16 are sent as float32: averages need the
+            precision, and numpy has no bfloat16.
+        shape: shape, e.g. (10, 64).
     """
 
     dtype: np.dtype[np.generic]
@@ -32,15 +32,15 @@ class Expected(NamedTuple):
 
 
 def _trained(state: CheckpointState) -> dict[str, Buffer]:
-    """Returns the tensors that change in training, by name: trainable parameters, then statistics of BatchNorm."""
-    # The order is that of the model: Flower's mods compare the names of both ways as lists.
+    """Returns the tensors that training changes, by name: trainable parameters, then BatchNormalization statistics."""
+    # In the model's order: Flower's mods compare the names sent and received as lists.
     store = state._store
     parameters = {name: buffer for name, buffer in store.parameters.items() if name in store.trainable}
     return parameters | store.statistics
 
 
 def _expected(tensors: Iterable[tuple[str, ParameterSpec | StatisticSpec | Buffer]]) -> dict[str, Expected]:
-    """Returns what the arrays of a message must be, from the tensors that they stand for."""
+    """Returns the expected dtypes and shapes of a message's arrays, given the tensors that they represent."""
     return {
         name: Expected(
             dtypes.widen(np.zeros(0, tensor.dtype.storage), tensor.dtype).dtype, tuple(tensor.shape)
@@ -50,13 +50,13 @@ def _expected(tensors: Iterable[tuple[str, ParameterSpec | StatisticSpec | Buffe
 
 
 def expected_arrays(manifest: Manifest) -> dict[str, Expected]:
-    """Returns the arrays that a message of this model must hold, by name, in their order."""
+    """Returns the expected dtypes and shapes of the arrays in a message for this model, by name and in order."""
     specs: list[ParameterSpec | StatisticSpec] = [*manifest.trainable, *manifest.statistics]
     return _expected((spec.name, spec) for spec in specs)
 
 
 def trained_arrays(state: CheckpointState) -> ArrayRecord:
-    """Returns what a message carries: trainable parameters and running statistics, by name.
+    """Returns the content of a message: trainable parameters and running statistics, by name.
 
     Args:
         state: state of a model, e.g. `CheckpointState.load_checkpoint("artifacts/checkpoint")`.
@@ -75,17 +75,17 @@ def trained_arrays(state: CheckpointState) -> ArrayRecord:
 
 
 def read_arrays(record: ArrayRecord, expected: Mapping[str, Expected]) -> dict[str, Array]:
-    """Returns the arrays of a message by name, after checking each against what it must be.
+    """Returns the arrays of a message by name, after validating each.
 
     Args:
         record: the message's arrays.
-        expected: what they must be, see `expected_arrays`.
+        expected: expected dtypes and shapes, from `expected_arrays`.
 
     Raises:
-        ValueError: names, shapes, dtypes or values are wrong, or the bytes are not those of an array; e.g. "'fc.weight'
-            has shape [3, 4], expected [4, 3]".
+        ValueError: a name, shape, dtype or value is wrong, or the bytes are not an array; e.g. "'fc.weight' has shape
+            [3, 4], expected [4, 3]".
     """
-    # Names first: with other names it is another model, and shapes say nothing.
+    # Names first: with other names it is another model, and shapes mean nothing.
     missing = [name for name in expected if name not in record]
     extra = [name for name in record if name not in expected]
     if missing or extra:
@@ -97,16 +97,16 @@ def read_arrays(record: ArrayRecord, expected: Mapping[str, Expected]) -> dict[s
 
 
 def _read_array(name: str, sent: FlowerArray, expected: Expected) -> Array:
-    """Returns one array; raises ValueError if it is not what is expected."""
+    """Returns one array; raises ValueError if it doesn't match `expected`."""
     try:
-        # The header is read first: memory is allocated by what it says, whatever the bytes behind it hold.
+        # The header is checked first, because it determines how much memory is allocated, whatever the actual data.
         stream = io.BytesIO(sent.data)
         if np.lib.format.read_magic(stream) != (1, 0):
             raise ValueError("it is not in NumPy's format 1.0")
         shape, _, dtype = np.lib.format.read_array_header_1_0(stream)
     except Exception as error:
         raise ValueError(f"{name!r} cannot be read ({error!r})") from error
-    # A shape that broadcasts would be averaged without an error: [1, 64] beside [32, 64].
+    # Arrays that broadcast, such as [1, 64] and [32, 64], could be averaged without an error.
     if shape != expected.shape:
         raise ValueError(f"{name!r} has shape {list(shape)}, expected {list(expected.shape)}")
     if dtype != expected.dtype:
@@ -120,7 +120,7 @@ def _read_array(name: str, sent: FlowerArray, expected: Expected) -> Array:
 
 
 def require_finite(name: str, array: Array) -> None:
-    """Raises ValueError if an array holds NaN or infinity, which would be in all later averages of the element."""
+    """Raises ValueError if an array contains NaN or infinity, which would persist in all later averages."""
     wrong = int(array.size - np.isfinite(array).sum())
     if wrong:
         raise ValueError(f"{name!r} holds NaN or infinity in {wrong} of {array.size} elements")
@@ -130,14 +130,14 @@ def apply_arrays(state: CheckpointState, record: ArrayRecord) -> None:
     """Writes the arrays of a message into a state.
 
     Args:
-        state: state of the model; nothing of it changes if the message does not fit.
-        record: a Flower `ArrayRecord` as `trained_arrays` returns it.
+        state: state of the model; it does not change if the message is invalid.
+        record: a Flower `ArrayRecord` as returned by `trained_arrays`.
 
     Raises:
         InputError: names, dtypes or shapes are those of another model, or a value is NaN or infinite.
     """
     trained = _trained(state)
-    # Checked as a whole before anything is written, so that no state is half of one model and half of another.
+    # All arrays are checked before any is written, so that the state never mixes two models.
     try:
         arrays = read_arrays(record, _expected(trained.items()))
     except ValueError as error:

@@ -1,7 +1,6 @@
-"""Differential privacy of single samples: clips the gradient of each sample and adds noise (DP-SGD).
+"""Per-sample differential privacy: clips the gradient of each sample and adds noise (DP-SGD).
 
-After Abadi et al. 2016, "Deep Learning with Differential Privacy". The accountant is that of Google's
-dp-accounting.
+Abadi et al. 2016, "Deep Learning with Differential Privacy". The accountant is that of Google's dp-accounting.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ class SamplePrivacy:
     """Settings of DP-SGD for `client_app(..., privacy=...)`.
 
     Attributes:
-        noise_multiplier: standard deviation of the noise as a multiple of `clip_norm`, e.g. 1.1; more noise is more
-            private.
-        clip_norm: largest norm of the gradient of one sample, over all parameters, e.g. 1.0.
+        noise_multiplier: standard deviation of the noise as a multiple of `clip_norm`, e.g. 1.1; more noise gives more
+            privacy.
+        clip_norm: maximum norm of a single sample's gradient, over all parameters, e.g. 1.0.
         delta: probability with which the guarantee may fail, e.g. 1e-5; choose less than 1 / number of samples.
-        max_epsilon: largest epsilon that a client spends over all rounds of one run of Flower, e.g. 10.0; it refuses to
-            train when a round would spend more. `math.inf` for no limit.
+        max_epsilon: maximum epsilon that a client spends over all rounds of a Flower run, e.g. 10.0; it refuses to
+            train if a round would exceed it. `math.inf` for no limit.
     """
 
     noise_multiplier: float
@@ -47,7 +46,7 @@ class SamplePrivacy:
 
 def check_private(module: Module) -> None:
     """Raises InputError if the model mixes the samples of a batch, or has gradients that cannot be clipped."""
-    # Running statistics would carry the samples out of the device without noise.
+    # Running statistics would also leak information about the samples without noise.
     manifest = module.manifest
     if manifest.statistics:
         raise InputError(
@@ -77,42 +76,45 @@ def private_step(
     privacy: SamplePrivacy,
     random: np.random.Generator,
 ) -> tuple[float, float]:
-    """Computes the private gradient of a batch and leaves it where the optimizer reads it.
+    """Computes the private gradient of a batch, and writes it to the gradient buffers that the optimizer reads.
 
     Args:
         module: module in training mode.
         state: the module's state.
         data: one array per argument of the module, with all samples.
-        rows: the samples of the batch, e.g. [3, 17]; the draw may have taken none.
-        expected_size: expected number of samples of a batch, by which the sum of the gradients is divided.
-        privacy: bound and noise.
-        random: generator of the noise.
+        rows: indices of the batch's samples, e.g. [3, 17]; may be empty.
+        expected_size: expected number of samples per batch, by which the sum of the gradients is divided.
+        privacy: clipping norm and noise.
+        random: random number generator for the noise.
 
     Returns:
         The mean loss of the samples, and their number; (0, 0) if there are none.
+
+    Raises:
+        DivergenceError: the gradient of a sample is NaN or infinite.
     """
     names = [spec.name for spec in module.manifest.trainable]
-    # In float64: a sum of hundreds of clipped gradients loses digits in float32.
+    # In float64, because a float32 sum of hundreds of clipped gradients loses precision.
     sums = {name: np.zeros(state.parameters[name].data.shape, np.float64) for name in names}
     losses = []
     for row in rows:
-        # A batch of one: its gradient is that of the sample.
+        # With a batch of one, the gradient is that of the sample.
         losses.append(_run_sample(module, data, int(row)))
         gradients = {name: _gradient(state, name).astype(np.float64) for name in names}
         norm = math.sqrt(sum(float(np.vdot(g, g)) for g in gradients.values()))
-        # A gradient with NaN has no norm: it must not get into the sum at any scale.
+        # A NaN gradient cannot be clipped, so it must not be added at any scale.
         if not math.isfinite(norm):
             raise DivergenceError(
                 f"Training with SamplePrivacy: the gradient of a sample has the norm {norm}. Lower the learning rate."
             )
-        # One norm over all parameters, as the bound holds for the whole gradient of a sample.
+        # One norm over all parameters, because the bound is for the whole gradient of a sample.
         scale = min(1.0, privacy.clip_norm / norm) if norm else 1.0
         for name, gradient in gradients.items():
             sums[name] += scale * gradient
-    # The optimizer wants a training step before its own. Of this sample nothing stays: the gradients are overwritten.
+    # The optimizer requires a preceding training step. This sample leaves no trace: its gradients are overwritten.
     if not losses:
         _run_sample(module, data, 0)
-    # Divided by the expected size and not by the drawn one, which is itself a property of the data.
+    # Divided by the expected size, because the actual size is itself a property of the data.
     for name, total in sums.items():
         noise = random.normal(0.0, privacy.noise_multiplier * privacy.clip_norm, total.shape)
         _gradient(state, name)[...] = (total + noise) / expected_size
@@ -120,7 +122,7 @@ def private_step(
 
 
 def loss_of(results: object) -> float:
-    """Returns the loss of a step from what the module returned: the first output, or the only one."""
+    """Returns the loss, given a module's results: the first output, or the only one."""
     return float(results[0] if isinstance(results, tuple) else results)  # type: ignore[arg-type]
 
 
@@ -131,20 +133,20 @@ def _run_sample(module: Module, data: Sequence[Array], row: int) -> float:
 
 
 def _gradient(state: CheckpointState, name: str) -> Array:
-    """Returns the gradient of a trainable parameter, a live view."""
+    """Returns the gradient of a trainable parameter, as a writable view."""
     gradient = state.parameters[name].grad
     assert gradient is not None
     return gradient
 
 
 def spent_epsilon(steps: int, sampling_rate: float, noise_multiplier: float, delta: float) -> float:
-    """Returns the epsilon of (epsilon, delta)-differential privacy that so many steps of DP-SGD have spent.
+    """Returns the epsilon of (epsilon, delta)-differential privacy spent by a number of DP-SGD steps.
 
-    Computed by dp-accounting's Rényi accountant for the subsampled Gaussian mechanism (Mironov et al. 2019).
+    Computed with dp-accounting's Rényi accountant for the subsampled Gaussian mechanism (Mironov et al. 2019).
 
     Args:
         steps: number of optimizer steps over all rounds, e.g. 1000.
-        sampling_rate: probability with which a sample comes into a batch: batch size / number of samples.
+        sampling_rate: probability that a batch contains a given sample: batch size / number of samples.
         noise_multiplier: as in `SamplePrivacy`.
         delta: as in `SamplePrivacy`.
 
@@ -160,7 +162,7 @@ def spent_epsilon(steps: int, sampling_rate: float, noise_multiplier: float, del
         ) from error
     if steps == 0:
         return 0.0
-    # Steps compose: the accountant adds up their Rényi divergences before it converts.
+    # Steps compose: the accountant adds their Rényi divergences before converting to epsilon.
     accountant = RdpAccountant()
     event = PoissonSampledDpEvent(sampling_rate, GaussianDpEvent(noise_multiplier))
     accountant.compose(SelfComposedDpEvent(event, steps))

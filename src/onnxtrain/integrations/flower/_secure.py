@@ -1,4 +1,4 @@
-"""Makes clients for Flower's secure aggregation, which speaks the older of its two protocols (Flower 1.42)."""
+"""Creates clients for Flower's secure aggregation, which uses the older of Flower's two client APIs (Flower 1.42)."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ def secure_client(
 ) -> Callable[[Context], Client]:
     """Returns a client function for `ClientApp(client_fn=..., mods=[secaggplus_mod])`.
 
-    With secure aggregation (SecAgg+, Bell et al. 2020) the server sees the sum of the updates and no single one. It
-    cannot check single updates either, so that `CheckedStrategy` has no part in it. Flower computes the sum of numbers
-    that are clipped and rounded: choose `clipping_range` of `SecAggPlusWorkflow` above the largest parameter.
+    With secure aggregation (SecAgg+, Bell et al. 2020), the server only sees the sum of the updates. Therefore it
+    cannot check individual updates, and `CheckedStrategy` doesn't apply. Flower clips and quantizes the values that it
+    sums: choose a `clipping_range` of `SecAggPlusWorkflow` above the largest parameter.
 
     Args:
         artifacts: see `client_app`.
         data: see `client_app`.
-        epochs: epochs per round.
-        batch_size: samples per step.
-        learning_rate: rate of the optimizer; by default that of the artifacts' checkpoint, else 1e-3.
-        seed: number from which the order of the samples is drawn, together with the client's number.
-        metrics: further values of evaluation by name; see `client_app`.
+        epochs: number of epochs per round.
+        batch_size: number of samples per step.
+        learning_rate: learning rate. Default: that of the artifacts' checkpoint, else 1e-3.
+        seed: seed of the order of the samples, together with the client's number.
+        metrics: additional evaluation metrics by name; see `client_app`.
 
     Raises:
-        InputError: a setting is no positive number.
+        InputError: a setting is not a positive number.
     """
     settings = Settings(epochs=epochs, batch_size=batch_size, learning_rate=learning_rate)
 
     def client(context: Context) -> Client:
-        # Flower makes the client anew for every message.
+        # Flower creates a new client for every message.
         number = int(context.node_config.get("partition-id", context.node_id))
         return _SecureClient(
             artifacts, data(context), settings, (seed, number % 2**63), metrics or {}
@@ -57,7 +57,7 @@ def secure_client(
 
 
 class _SecureClient(NumPyClient):
-    """Trains and evaluates; parameters come and go as a list, in the order of `trained_arrays`."""
+    """Trains and evaluates; parameters are lists of arrays in the order of `trained_arrays`."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class _SecureClient(NumPyClient):
     def fit(
         self, parameters: Sequence[Array], config: Mapping[str, Any]
     ) -> tuple[list[Array], int, dict[str, Any]]:
-        # The round is not known here: the order of samples is the same in each.
+        # The round is unknown here, so the order of samples is the same in each round.
         self._apply(parameters)
         loss = self._work.train(self._data.train, self._settings, self._seed)
         return self.get_parameters({}), len(self._data.train[0]), {"loss": loss}
@@ -85,22 +85,26 @@ class _SecureClient(NumPyClient):
         self, parameters: Sequence[Array], config: Mapping[str, Any]
     ) -> tuple[float, int, dict[str, Any]]:
         self._apply(parameters)
-        # Flower weighs by the count: a client without samples for evaluation has no part in the mean.
+        # Flower weights by the count: a client without evaluation samples is excluded from the mean.
         if not self._data.evaluation or not len(self._data.evaluation[0]):
             return 0.0, 0, {}
         count, values = self._work.evaluate(self._data.evaluation, self._settings.batch_size, self._metrics)
-        # In this protocol the loss is a value of its own, beside the metrics.
+        # In this API, the loss is separate from the metrics.
         return values.pop("loss"), count, values
 
     def _apply(self, parameters: Sequence[Array]) -> None:
-        """Writes the server's arrays into the state."""
+        """Writes the server's arrays into the state.
+
+        Raises:
+            InputError: the arrays are not those of this model.
+        """
         present = trained_arrays(self._work.state)
         if len(parameters) != len(present):
             raise InputError(
                 f"Reading a message of the server: it holds {len(parameters)} arrays, and this client trains "
                 f"{len(present)}. Server and clients must hold the same artifacts."
             )
-        # Sums of secure aggregation come back as float64.
+        # Secure aggregation returns sums as float64.
         arrays = [
             FlowerArray(array.astype(own.numpy().dtype, copy=False))
             for array, own in zip(parameters, present.values(), strict=True)

@@ -1,4 +1,4 @@
-"""Runs federated training on the server: sends the model, averages by any Flower strategy, keeps the result."""
+"""Runs federated training on the server: sends the model, averages with any Flower strategy, saves the result."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from onnxtrain.integrations.flower._strategy import CheckedStrategy, RefusedUpda
 from onnxtrain.integrations.flower._work import Metric, Settings, Work, asked_settings
 from onnxtrain.runtime.dtypes import Array
 
-# Samples per call of the server's evaluation; the result does not depend on it.
+# Number of samples per call in the server's evaluation; it doesn't affect the result.
 _EVALUATION_BATCH = 256
 
 
 @dataclass(frozen=True)
 class FederatedRun:
-    """The result of a federated training.
+    """Result of a federated training run.
 
     Attributes:
         state: the averaged model.
-        train: per round the metrics of the clients' training, averaged by number of samples, e.g.
-            `{1: {"loss": 0.7}}`. Rounds in which no client answered are missing.
-        clients: per round the metrics of the clients' evaluation, averaged by number of samples.
-        server: per round the metrics of the server's own evaluation; round 0 is the model before training.
-        refused: answers that were left out.
+        train: per round, the clients' training metrics, averaged by number of samples, e.g. `{1: {"loss": 0.7}}`.
+            Rounds without replies are missing.
+        clients: per round, the clients' evaluation metrics, averaged by number of samples.
+        server: per round, the metrics of the server's own evaluation; round 0 is the model before training.
+        refused: replies that were rejected.
     """
 
     state: CheckpointState
@@ -57,42 +57,42 @@ def run_federation(
     max_ratio: float = 10.0,
     timeout: float = 3600.0,
 ) -> FederatedRun:
-    """Runs a federated training; call it in the main function of a Flower `ServerApp`.
+    """Runs federated training; call it in the main function of a Flower `ServerApp`.
 
     Args:
         grid: Flower's connection to the clients.
-        artifacts: folder that `generate_artifacts` has written, the same as the clients'. Training starts from its
+        artifacts: directory written by `generate_artifacts`, the same as the clients'. Training starts from its
             checkpoint.
         strategy: one of Flower's strategies, e.g. `FedAvg(fraction_train=0.1)`.
         rounds: number of rounds.
-        output: folder that gets `checkpoint`, the averaged model, and `checkpoint.delta`, what was trained of it.
-            They are written after each round.
+        output: directory for `checkpoint`, the averaged model, and `checkpoint.delta`, which holds only what was
+            trained. Both are written after each round.
         evaluation: arrays of the server's own samples, inputs then targets; empty for no evaluation on the server.
-        metrics: further values of the server's evaluation by name; see `client_app`.
-        train_config: settings of the clients' training that replace their own: "epochs", "batch-size",
-            "learning-rate".
-        max_examples: largest number of samples that a client may claim to have; see `CheckedStrategy`.
-        max_ratio: largest weight of a client as a multiple of the median of the round; see `CheckedStrategy`.
-        timeout: seconds to wait for the clients of a round.
+        metrics: additional metrics of the server's evaluation by name; see `client_app`.
+        train_config: settings that override the clients' own: "epochs", "batch-size", "learning-rate".
+        max_examples: maximum number of samples that a client may claim to have; see `CheckedStrategy`.
+        max_ratio: maximum weight of a client as a multiple of the round's median; see `CheckedStrategy`.
+        timeout: seconds to wait for the clients in each round.
 
     Returns:
         The averaged model and the metrics of each round.
 
     Raises:
-        CheckpointError: `artifacts` is no folder of artifacts.
-        InputError: the strategy is not one of Flower's, `rounds` is no positive integer, or a setting is out of range.
+        CheckpointError: `artifacts` is not a directory of artifacts.
+        InputError: the strategy is not one of Flower's, `rounds` is not a positive integer, or a setting is out of
+            range.
     """
     if isinstance(rounds, bool) or not isinstance(rounds, int) or rounds < 1:
         raise InputError(f"Running a federation: rounds must be a positive integer, received {rounds!r}.")
     asked_settings(Settings(), train_config or {})
-    # The server never trains: its artifacts may lack the optimizer.
+    # The server never trains, so its artifacts may lack the optimizer.
     work = Work(artifacts, trains=False)
     checked = CheckedStrategy(strategy, work.module.manifest, max_examples=max_examples, max_ratio=max_ratio)
 
-    # Flower calls it before the first round and after each.
+    # Flower calls this before the first round and after each round.
     def after_round(number: int, arrays: ArrayRecord) -> MetricRecord | None:
         apply_arrays(work.state, arrays)
-        # Round 0 is the model that the artifacts hold already.
+        # Round 0 is the model that the artifacts already contain.
         if output is not None and number:
             _save(work.state, Path(output))
         if not evaluation:
@@ -100,7 +100,7 @@ def run_federation(
         count, values = work.evaluate(evaluation, _EVALUATION_BATCH, metrics or {})
         return MetricRecord({"num-examples": count, **values})
 
-    # Flower's loop of rounds. It calls the strategy through `checked`, which sees every answer first.
+    # Flower's loop of rounds. It calls the strategy through `checked`, which inspects every reply first.
     result = checked.start(
         grid=grid,
         initial_arrays=trained_arrays(work.state),
@@ -126,16 +126,16 @@ def server_app(
     done: Callable[[FederatedRun], None] | None = None,
     **options: Any,
 ) -> ServerApp:
-    """Returns a Flower `ServerApp` that runs a federated training.
+    """Returns a Flower `ServerApp` that runs federated training.
 
     Args:
         artifacts: see `run_federation`.
         strategy: see `run_federation`.
         rounds: number of rounds.
-        done: called with the result when the training has ended.
-        **options: further arguments of `run_federation`, e.g. `output="federated"`.
+        done: called with the result when training has ended.
+        **options: additional arguments of `run_federation`, e.g. `output="federated"`.
     """
-    # Flower calls the function with its connection to the clients.
+    # Flower calls this function with its connection to the clients.
     app = ServerApp()
 
     @app.main()
@@ -150,7 +150,7 @@ def server_app(
 def _save(state: CheckpointState, folder: Path) -> None:
     """Writes the checkpoint and the delta of a state."""
     folder.mkdir(parents=True, exist_ok=True)
-    # The delta is what a device loads on top of the checkpoint that it has.
+    # Devices load the delta on top of the checkpoint that they already have.
     CheckpointState.save_checkpoint(state, folder / "checkpoint")
     CheckpointState.save_checkpoint(state, folder / "checkpoint.delta", trainable_only=True)
 

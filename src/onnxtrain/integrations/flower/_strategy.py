@@ -1,4 +1,4 @@
-"""Wraps a Flower strategy: updates that cannot be right are refused, and named, before the strategy sees them."""
+"""Wraps a Flower strategy to reject and record invalid updates before the strategy sees them."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from onnxtrain.runtime.manifest import Manifest
 
 _log = logging.getLogger("onnxtrain.flower")
 
-# A reason quotes what a stranger has sent.
+# Maximum length of a reason, which quotes what a stranger has sent.
 _REASON_LENGTH = 500
 
 
 @dataclass(frozen=True)
 class RefusedUpdate:
-    """An answer of a client that was left out.
+    """A rejected reply of a client.
 
     Attributes:
         round: number of the round, from 1.
-        node: Flower's number of the client.
+        node: Flower's id of the client.
         stage: "train" or "evaluate".
-        reason: what was wrong with it, e.g. "'fc.weight' holds NaN or infinity in 3 of 640 elements".
+        reason: why it was rejected, e.g. "'fc.weight' holds NaN or infinity in 3 of 640 elements".
     """
 
     round: int
@@ -44,25 +44,26 @@ class RefusedUpdate:
 
 
 class CheckedStrategy(Strategy):
-    """A Flower strategy that refuses updates with wrong names, shapes or dtypes, NaN, or counts that cannot be.
+    """Wraps a Flower strategy to reject updates with wrong names, shapes or dtypes, NaN, or impossible counts.
 
-    `strategy` may be any of Flower's, e.g. `FedAvg()`, `FedAdam()`, or a wrapper for differential privacy. It does not
-    protect against updates that look like others: for these use one of Flower's robust strategies, e.g. `Krum()`.
+    `strategy` may be any of Flower's, e.g. `FedAvg()`, `FedAdam()`, or a wrapper for differential privacy. This check
+    does not protect against malicious updates that look valid: for that, use one of Flower's robust strategies, e.g.
+    `Krum()`.
 
-    A client states its own number of samples, by which Flower weights its update. The weight is limited twice: more
-    than `max_examples` is refused; and what is more than `max_ratio` times the median of the round, or more than all
-    other clients have together, is lowered to that, with a warning.
+    A client itself states its number of samples, by which Flower weights its update. Two limits apply: a weight above
+    `max_examples` is rejected; a weight above `max_ratio` times the round's median, or above the total weight of all
+    other clients, is lowered to that limit, with a warning.
 
     Args:
         strategy: the strategy that averages.
         manifest: manifest of the model, `Module.manifest`.
         weighted_by: name of the metric that holds a client's weight, a whole number.
-        max_examples: largest weight that a client may claim, e.g. 10000; by default there is no limit.
-        max_ratio: largest weight of an update as a multiple of the median of the round's weights, e.g. 10.0;
-            `math.inf` believes what the clients say.
+        max_examples: maximum weight that a client may claim, e.g. 10000. Default: no limit.
+        max_ratio: maximum weight of an update as a multiple of the median weight of the round, e.g. 10.0; `math.inf`
+            disables both relative limits.
 
     Attributes:
-        refused: the updates that were left out so far.
+        refused: the updates that were rejected so far.
 
     Raises:
         InputError: the strategy is not one of Flower's, or a limit is out of range.
@@ -101,31 +102,35 @@ class CheckedStrategy(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Does what the strategy does, and tells the clients which model it is."""
-        # The strategy sends this config as it is.
+        """Configures training as the strategy does, and sends the model's fingerprint to the clients."""
+        # The strategy passes this config on unchanged.
         config[FINGERPRINT] = self._fingerprint
         return self.strategy.configure_train(server_round, arrays, config, grid)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Does what the strategy does, and tells the clients which model it is."""
+        """Configures evaluation as the strategy does, and sends the model's fingerprint to the clients."""
         config[FINGERPRINT] = self._fingerprint
         return self.strategy.configure_evaluate(server_round, arrays, config, grid)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Averages the updates that are right; (None, None) if none is."""
+        """Averages the valid updates.
+
+        Returns:
+            The average and the metrics; (None, None) without valid updates, and None for an average that is not finite.
+        """
         kept = self._kept(server_round, replies, "train", self._check_update)
-        # Not every strategy bears a round without any answer.
+        # Not every strategy supports a round without any replies.
         if not any(not message.has_error() for message in kept):
             return None, None
         arrays, metrics = self.strategy.aggregate_train(server_round, kept)
         if arrays is None:
             return None, metrics
         arrays = self._in_own_dtypes(arrays)
-        # Updates of 3e38 are finite, and their sums and squares are not.
+        # Updates of 3e38 are finite, but their sums and squares are not.
         try:
             for name, array in arrays.items():
                 require_finite(name, array.numpy())
@@ -135,7 +140,7 @@ class CheckedStrategy(Strategy):
         return arrays, metrics
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Averages the metrics of the clients that have samples for evaluation; None if none has."""
+        """Averages the metrics of the clients that have evaluation samples; None if there are none."""
         kept = self._kept(server_round, replies, "evaluate", self._check_metrics)
         if not any(not message.has_error() for message in kept):
             return None
@@ -158,27 +163,27 @@ class CheckedStrategy(Strategy):
     def _kept(
         self, server_round: int, replies: Iterable[Message], stage: str, check: Callable[[Message], None]
     ) -> list[Message]:
-        """Returns the answers that pass `check`, with limited weights, and those that report an error."""
+        """Returns the replies that pass `check`, with limited weights, and those that report an error."""
         answers = []
         good: list[Message] = []
         for message in replies:
             answers.append(message)
             if message.has_error():
-                # Flower's strategies log it.
+                # Flower's strategies log the error.
                 reason = (message.error.reason or "")[:_REASON_LENGTH]
                 message.error = Error(message.error.code, printable(reason))
                 continue
             try:
                 check(message)
-            # The content is a stranger's: whatever cannot be read of it is the stranger's fault.
+            # The content is untrusted: any exception while reading it means that the reply is invalid.
             except Exception as error:
                 reason = str(error) if type(error) is ValueError else f"it cannot be read ({error!r})"
                 self._refuse(server_round, message, stage, reason)
                 continue
-            # A client without samples for evaluation says so by the weight 0, and has no metrics.
+            # A client without evaluation samples sends the weight 0, and no metrics.
             if self._metrics(message)[self._weighted_by]:
                 good.append(message)
-        # Flower aggregates nothing, or raises, where one answer has other metrics than the rest.
+        # Flower aggregates nothing, or raises, if one reply has other metrics than the rest.
         common = Counter(map(self._layout, good)).most_common(1)
         for message in good:
             if self._layout(message) != common[0][0]:
@@ -191,8 +196,8 @@ class CheckedStrategy(Strategy):
         return [message for message in answers if message.has_error() or id(message) in left]
 
     def _refuse(self, server_round: int, message: Message, stage: str, reason: str) -> None:
-        """Records and logs that an answer is left out."""
-        # Kept for the caller as well as logged: a log is not read by programs.
+        """Records and logs that a reply is rejected."""
+        # Recorded as well as logged, because programs don't read logs.
         refused = RefusedUpdate(server_round, message.metadata.src_node_id, stage, reason[:_REASON_LENGTH])
         self.refused.append(refused)
         _log.warning(
@@ -200,14 +205,14 @@ class CheckedStrategy(Strategy):
         )
 
     def _limit_weights(self, server_round: int, messages: list[Message]) -> None:
-        """Lowers weights that are more than `max_ratio` times the median, or more than all others together."""
+        """Lowers weights above `max_ratio` times the median, or above the total of all other weights."""
         weights = [int(self._metrics(message)[self._weighted_by]) for message in messages]
         if len(weights) < 2 or self._max_ratio == math.inf:
             return
-        # The lower one of two: a mean of both would be up to the client that claims more.
+        # The lower median: with two clients, the mean of both would let the client with the larger claim decide.
         most = int(statistics.median_low(weights) * self._max_ratio)
         limited = [min(weight, most) for weight in weights]
-        # In a small round ten times the median are most of the average.
+        # In a small round, ten times the median may be most of the average.
         heaviest = max(range(len(limited)), key=limited.__getitem__)
         limited[heaviest] = min(limited[heaviest], sum(limited) - limited[heaviest])
         for message, weight, lowered in zip(messages, weights, limited, strict=True):
@@ -228,7 +233,7 @@ class CheckedStrategy(Strategy):
             )
 
     def _layout(self, message: Message) -> Hashable:
-        """Returns what must be equal in all answers: names of records and of metrics, lengths of lists."""
+        """Returns what must be equal in all replies: names of records and of metrics, lengths of lists."""
         metrics = self._metrics(message)
         return (
             tuple(message.content.array_records),
@@ -239,7 +244,7 @@ class CheckedStrategy(Strategy):
         )
 
     def _check_update(self, message: Message) -> None:
-        """Raises ValueError if something is wrong with an update."""
+        """Raises ValueError if an update is invalid."""
         records = list(message.content.array_records.values())
         if len(records) != 1:
             raise ValueError(f"it holds {len(records)} records of arrays, expected one")
@@ -247,7 +252,7 @@ class CheckedStrategy(Strategy):
         read_arrays(records[0], self._expected)
 
     def _check_metrics(self, message: Message) -> None:
-        """Raises ValueError if something is wrong with the fingerprint, the weight or a metric of an answer."""
+        """Raises ValueError if the fingerprint, the weight or a metric of a reply is invalid."""
         for config in message.content.config_records.values():
             if config.get(FINGERPRINT, self._fingerprint) != self._fingerprint:
                 raise ValueError(f"it belongs to another model, with the fingerprint {config[FINGERPRINT]!r}")
@@ -255,7 +260,7 @@ class CheckedStrategy(Strategy):
             raise ValueError(
                 f"it holds {len(message.content.metric_records)} records of metrics, expected one"
             )
-        # The weight decides how much an update counts: an infinite or a negative one takes the average over.
+        # The weight determines the influence of an update: an infinite or negative one would take over the average.
         metrics = self._metrics(message)
         weight = metrics.get(self._weighted_by)
         least = 0 if not message.content.array_records else 1
@@ -270,7 +275,7 @@ class CheckedStrategy(Strategy):
                 f"its '{self._weighted_by}' is {weight!r}, expected a whole number from {least} to "
                 f"{self._max_examples:g}"
             )
-        # Metrics are averaged, too; Flower's records hold numbers and lists of numbers.
+        # Metrics are averaged too; Flower's records contain numbers and lists of numbers.
         for name, value in metrics.items():
             numbers = value if isinstance(value, list) else [value]
             if not all(math.isfinite(number) for number in numbers):

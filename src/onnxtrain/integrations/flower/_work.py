@@ -1,4 +1,4 @@
-"""Trains and evaluates a folder of artifacts on the data of one client."""
+"""Trains and evaluates with artifacts on the data of one client."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from onnxtrain.runtime.dtypes import Array
 from onnxtrain.runtime.json_text import parse_json
 
 Metric = Callable[[Sequence[Array], Sequence[Array]], float]
-"""A metric: takes the outputs behind the loss and the targets of all samples, returns a number."""
+"""A metric: takes the outputs after the loss and the targets of all samples, and returns a number."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class ClientData:
 
     Attributes:
         train: arrays for training, in the order of `Module.input_names()`: inputs, then targets, e.g. `(x, labels)`.
-            The samples lie along axis 0.
+            Axis 0 is the batch axis.
         evaluation: arrays for evaluation in the same order; empty if this client does not evaluate.
     """
 
@@ -38,12 +38,12 @@ class ClientData:
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of a client's training; the server may send others for a round, see `client_app`.
+    """Training settings of a client; the server may override them for a round, see `client_app`.
 
     Attributes:
-        epochs: epochs per round, e.g. 1.
-        batch_size: samples per step, e.g. 32.
-        learning_rate: rate of the optimizer, e.g. 0.1; None for that of the checkpoint.
+        epochs: number of epochs per round, e.g. 1.
+        batch_size: number of samples per step, e.g. 32.
+        learning_rate: learning rate, e.g. 0.1; None for that of the checkpoint.
     """
 
     epochs: int = 1
@@ -61,20 +61,20 @@ class Settings:
 
 
 def private_batches(count: int, batch_size: int) -> int:
-    """Returns the number of batches of an epoch whose samples are drawn by chance."""
+    """Returns the number of batches per epoch with Poisson sampling."""
     return max(1, round(count / batch_size))
 
 
 @dataclass(frozen=True)
 class Limits:
-    """The most that a server may ask of a client in a round, for `client_app(..., limits=...)`.
+    """Maximum values that a server may set for a client in a round, for `client_app(..., limits=...)`.
 
-    A server may always ask for what the client's own settings are, and for less.
+    A server may always use the client's own settings, or lower values.
 
     Attributes:
-        epochs: epochs per round, e.g. 50.
-        batch_size: samples per step, e.g. 1024, which bounds the memory of a step.
-        learning_rate: rate of the optimizer, e.g. 10.0.
+        epochs: number of epochs per round, e.g. 50.
+        batch_size: number of samples per step, e.g. 1024, which bounds the memory of a step.
+        learning_rate: learning rate, e.g. 10.0.
 
     Raises:
         InputError: a value is out of range.
@@ -90,7 +90,7 @@ class Limits:
 
 
 def _require_integers(doing: str, **values: object) -> None:
-    """Raises InputError unless all values are integers of 1 or more."""
+    """Raises InputError unless all values are positive integers."""
     for name, value in values.items():
         # True is an integer for isinstance, and 0 epochs would train nothing.
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -98,25 +98,25 @@ def _require_integers(doing: str, **values: object) -> None:
 
 
 def _require_number(doing: str, name: str, value: object) -> None:
-    """Raises InputError unless a value is a finite number of 0 or more."""
+    """Raises InputError unless a value is a finite, non-negative number."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
         raise InputError(f"{doing}: {name} must be a finite number >= 0, received {value!r}.")
 
 
 def asked_settings(own: Settings, config: Mapping[str, Any], limits: Limits | None = None) -> Settings:
-    """Returns the settings of a round: those that the server has sent, the client's own where it has sent none.
+    """Returns the settings of a round: those that the server sent, and the client's own for the rest.
 
     Args:
         own: the client's own settings.
-        config: what the server has sent, e.g. `{"epochs": 2, "learning-rate": 0.1}`; other keys are ignored.
-        limits: the most that the server may ask for; None for any number.
+        config: what the server sent, e.g. `{"epochs": 2, "learning-rate": 0.1}`; other keys are ignored.
+        limits: maximum values that the server may set; None for no limits.
 
     Raises:
-        InputError: a value is no number, or beyond its limit.
+        InputError: a value is not a number, or exceeds its limit.
     """
     names = {"epochs": "epochs", "batch_size": "batch-size", "learning_rate": "learning-rate"}
     sent = {name: config[key] for name, key in names.items() if key in config}
-    # The dataclass checks the values.
+    # The dataclass validates the values.
     asked = replace(own, **sent)
     for name in sent if limits is not None else ():
         value, most = getattr(asked, name), max(getattr(limits, name), getattr(own, name) or 0)
@@ -129,18 +129,18 @@ def asked_settings(own: Settings, config: Mapping[str, Any], limits: Limits | No
 
 
 def manifest_files(artifacts: str | os.PathLike[str]) -> dict[str, Path]:
-    """Returns the files of a folder of artifacts by their role, e.g. "training_model".
+    """Returns the files of a directory of artifacts by role, e.g. "training_model".
 
     Raises:
-        CheckpointError: the folder holds no artifacts, or several with different prefixes.
+        CheckpointError: the directory contains no artifacts, or several with different prefixes.
     """
     folder = Path(artifacts)
     manifest = find_manifest(folder) or MANIFEST
-    # A manifest that was cut off or written by hand may be any JSON.
+    # A truncated or handwritten manifest may contain any JSON.
     try:
         files = parse_json((folder / manifest).read_bytes())["files"]
         named = {role: name for role, name in files.items() if name is not None}
-        # Artifacts that somebody else has made must not lead to files outside of their folder.
+        # Artifacts from a stranger must not refer to files outside of their directory.
         wrong = [name for name in named.values() if name in ("", ".", "..") or Path(name).name != name]
         if wrong or not {"checkpoint", "training_model"} <= named.keys():
             raise ValueError(f"files {files}")
@@ -153,20 +153,20 @@ def manifest_files(artifacts: str | os.PathLike[str]) -> dict[str, Path]:
 
 
 class Work:
-    """A model of one client, or of the server: loads the artifacts, trains, evaluates.
+    """The model of a client or of the server: loads the artifacts, trains, evaluates.
 
     Args:
-        artifacts: folder that `generate_artifacts` has written.
+        artifacts: directory written by `generate_artifacts`.
         trains: False for the server, which only evaluates.
 
     Attributes:
         state: parameters and statistics.
-        module: the module on `state`.
+        module: module that uses `state`.
     """
 
     def __init__(self, artifacts: str | os.PathLike[str], *, trains: bool = True) -> None:
         files = manifest_files(artifacts)
-        # Anew for each round: the frozen parameters are the checkpoint's, the trained ones come with the message.
+        # Loaded for each round: frozen parameters come from the checkpoint, trained ones from the message.
         self.state = CheckpointState.load_checkpoint(files["checkpoint"])
         self.module = Module(
             str(files["training_model"]),
@@ -186,16 +186,16 @@ class Work:
         seed: Sequence[int],
         privacy: SamplePrivacy | None = None,
     ) -> float:
-        """Trains some epochs with a new optimizer.
+        """Trains for some epochs with a new optimizer.
 
         Args:
             data: arrays of the samples.
             settings: epochs, batch size, learning rate.
-            seed: numbers from which the order of the samples is drawn; without effect if there is noise.
-            privacy: clip the gradient of each sample, and add noise.
+            seed: seed of the order of the samples; not used with `privacy`.
+            privacy: clips the gradient of each sample, and adds noise.
 
         Returns:
-            The mean loss of the last epoch, NaN if no sample of it counted.
+            The mean loss of the last epoch; NaN if all its labels are ignored.
 
         Raises:
             InputError: the arrays do not fit the model.
@@ -204,11 +204,12 @@ class Work:
         count = self.count(data)
         if privacy is not None:
             check_private(self.module)
-        # Moments start anew in each round, as the server averages parameters alone.
+        # The optimizer state starts anew in each round, because the server averages only parameters.
         optimizer = Optimizer(str(self._optimizer_file), self.module)
         if settings.learning_rate is not None:
             optimizer.set_learning_rate(settings.learning_rate)
-        # Noise and batches that others can draw as well would hide nothing: they come from the system's entropy.
+        # Noise and batches that others could reproduce would hide nothing, so they are seeded with the system's
+        # entropy.
         random = np.random.default_rng(seed if privacy is None else None)
         steps = 0
         self.module.train()
@@ -223,7 +224,7 @@ class Work:
                 else:
                     size = min(settings.batch_size, count)
                     loss, counted = private_step(self.module, self.state, data, rows, size, privacy, random)
-                # The loss of a batch in which no label counts is 0/0, and its gradient zero.
+                # If all labels of a batch are ignored, its loss is 0/0 and its gradient zero.
                 if counted and not np.isfinite(loss):
                     raise DivergenceError(
                         f"Training a client: the loss of step {steps + 1} is {loss}. Lower the learning rate."
@@ -239,7 +240,7 @@ class Work:
     def evaluate(
         self, data: Sequence[Array], batch_size: int, metrics: Mapping[str, Metric]
     ) -> tuple[int, dict[str, float]]:
-        """Computes the loss and the metrics over all samples; returns the number of samples and the values by name."""
+        """Computes the loss and the metrics over all samples; returns the number of samples, and the values by name."""
         count = self.count(data)
         targets = len(self.module.manifest.targets)
         total = weight = 0.0
@@ -250,10 +251,10 @@ class Work:
             results = self.module(*batch)
             outputs = list(results) if isinstance(results, tuple) else [results]
             counted = self._weight(batch)
-            # A batch in which nothing counts has the loss 0/0.
+            # If all labels of a batch are ignored, its loss is 0/0.
             total += float(outputs[0]) * counted if counted else 0.0
             weight += counted
-            # Metrics see all samples at once: a median or an AUROC is no mean over batches.
+            # Metrics get all samples at once: a median or an AUROC is not a mean over batches.
             if metrics:
                 collected.append(outputs[1:])
         values = {"loss": self._over_all(total, weight)}
@@ -263,28 +264,36 @@ class Work:
         return count, values
 
     def _loss(self, batch: Sequence[Array]) -> tuple[float, float]:
-        """Computes gradients of a batch; returns its loss and the weight of the loss in a mean over batches."""
+        """Computes the gradients of a batch.
+
+        Returns:
+            The batch's loss, and the loss's weight in a mean over batches.
+        """
         return loss_of(self.module(*batch)), self._weight(batch)
 
     def _weight(self, batch: Sequence[Array]) -> float:
-        """Returns the weight of a batch's loss: the labels in it that count; 1 if the loss is a sum."""
+        """Returns the weight of a batch's loss: the number of non-ignored labels, or 1 if the loss is a sum."""
         manifest = self.module.manifest
         return 1.0 if manifest.loss_mean is None else manifest.loss_mean.count(manifest.arguments, batch)
 
     def _over_all(self, total: float, weight: float) -> float:
-        """Returns the loss over all batches, a mean or a sum as that of a batch is; NaN if nothing counts."""
+        """Returns the loss over all batches, a mean or a sum like a batch's loss; NaN if all labels are ignored."""
         if self.module.manifest.loss_mean is None:
             return total
         return total / weight if weight else float("nan")
 
     def count(self, data: Sequence[Array]) -> int:
-        """Returns the number of samples; InputError if the arrays have none, or differ in their number."""
+        """Returns the number of samples.
+
+        Raises:
+            InputError: the number of arrays is wrong, their lengths differ, or they are empty.
+        """
         names = self.module.input_names()
         if len(data) != len(names):
             raise InputError(
                 f"The data of a client must hold {len(names)} arrays ({', '.join(names)}), received {len(data)}."
             )
-        # Arrays of two lengths would train on pairs that do not belong together, as far as the shorter one goes.
+        # With different lengths, training would pair the wrong samples, up to the length of the shortest array.
         sizes = {name: len(array) for name, array in zip(names, data, strict=True)}
         if len(set(sizes.values())) != 1 or not next(iter(sizes.values())):
             raise InputError(
@@ -294,17 +303,18 @@ class Work:
 
 
 def _shuffled(count: int, batch_size: int, random: np.random.Generator) -> Iterator[Array]:
-    """Yields the rows of each batch of an epoch; the last batch may be smaller."""
-    # Drawn per epoch, from a generator that the client, the round and the seed determine.
+    """Yields the row indices of each batch of an epoch; the last batch may be smaller."""
+    # Drawn once per epoch, from a generator that is determined by client, round and seed.
     order = random.permutation(count)
     for start in range(0, count, batch_size):
         yield order[start : start + batch_size]
 
 
 def _poisson(count: int, batch_size: int, random: np.random.Generator) -> Iterator[Array]:
-    """Yields as many batches as an epoch has, into each of which every sample comes with the same probability.
+    """Yields the row indices of each batch of an epoch, drawn by Poisson sampling.
 
-    The accountant's epsilon holds for batches drawn so, not for shuffled ones.
+    Each batch contains each sample with the same probability. The accountant's epsilon is valid for Poisson sampling,
+    not for shuffled batches.
     """
     rate = min(1.0, batch_size / count)
     for _ in range(private_batches(count, batch_size)):

@@ -1,4 +1,4 @@
-"""Offers onnxruntime-training's samplers for PyTorch's DataLoader, which balance the load of several processes."""
+"""Provides onnxruntime-training's samplers for PyTorch's DataLoader, which balance the load across processes."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Defines samplers that give all processes of a distributed training samples of about the same cost in each step.
+"""Defines samplers that give all processes of a distributed training run samples of similar cost in each step.
 
-The processes wait for each other at every step: without balancing, all take as long as the one with the longest text.
+The processes wait for each other in every step: without balancing, each step takes as long as its longest text.
 """
 
 from __future__ import annotations
@@ -20,23 +20,24 @@ __all__ = ["LoadBalancingDistributedBatchSampler", "LoadBalancingDistributedSamp
 class LoadBalancingDistributedSampler(Sampler[int]):
     """A `torch.utils.data.DistributedSampler` that gives all processes samples of similar complexity in each step.
 
-    The samples are sorted by complexity, and neighbours go to different processes. With `group_size` they are sorted
-    inside of consecutive groups of the dataset, and shuffling permutes the groups; otherwise it permutes the steps.
+    The samples are sorted by complexity, and neighbors go to different processes. With `group_size`, samples are sorted
+    within consecutive groups of the dataset, and shuffling permutes the groups; otherwise, shuffling permutes the
+    steps.
 
     Args:
-        dataset: samples by index, with a length.
+        dataset: map-style dataset, with a length.
         complexity_fn: returns the complexity of a sample, an integer, e.g. the length of a sequence.
-        world_size: number of processes, e.g. 8; by default that of the process group.
-        rank: rank of this process, from 0 on; by default that in the process group.
+        world_size: number of processes, e.g. 8. Default: that of the process group.
+        rank: rank of this process. Default: its rank in the process group.
         shuffle: True shuffles, in another order after each :meth:`set_epoch`.
-        group_size: number of samples that are sorted together, e.g. 1024; all by default.
+        group_size: number of samples that are sorted together, e.g. 1024. Default: all samples.
         seed: seed for shuffling, the same in all processes.
         drop_last: True drops samples so that all processes have the same number; False repeats some instead.
         random_level: noise to add to the complexities, as a fraction of their range, from 0 to 1, e.g. 0.1. It varies
-            which samples come together.
+            which samples are in the same step.
 
     Raises:
-        ValueError: a number is out of range, or there are no samples.
+        ValueError: an argument is out of range, or there are no samples.
 
     Example:
         >>> sampler = LoadBalancingDistributedSampler(["aaa", "b", "cc", "dddd"], len, 2, 0, shuffle=False)
@@ -75,7 +76,7 @@ class LoadBalancingDistributedSampler(Sampler[int]):
         self.shuffle, self.group_size, self.seed, self.drop_last = shuffle, group_size, seed, drop_last
         self.random_level = random_level
         self.epoch = 0
-        # Rounded down or up: all processes must take the same number of steps, as each step waits for all.
+        # Rounded down or up, because all processes must take the same number of steps: they wait for each other.
         self.num_samples = count // self.world_size if drop_last else -(-count // self.world_size)
         self.total_size = self.num_samples * self.world_size
         self._complexities: npt.NDArray[np.int64] | None = None
@@ -87,21 +88,21 @@ class LoadBalancingDistributedSampler(Sampler[int]):
         return self.num_samples
 
     def set_epoch(self, epoch: int) -> None:
-        """Sets the epoch, which together with the seed determines the next shuffling."""
+        """Sets the epoch, which together with the seed determines the shuffled order."""
         self.epoch = epoch
 
     def steps(self) -> npt.NDArray[np.int64]:
-        """Returns the indices of the samples of this epoch: int64 [num_samples, world_size], a row per step."""
-        # Once and not per epoch: the complexity may need to read the whole sample.
+        """Returns the indices of this epoch's samples: int64 [num_samples, world_size], one row per step."""
+        # Computed once rather than per epoch, because the complexity may require reading the whole sample.
         if self._complexities is None:
             count = len(cast(Sized, self.dataset))
             self._complexities = np.array(
                 [self.complexity_fn(self.dataset[i]) for i in range(count)], np.int64
             )
-        # The same in all processes, which therefore agree on the order without communication.
+        # Seeded equally in all processes, which therefore agree on the order without communication.
         generator = torch.Generator().manual_seed(self.seed + self.epoch)
         complexities, size = self._complexities, self.group_size or len(self._complexities)
-        # `randint` excludes its bound, hence 1 more; a bound of 1 would draw zeros only.
+        # `randint` excludes its bound, hence + 1; with a bound of 1 it would only draw zeros.
         noise = int((complexities.max() - complexities.min()) * self.random_level + 1)
         if noise > 1:
             complexities = (
@@ -113,26 +114,26 @@ class LoadBalancingDistributedSampler(Sampler[int]):
         ]
         if self.shuffle and self.group_size is not None:
             groups = [groups[i] for i in torch.randperm(len(groups), generator=generator).tolist()]
-        # Repeats samples from the start if there are too few, and cuts off those too many.
+        # Repeats samples from the start if there are too few, and cuts off surplus ones.
         steps = np.resize(np.concatenate(groups), (self.num_samples, self.world_size))
-        # The rows, so that the neighbours of a row, which cost the same, stay together.
+        # Permutes rows, so that the samples of a row, which have similar costs, stay together.
         if self.shuffle and self.group_size is None:
             steps = steps[torch.randperm(self.num_samples, generator=generator).numpy()]
         return steps
 
 
 class LoadBalancingDistributedBatchSampler(Sampler[list[int]]):
-    """Groups the samples of a :class:`LoadBalancingDistributedSampler` into batches, which may differ in size.
+    """Groups the samples of a :class:`LoadBalancingDistributedSampler` into batches, whose sizes may differ.
 
     Args:
-        sampler: the sampler, made with drop_last=False.
-        batch_fn: splits a list of indices into batches, e.g. [0, 1, 2] into [[0, 1], [2]], such that each fits in
+        sampler: the sampler, created with drop_last=False.
+        batch_fn: splits a list of indices into batches, e.g. [0, 1, 2] into [[0, 1], [2]], such that each batch fits in
             memory.
         drop_last: True drops the last batches of processes that have more batches than others; False makes processes
-            that have fewer repeat their first ones.
+            that have fewer batches repeat their first ones.
 
     Raises:
-        ValueError: `sampler` is of another type, or drops samples itself.
+        ValueError: `sampler` has another type, or itself drops samples.
     """
 
     def __init__(
@@ -152,8 +153,9 @@ class LoadBalancingDistributedBatchSampler(Sampler[list[int]]):
         self._make()
 
     def _make(self) -> None:
-        """Makes the batches of this process for the sampler's epoch."""
-        # Every process computes the batches of all, so that all know the same number of them without communication.
+        """Creates this process's batches for the sampler's epoch."""
+        # Every process computes the batches of all processes, so that all know the common number of batches without
+        # communication.
         batches = [self.batch_fn(samples) for samples in self.sampler.steps().T.tolist()]
         counts = [len(of_process) for of_process in batches]
         self.total_batch = min(counts) if self.drop_last else max(counts)
@@ -167,6 +169,6 @@ class LoadBalancingDistributedBatchSampler(Sampler[list[int]]):
         return self.total_batch
 
     def set_epoch(self, epoch: int) -> None:
-        """Makes the batches of this epoch."""
+        """Sets the epoch, and creates its batches."""
         self.sampler.set_epoch(epoch)
         self._make()

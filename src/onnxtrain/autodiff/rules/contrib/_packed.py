@@ -1,4 +1,4 @@
-"""Writes the product of the gradient of MatMulNBits, which reads the packed weights as integers, without a copy."""
+"""Emits the matrix product of MatMulNBits' VJP, which reads the packed weights in place, without a copy."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ _PRODUCTS_OF_FLOAT_ZEROS = {4: uint4_product_of_float_zeros, 8: uint8_product_of
 
 
 def product_with_weight(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value | None:
-    """Writes ct·W, the cotangent of input A of a MatMulNBits, as a product that reads the packed bytes of W.
+    """Returns ct·W, the cotangent of input A of a MatMulNBits, computed from the packed bytes of W.
 
-    In float32 it is a call of a function for which there is a native kernel. The function's body, and what is written
-    for other dtypes, is a DequantizeLinear, which ONNX Runtime does not fold: it computes the weight in each step, when
-    the cotangent is there, and frees it. A weight that is unpacked by arithmetic would be folded to float32 when a
-    session is made, eight times the memory of 4 bits.
+    In float32, this is a call of a composite op that has a native kernel. The composite's body, and the nodes emitted
+    for other dtypes, dequantize the weight with DequantizeLinear, which ONNX Runtime does not constant-fold: each step
+    dequantizes the weight when the cotangent is available, and frees it afterwards. A weight that is unpacked with
+    arithmetic ops would be folded to float32 when the session is created, which takes eight times the memory of 4 bits.
 
     Returns:
-        The product; None if the graph computes the codes or zero points, for 2 bits, and for columns in an order of
-        their own, which DequantizeLinear cannot read.
+        The product, or None if codes or zero points are not constant, for 2 bits, with `g_idx`, and for floating-point
+        zero points that are not float32.
     """
     bits, size, rows, columns = (n.attr(name) for name in ("bits", "block_size", "N", "K"))
     codes, zero_points = _tensor(n.B), _tensor(n.zero_points)
@@ -57,16 +57,16 @@ def product_with_weight(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value | No
         if is_float32:
             product = op.call(_PRODUCTS[bits], ct, weight, n.scales, zeros, block_size=size)
         else:
-            # Without waiting for the cotangent, the float weights of all layers would be there before the first of them
-            # is needed.
+            # Without this dependency on the cotangent, the weights of all layers could be dequantized long before they
+            # are needed.
             scales = op.reshape_after(n.scales, op.const([rows, blocks]), ct)
             product = op.MatMul(ct, op.DequantizeLinear(weight, scales, zeros, axis=1, block_size=size))
-    # The last block of a row may be longer than the columns that are left.
+    # The last block of a row may extend beyond the last column.
     return product if blocks * size == columns else op.Slice(product, [0], [columns], [-1])
 
 
 def viewed(tensor: ir.TensorProtocol, dtype: ir.DataType, shape: Sequence[int]) -> ir.TensorProtocol:
-    """Returns the bytes of a tensor as a tensor of another dtype and shape; both share file or memory."""
+    """Reinterprets the bytes of a tensor with another dtype and shape; both tensors share the file or memory."""
     if isinstance(tensor, ir.ExternalTensor):
         return ir.ExternalTensor(
             tensor.location,
@@ -77,7 +77,7 @@ def viewed(tensor: ir.TensorProtocol, dtype: ir.DataType, shape: Sequence[int]) 
             name=str(tensor.name),
             base_dir=tensor.base_dir,
         )
-    # ONNX packs integers of 4 bits as MatMulNBits does: two in a byte, the first one in the low half.
+    # ONNX packs 4-bit integers like MatMulNBits: two per byte, the first in the low half.
     array = np.ascontiguousarray(tensor.numpy()).reshape(-1)
     if dtype == ir.DataType.UINT4:
         return ir.PackedTensor(array, dtype, shape=ir.Shape(shape))
@@ -85,19 +85,19 @@ def viewed(tensor: ir.TensorProtocol, dtype: ir.DataType, shape: Sequence[int]) 
 
 
 def _tensor(value: ir.Value | None) -> ir.TensorProtocol | None:
-    """Returns the tensor of a constant; None for a value that the graph or the device computes."""
+    """Returns the tensor of a constant; None for graph inputs and computed values."""
     return None if value is None or value.is_graph_input() else value.const_value
 
 
 def _zero_points(
     tensor: ir.TensorProtocol | None, bits: int, rows: int, blocks: int, name: str
 ) -> ir.TensorProtocol:
-    """Returns the zero points as DequantizeLinear wants them: [N, blocks], packed without gaps."""
+    """Returns the zero points in the layout of DequantizeLinear: [N, blocks], packed without gaps."""
     if tensor is None:
-        # Without zero points the codes are around the middle of their range.
+        # Without zero points, the codes are centered at the middle of their range.
         values = np.full((rows, blocks), 2 ** (bits - 1), np.uint8)
     else:
-        # Each row of the kernel's zero points begins with a new byte.
+        # In the kernel's layout, each row of zero points begins at a new byte.
         values = unpacked(tensor.numpy().reshape(rows, -1), bits)[:, :blocks]
     if bits == 8:
         return ir.Tensor(values.copy(), dtype=ir.DataType.UINT8, name=name)
@@ -105,6 +105,6 @@ def _zero_points(
 
 
 def _constant(op: Emitter, name: str, tensor: ir.TensorProtocol) -> ir.Value:
-    """Adds an initializer, which is no parameter."""
+    """Adds an initializer that does not count as a trainable parameter."""
     tensor.name = op.unique_name(name)
     return add_constant(op.graph, tensor)

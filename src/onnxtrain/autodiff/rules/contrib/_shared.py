@@ -1,4 +1,4 @@
-"""Holds what several files of this folder share: names, attributes of convolutions, an error, orders of channels."""
+"""Helpers shared by the files of this folder: the domain, convolution attributes, an error, channel orders."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CONV = {
 
 
 def refused(n: NodeView, what: str) -> NoGradientRule:
-    """Returns the error for an input or attribute that the body of an op does not handle; `what` names it."""
+    """Returns the error for an input or attribute, described by `what`, that the body of an op does not support."""
     return NoGradientRule(
         f"differentiating {n.node.domain or 'ai.onnx'}.{n.op_type}: {what} cannot be written in standard ops here. "
         "Freeze what lies before it, or start from the model before onnxruntime's optimizer or builder"
@@ -30,12 +30,12 @@ def refused(n: NodeView, what: str) -> NoGradientRule:
 
 
 def channels_first(op: Emitter, value: ir.Value, rank: int) -> ir.Value:
-    """Transposes images or weights from channels last to the order of standard ops, `[batch, channels, ...]`."""
+    """Transposes images or weights from channels-last to the layout of standard ops, `[batch, channels, ...]`."""
     result: ir.Value = op.Transpose(value, perm=[0, rank - 1, *range(1, rank - 1)])
     return result
 
 
 def channels_last(op: Emitter, value: ir.Value, rank: int) -> ir.Value:
-    """Transposes images from `[batch, channels, ...]` to channels last."""
+    """Transposes images from `[batch, channels, ...]` to channels-last."""
     result: ir.Value = op.Transpose(value, perm=[0, *range(2, rank), 1])
     return result

@@ -1,4 +1,4 @@
-"""Writes activations of com.microsoft, and the activations that onnxruntime fuses behind a product, in standard ops."""
+"""Decomposes activations of com.microsoft, and the activations that ONNX Runtime fuses into the preceding op."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from onnxtrain.autodiff._node import NodeView
 from onnxtrain.autodiff.rules.contrib._shared import MS, refused
 from onnxtrain.emitter import Emitter
 
-# Of each activation that onnxruntime fuses behind a product: the attributes of the standard op that its numbers fill.
+# For each activation that ONNX Runtime fuses: the attributes of the standard op that its parameters set.
 _ACTIVATIONS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("HardSwish", "Relu", "Sigmoid", "Softplus", "Softsign", "Tanh"), ()),
     **dict.fromkeys(("Elu", "LeakyRelu", "ThresholdedRelu"), ("alpha",)),
@@ -21,7 +21,18 @@ _ACTIVATIONS: dict[str, tuple[str, ...]] = {
 
 
 def activated(op: Emitter, n: NodeView, x: ir.Value, kind: str | bytes, numbers: Sequence[float]) -> ir.Value:
-    """Applies an activation, e.g. "LeakyRelu" with the numbers [0.1], in the order in which onnxruntime stores them."""
+    """Applies a fused activation.
+
+    Args:
+        op: emitter.
+        n: the fused node, for error messages.
+        x: input of the activation.
+        kind: name of the activation, e.g. "LeakyRelu"; empty for none.
+        numbers: parameters of the activation, e.g. [0.1], in ONNX Runtime's order.
+
+    Raises:
+        NoGradientRule: the activation is not supported.
+    """
     name = kind.decode() if isinstance(kind, bytes) else kind
     if not name:
         return x
@@ -34,39 +45,39 @@ def activated(op: Emitter, n: NodeView, x: ir.Value, kind: str | bytes, numbers:
 
 @defbody("Gelu", MS, "X", "Y")
 def gelu(op: Emitter, n: NodeView) -> ir.Value:
-    """Y = X·Phi(X), with the normal distribution Phi, by the error function."""
+    """Decomposes Gelu: X·Phi(X), where Phi is the normal distribution, computed with the error function."""
     return op.Gelu(n.X)
 
 
 @defbody("BiasGelu", MS, "A B", "C")
 def bias_gelu(op: Emitter, n: NodeView) -> ir.Value:
-    """C = gelu(A + B), by the error function."""
+    """Decomposes BiasGelu: C = gelu(A + B), computed with the error function."""
     return op.Gelu(op.Add(n.A, n.B))
 
 
 @defbody("FastGelu", MS, "X bias", "Y")
 def fast_gelu(op: Emitter, n: NodeView) -> ir.Value:
-    """Y = gelu(X + bias), by tanh."""
+    """Decomposes FastGelu: Y = gelu(X + bias), approximated with tanh."""
     return op.Gelu(n.X if n.bias is None else op.Add(n.X, n.bias), approximate="tanh")
 
 
 @defbody("QuickGelu", MS, "X", "Y", alpha=1.702)
 def quick_gelu(op: Emitter, n: NodeView) -> ir.Value:
-    """Y = X·sigmoid(alpha·X)."""
+    """Decomposes QuickGelu: Y = X·sigmoid(alpha·X)."""
     return op.Mul(n.X, op.Sigmoid(op.Mul(n.X, n.attr("alpha"))))
 
 
 @defbody("BiasSplitGelu", MS, "X bias", "Y")
 def bias_split_gelu(op: Emitter, n: NodeView) -> ir.Value:
-    """Y = left·gelu(right), by the error function, with the halves left and right of X + bias along the last axis."""
+    """Decomposes BiasSplitGelu: Y = left·gelu(right), the halves of X + bias along the last axis."""
     left, right = op.Split(op.Add(n.X, n.bias), axis=-1, num_outputs=2, _outputs=2)
     return op.Mul(left, op.Gelu(right))
 
 
 @defbody("BiasSoftmax", MS, "data bias", "output", axis=1, is_inner_broadcast=None)
 def bias_softmax(op: Emitter, n: NodeView) -> ir.Value:
-    """Output = softmax(data + bias), over all axes from `axis` on together."""
-    # As Softmax before opset 13; the standard op of today takes one axis.
+    """Decomposes BiasSoftmax: softmax(data + bias), jointly over all axes from `axis` on."""
+    # Like Softmax before opset 13; today's Softmax takes a single axis.
     total = op.Add(n.data, n.bias)
     rank, axis = n.rank(n.data), n.axis(n.data, n.attr("axis"))
     if axis == rank - 1:

@@ -1,4 +1,4 @@
-"""Writes attention and rotary embeddings of com.microsoft in standard ops."""
+"""Decomposes attention and rotary embeddings of com.microsoft into standard ops."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from onnxtrain.functions import causal_attention
     rotary_embedding_dim=0, past_present_share_buffer=0,
 )  # fmt: skip
 def attention(op: Emitter, n: NodeView) -> list[ir.Value]:
-    """Self-attention: input·weights + bias are queries, keys and values side by side.
+    """Decomposes Attention: self-attention, where input·weights + bias holds queries, keys and values side by side.
 
-    The cached keys and values in `past`, [2, batch, heads, sequence, size], come before the new ones.
+    The cached keys and values in `past`, [2, batch, heads, sequence, size], precede the new ones.
     """
-    # A shared buffer of keys and values is overwritten by the kernel, which no functional graph can express.
+    # The kernel overwrites a shared buffer of keys and values in place, which a functional graph cannot express.
     if n.past_sequence_length is not None or n.attr("do_rotary"):
         raise refused(n, "a cache that is written in place, or rotary embeddings")
     joint = op.MatMul(n.input, n.weights)
@@ -38,14 +38,17 @@ def attention(op: Emitter, n: NodeView) -> list[ir.Value]:
 def attention_of(
     op: Emitter, n: NodeView, joint: ir.Value, bias: list[ir.Value], sizes: Sequence[int] | None = None
 ) -> list[ir.Value]:
-    """Returns the attention of queries, keys and values that are one tensor, and, if wanted, keys and values.
+    """Computes attention of queries, keys and values that are one tensor.
 
     Args:
         op: emitter.
         n: the node.
         joint: queries, keys and values side by side, `[batch, sequence, hidden]`.
         bias: terms to add to the scores, each broadcasting to `[batch, heads, queries, keys]`.
-        sizes: parts of the last axis for queries, keys and values, e.g. (8, 8, 16); by default a third each.
+        sizes: sizes of queries, keys and values along the last axis, e.g. (8, 8, 16). Default: a third each.
+
+    Returns:
+        The attention output and, if the node has a second output, the stacked keys and values.
     """
     if sizes:
         q, k, v = op.Split(joint, list(sizes), axis=-1, _outputs=3)
@@ -58,7 +61,7 @@ def attention_of(
     if n.mask_index is not None:
         bias = [*bias, _mask(op, n, n.mask_index, op.Shape(k, start=2, end=3), joint)]
     y = _attention(op, n, (q, k, v), bias)
-    # `present` is only written if the model reads it.
+    # `present` is emitted only if the node has this output.
     if len(n.node.outputs) == 1:
         return [y]
     return [y, op.Concat(op.Unsqueeze(k, [0]), op.Unsqueeze(v, [0]), axis=0)]
@@ -71,10 +74,10 @@ def attention_of(
     num_heads=None, unidirectional=0, scale=None, mask_filter_value=-10000.0,
 )  # fmt: skip
 def multi_head_attention(op: Emitter, n: NodeView) -> list[ir.Value]:
-    """Attention of queries, keys and values `[batch, sequence, hidden]`; cached keys and values come first.
+    """Decomposes MultiHeadAttention: queries, keys and values are `[batch, sequence, hidden]`.
 
-    All three can be packed, `[batch, sequence, heads, 3, size]`, or keys and values, `[..., 2, size]`. Keys and values
-    can also come as `[batch, heads, sequence, size]`.
+    Cached keys and values precede the new ones. All three can be packed as `[batch, sequence, heads, 3, size]`, or keys
+    and values as `[..., 2, size]`. Keys and values can also be `[batch, heads, sequence, size]`.
     """
     if n.past_sequence_length is not None or n.cache_indirection is not None:
         raise refused(n, "a cache that is written in place")
@@ -83,7 +86,7 @@ def multi_head_attention(op: Emitter, n: NodeView) -> list[ir.Value]:
     if n.bias is not None:
         if any(apart):
             raise refused(n, "a bias of what is packed")
-        # One vector for all three: its parts are as long as the last axes, which may differ.
+        # A single vector for all three, whose parts are as long as the last axes, which may differ.
         last = [op.Shape(value, start=-1) for value in values]
         parts = op.Split(n.bias, op.Concat(*last, axis=0), axis=0, _outputs=3)
         values = [op.Add(value, part) for value, part in zip(values, parts, strict=True)]
@@ -97,7 +100,11 @@ def multi_head_attention(op: Emitter, n: NodeView) -> list[ir.Value]:
 
 
 def _unpacked(op: Emitter, n: NodeView) -> list[ir.Value]:
-    """Returns queries, keys and values of a MultiHeadAttention, unpacked."""
+    """Returns the queries, keys and values of a MultiHeadAttention as separate tensors.
+
+    Raises:
+        NoGradientRule: the packed tensor is not of rank 5.
+    """
     if n.key is not None and n.value is not None:
         return [n.query, n.key, n.value]
     source = n.query if n.key is None else n.key
@@ -106,14 +113,14 @@ def _unpacked(op: Emitter, n: NodeView) -> list[ir.Value]:
         raise refused(n, f"{count} of queries, keys and values in one of rank {n.rank(source)}")
     parts = op.Split(source, axis=3, num_outputs=count, _outputs=count)
     split = [op.Transpose(op.Squeeze(part, [3]), perm=[0, 2, 1, 3]) for part in parts]
-    # The caller tells by the rank that these have their heads apart already; shape inference has not seen them.
+    # Shape inference has not seen these; rank 4 tells the caller that their heads are already split.
     for part in split:
         part.shape = ir.Shape([None] * 4)
     return split if n.key is None else [n.query, *split]
 
 
 def _heads(op: Emitter, n: NodeView, x: ir.Value) -> ir.Value:
-    """Splits `[batch, sequence, hidden]` into `[batch, heads, sequence, size]`."""
+    """Reshapes `[batch, sequence, hidden]` to `[batch, heads, sequence, size]`."""
     result: ir.Value = op.Transpose(op.Reshape(x, [0, 0, n.attr("num_heads"), -1]), perm=[0, 2, 1, 3])
     return result
 
@@ -121,7 +128,10 @@ def _heads(op: Emitter, n: NodeView, x: ir.Value) -> ir.Value:
 def _mask(op: Emitter, n: NodeView, mask: ir.Value, keys: ir.Value, like: ir.Value) -> ir.Value:
     """Returns a term to add to the scores `[batch, heads, queries, keys]`: 0 for valid keys, else mask_filter_value.
 
-    A mask of rank 2 or 3 is 1 for valid keys. One of rank 1 holds the number of valid keys of each sequence.
+    A mask of rank 2 or 3 is 1 for valid keys. A mask of rank 1 holds the number of valid keys of each sequence.
+
+    Raises:
+        NoGradientRule: the mask has another rank.
     """
     rank = n.rank(mask)
     if rank == 1:
@@ -137,10 +147,10 @@ def _mask(op: Emitter, n: NodeView, mask: ir.Value, keys: ir.Value, like: ir.Val
 
 
 def _attention(op: Emitter, n: NodeView, values: Sequence[ir.Value], bias: Sequence[ir.Value]) -> ir.Value:
-    """Computes attention of q, k, v `[batch, heads, sequence, size]`; result `[batch, sequence, heads * size]`."""
+    """Computes attention of q, k, v `[batch, heads, sequence, size]`; returns `[batch, sequence, heads * size]`."""
     q, k, v = values
     scores = op.MatMul(q, op.Transpose(k, perm=[0, 1, 3, 2]))
-    # No scale, or 0, means 1 / sqrt(size).
+    # An absent or zero scale means 1 / sqrt(size).
     if n.attr("scale"):
         scores = op.Mul(scores, n.attr("scale"))
     else:
@@ -148,7 +158,7 @@ def _attention(op: Emitter, n: NodeView, values: Sequence[ir.Value], bias: Seque
         scores = op.Div(scores, op.Sqrt(size))
     for term in bias:
         scores = op.Add(scores, term)
-    # The lowest float and not minus infinity, of which a query that sees no key would make NaN.
+    # The lowest float instead of minus infinity, which would give NaN for a query without visible keys.
     if n.attr("unidirectional"):
         scores = op.Where(_later(op, scores), op.const(float(np.finfo(np.float32).min), like=scores), scores)
     y = op.MatMul(op.Softmax(scores, axis=-1), v)
@@ -156,22 +166,22 @@ def _attention(op: Emitter, n: NodeView, values: Sequence[ir.Value], bias: Seque
 
 
 def _later(op: Emitter, scores: ir.Value, before: int = 0, places: ir.Value | None = None) -> ir.Value:
-    """Returns a bool mask `[..., queries, keys]`, true for keys that the query must not see.
+    """Returns a mask, bool `[..., queries, keys]`, that is true for keys that the query must not attend to.
 
-    These are the keys after the query, and those `before` places or more before it.
+    These are the keys after the query, and with a window of `before` keys, those at least `before` positions before it.
 
     Args:
         op: emitter.
-        scores: the last two sizes are queries and keys.
-        before: length of the window of keys that a query sees, e.g. 128; 0 for no limit.
-        places: position of each query among the keys, `[..., queries]`; by default the last query is at the last key.
+        scores: tensor whose last two axes are queries and keys.
+        before: length of the window of visible keys, e.g. 128; 0 for no limit.
+        places: position of each query among the keys, `[..., queries]`. Default: the last query is at the last key.
     """
     sizes = op.Shape(scores, start=-2)
     rows, columns = (op.Squeeze(size, [0]) for size in op.Split(sizes, axis=0, num_outputs=2, _outputs=2))
     if places is None:
         places = op.Add(op.Range(0, rows, 1), op.Sub(columns, rows))
     row = op.Unsqueeze(places, [-1])
-    # Reshaped for shape inference, which does not know the length of a Range.
+    # Reshaped because shape inference doesn't know the length of a Range.
     column = op.Reshape(op.Range(0, columns, 1), op.Shape(scores, start=-1))
     later = op.Greater(column, row)
     return op.Or(later, op.LessOrEqual(column, op.Sub(row, op.const(before)))) if before else later
@@ -182,12 +192,12 @@ def _later(op: Emitter, scores: ir.Value, before: int = 0, places: ir.Value | No
     interleaved=0, num_heads=0, rotary_embedding_dim=0, scale=1.0, is_packed_batching=0,
 )  # fmt: skip
 def rotary_embedding(op: Emitter, n: NodeView) -> ir.Value:
-    """Rotates pairs of features by angles that depend on the position."""
+    """Decomposes RotaryEmbedding: rotates pairs of features by angles that depend on the position."""
     rank = n.rank(n.input)
     if n.attr("is_packed_batching") or n.attr("scale") not in (1.0, 0.0):
         raise refused(n, "a scale or packed batches")
     part, heads = n.attr("rotary_embedding_dim"), n.attr("num_heads")
-    # Unless part of the features is rotated, the cosines tell the size of a head.
+    # If all features are rotated, the cosines determine the size of a head.
     size = None if part else op.Mul(op.Shape(n.cos_cache, start=1), [2])
     if rank == 3:  # [batch, sequence, heads * size]
         per_head = [0, 0, heads, -1] if size is None else op.Concat([0], [0], [-1], size, axis=0)
@@ -195,7 +205,7 @@ def rotary_embedding(op: Emitter, n: NodeView) -> ir.Value:
     else:  # [batch, heads, sequence, size]
         x = op.Transpose(n.input, perm=[0, 2, 1, 3])
     positions = n.position_ids
-    # One position is the offset of the whole sequence.
+    # A single position is the offset of the whole sequence.
     if n.rank(positions) == 1:
         length = op.Squeeze(op.Shape(x, start=1, end=2), [0])
         positions = op.Unsqueeze(op.Add(op.Range(0, length, 1), positions), [0])
@@ -206,10 +216,10 @@ def rotary_embedding(op: Emitter, n: NodeView) -> ir.Value:
 def _turned(
     op: Emitter, n: NodeView, x: ir.Value, positions: ir.Value, interleaved: int, *, whole: bool
 ) -> ir.Value:
-    """Rotates features of `[batch, sequence, heads, size]` by the node's cos_cache and sin_cache.
+    """Rotates features of `[batch, sequence, heads, size]` by the angles in the node's cos_cache and sin_cache.
 
-    The caches have a column per pair of features. Unless `whole`, there may be fewer pairs than features: the first
-    features are rotated and the others stay, as in Phi.
+    The caches have one column per pair of features. Unless `whole`, there may be fewer pairs than features: only the
+    leading features are rotated, as in Phi.
     """
     half = op.Shape(n.cos_cache, start=1)
     if not whole:
@@ -233,26 +243,28 @@ _GROUPED = (
     "attention_bias head_sink k_scale v_scale q_norm_weight k_norm_weight query_seqlens"
 )
 _REFUSED = _GROUPED.split()[10:]
-"""Inputs that the body does not handle."""
+"""Inputs that the body does not support."""
 
 
 def _places(op: Emitter, n: NodeView) -> tuple[ir.Value, ir.Value]:
     """Returns the number of valid cached keys of each sequence, [batch, 1], and the positions of its queries."""
     length = op.Squeeze(op.Shape(n.query, start=1, end=2), [0])
-    # Shape inference does not know the length of a Range; that of the shape it knows.
+    # Shape inference doesn't know the length of a Range, but it knows that of this shape.
     order = op.Reshape(op.Range(0, length, 1), op.Concat([1], op.Shape(n.query, start=1, end=2), axis=0))
     if n.past_key is None:
         return op.const([[0]]), order
     last_valid = op.Reshape(op.Cast(n.seqlens_k, to=ir.DataType.INT64), [-1, 1])
-    # A first call has no valid cache, and sequences shorter than `length` (padded at the end) would count less than 0.
+    # On the first call there is no valid cache, and sequences shorter than `length` (padded at the end) would give
+    # negative counts.
     before = op.Max(op.Sub(op.Add(last_valid, 1), length), op.const([[0]]))
     return before, op.Add(before, order)
 
 
 def _order(op: Emitter, n: NodeView, before: ir.Value) -> ir.Value:
-    """Returns for each place of the new cache, [batch, keys], its index in the old cache followed by the new keys.
+    """Returns, for each position of the new cache, its index in the old cache followed by the new keys: [batch, keys].
 
-    The old cache may have room behind its valid keys. The new keys take that room, so sequences differ in their order.
+    The old cache may have free space after its valid keys. The new keys fill that space, so the order differs between
+    sequences.
     """
     past, new = op.Shape(n.past_key, start=2, end=3), op.Shape(n.query, start=1, end=2)
     total = op.Max(past, op.Reshape(op.Cast(n.total_sequence_length, to=ir.DataType.INT64), [-1]))
@@ -279,10 +291,10 @@ def _in_order(op: Emitter, past: ir.Value, new: ir.Value, order: ir.Value) -> ir
     rotary_interleaved=0, scale=None, sliding_window_cache=0, smooth_softmax=-1, softcap=None, v_quant_type="NONE",
 )  # fmt: skip
 def group_query_attention(op: Emitter, n: NodeView) -> list[ir.Value]:
-    """Causal attention in which several query heads share one head of keys and values.
+    """Decomposes GroupQueryAttention: causal attention in which several query heads share one key/value head.
 
-    New keys and values are written into the cache behind the valid ones of each sequence. Shorter sequences are padded
-    at the end, and the causal mask hides the padding from the queries before it.
+    New keys and values are written into the cache after the valid ones of each sequence. Shorter sequences are padded
+    at the end, and the causal mask hides the padding from earlier queries.
     """
     unknown = [name for name in _REFUSED if getattr(n, name) is not None]
     if n.attr("smooth_softmax") in (1, True):
@@ -293,7 +305,7 @@ def group_query_attention(op: Emitter, n: NodeView) -> list[ir.Value]:
     before, places = _places(op, n)
     features = (static_dims(n.query) or (None,))[-1]
     head_size = features // (heads if n.key is not None else heads + 2 * shared) if features else None
-    # Without `key`, queries, keys and values are packed in `query`.
+    # Without `key`, `query` contains packed queries, keys and values.
     if n.key is None:
         joint = op.Reshape(n.query, [0, 0, heads + 2 * shared, -1])
         q, k, v = op.Split(joint, [heads, shared, shared], axis=2, _outputs=3)
@@ -302,7 +314,7 @@ def group_query_attention(op: Emitter, n: NodeView) -> list[ir.Value]:
         k, v = (op.Reshape(value, [0, 0, shared, -1]) for value in (n.key, n.value))
     if n.attr("do_rotary"):
         positions = places if n.position_ids is None else n.position_ids
-        # The cosines have a column per pair of features.
+        # The cosines have one column per pair of features.
         columns = (static_dims(n.cos_cache) or (None, None))[1]
         whole = columns is not None and head_size == 2 * columns
         q, k = (_turned(op, n, x, positions, n.attr("rotary_interleaved"), whole=whole) for x in (q, k))
@@ -310,8 +322,8 @@ def group_query_attention(op: Emitter, n: NodeView) -> list[ir.Value]:
     if n.past_key is not None and n.past_value is not None:
         order = _order(op, n, before)
         k, v = (_in_order(op, past, x, order) for past, x in ((n.past_key, k), (n.past_value, v)))
-    # By this shape onnx's shape inference knows that batch and sequence are those of the queries. Otherwise the sizes
-    # behind the mask are unknown, and gradients of every later Add are summed over axes that are found at run time.
+    # This shape tells onnx's shape inference that batch and sequence are those of the queries. Otherwise, the sizes
+    # after the mask would be unknown, and gradients of every later Add would be summed over axes found at run time.
     last = [-1] if head_size is None else [heads * head_size]
     shape = op.Concat(op.Shape(n.query, end=2), last, axis=0)
     if _is_plain(op, n) and head_size is not None:
@@ -319,7 +331,7 @@ def group_query_attention(op: Emitter, n: NodeView) -> list[ir.Value]:
             op, op.Transpose(q, perm=[0, 2, 1, 3]), k, v, n.attr("scale") or head_size**-0.5, heads // shared
         )
         return [op.Reshape(op.Transpose(y, perm=[0, 2, 1, 3]), shape), k, v]
-    # An axis for the query heads of a group lets keys and values broadcast instead of being repeated.
+    # A separate axis for the query heads of a group lets keys and values broadcast, without being repeated.
     size = op.Shape(q, start=-1)
     per_group = op.Concat([0], [0], [shared], [heads // shared], size, axis=0)
     q = op.Transpose(op.Reshape(q, per_group), perm=[0, 2, 3, 1, 4])
@@ -339,7 +351,7 @@ def group_query_attention(op: Emitter, n: NodeView) -> list[ir.Value]:
 
 
 def _is_plain(op: Emitter, n: NodeView) -> bool:
-    """Tells if a GroupQueryAttention is causal attention of float32 without cache, window and softcap."""
+    """True if a GroupQueryAttention is causal float32 attention without cache, window and softcap."""
     has_cache, is_float32 = n.past_key is not None, n.query.dtype == ir.DataType.FLOAT
     has_window = n.attr("local_window_size") > 0
     return bool(
@@ -350,7 +362,7 @@ def _is_plain(op: Emitter, n: NodeView) -> bool:
 def _causal_attention(
     op: Emitter, q: ir.Value, k: ir.Value, v: ir.Value, scale: float, per_group: int
 ) -> ir.Value:
-    """Computes attention of `[batch, heads, sequence, size]` by the function that keeps no matrix of probabilities.
+    """Computes attention of `[batch, heads, sequence, size]` with the composite op that stores no probabilities.
 
     Args:
         op: emitter.
@@ -358,10 +370,10 @@ def _causal_attention(
         k: keys, with fewer heads.
         v: values, with as many heads as the keys.
         scale: factor of the scores.
-        per_group: heads of the queries that share a head of the keys.
+        per_group: number of query heads that share a key head.
     """
     if per_group > 1:
-        # The function has as many heads of keys as of queries. The copies are small beside the scores.
+        # The composite op needs as many key heads as query heads. The copies are small compared to the scores.
         repeated = op.Concat(op.Shape(k, end=2), [per_group], op.Shape(k, start=2), axis=0)
         k, v = (op.Reshape(op.Expand(op.Unsqueeze(x, [2]), repeated), op.Shape(q)) for x in (k, v))
     y, _ = op.call(causal_attention, q, k, v, scale=scale, _outputs=2)

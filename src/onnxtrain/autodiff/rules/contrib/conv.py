@@ -1,4 +1,4 @@
-"""Writes convolutions of com.microsoft in standard ops."""
+"""Decomposes convolutions of com.microsoft into standard ops."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from onnxtrain.emitter import Emitter
 
 @defbody("FusedConv", MS, "X W B Z", "Y", activation="", activation_params=None, **CONV)
 def fused_conv(op: Emitter, n: NodeView) -> ir.Value:
-    """Y = activation(Conv(X, W, B) + Z)."""
+    """Decomposes FusedConv: Y = activation(Conv(X, W, B) + Z)."""
     return _fused_convolution(op, n, n.X, n.Z)
 
 
 @defbody("NhwcConv", MS, "X W B", "Y", **CONV)
 def nhwc_conv(op: Emitter, n: NodeView) -> ir.Value:
-    """Y = Conv(X, W, B) of images and weights with channels last."""
+    """Decomposes NhwcConv: Y = Conv(X, W, B), with channels-last images and weights."""
     attributes = {name: n.attr(name) for name in CONV}
     rank = n.rank(n.X)
     y = op.Conv(channels_first(op, n.X, rank), channels_first(op, n.W, rank), n.B, **attributes)
@@ -28,7 +28,7 @@ def nhwc_conv(op: Emitter, n: NodeView) -> ir.Value:
 
 @defbody("NhwcFusedConv", MS, "X W B Z", "Y", activation="", activation_params=None, **CONV)
 def nhwc_fused_conv(op: Emitter, n: NodeView) -> ir.Value:
-    """Y = activation(Conv(X, W, B) + Z) of images with channels last; W has the order of Conv."""
+    """Decomposes NhwcFusedConv: Y = activation(Conv(X, W, B) + Z), with channels-last images; W has Conv's layout."""
     rank = n.rank(n.X)
     z = None if n.Z is None else channels_first(op, n.Z, rank)
     return channels_last(op, _fused_convolution(op, n, channels_first(op, n.X, rank), z), rank)
@@ -46,12 +46,12 @@ def _fused_convolution(op: Emitter, n: NodeView, x: ir.Value, z: ir.Value | None
     auto_pad="NOTSET", dilations=None, group=1, kernel_shape=None, output_padding=None, strides=None,
 )  # fmt: skip
 def conv_transpose_with_dynamic_pads(op: Emitter, n: NodeView) -> ir.Value:
-    """Computes ConvTranspose without padding, then slices the padding off, whose sizes are an input."""
+    """Decomposes ConvTransposeWithDynamicPads: ConvTranspose without padding, then a Slice that removes the padding."""
     if n.attr("auto_pad") not in ("NOTSET", b"NOTSET"):
         raise refused(n, f"the padding {n.attr('auto_pad')}")
     names = ("dilations", "group", "kernel_shape", "output_padding", "strides")
     full: ir.Value = op.ConvTranspose(n.X, n.W, n.B, **{name: n.attr(name) for name in names})
-    # Without the input there is no padding.
+    # Without the input `Pads`, there is no padding.
     if n.Pads is None:
         return full
     spatial = n.rank(n.X) - 2

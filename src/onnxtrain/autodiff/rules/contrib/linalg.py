@@ -1,4 +1,4 @@
-"""Writes matrix products of com.microsoft in standard ops; rules of Inverse and CDist, which have no standard op."""
+"""Decomposes matrix products of com.microsoft, and registers VJPs of Inverse, CDist and MatMulNBits."""
 
 from __future__ import annotations
 
@@ -20,29 +20,32 @@ from onnxtrain.passes.parameters.block_order import fault_of_order
 
 @defbody("FusedMatMul", MS, "A B", "Y", alpha=1.0, transA=0, transB=0, transBatchA=0, transBatchB=0)
 def fused_matmul(op: Emitter, n: NodeView) -> ir.Value:
-    """Y = alpha·A'·B', with A' = A or its transpose; a transposed batch has its matrices along first and last axis."""
+    """Decomposes FusedMatMul: Y = alpha·A'·B'.
+
+    A' is A, transposed if transA=1; with transBatchA=1, A has the layout [M, *batch, K]. Likewise for B.
+    """
     return _product(op, n, *((n.attr(f"trans{side}"), n.attr(f"transBatch{side}")) for side in "AB"))
 
 
 @defbody("TransposeMatMul", MS, "A B", "Y", alpha=1.0, transA=0, transB=0)
 def transpose_matmul(op: Emitter, n: NodeView) -> ir.Value:
-    """Y = alpha·A'·B', with A' = A or its transpose."""
+    """Decomposes TransposeMatMul: Y = alpha·A'·B', where A' is A, transposed if transA=1; likewise for B."""
     return _product(op, n, (n.attr("transA"), 0), (n.attr("transB"), 0))
 
 
 def _product(op: Emitter, n: NodeView, a: tuple[int, int], b: tuple[int, int]) -> ir.Value:
-    """Returns alpha·A'·B'; `a` and `b` are (1 if the matrices are transposed, 1 if the batch is)."""
+    """Returns alpha·A'·B'; `a` and `b` are the flags (trans, transBatch) of A and of B, each 0 or 1."""
     product = op.MatMul(_transposed(op, n, n.A, *a), _transposed(op, n, n.B, *b))
     return product if n.attr("alpha") == 1 else op.Mul(product, n.attr("alpha"))
 
 
 def _transposed(op: Emitter, n: NodeView, value: ir.Value, matrix: int, batch: int) -> ir.Value:
-    """Moves the first axis of a transposed batch behind the others, then swaps the axes of transposed matrices."""
+    """Moves the first axis after the batch axes if `batch` is 1, then swaps the last two axes if `matrix` is 1."""
     if not matrix and not batch:
         return value
     rank = n.rank(value)
     order = list(range(rank))
-    # transBatch: the matrices lie along the first and the last axis, the batch between them.
+    # transBatch: the first and the last axis are those of the matrices, with the batch axes between them.
     if batch and rank > 2:
         order = [*order[1:-1], 0, rank - 1]
     if matrix and rank > 1:
@@ -55,7 +58,7 @@ def _transposed(op: Emitter, n: NodeView, value: ir.Value, matrix: int, batch: i
     activation="", activation_alpha=None, activation_beta=None, activation_gamma=None,
 )  # fmt: skip
 def fused_gemm(op: Emitter, n: NodeView) -> ir.Value:
-    """Y = activation(alpha·A'·B' + beta·C)."""
+    """Decomposes FusedGemm: Y = activation(alpha·A'·B' + beta·C)."""
     attributes = {name: n.attr(name) for name in ("alpha", "beta", "transA", "transB")}
     y = op.Gemm(n.A, n.B, *([n.C] if n.C is not None else []), **attributes)
     numbers = [n.attr(f"activation_{name}") for name in ("alpha", "beta", "gamma")]
@@ -63,7 +66,7 @@ def fused_gemm(op: Emitter, n: NodeView) -> ir.Value:
 
 
 def _nbits_shape(op: Emitter, n: NodeView) -> ir.Value:
-    """Writes a product of the shape and dtype of MatMulNBits, for shape inference."""
+    """Emits a matrix product with the shape and dtype of MatMulNBits' output, for shape inference."""
     weight = op.ConstantOfShape(op.const([n.attr("K"), n.attr("N")]))
     return op.MatMul(n.A, op.CastLike(weight, n.A))
 
@@ -78,14 +81,14 @@ def _nbits_shape(op: Emitter, n: NodeView) -> ir.Value:
     ),
 )  # fmt: skip
 def matmul_nbits(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """Y = A·Wᵀ + bias with W = scales·(B - zero_points), whose codes B are packed in bytes.
+    """VJP of MatMulNBits: Y = A·Wᵀ + bias with W = scales·(B - zero_points), where the codes B are packed in bytes.
 
-    ct_A = ct·W, ct_bias = sum of ct. With ct_W = ctᵀ·A, the cotangents of scales and of zero points are the sums of
-    (B - zero_points)·ct_W and of -scales·ct_W over each block. `accuracy_level=4` rounds A to int8 in the forward
-    product; gradients pass this rounding unchanged.
+    ct_A = ct·W, ct_bias = sum of ct. With ct_W = ctᵀ·A, the cotangents of scales and zero points are the sums of (B -
+    zero_points)·ct_W and of -scales·ct_W over each block. `accuracy_level=4` rounds A to int8 in the forward product;
+    gradients pass straight through this rounding.
     """
     _check_nbits(n)
-    # The node stays in the forward graph: the kernel reads the packed weights, and rounds as the deployed file does.
+    # The node remains in the forward graph: its kernel reads the packed weights and rounds like the deployed model.
     cotangents: dict[str | ir.Value, ir.Value | None] = {}
     product = product_with_weight(op, n, ct) if n.needs("A") else None
     needs_codes = n.needs("scales") or n.needs("zero_points") or (n.needs("A") and product is None)
@@ -107,28 +110,32 @@ def matmul_nbits(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 
 
 def _check_nbits(n: NodeView) -> None:
-    """Raises NoGradientRule for weights that the gradient would read in another way than the kernel."""
+    """Raises NoGradientRule for weights that the kernel would interpret differently than the gradient does."""
     bits = n.attr("bits")
     if bits not in (2, 4, 8):
         raise refused(n, f"weights of {bits} bits")
     if n.attr("weight_prepacked"):
         raise refused(n, "prepacked weights")
-    # The forward product would not be that of the gradients.
+    # The kernel computes such an order wrongly, so forward product and gradients would disagree.
     if (fault := fault_of_order(n.node)) is not None:
         raise refused(n, fault)
 
 
 def _nbits_weights(op: Emitter, n: NodeView) -> tuple[ir.Value, ir.Value]:
-    """Unpacks the weights of a MatMulNBits: codes minus zero points, and scales, both float [N, K]."""
+    """Unpacks the weights of a MatMulNBits.
+
+    Returns:
+        Codes minus zero points, and scales, both float [N, K].
+    """
     bits, size, rows, columns = (n.attr(name) for name in ("bits", "block_size", "N", "K"))
     blocks = math.ceil(columns / size)
     like = n.A
     codes = op.Slice(_unpacked(op, n.B, bits, [rows, blocks * size], like), [0], [columns], [1])
-    # Without zero points the codes are around the middle of their range, e.g. 8 for 4 bits.
+    # Without zero points, the codes are centered at the middle of their range, e.g. 8 for 4 bits.
     if n.zero_points is None:
         zeros = op.const(float(2 ** (bits - 1)), like=like)
     elif n.zero_points.dtype == ir.DataType.UINT8:
-        # Packed row by row: each row of zero points begins with a new byte.
+        # Packed row by row: each row of zero points begins at a new byte.
         per_row = math.ceil(blocks * bits / 8) * 8 // bits
         packed = _unpacked(op, n.zero_points, bits, [rows, per_row], like)
         zeros = _of_columns(op, n, op.Slice(packed, [0], [blocks], [1]))
@@ -138,19 +145,19 @@ def _nbits_weights(op: Emitter, n: NodeView) -> tuple[ir.Value, ir.Value]:
 
 
 def _of_columns(op: Emitter, n: NodeView, values: ir.Value) -> ir.Value:
-    """Repeats the values of blocks, [N, blocks], for the columns of each: [N, K]."""
-    # Quantisers that order columns by importance say which block a column belongs to.
+    """Expands per-block values, [N, blocks], to the columns of each block, [N, K]."""
+    # Quantizers that reorder columns by importance store the block of each column in `g_idx`.
     if n.g_idx is not None:
         return op.Gather(values, n.g_idx, axis=1)
     columns, size, rows = n.attr("K"), n.attr("block_size"), n.attr("N")
     blocks = math.ceil(columns / size)
     repeated = op.Reshape(op.Expand(op.Unsqueeze(values, [2]), [rows, blocks, size]), [rows, blocks * size])
-    # The last block of a row may be longer than the columns that are left.
+    # The last block of a row may extend beyond the last column.
     return repeated if blocks * size == columns else op.Slice(repeated, [0], [columns], [1])
 
 
 def _block_sums(op: Emitter, n: NodeView, terms: ir.Value) -> ir.Value:
-    """Sums terms of columns, [N, K], over the columns of each block: [N, blocks]."""
+    """Sums per-column values, [N, K], over the columns of each block: [N, blocks]."""
     columns, size, rows = n.attr("K"), n.attr("block_size"), n.attr("N")
     blocks = math.ceil(columns / size)
     if n.g_idx is not None:
@@ -163,7 +170,7 @@ def _block_sums(op: Emitter, n: NodeView, terms: ir.Value) -> ir.Value:
 
 
 def _unpacked(op: Emitter, packed: ir.Value, bits: int, shape: Sequence[int], like: ir.Value) -> ir.Value:
-    """Unpacks integers of `bits` bits from bytes, lowest bits first, into floats of a shape."""
+    """Unpacks integers of `bits` bits each from bytes, lowest bits first, into floats of the given shape."""
     in_bytes = op.Unsqueeze(op.Cast(packed, to=ir.DataType.INT64), [-1])
     divisors = op.const([2 ** (bits * k) for k in range(8 // bits)])
     parts = op.Mod(op.Div(in_bytes, divisors), op.const(2**bits))
@@ -181,24 +188,23 @@ vjp(
     shapes=lambda op, n: op.MatMul(n.A, op.Transpose(n.B, perm=[1, 0])),
 )  # fmt: skip
 def cdist(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """C[i, k] = |A[i] - B[k]|², or its root for the metric "euclidean".
+    """VJP of CDist: C[i, k] = |A[i] - B[k]|², or its square root for the metric "euclidean".
 
-    ct_A[i] = sum_k s[i, k]·(A[i] - B[k]) with s = 2·ct, or s = ct/C for the root. The root has a kink where two rows
-    are equal: s is 0 there, as in `torch.cdist`.
+    ct_A[i] = sum_k s[i, k]·(A[i] - B[k]) with s = 2·ct, or s = ct/C for the square root. The square root has a kink
+    where two rows are equal: there, s is 0, as in `torch.cdist`.
     """
     metric = n.attr("metric")
     if metric == "sqeuclidean":
         slope = op.Mul(ct, 2.0)
     elif metric == "euclidean":
-        # The inner Where keeps the derivative of this gradient finite: its 0/0 would be NaN, though the outer one masks
-        # it.
+        # The inner Where avoids 0/0: it is masked by the outer Where, but would be NaN in the second derivative.
         apart = op.Greater(n.out.C, 0.0)
         slope = op.Where(apart, op.Div(ct, op.Where(apart, n.out.C, 1.0)), 0.0)
     else:
         raise refused(n, f"the metric {metric!r}")
 
     def difference(slope: ir.Value, x: ir.Value, y: ir.Value) -> ir.Value:
-        """Returns sum_k slope[i, k]·(x[i] - y[k]) without a tensor of all differences."""
+        """Returns sum_k slope[i, k]·(x[i] - y[k]) without materializing all differences."""
         total = op.ReduceSum(slope, [1], keepdims=1)
         return op.Sub(op.Mul(x, total), op.MatMul(slope, y))
 

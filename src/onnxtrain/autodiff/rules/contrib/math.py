@@ -1,4 +1,4 @@
-"""Writes elementwise ops of com.microsoft in standard ops."""
+"""Decomposes elementwise ops of com.microsoft into standard ops."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ from onnxtrain.emitter import Emitter
 
 @defbody("BiasAdd", MS, "X bias skip", "Y")
 def bias_add(op: Emitter, n: NodeView) -> ir.Value:
-    """Y = X + bias + skip."""
+    """Decomposes BiasAdd: Y = X + bias + skip."""
     return op.Add(op.Add(n.X, n.bias), n.skip)

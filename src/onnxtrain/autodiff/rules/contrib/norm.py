@@ -1,4 +1,4 @@
-"""Writes the normalisation layers of com.microsoft in standard ops."""
+"""Decomposes the normalization layers of com.microsoft into standard ops."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from onnxtrain.functions import inverse_rms_normalization
     "input skip gamma beta bias", "output mean inv_std_var input_skip_bias_sum", epsilon=1e-12,
 )  # fmt: skip
 def skip_layer_normalization(op: Emitter, n: NodeView) -> list[ir.Value]:
-    """Output = LayerNormalization(input + skip + bias)."""
+    """Decomposes SkipLayerNormalization: LayerNormalization(input + skip + bias)."""
     total = _sum(op, n)
     y, mean, inverse = op.LayerNormalization(
         total, n.gamma, n.beta, axis=-1, epsilon=n.attr("epsilon"), _outputs=3
@@ -31,8 +31,8 @@ def skip_layer_normalization(op: Emitter, n: NodeView) -> list[ir.Value]:
     "input skip gamma bias", "output mean inv_std_var input_skip_bias_sum", epsilon=1e-12,
 )  # fmt: skip
 def skip_simplified_layer_normalization(op: Emitter, n: NodeView) -> list[ir.Value]:
-    """Output = RMSNormalization(input + skip + bias)."""
-    # The second output, a mean, has no meaning here; anything of its shape does.
+    """Decomposes SkipSimplifiedLayerNormalization: RMSNormalization(input + skip + bias)."""
+    # The second output, a mean, is meaningless here; any value of its shape will do.
     total = _sum(op, n)
     y, inverse = _rms(op, n, total, n.gamma)
     return [y, inverse, inverse, total]
@@ -40,8 +40,8 @@ def skip_simplified_layer_normalization(op: Emitter, n: NodeView) -> list[ir.Val
 
 @defbody("SimplifiedLayerNormalization", "", "X scale", "Y inv_std_var", axis=-1, epsilon=1e-5, stash_type=1)
 def simplified_layer_normalization(op: Emitter, n: NodeView) -> list[ir.Value]:
-    """Y = RMSNormalization(X) over all axes from `axis` on."""
-    # onnxruntime writes this op into the standard domain, though the standard does not have it.
+    """Decomposes SimplifiedLayerNormalization: RMSNormalization(X) over all axes from `axis` on."""
+    # ONNX Runtime puts this op into the standard domain, although the standard doesn't have it.
     axis = n.attr("axis")
     axes = [-1] if axis == -1 else list(range(n.axis(n.X, axis), n.rank(n.X)))
     return list(_rms(op, n, n.X, n.scale, axes))
@@ -58,8 +58,8 @@ def _rms(
 ) -> tuple[ir.Value, ir.Value]:
     """Returns x·r·scale and r = 1 / sqrt(mean(x²) + epsilon), computed in float32 for half precision."""
     epsilon = n.attr("epsilon")
-    # The composite op has a native kernel, and its gradient reads x and r only. It passes no cotangent of r, which is
-    # the second and third output of a node that names them.
+    # The composite op has a native kernel, and its VJP reads only x and r. But it has no VJP for r, which is the node's
+    # second and third output.
     given = n.inputs[0]
     dims = None if given is None else static_dims(given)
     is_float = given is not None and given.dtype == scale.dtype == ir.DataType.FLOAT
@@ -81,7 +81,7 @@ def _rms(
     "output mask_index embedding_sum", epsilon=1e-12, mask_index_type=None,
 )  # fmt: skip
 def embed_layer_normalization(op: Emitter, n: NodeView) -> list[ir.Value]:
-    """Output = LayerNormalization of the sum of word, position and segment embeddings."""
+    """Decomposes EmbedLayerNormalization: LayerNormalization of the sum of word, position and segment embeddings."""
     total = op.Gather(n.word_embedding, n.input_ids)
     if n.position_ids is not None:
         position = op.Gather(n.position_embedding, n.position_ids)
@@ -92,7 +92,7 @@ def embed_layer_normalization(op: Emitter, n: NodeView) -> list[ir.Value]:
     if n.segment_ids is not None:
         total = op.Add(total, op.Gather(n.segment_embedding, n.segment_ids))
     y = op.LayerNormalization(total, n.gamma, n.beta, axis=-1, epsilon=n.attr("epsilon"))
-    # mask_index, the second output, holds the number of valid words of each sequence, 0 without a mask.
+    # mask_index, the second output, holds the number of valid words of each sequence, or 0 without a mask.
     counted = n.input_ids if n.mask is None else n.mask
     ones = op.Cast(op.Greater(op.Cast(counted, to=ir.DataType.INT64), 0), to=ir.DataType.INT32)
     lengths = op.ReduceSum(ones, [1], keepdims=0)
@@ -103,7 +103,7 @@ def embed_layer_normalization(op: Emitter, n: NodeView) -> list[ir.Value]:
 
 @defbody("GroupNorm", MS, "X gamma beta", "Y", activation=0, channels_last=1, epsilon=1e-5, groups=None)
 def group_norm(op: Emitter, n: NodeView) -> ir.Value:
-    """Y = GroupNormalization(X) of images `[batch, height, width, channels]`, followed by SiLU if `activation` is 1."""
+    """Decomposes GroupNorm: GroupNormalization of channels-last images, then SiLU if `activation` is 1."""
     return _group_normalized(op, n, n.X)
 
 
@@ -111,7 +111,7 @@ def group_norm(op: Emitter, n: NodeView) -> ir.Value:
     "SkipGroupNorm", MS, "X gamma beta skip bias", "Y S", activation=0, channels_last=1, epsilon=1e-5, groups=None,
 )  # fmt: skip
 def skip_group_norm(op: Emitter, n: NodeView) -> list[ir.Value]:
-    """Y = GroupNorm(X + skip + bias); skip may be `[batch, channels]` or `[batch, 1, 1, channels]`."""
+    """Decomposes SkipGroupNorm: GroupNorm(X + skip + bias), where skip may be `[batch, (1, 1,) channels]`."""
     if not n.attr("channels_last"):
         raise refused(n, "channels that are not last")
     # A skip connection without spatial axes is added at every position.
@@ -122,10 +122,10 @@ def skip_group_norm(op: Emitter, n: NodeView) -> list[ir.Value]:
 
 
 def _group_normalized(op: Emitter, n: NodeView, x: ir.Value) -> ir.Value:
-    """Returns GroupNorm of `x` with the parameters and attributes of the node."""
+    """Returns the GroupNorm of `x` with the parameters and attributes of the node."""
     last = n.attr("channels_last")
     x = op.Transpose(x, perm=[0, 3, 1, 2]) if last else x
-    # GroupNorm takes float32 parameters beside float16 images, GroupNormalization one dtype.
+    # GroupNorm allows float32 parameters with float16 images; GroupNormalization requires a single dtype.
     scale, bias = (op.CastLike(value, x) for value in (n.gamma, n.beta))
     y = op.GroupNormalization(x, scale, bias, epsilon=n.attr("epsilon"), num_groups=n.attr("groups"))
     y = op.Mul(y, op.Sigmoid(y)) if n.attr("activation") else y

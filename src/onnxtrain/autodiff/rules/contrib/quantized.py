@@ -1,7 +1,7 @@
-"""Writes quantized ops in standard ops: they dequantize, compute in floating point and quantize again.
+"""Decomposes quantized ops into standard ops: dequantize, compute in floating point, quantize again.
 
-With `straight_through=True` gradients pass the rounding. The weights are integers and are not trained. ONNX Runtime's
-kernels multiply integers; both round once, so that results differ by one step at most.
+With `straight_through=True`, gradients pass through the rounding. The weights are integers and are not trained. ONNX
+Runtime's kernels multiply integers instead; both round once, so that results differ by at most one step.
 """
 
 from __future__ import annotations
@@ -27,31 +27,31 @@ not_yet(
 def _real(
     op: Emitter, q: ir.Value, scale: ir.Value, zero: ir.Value | None = None, axis: int | None = None
 ) -> ir.Value:
-    """Dequantizes integers; `axis` is the axis of a scale that is a vector."""
+    """Dequantizes integers; `axis` is the axis to which a vector of scales belongs."""
     return op.DequantizeLinear(q, scale, *([zero] if zero is not None else []), axis=axis)
 
 
 def _quantized(op: Emitter, y: ir.Value, scale: ir.Value, zero: ir.Value | None, like: ir.Value) -> ir.Value:
-    """Quantizes to the dtype of the zero point or, without one, to that of `like`."""
+    """Quantizes to the dtype of the zero point, or without a zero point to the dtype of `like`."""
     return op.QuantizeLinear(y, scale, zero if zero is not None else op.CastLike(op.const(0), like))
 
 
 @defbody("QuantizeLinear", MS, "x y_scale y_zero_point", "y", axis=None)
 def quantize_linear(op: Emitter, n: NodeView) -> ir.Value:
-    """As the standard op."""
+    """Decomposes com.microsoft's QuantizeLinear: the standard op."""
     zero = [n.y_zero_point] if n.y_zero_point is not None else []
     return op.QuantizeLinear(n.x, n.y_scale, *zero, axis=n.attr("axis"))
 
 
 @defbody("DequantizeLinear", MS, "x x_scale x_zero_point", "y", axis=None)
 def dequantize_linear(op: Emitter, n: NodeView) -> ir.Value:
-    """As the standard op."""
+    """Decomposes com.microsoft's DequantizeLinear: the standard op."""
     return _real(op, n.x, n.x_scale, n.x_zero_point, n.attr("axis"))
 
 
 @defbody("QLinearMatMul", "", "a a_scale a_zero_point b b_scale b_zero_point y_scale y_zero_point", "y")
 def qlinear_matmul(op: Emitter, n: NodeView) -> ir.Value:
-    """Y = a·b, with one scale per row of a and per column of b, or one for all."""
+    """Decomposes QLinearMatMul: y = a·b, with one scale per row of a and per column of b, or one per tensor."""
     a = _real(op, n.a, n.a_scale, n.a_zero_point, -2)
     y = op.MatMul(a, _real(op, n.b, n.b_scale, n.b_zero_point, -1))
     return _quantized(op, y, n.y_scale, n.y_zero_point, n.a)
@@ -62,17 +62,19 @@ _QCONV = "x x_scale x_zero_point w w_scale w_zero_point y_scale y_zero_point B"
 
 @defbody("QLinearConv", "", _QCONV, "y", **CONV)
 def qlinear_conv(op: Emitter, n: NodeView) -> ir.Value:
-    """Y = Conv(x, w, B) of quantized tensors."""
+    """Decomposes QLinearConv: y = Conv(x, w, B) of quantized tensors."""
     return _qlinear_conv(op, n)
 
 
 def _qlinear_conv(op: Emitter, n: NodeView, *, last: bool = False) -> ir.Value:
-    """Writes a Conv whose weight has one scale per output channel or one for all; the bias has x_scale·w_scale.
+    """Emits DequantizeLinear -> Conv -> QuantizeLinear.
+
+    The weight has one scale per output channel or one per tensor; the bias scale is x_scale·w_scale.
 
     Args:
         op: emitter.
         n: the node.
-        last: True for images with channels last. Weights have the order of Conv in both cases.
+        last: True for channels-last images. Weights have Conv's layout in both cases.
     """
     x = _real(op, n.x, n.x_scale, n.x_zero_point)
     x = channels_first(op, x, n.rank(n.x)) if last else x
@@ -84,7 +86,7 @@ def _qlinear_conv(op: Emitter, n: NodeView, *, last: bool = False) -> ir.Value:
 
 
 def _times(op: Emitter, integers: ir.Value, *scales: ir.Value) -> ir.Value:
-    """Returns the product of integers and scales, float32."""
+    """Returns integers times scales, in float32."""
     value = op.Cast(integers, to=ir.DataType.FLOAT)
     for scale in scales:
         value = op.Mul(value, scale)
@@ -93,13 +95,13 @@ def _times(op: Emitter, integers: ir.Value, *scales: ir.Value) -> ir.Value:
 
 @defbody("QLinearConv", MS, _QCONV, "y", channels_last=0, **CONV)
 def contrib_qlinear_conv(op: Emitter, n: NodeView) -> ir.Value:
-    """As the standard op, also for images with channels last."""
+    """Decomposes com.microsoft's QLinearConv: the standard op, also for channels-last images."""
     return _qlinear_conv(op, n, last=bool(n.attr("channels_last")))
 
 
 @defbody("DynamicQuantizeMatMul", MS, "A B b_scale b_zero_point bias", "Y")
 def dynamic_quantize_matmul(op: Emitter, n: NodeView) -> ir.Value:
-    """Y = A·B + bias, with A quantized over its own range."""
+    """Decomposes DynamicQuantizeMatMul: Y = A·B + bias, with A quantized to its own range."""
     q, scale, zero = op.DynamicQuantizeLinear(n.A, _outputs=3)
     a = _real(op, q, scale, zero)
     y = op.MatMul(a, _real(op, n.B, n.b_scale, n.b_zero_point, -1))
@@ -113,8 +115,8 @@ def dynamic_quantize_matmul(op: Emitter, n: NodeView) -> ir.Value:
     hidden_size=None, input_forget=0,
 )  # fmt: skip
 def dynamic_quantize_lstm(op: Emitter, n: NodeView) -> tuple[ir.Value, ...]:
-    """LSTM with X quantized over its own range."""
-    # The kernel quantizes the hidden state at each step, too. No standard op can: that part of the rounding is left
+    """Decomposes DynamicQuantizeLSTM: an LSTM with X quantized to its own range."""
+    # The kernel also quantizes the hidden state at each time step, which no standard op can do: that rounding is left
     # out.
     q, scale, zero = op.DynamicQuantizeLinear(n.X, _outputs=3)
     weights = [
@@ -147,7 +149,7 @@ def _by_direction(op: Emitter, n: NodeView, q: ir.Value, scale: ir.Value, zero: 
 
 @defbody("MatMulIntegerToFloat", MS, "A B a_scale b_scale a_zero_point b_zero_point bias", "Y")
 def matmul_integer_to_float(op: Emitter, n: NodeView) -> ir.Value:
-    """Y = A·B + bias of quantized A and B."""
+    """Decomposes MatMulIntegerToFloat: Y = A·B + bias, for quantized A and B."""
     a = _real(op, n.A, n.a_scale, n.a_zero_point, -1)
     y = op.MatMul(a, _real(op, n.B, n.b_scale, n.b_zero_point, -1))
     return y if n.bias is None else op.Add(y, n.bias)
@@ -158,21 +160,21 @@ def matmul_integer_to_float(op: Emitter, n: NodeView) -> ir.Value:
     alpha=1.0, transA=0, transB=0,
 )  # fmt: skip
 def qgemm(op: Emitter, n: NodeView) -> ir.Value:
-    """Y = alpha·A·B + C; the scale of C is alpha·a_scale·b_scale."""
+    """Decomposes QGemm: Y = alpha·A·B + C; the scale of C is alpha·a_scale·b_scale."""
     a = _real(op, n.A, n.a_scale, n.a_zero_point)
-    # One scale per column of the product, which is a row of a transposed B.
+    # One scale per column of the product; with transB, that is a row of B.
     b = _real(op, n.B, n.b_scale, n.b_zero_point, 0 if n.attr("transB") else 1)
     y = op.Gemm(a, b, **{name: n.attr(name) for name in ("alpha", "transA", "transB")})
     if n.C is not None:
         y = op.Add(y, op.Mul(_times(op, n.C, n.a_scale, n.b_scale), n.attr("alpha")))
-    # Without y_scale the result is floating point.
+    # Without y_scale, the output is floating point.
     return y if n.y_scale is None else _quantized(op, y, n.y_scale, n.y_zero_point, n.A)
 
 
 def _unary(
     name: str, compute: Callable[[Emitter, NodeView, ir.Value], ir.Value], **attributes: object
 ) -> None:
-    """Registers the body of an op of one quantized tensor; `compute` maps (op, node, dequantized X) to the result."""
+    """Registers the body of an op with one quantized input; `compute` maps (op, node, dequantized X) to the result."""
 
     @defbody(name, MS, "X X_scale X_zero_point Y_scale Y_zero_point", "Y", **attributes)
     def body(op: Emitter, n: NodeView) -> ir.Value:
@@ -182,7 +184,7 @@ def _unary(
 
 def _softmax(op: Emitter, n: NodeView, x: ir.Value) -> ir.Value:
     axis = n.attr("axis")
-    # Softmax before opset 13 flattened all axes from `axis` on.
+    # Before opset 13, Softmax flattened all axes from `axis` on.
     if n.attr("opset") is not None and n.attr("opset") < 13 and axis not in (-1, n.rank(n.X) - 1):
         raise refused(n, "softmax over several axes")
     y: ir.Value = op.Softmax(x, axis=axis)
@@ -190,7 +192,7 @@ def _softmax(op: Emitter, n: NodeView, x: ir.Value) -> ir.Value:
 
 
 def _pooled(op: Emitter, n: NodeView, x: ir.Value, pool: Callable[[ir.Value], ir.Value]) -> ir.Value:
-    """Applies a pooling of images with channels first to images with channels first or last."""
+    """Applies a channels-first pooling to images, which are channels-last if the node says so."""
     if not n.attr("channels_last"):
         return pool(x)
     rank = n.rank(n.X)
@@ -218,7 +220,7 @@ _unary("QLinearGlobalAveragePool", lambda op, n, x: _pooled(op, n, x, op.GlobalA
 
 
 def _binary(name: str) -> None:
-    """Registers the body of an op of two quantized tensors, e.g. "QLinearAdd"."""
+    """Registers the body of an op with two quantized inputs, e.g. "QLinearAdd"."""
 
     @defbody(name, MS, "A A_scale A_zero_point B B_scale B_zero_point C_scale C_zero_point", "C")
     def body(op: Emitter, n: NodeView) -> ir.Value:
@@ -233,7 +235,7 @@ _binary("QLinearMul")
 
 @defbody("QLinearConcat", MS, "Y_scale Y_zero_point inputs", "Y", axis=None)
 def qlinear_concat(op: Emitter, n: NodeView) -> ir.Value:
-    """Concatenates tensors, each of which comes with a scale and a zero point."""
+    """Decomposes QLinearConcat: concatenates tensors, each of which has its own scale and zero point."""
     triples = n.inputs[2:]
     parts = [op.DequantizeLinear(*triples[k : k + 3]) for k in range(0, len(triples), 3)]
     return op.QuantizeLinear(op.Concat(*parts, axis=n.attr("axis")), n.Y_scale, n.Y_zero_point)
@@ -245,7 +247,7 @@ def qlinear_concat(op: Emitter, n: NodeView) -> ir.Value:
     do_rotary=0, mask_filter_value=-10000.0, num_heads=None, past_present_share_buffer=0, scale=None, unidirectional=0,
 )  # fmt: skip
 def qattention(op: Emitter, n: NodeView) -> list[ir.Value]:
-    """Self-attention of a quantized input with quantized weights."""
+    """Decomposes QAttention: self-attention of a quantized input with quantized weights."""
     if n.attr("do_rotary"):
         raise refused(n, "rotary embeddings")
     x = _real(op, n.input, n.input_scale, n.input_zero_point)

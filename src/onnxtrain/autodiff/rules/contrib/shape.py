@@ -1,4 +1,4 @@
-"""Writes ops of com.microsoft that move or select elements in standard ops."""
+"""Decomposes ops of com.microsoft that move or select elements into standard ops."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from onnxtrain.emitter import Emitter
 
 @defbody("Trilu", MS, "X k", "Y", upper=1)
 def trilu(op: Emitter, n: NodeView) -> ir.Value:
-    """As the standard op."""
+    """Decomposes com.microsoft's Trilu: the standard op."""
     return op.Trilu(n.X, *([n.k] if n.k is not None else []), upper=n.attr("upper"))
 
 
 @defbody("ExpandDims", MS, "X axis", "Y")
 def expand_dims(op: Emitter, n: NodeView) -> ir.Value:
-    """Y = X with a new axis of size one at `axis`, a scalar of int32."""
-    # `n.axis` is a method of NodeView, so this input is read by its index. Unsqueeze takes a vector of int64.
+    """Decomposes ExpandDims: inserts an axis of size one at `axis`, an int32 scalar."""
+    # `n.axis` is a method of NodeView, so this input is accessed by index. Unsqueeze requires an int64 vector.
     return op.Unsqueeze(n.X, op.Reshape(op.Cast(n.inputs[1], to=ir.DataType.INT64), [1]))
 
 
 @defbody("UnfoldTensor", MS, "input", "output", dim=-1, size=None, step=1)
 def unfold_tensor(op: Emitter, n: NodeView) -> ir.Value:
-    """Output = windows of `size` numbers along `dim`, one each `step`; their numbers lie along a new last axis."""
+    """Decomposes UnfoldTensor: windows of `size` elements along `dim`, `step` apart, stacked along a new last axis."""
     rank, size = n.rank(n.input), n.attr("size")
     axis = n.axis(n.input, n.attr("dim"))
     starts = op.Range(0, op.Sub(op.Squeeze(op.dim(n.input, axis), [0]), size - 1), n.attr("step"))

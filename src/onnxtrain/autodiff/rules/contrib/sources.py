@@ -1,4 +1,4 @@
-"""Declares ops of com.microsoft that no gradient can pass."""
+"""Declares ops of com.microsoft without a gradient."""
 
 from __future__ import annotations
 

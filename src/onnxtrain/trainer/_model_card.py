@@ -19,8 +19,8 @@ from onnxtrain._printable import printable
 from onnxtrain._settings import settings_text
 from onnxtrain.runtime.artifact_folder import keep_inside
 from onnxtrain.runtime.atomic import replace_file
-from onnxtrain.trainer._callbacks._settings import run_settings
-from onnxtrain.trainer._report import format_value
+from onnxtrain.trainer._callbacks.settings import run_settings
+from onnxtrain.trainer._show.report import format_value
 
 if TYPE_CHECKING:
     from onnxtrain.trainer._trainer import Trainer

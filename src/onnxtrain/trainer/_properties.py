@@ -9,10 +9,10 @@ from onnxtrain.runtime.manifest import Manifest
 from onnxtrain.runtime.optimizer import check_learning_rate
 from onnxtrain.runtime.state import CheckpointState, Parameters
 from onnxtrain.runtime.uncopied import Uncopied
-from onnxtrain.trainer._history import History
-from onnxtrain.trainer._metrics import Metric
-from onnxtrain.trainer._position import Plan
-from onnxtrain.trainer._state import TrainingState
+from onnxtrain.trainer._fit.state import TrainingState
+from onnxtrain.trainer._metrics.metrics import Metric
+from onnxtrain.trainer._run.history import History
+from onnxtrain.trainer._run.position import Plan
 
 
 class TrainerProperties(Uncopied):

@@ -14,12 +14,12 @@ from onnxtrain.losses import loss_class
 from onnxtrain.runtime.artifact_folder import keep_inside
 from onnxtrain.runtime.dtypes import Array
 from onnxtrain.runtime.state import CheckpointState
-from onnxtrain.trainer._datasets import advising_transform, weighed_dataset
-from onnxtrain.trainer._files import refuse_model_name
+from onnxtrain.trainer._fit.datasets import advising_transform, weighed_dataset
+from onnxtrain.trainer._metrics.probabilities import probabilities
+from onnxtrain.trainer._metrics.whole_set import confusion_matrix
 from onnxtrain.trainer._model_card import write_model_card
-from onnxtrain.trainer._probabilities import probabilities
 from onnxtrain.trainer._properties import TrainerProperties
-from onnxtrain.trainer._whole_metrics import confusion_matrix
+from onnxtrain.trainer._run.files import refuse_model_name
 from onnxtrain.trainer.data import Layout, Options, Pass, TransformFunction, open_source
 
 if TYPE_CHECKING:

@@ -17,19 +17,19 @@ from onnxtrain._words import argument
 from onnxtrain.distributed._strategy import Strategy
 from onnxtrain.errors import InputError
 from onnxtrain.runtime.optimizer import check_learning_rate
-from onnxtrain.trainer._build import ModelSettings, build_run, loss_name, name_list, random_ops
-from onnxtrain.trainer._ema import check_decay
-from onnxtrain.trainer._metrics import MetricSpec, make_metrics
-from onnxtrain.trainer._position import CUSTOM, MOST_THREADS, Position, Settings
-from onnxtrain.trainer._run import Run
-from onnxtrain.trainer._schedule import ScheduleSpec, make_schedule
-from onnxtrain.trainer._state import TrainingState, scheduler_settings
+from onnxtrain.trainer._checks import check_integer
+from onnxtrain.trainer._fit.moving_average import check_decay
+from onnxtrain.trainer._fit.schedule import ScheduleSpec, make_schedule
+from onnxtrain.trainer._fit.state import TrainingState, scheduler_settings
+from onnxtrain.trainer._metrics.metrics import MetricSpec, make_metrics
+from onnxtrain.trainer._metrics.whole_set import check_positive
+from onnxtrain.trainer._run.build import ModelSettings, build_run, loss_name, name_list, random_ops
+from onnxtrain.trainer._run.position import CUSTOM, MOST_THREADS, Position, Settings
+from onnxtrain.trainer._run.run import Run
+from onnxtrain.trainer._run.workspace import Workspace
 from onnxtrain.trainer._trained_model import TrainedModel
 from onnxtrain.trainer._training import Training
-from onnxtrain.trainer._typed import check_integer
-from onnxtrain.trainer._whole_metrics import check_positive
 from onnxtrain.trainer._workers import join_workers
-from onnxtrain.trainer._workspace import Workspace
 
 if TYPE_CHECKING:
     from onnxtrain.artifacts import LossSpec, OptimizerSpec

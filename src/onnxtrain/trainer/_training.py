@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any, cast
 from onnxtrain._words import argument
 from onnxtrain.errors import InputError
 from onnxtrain.trainer._callbacks import Callback, Events, callback_list
-from onnxtrain.trainer._datasets import Data, Validation, fit_datasets, weigh, weighed_dataset
-from onnxtrain.trainer._finder import LearningRateRange, find_range
-from onnxtrain.trainer._history import History
-from onnxtrain.trainer._loop import FitLoop
-from onnxtrain.trainer._position import Plan
+from onnxtrain.trainer._checks import check_integer
+from onnxtrain.trainer._fit.datasets import Data, Validation, fit_datasets, weigh, weighed_dataset
+from onnxtrain.trainer._fit.learning_rate_range import LearningRateRange, find_range
+from onnxtrain.trainer._fit.loop import FitLoop
 from onnxtrain.trainer._properties import TrainerProperties
-from onnxtrain.trainer._report import make_report
-from onnxtrain.trainer._typed import check_integer
-from onnxtrain.trainer._workers._events import WorkerEvents
+from onnxtrain.trainer._run.history import History
+from onnxtrain.trainer._run.position import Plan
+from onnxtrain.trainer._show.report import make_report
+from onnxtrain.trainer._workers.events import WorkerEvents
 from onnxtrain.trainer.data import (
     ClassWeightedSource,
     ClassWeights,

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from onnxtrain.trainer._callbacks.logger import Logger, saved_id
-from onnxtrain.trainer._callbacks.settings import run_settings
 from onnxtrain.trainer._optional import optional
 from onnxtrain.trainer._run.history import History
 
@@ -105,7 +104,7 @@ class MLflowLogger(Logger):
         """Logs the settings that the run does not have yet."""
         # MLflow refuses another value for a parameter, and a second fit may have other arguments.
         known = self._client.get_run(self._run).data.params
-        settings = {**run_settings(trainer), **self._parameters}
+        settings = {**trainer._state.run_settings, **self._parameters}
         parameters = [
             self._mlflow.entities.Param(name, str(value)[:_LONGEST])
             for name, value in settings.items()

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from onnxtrain.trainer._callbacks.logger import Logger, saved_id
-from onnxtrain.trainer._callbacks.settings import run_settings
 from onnxtrain.trainer._optional import optional
 
 if TYPE_CHECKING:
@@ -61,7 +60,7 @@ class WandbLogger(Logger):
             # "allow": the run may have been deleted on the server, or was logged offline.
             if (saved := saved_id(trainer, PROPERTY)) is not None:
                 options |= {"id": saved, "resume": "allow"}
-            self._run = self._wandb.init(config={**run_settings(trainer), **self._config}, **options)
+            self._run = self._wandb.init(config={**trainer._state.run_settings, **self._config}, **options)
         properties[PROPERTY] = str(self._run.id)
         # Weights & Biases ignores values of steps that it has already, with a warning for each.
         self._first = int(self._run.starting_step)

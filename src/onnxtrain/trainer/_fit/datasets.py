@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from onnxtrain._words import argument, words
@@ -53,19 +53,6 @@ class Data(NamedTuple):
     limit: int | None = None
     class_weight: ClassWeights = None
     stratify: bool = False
-
-    @classmethod
-    def of_arguments(cls, arguments: Mapping[str, Any], limit: int | None = None) -> Data:
-        """Picks the arguments of a call that are about data, by name.
-
-        Args:
-            arguments: arguments of :meth:`Trainer.fit` or :meth:`Trainer.check_data`, as `locals()` has them.
-            limit: number of batches per epoch; None for all.
-        """
-        # An argument of both reaches the data by being a field, without further mention.
-        chosen = {name: arguments[name] for name in cls._fields if name != "limit"}
-        flags = {name: bool(chosen[name]) for name in ("drop_last", "stratify")}
-        return cls(**chosen | flags, limit=limit)
 
 
 def fit_datasets(state: TrainingState, data: Data) -> tuple[Source, Source | None]:

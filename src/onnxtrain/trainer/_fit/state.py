@@ -9,7 +9,7 @@ import contextlib
 import logging
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,9 +35,8 @@ from onnxtrain.trainer._run.position import CUSTOM, PROPERTY, Plan, Position, Se
 from onnxtrain.trainer._run.predictions import read_predictions, remove_other_predictions, write_predictions
 from onnxtrain.trainer._run.run import Run, Step
 from onnxtrain.trainer._run.workspace import Workspace
-from onnxtrain.trainer._workers.evaluation import own_batches
 from onnxtrain.trainer._workers.totals import total_averages
-from onnxtrain.trainer.data import Pass, Source
+from onnxtrain.trainer.data import Pass, Source, own_batches
 
 if TYPE_CHECKING:
     from onnxtrain.trainer._workers import Workers
@@ -252,6 +251,19 @@ class TrainingState:
         """Keys that the fit under way records for each epoch."""
         keys = ["loss", *(metric.name for metric in self.metrics)]
         return [*keys, *(f"val_{key}" for key in keys if self.validating)]
+
+    @property
+    def run_settings(self) -> dict[str, Any]:
+        """Settings of the trainer, and of the fit under way or the last one, by name, for loggers and model cards."""
+        position, optimizer = self.position, self.run.manifest.optimizer
+        return {
+            **asdict(self.settings),
+            **({} if position.plan is None else asdict(position.plan)),
+            "optimizer": None if optimizer is None else optimizer.type,
+            "optimizer_settings": {} if optimizer is None else dict(optimizer.settings),
+            "learning_rate": position.learning_rate,
+            "seed": position.seed,
+        }
 
     def check_schedule(self, plan: Plan, per_epoch: int | None) -> None:
         """Checks that a schedule over several fits is long enough for a plan; raises InputError or warns.

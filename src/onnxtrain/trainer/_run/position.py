@@ -7,10 +7,11 @@ import math
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple, get_type_hints
 
+from onnxtrain._words import argument
 from onnxtrain.errors import CheckpointError, InputError
 from onnxtrain.runtime.json_text import parse_json
 from onnxtrain.runtime.state import Properties
-from onnxtrain.trainer._checks import check_types
+from onnxtrain.trainer._checks import check_integer, check_types
 from onnxtrain.trainer._metrics.metrics import Averages
 from onnxtrain.trainer._run.history import History
 
@@ -239,6 +240,20 @@ class Position:
                 f"Resuming from {source}: its property '{PROPERTY}' is not a trainer's state ({error}). "
                 "It may have been written by a newer onnxtrain; upgrade."
             ) from error
+
+
+def check_threads(threads: int | None) -> int | None:
+    """Returns a number of threads as int; None, ONNX Runtime's default, stays None.
+
+    Raises:
+        InputError: The number is not an integer from 1 to `MOST_THREADS`.
+    """
+    if threads is None:
+        return None
+    number = check_integer(argument("threads"), threads)
+    if number > MOST_THREADS:
+        raise InputError(f"{argument('threads')} must be {MOST_THREADS} at most, received {threads!r}.")
+    return number
 
 
 def saved_threads(properties: Properties) -> int | None:

@@ -17,7 +17,7 @@ from onnxtrain.ortmodule.sessions import _forward_backward
 from onnxtrain.passes import FoldConstantsPass, infer_shapes
 from onnxtrain.passes.runtime_faults import reduction_axes
 from onnxtrain.passes.shapes import outdated_sizes
-from onnxtrain.trainer import _build
+from onnxtrain.trainer._run import build
 from onnxtrain.training import recompute
 
 OPSET = 24
@@ -164,7 +164,7 @@ def test_facts_that_schemas_tell() -> None:
 def test_what_readers_add_and_leave_out() -> None:
     """Differences between rooms that are meant."""
     # A checkpoint holds the state of the session's generator, from which Dropout draws, and no state of a node.
-    assert op_facts.RANDOM_OPS - {"Dropout"} == _build._STATEFUL
+    assert op_facts.RANDOM_OPS - {"Dropout"} == build._STATEFUL
     # The result of ConstantOfShape has no element of its input, but the shape that these elements say.
     assert {"ConstantOfShape"} == outdated_sizes._SHAPE_ONLY - op_facts.SHAPE_READERS
     # A part of a large tensor, computed again, would keep the large one.

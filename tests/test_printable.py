@@ -19,7 +19,7 @@ from markdown_it import MarkdownIt
 import models
 from onnxtrain import CSVLogger, History, Trainer, errors
 from onnxtrain._printable import printable
-from onnxtrain.trainer._notebook import NotebookReport
+from onnxtrain.trainer._show.notebook import NotebookReport
 
 EVIL = "\x1b]0;t\x07\x9b2J\u202e\n# a\r|`<script>alert(1)</script>[b](http://c)**d**$e$_f_\\"
 

@@ -13,7 +13,7 @@ import pytest
 from onnxtrain import schedules
 from onnxtrain.errors import InputError
 from onnxtrain.schedules import SCHEDULES, Schedule
-from onnxtrain.trainer._schedule import describe_schedule, make_schedule, named_schedule
+from onnxtrain.trainer._fit.schedule import describe_schedule, make_schedule, named_schedule
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch

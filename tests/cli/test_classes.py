@@ -13,7 +13,7 @@ from sklearn import metrics
 
 import models
 from onnxtrain.cli._classes import chosen_metrics, class_report
-from onnxtrain.trainer._probabilities import probabilities
+from onnxtrain.trainer._metrics.probabilities import probabilities
 
 
 @pytest.fixture

@@ -171,7 +171,7 @@ def test_goes_on_with_weights_splits_and_evaluations(
 WAITING = """
 import signal, sys, time
 from onnxtrain.cli import main
-from onnxtrain.trainer._loop import FitLoop
+from onnxtrain.trainer._fit.loop import FitLoop
 
 finish = FitLoop._finish_epoch
 

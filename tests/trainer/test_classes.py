@@ -143,7 +143,7 @@ def test_class_weights_that_make_no_sense() -> None:
 
 def held_out_labels(trainer: Trainer, x: Any, *y: Any, **options: Any) -> tuple[np.ndarray, np.ndarray]:
     """Return the labels to train on and those to validate with, as the trainer splits them."""
-    from onnxtrain.trainer._datasets import Data, fit_datasets
+    from onnxtrain.trainer._fit.datasets import Data, fit_datasets
     from onnxtrain.trainer.data import Pass
 
     training, held_out = fit_datasets(trainer._state, Data(x, *y, **options))

@@ -12,8 +12,8 @@ import pytest
 
 from onnxtrain import ModelCheckpoint, Trainer
 from onnxtrain.errors import DivergenceError, InputError
-from onnxtrain.trainer._snapshot import Snapshot
-from onnxtrain.trainer._state import TrainingState
+from onnxtrain.trainer._fit.snapshot import Snapshot
+from onnxtrain.trainer._fit.state import TrainingState
 from trainer import problems
 from trainer.problems import AtEachStep
 

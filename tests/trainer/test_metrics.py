@@ -21,8 +21,8 @@ from onnxtrain.errors import InputError, MissingPackageError
 from onnxtrain.losses import CrossEntropyLoss
 from onnxtrain.runtime.manifest import ClassLabels, InputSpec
 from onnxtrain.trainer import METRICS
-from onnxtrain.trainer._metrics import Averages, make_metrics
-from onnxtrain.trainer._whole_metrics import Task
+from onnxtrain.trainer._metrics.metrics import Averages, make_metrics
+from onnxtrain.trainer._metrics.whole_set import Task
 from trainer import problems
 
 

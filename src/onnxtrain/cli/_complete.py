@@ -28,7 +28,7 @@ def complete_schedules(incomplete: str) -> list[str]:
 def complete_metrics(incomplete: str) -> list[str]:
     """Lists the metrics that begin with what has been typed."""
     # Imported here: the trainer takes a second, and only this completion needs it.
-    from onnxtrain.trainer._metrics import METRICS
+    from onnxtrain.trainer._metrics.metrics import METRICS
 
     return _beginning(list(METRICS), incomplete)
 

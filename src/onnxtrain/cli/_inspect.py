@@ -19,7 +19,7 @@ from onnxtrain.runtime.checkpoint import read_checkpoint
 from onnxtrain.runtime.manifest import InputSpec, Manifest, parse_manifest
 from onnxtrain.runtime.store import Buffer, Store
 from onnxtrain.selection import select_parameters
-from onnxtrain.trainer._position import PROPERTY, Position
+from onnxtrain.trainer._run.position import PROPERTY, Position
 
 
 def run_command(path: Path, json: bool, parameters: bool = False) -> None:

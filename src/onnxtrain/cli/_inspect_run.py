@@ -23,9 +23,9 @@ from onnxtrain.runtime.json_text import parse_json
 from onnxtrain.runtime.manifest import Manifest
 from onnxtrain.runtime.store import Store
 from onnxtrain.trainer import EarlyStopping
-from onnxtrain.trainer._history import History
-from onnxtrain.trainer._metrics import METRICS
-from onnxtrain.trainer._position import PROPERTY, Plan, Position
+from onnxtrain.trainer._metrics.metrics import METRICS
+from onnxtrain.trainer._run.history import History
+from onnxtrain.trainer._run.position import PROPERTY, Plan, Position
 
 # Files of a run that people use, with their purpose. Others are named without one.
 _PURPOSES = {

@@ -93,8 +93,8 @@ def _saved(directory: Path, data: str) -> str:
     from onnxtrain.runtime.atomic import finish_interrupted
     from onnxtrain.runtime.checkpoint import read_checkpoint
     from onnxtrain.runtime.state import CheckpointState
-    from onnxtrain.trainer._position import PROPERTY, Position
-    from onnxtrain.trainer._run import CHECKPOINT
+    from onnxtrain.trainer._run.position import PROPERTY, Position
+    from onnxtrain.trainer._run.run import CHECKPOINT
 
     try:
         path = own_file(directory, CHECKPOINT)

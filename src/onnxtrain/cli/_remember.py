@@ -26,7 +26,7 @@ from onnxtrain.errors import CheckpointError, InputError
 from onnxtrain.runtime.atomic import is_stream
 from onnxtrain.runtime.json_text import parse_json
 from onnxtrain.trainer import Trainer
-from onnxtrain.trainer._typed import check_types
+from onnxtrain.trainer._checks import check_types
 
 PROPERTY = "onnxtrain.cli"
 """Name of the checkpoint property that holds the options, as JSON text."""

@@ -13,7 +13,7 @@ from onnxtrain.cli._table_graph import export_table_model
 from onnxtrain.cli._tables import Encoding
 from onnxtrain.cli._train_options import TrainOptions
 from onnxtrain.trainer import EarlyStopping, Trainer
-from onnxtrain.trainer._datasets import Data, fit_datasets
+from onnxtrain.trainer._fit.datasets import Data, fit_datasets
 
 TRAINED = "trained.onnx"
 """Name of the trained model in the directory of a run."""

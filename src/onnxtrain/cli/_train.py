@@ -38,9 +38,9 @@ from onnxtrain.passes import canonicalize
 from onnxtrain.runtime.artifact_folder import keep_inside
 from onnxtrain.schedules import SCHEDULES, Schedule
 from onnxtrain.trainer import EarlyStopping, Trainer
-from onnxtrain.trainer._files import holds_run, is_run_file, require_free
-from onnxtrain.trainer._run import CHECKPOINT
-from onnxtrain.trainer._schedule import named_schedule
+from onnxtrain.trainer._fit.schedule import named_schedule
+from onnxtrain.trainer._run.files import holds_run, is_run_file, require_free
+from onnxtrain.trainer._run.run import CHECKPOINT
 from onnxtrain.trainer.data._layout import WEIGHT
 
 

@@ -28,7 +28,7 @@ from onnxtrain.errors import InputError, ModelError
 from onnxtrain.losses import loss_class
 from onnxtrain.runtime.artifact_folder import keep_inside
 from onnxtrain.trainer import Trainer
-from onnxtrain.trainer._probabilities import probabilities
+from onnxtrain.trainer._metrics.probabilities import probabilities
 
 
 def evaluate_run(directory: Path, path: Path, batch_size: int | None, json: bool) -> None:

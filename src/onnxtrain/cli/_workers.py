@@ -23,8 +23,8 @@ from onnxtrain.runtime.artifact_folder import own_file
 from onnxtrain.runtime.atomic import finish_interrupted
 from onnxtrain.runtime.checkpoint import read_checkpoint
 from onnxtrain.runtime.state import CheckpointState
-from onnxtrain.trainer._position import PROPERTY, Position
-from onnxtrain.trainer._run import CHECKPOINT
+from onnxtrain.trainer._run.position import PROPERTY, Position
+from onnxtrain.trainer._run.run import CHECKPOINT
 
 
 class _Saved(NamedTuple):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from onnxtrain.trainer._plots import GRID, INK, STYLE, VALIDATION, curves
+from onnxtrain.trainer._show.plots import GRID, INK, STYLE, VALIDATION, curves
 
 if TYPE_CHECKING:
     from onnxtrain.trainer import History

@@ -12,7 +12,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from onnxtrain.estimators._base import OnnxEstimator
 from onnxtrain.runtime.dtypes import Array
 from onnxtrain.trainer import Callback
-from onnxtrain.trainer._probabilities import probabilities
+from onnxtrain.trainer._metrics.probabilities import probabilities
 from onnxtrain.trainer.data import balanced_weights
 
 if TYPE_CHECKING:

@@ -20,12 +20,12 @@ from onnxtrain.trainer._callbacks import (
     TensorBoardLogger,
     WandbLogger,
 )
-from onnxtrain.trainer._finder import LearningRateRange
-from onnxtrain.trainer._history import History
-from onnxtrain.trainer._metrics import METRICS, Metric
-from onnxtrain.trainer._mixing import CutMix, MixUp
+from onnxtrain.trainer._fit.learning_rate_range import LearningRateRange
+from onnxtrain.trainer._metrics.metrics import METRICS, Metric
+from onnxtrain.trainer._run.history import History
 from onnxtrain.trainer._trainer import Trainer
 from onnxtrain.trainer.data import pack_tokens
+from onnxtrain.trainer.data._mixing import CutMix, MixUp
 
 __all__ = [
     "METRICS",

@@ -19,8 +19,7 @@ from onnxtrain._printable import printable
 from onnxtrain._settings import settings_text
 from onnxtrain.runtime.artifact_folder import keep_inside
 from onnxtrain.runtime.atomic import replace_file
-from onnxtrain.trainer._callbacks._settings import run_settings
-from onnxtrain.trainer._report import format_value
+from onnxtrain.trainer._show.report import format_value
 
 if TYPE_CHECKING:
     from onnxtrain.trainer._trainer import Trainer
@@ -151,7 +150,7 @@ def _of_training(trainer: Trainer) -> list[str]:
         elif plan.validation is not None:
             rows.append(("validation", f"{plan.validation:,} samples" if plan.validation else "a stream"))
     rows.append(("optimizer steps", f"{trainer.global_step:,}"))
-    for name, value in run_settings(trainer).items():
+    for name, value in trainer._state.run_settings.items():
         # What was left at "none" or "off" says nothing.
         if name == "seed" or (name not in _TOLD and value not in (None, False, "", {}, [])):
             text = settings_text(value) if isinstance(value, Mapping) else value

@@ -1,35 +1,69 @@
-"""Defines `Trainer`, the class by which Python code trains, evaluates and exports an ONNX model.
+"""Defines `Trainer`, the class with which Python code trains, evaluates and exports an ONNX model.
 
-The class is the public door: it checks arguments and hands them to the objects that do the work. Its methods are in
-`_training` and `_trained_model`. `_state` holds what is trained, `_loop` and `_step` train it, `_run` runs the models,
-`_datasets` and `data` read what the user passes.
+`Trainer` checks arguments and hands them to the objects that do the work: `_run` builds, opens and saves the models,
+`_fit` trains them, `data` reads what the user passes.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import fields, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from onnxtrain._words import argument
 from onnxtrain.distributed._strategy import Strategy
 from onnxtrain.errors import InputError
+from onnxtrain.losses import loss_class
+from onnxtrain.runtime.artifact_folder import keep_inside
+from onnxtrain.runtime.dtypes import Array
+from onnxtrain.runtime.lock import StateLock
+from onnxtrain.runtime.manifest import Manifest
 from onnxtrain.runtime.optimizer import check_learning_rate
-from onnxtrain.trainer._build import ModelSettings, build_run, loss_name, name_list, random_ops
-from onnxtrain.trainer._ema import check_decay
-from onnxtrain.trainer._metrics import MetricSpec, make_metrics
-from onnxtrain.trainer._position import CUSTOM, MOST_THREADS, Position, Settings
-from onnxtrain.trainer._run import Run
-from onnxtrain.trainer._schedule import ScheduleSpec, make_schedule
-from onnxtrain.trainer._state import TrainingState, scheduler_settings
-from onnxtrain.trainer._trained_model import TrainedModel
-from onnxtrain.trainer._training import Training
-from onnxtrain.trainer._typed import check_integer
-from onnxtrain.trainer._whole_metrics import check_positive
+from onnxtrain.runtime.state import CheckpointState, Parameters
+from onnxtrain.runtime.uncopied import Uncopied
+from onnxtrain.trainer._callbacks import Callback, Events, callback_list
+from onnxtrain.trainer._checks import check_integer
+from onnxtrain.trainer._fit.datasets import (
+    Data,
+    Validation,
+    advising_transform,
+    fit_datasets,
+    weigh,
+    weighed_dataset,
+)
+from onnxtrain.trainer._fit.learning_rate_range import LearningRateRange, find_range
+from onnxtrain.trainer._fit.loop import FitLoop
+from onnxtrain.trainer._fit.moving_average import check_decay
+from onnxtrain.trainer._fit.schedule import ScheduleSpec, make_schedule
+from onnxtrain.trainer._fit.state import TrainingState, scheduler_settings
+from onnxtrain.trainer._metrics.metrics import Metric, MetricSpec, make_metrics
+from onnxtrain.trainer._metrics.probabilities import probabilities
+from onnxtrain.trainer._metrics.whole_set import check_positive, confusion_matrix
+from onnxtrain.trainer._model_card import write_model_card
+from onnxtrain.trainer._run.build import ModelSettings, build_run, loss_name, name_list, random_ops
+from onnxtrain.trainer._run.files import refuse_model_name
+from onnxtrain.trainer._run.history import History
+from onnxtrain.trainer._run.position import CUSTOM, Plan, Position, Settings, check_threads
+from onnxtrain.trainer._run.run import Run
+from onnxtrain.trainer._run.workspace import Workspace
+from onnxtrain.trainer._show.report import make_report
 from onnxtrain.trainer._workers import join_workers
-from onnxtrain.trainer._workspace import Workspace
+from onnxtrain.trainer._workers.events import WorkerEvents
+from onnxtrain.trainer.data import (
+    ClassWeightedSource,
+    ClassWeights,
+    Layout,
+    Options,
+    Pass,
+    TransformFunction,
+    open_source,
+    warn_of_fixed_batch,
+)
 
 if TYPE_CHECKING:
     from onnxtrain.artifacts import LossSpec, OptimizerSpec
@@ -39,7 +73,7 @@ if TYPE_CHECKING:
     from onnxtrain.training.training_graph import Activations, Precision, Profile
 
 
-class Trainer(Training, TrainedModel):
+class Trainer(Uncopied):
     """Trains an ONNX model on numpy arrays, with stock ONNX Runtime.
 
     Args:
@@ -118,6 +152,10 @@ class Trainer(Training, TrainedModel):
         array([[2.]], dtype=float32)
     """
 
+    _instead = "Save it by trainer.save(path), and open a second one of its own by Trainer.resume(path)."
+
+    _state: TrainingState
+
     def __init__(
         self,
         model: ModelSource,
@@ -153,14 +191,26 @@ class Trainer(Training, TrainedModel):
         threads: int | None = None,
         strategy: Strategy | None = None,
     ) -> None:
-        # The arguments that decide how the models are built, by name: an argument of the signature reaches them by
-        # being a field of ModelSettings, without further mention here.
-        arguments = locals()
         # A fit with sample weights reads the model again, perhaps in another working directory.
         if isinstance(model, str | os.PathLike):
             model = Path(model).absolute()
         model_settings = ModelSettings(
-            **{entry.name: arguments[entry.name] for entry in fields(ModelSettings)}
+            loss=loss,
+            optimizer=optimizer,
+            clip_grad_norm=clip_grad_norm,
+            clip_grad_value=clip_grad_value,
+            requires_grad=requires_grad,
+            frozen_params=frozen_params,
+            batch_norm=batch_norm,
+            dropout=dropout,
+            straight_through=straight_through,
+            precision=precision,
+            recompute=recompute,
+            sparse_gradients=sparse_gradients,
+            activations=activations,
+            profile=profile,
+            loss_input_names=loss_input_names,
+            lora=lora,
         )
         # Everything that can be wrong is checked before a file is written: a refused Trainer leaves no directory.
         schedule = make_schedule(scheduler, warmup_steps, warmup_ratio)
@@ -177,7 +227,7 @@ class Trainer(Training, TrainedModel):
             warmup_ratio=float(warmup_ratio),
             ema_decay=check_decay(ema_decay),
             total_steps=None if total_steps is None else check_integer(argument("total_steps"), total_steps),
-            threads=_threads(threads),
+            threads=check_threads(threads),
             positive=None if positive is None else int(positive),
         )
 
@@ -237,13 +287,563 @@ class Trainer(Training, TrainedModel):
         trainer = cls.__new__(cls)
         workers = join_workers(strategy)
         trainer._state = TrainingState.load(
-            Path(path), metrics, scheduler, device, _threads(threads), workers
+            Path(path), metrics, scheduler, device, check_threads(threads), workers
         )
         return trainer
 
+    def fit(
+        self,
+        inputs: Any,
+        targets: Any = None,
+        *,
+        epochs: int = 1,
+        batch_size: int | None = None,
+        validation: Validation = None,
+        callbacks: Iterable[Callback] | None = (),
+        shuffle: bool = True,
+        accumulate: int = 1,
+        schedule_epochs: int | None = None,
+        verbose: bool = True,
+        sample_weight: Any = None,
+        transform: TransformFunction | None = None,
+        validation_transform: TransformFunction | None = None,
+        steps_per_epoch: int | None = None,
+        drop_last: bool = False,
+        class_weight: ClassWeights = None,
+        stratify: bool = False,
+        evaluate_every: int | None = None,
+    ) -> History:
+        """Trains, and returns the record of all epochs so far.
 
-def _threads(threads: int | None) -> int | None:
-    """Checks a number of threads; None is onnxruntime's default."""
-    if threads is not None and check_integer(argument("threads"), threads) > MOST_THREADS:
-        raise InputError(f"{argument('threads')} must be {MOST_THREADS} at most, received {threads!r}.")
-    return None if threads is None else int(threads)
+        Ctrl-C finishes the step, saves the state and returns with `history.stopped == "interrupted"`; the
+        same call, also after :meth:`resume`, then does the rest. A second Ctrl-C raises KeyboardInterrupt
+        at once.
+
+        Args:
+            inputs: samples along axis 0; for several inputs a list in the model's order or a dict by name.
+                Floating-point data is cast to the model's type. Or a frame of pandas or polars; a data set that gives
+                samples by index (PyTorch's, Hugging Face's); a DataLoader; an iterable of batches
+                `(inputs, targets)`, `(inputs, targets, sample_weight)` or dicts by name; a function that returns one.
+            targets: as many samples; integers for class labels. None if the model needs none, or the data brings them.
+                Of a frame also names of columns.
+            epochs: passes over the data, in addition to the epochs of earlier fits.
+            batch_size: samples per batch, 32 by default; the last batch may be smaller. A model that was
+                exported with a fixed batch takes that size, and the samples beyond the last full batch are left
+                out of an epoch, with a warning; with shuffling other samples are left out in each epoch.
+            validation: `(inputs, targets)` or `(inputs, targets, sample_weight)` to evaluate after each epoch, other
+                data that brings its targets, or the fraction of the samples to split off at random, e.g. 0.1.
+            callbacks: see :class:`Callback`.
+            shuffle: take the samples in a new random order in each epoch.
+            accumulate: batches per optimizer step; the gradient is that of the mean loss over all their samples.
+            schedule_epochs: spread one schedule over several calls of `fit`: total epochs of these calls, counted from
+                the trainer's first epoch, e.g. 10 for two fits of 5 epochs. Default: each call runs the schedule from
+                start to end.
+            verbose: show a progress bar (or a line per epoch if standard error is no terminal).
+            sample_weight: a weight w for each sample: the loss is sum(w·l) / sum(w), over all batches of a step.
+                Metrics count each sample once.
+            transform: augmentation, a function `(inputs, targets) -> (inputs, targets)` of the arrays of a batch,
+                called in training only; a third argument, or one named `rng`, is a numpy Generator.
+            validation_transform: the same for the batches of `validation`, e.g. to convert `uint8` images as
+                `transform` does, without augmentation.
+            steps_per_epoch: optimizer steps that make an epoch; required for a stream that does not end.
+            drop_last: leave out an incomplete last batch of each epoch.
+            class_weight: weight of each class in the training loss, for data with one class label per sample: a dict
+                by class, e.g. `{1: 10.0}` (1 for the others), one weight per class, or "balanced" for n / (k * n_c),
+                where n_c of n samples are of the class c, one of k. Multiplies `sample_weight`. Validation and metrics
+                do not weigh classes.
+            stratify: split off the same fraction of each class for `validation=0.1`.
+            evaluate_every: evaluate on the validation data after every so many optimizer steps, too, e.g. 500, and
+                record it in `history.evaluations`; see :meth:`Callback.on_evaluation`.
+
+        Raises:
+            InputError: data or arguments do not fit; nothing has been trained.
+            DivergenceError: the loss became NaN or infinite; the last good state has been restored and saved.
+            TrainingStateError: a fit of this trainer is under way, in another thread or around this call.
+        """
+        epochs = check_integer(argument("epochs"), epochs)
+        accumulate = check_integer(argument("accumulate"), accumulate)
+        if steps_per_epoch is not None:
+            steps_per_epoch = check_integer(argument("steps_per_epoch"), steps_per_epoch)
+        if evaluate_every is not None:
+            evaluate_every = check_integer(argument("evaluate_every"), evaluate_every)
+            if validation is None:
+                raise InputError(
+                    f"{argument('evaluate_every', evaluate_every)} needs data to evaluate on: pass "
+                    f"{argument('validation')}."
+                )
+        called_back = callback_list(callbacks)
+        # Sources count batches, users count steps.
+        limit = None if steps_per_epoch is None else steps_per_epoch * accumulate
+        user_data = Data(
+            inputs,
+            targets,
+            sample_weight,
+            batch_size=batch_size,
+            validation=validation,
+            transform=transform,
+            validation_transform=validation_transform,
+            drop_last=bool(drop_last),
+            limit=limit,
+            class_weight=class_weight,
+            stratify=bool(stratify),
+        )
+        state = self._state
+        with state.fitting():
+            data, held_out = fit_datasets(state, user_data)
+            held_out_size = None
+            if held_out is not None:
+                held_out_size = validation if isinstance(validation, float) else held_out.samples or 0
+            # The plan is made of numbers, not of the data: a resumed process gives other objects with the same
+            # content.
+            plan = Plan(
+                samples=data.samples,
+                batch_size=data.batch_size,
+                accumulate=accumulate,
+                shuffle=bool(shuffle),
+                epochs=epochs,
+                validation=held_out_size,
+                schedule_epochs=schedule_epochs,
+                steps_per_epoch=steps_per_epoch,
+                drop_last=user_data.drop_last,
+                weighted=data.weighted,
+                transform=transform is not None,
+                class_weight=data.weights.tolist() if isinstance(data, ClassWeightedSource) else None,
+                stratify=user_data.stratify,
+                evaluate_every=evaluate_every,
+            )
+            state.position.check(plan)
+            state.check_schedule(plan, None if data.batches is None else -(-data.batches // accumulate))
+            weigh(state, data, held_out, for_fit=True)
+            state.validating, state.training_data = held_out is not None, data
+            warn_of_fixed_batch(state.run.batch_size, data.samples)
+            workers = state.workers
+            if workers is None:
+                events = Events(called_back, self)
+            else:
+                workers.check_fixed_batch(state.run.batch_size)
+                events = WorkerEvents(called_back, self, workers, state)
+            report = make_report(verbose and (workers is None or workers.leads))
+            try:
+                FitLoop(state, data, held_out, plan, events, report).run()
+            except BaseException as error:
+                # Loggers close their files for KeyboardInterrupt and SystemExit, too.
+                events.call(Callback.on_exception, error)
+                raise
+            finally:
+                # Data may be large; the trainer keeps none of it.
+                state.training_data = None
+        return self.history
+
+    def check_data(
+        self,
+        inputs: Any,
+        targets: Any = None,
+        *,
+        batch_size: int | None = None,
+        validation: Validation = None,
+        sample_weight: Any = None,
+        transform: TransformFunction | None = None,
+        validation_transform: TransformFunction | None = None,
+        drop_last: bool = False,
+        class_weight: ClassWeights = None,
+        stratify: bool = False,
+    ) -> None:
+        """Raises the InputError that :meth:`fit` would raise for this data; changes nothing.
+
+        Of a stream the first batch is checked. An iterator is not read, as it can be read once.
+        """
+        if isinstance(inputs, Iterator):
+            return
+        data = Data(
+            inputs,
+            targets,
+            sample_weight,
+            batch_size=batch_size,
+            validation=validation,
+            transform=transform,
+            validation_transform=validation_transform,
+            drop_last=bool(drop_last),
+            class_weight=class_weight,
+            stratify=bool(stratify),
+        )
+        fit_datasets(self._state, data)
+
+    def find_learning_rate(
+        self,
+        inputs: Any,
+        targets: Any = None,
+        *,
+        start: float = 1e-7,
+        stop: float = 10.0,
+        steps: int = 100,
+        batch_size: int | None = None,
+        transform: TransformFunction | None = None,
+    ) -> LearningRateRange:
+        """Measures the loss over rising learning rates and suggests a rate to train with (Smith's range test).
+
+        One step is taken with each rate, from `start` to `stop` in equal ratios, until the loss is four times its
+        lowest value. The trainer is then put back to the state before the test: set `trainer.learning_rate` to the
+        rate of your choice.
+
+        Args:
+            inputs: as for :meth:`fit`.
+            targets: as for :meth:`fit`.
+            start: lowest rate.
+            stop: highest rate.
+            steps: number of rates.
+            batch_size: samples per step, as for :meth:`fit`.
+            transform: augmentation, as for :meth:`fit`.
+
+        Raises:
+            InputError: the data or the rates do not fit.
+        """
+        if self._state.workers is not None:
+            self._state.workers.require_one("Finding a learning rate")
+        options = Options(batch_size, training=True)
+        data = weighed_dataset(self._state, inputs, targets, None, options, transform)
+        return find_range(self._state, data, start, stop, steps)
+
+    def stop_training(self) -> None:
+        """Ends the fit under way after the current epoch; for callbacks and other threads."""
+        workers = self._state.workers
+        # Workers end a fit together, after the epoch in which one of them was asked to.
+        if workers is not None:
+            workers.stop_asked = True
+        else:
+            self._state.position.history.stopped = "early"
+
+    def abandon_fit(self) -> None:
+        """Forgets that a fit was interrupted: the next fit is a new one and may have other arguments.
+
+        Raises:
+            TrainingStateError: a fit is under way in another thread.
+        """
+        self._state.abandon()
+
+    def evaluate(
+        self,
+        inputs: Any,
+        targets: Any = None,
+        *,
+        batch_size: int | None = None,
+        sample_weight: Any = None,
+        transform: TransformFunction | None = None,
+    ) -> dict[str, float]:
+        """Computes the loss and the metrics over a data set, in inference mode.
+
+        The result does not depend on the batch size, also for a model with a fixed batch: it is that of the outputs of
+        :meth:`predict`. Only a loss that is an onnxblock block or the model's own is averaged over batches, weighted
+        by their sizes. Arguments and errors as in :meth:`fit`; `transform` converts the batches, as
+        `validation_transform` does there.
+
+        Raises:
+            InputError: the data does not fit, or does not fill the batches of a model with a fixed batch whose loss
+                cannot be computed for some of its samples.
+        """
+        return self._state.evaluate(
+            weighed_dataset(self._state, inputs, targets, sample_weight, Options(batch_size), transform)
+        )
+
+    def predict(
+        self, inputs: Any, *, batch_size: int | None = None, transform: TransformFunction | None = None
+    ) -> Array | dict[str, Array]:
+        """Computes the model's output for each sample, in inference mode; several outputs as a dict by name.
+
+        For a model with a fixed batch the last batch is padded, and the results of the padding are dropped. Targets
+        that the data brings are ignored.
+
+        Args:
+            inputs: as for :meth:`fit`, without targets.
+            batch_size: samples per batch, 32 by default.
+            transform: converts the batches, a function `(inputs, targets) -> (inputs, targets)` as in :meth:`fit`; its
+                targets are None here.
+
+        Raises:
+            InputError: the inputs do not fit, or an output has no axis for the samples.
+        """
+        layout = Layout.of(self.manifest, predicting=True)
+        with advising_transform(self._state, transform):
+            data = open_source(layout, inputs, options=Options(batch_size), transform=transform)
+        with self.averaged():
+            result = self._state.run.predict(data.read(Pass()))
+        return result if len(result) > 1 else next(iter(result.values()))
+
+    def predict_proba(
+        self, inputs: Any, *, batch_size: int | None = None, transform: TransformFunction | None = None
+    ) -> Array:
+        """Computes the probabilities that the scores of the loss stand for, in inference mode.
+
+        For a cross-entropy they are the softmax of the scores over the classes, for `nll` their exponential, for
+        losses of yes-or-no logits (`bce_with_logits`, `focal`, `tversky`) their sigmoid.
+
+        Args:
+            inputs: as for :meth:`predict`.
+            batch_size: samples per batch, 32 by default.
+            transform: as for :meth:`predict`.
+
+        Returns:
+            Probabilities in the shape and dtype of the scores, e.g. float32 [samples, classes].
+
+        Raises:
+            InputError: the inputs do not fit, or the loss has no probabilities, such as that of a regression.
+
+        Example:
+            >>> import numpy as np, onnx
+            >>> from onnxtrain import Trainer
+            >>> model = onnx.parser.parse_model('''
+            ...   <ir_version: 10, opset_import: ["": 21]>
+            ...   net (float[n, 1] x) => (float[n, 2] y) <float[1, 2] w = {0., 2.}> { y = MatMul(x, w) }''')
+            >>> Trainer(model, "cross_entropy").predict_proba(np.array([[0.0], [1.0]])).round(2)
+            array([[0.5 , 0.5 ],
+                   [0.12, 0.88]], dtype=float32)
+        """
+        outputs = self.predict(inputs, batch_size=batch_size, transform=transform)
+        scores = outputs.get(self.prediction or "") if isinstance(outputs, dict) else outputs
+        labels = self.manifest.targets[0].class_labels if self.manifest.targets else None
+        # Targets that are probabilities do not tell the axis of the classes; of two axes it is the second.
+        told = labels is not None or (scores is not None and scores.ndim <= 2)
+        result = None
+        if scores is not None and (told or loss_class(self.loss_name).activation != "softmax"):
+            result = probabilities(self.loss_name, scores, 1 if labels is None else labels.axis)
+        if scores is None or result is None:
+            raise InputError(
+                f"Predicting probabilities: the loss ({self.loss_name or 'that of the model'}) does not tell how to "
+                "compute them from the outputs of the model. Use predict."
+            )
+        return result.astype(scores.dtype)
+
+    def confusion_matrix(
+        self,
+        inputs: Any,
+        targets: Any = None,
+        *,
+        batch_size: int | None = None,
+        transform: TransformFunction | None = None,
+    ) -> Array:
+        """Counts how often each class (rows) is predicted as each class (columns): integers [classes, classes].
+
+        Arguments as in :meth:`evaluate`.
+
+        `sklearn.metrics.ConfusionMatrixDisplay(matrix).plot()` draws it.
+
+        Raises:
+            InputError: the data does not fit, or it is no classification with one right class.
+        """
+        state = self._state
+        data = weighed_dataset(state, inputs, targets, None, Options(batch_size), transform)
+        with self.averaged():
+            steps = state.run.evaluate(data.read(Pass()))
+            # ONNX Runtime writes the outputs of the next batch to the same memory.
+            parts = [tuple(array.copy() for array in state.judged(step)) for step in steps]
+        prediction, target = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+        return confusion_matrix(state.task, prediction, target)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes everything that :meth:`resume` needs to a directory, which is made if missing.
+
+        The models are copied there once, with the files of their external data. All files change together: if the
+        process is killed, the directory holds the files it held before, or this run, complete. For the trained model
+        alone, as an `.onnx` file, use :meth:`export`.
+
+        Raises:
+            InputError: `path` ends in `.onnx`, as the file of a model does.
+            CheckpointError: a file cannot be written, or the directory holds files of the user that have the names of a
+                run's files, and no manifest of a run.
+        """
+        self._state.save(path)
+
+    def save_parameters(self, path: str | os.PathLike[str]) -> None:
+        """Writes parameters and statistics alone to a checkpoint file; of a run with `ema_decay` their averages.
+
+        Raises:
+            InputError: `path` ends in `.onnx`, as the file of a model does.
+            CheckpointError: the file cannot be written.
+        """
+        refuse_model_name(path, "Trainer.save_parameters", "a checkpoint")
+        with self.averaged(), self._state.writing() as writes:
+            if writes:
+                keep_inside(path, self.directory)
+                CheckpointState.save_checkpoint(self.state, path)
+
+    def load_parameters(self, path: str | os.PathLike[str]) -> None:
+        """Reads parameters and statistics from a checkpoint file of the same model; nothing else changes.
+
+        Moving averages begin anew with the new parameters.
+
+        Raises:
+            CheckpointError: the file is missing, damaged, or of another model.
+        """
+        with self._state.lock:
+            self._state.run.load_parameters(path)
+            # The next step would otherwise mix averages of the old parameters with the new ones.
+            self._state.position.averaged = 0
+
+    def averaged(self) -> AbstractContextManager[None]:
+        """Makes :attr:`parameters` the averages of `ema_decay` inside of a `with` statement.
+
+        :meth:`evaluate`, :meth:`predict`, :meth:`export`, :meth:`save_parameters`, validation and `restore_best` do so
+        themselves. Without `ema_decay`, or before the first step, nothing changes. Other threads wait for the end of
+        the block before they use the trainer.
+        """
+        return self._state.averaged()
+
+    def export(self, path: str | os.PathLike[str], outputs: Sequence[str] | None = None) -> None:
+        """Writes the trained model as an ordinary `.onnx` file for inference.
+
+        The file has the inputs and outputs of the original model; BatchNormalization and Dropout are in inference
+        mode, and loss, targets and gradients are gone.
+
+        Args:
+            path: file to write.
+            outputs: names of other values to return; by default the original model's outputs.
+        """
+        names = outputs if outputs is None or isinstance(outputs, str) else list(outputs)
+        with self.averaged(), self._state.writing() as writes:
+            if writes:
+                keep_inside(path, self.directory)
+                self._state.run.export(path, names)
+
+    def model_card(
+        self,
+        path: str | os.PathLike[str],
+        title: str,
+        *,
+        description: str = "",
+        license: str | None = None,
+        tags: Sequence[str] = (),
+        results: Mapping[str, Mapping[str, float]] | None = None,
+        model: str = "model.onnx",
+    ) -> None:
+        """Writes a model card: a README.md with the model, sizes of the data, options, metrics and versions.
+
+        Its metadata is that of the Hugging Face Hub, which shows the results beside the model.
+
+        Args:
+            path: file to write, or directory of the README.md.
+            title: name of the model, e.g. "digits".
+            description: text about purpose, data and limits; Markdown.
+            license: identifier of a licence, e.g. "apache-2.0"; None leaves it out.
+            tags: further tags besides "onnx" and "onnxtrain", e.g. ["image-classification"].
+            results: values by name of the data, e.g. `{"the test set": trainer.evaluate(x, y)}`.
+            model: name of the exported file, for the example in the card.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        write_model_card(
+            self,
+            path,
+            title,
+            description=description,
+            license=license,
+            tags=tags,
+            results=results,
+            model=model,
+        )
+
+    @property
+    def directory(self) -> Path:
+        """Directory of the run's files."""
+        return self._state.directory
+
+    @property
+    def state(self) -> CheckpointState:
+        """Parameters, statistics and properties, for `onnxtrain.api`."""
+        return self._state.run.state
+
+    @property
+    def lock(self) -> StateLock:
+        """Lock that keeps other threads from using the trainer, and a fit from going on, while a thread holds it.
+
+        Hold it (`with trainer.lock:`) to read several of :attr:`parameters`, which are live views, while another
+        thread fits.
+        """
+        return self._state.lock
+
+    @property
+    def parameters(self) -> Parameters:
+        """Parameters by name; `.data` is a live view."""
+        return self._state.run.state.parameters
+
+    @property
+    def manifest(self) -> Manifest:
+        """Inputs, targets and outputs of the training model, and its optimizer."""
+        return self._state.run.manifest
+
+    @property
+    def history(self) -> History:
+        """Record of all epochs so far."""
+        return self._state.position.history
+
+    @property
+    def outputs(self) -> list[str]:
+        """Names of the model's own outputs, which :meth:`predict` returns and :meth:`export` keeps."""
+        return list(self._state.run.predicted)
+
+    @property
+    def resumes_fit(self) -> bool:
+        """True if the next fit goes on with one that was interrupted."""
+        return self._state.position.unfinished
+
+    @property
+    def last_fit(self) -> Plan | None:
+        """Arguments of the last fit, or of the one that was interrupted; None before the first one."""
+        return self._state.position.plan
+
+    @property
+    def resume_hint(self) -> str:
+        """Sentence about going on, shown after Ctrl-C; `{}` stands for the directory."""
+        return self._state.resume_hint
+
+    @resume_hint.setter
+    def resume_hint(self, text: str) -> None:
+        self._state.resume_hint = text
+
+    @property
+    def metrics(self) -> list[Metric]:
+        """Metrics that are recorded beside the loss."""
+        return self._state.metrics
+
+    @property
+    def positive(self) -> int | None:
+        """Class that f1, precision, recall and auroc measure; None for the default of :class:`Trainer`."""
+        return self._state.settings.positive
+
+    @property
+    def loss_name(self) -> str:
+        """Name of the loss's class, e.g. "CrossEntropyLoss"; empty for the model's own loss."""
+        return self._state.settings.loss
+
+    @property
+    def prediction(self) -> str | None:
+        """Name of the output that metrics compare with the target; None if there is none."""
+        return self._state.settings.prediction
+
+    @property
+    def fit_start(self) -> int:
+        """Number of epochs that were finished when the fit under way, or the last one, began."""
+        return self._state.position.fit_start
+
+    @property
+    def recorded_keys(self) -> list[str]:
+        """Keys that the fit under way records for each epoch, e.g. ["loss", "accuracy", "val_loss"]."""
+        return self._state.recorded_keys
+
+    @property
+    def learning_rate(self) -> float:
+        """Learning rate before the schedule's factor; setting it takes effect at the next step."""
+        return self._state.position.learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, value: float) -> None:
+        self._state.position.learning_rate = check_learning_rate(value)
+
+    @property
+    def current_learning_rate(self) -> float:
+        """Learning rate of the last step, with the schedule's factor."""
+        return self._state.run.optimizer.get_learning_rate()
+
+    @property
+    def global_step(self) -> int:
+        """Number of optimizer steps that all fits together have taken."""
+        return self._state.position.step

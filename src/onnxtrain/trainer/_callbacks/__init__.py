@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from onnxtrain.trainer._callbacks._base import Callback, StepGradients
-from onnxtrain.trainer._callbacks._checkpoint import ModelCheckpoint
-from onnxtrain.trainer._callbacks._csv import CSVLogger
-from onnxtrain.trainer._callbacks._early_stopping import EarlyStopping
-from onnxtrain.trainer._callbacks._events import Events, callback_list
-from onnxtrain.trainer._callbacks._logger import Logger
-from onnxtrain.trainer._callbacks._mlflow import MLflowLogger
-from onnxtrain.trainer._callbacks._optuna import OptunaPruning
-from onnxtrain.trainer._callbacks._plateau import ReduceLROnPlateau
-from onnxtrain.trainer._callbacks._sam import SAM
-from onnxtrain.trainer._callbacks._swa import SWA
-from onnxtrain.trainer._callbacks._tensorboard import TensorBoardLogger
-from onnxtrain.trainer._callbacks._wandb import WandbLogger
+from onnxtrain.trainer._callbacks.base import Callback, StepGradients
+from onnxtrain.trainer._callbacks.checkpoint import ModelCheckpoint
+from onnxtrain.trainer._callbacks.csv import CSVLogger
+from onnxtrain.trainer._callbacks.early_stopping import EarlyStopping
+from onnxtrain.trainer._callbacks.events import Events, callback_list
+from onnxtrain.trainer._callbacks.logger import Logger
+from onnxtrain.trainer._callbacks.mlflow import MLflowLogger
+from onnxtrain.trainer._callbacks.optuna import OptunaPruning
+from onnxtrain.trainer._callbacks.plateau import ReduceLROnPlateau
+from onnxtrain.trainer._callbacks.sam import SAM
+from onnxtrain.trainer._callbacks.swa import SWA
+from onnxtrain.trainer._callbacks.tensorboard import TensorBoardLogger
+from onnxtrain.trainer._callbacks.wandb import WandbLogger
 
 __all__ = [
     "SAM",

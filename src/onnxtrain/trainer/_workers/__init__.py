@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from onnxtrain.trainer._workers._group import Workers, join_workers
+from onnxtrain.trainer._workers.group import Workers, join_workers
 
 __all__ = ["Workers", "join_workers"]

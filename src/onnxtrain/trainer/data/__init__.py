@@ -11,7 +11,7 @@ from onnxtrain.trainer.data._convert import ArrayLike, fill, relaxed
 from onnxtrain.trainer.data._layout import Layout
 from onnxtrain.trainer.data._open import TransformFunction, open_source, split
 from onnxtrain.trainer.data._packing import pack_tokens
-from onnxtrain.trainer.data._source import Options, Pass, Source, Worker
+from onnxtrain.trainer.data._source import Options, Pass, Source, Worker, own_batches
 
 __all__ = [
     "ArrayLike",
@@ -28,6 +28,7 @@ __all__ = [
     "dynamic_remedy",
     "fill",
     "open_source",
+    "own_batches",
     "pack_tokens",
     "relaxed",
     "split",

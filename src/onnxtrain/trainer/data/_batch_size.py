@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from onnxtrain._words import argument, words
 from onnxtrain.errors import InputError
 from onnxtrain.runtime.manifest import InputSpec
-from onnxtrain.trainer._typed import check_integer
+from onnxtrain.trainer._checks import check_integer
 from onnxtrain.trainer.data._convert import names_of
 
 _log = logging.getLogger("onnxtrain")

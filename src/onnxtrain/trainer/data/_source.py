@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -153,3 +154,17 @@ def count_batches(samples: int, size: int, *, drop: bool, limit: int | None) -> 
             "Lower it, or leave it out."
         )
     return batches if limit is None else limit
+
+
+def own_batches(data: Source, worker: Worker) -> Iterator[list[Array]]:
+    """Yields the batches that a worker evaluates: of n workers, worker r has the batches r, r + n, r + 2n, ...
+
+    Batches stay whole, so that each is computed as by one process.
+    """
+    # A stream is read by all workers. Its end alone tells the number of its batches.
+    if data.samples is None or data.batches is None:
+        yield from islice(data.read(Pass()), worker.rank, None, worker.size)
+        return
+    # Samples with numbers are read from any batch on, so that no worker reads those of the others.
+    for index in range(worker.rank, data.batches, worker.size):
+        yield from islice(data.read(Pass(), index), 1)

@@ -1,0 +1,184 @@
+"""Saves a run during training, and keeps the best or the newest saves."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from onnxtrain.errors import CheckpointError, InputError
+from onnxtrain.runtime.artifact_folder import require_inside
+from onnxtrain.runtime.atomic import drop_link, rename_directory
+from onnxtrain.trainer._callbacks.monitor import Mode, Monitor
+from onnxtrain.trainer._checks import check_integer
+from onnxtrain.trainer._run.files import refuse_model_name
+from onnxtrain.trainer._run.history import History
+from onnxtrain.trainer._run.run import CHECKPOINT
+
+if TYPE_CHECKING:
+    from onnxtrain.trainer._trainer import Trainer
+
+# Prefix of directories that are being written or removed.
+_UNFINISHED = ".onnxtrain-unfinished-"
+
+
+class ModelCheckpoint(Monitor):
+    """Saves the trainer after each epoch that is better than all before it, for :meth:`Trainer.resume`.
+
+    Args:
+        path: directory to save to; with `keep` it holds one directory per save.
+        monitor: recorded value to compare, e.g. "val_loss"; None saves after every epoch. Default: "val_loss", with
+            `every_n_steps` None.
+        mode: as for :class:`EarlyStopping`.
+        every_n_steps: save after every so many optimizer steps, in the middle of epochs, instead of after epochs.
+        keep: number of saves to keep, in directories of their own, `epoch-00000003` or `step-00001200`: the best
+            epochs, or the newest saves if nothing is monitored. None keeps one, in `path` itself.
+
+    A save appears when it is complete; the save that it replaces is removed afterwards.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        monitor: str | None = "auto",
+        mode: Mode = "auto",
+        *,
+        every_n_steps: int | None = None,
+        keep: int | None = None,
+    ) -> None:
+        for name, value in (("every_n_steps", every_n_steps), ("keep", keep)):
+            if value is not None:
+                check_integer(f"ModelCheckpoint: {name}", value)
+        # In the middle of an epoch there is no validation loss to compare.
+        if monitor == "auto":
+            monitor = "val_loss" if every_n_steps is None else None
+        if monitor is not None and every_n_steps is not None:
+            raise InputError(
+                f"ModelCheckpoint: '{monitor}' is recorded after epochs, and every_n_steps={every_n_steps} saves in "
+                "the middle of them. Leave one of the two out, or use two callbacks."
+            )
+        refuse_model_name(path, "ModelCheckpoint", "a directory with all that Trainer.resume needs")
+        super().__init__(monitor or "loss", mode)
+        # The program may change its working directory between two saves.
+        self.path = Path(path).absolute()
+        self.monitored = monitor is not None
+        self.every_n_steps = every_n_steps
+        self.keep = keep
+
+    def on_fit_begin(self, trainer: Trainer) -> None:
+        """Checks that the monitored value will be recorded, and that no link leads out of the trainer's directory."""
+        require_inside(self.path, trainer.directory)
+        if self.monitored:
+            super().on_fit_begin(trainer)
+
+    def on_step_end(self, trainer: Trainer, loss: float) -> None:
+        """Saves after every `every_n_steps` steps."""
+        if self.every_n_steps is not None and trainer.global_step % self.every_n_steps == 0:
+            self._save(trainer, "step", trainer.global_step, self._newest)
+
+    def on_epoch_end(self, trainer: Trainer, history: History) -> None:
+        """Saves if this epoch is the best, or one of the best `keep`."""
+        if self.every_n_steps is not None:
+            return
+        number = len(history)
+        if not self.monitored:
+            self._save(trainer, "epoch", number, self._newest)
+        elif self.keep is None:
+            scores = self._scores(trainer)
+            if self._best(scores) == len(scores) - 1:
+                self._save(trainer, "epoch", number, self._newest)
+        else:
+            best = self._best_epochs(trainer)
+            if number in best:
+                self._save(trainer, "epoch", number, lambda numbers: best)
+
+    def saved(self) -> list[Path]:
+        """Lists the directories of the kept saves, the oldest first."""
+        return [self.path / name for _, _, name in sorted(self._directories())]
+
+    def _best_epochs(self, trainer: Trainer) -> set[int]:
+        """Finds the numbers of the best epochs that recorded the value; of equal ones the earlier are better."""
+        sign = -1 if self._rises(trainer) else 1
+        recorded = [
+            (
+                # NaN compares with nothing: it counts as the worst value.
+                float("inf") if epoch[self.monitor] != epoch[self.monitor] else sign * epoch[self.monitor],
+                number,
+            )
+            for number, epoch in enumerate(trainer.history.epochs, start=1)
+            if self.monitor in epoch
+        ]
+        return {number for _, number in sorted(recorded)[: self.keep]}
+
+    def _newest(self, numbers: list[int]) -> set[int]:
+        return set(sorted(numbers)[-(self.keep or 1) :])
+
+    def _save(
+        self, trainer: Trainer, kind: str, number: int, choose: Callable[[list[int]], set[int]]
+    ) -> None:
+        """Saves, then removes the saves that are not to be kept.
+
+        Saves with later numbers stay: they belong to a run from which an earlier save was resumed. So does the
+        directory that the trainer works in.
+        """
+        if self.keep is None:
+            trainer.save(self.path)
+            return
+        try:
+            _save_whole(trainer, self.path / f"{kind}-{number:08d}")
+            saves = {n: name for k, n, name in self._directories() if k == kind and n <= number}
+            working_directory = trainer.directory.resolve()
+            for gone in saves.keys() - choose(list(saves)):
+                # A trainer that was resumed from one of the saves works in its directory.
+                if (self.path / saves[gone]).resolve() != working_directory:
+                    _remove_whole(self.path / saves[gone])
+        except OSError as error:
+            raise CheckpointError(f"Saving the run to '{self.path}' failed: {error}.") from error
+
+    def _directories(self) -> list[tuple[str, int, str]]:
+        """Lists kind, number and name of the saves in the directory, e.g. ("epoch", 3, "epoch-00000003")."""
+        names = [entry.name for entry in self.path.iterdir()] if self.path.is_dir() else []
+        # Longer numbers than 19 digits are no steps; a link may lead to what is not a save of this folder.
+        matches = [(re.fullmatch(r"(epoch|step)-(\d{8,19})", name), name) for name in names]
+        return [
+            (match[1], int(match[2]), name)
+            for match, name in matches
+            if match is not None
+            and (self.path / name / CHECKPOINT).is_file()
+            and not (self.path / name).is_symlink()
+        ]
+
+
+def _save_whole(trainer: Trainer, target: Path) -> None:
+    """Saves to a directory that appears when it is complete; an existing directory changes as a whole."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    # Leftovers of a process that was killed.
+    for leftover in target.parent.glob(f"{_UNFINISHED}*"):
+        drop_link(leftover)
+        if leftover.exists():
+            shutil.rmtree(leftover)
+    # A save must not go through a link to a directory elsewhere.
+    drop_link(target)
+    if target.is_dir():
+        trainer.save(target)
+        return
+    # A directory cannot be replaced in one step, but it can appear in one: a save is written under another name and
+    # renamed.
+    unfinished = target.with_name(_UNFINISHED + target.name)
+    try:
+        trainer.save(unfinished)
+        rename_directory(unfinished, target)
+    except BaseException:
+        # On a full disk the incomplete save would only take up room.
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise
+
+
+def _remove_whole(directory: Path) -> None:
+    """Removes a directory; it disappears under its name before its files are deleted."""
+    gone = directory.with_name(_UNFINISHED + directory.name)
+    rename_directory(directory, gone)
+    shutil.rmtree(gone)

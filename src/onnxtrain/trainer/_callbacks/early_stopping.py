@@ -1,0 +1,68 @@
+"""Stops training when a value no longer improves."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from onnxtrain.trainer._callbacks.monitor import Mode, Monitor
+from onnxtrain.trainer._checks import check_integer
+from onnxtrain.trainer._run.files import BEST
+from onnxtrain.trainer._run.history import History
+
+if TYPE_CHECKING:
+    from onnxtrain.trainer._trainer import Trainer
+
+
+class EarlyStopping(Monitor):
+    """Ends a fit when the monitored value has not improved for `patience` epochs.
+
+    Args:
+        monitor: recorded value to watch, e.g. "val_loss".
+        patience: number of epochs without improvement after which the fit ends.
+        min_delta: smallest improvement that counts.
+        mode: "min" if lower values are better, "max" if higher ones are; "auto" knows the loss and the named metrics,
+            not metrics that are functions.
+        restore_best: restore the parameters of the best epoch at the end, also in the saved run. Until then they are in
+            the file `best` of the trainer's directory.
+    """
+
+    def __init__(
+        self,
+        monitor: str = "val_loss",
+        patience: int = 5,
+        min_delta: float = 0.0,
+        mode: Mode = "auto",
+        restore_best: bool = False,
+    ) -> None:
+        super().__init__(monitor, mode, min_delta)
+        self.patience = check_integer("EarlyStopping: patience", patience)
+        self.restore_best = restore_best
+
+    def on_fit_begin(self, trainer: Trainer) -> None:
+        """Removes the best parameters of an earlier fit."""
+        super().on_fit_begin(trainer)
+        # A fit that goes on may have its best epoch behind it, and needs the file.
+        if len(trainer.history) == trainer.fit_start:
+            (trainer.directory / BEST).unlink(missing_ok=True)
+
+    def best_epoch(self, trainer: Trainer) -> int:
+        """Finds the number of the best epoch of the last fit, counted from the trainer's first epoch as 1.
+
+        With `restore_best` its parameters are the trainer's once the fit has ended.
+        """
+        return trainer.fit_start + self._best(self._scores(trainer)) + 1
+
+    def on_epoch_end(self, trainer: Trainer, history: History) -> None:
+        """Saves the best parameters, and stops after `patience` epochs without improvement."""
+        scores = self._scores(trainer)
+        best = self._best(scores)
+        # Saved to a file, not to memory: the best parameters survive a killed process.
+        if self.restore_best and best == len(scores) - 1:
+            trainer.save_parameters(trainer.directory / BEST)
+        if len(scores) - 1 - best >= self.patience:
+            trainer.stop_training()
+
+    def on_fit_end(self, trainer: Trainer, history: History) -> None:
+        """Restores the best parameters, unless the fit was interrupted and will go on."""
+        if self.restore_best and history.stopped != "interrupted" and (trainer.directory / BEST).is_file():
+            trainer.load_parameters(trainer.directory / BEST)

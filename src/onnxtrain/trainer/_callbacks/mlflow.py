@@ -1,0 +1,156 @@
+"""Logs a run to MLflow."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from onnxtrain.trainer._callbacks.logger import Logger, saved_id
+from onnxtrain.trainer._optional import optional
+from onnxtrain.trainer._run.history import History
+
+if TYPE_CHECKING:
+    from onnxtrain.trainer._trainer import Trainer
+
+PROPERTY = "onnxtrain.mlflow"
+"""Checkpoint property with the id of the MLflow run, which a resumed run goes on with."""
+
+# Values of parameters are texts of this length at most in MLflow 2 and 3; a longer one is an error there.
+_LONGEST = 500
+
+
+class MLflowLogger(Logger):
+    """Logs to MLflow: `step/loss`, `step/learning_rate`, and `epoch/...` for the keys of the history.
+
+    The step of MLflow is the number of optimizer steps; settings of trainer and fit become the run's parameters. The
+    run's id is saved with the trainer: a resumed trainer goes on with the same run and does not log a step twice. If
+    `mlflow.start_run` has been called already, that run is used and left open.
+
+    Args:
+        experiment: name of the experiment, which is made if missing; None for the current one.
+        name: name of the run.
+        every_n_steps: log every so many steps; None logs epochs alone.
+        tracking_uri: server or database, e.g. "sqlite:///mlflow.db"; None for the current one.
+        parameters: further parameters of the run.
+        tags: tags of the run.
+
+    Raises:
+        MissingPackageError: mlflow is not installed.
+    """
+
+    def __init__(
+        self,
+        experiment: str | None = None,
+        name: str | None = None,
+        *,
+        every_n_steps: int | None = 1,
+        tracking_uri: str | None = None,
+        parameters: Mapping[str, Any] | None = None,
+        tags: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(every_n_steps)
+        self._mlflow = optional("mlflow", "MLflowLogger", "'onnxtrain[mlflow]'")
+        self._experiment = experiment
+        self._name = name
+        self._uri = tracking_uri
+        self._parameters = dict(parameters or {})
+        self._tags = dict(tags or {})
+        self._client: Any = None
+        self._run = ""
+        self._own = False
+        # Last step that was logged, per kind of value, e.g. {"step": 40, "epoch": 30}.
+        self._logged: dict[str, int] = {}
+
+    def open(self, trainer: Trainer) -> None:
+        """Starts a run, or goes on with the one whose id is saved with the trainer."""
+        self.close()
+        properties, active = trainer.state.properties, self._mlflow.active_run()
+        self._client = self._mlflow.MlflowClient(tracking_uri=self._uri)
+        self._own = active is None
+        if active is not None:
+            self._run = active.info.run_id
+        elif (saved := saved_id(trainer, PROPERTY)) is not None:
+            self._run = saved
+            # A process that was killed has left it as running, one that ended as finished.
+            self._client.update_run(self._run, status="RUNNING")
+        else:
+            self._run = self._client.create_run(
+                self._experiment_id(), tags=self._tags, run_name=self._name
+            ).info.run_id
+        properties[PROPERTY] = self._run
+        self._logged = {
+            "step": self._last("step/loss"),
+            "evaluation": self._last("step/val_loss"),
+            "epoch": self._last("epoch/loss"),
+        }
+        self._log_parameters(trainer)
+
+    def _experiment_id(self) -> str:
+        """Finds the experiment, or makes it."""
+        if self._experiment is None:
+            # The experiment that `mlflow.set_experiment` has chosen, or the default one.
+            return str(self._mlflow.tracking.fluent._get_experiment_id())
+        experiment = self._client.get_experiment_by_name(self._experiment)
+        return str(
+            experiment.experiment_id if experiment else self._client.create_experiment(self._experiment)
+        )
+
+    def _last(self, key: str) -> int:
+        """Finds the last step at which a value was logged; -1 if there is none."""
+        return max((metric.step for metric in self._client.get_metric_history(self._run, key)), default=-1)
+
+    def _log_parameters(self, trainer: Trainer) -> None:
+        """Logs the settings that the run does not have yet."""
+        # MLflow refuses another value for a parameter, and a second fit may have other arguments.
+        known = self._client.get_run(self._run).data.params
+        settings = {**trainer._state.run_settings, **self._parameters}
+        parameters = [
+            self._mlflow.entities.Param(name, str(value)[:_LONGEST])
+            for name, value in settings.items()
+            if name not in known
+        ]
+        self._client.log_batch(self._run, params=parameters)
+
+    def log_step(self, trainer: Trainer, values: Mapping[str, float]) -> None:
+        """Logs the values of a step."""
+        self._log("step", "step", trainer, values)
+
+    def log_evaluation(self, trainer: Trainer, values: Mapping[str, float]) -> None:
+        """Logs the values of an evaluation in the middle of an epoch."""
+        measured = {key: value for key, value in values.items() if key.startswith("val_")}
+        self._log("evaluation", "step", trainer, measured)
+
+    def log_epoch(self, trainer: Trainer, values: Mapping[str, float]) -> None:
+        """Logs the values of an epoch."""
+        self._log("epoch", "epoch", trainer, values)
+
+    def _log(self, kind: str, prefix: str, trainer: Trainer, values: Mapping[str, float]) -> None:
+        step = trainer.global_step
+        # MLflow keeps every value: a step that is taken again after a crash would be there twice.
+        if step <= self._logged[kind]:
+            return
+        self._logged[kind] = step
+        now = int(time.time() * 1000)
+        metrics = [
+            self._mlflow.entities.Metric(f"{prefix}/{key}", float(value), now, step)
+            for key, value in values.items()
+        ]
+        self._client.log_batch(self._run, metrics=metrics)
+
+    def on_fit_end(self, trainer: Trainer, history: History) -> None:
+        """Ends the run, as killed if the fit was interrupted."""
+        self._end("KILLED" if history.stopped == "interrupted" else "FINISHED")
+
+    def on_exception(self, trainer: Trainer, error: BaseException) -> None:
+        """Ends the run as failed."""
+        self._end("FAILED")
+
+    def close(self) -> None:
+        """Ends the run if this logger started it."""
+        self._end("FINISHED")
+
+    def _end(self, status: str) -> None:
+        if self._client is not None and self._own:
+            self._client.set_terminated(self._run, status)
+        self._client = None

@@ -1,0 +1,69 @@
+"""Defines the base class of callbacks that compare epochs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
+
+from onnxtrain.errors import InputError
+from onnxtrain.trainer._callbacks.base import Callback
+
+if TYPE_CHECKING:
+    from onnxtrain.trainer._trainer import Trainer
+
+Mode = Literal["auto", "min", "max"]
+
+
+class Monitor(Callback):
+    """Compares the epochs of a fit by one recorded value."""
+
+    def __init__(self, monitor: str, mode: Mode, min_delta: float = 0.0) -> None:
+        if mode not in ("auto", "min", "max"):
+            raise InputError(
+                f"{type(self).__name__}: mode must be 'auto', 'min' or 'max', received {mode!r}."
+            )
+        self.monitor = monitor
+        self.mode = mode
+        self.min_delta = min_delta
+
+    def on_fit_begin(self, trainer: Trainer) -> None:
+        """Checks that the value will be recorded, and if higher or lower values are better."""
+        # Reported before the first step instead of after the first epoch.
+        if self.monitor not in trainer.recorded_keys:
+            raise InputError(
+                f"{type(self).__name__}: '{self.monitor}' will not be recorded in this fit, which records "
+                f"{', '.join(trainer.recorded_keys)}. Pass validation data, or choose another monitor."
+            )
+        self._rises(trainer)
+
+    def _rises(self, trainer: Trainer) -> bool:
+        """Returns True if higher values are better; raises InputError if nothing tells."""
+        if self.mode != "auto":
+            return self.mode == "max"
+        name = self.monitor.removeprefix("val_")
+        higher_is_better = {"loss": False} | {
+            metric.name: metric.higher_is_better for metric in trainer.metrics
+        }
+        rises = higher_is_better.get(name)
+        if rises is None:
+            raise InputError(
+                f"{type(self).__name__}: whether more or less of '{self.monitor}' is better is not known, as it is a "
+                "function. Pass mode='max' or mode='min'."
+            )
+        return rises
+
+    def _scores(self, trainer: Trainer) -> list[float]:
+        """Lists the monitored values of this fit, negated if lower values are better; NaN is the worst."""
+        rising = self._rises(trainer)
+        values = [epoch[self.monitor] for epoch in trainer.history.epochs[trainer.fit_start :]]
+        scores = values if rising else [-value for value in values]
+        return [-math.inf if math.isnan(score) else score for score in scores]
+
+    def _best(self, scores: Sequence[float]) -> int:
+        """Finds the last epoch that was better than all before it by `min_delta`."""
+        best = 0
+        for index, score in enumerate(scores):
+            if score > scores[best] + self.min_delta:
+                best = index
+        return best

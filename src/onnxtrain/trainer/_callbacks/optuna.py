@@ -1,0 +1,74 @@
+"""Lets Optuna end trials that look worse than others."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from onnxtrain.errors import InputError
+from onnxtrain.trainer._callbacks.monitor import Mode, Monitor
+from onnxtrain.trainer._optional import optional
+from onnxtrain.trainer._run.history import History
+
+if TYPE_CHECKING:
+    from onnxtrain.trainer._trainer import Trainer
+
+
+class OptunaPruning(Monitor):
+    """Reports a value to an Optuna trial after each epoch, and ends the fit if the pruner says so.
+
+    The fit then raises `optuna.TrialPruned`, which `study.optimize` takes for the end of the trial. Steps of the trial
+    are the epochs of the fit, counted from 0, as Optuna's `n_warmup_steps` assumes.
+
+    Args:
+        trial: `optuna.Trial` that the objective function was called with.
+        monitor: recorded value to report, e.g. "val_loss" or "val_f1".
+        mode: "min" if lower values are better, "max" if higher ones are; "auto" knows the loss and the named metrics,
+            not metrics that are functions. It has to be the direction of the study.
+
+    Raises:
+        MissingPackageError: optuna is not installed.
+        InputError: when a fit begins: the value is not recorded, or the study goes the other way.
+
+    Example:
+        A study of the learning rate::
+
+            def objective(trial):
+                rate = trial.suggest_float("learning_rate", 1e-5, 1e-1, log=True)
+                trainer = Trainer("model.onnx", "cross_entropy", learning_rate=rate)
+                trainer.fit(x, y, epochs=20, validation=0.2, callbacks=[OptunaPruning(trial)])
+                return trainer.history["val_loss"][-1]
+
+
+            study = optuna.create_study(direction="minimize", pruner=optuna.pruners.MedianPruner())
+            study.optimize(objective, n_trials=50)
+    """
+
+    def __init__(self, trial: Any, monitor: str = "val_loss", mode: Mode = "auto") -> None:
+        super().__init__(monitor, mode)
+        self._optuna = optional("optuna", "OptunaPruning", "'onnxtrain[optuna]'")
+        self.trial = trial
+
+    def on_fit_begin(self, trainer: Trainer) -> None:
+        """Checks that the value will be recorded, and that the study goes the same way."""
+        super().on_fit_begin(trainer)
+        # A FixedTrial, which tries an objective without a study, has none.
+        study = getattr(self.trial, "study", None)
+        if study is None:
+            return
+        rises = self._rises(trainer)
+        wanted = "maximize" if rises else "minimize"
+        # The pruner would end the best trials.
+        if study.direction.name.lower() != wanted:
+            raise InputError(
+                f"OptunaPruning: {'higher' if rises else 'lower'} values of '{self.monitor}' are better, and the "
+                f"direction of the study is {study.direction.name}. Pass direction='{wanted}' to create_study, or "
+                "another monitor."
+            )
+
+    def on_epoch_end(self, trainer: Trainer, history: History) -> None:
+        """Reports the value. Raises TrialPruned: the pruner ends the trial."""
+        epoch = len(history) - trainer.fit_start
+        self.trial.report(history.last[self.monitor], epoch - 1)
+        if self.trial.should_prune():
+            # An interrupted fit would want to go on; a pruned one is over.
+            raise self._optuna.TrialPruned(f"Pruned after epoch {epoch}.")

@@ -1,0 +1,64 @@
+"""Sharpness-aware minimization (SAM)."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from onnxtrain.errors import InputError
+from onnxtrain.runtime.dtypes import widen
+from onnxtrain.trainer._callbacks.base import Callback, StepGradients
+
+if TYPE_CHECKING:
+    from onnxtrain.trainer._trainer import Trainer
+
+# Keeps a gradient of zero from dividing by zero; the value of the authors' PyTorch implementations.
+_EPSILON = 1e-12
+
+
+class SAM(Callback):
+    """Steps with the gradient at the worst parameters nearby, which leads to flat minima (Foret et al. 2021).
+
+    With the gradient g of a step at the parameters w, the optimizer gets the gradient of the same batches at
+    w + rho * g / |g|, where |g| is the common L2 norm of all gradients. A step costs two forward and backward passes.
+    Any optimizer can be combined with it; its gradient clipping applies to the second gradient. Recorded losses are
+    those at w.
+
+    Args:
+        rho: radius of the neighbourhood, in units of the parameters, e.g. 0.05.
+        adaptive: scale the neighbourhood by the size of each weight (ASAM, Kwon et al. 2021): the gradient is taken at
+            w + rho * w**2 * g / | |w| * g |. Larger radii suit then, e.g. 0.5.
+
+    Example:
+        >>> from onnxtrain.trainer import SAM
+        >>> SAM(rho=0.1).rho
+        0.1
+    """
+
+    def __init__(self, rho: float = 0.05, adaptive: bool = False) -> None:
+        if isinstance(rho, bool) or not isinstance(rho, int | float) or not 0 <= rho < math.inf:
+            raise InputError(f"SAM: rho must be a finite number >= 0, received {rho!r}.")
+        self.rho = float(rho)
+        self.adaptive = adaptive
+
+    def on_gradients(self, trainer: Trainer, gradients: StepGradients) -> None:
+        """Replaces the gradients by those at the worst parameters nearby."""
+        # Through the store, not `trainer.parameters`: those of bfloat16 are raw bits there.
+        store = trainer.state._store
+        values = {
+            name: widen(store.parameters[name].read(), store.parameters[name].dtype)
+            for name in store.trainable
+        }
+        directions = gradients.values()
+        scaled = {name: abs(values[name]) * g if self.adaptive else g for name, g in directions.items()}
+        # Summed in float64: squares of float32 gradients overflow from 2e19 on.
+        norm = math.sqrt(sum(float(np.sum(np.square(g, dtype=np.float64))) for g in scaled.values()))
+        step = self.rho / (norm + _EPSILON)
+        gradients.recompute_at(
+            {
+                name: values[name] + g.dtype.type(step) * (values[name] ** 2 * g if self.adaptive else g)
+                for name, g in directions.items()
+            }
+        )

@@ -1,0 +1,128 @@
+"""Stochastic weight averaging (SWA)."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from onnxtrain._words import argument
+from onnxtrain.errors import InputError
+from onnxtrain.runtime.atomic import FileSet
+from onnxtrain.runtime.optimizer import check_learning_rate
+from onnxtrain.trainer._callbacks.base import Callback
+from onnxtrain.trainer._checks import check_integer
+from onnxtrain.trainer._fit.moving_average import MovingAverage
+from onnxtrain.trainer._run.files import SWA_AVERAGE
+from onnxtrain.trainer._run.history import History
+
+if TYPE_CHECKING:
+    from onnxtrain.trainer._trainer import Trainer
+
+
+class SWA(Callback):
+    """Averages the parameters after the last epochs of a fit, which finds wide minima (Izmailov et al. 2018).
+
+    The average gives each of these epochs the same weight, as `torch.optim.swa_utils.AveragedModel` does. At the end of
+    the fit the averages become the trainer's parameters, and the running statistics of BatchNormalization are computed
+    anew in a pass over the training data, as `swa_utils.update_bn` does. The history records the parameters before they
+    are averaged: call :meth:`Trainer.evaluate` after the fit.
+
+    Until then the averages are in the file `swa` of the trainer's directory: an interrupted fit goes on with them.
+
+    Args:
+        start: first epoch to average, counted from 1 in the fit, e.g. 16; or the fraction of the epochs to train
+            before, e.g. 0.75.
+        learning_rate: learning rate of the averaged epochs, e.g. 0.05; the factor of a schedule multiplies it. None
+            leaves the rate as it is.
+
+    Raises:
+        InputError: an argument is out of range.
+
+    Example:
+        >>> from onnxtrain.trainer import SWA
+        >>> SWA(start=0.5, learning_rate=0.01).start
+        0.5
+    """
+
+    def __init__(self, start: float | int = 0.75, learning_rate: float | None = None) -> None:
+        if isinstance(start, float):
+            if not 0 <= start < 1:
+                raise InputError(f"SWA: start must be an epoch or a fraction in [0, 1), received {start!r}.")
+        else:
+            start = check_integer("SWA: start", start)
+        self.start = start
+        self.learning_rate = None if learning_rate is None else check_learning_rate(learning_rate)
+        self._average: MovingAverage | None = None
+        # Number of averaged epochs, and the number of the last of them.
+        self._count = self._last = 0
+
+    def on_fit_begin(self, trainer: Trainer) -> None:
+        """Begins anew, or reads the averages of a fit that goes on."""
+        state = trainer._state
+        if state.average is not None:
+            raise InputError(
+                f"SWA and {argument('ema_decay')} both replace the parameters by averages. Choose one."
+            )
+        # A stream may be one that can be read once, and its order is not known beforehand.
+        if (
+            state.run.store.statistics
+            and state.training_data is not None
+            and state.training_data.samples is None
+        ):
+            raise InputError(
+                "SWA reads the data once more to renew the statistics of BatchNormalization, and a stream may not be "
+                "read again. Pass arrays, a frame or a data set."
+            )
+        self._average, self._count, self._last = MovingAverage(state.run.store), 0, 0
+        path = trainer.directory / SWA_AVERAGE
+        if len(trainer.history) == trainer.fit_start:
+            path.unlink(missing_ok=True)
+        elif path.is_file():
+            notes = self._average.read(path)
+            # The directory may hold the file of an earlier fit, if this one was begun without SWA.
+            if notes.get("fit_start") == str(trainer.fit_start):
+                self._count, self._last = int(notes["count"]), int(notes["last"])
+        self._set_rate(trainer)
+
+    def _first(self, trainer: Trainer) -> int:
+        """Returns the first epoch to average, counted from 1 in the fit."""
+        plan = trainer.last_fit
+        assert plan is not None
+        return math.floor(self.start * plan.epochs) + 1 if isinstance(self.start, float) else self.start
+
+    def _set_rate(self, trainer: Trainer) -> None:
+        if self.learning_rate is not None and self._done(trainer) + 1 >= self._first(trainer):
+            trainer.learning_rate = self.learning_rate
+
+    @staticmethod
+    def _done(trainer: Trainer) -> int:
+        return len(trainer.history) - trainer.fit_start
+
+    def on_epoch_end(self, trainer: Trainer, history: History) -> None:
+        """Adds the parameters to the average."""
+        epoch = self._done(trainer)
+        self._set_rate(trainer)
+        # An epoch that is repeated after a crash, bit for bit, is in the file already.
+        if epoch < self._first(trainer) or epoch <= self._last:
+            return
+        assert self._average is not None
+        with trainer.lock:
+            self._average.update(1 / (self._count + 1))
+        self._count, self._last = self._count + 1, epoch
+        with FileSet(trainer.directory) as files, files.open(SWA_AVERAGE) as file:
+            notes = {"count": self._count, "last": self._last, "fit_start": trainer.fit_start}
+            self._average.write(file, **{name: str(number) for name, number in notes.items()})
+
+    def on_fit_end(self, trainer: Trainer, history: History) -> None:
+        """Replaces the parameters by their averages, unless the fit was interrupted and will go on."""
+        from onnxtrain.trainer._fit.renew_statistics import renew_statistics
+
+        # A fit that a callback ended early before the first averaged epoch keeps its parameters.
+        state = trainer._state
+        if history.stopped == "interrupted" or not self._count:
+            return
+        assert self._average is not None
+        assert state.training_data is not None
+        with trainer.lock:
+            self._average.put()
+            renew_statistics(state, state.training_data)

@@ -1,0 +1,194 @@
+"""Opens the data that users pass: checks it, splits off validation data, and lets the models take sample weights."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from onnxtrain._words import argument, words
+from onnxtrain.errors import InputError
+from onnxtrain.trainer._fit.state import TrainingState
+from onnxtrain.trainer._run.run import Run
+from onnxtrain.trainer.data import (
+    ClassWeightedSource,
+    ClassWeights,
+    Layout,
+    Options,
+    Pass,
+    Source,
+    TransformFunction,
+    chosen_weights,
+    open_source,
+    split,
+)
+
+Validation = Any
+"""`(inputs, targets)`, `(inputs, targets, sample_weight)`, a fraction, or data that :meth:`Trainer.fit` accepts."""
+
+
+class Data(NamedTuple):
+    """Data arguments of :meth:`Trainer.fit`.
+
+    Attributes:
+        inputs, targets, sample_weight: samples, their targets and weights.
+        batch_size: samples per batch; None for the default.
+        validation: data to validate with, or a fraction; None for no validation.
+        transform: augmentation of batches; None for none.
+        validation_transform: conversion of the batches of validation data; None for none.
+        drop_last: True to leave out an incomplete last batch.
+        limit: number of batches per epoch; None for all.
+        class_weight: weights of the classes, or "balanced"; None for equal weights.
+        stratify: True to split off the same fraction of each class.
+    """
+
+    inputs: Any
+    targets: Any = None
+    sample_weight: Any = None
+    batch_size: int | None = None
+    validation: Validation = None
+    transform: TransformFunction | None = None
+    validation_transform: TransformFunction | None = None
+    drop_last: bool = False
+    limit: int | None = None
+    class_weight: ClassWeights = None
+    stratify: bool = False
+
+
+def fit_datasets(state: TrainingState, data: Data) -> tuple[Source, Source | None]:
+    """Checks the data of a fit; returns the source to train on and the one to validate with."""
+    options = Options(data.batch_size, True, data.drop_last, data.limit)
+    source = open_dataset(state, data.inputs, data.targets, data.sample_weight, options, data.transform)
+    validation = data.validation
+    if data.stratify and not isinstance(validation, float):
+        raise InputError(
+            f"{argument('stratify', True)} splits off a fraction of each class, but {argument('validation')} is "
+            f"{'not given' if validation is None else 'not a fraction'}. Pass a fraction, such as "
+            f"{argument('validation', 0.1)}, or leave {argument('stratify')} out."
+        )
+    if validation is None and data.validation_transform is not None:
+        raise InputError("validation_transform is given without validation data; pass validation, too.")
+    held_out, transform = None, data.validation_transform
+    if isinstance(validation, float):
+        source, held_out = split(
+            source, validation, state.position.seed, stratify=data.stratify, transform=transform
+        )
+    elif validation is not None:
+        try:
+            held_out = _validation_source(state, validation, data.batch_size, transform)
+        except InputError as error:
+            alone = data.transform is not None and transform is None
+            remark = words().untransformed("validation_transform") if alone else ""
+            raise InputError(f"Validation data: {error}{remark}") from error
+    if held_out is not None:
+        _require_loss_of_incomplete(state.run, held_out)
+    if data.class_weight is not None:
+        # After the split: balanced weights are those of the samples that are trained on.
+        source = ClassWeightedSource(source, chosen_weights(data.class_weight, source))
+    return source, held_out
+
+
+def _validation_source(
+    state: TrainingState, validation: Any, batch_size: int | None, transform: TransformFunction | None
+) -> Source:
+    # A tuple is (inputs, targets), but a list of tuples or dicts is a list of batches. A list of two arrays could
+    # be either: it is taken as inputs and targets.
+    pair = isinstance(validation, tuple) or (isinstance(validation, list) and len(validation) == 2)
+    if isinstance(validation, list) and all(isinstance(entry, tuple | dict) for entry in validation):
+        pair = False
+    if pair and len(validation) not in (2, 3):
+        raise InputError(
+            f"validation must be (inputs, targets), (inputs, targets, sample_weight), a fraction or data that "
+            f"brings its targets, received {type(validation).__name__} of {len(validation)}."
+        )
+    # A text would be read as a stream of letters, and an integer is a fraction that was typed as a count.
+    if isinstance(validation, str | int):
+        raise InputError(
+            f"validation must be (inputs, targets) or a fraction, received {type(validation).__name__}."
+        )
+    inputs, targets, weights = [*validation, None][:3] if pair else (validation, None, None)
+    return open_dataset(state, inputs, targets, weights, Options(batch_size), transform)
+
+
+def _require_loss_of_incomplete(run: Run, held_out: Source) -> None:
+    """Raises InputError if the loss of an incomplete batch cannot be computed by a model with a fixed batch.
+
+    Called before the fit: otherwise the error would come after the first epoch of training.
+    """
+    arrays = held_out.last() if run.batch_size is not None else None
+    if arrays is not None and (run.weighted or not held_out.weighted):
+        try:
+            next(run.evaluate([arrays]))
+        except InputError as error:
+            raise InputError(f"Validation data: {error}") from error
+
+
+def open_dataset(
+    state: TrainingState,
+    inputs: Any,
+    targets: Any,
+    weights: Any,
+    options: Options,
+    transform: TransformFunction | None = None,
+) -> Source:
+    """Opens data as a source of checked batches."""
+    layout, position = Layout.of(state.run.manifest), state.position
+    if targets is not None and not layout.targets:
+        raise InputError("The model computes its loss from its inputs alone; leave the targets out.")
+    start = position.fit_start if position.unfinished else position.epoch
+    at = Pass(position.seed, position.epoch, start) if options.training else Pass()
+    return open_source(layout, inputs, targets, weights, options, transform, at)
+
+
+def weigh(state: TrainingState, *sources: Source | None, for_fit: bool = False) -> None:
+    """Rebuilds the models to take sample weights if one of the sources has weights; all sources then give some.
+
+    Args:
+        state: the trainer's state.
+        *sources: data, None for none.
+        for_fit: True for the data of the fit that is about to begin.
+
+    Raises:
+        InputError: the loss cannot weigh samples.
+        TrainingStateError: a fit without weights is under way.
+    """
+    opened = [source for source in sources if source is not None]
+    with state.lock:
+        if not state.run.weighted and any(source.weighted for source in opened):
+            # The fit under way reads batches without weights, which the new models would refuse.
+            if not for_fit:
+                state.guard.require_none("Using sample weights for the first time")
+            state.run.weigh()
+        # Once the models take weights they take them always: data without weights gets weights of 1.
+        if state.run.weighted:
+            # Data that was opened before the models took weights does not know their dtype, float64 for float64 scores.
+            weight = Layout.of(state.run.manifest).weight
+            for source in opened:
+                source.layout = source.layout.with_weights(weight)
+
+
+def weighed_dataset(
+    state: TrainingState,
+    inputs: Any,
+    targets: Any,
+    weights: Any,
+    options: Options,
+    transform: TransformFunction | None = None,
+) -> Source:
+    """Opens data and lets the models take its weights, if it has any; see :func:`weigh`."""
+    with advising_transform(state, transform):
+        source = open_dataset(state, inputs, targets, weights, options, transform)
+    weigh(state, source)
+    return source
+
+
+@contextlib.contextmanager
+def advising_transform(state: TrainingState, transform: TransformFunction | None) -> Iterator[None]:
+    """Adds to errors about data without a transform that the trainer's last fit had one."""
+    try:
+        yield
+    except InputError as error:
+        plan = state.position.plan
+        if transform is not None or plan is None or not plan.transform:
+            raise
+        raise InputError(f"{error}{words().untransformed('transform')}") from error

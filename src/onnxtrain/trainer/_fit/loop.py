@@ -1,0 +1,218 @@
+"""Runs the epochs of a fit, and ends it cleanly on Ctrl-C, divergence and bad data."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+from onnxtrain.errors import DivergenceError, InputError
+from onnxtrain.runtime.dtypes import Array
+from onnxtrain.trainer._callbacks import Callback, Events
+from onnxtrain.trainer._fit.interrupt import InterruptGuard
+from onnxtrain.trainer._fit.snapshot import finite_parameters
+from onnxtrain.trainer._fit.state import TrainingState
+from onnxtrain.trainer._fit.step import Stepper
+from onnxtrain.trainer._metrics.metrics import Averages
+from onnxtrain.trainer._run.position import Plan
+from onnxtrain.trainer._show.report import Report
+from onnxtrain.trainer._workers.step import WorkerStepper
+from onnxtrain.trainer.data import Pass, Source, Worker
+
+# Seconds between two updates of a progress bar, each of which costs as much as a step of a small model.
+_SHOW_SECONDS = 0.05
+
+
+class FitLoop:
+    """Trains from the state's position to the last epoch of a plan and saves the state after each epoch.
+
+    Args:
+        state: models, tensors and position; the position moves along.
+        data: batches to train on.
+        validation: batches to evaluate on after each epoch; None for no validation.
+        plan: number of epochs, and of batches per step.
+        events: the callbacks.
+        report: shows the progress.
+    """
+
+    def __init__(
+        self,
+        state: TrainingState,
+        data: Source,
+        validation: Source | None,
+        plan: Plan,
+        events: Events,
+        report: Report,
+    ) -> None:
+        self._state = state
+        self._data = data
+        self._validation = validation
+        self._plan = plan
+        position = state.position
+        self._resumed = position.unfinished
+        self._last_epoch = (position.fit_start if position.unfinished else position.epoch) + plan.epochs
+        self._events = events
+        self._report = report
+        arguments = (state, data, validation, plan, events, report)
+        workers = state.workers
+        self._stepper = Stepper(*arguments) if workers is None else WorkerStepper(*arguments, workers=workers)
+        self._worker = Worker() if workers is None else workers.worker
+        # Batches since the progress bar was last updated.
+        self._unshown = 0
+
+    def run(self) -> None:
+        """Trains until the last epoch, a callback's stop, or Ctrl-C.
+
+        Raises:
+            DivergenceError: The loss, the gradients or the parameters became NaN or infinite. The last good
+                state has been restored and saved.
+        """
+        state, position = self._state, self._state.position
+        with self._report, self._stepper.guard() as guard:
+            before = self._begin()
+            self._stepper.begin()
+            try:
+                while position.epoch < self._last_epoch and position.history.stopped is None:
+                    if not self._epoch(guard) and position.history.stopped is None:
+                        position.history.stopped = "interrupted"
+            except DivergenceError:
+                raise
+            except Exception:
+                # The data is bad from the first batch on. The fit has not begun, so the next call may have other
+                # arguments.
+                if not self._stepper.stepped:
+                    position.undo(before)
+                raise
+            if not (self._stepper.updated or self._resumed or position.history.stopped == "interrupted"):
+                self._refuse_without_update(before)
+            # Callbacks may save the run at the end of the fit, so the position has to say first if the fit is over.
+            position.unfinished = position.history.stopped == "interrupted"
+            self._events.call(Callback.on_fit_end, position.history)
+            if position.unfinished:
+                where = state.save_and_keep()
+                of = "" if self._data.batches is None else f" of {self._data.batches}"
+                self._report.note(
+                    f"Interrupted in epoch {position.epoch + 1} after {position.batch}{of} batches. The state is saved "
+                    f"in '{where}': {state.resume_hint.format(where)}"
+                )
+            elif not state.workspace.temporary:
+                # Saved after the callbacks: EarlyStopping may have put the best parameters back.
+                state.save(state.directory)
+
+    def _refuse_without_update(self, before: dict[str, Any]) -> None:
+        """Restores the state of before the fit, and raises InputError."""
+        state = self._state
+        self._stepper.restore()
+        state.position.undo(before)
+        # The epochs have been saved as if they had been trained.
+        if not state.workspace.temporary:
+            state.save(state.directory)
+        raise InputError(
+            "The fit has updated nothing: no label that it has read counts in the loss. All are ignored "
+            "(ignore_index), have nothing to predict them (the first token of a sequence), or have sample or class "
+            "weights of 0."
+        )
+
+    def _begin(self) -> dict[str, Any]:
+        """Enters the plan into the position and begins; returns what :meth:`Position.undo` takes."""
+        position = self._state.position
+        before = position.begin(self._plan)
+        try:
+            self._data.begin(position.stream, resumed=self._resumed, epochs=self._plan.epochs)
+            if self._validation is not None:
+                self._validation.begin(None, resumed=False, epochs=self._plan.epochs)
+            self._events.call(Callback.on_fit_begin)
+            if not finite_parameters(self._state.run.store):
+                raise DivergenceError(
+                    "Training cannot start: parameters of the model are NaN or infinite already. Load a good model."
+                )
+        except Exception:
+            position.undo(before)
+            raise
+        return before
+
+    def _epoch(self, guard: InterruptGuard) -> bool:
+        """Runs the rest of the current epoch; returns False if Ctrl-C came before its end."""
+        position, plan = self._state.position, self._plan
+        epoch = Pass(position.seed, position.epoch, position.fit_start, plan.shuffle, True, self._worker)
+        batches = self._data.read(epoch, position.batch)
+        self._report.begin_epoch(position.epoch + 1, self._last_epoch, self._data.batches, position.batch)
+        start, samples = time.perf_counter(), 0
+        shown = start
+        while not guard.requested:
+            # The last group of an epoch may be smaller. An epoch never lends batches to the next one: its metrics and
+            # its validation belong to whole steps.
+            group = list(self._held(islice(batches, plan.accumulate)))
+            if not group:
+                break
+            samples += self._stepper.step(group)
+            rate = _rate(samples, time.perf_counter() - start)
+            shown = self._show(group, shown, rate)
+        # Sources raise errors that say why. Without this one a fit of no steps would end as if it had trained.
+        if not position.batch and not guard.requested:
+            raise InputError(f"There is no batch in epoch {position.epoch + 1} to train on.")
+        # Nothing but the next step would notice an update that overflows, and the epoch is evaluated and saved first.
+        self._stepper.check()
+        # The bar is up to date when the line of the epoch takes its place.
+        rate = _rate(samples, time.perf_counter() - start)
+        self._show((), -math.inf, rate)
+        if guard.requested:
+            return False
+        self._finish_epoch(start, rate)
+        # Ctrl-C during the validation of the last epoch comes too late: all of the fit has been done.
+        return not (guard.requested and position.epoch < self._last_epoch)
+
+    def _held(self, batches: Iterable[list[Array]]) -> Iterator[list[Array]]:
+        """Yields the batches of a step, in memory that the next one of them does not overwrite."""
+        last = self._plan.accumulate - 1
+        for index, arrays in enumerate(batches):
+            yield [array.copy() for array in arrays] if self._data.volatile and index < last else arrays
+
+    def _show(self, group: Sequence[object], shown: float, rate: float) -> float:
+        """Updates the progress bar if the last update is long enough ago; returns the time of the last update."""
+        if not self._report.shows_steps:
+            return shown
+        self._unshown += len(group)
+        now = time.perf_counter()
+        if now - shown < _SHOW_SECONDS:
+            return shown
+        position = self._state.position
+        self._report.step(self._unshown, position.averages.running(self._state.metrics), rate)
+        self._unshown = 0
+        return now
+
+    def _finish_epoch(self, start: float, rate: float) -> None:
+        state, position = self._state, self._state.position
+        record: dict[str, float] = {"epoch": position.epoch + 1, **position.averages.values(state.metrics)}
+        if self._validation is not None:
+            # Before the epoch counts: if the validation fails, the resumed fit repeats it after the last step of this
+            # epoch.
+            record |= state.evaluate(self._validation, "val_")
+        record["learning_rate"] = state.run.optimizer.get_learning_rate()
+        history = position.history
+        # Another thread may call Trainer.save: it must not see the new epoch number with the old history.
+        with state.lock:
+            position.epoch, position.batch, position.averages = position.epoch + 1, 0, Averages()
+            position.stream = self._data.mark()
+            history.epochs.append(record)
+            history.seconds.append(time.perf_counter() - start)
+            history.samples_per_second.append(rate)
+            # Set before the callbacks, which may save: ModelCheckpoint's last save is that of a finished fit.
+            position.unfinished = position.epoch < self._last_epoch
+        self._report.end_epoch(position.epoch, self._last_epoch, record, rate)
+        self._events.call(Callback.on_epoch_end, history)
+        # A process that is killed between here and the callbacks' on_fit_end has not finished the fit: resuming runs
+        # on_fit_end again, which puts the best parameters back.
+        position.unfinished = True
+        ended = position.epoch == self._last_epoch or history.stopped is not None
+        # After the last epoch `run` saves, when the callbacks have ended, too.
+        if not ended and not state.workspace.temporary:
+            state.save(state.directory)
+
+
+def _rate(samples: int, seconds: float) -> float:
+    """Returns the samples per second; 0 if no time has passed."""
+    # Libraries such as freezegun stop the clock.
+    return samples / seconds if seconds > 0 else 0.0

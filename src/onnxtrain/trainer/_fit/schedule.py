@@ -1,0 +1,140 @@
+"""Computes the factor of the learning rate for each step: a warm-up followed by a schedule."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import numbers
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from onnxtrain._words import argument
+from onnxtrain.errors import InputError
+from onnxtrain.schedules import SCHEDULES, Constant, Schedule
+from onnxtrain.trainer._checks import check_integer
+
+ScheduleFunction = Callable[[int, int], float]
+"""`(step, total_steps) -> factor` of the learning rate; both count optimizer steps of the fit."""
+
+ScheduleSpec = str | Schedule | ScheduleFunction
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Schedule with a linear warm-up.
+
+    Attributes:
+        schedule: begins behind the warm-up; a schedule that counts epochs begins at once and is multiplied by it.
+        warmup_steps: steps of the warm-up; 0 for those of `warmup_ratio`.
+        warmup_ratio: fraction of all steps to warm up over, e.g. 0.1; 0 for no warm-up.
+    """
+
+    schedule: Schedule | ScheduleFunction
+    warmup_steps: int = 0
+    warmup_ratio: float = 0.0
+
+    def __call__(self, step: int, total: int | None, epoch: int = 0) -> float:
+        """Returns the factor of the learning rate.
+
+        Args:
+            step: optimizer steps taken before this one.
+            total: steps of the whole schedule; None if unknown.
+            epoch: epochs finished before this step.
+
+        Raises:
+            InputError: The schedule returns no valid factor, or needs the unknown number of all steps.
+        """
+        if total is None and (self.warmup_ratio or self._needs_total):
+            raise InputError(
+                "The schedule depends on the number of all steps, which is not known for data without a length. Pass "
+                "steps_per_epoch=... to fit, total_steps=... to the Trainer, or a schedule that does not ('constant', "
+                "'step', 'exponential')."
+            )
+        warmup = self.warmup_steps or math.ceil(self.warmup_ratio * (total or 0))
+        # The rise begins at 1 / warmup, not at 0: a first step with rate 0 would be a step for nothing.
+        rise = min(1.0, (step + 1) / warmup) if warmup else 1.0
+        # Curves to the end of the fit begin after the warm-up. Those that count epochs would be late by the warm-up
+        # if they did; the rise multiplies them instead.
+        if not isinstance(self.schedule, Schedule) or self.schedule.after_warmup:
+            if step < warmup:
+                return rise
+            step, total = step - warmup, max(1, (total or 0) - warmup)
+        return rise * self._factor(step, total or 0, epoch)
+
+    @property
+    def _needs_total(self) -> bool:
+        return not isinstance(self.schedule, Schedule) or self.schedule.needs_total
+
+    def _factor(self, step: int, total: int, epoch: int) -> float:
+        if isinstance(self.schedule, Schedule):
+            factor = self.schedule(step, total, epoch)
+        else:
+            factor = self.schedule(step, total)
+        if not isinstance(factor, numbers.Real) or not 0 <= factor < math.inf:
+            raise InputError(
+                f"The schedule gave {factor!r} for (step, total_steps) = {(step, total)}; it must give a number "
+                ">= 0, the factor of the learning rate."
+            )
+        return float(factor)
+
+
+def make_schedule(spec: ScheduleSpec | None, warmup_steps: int = 0, warmup_ratio: float = 0.0) -> Curve:
+    """Makes a schedule with a linear warm-up from 1 / warmup_steps over `warmup_steps` steps.
+
+    >>> schedule = make_schedule("linear", warmup_steps=2)
+    >>> [schedule(step, 6) for step in range(6)]
+    [0.5, 1.0, 1.0, 0.75, 0.5, 0.25]
+
+    Raises:
+        InputError: The name is unknown, or the warm-up is negative or given twice.
+    """
+    warmup_steps = check_integer(f"Choosing a schedule: {argument('warmup_steps')}", warmup_steps, 0)
+    if not isinstance(warmup_ratio, int | float) or not 0 <= warmup_ratio <= 1:
+        raise InputError(
+            f"Choosing a schedule: {argument('warmup_ratio')} must be a number from 0 to 1, received {warmup_ratio!r}."
+        )
+    if warmup_steps and warmup_ratio:
+        raise InputError(
+            f"Choosing a schedule: pass {argument('warmup_steps')} or {argument('warmup_ratio')}, not both."
+        )
+    if isinstance(spec, str):
+        spec = named_schedule(spec)
+    if isinstance(spec, type) or (spec is not None and not callable(spec)):
+        raise InputError(
+            "Choosing a schedule: expected a name, a schedule such as onnxtrain.schedules.Cosine(), or a function "
+            f"(step, total_steps) -> factor, received {spec!r}."
+        )
+    return Curve(Constant() if spec is None else spec, warmup_steps, float(warmup_ratio))
+
+
+def named_schedule(name: str, parameters: Mapping[str, Any] | None = None) -> Schedule:
+    """Makes the schedule of a name. Raises InputError: the name, a parameter or its value is unknown."""
+    if name not in SCHEDULES:
+        raise InputError(
+            f"Choosing a schedule: {name!r} is unknown; choose from {', '.join(SCHEDULES)}, or pass a "
+            "function (step, total_steps) -> factor. What follows a plateau is a callback, ReduceLROnPlateau."
+        )
+    kind, values = SCHEDULES[name], dict(parameters or {})
+    allowed = [entry.name for entry in dataclasses.fields(kind)]
+    if unknown := sorted(set(values) - set(allowed)):
+        raise InputError(
+            f"Choosing a schedule: {name!r} has no parameter {', '.join(unknown)}; it has "
+            f"{', '.join(allowed) or 'none'}."
+        )
+    try:
+        return kind(**values)
+    except TypeError as error:
+        # Comparisons in __post_init__ raise TypeError for a text where a number belongs.
+        raise InputError(f"Choosing a schedule: {name!r} with {values}: {error}.") from error
+
+
+def describe_schedule(spec: ScheduleSpec | None) -> tuple[str | None, dict[str, Any]] | None:
+    """Describes a schedule by name and parameters, from which it can be made again; None for a function."""
+    if spec is None:
+        return None, {}
+    schedule = named_schedule(spec) if isinstance(spec, str) else spec
+    for name, kind in SCHEDULES.items():
+        if type(schedule) is kind:
+            return name, dataclasses.asdict(schedule)
+    return None

@@ -1,0 +1,397 @@
+"""Holds what a trainer trains: models and tensors, the position in the training, metrics and moving averages.
+
+`Trainer` shows the state to the user, and the training loop (`_loop`, `_step`) moves it along.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from onnxtrain._words import argument
+from onnxtrain.errors import CheckpointError, InputError
+from onnxtrain.runtime.atomic import FileSet
+from onnxtrain.runtime.dtypes import Array
+from onnxtrain.runtime.lock import StateLock
+from onnxtrain.trainer._fit.fit_guard import FitGuard
+from onnxtrain.trainer._fit.moving_average import MovingAverage
+from onnxtrain.trainer._fit.schedule import (
+    Curve,
+    ScheduleSpec,
+    describe_schedule,
+    make_schedule,
+    named_schedule,
+)
+from onnxtrain.trainer._fit.snapshot import Snapshot
+from onnxtrain.trainer._metrics.metrics import Averages, Metric, MetricSpec, default_metrics, make_metrics
+from onnxtrain.trainer._metrics.whole_set import Task
+from onnxtrain.trainer._run.files import AVERAGE, BEST, SWA_AVERAGE, refuse_model_name
+from onnxtrain.trainer._run.position import CUSTOM, PROPERTY, Plan, Position, Settings
+from onnxtrain.trainer._run.predictions import read_predictions, remove_other_predictions, write_predictions
+from onnxtrain.trainer._run.run import Run, Step
+from onnxtrain.trainer._run.workspace import Workspace
+from onnxtrain.trainer._workers.totals import total_averages
+from onnxtrain.trainer.data import Pass, Source, own_batches
+
+if TYPE_CHECKING:
+    from onnxtrain.trainer._workers import Workers
+
+_log = logging.getLogger("onnxtrain")
+
+
+def scheduler_settings(spec: ScheduleSpec | None) -> dict[str, Any]:
+    """Describes a schedule by name and parameters, as fields of :class:`Settings`."""
+    name, parameters = describe_schedule(spec) or (CUSTOM, {})
+    return {"scheduler": name, "scheduler_parameters": parameters}
+
+
+def _saved_schedule(directory: Path, settings: Settings, passed: ScheduleSpec | None) -> Curve:
+    """Makes the saved schedule, or the given one, with the saved warm-up; raises CheckpointError if unknown."""
+    warmup = settings.warmup_steps, settings.warmup_ratio
+    if passed is not None:
+        return make_schedule(passed, *warmup)
+    try:
+        name = settings.scheduler
+        return make_schedule(name and named_schedule(name, settings.scheduler_parameters), *warmup)
+    except InputError as error:
+        raise CheckpointError(
+            f"Resuming from '{directory}': its schedule cannot be made again ({error}) It may have been written by a "
+            "newer onnxtrain; upgrade."
+        ) from error
+
+
+class TrainingState:
+    """State of a trainer: its run, the position in the training, and the metrics.
+
+    Attributes:
+        run: models, sessions and tensors.
+        workspace: directory of the run's files.
+        position: epoch, batch and step that training has reached, and the history.
+        settings: arguments of the trainer that are saved with the run.
+        schedule: gives the factor of the learning rate for each step.
+        average: moving averages of parameters and statistics; None without `ema_decay`.
+        task: meaning of predictions and targets, for the metrics.
+        metrics: metrics that are recorded beside the loss.
+        validating: True while a fit with validation data is under way.
+        training_data: data of the fit under way; None between fits.
+        guard: allows one fit at a time.
+        resume_hint: sentence shown after Ctrl-C; `{}` stands for the directory.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        workspace: Workspace,
+        position: Position,
+        settings: Settings,
+        schedule: Curve,
+        metrics: Sequence[MetricSpec] | None,
+    ) -> None:
+        self.run = run
+        self.workspace = workspace
+        self.position = position
+        self.settings = settings
+        self.schedule = schedule
+        self.average = None
+        if settings.ema_decay is not None:
+            self.average = MovingAverage(run.store)
+        self.validating = False
+        self.training_data: Source | None = None
+        self.guard = FitGuard(run.lock)
+        self.resume_hint = "Trainer.resume('{}') and the same fit go on."
+        # A model that computes its loss from its inputs alone has nothing to compare a prediction with.
+        measurable = bool(run.manifest.targets) and settings.prediction is not None
+        target = run.manifest.targets[0] if run.manifest.targets else None
+        self.task = Task(target, settings.loss, settings.positive)
+        self.task.check()
+        # `[]` means no metrics; only None asks for those of the loss.
+        if metrics is None:
+            metrics = default_metrics(self.task.target, settings.loss) if measurable else []
+            # The exponential of a sum over a data set is no perplexity.
+            metrics = [name for name in metrics if name != "perplexity" or run.manifest.loss_mean is not None]
+        self.metrics: list[Metric] = make_metrics(metrics, self.task)
+        if not measurable and any(metric.looks_at_predictions for metric in self.metrics):
+            raise InputError(
+                "metrics need a target, and a prediction among the model's outputs; pass metrics=[]."
+            )
+        if run.manifest.loss_mean is None and any(metric.name == "perplexity" for metric in self.metrics):
+            raise InputError("The perplexity is the exponential of a mean loss, and this loss is a sum.")
+
+    @classmethod
+    def load(
+        cls,
+        directory: Path,
+        metrics: Sequence[MetricSpec] | None,
+        scheduler: ScheduleSpec | None,
+        device: str,
+        threads: int | None,
+        workers: Workers | None = None,
+    ) -> TrainingState:
+        """Reads the state that :meth:`save` wrote; see :meth:`Trainer.resume`."""
+
+        def begin() -> tuple[Workspace, Run]:
+            workspace = Workspace(directory)
+            return workspace, Run(workspace.path, device, threads)
+
+        workspace, run = begin() if workers is None else workers.open(begin, device, threads)
+        # The files of a worker that does not lead are elsewhere.
+        directory = run.directory
+        predictions = False
+        if PROPERTY in run.state.properties:
+            text = str(run.state.properties[PROPERTY])
+            position, settings, predictions = Position.from_json(text, f"'{directory}'")
+            if threads is not None:
+                settings = replace(settings, threads=threads)
+            if settings.prediction is not None and settings.prediction not in run.outputs:
+                raise CheckpointError(
+                    f"Resuming from '{directory}': its metrics look at '{settings.prediction[:60]}', which the models "
+                    f"do not return (outputs: {', '.join(run.outputs)}). The checkpoint is of another run, or corrupt."
+                )
+        else:
+            # Artifacts of generate_artifacts have no position and no settings: training begins at step 0.
+            # A checkpoint without optimizer state gets the rate that `api.Optimizer` begins with.
+            rate = run.store.optimizer.learning_rate if run.store.optimizer is not None else 1e-3
+            position = Position(seed=0, learning_rate=rate)
+            settings = Settings(prediction=next(iter(run.outputs), None))
+        # Code is not saved: a function in a file would be run by whoever opens it.
+        for name, passed, saved in (
+            ("metrics", metrics, settings.metrics or ()),
+            ("scheduler", scheduler, (settings.scheduler,)),
+        ):
+            if passed is None and CUSTOM in saved:
+                raise InputError(
+                    f"Resuming from '{directory}': its {name} included a function, which is not saved. Pass "
+                    f"{name}=... again."
+                )
+        if scheduler is not None:
+            settings = replace(settings, **scheduler_settings(scheduler))
+        schedule = _saved_schedule(directory, settings, scheduler)
+        chosen = settings.metrics if metrics is None else metrics
+        state = cls(run, workspace, position, settings, schedule, chosen)
+        state._check_metrics(predictions)
+        if predictions:
+            read_predictions(directory, position)
+        if state.average is not None and position.averaged:
+            state.average.read(directory / AVERAGE)
+        state._tell_of_random_ops()
+        state.workspace.note()
+        return state
+
+    def _check_metrics(self, predictions: bool) -> None:
+        """Raises InputError if the sums of an unfinished epoch belong to other metrics."""
+        sums = set(self.position.averages.sums) - {"loss"}
+        metric_keys = {metric.name for metric in self.metrics if metric.measure is not None}
+        needs_predictions = any(metric.function is not None for metric in self.metrics)
+        # Sums of other metrics cannot be completed: the batches before the interruption are not read again.
+        if self.position.batch and (sums != metric_keys or (predictions and not needs_predictions)):
+            raise InputError(
+                f"Resuming from '{self.directory}': it was interrupted in the middle of an epoch with other metrics "
+                f"than {', '.join(metric.name for metric in self.metrics) or 'none'}. Pass the same ones."
+            )
+
+    def _tell_of_random_ops(self) -> None:
+        if self.position.unfinished and self.settings.random:
+            _log.warning(
+                "The model draws random numbers in %s, which start anew in evaluation and in subgraphs: what they give "
+                "will not be bit-equal to that of a run without interruption.",
+                ", ".join(self.settings.random),
+            )
+
+    @property
+    def lock(self) -> StateLock:
+        """Lock held while anything here is read or changed, but not while a fit reads its data or calls callbacks."""
+        return self.run.lock
+
+    @contextlib.contextmanager
+    def fitting(self) -> Iterator[None]:
+        """Marks a fit as under way until the block ends, and keeps other trainers out of the directory.
+
+        Raises:
+            TrainingStateError: Another fit of this trainer is under way.
+            CheckpointError: Another trainer is at work in the directory, or has saved there.
+        """
+        # Training inside of `with trainer.averaged()` would update the averages and lose the steps at the end of the
+        # block.
+        applied = self.average is not None and self.average.is_applied
+        with self.guard.fitting(applied), self.workspace.locked():
+            self.workspace.require_own("Trainer.fit()")
+            yield
+
+    def abandon(self) -> None:
+        """Makes the next fit a new one; see :meth:`Trainer.abandon_fit`."""
+        with self.lock:
+            self.guard.require_none("Trainer.abandon_fit()", elsewhere=True)
+            self.position.abandon()
+
+    @property
+    def workers(self) -> Workers | None:
+        """The processes that train together; None for one process."""
+        return self.run.workers
+
+    def alone(self) -> contextlib.AbstractContextManager[None]:
+        """Marks that this worker works by itself until the block ends: it writes files, and waits for nobody."""
+        return contextlib.nullcontext() if self.workers is None else self.workers.alone()
+
+    def writing(self) -> contextlib.AbstractContextManager[bool]:
+        """Gives True until the block ends; of several workers to the one that writes files, False to the others."""
+        return contextlib.nullcontext(True) if self.workers is None else self.workers.writing()
+
+    @property
+    def directory(self) -> Path:
+        """Directory of the run's files."""
+        return self.workspace.path
+
+    @property
+    def recorded_keys(self) -> list[str]:
+        """Keys that the fit under way records for each epoch."""
+        keys = ["loss", *(metric.name for metric in self.metrics)]
+        return [*keys, *(f"val_{key}" for key in keys if self.validating)]
+
+    @property
+    def run_settings(self) -> dict[str, Any]:
+        """Settings of the trainer, and of the fit under way or the last one, by name, for loggers and model cards."""
+        position, optimizer = self.position, self.run.manifest.optimizer
+        return {
+            **asdict(self.settings),
+            **({} if position.plan is None else asdict(position.plan)),
+            "optimizer": None if optimizer is None else optimizer.type,
+            "optimizer_settings": {} if optimizer is None else dict(optimizer.settings),
+            "learning_rate": position.learning_rate,
+            "seed": position.seed,
+        }
+
+    def check_schedule(self, plan: Plan, per_epoch: int | None) -> None:
+        """Checks that a schedule over several fits is long enough for a plan; raises InputError or warns.
+
+        `per_epoch` are the optimizer steps of an epoch, None if that is not known.
+        """
+        epochs, total, position = plan.schedule_epochs, self.settings.total_steps, self.position
+        if total is not None:
+            if epochs is not None:
+                raise InputError(
+                    f"The trainer has total_steps already; leave {argument('schedule_epochs')} out."
+                )
+            start = position.fit_start_step if position.unfinished else position.step
+            last = start + plan.epochs * (per_epoch or 0)
+            # A warning only: beyond its end a schedule keeps its last value, which may be what is wanted.
+            if last > total:
+                _log.warning(
+                    "The schedule is of total_steps=%d, and this fit ends with step %d: the steps beyond have the last "
+                    "learning rate.",
+                    total,
+                    last,
+                )
+        if epochs is None:
+            return
+        start = position.fit_start if position.unfinished else position.epoch
+        last = start + plan.epochs
+        if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < last:
+            raise InputError(
+                f"{argument('schedule_epochs', epochs)} should be the number of epochs of all fits together that share "
+                f"the schedule, counted from the trainer's first: at least {last}, which this fit ends with."
+            )
+
+    def loss_count(self, arrays: Sequence[Array]) -> float | None:
+        """Returns the weight of a batch in the mean loss, e.g. its number of labels; None where losses are summed."""
+        mean = self.run.manifest.loss_mean
+        return None if mean is None else mean.count(self.run.manifest.arguments, arrays)
+
+    def add(self, averages: Averages, step: Step, count: float | None) -> None:
+        """Adds loss and metrics of one batch to averages; `count` is the result of :meth:`loss_count`."""
+        averages.add_loss(step.loss, count)
+        if any(metric.looks_at_predictions for metric in self.metrics):
+            averages.add_metrics(self.metrics, *self.judged(step), self.run.manifest.targets[0])
+
+    def judged(self, step: Step) -> tuple[Array, Array]:
+        """Picks the prediction and the target of a batch that metrics compare. Raises InputError: there are none."""
+        if self.settings.prediction is None or not self.run.manifest.targets:
+            raise InputError("Metrics need a target, and a prediction among the model's outputs.")
+        prediction = step.outputs[self.run.outputs.index(self.settings.prediction)]
+        return prediction, step.arrays[len(self.run.manifest.inputs)]
+
+    def update_average(self) -> None:
+        """Updates the moving averages after a step, if there are any."""
+        decay = self.settings.ema_decay
+        if self.average is not None and decay is not None:
+            # The first values are the average.
+            self.average.update(1.0 - decay if self.position.averaged else 1.0)
+            self.position.averaged += 1
+
+    @contextlib.contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Replaces the trained values by their moving averages, if there are any, until the block ends.
+
+        No other thread uses the trainer in the meantime.
+        """
+        with self.lock:
+            # Before the first step the averages are zeros.
+            if self.average is None or not self.position.averaged:
+                yield
+                return
+            with self.average.applied():
+                yield
+
+    def snapshot(self) -> Snapshot:
+        """Copies everything that training changes."""
+        # A fit that goes back to a snapshot goes back to the averages of that step, too.
+        averages = self.average.buffers.values() if self.average is not None else ()
+        with self.lock:
+            return Snapshot.take(self.run.store, self.position, averages)
+
+    def evaluate(self, data: Source, prefix: str = "") -> dict[str, float]:
+        """Computes the loss and the metrics over a data set, in inference mode."""
+        averages = Averages()
+        workers = self.workers if self.workers is not None and self.workers.together else None
+        with self.averaged():
+            batches = data.read(Pass()) if workers is None else own_batches(data, workers.worker)
+            for step in self.run.evaluate(batches):
+                self.add(averages, step, self.loss_count(step.arrays))
+        if workers is not None:
+            summed = self.run.manifest.loss_mean is None
+            averages = total_averages(workers.communicator, averages, self.metrics, summed=summed)
+        return averages.values(self.metrics, prefix)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes everything that :meth:`load` needs to a directory; see :meth:`Trainer.save`."""
+        target = Path(path).absolute()
+        refuse_model_name(path, "Trainer.save", "a directory with all that Trainer.resume needs")
+        workers = self.workers
+        saving = contextlib.nullcontext(True) if workers is None else workers.saving(self.run.store)
+        with self.lock, saving as writes:
+            if writes:
+                with self.workspace.saving(target):
+                    self._write(target)
+
+    def _write(self, target: Path) -> None:
+        # The position is a property of the checkpoint, not a file beside it: one rename saves both.
+        self.run.state.properties[PROPERTY] = self.position.to_json(self.settings)
+        try:
+            self.run.save(target, companions=[BEST], write_more=lambda files: self._write_more(files, target))
+        except (OSError, ValueError) as error:
+            raise CheckpointError(
+                f"Saving the run to '{target}' failed: {error}. Check that it is a directory, is writable and "
+                "has room."
+            ) from error
+        remove_other_predictions(target, self.position)
+
+    def _write_more(self, files: FileSet, target: Path) -> None:
+        write_predictions(files, self.position)
+        if self.average is not None and self.position.averaged:
+            with files.open(AVERAGE) as file:
+                self.average.write(file)
+        # In the trainer's own directory the callback has written them.
+        averages = self.directory / SWA_AVERAGE
+        if averages.is_file() and target.resolve() != self.directory.resolve():
+            files.copy(averages, SWA_AVERAGE)
+
+    def save_and_keep(self) -> Path:
+        """Saves into the trainer's own directory, and keeps that if it was temporary."""
+        # An interrupted run in a temporary directory would be lost with the process.
+        self.workspace.keep()
+        self.save(self.directory)
+        return self.directory

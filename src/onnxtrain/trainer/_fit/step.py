@@ -1,0 +1,406 @@
+"""Takes the steps of a fit: gradients of a group of batches, checks for NaN, one update of the parameters."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import struct
+from collections.abc import Mapping, Sequence
+from typing import NoReturn
+
+import numpy as np
+
+from onnxtrain._words import argument, words
+from onnxtrain.errors import DivergenceError, InputError
+from onnxtrain.runtime.dtypes import Array, narrow, widen
+from onnxtrain.trainer._callbacks import Callback, Events, StepGradients
+from onnxtrain.trainer._fit.interrupt import InterruptGuard
+from onnxtrain.trainer._fit.snapshot import FiniteCheck, StatisticsBackup, finite_parameters, not_finite
+from onnxtrain.trainer._fit.state import TrainingState
+from onnxtrain.trainer._run.position import Plan, Position
+from onnxtrain.trainer._run.run import Run, Step
+from onnxtrain.trainer._show.report import Report
+from onnxtrain.trainer.data import Source
+
+# Steps between two snapshots: copying the state costs about as much as one step of a small model.
+_SNAPSHOT_STEPS = 100
+
+
+def seed_run(run: Run, position: Position, index: int) -> None:
+    """Tells the training model what to draw random numbers from in its next run, so that it resumes exactly.
+
+    Args:
+        run: models of the run.
+        position: place in the training, whose seed counts.
+        index: number of the batch within the step.
+    """
+    rank = 0 if run.workers is None else run.workers.worker.rank
+    # The batch's place counts the runs, so that gradients that are computed again have the same masks.
+    run.module.seed, run.store.runs = _seed(position.seed, rank), index
+
+
+def _seed(seed: int, rank: int) -> int:
+    """Derives the seed of a worker: that of the trainer for worker 0, another 63-bit number for each other one."""
+    if not rank:
+        return seed
+    digest = hashlib.blake2b(struct.pack("<2q", seed, rank), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+class Stepper:
+    """Takes steps: some batches followed by one update of the parameters.
+
+    Loss and gradients are checked before the update, so a step that diverges changes nothing. Batches without a label
+    that counts are left out.
+
+    Args:
+        state: models, tensors and position; the position moves along.
+        data: source of the batches; tells their number per epoch.
+        validation: batches to evaluate on every so many steps; None for no validation.
+        plan: arguments of the fit.
+        events: the callbacks.
+        report: shows the evaluations.
+
+    Attributes:
+        stepped: True once a step has been taken, also one that only skipped batches without labels.
+        updated: True once a step has updated the parameters.
+        one_batch: the samples of one run of the model, as messages call them.
+    """
+
+    one_batch = "a batch"
+
+    def __init__(
+        self,
+        state: TrainingState,
+        data: Source,
+        validation: Source | None,
+        plan: Plan,
+        events: Events,
+        report: Report,
+    ) -> None:
+        self._state = state
+        self._run = state.run
+        self._data = data
+        self._validation = validation
+        self._plan = plan
+        self._events = events
+        self._report = report
+        store = self._run.store
+        # One run of the training model gives the loss and updates the BatchNorm statistics: to refuse the step the
+        # statistics have to be put back.
+        self._statistics = StatisticsBackup(store)
+        gradients = store.all_gradients()
+        self._finite = FiniteCheck([*gradients, *store.statistics.values()])
+        self._finite_gradients = FiniteCheck(gradients)
+        self._since_snapshot = 0
+        # True after an update until its results have been checked.
+        self._unchecked = False
+        self.stepped = self.updated = False
+        # The training model adds up gradients in the dtype of the parameter. Sums of bfloat16, which has 8 bits,
+        # would lose the later batches.
+        if plan.accumulate > 1 and any(b.dtype.name == "bfloat16" for b in store.gradients.values()):
+            raise InputError(
+                f"{argument('accumulate')} > 1 is not supported for bfloat16 parameters; use a larger "
+                f"{argument('batch_size')}."
+            )
+
+    def guard(self) -> InterruptGuard:
+        """Makes a handler of Ctrl-C."""
+        return InterruptGuard()
+
+    def begin(self) -> None:
+        """Copies the state of before the first step, to which a fit that diverges goes back."""
+        self._snapshot = self._state.snapshot()
+
+    def restore(self) -> None:
+        """Goes back to the state of the last snapshot: of a fit that has updated nothing, to its beginning."""
+        self._state.position = self._snapshot.restore(self._run.store)
+
+    def step(self, batches: Sequence[list[Array]]) -> int:
+        """Takes one step on a group of batches and calls the callbacks; returns the number of samples."""
+        # Callbacks are called without the lock: a callback may wait for a thread that needs it.
+        with self._state.lock:
+            try:
+                mean = self._update(batches)
+                if self._is_used(self._state.position.step):
+                    self._require_finite_update()
+            except Diverged as reason:
+                self._restore_and_raise(reason)
+        # Before on_step_end, where ModelCheckpoint saves: a run that goes on from that save has the evaluation, too.
+        if self._validation is not None and self._evaluates(self._state.position.step):
+            self._evaluate(self._validation)
+        if mean is not None:
+            self._events.call(Callback.on_step_end, mean)
+        # Workers without a share of a batch get an empty one.
+        return sum(len(arrays[0]) for arrays in batches if arrays)
+
+    def check(self) -> None:
+        """Checks the results of the last update, which no later step has used.
+
+        Raises:
+            DivergenceError: it made parameters or moments NaN or infinite. The last good state has been restored and
+                saved.
+        """
+        with self._state.lock:
+            try:
+                self._require_finite_update()
+            except Diverged as reason:
+                self._restore_and_raise(reason)
+
+    def _evaluates(self, step: int) -> bool:
+        """Returns True if the fit evaluates in the middle of an epoch after this step."""
+        every = self._plan.evaluate_every
+        return every is not None and step % every == 0
+
+    def _is_used(self, step: int) -> bool:
+        """Returns True if the parameters after this step are evaluated or saved before the next one."""
+        return self._evaluates(step) or self._events.saves(step)
+
+    def _evaluate(self, validation: Source) -> None:
+        """Evaluates in the middle of an epoch, and records the values."""
+        state, position = self._state, self._state.position
+        values = state.evaluate(validation, "val_")
+        entry: dict[str, float] = {"step": position.step, "epoch": position.epoch + 1, **values}
+        # Another thread may save meanwhile.
+        with state.lock:
+            position.history.evaluations.append(entry)
+        self._report.evaluation(entry)
+        self._events.call(Callback.on_evaluation, entry)
+
+    def _update(self, batches: Sequence[list[Array]]) -> float | None:
+        """Updates the parameters once; returns the mean loss of the batches, None if no label counts."""
+        state, position = self._state, self._state.position
+        # A resumed fit reads the pass under way from its beginning, with the stream's generators as they were then.
+        position.stream = self._data.mark()
+        self._set_learning_rate()
+        self._statistics.take()
+        # Without a reset the training model adds the new gradients to those of the last step.
+        self._run.module.lazy_reset_grad()
+        done, mean = self._accumulate(batches)
+        # The mean over no labels is NaN. Of several workers this one may have no label while others have some.
+        taken = not math.isnan(mean)
+        if taken:
+            self._require_finite_results([step for step, _ in done])
+            if self._events.wants_gradients:
+                self._events.call(Callback.on_gradients, _StepGradients(self, batches))
+            self._run.optimizer.step()
+            self._unchecked = self.updated = True
+            state.update_average()
+        self._record(done, batches)
+        # A group without labels is a step of the schedule, too: the length of an epoch must not depend on the labels.
+        position.batch, position.step = position.batch + len(batches), position.step + 1
+        self.stepped = True
+        if not taken:
+            return None
+        self._take_snapshot()
+        return mean
+
+    def _record(self, done: Sequence[tuple[Step, float | None]], batches: Sequence[list[Array]]) -> None:
+        """Adds loss and metrics of the step's batches to those of the epoch."""
+        state = self._state
+        for step, count in done:
+            state.add(state.position.averages, step, count)
+        # Skipped batches add a key with count 0: an epoch without any label records NaN instead of no value.
+        for _ in range(len(batches) - len(done)):
+            state.position.averages.add_skipped(state.metrics)
+
+    def _accumulate(self, batches: Sequence[list[Array]]) -> tuple[list[tuple[Step, float | None]], float]:
+        """Computes the gradient of the mean loss over all batches; leaves it in the store.
+
+        Returns:
+            Results of the batches that have a loss, each with its count in the mean, and the mean loss.
+        """
+        done: list[tuple[Step, float | None]] = []
+        losses = 0.0
+        # Counts of the last batch and of all batches so far; the gradients in the store are sums weighted by `last`.
+        last = total = 0.0
+        for index, arrays in enumerate(batches):
+            count = self._state.loss_count(arrays)
+            # The mean over no labels is NaN in ONNX and PyTorch; leaving the batch out is the mean over the others.
+            if count == 0:
+                continue
+            if count is not None:
+                # The training model adds the mean gradient of each batch with weight 1. Rescaling the sum before each
+                # batch and once at the end makes it the gradient of the mean over all samples, also when batches have
+                # different sizes.
+                if last not in (0, count):
+                    self._scale_gradients(last / count)
+                last, total = count, total + count
+            seed_run(self._run, self._state.position, index)
+            loss, outputs = self._run.step(arrays, training=True)
+            if not math.isfinite(loss):
+                self._require_labels(arrays)
+                raise Diverged(f"the loss is {loss}")
+            losses += loss if count is None else loss * count
+            done.append((Step(arrays, loss, outputs), count))
+        if last != total:
+            self._scale_gradients(last / total)
+        return done, losses / total if total else losses if done else math.nan
+
+    def _require_labels(self, arrays: Sequence[Array]) -> None:
+        """Raises Diverged with a clear reason if all labels of a batch are ignored."""
+        for spec, array in zip(self._run.manifest.arguments, arrays, strict=True):
+            ignored = spec.class_labels.ignore_index if spec.class_labels is not None else None
+            # onnxtrain leaves such batches out where it knows the labels of the loss. In a loss of the model that adds
+            # a mean over labels to something else, the mean over nothing is NaN.
+            if ignored is not None and (array == ignored).all():
+                raise Diverged(
+                    f"all labels '{spec.name}' of {self.one_batch} are {ignored}, so that there is nothing to average",
+                    "Leave such samples out, use larger batches, or let onnxtrain append the loss to the scores "
+                    f"({argument('loss', 'cross_entropy')}), which then leaves such batches out.",
+                )
+
+    def _require_finite_results(self, steps: Sequence[Step]) -> None:
+        """Raises Diverged if gradients or BatchNorm statistics of a step are not finite."""
+        if self._finite():
+            return
+        # Of several workers this one may have no sample in the step.
+        loss = steps[-1].loss if steps else math.nan
+        if not self._finite_gradients():
+            raise Diverged(f"the loss is {loss:g}, but its gradients hold NaN or infinity")
+        # The unbiased variance of one value divides by 0; PyTorch raises "Expected more than 1 value per channel".
+        if any(len(step.arrays[0]) == 1 for step in steps):
+            raise Diverged(
+                "a batch has one sample, and BatchNormalization cannot take a variance of one value per channel "
+                "(PyTorch refuses such batches, too)",
+                f"Begin anew with another {argument('batch_size')}, so that no sample is left alone"
+                f"{words().drop_last()}.",
+            )
+        raise Diverged(f"the loss is {loss:g}, but its BatchNormalization statistics hold NaN or infinity")
+
+    def _set_learning_rate(self) -> None:
+        state, position, batches = self._state, self._state.position, self._data.batches
+        per_epoch = None if batches is None else -(-batches // self._plan.accumulate)
+        progress = position.progress(self._plan, per_epoch, state.settings.total_steps)
+        self._run.optimizer.set_learning_rate(position.learning_rate * state.schedule(*progress))
+
+    def _scale_gradients(self, factor: float) -> None:
+        """Multiplies the accumulated gradients by a factor."""
+        for gradient in self._run.store.gradients.values():
+            value = gradient.read()
+            # On the CPU `read` gives the gradient's own memory, scaled in place. From other devices it is a copy,
+            # written back.
+            value = np.multiply(
+                value, value.dtype.type(factor), out=value if gradient.device.type == "cpu" else None
+            )
+            if gradient.device.type != "cpu":
+                gradient.write(value)
+        for rows in self._run.store.row_gradients.values():
+            rows.scale(factor)
+
+    def _take_snapshot(self) -> None:
+        self._since_snapshot += 1
+        if self._since_snapshot < _SNAPSHOT_STEPS:
+            return
+        self._since_snapshot = 0
+        self._require_finite_update()
+        # Two at a time would take the memory of parameters and optimizer state once more.
+        del self._snapshot
+        self._snapshot = self._state.snapshot()
+
+    def _require_finite_update(self) -> None:
+        """Raises Diverged if the last update made parameters or moments NaN or infinite."""
+        # Not after every step: the loss or the gradients of the next step tell nearly always, at no cost.
+        if not self._unchecked:
+            return
+        self._unchecked = False
+        if (what := self._not_finite()) is not None:
+            raise Diverged(f"its update made the {what} NaN or infinite", of_update=True)
+
+    def _not_finite(self) -> str | None:
+        """Returns what is not finite, for the message; None if all is."""
+        return not_finite(self._run.store)
+
+    def recompute_gradients(self, batches: Sequence[list[Array]], parameters: Mapping[str, Array]) -> None:
+        """Recomputes the gradients of a step at other parameters, from the same batches.
+
+        Parameters and BatchNorm statistics are afterwards what they were before, also if the loss there is NaN.
+        """
+        store = self._run.store
+        kept = {name: store.parameters[name].read().copy() for name in parameters}
+        statistics = StatisticsBackup(store)
+        statistics.take()
+        self._run.module.lazy_reset_grad()
+        try:
+            for name, value in parameters.items():
+                store.parameters[name].write(narrow(value, store.parameters[name].dtype))
+            done, _ = self._accumulate(batches)
+            self._require_finite_results([step for step, _ in done])
+        finally:
+            for name, value in kept.items():
+                store.parameters[name].write(value)
+            # One step updates running statistics once, from the activations of the parameters that are trained.
+            statistics.restore()
+
+    def _restore_and_raise(self, reason: Diverged) -> NoReturn:
+        """Restores and saves the last good state, then raises DivergenceError."""
+        state, position, store = self._state, self._state.position, self._run.store
+        # Read before the snapshot is restored: the message names the step that failed.
+        epoch, step = position.epoch + 1, -(-position.batch // self._plan.accumulate)
+        # The position counts a step from its update on.
+        if not reason.of_update:
+            step += 1
+        rate = self._run.optimizer.get_learning_rate()
+        self._statistics.restore()
+        # The gradients belong to a step that is not taken; api.Optimizer refuses to use them now.
+        store.gradients_valid = False
+        # Usually the step was refused before its update and the parameters are good, unless an earlier update has
+        # overflowed them.
+        if reason.of_update or not finite_parameters(store):
+            self.restore()
+            position = state.position
+        kept = f"epoch {position.epoch + 1}, before step {position.batch // self._plan.accumulate + 1}"
+        position.unfinished = True
+        where = state.save_and_keep()
+        remedy = reason.remedy or (
+            f"Lower the learning rate, clip gradients ({argument('clip_grad_norm', 1.0)}), or scale the inputs and "
+            "targets to about -1 .. 1."
+        )
+        raise DivergenceError(
+            f"Training stopped in epoch {epoch}, step {step}: {reason} (learning rate {rate:g}). The "
+            f"parameters are those of {kept}, saved in '{where}'. {remedy}"
+        ) from None
+
+
+class Diverged(Exception):
+    """Stops a step whose numbers are not finite; parameters are put back while it passes.
+
+    Args:
+        reason: what is not finite, for the message.
+        remedy: what to do about it; None for the usual advice.
+        of_update: True if the step's update is to blame, and not its loss or gradients.
+    """
+
+    def __init__(self, reason: str, remedy: str | None = None, *, of_update: bool = False) -> None:
+        super().__init__(reason)
+        self.remedy = remedy
+        self.of_update = of_update
+
+
+class _StepGradients(StepGradients):
+    """Gradients of a step of a fit that is under way.
+
+    Args:
+        stepper: takes the steps of the fit.
+        batches: arrays of the step's batches.
+    """
+
+    def __init__(self, stepper: Stepper, batches: Sequence[list[Array]]) -> None:
+        self._stepper = stepper
+        self._batches = batches
+
+    def values(self) -> dict[str, Array]:
+        store = self._stepper._run.store
+        if store.row_gradients:
+            raise InputError(
+                f"A callback reads the gradients of a step, and those of {', '.join(store.row_gradients)} are sparse. "
+                "Leave sparse_gradients out."
+            )
+        # Copies: recompute_at writes its gradients to the same memory.
+        return {
+            name: np.array(widen(gradient.read(), gradient.dtype))
+            for name, gradient in store.gradients.items()
+        }
+
+    def recompute_at(self, parameters: Mapping[str, Array]) -> None:
+        self._stepper.recompute_gradients(self._batches, parameters)

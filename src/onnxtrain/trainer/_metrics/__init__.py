@@ -1,0 +1,1 @@
+"""Metrics, and the averages of loss and metrics over a data set."""

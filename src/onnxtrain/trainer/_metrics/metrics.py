@@ -1,0 +1,307 @@
+"""Computes metrics over a whole data set, independent of how it is cut into batches."""
+
+from __future__ import annotations
+
+import logging
+import math
+import numbers
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from onnxtrain.errors import InputError
+from onnxtrain.losses import loss_class
+from onnxtrain.runtime.dtypes import Array
+from onnxtrain.runtime.manifest import InputSpec
+from onnxtrain.trainer._metrics.whole_set import WHOLE_METRICS, Task, aligned, has_nan, measure_of
+
+_log = logging.getLogger("onnxtrain")
+
+# `Measure` returns sums instead of a mean: means of batches of different sizes cannot be averaged.
+Measure = Callable[[Array, Array, InputSpec], tuple[float, float]]
+MetricFunction = Callable[[Array, Array], float]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """Metric of a data set, computed from sums over its batches, from all predictions at once, or from the loss.
+
+    Attributes:
+        name: key in the history, e.g. "accuracy".
+        measure: `(prediction, target, spec) -> (total, count)` of one batch, for a metric that
+            is a mean; `spec` describes the target. None for other metrics.
+        finish: turns the mean over all batches into the value, e.g. `math.sqrt` for "rmse".
+        higher_is_better: True for "accuracy", False for "mae"; None if unknown. Callbacks compare epochs by it.
+        function: `(predictions, targets) -> value` of the whole data set, for a metric without `measure`.
+        of_loss: computes the value from the loss over the whole set, e.g. the perplexity.
+
+    Raises:
+        InputError: none or several of `measure`, `function` and `of_loss` are given.
+    """
+
+    name: str
+    measure: Measure | None = None
+    finish: Callable[[float], float] = float
+    higher_is_better: bool | None = None
+    function: MetricFunction | None = None
+    of_loss: Callable[[float], float] | None = None
+
+    def __post_init__(self) -> None:
+        if [self.measure, self.function, self.of_loss].count(None) != 2:
+            raise InputError(f"Metric '{self.name}': pass either measure or function (or of_loss).")
+
+    @property
+    def looks_at_predictions(self) -> bool:
+        """True if the metric needs predictions and targets."""
+        return self.of_loss is None
+
+
+MetricSpec = str | Metric | MetricFunction
+
+
+# These need scores of several classes along axis 1.
+_NEED_CLASSES = ("accuracy", "probability_accuracy")
+
+
+def _accuracy(prediction: Array, target: Array, spec: InputSpec) -> tuple[float, float]:
+    """Counts correct labels: scores [N, C, d1, ...] against labels [N, d1, ...], without those equal to `ignore_index`.
+
+    The classes lie along the axis of the scores that the loss uses.
+    """
+    prediction, target = aligned(prediction, target, spec)
+    _require_shape("accuracy", prediction, target, (*prediction.shape[:1], *prediction.shape[2:]))
+    guess = prediction.argmax(axis=1)
+    ignored = spec.class_labels.ignore_index if spec.class_labels else None
+    counted = np.ones(target.shape, bool) if ignored is None else target != ignored
+    # argmax gives the place of a NaN, if there is one.
+    highest = np.take_along_axis(prediction, np.expand_dims(guess, 1), axis=1)[:, 0]
+    return _share((guess == target)[counted], highest[counted])
+
+
+def _probability_accuracy(prediction: Array, target: Array, spec: InputSpec) -> tuple[float, float]:
+    """Counts where scores and class probabilities, both [N, C, d1, ...], have their maximum in the same class."""
+    _require_shape("probability_accuracy", prediction, target, prediction.shape)
+    return _share(prediction.argmax(axis=1) == target.argmax(axis=1), prediction)
+
+
+def _binary_accuracy(prediction: Array, target: Array, spec: InputSpec) -> tuple[float, float]:
+    """Counts correct logits (positive means yes) against targets 0 and 1."""
+    _require_shape("binary_accuracy", prediction, target, prediction.shape)
+    return _share((prediction > 0) == (target > 0.5), prediction)
+
+
+def _share(hits: Array, scores: Array) -> tuple[float, float]:
+    """Returns the numbers of hits and of all; NaN hits if a score is NaN, from which no class follows."""
+    return math.nan if has_nan(scores) else float(np.count_nonzero(hits)), float(hits.size)
+
+
+def _absolute_error(prediction: Array, target: Array, spec: InputSpec) -> tuple[float, float]:
+    _require_shape("mae", prediction, target, prediction.shape)
+    # Summed in float64: a float32 sum over a large data set loses digits of the last batches.
+    return float(np.abs(prediction.astype(np.float64) - target).sum()), float(prediction.size)
+
+
+def _squared_error(prediction: Array, target: Array, spec: InputSpec) -> tuple[float, float]:
+    _require_shape("mse", prediction, target, prediction.shape)
+    return float(((prediction.astype(np.float64) - target) ** 2).sum()), float(prediction.size)
+
+
+def _require_shape(name: str, prediction: Array, target: Array, expected: tuple[int, ...]) -> None:
+    """Raises InputError if numpy would broadcast the target against the prediction."""
+    # Shapes [N, 1] and [N] broadcast to [N, N]: the metric would compare every sample with every other one.
+    if target.shape != expected or (name in _NEED_CLASSES and prediction.ndim < 2):
+        raise InputError(
+            f"The metric '{name}' does not fit a prediction of shape {list(prediction.shape)} and a target of "
+            f"shape {list(target.shape)}; choose another, or pass a function (prediction, target)."
+        )
+
+
+def _exponential(loss: float) -> float:
+    # math.exp raises OverflowError from 710 on.
+    return math.inf if loss > 700 else math.exp(loss)
+
+
+_ACCURACY = Metric("accuracy", _accuracy, higher_is_better=True)
+
+METRICS: dict[str, Metric] = {
+    "accuracy": _ACCURACY,
+    # All kinds of accuracy are recorded as "accuracy": a history is read without knowing the form of the target.
+    "probability_accuracy": Metric("accuracy", _probability_accuracy, higher_is_better=True),
+    "binary_accuracy": Metric("accuracy", _binary_accuracy, higher_is_better=True),
+    "mae": Metric("mae", _absolute_error, higher_is_better=False),
+    "mse": Metric("mse", _squared_error, higher_is_better=False),
+    # The root is taken of the mean over the whole set: a mean of roots of batches is another number.
+    "rmse": Metric("rmse", _squared_error, math.sqrt, higher_is_better=False),
+    "perplexity": Metric("perplexity", of_loss=_exponential, higher_is_better=False),
+    **{
+        name: Metric(name, function=partial(measure, name, Task()), higher_is_better=True)
+        for name, measure in WHOLE_METRICS.items()
+    },
+}
+"""The metrics by the names that the trainer takes; "top5_accuracy" and the like, for any number, beside these."""
+
+
+def default_metrics(target: InputSpec | None, loss: str) -> list[str]:
+    """Names the metrics that suit a target and the class name of a loss; none for unknown losses."""
+    if target is None:
+        return []
+    if target.class_labels is not None:
+        return list(loss_class(loss).label_metrics)
+    return list(loss_class(loss).default_metrics)
+
+
+def make_metrics(specs: Iterable[MetricSpec], task: Task = Task()) -> list[Metric]:  # noqa: B008 it is frozen
+    """Makes metrics of names, :class:`Metric` objects and functions `(prediction, target) -> float`.
+
+    A function is called once with all predictions and targets of a data set; its key is its `__name__`. `task` tells
+    named metrics the meaning of predictions and targets.
+
+    Raises:
+        InputError: A name is unknown or does not suit the task, a key comes twice, or something is none of these.
+        MissingPackageError: The package that a metric is from is not installed.
+    """
+    if isinstance(specs, str):
+        specs = [specs]
+    metrics = [_make(spec, task) for spec in specs]
+    names = [metric.name for metric in metrics]
+    # These keys of the history have another meaning.
+    reserved = {"epoch", "loss", "learning_rate"}
+    wrong = sorted(
+        {name for name in names if names.count(name) > 1 or name in reserved or name.startswith("val_")}
+    )
+    if wrong:
+        raise InputError(
+            f"Choosing metrics: {', '.join(wrong)} is taken already; give each function a __name__ of its "
+            "own that does not begin with 'val_'."
+        )
+    return metrics
+
+
+def _make(spec: MetricSpec, task: Task) -> Metric:
+    if isinstance(spec, Metric):
+        return spec
+    if isinstance(spec, str):
+        return _named(spec, task)
+    if callable(spec):
+        return Metric(getattr(spec, "__name__", type(spec).__name__), function=spec)
+    raise InputError(
+        f"Choosing metrics: received {type(spec).__name__}; pass names or functions (prediction, target)."
+    )
+
+
+def _named(name: str, task: Task) -> Metric:
+    if (function := measure_of(name, task)) is not None:
+        return Metric(name, function=function, higher_is_better=True)
+    if name not in METRICS:
+        raise InputError(
+            f"Choosing metrics: {name!r} is unknown; choose from {', '.join(METRICS)}, top5_accuracy (any number), or "
+            "pass a function."
+        )
+    # The model's own loss may be a cross-entropy: its name is empty, and "NoneType" in earlier runs.
+    named = task.loss not in ("", "NoneType")
+    if name == "perplexity" and named and loss_class(task.loss).activation not in ("softmax", "exp"):
+        raise InputError(
+            f"Choosing metrics: the perplexity is the exponential of a mean cross-entropy; the loss is {task.loss}."
+        )
+    return METRICS[name]
+
+
+@dataclass
+class Averages:
+    """Sums of loss and metrics over a data set, batch by batch.
+
+    Attributes:
+        sums: [total, count] by key. Python floats, which JSON text keeps exactly.
+        parts: (prediction, target) of each batch, kept for metrics that are functions of the whole data set; empty
+            without such metrics.
+    """
+
+    sums: dict[str, list[float]] = field(default_factory=dict)
+    parts: list[tuple[Array, Array]] = field(default_factory=list)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Averages:
+        # Arrays of predictions are never written to, so a snapshot may share them.
+        return Averages({key: list(entry) for key, entry in self.sums.items()}, list(self.parts))
+
+    def add(self, key: str, total: float, count: float) -> None:
+        """Adds one batch."""
+        entry = self.sums.setdefault(key, [0.0, 0.0])
+        entry[0] += total
+        entry[1] += count
+
+    def add_loss(self, loss: float, count: float | None) -> None:
+        """Adds the loss of a batch.
+
+        Args:
+            loss: loss of the batch.
+            count: weight of the batch in the mean loss; None to sum the losses.
+        """
+        if count is None:
+            self.sums.setdefault("loss", [0.0, 1.0])[0] += loss
+        else:
+            # A batch without labels has the loss NaN, and NaN * 0 is NaN.
+            self.add("loss", loss * count if count else 0.0, count)
+
+    def add_metrics(
+        self, metrics: Sequence[Metric], prediction: Array, target: Array, spec: InputSpec
+    ) -> None:
+        """Adds the predictions of a batch."""
+        for metric in metrics:
+            if metric.measure is not None:
+                self.add(metric.name, *metric.measure(prediction, target, spec))
+        if any(metric.function is not None for metric in metrics):
+            # Copies: ONNX Runtime writes the next batch's outputs to the same memory.
+            self.parts.append((prediction.copy(), target.copy()))
+
+    def add_skipped(self, metrics: Sequence[Metric]) -> None:
+        """Adds a batch in which no label counts."""
+        for key in ("loss", *(metric.name for metric in metrics if metric.measure is not None)):
+            self.add(key, 0.0, 0.0)
+
+    def running(self, metrics: Sequence[Metric]) -> dict[str, float]:
+        """Computes the averages so far by key, without metrics that are functions of the whole data set."""
+        finish: Mapping[str, Callable[[float], float]] = {metric.name: metric.finish for metric in metrics}
+        return {
+            key: finish.get(key, float)(total / count) if count else math.nan
+            for key, (total, count) in self.sums.items()
+        }
+
+    def values(self, metrics: Sequence[Metric], prefix: str = "") -> dict[str, float]:
+        """Computes loss and metrics of the whole data set, NaN where nothing counted, with keys behind `prefix`."""
+        values = self.running(metrics)
+        # The arrays of all batches are joined once, at the end of the epoch; joining batch by batch would copy them
+        # again and again.
+        joined = [np.concatenate(arrays) for arrays in zip(*self.parts, strict=True)]
+        unknown = [
+            metric.name
+            for metric in metrics
+            if metric.measure is not None and math.isnan(self.sums.get(metric.name, [0.0])[0])
+        ]
+        for metric in metrics:
+            if metric.of_loss is not None and "loss" in values:
+                values[metric.name] = _number(metric, metric.of_loss(values["loss"]))
+            if metric.function is not None:
+                values[metric.name] = _number(metric, metric.function(*joined)) if joined else math.nan
+                if joined and math.isnan(values[metric.name]) and has_nan(joined[0]):
+                    unknown.append(metric.name)
+        if unknown:
+            _log.warning(
+                "The model predicts NaN for some samples, so that %s %s NaN.",
+                ", ".join(f"'{prefix}{name}'" for name in unknown),
+                "is" if len(unknown) == 1 else "are",
+            )
+        # In the order of the metrics, whichever of them was computed first: columns of logs keep their places.
+        names = [name for name in ("loss", *(metric.name for metric in metrics)) if name in values]
+        return {prefix + name: values[name] for name in names}
+
+
+def _number(metric: Metric, value: object) -> float:
+    # A function that computes with numpy often returns an array of one element.
+    if isinstance(value, np.ndarray) and value.size == 1:
+        value = value.item()
+    if not isinstance(value, numbers.Real):
+        raise InputError(f"The metric '{metric.name}' gave {value!r}; it must give one number.")
+    return float(value)

@@ -1,0 +1,103 @@
+"""Records loss, metrics and duration of each epoch of a training run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from onnxtrain.errors import InputError
+from onnxtrain.trainer._optional import optional
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
+
+
+@dataclass
+class History:
+    """Record of a training run: one entry per finished epoch.
+
+    Attributes:
+        epochs: one dict per epoch: `epoch` (counted from 1), `loss`, metrics, their validation values with the
+            prefix `val_`, and the `learning_rate` of the epoch's last step.
+        evaluations: one dict per evaluation in the middle of an epoch (`evaluate_every`): `step`, the optimizer steps
+            of all fits by then, `epoch`, the epoch under way (counted from 1), and the values with the prefix `val_`.
+        stopped: reason for an end before the last epoch: "early" (a callback), "interrupted" (Ctrl-C) or
+            None.
+        seconds: duration of each epoch in seconds, with validation.
+        samples_per_second: training rate of each epoch, without validation.
+
+    >>> history = History([{"epoch": 1, "loss": 0.7}, {"epoch": 2, "loss": 0.4}])
+    >>> history["loss"], history.last["loss"], len(history)
+    ([0.7, 0.4], 0.4, 2)
+    """
+
+    epochs: list[dict[str, float]] = field(default_factory=list)
+    stopped: str | None = None
+    evaluations: list[dict[str, float]] = field(default_factory=list)
+    # Durations are not compared: a resumed run has the same history as one that never stopped, but not the same
+    # clock.
+    seconds: list[float] = field(default_factory=list, compare=False)
+    samples_per_second: list[float] = field(default_factory=list, compare=False)
+
+    def __getitem__(self, key: str) -> list[float]:
+        """Lists the values of one key, one per epoch.
+
+        Raises:
+            KeyError: no epoch has recorded the key.
+        """
+        # Epochs of earlier fits may have had no validation data or other metrics.
+        values = [epoch[key] for epoch in self.epochs if key in epoch]
+        if not values:
+            raise KeyError(f"{key} was not recorded; there are {', '.join(self.keys()) or 'no epochs yet'}")
+        return values
+
+    def __contains__(self, key: object) -> bool:
+        return any(key in epoch for epoch in self.epochs)
+
+    def __iter__(self) -> Iterator[dict[str, float]]:
+        return iter(self.epochs)
+
+    def __len__(self) -> int:
+        return len(self.epochs)
+
+    def keys(self) -> list[str]:
+        """Lists the recorded keys in the order in which they first appeared."""
+        return list(dict.fromkeys(key for epoch in self.epochs for key in epoch))
+
+    @property
+    def last(self) -> dict[str, float]:
+        """Entry of the last finished epoch; empty before the first one."""
+        return self.epochs[-1] if self.epochs else {}
+
+    def plot(self, keys: Sequence[str] | None = None) -> Figure:
+        """Draws loss, metrics and learning rate over the epochs, beside their validation values, with matplotlib.
+
+        A notebook shows the figure; elsewhere `.savefig("history.png")` writes it.
+
+        Args:
+            keys: keys to draw, without `val_`, e.g. ["loss"]; None draws all.
+
+        Raises:
+            InputError: there are no epochs, or a key was not recorded.
+            MissingPackageError: matplotlib is not installed.
+        """
+        from onnxtrain.trainer._show.plots import plot_epochs
+
+        shown = [key for key in self.keys() if key != "epoch" and not key.startswith("val_")]
+        if not shown:
+            raise InputError("There is nothing to plot: no epoch has been recorded.")
+        if unknown := [key for key in keys or () if key not in shown]:
+            raise InputError(f"{', '.join(unknown)} was not recorded; there are {', '.join(shown)}.")
+        return plot_epochs(self.epochs, list(keys) if keys else shown)
+
+    def to_frame(self) -> DataFrame:
+        """Makes a pandas frame with a row per epoch, indexed by its number, and a column per key.
+
+        Raises:
+            MissingPackageError: pandas is not installed.
+        """
+        pandas = optional("pandas", "History.to_frame", "pandas, or 'onnxtrain[plots]'")
+        frame: DataFrame = pandas.DataFrame(self.epochs, columns=self.keys() or ["epoch"])
+        return frame.set_index("epoch")

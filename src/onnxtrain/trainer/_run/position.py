@@ -1,0 +1,304 @@
+"""Keeps the position of a training run: everything except tensors that resuming needs, saved as JSON text."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, NamedTuple, get_type_hints
+
+from onnxtrain._words import argument
+from onnxtrain.errors import CheckpointError, InputError
+from onnxtrain.runtime.json_text import parse_json
+from onnxtrain.runtime.state import Properties
+from onnxtrain.trainer._checks import check_integer, check_types
+from onnxtrain.trainer._metrics.metrics import Averages
+from onnxtrain.trainer._run.history import History
+
+PROPERTY = "onnxtrain.trainer"
+"""Name of the checkpoint property that holds the position, as JSON text."""
+
+
+MOST_THREADS = 4096
+"""Upper limit of `threads`: ONNX Runtime starts all threads at once, and a larger number is a typing error."""
+
+CUSTOM = "custom"
+"""Placeholder of a function in settings: code is not saved."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Arguments of `Trainer` that resuming needs, saved in the checkpoint.
+
+    Attributes:
+        loss: class name of the loss.
+        prediction: name of the output that metrics compare with the target; None for none.
+        metrics: names of the metrics, :data:`CUSTOM` for functions; None for the default of the loss.
+        scheduler: name of the schedule, None for none, :data:`CUSTOM` for a function.
+        scheduler_parameters: parameters of the schedule by name, e.g. {"end_factor": 0.1}.
+        warmup_steps: steps of the warm-up.
+        warmup_ratio: fraction of all steps that is warm-up.
+        total_steps: steps of one schedule over all fits; None for a schedule per fit.
+        ema_decay: decay of the moving averages; None for none.
+        threads: threads per operation; None for onnxruntime's default.
+        positive: class that f1, precision, recall and auroc measure; None for the default.
+        random: ops that draw random numbers in evaluation or in subgraphs, where they start anew after a resume, e.g.
+            ["RandomNormal"].
+    """
+
+    # Each field has a default: checkpoints of earlier versions lack the fields that came later.
+    loss: str = ""
+    prediction: str | None = None
+    metrics: list[str] | None = None
+    scheduler: str | None = None
+    scheduler_parameters: dict[str, int | float | str | list[int]] = field(default_factory=dict)
+    warmup_steps: int = 0
+    warmup_ratio: float = 0.0
+    total_steps: int | None = None
+    ema_decay: float | None = None
+    threads: int | None = None
+    positive: int | None = None
+    random: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Arguments of a call of `fit`; an interrupted fit goes on only with an equal plan.
+
+    Attributes:
+        samples: number of samples; None for a stream, which comes in batches.
+        batch_size: samples per batch; None for a stream.
+        accumulate: batches per optimizer step.
+        shuffle: True for a random order of the samples.
+        epochs: number of epochs of the fit.
+        validation: fraction that was split off, or number of validation samples (0 if unknown); None for no
+            validation.
+        schedule_epochs: epochs of a schedule over several fits, counted from the trainer's first; None for a schedule
+            of this fit.
+        steps_per_epoch: optimizer steps per epoch; None for a whole pass over the data.
+        drop_last: True to leave out an incomplete last batch.
+        weighted: True if samples have weights.
+        class_weight: weight of each class in the loss, e.g. [0.6, 3.0]; None for equal weights.
+        stratify: True if the same fraction of each class was split off to validate with.
+        evaluate_every: optimizer steps between two evaluations in the middle of epochs; None for none.
+        transform: True if batches are augmented; the function itself cannot be compared after a resume.
+    """
+
+    samples: int | None
+    batch_size: int | None
+    accumulate: int
+    shuffle: bool
+    epochs: int
+    validation: float | int | None
+    schedule_epochs: int | None = None
+    steps_per_epoch: int | None = None
+    drop_last: bool = False
+    weighted: bool = False
+    transform: bool = False
+    class_weight: list[float] | None = None
+    stratify: bool = False
+    evaluate_every: int | None = None
+
+    def differences(self, other: Plan) -> str:
+        """Describes the differences between two plans for a message, e.g. "epochs 6, now 7"."""
+        ours, theirs = asdict(self), asdict(other)
+        return ", ".join(f"{key} {ours[key]}, now {theirs[key]}" for key in ours if ours[key] != theirs[key])
+
+
+class Progress(NamedTuple):
+    """Progress of a schedule: step and epoch reached, and the number of all steps (None if unknown)."""
+
+    step: int
+    total: int | None
+    epoch: int
+
+
+@dataclass
+class Position:
+    """Position of a training run.
+
+    Attributes:
+        seed: number from which shuffling and splitting derive.
+        learning_rate: the rate that schedules multiply.
+        epoch: finished epochs, over the whole life of the trainer.
+        batch: batches done in the current epoch.
+        step: optimizer steps, over the whole life of the trainer.
+        averaged: optimizer steps that the moving averages contain.
+        fit_start: value of `epoch` when the fit under way, or the last one, began.
+        fit_start_step: value of `step` at that time.
+        unfinished: True if that fit was interrupted.
+        plan: arguments of that fit.
+        stream: states of a stream's generators at the start of the pass under way, as text of the source.
+        averages: sums of loss and metrics over the current epoch.
+        history: record of all epochs.
+    """
+
+    seed: int
+    learning_rate: float
+    epoch: int = 0
+    batch: int = 0
+    step: int = 0
+    averaged: int = 0
+    fit_start: int = 0
+    fit_start_step: int = 0
+    unfinished: bool = False
+    plan: Plan | None = None
+    stream: str | None = None
+    averages: Averages = field(default_factory=Averages)
+    history: History = field(default_factory=History)
+
+    def check(self, plan: Plan) -> None:
+        """Raises InputError if an interrupted fit had another plan."""
+        if self.unfinished and self.plan is not None and self.plan != plan:
+            where = f"in the middle of epoch {self.epoch + 1}" if self.batch else f"after epoch {self.epoch}"
+            raise InputError(
+                f"The last fit was interrupted {where}, and this call differs from it "
+                f"({self.plan.differences(plan)}). Give the same data and arguments to go on with it, or call "
+                "abandon_fit() first to start a new fit from here."
+            )
+
+    def begin(self, plan: Plan) -> dict[str, Any]:
+        """Starts a new fit, or goes on with an interrupted one; returns the argument of :meth:`undo`."""
+        names = ("fit_start", "fit_start_step", "unfinished", "plan")
+        before = {name: getattr(self, name) for name in names} | {"stopped": self.history.stopped}
+        # A resumed fit keeps its start, from which its last epoch and its schedule are counted.
+        if not self.unfinished:
+            self.fit_start, self.fit_start_step = self.epoch, self.step
+        # "early" stays: a process that was killed during the last callbacks of a stopped fit repeats only those.
+        if not self.unfinished or self.history.stopped == "interrupted":
+            self.history.stopped = None
+        self.plan, self.unfinished = plan, True
+        return before
+
+    def undo(self, before: dict[str, Any]) -> None:
+        """Takes back :meth:`begin`."""
+        self.history.stopped = before.pop("stopped")
+        for name, value in before.items():
+            setattr(self, name, value)
+
+    def progress(self, plan: Plan, per_epoch: int | None, total_steps: int | None) -> Progress:
+        """Computes the progress of the schedule.
+
+        Args:
+            plan: arguments of the fit under way.
+            per_epoch: optimizer steps per epoch; None if unknown.
+            total_steps: steps of one schedule over all fits; None for a schedule per fit.
+        """
+        if total_steps is not None:
+            return Progress(self.step, total_steps, self.epoch)
+        if plan.schedule_epochs is not None:
+            # Epochs of earlier fits have been done: only the rest is computed from the batches of this data.
+            left = plan.schedule_epochs - self.fit_start
+            total = None if per_epoch is None else self.fit_start_step + left * per_epoch
+            return Progress(self.step, total, self.epoch)
+        total = None if per_epoch is None else plan.epochs * per_epoch
+        return Progress(self.step - self.fit_start_step, total, self.epoch - self.fit_start)
+
+    def abandon(self) -> None:
+        """Forgets the interrupted fit; its unfinished epoch does not count."""
+        self.unfinished, self.batch, self.averages = False, 0, Averages()
+
+    def to_json(self, settings: Settings) -> str:
+        """Writes position and settings as JSON text; floats are kept exactly.
+
+        Predictions that metric functions need are not in the text; they have a file of their own.
+        """
+        # Predictions of a whole epoch as JSON text would be slow and large.
+        position = asdict(replace(self, averages=Averages(self.averages.sums)))
+        position["averages"]["parts"] = bool(self.averages.parts)
+        return json.dumps({"version": 1, "position": position, "settings": asdict(settings)})
+
+    @classmethod
+    def from_json(cls, text: str, source: str) -> tuple[Position, Settings, bool]:
+        """Reads the text of :meth:`to_json`; `source` names the checkpoint in messages.
+
+        Returns:
+            Position, settings, and True if the epoch's predictions are in a file beside the checkpoint.
+
+        Raises:
+            CheckpointError: The text is damaged or of a newer version.
+        """
+        try:
+            content = parse_json(text)
+            if content["version"] != 1:
+                raise ValueError(f"version {content['version']}")
+            fields = dict(content["position"])
+            plan = fields.pop("plan")
+            position = cls(
+                **fields
+                | {
+                    "plan": None if plan is None else Plan(**plan),
+                    "averages": Averages(fields["averages"]["sums"]),
+                    "history": History(**fields["history"]),
+                }
+            )
+            settings = Settings(**content["settings"])
+            _check(position, settings)
+            return position, settings, bool(fields["averages"]["parts"])
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise CheckpointError(
+                f"Resuming from {source}: its property '{PROPERTY}' is not a trainer's state ({error}). "
+                "It may have been written by a newer onnxtrain; upgrade."
+            ) from error
+
+
+def check_threads(threads: int | None) -> int | None:
+    """Returns a number of threads as int; None, ONNX Runtime's default, stays None.
+
+    Raises:
+        InputError: The number is not an integer from 1 to `MOST_THREADS`.
+    """
+    if threads is None:
+        return None
+    number = check_integer(argument("threads"), threads)
+    if number > MOST_THREADS:
+        raise InputError(f"{argument('threads')} must be {MOST_THREADS} at most, received {threads!r}.")
+    return number
+
+
+def saved_threads(properties: Properties) -> int | None:
+    """Reads the number of threads from a checkpoint's properties; None if there is none or it is damaged.
+
+    Sessions are opened before the rest is read; damage is reported then.
+    """
+    try:
+        threads = parse_json(str(properties[PROPERTY]))["settings"]["threads"]
+    except (KeyError, TypeError, ValueError):
+        return None
+    return threads if type(threads) is int and 0 < threads <= MOST_THREADS else None
+
+
+def _check(position: Position, settings: Settings) -> None:
+    """Raises ValueError if position and settings that were read from a file are inconsistent."""
+    # A checkpoint may come from anywhere. Values of wrong types would fail far from here, or train something else.
+    for name, kind in (
+        *((n, k) for n, k in get_type_hints(Position).items() if n != "averages"),
+        ("sums", dict[str, list[float]]),
+    ):
+        check_types(position.averages.sums if name == "sums" else getattr(position, name), kind, name)
+    check_types(settings, Settings, "the settings")
+    if not 0 <= position.learning_rate < math.inf:
+        raise ValueError(f"the learning rate is {position.learning_rate}")
+    if not position.fit_start <= position.epoch == len(position.history.epochs):
+        raise ValueError(
+            f"it is at epoch {position.epoch} of a fit that began after epoch {position.fit_start}, and has recorded "
+            f"{len(position.history.epochs)}"
+        )
+    if position.fit_start_step > position.step:
+        raise ValueError(
+            f"it is at step {position.step} of a fit that began at step {position.fit_start_step}"
+        )
+    if settings.threads is not None and not 0 < settings.threads <= MOST_THREADS:
+        raise ValueError(f"the number of threads is {settings.threads}")
+    # Decays outside of [0, 1) would make averages grow without end.
+    if settings.ema_decay is not None and not 0 <= settings.ema_decay < 1:
+        raise ValueError(f"the decay of averages is {settings.ema_decay}")
+    if any(len(entry) != 2 for entry in position.averages.sums.values()):
+        raise ValueError("a sum is no pair of total and count")
+    plan = position.plan
+    if plan is not None and min(plan.samples or 1, plan.batch_size or 1, plan.accumulate, plan.epochs) < 1:
+        raise ValueError(f"its plan is {plan}")
+    # The batches before would be read from a stream, which need not end.
+    limit = None if plan is None or plan.steps_per_epoch is None else plan.steps_per_epoch * plan.accumulate
+    if limit is not None and position.batch > limit:
+        raise ValueError(f"it is at batch {position.batch} of an epoch of {limit}")

@@ -1,0 +1,412 @@
+"""Opens the files of a training run: checkpoint, training and evaluation sessions, optimizer, and a predictor.
+
+All sessions share the parameters in memory, so a prediction sees the last step without copying.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple
+
+import numpy as np
+
+from onnxtrain._words import argument
+from onnxtrain.api import CheckpointState, Module, Optimizer
+from onnxtrain.distributed._join import threads_of_worker
+from onnxtrain.errors import CheckpointError, GraphBuildError, InputError, TrainingStateError
+from onnxtrain.runtime.artifact_folder import own_file
+from onnxtrain.runtime.atomic import FileSet, finish_interrupted
+from onnxtrain.runtime.binding import Binding
+from onnxtrain.runtime.checkpoint import encode_checkpoint
+from onnxtrain.runtime.device import parse_device
+from onnxtrain.runtime.dtypes import Array
+from onnxtrain.runtime.export import export_inference_model
+from onnxtrain.runtime.external_data import external_files
+from onnxtrain.runtime.inputs import check_arguments
+from onnxtrain.runtime.lock import StateLock
+from onnxtrain.runtime.manifest import InputSpec, Manifest, parse_manifest
+from onnxtrain.runtime.session import open_session, require_values
+from onnxtrain.runtime.session_settings import SessionSettings
+from onnxtrain.runtime.store import Buffer, Store, to_array
+from onnxtrain.trainer._run.copies import Copies
+from onnxtrain.trainer._run.files import find_files, require_free
+from onnxtrain.trainer._run.loss_model import LossModel
+from onnxtrain.trainer._run.position import saved_threads
+from onnxtrain.trainer.data import fill, static_batch
+
+if TYPE_CHECKING:
+    from onnxtrain.trainer._workers import Workers
+
+CHECKPOINT = "checkpoint"
+"""Name of the checkpoint in the directory of a trainer's own run."""
+
+
+class Step(NamedTuple):
+    """Result of one batch: its arrays, its loss, and the model's outputs."""
+
+    arrays: list[Array]
+    loss: float
+    outputs: list[Array]
+
+
+class Run:
+    """Training run in a directory of artifacts, opened on a device.
+
+    Attributes:
+        directory: directory of the artifacts.
+        files: names of the artifacts in it.
+        training_model, eval_model: paths of the models.
+        state: parameters, statistics and optimizer state.
+        module: training and evaluation steps.
+        optimizer: parameter updates.
+        rewrite: writes the artifacts again, as the argument `write`; None if it is not given.
+        workers: the processes that train this run together; None for one process.
+        outputs: names of the model's own outputs, which training and eval models return after the loss.
+        predicted: names of the outputs that :meth:`predict` returns.
+        exported: names of the outputs that :meth:`export` writes by default: those of `predicted`, and the cache of
+            keys and values of a language model that generates text.
+
+    Args:
+        directory: directory of the artifacts.
+        device: "cpu", "cuda" or "cuda:<index>".
+        threads: threads per operation; None for the number saved in the checkpoint, or for all cores, of which workers
+            on one machine get a share each.
+        write: writes the artifacts again, as `write(directory, sample_weight=True)`; None if the original model is not
+            at hand.
+
+    Raises:
+        CheckpointError: The checkpoint is missing, corrupt, or of another model.
+        ModelLoadError: A model is missing or corrupt.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        device: str,
+        threads: int | None = None,
+        write: Callable[..., None] | None = None,
+    ) -> None:
+        try:
+            # A process that was killed during a save left a journal; the renames that it lists are finished first. Not
+            # behind a link, where a save of somebody else may have left one.
+            own_file(directory, CHECKPOINT)
+            finish_interrupted(directory / CHECKPOINT)
+        except OSError as error:
+            raise CheckpointError(f"Opening the training run in '{directory}': {error}.") from error
+        self.directory = directory
+        self.files = find_files(directory)
+        self.state = CheckpointState.load_checkpoint(directory / self.files.checkpoint)
+        self.eval_model = directory / self.files.eval_model
+        self.training_model = directory / self.files.training_model
+        threads = threads or saved_threads(self.state.properties) or threads_of_worker()
+        self.options = None if threads is None else SessionSettings(threads=threads).options()
+        self.device = parse_device(device)
+        self.rewrite = write
+        self.workers: Workers | None = None
+        self._copies = Copies()
+        self._open()
+
+    def _open(self) -> None:
+        """Opens sessions that share the tensors of the state."""
+        self.module = Module(
+            self.training_model,
+            self.state,
+            self.eval_model,
+            device=str(self.device),
+            session_options=self.options,
+        )
+        if self.workers is not None:
+            self.workers.detach_optimizer(self)
+        self.optimizer = Optimizer(self.directory / self.files.optimizer_model, self.module)
+        if self.workers is not None:
+            self.workers.attach_optimizer(self)
+        # The first output of a training model is the loss.
+        self.outputs = self.module.output_names()[1:]
+        inference = self.directory / self.files.inference_model if self.files.inference_model else None
+        self._inference = inference if inference is not None and inference.is_file() else None
+        exported = list(self.manifest.inference_outputs) if self._inference else self.outputs
+        # Samples bring no cache of keys and values: the eval model, which has none, predicts.
+        self._cached = not {spec.name for spec in self.manifest.inputs}.issuperset(
+            self.manifest.inference_inputs
+        )
+        self.exported, self.predicted = exported, self.outputs if self._cached else exported
+
+    @property
+    def weighted(self) -> bool:
+        """True if the models take a weight for each sample."""
+        return self.manifest.sample_weight is not None
+
+    def weigh(self) -> None:
+        """Rebuilds the models so that they take a weight for each sample; parameters stay as they are.
+
+        Raises:
+            InputError: The loss cannot weigh samples, or the original model is not at hand any more.
+        """
+        if self.weighted:
+            return
+        if self.rewrite is None:
+            raise InputError(
+                "The models of this run, which was begun without sample weights, take none. Begin a new run with "
+                f"{argument('sample_weight')} or {argument('class_weight')}."
+            )
+        # The new models are written elsewhere first: if the loss cannot weigh samples, the directory is left as it
+        # was.
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+            source = Path(folder)
+            try:
+                self.rewrite(source, sample_weight=True)
+            except GraphBuildError as error:
+                raise InputError(f"Training with sample weights: {error}.") from error
+            new_manifest = parse_manifest(
+                (source / self.files.manifest).read_text(encoding="utf-8"), "the new models"
+            )
+            # `model` may be an object or a file that has changed since: its parameters would not be those of the run.
+            if new_manifest.fingerprint != self.manifest.fingerprint:
+                raise InputError(
+                    "Training with sample weights: the model has been changed since the trainer was made. Make a new "
+                    "trainer."
+                )
+            with FileSet(self.directory) as files:
+                for path in source.iterdir():
+                    # The new checkpoint has the parameters of the original model; the trained ones stay.
+                    if path.name != self.files.checkpoint:
+                        files.copy(path, path.name)
+        # Both are opened anew from the new files when they are used next.
+        for name in ("loss_model", "_predictor"):
+            # cached_property keeps its value in the instance's dictionary.
+            self.__dict__.pop(name, None)
+        self._open()
+
+    @property
+    def manifest(self) -> Manifest:
+        """Manifest of the models."""
+        return self.module.manifest
+
+    @property
+    def store(self) -> Store:
+        """Tensors of the state."""
+        return self.state._store
+
+    @property
+    def _buffers(self) -> dict[str, Buffer]:
+        """Parameters and statistics by name."""
+        return {**self.store.parameters, **self.store.statistics}
+
+    @property
+    def lock(self) -> StateLock:
+        """Lock of the state."""
+        return self.state.lock
+
+    def step(self, arrays: Sequence[Array], *, training: bool) -> tuple[float, list[Array]]:
+        """Runs a training or an evaluation step; returns the loss and the model's outputs."""
+        with self.lock:
+            self.module.train(training)
+            results = self.module(*arrays)
+        loss, *outputs = results if isinstance(results, tuple) else (results,)
+        return float(np.asarray(loss)), [np.asarray(output) for output in outputs]
+
+    @cached_property
+    def batch_size(self) -> int | None:
+        """Number of samples that the models take at a time; None for any number."""
+        return static_batch(self.manifest.arguments)
+
+    def _filled(self, arrays: Sequence[Array]) -> tuple[list[Array], int]:
+        """Pads a batch with copies of its last sample to a fixed size; returns it with the number of real samples."""
+        count = len(arrays[0])
+        missing = 0 if self.batch_size is None else self.batch_size - count
+        return (list(arrays) if missing <= 0 else [fill(array, missing) for array in arrays]), count
+
+    def evaluate(self, batches: Iterable[Sequence[Array]]) -> Iterator[Step]:
+        """Yields the results of batches in inference mode.
+
+        An incomplete batch of a model with a fixed batch is padded, and the results of the padding are dropped.
+
+        Raises:
+            InputError: The loss of an incomplete batch cannot be computed.
+        """
+        for batch in batches:
+            arrays, count = self._filled(batch)
+            with self.lock:
+                loss, outputs = self.step(arrays, training=False)
+                if len(arrays[0]) > count:
+                    loss = self.loss_model.loss_of_first(count, loss, outputs, arrays)
+            if len(arrays[0]) > count:
+                outputs = [output[:count] for output in outputs]
+            yield Step(list(batch), loss, outputs)
+
+    @cached_property
+    def loss_model(self) -> LossModel:
+        """Model of the loss alone, for batches of any size.
+
+        Raises:
+            InputError: The loss cannot be cut out of the eval model.
+        """
+        return LossModel(self.eval_model, self.manifest, self._buffers, self.device, self.options)
+
+    def predict(self, batches: Iterable[Sequence[Array]]) -> dict[str, Array]:
+        """Computes each of the model's outputs for all samples, in inference mode, by name.
+
+        The caller holds :attr:`lock`: the predictor reads the parameters that a training step writes.
+
+        Raises:
+            InputError: An output has no axis for the samples.
+        """
+        specs, binding = self._predictor
+        input_indices = [self.manifest.inputs.index(spec) for spec in specs]
+        parts: dict[str, list[Array]] = {name: [] for name in self.require_outputs()}
+        for batch in batches:
+            arrays, count = self._filled(batch)
+            values = binding.run(check_arguments(specs, [arrays[index] for index in input_indices]))
+            for name, value in zip(parts, values, strict=True):
+                part = to_array(value)
+                if part.ndim == 0 or len(part) != len(arrays[0]):
+                    raise InputError(
+                        f"Predicting: the output '{name}' of shape {list(part.shape)} has no value per sample. Export "
+                        "the model and run it instead."
+                    )
+                # `numpy` of a result copies it from ONNX Runtime's memory, so parts of several batches can be kept.
+                parts[name].append(part[:count])
+        return {name: np.concatenate(values) for name, values in parts.items()}
+
+    @cached_property
+    def _predictor(self) -> tuple[list[InputSpec], Binding]:
+        """Inputs and binding of the inference model, whose parameters are those of the state."""
+        # Artifacts of earlier versions have no inference model: the same part is cut out of the eval model then.
+        outputs = self.require_outputs()
+        inference = None if self._cached else self._inference
+        if inference is not None:
+            session = open_session(inference, "inference model", self.device, self.options)
+        else:
+            with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+                path = Path(folder) / "model.onnx"
+                export_inference_model(self.eval_model, {}, path, outputs)
+                session = open_session(path, "inference part of the eval model", self.device, self.options)
+        # An inference model reads only the inputs that its outputs depend on.
+        names = {value.name for value in session.get_inputs()}
+        specs = [spec for spec in self.manifest.inputs if spec.name in names]
+        buffers = self._buffers
+        if inference is not None:
+            source = f"inference model '{inference}'"
+            require_values(session, source, {*buffers, *(spec.name for spec in specs)}, set(outputs))
+        return specs, Binding(
+            session,
+            self.device,
+            arguments=[spec.name for spec in specs],
+            results=outputs,
+            inputs={name: buffer for name, buffer in buffers.items() if name in names},
+            outputs={},
+            doing="Predicting",
+        )
+
+    def require_outputs(self) -> list[str]:
+        """Returns :attr:`predicted`. Raises TrainingStateError: there are none."""
+        if not self.predicted:
+            raise TrainingStateError(
+                f"The models in '{self.directory}' return the loss only, so there is nothing to predict or export. "
+                "Generate them with additional_output_names=[names of the model's outputs]."
+            )
+        return self.predicted
+
+    def export(self, path: str | os.PathLike[str], outputs: Sequence[str] | None) -> None:
+        """Writes a model that contains the parameters and computes outputs; by default :attr:`exported`."""
+        names = (self.require_outputs() and self.exported) if outputs is None else outputs
+        # Values inside of the network are no outputs of the inference model: they are cut out of the eval model.
+        if self._inference is None or not set(names) <= set(self.exported):
+            self.module.export_model_for_inferencing(path, names)
+            return
+        self.store.require_defined("Exporting for inference")
+        export_inference_model(self._inference, self._buffers, path, names)
+
+    def save(
+        self,
+        target: Path,
+        companions: Sequence[str] = (),
+        write_more: Callable[[FileSet], None] | None = None,
+    ) -> None:
+        """Writes the run to a directory, which is made if missing: all files together, or none.
+
+        Models are written once; in another directory those that differ are replaced.
+
+        Args:
+            target: directory to write to.
+            companions: names of further files of :attr:`directory`, copied if they exist and
+                removed from `target` if they are not.
+            write_more: adds further files to the set that changes together.
+
+        Raises:
+            OSError: A file cannot be written.
+            CheckpointError: Some parameters have no data, or files of the user in another directory have the names of
+                a run's files.
+        """
+        # Artifacts of earlier versions have no manifest by which a second save could tell its own files.
+        if target.resolve() != self.directory.resolve() and (self.directory / self.files.manifest).is_file():
+            require_free(target, f"Saving the run to '{target}'", manifest=self.files.manifest)
+        # Refuses parameters without data before a directory is made.
+        encode = encode_checkpoint(self.store, f"Saving the run to '{target}'", include_optimizer_state=True)
+        existed = target.exists()
+        target.mkdir(parents=True, exist_ok=True)
+        try:
+            self._write_files(target, companions, write_more, encode)
+        except BaseException:
+            if not existed:
+                # Another process may have written to the directory meanwhile: then it is not empty, and stays.
+                with contextlib.suppress(OSError):
+                    target.rmdir()
+            raise
+
+    def _write_files(
+        self,
+        target: Path,
+        companions: Sequence[str],
+        write_more: Callable[[FileSet], None] | None,
+        encode: Callable[[BinaryIO], None],
+    ) -> None:
+        """Writes the files of :meth:`save`; `encode` writes the checkpoint."""
+        with FileSet(target) as files:
+            # In its own directory a run's models have been written when it was built.
+            if target.resolve() != self.directory.resolve():
+                for group in self.model_files():
+                    self._copies.add(files, target, group)
+                for name in companions:
+                    if (self.directory / name).is_file():
+                        self._copies.add(files, target, [self.directory / name])
+                    else:
+                        files.remove(name)
+            if write_more is not None:
+                write_more(files)
+            # The checkpoint comes last: a host without journals that reads the directory meanwhile finds older files
+            # whole.
+            with files.open(self.files.checkpoint) as file:
+                encode(file)
+
+    def model_files(self) -> list[list[Path]]:
+        """Groups of files that belong together: each model with its external data, and the manifest."""
+        names = (self.files.training_model, self.files.eval_model, self.files.optimizer_model)
+        models = [*(self.directory / name for name in names), *([self._inference] if self._inference else [])]
+        groups = [[*external_files(path), path] for path in models]
+        manifest = self.directory / self.files.manifest
+        return [*groups, *([[manifest]] if manifest.is_file() else [])]
+
+    def load_parameters(self, path: str | os.PathLike[str]) -> None:
+        """Copies parameters and statistics of a checkpoint file into the state."""
+        other = CheckpointState.load_checkpoint(path)
+        groups = ((self.state.parameters, other.parameters), (self.state.statistics, other.statistics))
+        for ours, theirs in groups:
+            # All names are compared before the first value is copied: a file of another model changes nothing.
+            different = {name for name, _ in ours} ^ {name for name, _ in theirs}
+            if different:
+                raise CheckpointError(
+                    f"Loading parameters from '{os.fspath(path)}': it belongs to another model "
+                    f"(not in both: {', '.join(sorted(different)[:5])})."
+                )
+        for ours, theirs in groups:
+            for name, parameter in theirs:
+                try:
+                    ours[name] = parameter.data
+                except InputError as error:
+                    raise CheckpointError(f"Loading parameters from '{os.fspath(path)}': {error}") from error

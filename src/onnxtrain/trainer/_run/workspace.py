@@ -1,0 +1,150 @@
+"""Manages the directory of a training run: temporary or the user's, locked, and checked for other trainers' saves."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+
+from onnxtrain._words import argument, words
+from onnxtrain.errors import CheckpointError, InputError
+from onnxtrain.runtime.artifact_folder import MANIFEST, own_file, require_inside
+from onnxtrain.runtime.atomic import finish_interrupted
+from onnxtrain.trainer._run.copies import Stamp, stamp
+from onnxtrain.trainer._run.directory_lock import DirectoryLock
+from onnxtrain.trainer._run.files import companions, holds_run, require_free
+from onnxtrain.trainer._run.run import CHECKPOINT
+
+
+class Workspace:
+    """Directory of a run: the user's, or a temporary one that disappears with this object unless it is kept.
+
+    Attributes:
+        path: absolute path of the directory, which stays the same when the process changes its working directory.
+    """
+
+    def __init__(self, path: Path, *, temporary: bool = False) -> None:
+        self.path = path.absolute()
+        self._lock = DirectoryLock(self.path)
+        # True if files of an earlier run may be removed: a manifest says that they are no files of the user.
+        self._replaces_run = False
+        # Identity of the checkpoint when this object last read or wrote it.
+        self._seen: Stamp | None = None
+        # A finalizer also runs when the interpreter exits, which `__del__` need not.
+        self._cleanup = weakref.finalize(self, _remove, path, os.getpid()) if temporary else None
+
+    @classmethod
+    def for_new_run(cls, directory: str | os.PathLike[str] | None, *, overwrite: bool = False) -> Workspace:
+        """Prepares the directory for a new run, which need not exist; a temporary one for None.
+
+        Raises:
+            CheckpointError: `overwrite` is not set, and the directory holds a run, or files of the user that have the
+                names of a run's files.
+        """
+        if directory is None:
+            return cls(Path(tempfile.mkdtemp(prefix="onnxtrain-")), temporary=True)
+        path = Path(directory).absolute()
+        doing = f"Beginning a training run in '{path}'"
+        if path.suffix.lower() == ".onnx":
+            raise InputError(
+                f"{doing}: that is the name of a model, and a run is a directory. Name a directory, e.g. "
+                f"'{path.with_suffix('')}', and write the trained model by Trainer.export."
+            )
+        try:
+            own_file(path, CHECKPOINT)
+            finish_interrupted(path / CHECKPOINT)
+        except OSError as error:
+            raise CheckpointError(f"{doing}: {error}.") from error
+        replaces_run = holds_run(path)
+        if replaces_run and (path / CHECKPOINT).exists() and not overwrite:
+            raise CheckpointError(
+                f"The directory '{path}' holds a training run already. {words().resume(path)}, choose another "
+                f"directory, or replace the run with {argument('overwrite', True)}."
+            )
+        if (path / MANIFEST).exists() and not replaces_run and overwrite:
+            raise CheckpointError(
+                f"{doing}: '{MANIFEST}' in it was not written by onnxtrain, and {argument('overwrite', True)} replaces "
+                "runs only. Choose another directory, or move the file away."
+            )
+        if not overwrite:
+            remedy = f", or let the run replace files of these names with {argument('overwrite', True)}"
+            require_free(path, doing, remedy=remedy)
+        workspace = cls(path)
+        workspace._replaces_run = replaces_run
+        return workspace
+
+    def locked(self) -> contextlib.AbstractContextManager[object]:
+        """Locks the directory until the block ends. Raises CheckpointError: another trainer holds the lock."""
+        # Nobody else knows the name of a temporary directory.
+        return contextlib.nullcontext() if self.temporary else self._lock
+
+    @contextlib.contextmanager
+    def saving(self, target: Path) -> Iterator[None]:
+        """Locks `target`, this directory or another one, against other trainers until the block ends.
+
+        Raises:
+            CheckpointError: Another trainer holds the lock, or has saved to this directory since :meth:`note`.
+        """
+        require_inside(target, self.path)
+        if target.resolve() != self.path.resolve():
+            with DirectoryLock(target):
+                yield
+            return
+        with self.locked():
+            self.require_own(f"Saving the run to '{target}'")
+            yield
+            self.note()
+
+    def note(self) -> None:
+        """Records the checkpoint that this trainer has just read or written, for :meth:`require_own`."""
+        self._seen = self._stamp()
+
+    def require_own(self, doing: str) -> None:
+        """Raises CheckpointError if another trainer has saved in the directory since :meth:`note`.
+
+        Args:
+            doing: refused action, for the message.
+        """
+        current = self._stamp()
+        # Without a checkpoint on either side nothing can be lost.
+        if not self.temporary and None not in (current, self._seen) and current != self._seen:
+            raise CheckpointError(
+                f"{doing}: another Trainer has saved to '{self.path}' since this one has read or saved it, and what it "
+                f"has saved would be lost. {words().resume(self.path, 'from there ')}, or save this "
+                "one to another directory first."
+            )
+
+    def _stamp(self) -> Stamp | None:
+        """Reads inode, size and modification time of the checkpoint; None if there is none."""
+        try:
+            return stamp(self.path / CHECKPOINT)
+        except OSError:
+            return None
+
+    def remove_earlier(self) -> None:
+        """Removes files of an earlier run that a new run has not replaced."""
+        # The new run must not inherit them.
+        for name in companions(self.path) if self._replaces_run else ():
+            if not (self.path / name).is_dir():
+                (self.path / name).unlink(missing_ok=True)
+
+    @property
+    def temporary(self) -> bool:
+        """True if the directory will be removed."""
+        return self._cleanup is not None
+
+    def keep(self) -> None:
+        """Keeps a temporary directory."""
+        if self._cleanup is not None:
+            self._cleanup.detach()
+            self._cleanup = None
+
+
+def _remove(path: Path, process: int) -> None:
+    """Removes a temporary directory; does nothing in a forked process, which ends before its parent."""
+    if os.getpid() == process:
+        shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,54 @@
+"""Sends the files of a run from the leader to the other workers, which need not share a file system with it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path, PurePath
+
+import numpy as np
+
+from onnxtrain.distributed._communicator import Communicator
+from onnxtrain.errors import WorkersError
+from onnxtrain.trainer._run.files import AVERAGE, is_predictions
+from onnxtrain.trainer._run.run import Run
+
+# Bytes of a message: a model of many gigabytes is never in memory as a whole.
+_CHUNK = 64 * 2**20
+
+
+def run_files(run: Run) -> list[str]:
+    """Lists the files that a worker needs to open a run, relative to its directory."""
+    directory = run.directory
+    files = [path for group in run.model_files() for path in group]
+    files.append(directory / run.files.checkpoint)
+    files += [path for path in directory.iterdir() if path.name == AVERAGE or is_predictions(path.name)]
+    # Models may share a file of external data.
+    return list(dict.fromkeys(path.relative_to(directory).as_posix() for path in files))
+
+
+def send_files(communicator: Communicator, directory: Path, names: Sequence[str]) -> None:
+    """Sends files to the other workers, which call :func:`receive_files`."""
+    communicator.share([(name, (directory / name).stat().st_size) for name in names])
+    if communicator.size == 1:
+        return
+    for name in names:
+        with open(directory / name, "rb") as file:
+            while chunk := file.read(_CHUNK):
+                communicator.broadcast([np.frombuffer(bytearray(chunk), np.uint8)])
+
+
+def receive_files(communicator: Communicator, directory: Path) -> None:
+    """Writes the files that the leader sends to a directory."""
+    for name, size in communicator.share():
+        # External data may be in a folder below; a name from the network must not lead anywhere else.
+        if PurePath(name).is_absolute() or ".." in PurePath(name).parts:
+            raise WorkersError(
+                f"Worker 0 sent a file named {name!r}, which lies outside the run's directory."
+            )
+        path = directory / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(path, "wb") as file:
+            for start in range(0, size, _CHUNK):
+                chunk = np.empty(min(_CHUNK, size - start), np.uint8)
+                communicator.broadcast([chunk])
+                file.write(chunk.tobytes())

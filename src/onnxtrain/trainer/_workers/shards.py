@@ -1,0 +1,172 @@
+"""Keeps the optimizer's moments of each parameter on one worker only: ZeRO, stage 1 (Rajbhandari et al. 2020)."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import onnx_ir as ir
+import onnx_ir.passes.common as common_passes
+
+from onnxtrain.api import Optimizer
+from onnxtrain.distributed._communicator import Communicator
+from onnxtrain.passes import load_model
+from onnxtrain.runtime.binding import Binding
+from onnxtrain.runtime.session import open_session
+from onnxtrain.runtime.store import Buffer, Store
+from onnxtrain.trainer._run.run import Run
+
+
+def assign_owners(sizes: dict[str, int], workers: int) -> dict[str, int]:
+    """Assigns each parameter to a worker, so that the workers have about equally many elements.
+
+    >>> assign_owners({"a": 5, "b": 4, "c": 3, "d": 2}, 2)
+    {'a': 0, 'b': 1, 'c': 1, 'd': 0}
+    """
+    loads = [0] * workers
+    owners: dict[str, int] = {}
+    # The largest first, each to the worker with the least so far. Equal ones keep their order on all workers.
+    for name in sorted(sizes, key=lambda name: -sizes[name]):
+        owners[name] = loads.index(min(loads))
+        loads[owners[name]] += sizes[name]
+    return {name: owners[name] for name in sizes}
+
+
+class Shards:
+    """This worker's part of the optimizer.
+
+    Args:
+        run: the run with the whole optimizer; its moments of other workers' parameters are dropped.
+        communicator: connects the workers.
+
+    Attributes:
+        optimizer: updates this worker's parameters and receives the others.
+    """
+
+    def __init__(self, run: Run, communicator: Communicator) -> None:
+        self._communicator = communicator
+        store = run.store
+        sizes = {name: store.parameters[name].size for name in store.parameters if name in store.trainable}
+        self._owners = assign_owners(sizes, communicator.size)
+        # Order of the moments in a checkpoint.
+        self._moments = {
+            moment: {name: (buffer.dtype, buffer.shape) for name, buffer in group.items()}
+            for moment, group in store.moments.items()
+        }
+        self.optimizer = _ShardedOptimizer(run, communicator, self._owners)
+        self._drop(store)
+
+    def _drop(self, store: Store) -> None:
+        """Drops the moments of other workers' parameters."""
+        for group in store.moments.values():
+            for name in [name for name in group if self._owners[name] != self._communicator.rank]:
+                del group[name]
+
+    def fill(self, store: Store) -> None:
+        """Puts zeros in place of the moments of other workers' parameters."""
+        for moment, group in self._moments.items():
+            own = store.moments[moment]
+            # np.zeros takes memory only when it is written to.
+            store.moments[moment] = {
+                name: own.get(name) or Buffer.zeros(dtype, shape, store.device)
+                for name, (dtype, shape) in group.items()
+            }
+
+    @contextlib.contextmanager
+    def collected(self, store: Store) -> Iterator[None]:
+        """Puts all moments into the store of worker 0 until the block ends; all workers call it together."""
+        rank = self._communicator.rank
+        if rank == 0:
+            self.fill(store)
+        for moment, group in self._moments.items():
+            for name in group:
+                owner = self._owners[name]
+                if owner == 0 or rank not in (0, owner):
+                    continue
+                buffer = store.moments[moment][name]
+                # On the CPU the array is the moment itself, elsewhere a copy.
+                array = buffer.read()
+                self._communicator.move(array, owner, 0)
+                if rank == 0:
+                    buffer.write(array)
+        try:
+            yield
+        finally:
+            if rank == 0:
+                self._drop(store)
+
+
+class _ShardedOptimizer(Optimizer):
+    """Updates the parameters of this worker, then exchanges the updated parameters with the others.
+
+    Args:
+        run: the run, whose optimizer is replaced.
+        communicator: connects the workers.
+        owners: number of the worker that updates each parameter.
+    """
+
+    def __init__(self, run: Run, communicator: Communicator, owners: dict[str, int]) -> None:
+        whole, store = run.optimizer, run.store
+        # Rate, step and progress are those of the whole optimizer, which the checkpoint state shares.
+        self.__dict__.update(whole.__dict__)
+        self._communicator = communicator
+        names = [name for name in owners if owners[name] == communicator.rank]
+        self._owned = [
+            [store.parameters[name] for name in owners if owners[name] == rank]
+            for rank in range(communicator.size)
+        ]
+        # The moments of other workers' parameters are freed with the binding of the whole optimizer.
+        self.bound_inputs = {}
+        del self._binding
+        self._idle = not names
+        if self._idle:
+            return
+        path = run.directory / run.files.optimizer_model
+        model = _part_of_optimizer(path, names, list(store.moments))
+        session = open_session(
+            ir.to_proto(model).SerializeToString(), "part of the optimizer model", run.device, run.options
+        )
+        buffers = whole.bound_inputs
+        rows = {
+            key: (name, key.endswith("_indices"))
+            for name in store.row_gradients
+            for key in (f"{name}_grad", f"{name}_grad_indices")
+        }
+        inputs = [value.name for value in session.get_inputs()]
+        outputs = [value.name for value in session.get_outputs()]
+        sparse = [name for name in store.row_gradients if f"{name}_grad" in inputs]
+        self._row_gradients = [store.row_gradients[name] for name in sparse]
+        self._binding = Binding(
+            session,
+            run.device,
+            arguments=[key for name in sparse for key in (f"{name}_grad", f"{name}_grad_indices")],
+            inputs={name: buffers[name] for name in inputs if name not in rows},
+            outputs={name: buffers[name.removesuffix("_updated")] for name in outputs},
+            doing="The optimizer step",
+        )
+
+    def _update(self) -> None:
+        """Updates this worker's parameters, and receives those of the others."""
+        if not self._idle:
+            super()._update()
+        # In the order of the workers: all of them send and receive the same messages.
+        for rank, buffers in enumerate(self._owned):
+            values = [buffer.read() for buffer in buffers]
+            self._communicator.broadcast(values, rank)
+            for buffer, value in zip(buffers, values, strict=True):
+                if buffer.device.type != "cpu":
+                    buffer.write(value)
+
+
+def _part_of_optimizer(path: object, names: list[str], moments: list[str]) -> ir.Model:
+    """Cuts the update of some parameters out of an optimizer model."""
+    # A norm of all gradients, for clipping, stays whole: every worker has all gradients.
+    model = load_model(path)  # type: ignore[arg-type]
+    kept = {f"{name}_updated" for name in names}
+    kept |= {f"{name}_{moment}_updated" for name in names for moment in moments}
+    for value in [value for value in model.graph.outputs if value.name not in kept]:
+        model.graph.outputs.remove(value)
+    common_passes.RemoveUnusedNodesPass()(model)
+    for value in [value for value in model.graph.inputs if not value.uses()]:
+        model.graph.inputs.remove(value)
+    return model

@@ -1,0 +1,241 @@
+"""Takes the steps of a fit on several workers, each of which computes the gradient of its share of the samples."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+
+from onnxtrain.runtime.dtypes import Array, narrow, widen
+from onnxtrain.trainer._fit.interrupt import InterruptGuard
+from onnxtrain.trainer._fit.step import Diverged, Stepper, seed_run
+from onnxtrain.trainer._metrics.metrics import Averages
+from onnxtrain.trainer._run.run import Step
+from onnxtrain.trainer._workers.group import Workers
+from onnxtrain.trainer._workers.totals import add_averages, averages_of, measured_keys, numbers_of
+
+# Places in the vector of numbers that the workers sum at each step, before the sums of loss and metrics.
+_FAILED, _ASKED, _SAMPLES, _COUNT, _LOSS, _DONE, _UNCOUNTED = range(7)
+_SUMS = 7
+
+
+class SharedInterrupt(InterruptGuard):
+    """Records Ctrl-C in this worker; the workers stop after the same step, when they have told one another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = False
+
+    def _handle(self, number: int, frame: Any) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
+
+
+class WorkerStepper(Stepper):
+    """Takes steps together with the other workers.
+
+    A loss is a mean over samples or labels. The gradient of the whole batch is the sum of the workers' gradients, each
+    times its worker's part of the count that the mean divides by; that of a loss that is a sum is their sum.
+    """
+
+    one_batch = "its share of a batch"
+
+    def __init__(self, *arguments: Any, workers: Workers) -> None:
+        super().__init__(*arguments)
+        self._workers = workers
+        self._interrupt = SharedInterrupt()
+        self._keys = measured_keys(self._state.metrics)
+        # Loss and metrics of the step over all workers.
+        self._step_averages = Averages()
+        self._samples = 0
+
+    def guard(self) -> InterruptGuard:
+        """Returns a handler of Ctrl-C that stops all workers after the same step."""
+        return self._interrupt
+
+    def step(self, batches: Sequence[list[Array]]) -> int:
+        """Takes one step; returns the number of samples of all workers."""
+        super().step(batches)
+        state, every = self._state, self._workers.strategy.save_steps
+        if every is not None and state.position.step % every == 0 and not state.workspace.temporary:
+            state.save(state.directory)
+        return self._samples
+
+    def _is_used(self, step: int) -> bool:
+        """Returns True if the parameters after this step are evaluated or saved before the next one."""
+        every = self._workers.strategy.save_steps
+        return super()._is_used(step) or (every is not None and step % every == 0)
+
+    def _not_finite(self) -> str | None:
+        """Returns what is not finite on one of the workers, which may hold different moments; None if all is."""
+        told = self._workers.communicator.gather(super()._not_finite())
+        return next((what for what in told if what is not None), None)
+
+    def _accumulate(self, batches: Sequence[list[Array]]) -> tuple[list[tuple[Step, float | None]], float]:
+        """Computes the gradient of the mean loss over the batches of all workers; leaves it in the store."""
+        # A worker may have no sample of a small batch.
+        own = [arrays for arrays in batches if arrays and len(arrays[0])]
+        done: list[tuple[Step, float | None]] = []
+        diverged: Diverged | None = None
+        try:
+            done, _ = super()._accumulate(own)
+            # Gradients are checked again when they are summed; the running statistics are those of this worker.
+            if done:
+                self._require_finite_results([step for step, _ in done])
+        except Diverged as error:
+            diverged, done = error, []
+        totals, averages = self._exchange(own, done, diverged)
+        if totals[_UNCOUNTED] and totals[_DONE] and (self._judges or self._run.store.statistics):
+            self._run_uncounted(batches, averages, keep_gradients=bool(done))
+        mean = self._sum_gradients(done, totals)
+        self._workers.broadcast_statistics(self._run.store)
+        self._step_averages, self._samples = averages, int(totals[_SAMPLES])
+        return done, mean
+
+    def _exchange(
+        self, own: Sequence[list[Array]], done: list[tuple[Step, float | None]], diverged: Diverged | None
+    ) -> tuple[Array, Averages]:
+        """Sums counts, losses and metrics over the workers. Raises Diverged in all of them if one has diverged."""
+        averages = Averages()
+        for step, count in done:
+            self._state.add(averages, step, count)
+        # One short message for all numbers of a step: each message waits for the slowest worker.
+        numbers = np.zeros(_SUMS + 2 * len(self._keys))
+        numbers[_FAILED], numbers[_ASKED] = diverged is not None, self._interrupt.asked
+        numbers[_SAMPLES] = sum(len(arrays[0]) for arrays in own)
+        numbers[_COUNT] = sum(count or 0.0 for _, count in done)
+        numbers[_LOSS] = sum(step.loss * (1.0 if count is None else count) for step, count in done)
+        numbers[_DONE], numbers[_UNCOUNTED] = len(done), len(own) - len(done)
+        numbers[_SUMS:] = numbers_of(averages, self._keys)
+        self._workers.communicator.sum([numbers])
+        # All workers see the same sum, and so stop at the same place.
+        self._interrupt.requested = bool(numbers[_ASKED])
+        if numbers[_FAILED]:
+            told = self._workers.communicator.gather(diverged and (str(diverged), diverged.remedy))
+            rank, (reason, remedy) = next((r, entry) for r, entry in enumerate(told) if entry is not None)
+            raise Diverged(f"on worker {rank}, {reason}", remedy)
+        total = averages_of(numbers[_SUMS:], self._keys, summed=self._run.manifest.loss_mean is None)
+        total.parts = self._gather_parts(averages)
+        return numbers, total
+
+    @property
+    def _judges(self) -> bool:
+        """True if a metric needs the predictions of a step."""
+        return any(metric.looks_at_predictions for metric in self._state.metrics)
+
+    def _gather_parts(self, averages: Averages) -> list[tuple[Array, Array]]:
+        """Returns predictions and targets of all workers, for metrics that are no means; none without such metrics."""
+        if all(metric.function is None for metric in self._state.metrics):
+            return []
+        return [part for parts in self._workers.communicator.gather(averages.parts) for part in parts]
+
+    def _run_uncounted(
+        self, batches: Sequence[list[Array]], averages: Averages, *, keep_gradients: bool
+    ) -> None:
+        """Runs shares without a label that counts, of batches that have such labels on other workers.
+
+        One process computes their samples with the rest of the batch: metrics and BatchNormalization see them, and the
+        loss does not. Loss and gradients of such a share alone are 0 / 0, and are dropped.
+
+        Args:
+            batches: this worker's shares of the batches.
+            averages: receives the metrics of these shares of all workers.
+            keep_gradients: True if the store holds gradients of other shares of the step.
+        """
+        store, state = self._run.store, self._state
+        sizes = [len(arrays[0]) if arrays else 0 for arrays in batches]
+        counts = np.array(
+            [
+                (state.loss_count(arrays) or 0.0) if size else 0.0
+                for arrays, size in zip(batches, sizes, strict=True)
+            ]
+        )
+        totals = counts.copy()
+        self._workers.communicator.sum([totals])
+        kept = [(buffer, buffer.read().copy()) for buffer in store.gradients.values() if keep_gradients]
+        # A run appends to sparse gradients in new memory.
+        kept_rows = [
+            (rows, (rows.rows, rows.indices)) for rows in store.row_gradients.values() if keep_gradients
+        ]
+        measured = Averages()
+        uncounted = np.flatnonzero((counts == 0) & (totals != 0) & (np.array(sizes) != 0))
+        for index in map(int, uncounted):
+            seed_run(self._run, state.position, index)
+            loss, outputs = self._run.step(batches[index], training=True)
+            state.add(measured, Step(batches[index], loss, outputs), 0.0)
+        for buffer, value in kept:
+            buffer.write(value)
+        for rows, values in kept_rows:
+            rows.replace(*values)
+        numbers = numbers_of(measured, self._keys)
+        self._workers.communicator.sum([numbers])
+        more = averages_of(numbers, self._keys, summed=False)
+        more.parts = self._gather_parts(measured)
+        add_averages(averages, more, summed=False)
+
+    def _sum_gradients(self, done: list[tuple[Step, float | None]], totals: Array) -> float:
+        """Makes the gradients in the store those of all workers; returns the mean loss, NaN if no label counts."""
+        if not totals[_DONE]:
+            return math.nan
+        store, total = self._run.store, float(totals[_COUNT])
+        # Gradients of an earlier step would be added to those of the others.
+        if not done:
+            self._clear_gradients()
+        elif total:
+            self._scale_gradients(sum(count or 0.0 for _, count in done) / total)
+        strategy = self._workers.strategy
+        buffers = list(store.gradients.values())
+        # On the CPU these are the gradients themselves, but for those of half precision.
+        values = [widen(buffer.read(), buffer.dtype) for buffer in buffers]
+        self._workers.communicator.sum(
+            values, strategy.bucket_bytes, compressed=strategy.compression == "bf16"
+        )
+        for buffer, value in zip(buffers, values, strict=True):
+            if not np.shares_memory(buffer.read(), value):
+                buffer.write(narrow(value, buffer.dtype))
+        for rows in store.row_gradients.values():
+            # Appended in the order of the workers: the optimizer adds up entries of one row.
+            parts = self._workers.communicator.gather((rows.read(), rows.indices.numpy()))
+            gradients, indices = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+            device = rows.device
+            rows.replace(
+                *(
+                    ort.OrtValue.ortvalue_from_numpy(a, device.type, device.index)
+                    for a in (gradients, indices)
+                )
+            )
+        return float(totals[_LOSS]) / total if total else float(totals[_LOSS])
+
+    def _clear_gradients(self) -> None:
+        """Sets the gradients of a worker without samples to zero."""
+        store = self._run.store
+        for buffer in store.gradients.values():
+            buffer.write(np.zeros(buffer.shape, buffer.dtype.storage))
+        for rows in store.row_gradients.values():
+            rows.clear()
+        # The optimizer refuses gradients that no training step has computed.
+        store.gradients_valid = True
+        store.gradient_owner.replaced()
+
+    def _record(self, done: Sequence[tuple[Step, float | None]], batches: Sequence[list[Array]]) -> None:
+        """Adds loss and metrics of all workers to those of the epoch."""
+        summed = self._run.manifest.loss_mean is None
+        add_averages(self._state.position.averages, self._step_averages, summed=summed)
+
+    def recompute_gradients(self, batches: Sequence[list[Array]], parameters: Mapping[str, Array]) -> None:
+        """Recomputes the gradients of all workers at other parameters; the recorded losses stay those of the step."""
+        with self._kept_averages():
+            super().recompute_gradients(batches, parameters)
+
+    @contextlib.contextmanager
+    def _kept_averages(self) -> Iterator[None]:
+        kept = self._step_averages
+        try:
+            yield
+        finally:
+            self._step_averages = kept

@@ -1,0 +1,62 @@
+"""Sums loss and metrics over the workers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from onnxtrain.distributed._communicator import Communicator
+from onnxtrain.runtime.dtypes import Array
+from onnxtrain.trainer._metrics.metrics import Averages, Metric
+
+
+def measured_keys(metrics: Sequence[Metric]) -> list[str]:
+    """Lists the keys that are sums over batches: the loss and the metrics that are means."""
+    return ["loss", *(metric.name for metric in metrics if metric.measure is not None)]
+
+
+def numbers_of(averages: Averages, keys: Sequence[str]) -> Array:
+    """Lists total and count of each key, float64 [2 * keys]; zeros for keys without a batch."""
+    return np.array([number for key in keys for number in averages.sums.get(key, (0.0, 0.0))], np.float64)
+
+
+def averages_of(numbers: Array, keys: Sequence[str], *, summed: bool) -> Averages:
+    """Makes averages of the sums of :func:`numbers_of` over the workers.
+
+    Args:
+        numbers: totals and counts, float64 [2 * keys].
+        keys: the keys.
+        summed: True if the loss is a sum and not a mean; its count is then 1, however many batches there are.
+    """
+    sums = {
+        key: [float(total), float(count)]
+        for key, (total, count) in zip(keys, numbers.reshape(-1, 2), strict=True)
+    }
+    if summed:
+        sums["loss"][1] = min(1.0, sums["loss"][1])
+    return Averages(sums)
+
+
+def add_averages(total: Averages, more: Averages, *, summed: bool) -> None:
+    """Adds the averages of a step to those of an epoch; a loss that is a sum (`summed`) keeps its count of 1."""
+    for key, (amount, count) in more.sums.items():
+        total.add(key, amount, 0.0 if summed and key == "loss" and key in total.sums else count)
+    total.parts += more.parts
+
+
+def total_averages(
+    communicator: Communicator, averages: Averages, metrics: Sequence[Metric], *, summed: bool
+) -> Averages:
+    """Combines the averages that the workers have computed of their batches of a data set."""
+    keys = measured_keys(metrics)
+    # Sums are gathered exactly: means of workers with different numbers of samples could not be averaged.
+    numbers = numbers_of(averages, keys)
+    communicator.sum([numbers])
+    total = averages_of(numbers, keys, summed=summed)
+    if any(metric.function is not None for metric in metrics):
+        gathered = communicator.gather(averages.parts)
+        # Worker r has the batches r, r + size, ...: taken in turns they are in the order of the data.
+        longest = max(map(len, gathered))
+        total.parts = [parts[index] for index in range(longest) for parts in gathered if index < len(parts)]
+    return total

@@ -14,8 +14,8 @@ from scipy.special import expit, softmax
 
 import models
 from onnxtrain import Trainer
-from onnxtrain.cli._table_file import read_table
-from onnxtrain.cli._tables import Encoding
+from onnxtrain.tables._encoder import Encoding
+from onnxtrain.tables._table import read_table
 
 
 def table(folder: Path, rows: int = 40) -> tuple[Path, pd.DataFrame]:

@@ -20,10 +20,10 @@ from sklearn.preprocessing import OneHotEncoder, OrdinalEncoder, StandardScaler
 import models
 from onnxtrain import Trainer
 from onnxtrain.cli._options import TableOptions
-from onnxtrain.cli._table_file import Table, read_table
-from onnxtrain.cli._tables import Encoding
 from onnxtrain.runtime.dtypes import BY_NAME
 from onnxtrain.runtime.manifest import ClassLabels, InputSpec
+from onnxtrain.tables._encoder import Encoding
+from onnxtrain.tables._table import Table, read_table
 
 ENCODED = ["--one-hot", "--impute", "mean"]
 NUMBERS, TEXTS = ["age", "fare"], ["sex", "town"]

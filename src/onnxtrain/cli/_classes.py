@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from onnxtrain.cli._loss import label_targets
-from onnxtrain.cli._table_file import places_of
 from onnxtrain.cli._table_report import share
 from onnxtrain.errors import InputError
 from onnxtrain.losses import loss_class
 from onnxtrain.runtime.dtypes import Array
+from onnxtrain.tables._table import places_of
 from onnxtrain.trainer import Trainer
 
 # Metrics of a positive class: each of two classes has its own value.

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from onnxtrain.cli._output import info
-from onnxtrain.cli._table_file import TABLE_SUFFIXES, Table, read_table
-from onnxtrain.cli._tables import Encoding
 from onnxtrain.errors import InputError
 from onnxtrain.runtime.manifest import InputSpec, Manifest
+from onnxtrain.tables._encoder import Encoding
+from onnxtrain.tables._table import TABLE_SUFFIXES, Table, read_table
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 

@@ -15,13 +15,13 @@ from onnxtrain.cli._config import RUN_FILE
 from onnxtrain.cli._output import Content, heading, summary_table, table
 from onnxtrain.cli._remember import PROPERTY as OPTIONS
 from onnxtrain.cli._table_report import described
-from onnxtrain.cli._tables import PROPERTY as TABLE
-from onnxtrain.cli._tables import Encoding
 from onnxtrain.errors import CheckpointError
 from onnxtrain.runtime.artifact_folder import own_file
 from onnxtrain.runtime.json_text import parse_json
 from onnxtrain.runtime.manifest import Manifest
 from onnxtrain.runtime.store import Store
+from onnxtrain.tables._encoder import PROPERTY as TABLE
+from onnxtrain.tables._encoder import Encoding
 from onnxtrain.trainer import EarlyStopping
 from onnxtrain.trainer._history import History
 from onnxtrain.trainer._metrics import METRICS

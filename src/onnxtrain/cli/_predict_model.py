@@ -9,17 +9,17 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-from onnxtrain.cli._columns import NUMBER
 from onnxtrain.cli._data import Arrays, assign
 from onnxtrain.cli._options import TableOptions
-from onnxtrain.cli._table_file import Table
-from onnxtrain.cli._tables import PROPERTY, Encoding
 from onnxtrain.errors import InputError
 from onnxtrain.runtime import dtypes
 from onnxtrain.runtime.device import CPU
 from onnxtrain.runtime.inputs import check_arguments
 from onnxtrain.runtime.manifest import InputSpec
 from onnxtrain.runtime.session import open_session, run_on_arrays
+from onnxtrain.tables._columns import NUMBER
+from onnxtrain.tables._encoder import PROPERTY, Encoding
+from onnxtrain.tables._table import Table
 from onnxtrain.trainer.data import fill
 
 _BATCH = 32

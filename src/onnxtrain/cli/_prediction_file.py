@@ -11,9 +11,9 @@ import numpy as np
 
 from onnxtrain._printable import printable
 from onnxtrain.cli._data import Arrays
-from onnxtrain.cli._table_file import frame_library
 from onnxtrain.errors import InputError
 from onnxtrain.runtime.atomic import replace_file
+from onnxtrain.tables._table import frame_library
 
 
 def write_file(

@@ -19,12 +19,12 @@ import numpy as np
 from onnxtrain.cli._config import names_file
 from onnxtrain.cli._declared import build, flag, flat, off_flag, options_of
 from onnxtrain.cli._settings import number_or_text
-from onnxtrain.cli._tables import PROPERTY as ENCODING
-from onnxtrain.cli._tables import Encoding
 from onnxtrain.cli._train_options import TrainOptions
 from onnxtrain.errors import CheckpointError, InputError
 from onnxtrain.runtime.atomic import is_stream
 from onnxtrain.runtime.json_text import parse_json
+from onnxtrain.tables._encoder import PROPERTY as ENCODING
+from onnxtrain.tables._encoder import Encoding
 from onnxtrain.trainer import Trainer
 from onnxtrain.trainer._typed import check_types
 

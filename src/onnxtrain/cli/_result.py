@@ -9,9 +9,9 @@ import numpy as np
 
 from onnxtrain.cli._classes import metric_labels
 from onnxtrain.cli._output import heading, print_json, print_table, summary_table
-from onnxtrain.cli._table_graph import export_table_model
-from onnxtrain.cli._tables import Encoding
 from onnxtrain.cli._train_options import TrainOptions
+from onnxtrain.tables._encoder import Encoding
+from onnxtrain.tables._graph import export_table_model
 from onnxtrain.trainer import EarlyStopping, Trainer
 from onnxtrain.trainer._datasets import Data, fit_datasets
 

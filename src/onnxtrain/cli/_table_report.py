@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from onnxtrain.cli._columns import NUMBER, ONE_HOT, Column, likely_missing
 from onnxtrain.cli._output import info, info_table, table
-from onnxtrain.cli._table_file import Table
-from onnxtrain.cli._tables import Encoding
+from onnxtrain.tables._columns import NUMBER, ONE_HOT, Column, likely_missing
+from onnxtrain.tables._encoder import Encoding
+from onnxtrain.tables._table import Table
 
 
 def share(count: int, total: int) -> str:

@@ -27,16 +27,16 @@ from onnxtrain.cli._output import INTERRUPTED, info
 from onnxtrain.cli._remember import digest, paths_outside, recall, remember, saved_encoding
 from onnxtrain.cli._result import TRAINED, Fitted, tell_of_result
 from onnxtrain.cli._settings import number_or_text
-from onnxtrain.cli._table_file import Table
 from onnxtrain.cli._table_report import tell_of_table
-from onnxtrain.cli._tables import PROPERTY as ENCODING
-from onnxtrain.cli._tables import Encoding, Split, target_classes
 from onnxtrain.cli._train_options import ScheduleOptions, TrainOptions
 from onnxtrain.cli._workers import chosen_strategy, leads, quiet_unless_leading, start_workers, starts_workers
 from onnxtrain.errors import CheckpointError, InputError
 from onnxtrain.passes import canonicalize
 from onnxtrain.runtime.artifact_folder import keep_inside
 from onnxtrain.schedules import SCHEDULES, Schedule
+from onnxtrain.tables._encoder import PROPERTY as ENCODING
+from onnxtrain.tables._encoder import Encoding, Split, target_classes
+from onnxtrain.tables._table import Table
 from onnxtrain.trainer import EarlyStopping, Trainer
 from onnxtrain.trainer._files import holds_run, is_run_file, require_free
 from onnxtrain.trainer._run import CHECKPOINT

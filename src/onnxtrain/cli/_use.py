@@ -21,12 +21,12 @@ from onnxtrain.cli._output import heading, print_json, print_table, summary_tabl
 from onnxtrain.cli._predict_model import model_predictions
 from onnxtrain.cli._prediction_file import write_file
 from onnxtrain.cli._remember import saved_encoding
-from onnxtrain.cli._table_file import TABLE_SUFFIXES, Table
-from onnxtrain.cli._table_graph import export_table_model
-from onnxtrain.cli._tables import Encoding
 from onnxtrain.errors import InputError, ModelError
 from onnxtrain.losses import loss_class
 from onnxtrain.runtime.artifact_folder import keep_inside
+from onnxtrain.tables._encoder import Encoding
+from onnxtrain.tables._graph import export_table_model
+from onnxtrain.tables._table import TABLE_SUFFIXES, Table
 from onnxtrain.trainer import Trainer
 from onnxtrain.trainer._probabilities import probabilities
 

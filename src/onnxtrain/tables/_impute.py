@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from onnxtrain.cli._table_file import Table
 from onnxtrain.errors import InputError
+from onnxtrain.tables._table import Table
 
 ALL = ""
 """Key of the rule for all columns that have none of their own: no column has this name."""

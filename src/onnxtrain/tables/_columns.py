@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from onnxtrain.cli._impute import FillRule
 from onnxtrain.cli._options import TableOptions
-from onnxtrain.cli._table_file import Table, Values, one_spelling, places_of
 from onnxtrain.errors import InputError
 from onnxtrain.selection import some_names
+from onnxtrain.tables._impute import FillRule
+from onnxtrain.tables._table import Table, Values, one_spelling, places_of
 
 NUMBER, ONE_HOT, ORDINAL = "number", "one-hot", "ordinal"
 

@@ -13,14 +13,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from onnxtrain.cli._columns import NUMBER, ORDINAL, Column, is_numeric
-from onnxtrain.cli._impute import ALL, parse_impute
 from onnxtrain.cli._options import TableOptions
-from onnxtrain.cli._table_file import Table
 from onnxtrain.errors import CheckpointError, InputError
 from onnxtrain.runtime.json_text import parse_json
 from onnxtrain.runtime.manifest import InputSpec
 from onnxtrain.selection import some_names
+from onnxtrain.tables._columns import NUMBER, ORDINAL, Column, is_numeric
+from onnxtrain.tables._impute import ALL, parse_impute
+from onnxtrain.tables._table import Table
 from onnxtrain.trainer.data._arrays import split_order
 
 PROPERTY = "onnxtrain.cli.table"

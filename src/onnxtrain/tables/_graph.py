@@ -15,14 +15,14 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.cli._classes import class_names
-from onnxtrain.cli._columns import NUMBER, Column
 from onnxtrain.cli._loss import label_targets
-from onnxtrain.cli._table_file import places_of
-from onnxtrain.cli._tables import PROPERTY, Encoding
 from onnxtrain.emitter import Emitter, find_value
 from onnxtrain.losses import loss_class
 from onnxtrain.passes import load_model, save_model
 from onnxtrain.runtime.manifest import InputSpec
+from onnxtrain.tables._columns import NUMBER, Column
+from onnxtrain.tables._encoder import PROPERTY, Encoding
+from onnxtrain.tables._table import places_of
 from onnxtrain.trainer import Trainer
 
 _ML = "ai.onnx.ml"

@@ -14,11 +14,11 @@ import pytest
 
 import models
 from onnxtrain.cli._options import TableOptions
-from onnxtrain.cli._table_file import read_table
-from onnxtrain.cli._tables import Encoding
 from onnxtrain.errors import InputError
 from onnxtrain.runtime.dtypes import BY_NAME
 from onnxtrain.runtime.manifest import ClassLabels, InputSpec
+from onnxtrain.tables._encoder import Encoding
+from onnxtrain.tables._table import read_table
 
 HERE = "(without the header)"
 

@@ -18,11 +18,11 @@ from sklearn.preprocessing import OneHotEncoder, OrdinalEncoder, StandardScaler
 
 import models
 from onnxtrain.cli._options import TableOptions
-from onnxtrain.cli._table_file import read_table
-from onnxtrain.cli._tables import Encoding, Split
 from onnxtrain.errors import InputError
 from onnxtrain.runtime.dtypes import BY_NAME
 from onnxtrain.runtime.manifest import ClassLabels, InputSpec
+from onnxtrain.tables._encoder import Encoding, Split
+from onnxtrain.tables._table import read_table
 from onnxtrain.trainer.data._arrays import split_order
 
 NUMBERS, TEXTS = ["age", "fare", "rooms"], ["port", "cabin"]

@@ -1,0 +1,1 @@
+"""Encodes the columns of tables as arrays, and writes the encoding in front of a model."""

@@ -21,7 +21,7 @@ from onnxtrain.losses import LOSSES
 from onnxtrain.passes import canonicalize, load_model
 from onnxtrain.surgery import replace_head
 from onnxtrain.surgery._dynamic_batch import make_batch_dynamic
-from onnxtrain.tables._encoder import PROPERTY as TABLE
+from onnxtrain.tables import PROPERTY as TABLE
 from onnxtrain.training.key_value_cache import find_cache
 from onnxtrain.training.layer_modes import BatchNormMode, DropoutRatios
 

@@ -23,8 +23,8 @@ from onnxtrain.cli._train_options import TrainOptions
 from onnxtrain.errors import CheckpointError, InputError
 from onnxtrain.runtime.atomic import is_stream
 from onnxtrain.runtime.json_text import parse_json
-from onnxtrain.tables._encoder import PROPERTY as ENCODING
-from onnxtrain.tables._encoder import Encoding
+from onnxtrain.tables import PROPERTY as ENCODER
+from onnxtrain.tables import TableEncoder
 from onnxtrain.trainer import Trainer
 from onnxtrain.trainer._typed import check_types
 
@@ -271,10 +271,10 @@ def _saved(trainer: Trainer, options: TrainOptions) -> _Saved:
     return _Saved(saved, outside, data)
 
 
-def saved_encoding(trainer: Trainer, source: Path) -> Encoding | None:
-    """Reads the encoding of the table that a run was trained on; None for a run on arrays."""
+def saved_encoder(trainer: Trainer, source: Path) -> TableEncoder | None:
+    """Returns the encoder of the table that a run was trained on; None for a run on arrays."""
     properties = trainer.state.properties
-    return Encoding.from_json(str(properties[ENCODING]), str(source)) if ENCODING in properties else None
+    return TableEncoder.from_json(str(properties[ENCODER]), str(source)) if ENCODER in properties else None
 
 
 def _contradiction(name: str, value: object, before: object) -> str:

@@ -1,263 +1,204 @@
-"""Reads tables from files: .csv fields are texts until a column is read as numbers; .parquet has types."""
+"""Reads tables, and the values of their columns."""
 
 from __future__ import annotations
 
 import csv
-import math
-import re
-from collections.abc import Collection, Sequence
+import os
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from onnxtrain.errors import InputError
+from onnxtrain._words import argument
+from onnxtrain.errors import InputError, MissingPackageError
 from onnxtrain.selection import some_names
+from onnxtrain.tables._spelling import BOOLEANS, as_text, canonical_spelling, spells_number
 
-TABLE_SUFFIXES = (".csv", ".parquet")
-
-# Fields of a .csv file that are truth values, in lower case: pandas writes True, R writes TRUE.
-_TRUTH = {"true": 1.0, "false": 0.0}
+Array: TypeAlias = np.ndarray[Any, Any]
 
 
-# Imported late: .npz files do without pandas.
-def frame_library() -> Any:
-    """Imports pandas. Raises InputError: pandas is not installed."""
+# Imported where it is used: `import onnxtrain.tables` and runs on arrays do without pandas.
+def _pandas() -> Any:
+    """Imports pandas. Raises MissingPackageError: pandas is not installed."""
     try:
         import pandas
     except ImportError as error:
-        raise InputError("Tables need pandas: pip install 'onnxtrain[data]'.") from error
+        raise MissingPackageError("Tables need pandas: pip install 'onnxtrain[data]'.") from error
     return pandas
 
 
 @dataclass(frozen=True)
 class Values:
-    """Values of a column.
+    """Values of one column.
 
     Attributes:
-        missing: bool [rows], True for a row without a value.
+        name: name of the column.
+        source: name of the table, for messages.
+        missing: bool [rows]; True for a missing value.
         numbers: float64 [rows]; NaN where `is_number` is False.
-        is_number: bool [rows], True for a number or a truth value (0 and 1); False for a missing value.
-        raw: values as the file holds them, object [rows]; texts for a .csv file.
-        text_type: True if the file declares a column of texts, as .parquet files can.
+        is_number: bool [rows]; True for numbers and Booleans (0 and 1), False for a missing value.
+        raw: object [rows]; the values of the frame, which are all texts for a .csv file.
+        text_type: True if the file declares a column of texts, as .parquet files do.
     """
 
-    missing: np.ndarray[Any, Any]
-    numbers: np.ndarray[Any, Any]
-    is_number: np.ndarray[Any, Any]
-    raw: np.ndarray[Any, Any]
+    name: str
+    source: str
+    missing: Array
+    numbers: Array
+    is_number: Array
+    raw: Array
     text_type: bool
 
-    def texts(self) -> list[str | None]:
-        """Converts the values to texts, None for missing ones.
+    def at(self, row: int) -> str:
+        """Returns the beginning of a message about a row, which is counted from 0."""
+        return f"The table '{self.source}', column '{self.name}', row {row + 1} (without the header)"
 
-        In a column of numbers or truth values each has one spelling, whatever wrote the file: 2.0 of a .parquet file
-        and "2.0" of a .csv file are "2".
+    def texts(self) -> list[str | None]:
+        """Returns the values as texts, None for missing ones.
+
+        If all values are numbers or Booleans, they are texts in their canonical spelling: 2.0 of a .parquet file and
+        "2.0" of a .csv file are both "2".
         """
-        spell = one_spelling if self.has_only_numbers else _as_text
+        spell = canonical_spelling if self.has_only_numbers else as_text
         return [None if gone else spell(value) for value, gone in zip(self.raw, self.missing, strict=True)]
 
     @property
     def has_only_numbers(self) -> bool:
-        """True if every value that is not missing is a number or a truth value."""
+        """True if every value that is not missing is a number or a Boolean."""
         return bool((self.missing | self.is_number).all())
-
-
-def _as_text(value: object) -> str:
-    if isinstance(value, float | np.floating) and float(value).is_integer():
-        return str(int(value))
-    return str(value)
-
-
-# Without leading zeros: "01234" is a code, not another spelling of 1234.
-_NUMBER = re.compile(r"[+-]?((0|[1-9]\d*)(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
-
-
-def one_spelling(value: object) -> str:
-    """Returns the spelling of a number or truth value that all its spellings share; other texts unchanged.
-
-    >>> [one_spelling(value) for value in ("2.0", 2.0, 2, "+2", "2.50", "1e-7", "TRUE", True, "01234", " a")]
-    ['2', '2', '2', '2', '2.5', '1e-07', 'True', 'True', '01234', ' a']
-    """
-    text = _as_text(value)
-    if text.lower() in _TRUTH:
-        return text.capitalize()
-    number = text.strip()
-    if not _NUMBER.fullmatch(number):
-        return text
-    # Not through float, which has 53 bits: identifiers have more digits.
-    if number.lstrip("+-").isdigit():
-        return "0" if number.lstrip("+-") == "0" else number.lstrip("+")
-    return _as_text(float(number)) if math.isfinite(float(number)) else text
-
-
-def places_of(categories: Sequence[str]) -> dict[str, int]:
-    """Maps each spelling of each category to its index; the spelling that training saw wins.
-
-    >>> places_of(["1", "2.5"])
-    {'1.0': 0, '1': 0, '2.5': 1}
-    """
-    truths = all(category.lower() in _TRUTH for category in categories)
-    places: dict[str, int] = {}
-    for index, category in enumerate(categories):
-        one = one_spelling(category)
-        spellings = [one]
-        if truths:
-            spellings += [category.lower(), category.upper()]
-        elif one.lstrip("-").isdigit():
-            spellings.append(f"{one}.0")
-        for spelling in spellings:
-            places.setdefault(spelling, index)
-    exact = {category: index for index, category in enumerate(categories)}
-    return {spelling: index for spelling, index in places.items() if spelling not in exact} | exact
 
 
 @dataclass(frozen=True)
 class Table:
-    """Pandas frame, the file it was read from, and the texts that count as missing values.
+    """A table: a pandas `DataFrame` and a name for messages.
+
+    Pass a frame of your own if pandas has to read the file with other settings than :func:`read_table`, e.g.
+    `Table(pandas.read_csv("eu.csv", sep=";", decimal=","))`.
 
     Attributes:
-        path: path of the file.
-        frame: columns; those of a .csv file are all texts.
-        missing: texts that count as missing, besides the empty one, e.g. {"NA", "null"}.
+        frame: pandas `DataFrame`.
+        source: name of the table in messages, e.g. the path of its file.
+        typed: True if the dtypes of the frame tell numbers from texts. False if all values are texts that may spell
+            numbers, as in a .csv file.
+
+    >>> import pandas
+    >>> Table(pandas.DataFrame({"age": [30, 41], "sex": ["female", "male"]})).columns
+    ['age', 'sex']
     """
 
-    path: Path
     frame: Any
-    missing: Collection[str] = ()
-    _read: dict[tuple[str, frozenset[str]], Values] = field(default_factory=dict, repr=False, compare=False)
-    """Cache of :meth:`values` by name and missing texts; copies of the table with other missing texts share it."""
+    source: str = "table"
+    typed: bool = True
+    _cache: dict[tuple[str, frozenset[str]], Values] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def columns(self) -> list[str]:
         """Names of the columns."""
         return [str(name) for name in self.frame.columns]
 
+    def __len__(self) -> int:
+        """Returns the number of rows."""
+        return len(self.frame)
+
     def column(self, name: str) -> Any:
-        """Finds a column, as a pandas series. Raises InputError: the table has no column of this name."""
+        """Returns a column as a pandas `Series`. Raises InputError: the table has no column of this name."""
         if name not in self.columns:
             raise InputError(
-                f"The table '{self.path}' has no column '{name}'; its columns are {some_names(self.columns)}."
+                f"The table '{self.source}' has no column '{name}'; its columns are {some_names(self.columns)}."
             )
-        # By position: names of columns need not be texts in a .parquet file.
+        # By position: the names of columns in a .parquet file are not always texts.
         return self.frame.iloc[:, self.columns.index(name)]
 
-    def at(self, name: str, row: int) -> str:
-        """Names a place in the table for messages."""
-        return f"The table '{self.path}', column '{name}', row {row + 1} (without the header)"
+    def values(self, name: str, missing: Collection[str] = ()) -> Values:
+        """Returns the values of a column.
 
-    def values(self, name: str) -> Values:
-        """Reads the values of a column. Raises InputError: it does not exist, or holds dates or other objects."""
-        key = (name, frozenset(self.missing))
-        if key not in self._read:
-            self._read[key] = self._values(name)
-        return self._read[key]
+        Args:
+            name: name of the column.
+            missing: texts that stand for a missing value, besides the empty text, e.g. ["NA", "-999"].
 
-    def _values(self, name: str) -> Values:
+        Raises:
+            InputError: the column does not exist, or holds dates or other objects.
+        """
+        key = (name, frozenset(missing))
+        if key not in self._cache:
+            self._cache[key] = self._read(name, missing)
+        return self._cache[key]
+
+    def _read(self, name: str, missing_texts: Collection[str]) -> Values:
         series = self.column(name)
-        kinds = frame_library().api.types
+        kinds = _pandas().api.types
         raw = series.to_numpy(dtype=object)
         missing = np.array(series.isna(), bool)
         if kinds.is_numeric_dtype(series.dtype) and not kinds.is_complex_dtype(series.dtype):
-            missing |= self._stands_for_missing(raw, missing)
+            missing |= _spelled_as(missing_texts, raw, missing)
             # Nullable integers of pandas become objects without na_value.
             numbers = np.asarray(series.to_numpy(dtype=np.float64, na_value=np.nan))
-            return Values(missing, np.where(missing, np.nan, numbers), ~missing, raw, text_type=False)
-        of_objects = kinds.is_object_dtype(series.dtype)
-        missing |= np.asarray(series.isin(["", *self.missing]), bool)
-        missing |= self._stands_for_missing(raw, missing)
-        if of_objects or not kinds.is_string_dtype(series.dtype):
-            self._require_values(name, series, raw, missing)
-        numbers, is_number = _read_numbers(raw, missing)
-        # A .parquet file with a column of objects may hold texts or numbers; one text makes it a column of texts.
-        is_text = not of_objects or any(isinstance(value, str) for value in raw[~missing])
-        return Values(missing, numbers, is_number, raw, is_text and self.path.suffix.lower() != ".csv")
-
-    def _stands_for_missing(
-        self, raw: np.ndarray[Any, Any], missing: np.ndarray[Any, Any]
-    ) -> np.ndarray[Any, Any]:
-        """Finds the values that are numbers among the missing texts, e.g. -999 and "-999.0" for "-999"."""
-        numbers = {one_spelling(text) for text in self.missing if _NUMBER.fullmatch(text.strip())}
-        found = np.zeros(len(raw), bool)
-        if numbers:
-            found[~missing] = [one_spelling(value) in numbers for value in raw[~missing]]
-        return found
-
-    def _require_values(
-        self, name: str, series: Any, raw: np.ndarray[Any, Any], missing: np.ndarray[Any, Any]
-    ) -> None:
-        """Raises InputError for a column with values that are neither numbers nor texts."""
-        known = str | bool | int | float | np.number | np.bool_
-        dates = frame_library().api.types.is_datetime64_any_dtype(series.dtype)
-        wrong = (
-            row
-            for row, value in enumerate(raw)
-            if not missing[row] and (dates or not isinstance(value, known))
-        )
-        row = next(wrong, None)
-        if row is not None:
-            raise InputError(
-                f"{self.at(name, row)}: {raw[row]!r} is neither a number nor a text. Make numbers of it, or name the "
-                "columns to take: --inputs."
-            )
+            numbers = np.where(missing, np.nan, numbers)
+            return Values(name, self.source, missing, numbers, ~missing, raw, text_type=False)
+        has_objects = kinds.is_object_dtype(series.dtype)
+        missing |= np.asarray(series.isin(["", *missing_texts]), bool)
+        missing |= _spelled_as(missing_texts, raw, missing)
+        numbers, is_number = _parse_numbers(raw, missing)
+        # A column of objects may hold texts or numbers; one text makes it a column of texts.
+        is_text = not has_objects or any(isinstance(value, str) for value in raw[~missing])
+        values = Values(name, self.source, missing, numbers, is_number, raw, is_text and self.typed)
+        if has_objects or not kinds.is_string_dtype(series.dtype):
+            _require_numbers_or_texts(values, dates=kinds.is_datetime64_any_dtype(series.dtype))
+        return values
 
 
-def _read_numbers(
-    raw: np.ndarray[Any, Any], missing: np.ndarray[Any, Any]
-) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Parses numbers among objects and texts; the second result is True for rows with a number.
-
-    "inf" is a number, refused later with its place; "nan" is a text unless `--missing nan` makes it missing.
-    Truth values are numbers if the column has nothing else: a category "true" among others stays a text.
-    """
-    present = ~missing
-    numbers = np.full(len(raw), np.nan)
-    values = raw[present]
-    if len(values) and str(values[0]).lower() in _TRUTH:
-        truth = np.array([_TRUTH.get(str(value).lower(), np.nan) for value in values])
-        if not np.isnan(truth).any():
-            numbers[present] = truth
-            return numbers, present
-    texts = np.array([str(value) for value in values], object)
-    numbers[present] = frame_library().to_numeric(texts, errors="coerce")
-    return numbers, present & ~np.isnan(numbers)
+TableLike: TypeAlias = Any
+"""A :class:`Table`, a path, a pandas `DataFrame`, or an object with `to_pandas` (polars, pyarrow, datasets)."""
 
 
-def read_table(path: Path) -> Table:
-    """Reads a .csv or .parquet file.
+def as_table(data: TableLike) -> Table:
+    """Returns a table from a :class:`Table`, a path, a pandas `DataFrame` or an object with `to_pandas`."""
+    if isinstance(data, Table):
+        return data
+    if isinstance(data, str | os.PathLike):
+        return read_table(Path(data))
+    return Table(data.to_pandas() if hasattr(data, "to_pandas") else data)
 
-    Fields of a .csv file are not converted here: an empty field is the empty text, "NA" and "null" are texts.
+
+def read_table(path: str | os.PathLike[str]) -> Table:
+    """Reads a .csv or .parquet file with a header.
+
+    The fields of a .csv file are separated by commas and are kept as texts: "NA", "null" and "007" are texts, and only
+    the empty field is a missing value. A byte order mark is skipped.
+
+    Args:
+        path: path of the file; its suffix chooses the format.
 
     Raises:
-        InputError: the file cannot be read, has no rows, or two columns of one name.
+        InputError: the file cannot be read, has no rows, or has two columns of one name.
+        MissingPackageError: pandas is not installed.
     """
-    pandas = frame_library()
+    path = Path(path)
+    reader = READERS.get(path.suffix.lower())
+    if reader is None:
+        raise InputError(f"Reading the table '{path}': choose a file with the suffix {' or '.join(READERS)}.")
+    pandas = _pandas()
     try:
-        frame = _read_csv(pandas, path) if path.suffix.lower() == ".csv" else pandas.read_parquet(path)
+        frame = reader.read(pandas, path)
     except Exception as error:
-        # pandas passes on the errors of its parsers and of pyarrow, of many types.
+        # pandas passes on the errors of its parsers and of pyarrow, which have many types.
         raise InputError(f"Reading the table '{path}': {error}") from error
-    table = Table(path, frame)
-    twice = {name for name in table.columns if table.columns.count(name) > 1}
-    if twice or not len(frame):
+    table = Table(frame, str(path), reader.typed)
+    duplicates = {name for name in table.columns if table.columns.count(name) > 1}
+    if duplicates:
         raise InputError(
-            f"Reading the table '{path}': "
-            + (f"there are several columns {', '.join(sorted(twice))}." if twice else "it has no rows.")
+            f"Reading the table '{path}': there are several columns {', '.join(sorted(duplicates))}."
         )
+    if not len(frame):
+        raise InputError(f"Reading the table '{path}': it has no rows.")
     return table
 
 
-def _other_separator(header: Sequence[str], first: str, second: str) -> str | None:
-    """Finds what separates the fields of a table whose header has no comma; None if it is a table of one column."""
-    if len(header) != 1:
-        return None
-    # A name of the only column may contain such a character; the next line then has another number of them.
-    return next((s for s in ";\t|" if first.count(s) and first.count(s) == second.count(s)), None)
-
-
 def _read_csv(pandas: Any, path: Path) -> Any:
-    """Reads all fields as texts; a byte order mark, as Excel writes it, is skipped."""
+    """Returns the frame of a .csv file, all of whose fields are texts."""
+    # Excel begins files with a byte order mark.
     encoding = "utf-8-sig"
     with path.open(encoding=encoding, newline="") as file:
         first, second = file.readline(), file.readline()
@@ -272,16 +213,89 @@ def _read_csv(pandas: Any, path: Path) -> Any:
     frame = pandas.read_csv(
         path,
         dtype=str,
-        # pandas takes "NA" and "None" for missing, which may be a country and a category.
+        # By default pandas reads "NA" (Namibia) and "None" as missing.
         keep_default_na=False,
         na_filter=False,
         encoding=encoding,
-        # In a table of one column an empty line is a row with an empty field, not a gap between rows.
+        # In a table of one column an empty line is a row with a missing value.
         skip_blank_lines=len(header) > 1,
     )
-    # Of rows with more fields than the header pandas would make an index of the first fields, without an error.
+    # If rows have more fields than the header, pandas makes an index of the first fields without an error.
     if frame.shape[1] != len(header) or not isinstance(frame.index, pandas.RangeIndex):
         raise ValueError(f"rows have more fields than the header, which has {len(header)}")
-    # pandas (3.1) renames the second of two equal names, which would hide that there are two.
+    # pandas renames the second of two equal names ("a", "a.1"), which would hide the duplicate.
     frame.columns = header
     return frame
+
+
+def _other_separator(header: Sequence[str], first: str, second: str) -> str | None:
+    """Returns the separator of a table whose header has no comma; None for a table of one column."""
+    if len(header) != 1:
+        return None
+    # The name of a single column may contain a separator; the next line then has a different number of them.
+    return next((s for s in ";\t|" if first.count(s) and first.count(s) == second.count(s)), None)
+
+
+def _read_parquet(pandas: Any, path: Path) -> Any:
+    return pandas.read_parquet(path)
+
+
+class Reader(NamedTuple):
+    """Reads one file format.
+
+    Attributes:
+        read: function of pandas and a path that returns a `DataFrame`; its exceptions become an InputError.
+        typed: see :class:`Table`.
+    """
+
+    read: Callable[[Any, Path], Any]
+    typed: bool
+
+
+READERS = {".csv": Reader(_read_csv, typed=False), ".parquet": Reader(_read_parquet, typed=True)}
+"""Readers by suffix."""
+
+TABLE_SUFFIXES = tuple(READERS)
+"""Suffixes of the files that :func:`read_table` reads."""
+
+
+def _spelled_as(texts: Collection[str], raw: Array, missing: Array) -> Array:
+    """Returns a mask of the values that are one of the numbers in `texts`: "-999" matches -999 and "-999.0"."""
+    numbers = {canonical_spelling(text) for text in texts if spells_number(text)}
+    found = np.zeros(len(raw), bool)
+    if numbers:
+        found[~missing] = [canonical_spelling(value) in numbers for value in raw[~missing]]
+    return found
+
+
+def _parse_numbers(raw: Array, missing: Array) -> tuple[Array, Array]:
+    """Parses numbers in an array of objects.
+
+    "inf" is a number, which the encoding refuses with its place. "nan" is a text unless it is declared as missing.
+    Booleans are numbers only if the column holds nothing else: "true" may be one of several categories.
+
+    Returns:
+        The numbers, float64 [rows] with NaN for other values, and a mask of the rows that hold a number.
+    """
+    present = ~missing
+    numbers = np.full(len(raw), np.nan)
+    values = raw[present]
+    if len(values) and str(values[0]).lower() in BOOLEANS:
+        booleans = np.array([BOOLEANS.get(str(value).lower(), np.nan) for value in values])
+        if not np.isnan(booleans).any():
+            numbers[present] = booleans
+            return numbers, present
+    texts = np.array([str(value) for value in values], object)
+    numbers[present] = _pandas().to_numeric(texts, errors="coerce")
+    return numbers, present & ~np.isnan(numbers)
+
+
+def _require_numbers_or_texts(values: Values, *, dates: bool) -> None:
+    """Raises InputError for a column with dates, lists or other objects."""
+    allowed = str | bool | int | float | np.number | np.bool_
+    for row, value in enumerate(values.raw):
+        if not values.missing[row] and (dates or not isinstance(value, allowed)):
+            raise InputError(
+                f"{values.at(row)}: {value!r} is neither a number nor a text. Make numbers of it, or name the columns "
+                f"to take: {argument('inputs')}."
+            )

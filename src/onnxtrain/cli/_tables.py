@@ -1,0 +1,130 @@
+"""Makes the encoder of a table from the options of a command, and fits it for a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from onnxtrain.cli._options import TableOptions
+from onnxtrain.errors import InputError
+from onnxtrain.runtime.manifest import InputSpec
+from onnxtrain.selection import some_names
+from onnxtrain.tables import Table, TableEncoder, is_fill_rule
+from onnxtrain.trainer.data._arrays import split_order
+
+_ALL = "*"
+
+
+def chosen_encoder(options: TableOptions, table: Table, sample_weight: str | None = None) -> TableEncoder:
+    """Returns the encoder that the options describe, not yet fitted.
+
+    Args:
+        options: options of the command.
+        table: table to train on; its columns tell whether a comma is part of a name.
+        sample_weight: column of `--sample-weight`.
+
+    Raises:
+        InputError: an option names a column that does not exist, or options do not go together.
+    """
+    return TableEncoder(
+        target=_names(options.target, table),
+        inputs=_names(options.inputs, table),
+        id=_names(options.id, table),
+        sample_weight=sample_weight,
+        missing=options.missing or (),
+        impute=parse_impute(options.impute, table),
+        categorical=_names(options.categorical, table),
+        encode="one-hot" if options.one_hot else "ordinal" if options.ordinal else None,
+        unknown_category=options.unknown_category,
+        scale=options.scale,
+    )
+
+
+def fit_encoder(
+    encoder: TableEncoder,
+    table: Table,
+    targets: Sequence[InputSpec],
+    *,
+    validation: float | None,
+    seed: int,
+    stratify: bool,
+) -> None:
+    """Fits an encoder to the rows of a table that the trainer will train on.
+
+    Args:
+        encoder: encoder to fit.
+        table: table to train on.
+        targets: targets of the model.
+        validation: fraction of the rows that the trainer will split off; None for none.
+        seed: seed of the run.
+        stratify: True if the trainer splits off the same fraction of each class.
+
+    Raises:
+        InputError: the table does not fit the encoder or the model, or `--target` is missing.
+    """
+    if bool(targets) != bool(encoder.target):
+        raise InputError(
+            f"The table '{table.source}': name the column to learn by --target; its columns are "
+            f"{some_names(table.columns)}."
+            if targets
+            else "The model computes its loss from its inputs alone; leave --target out."
+        )
+    encoder.fit(table)
+    if validation is not None:
+        labels = (
+            encoder.transform_target(table).reshape(-1).astype(np.int64) if stratify and targets else None
+        )
+        rows, _ = split_order(len(table), validation, seed, labels)
+        encoder.fit(table, rows=rows)
+
+
+def parse_impute(texts: Sequence[str] | None, table: Table) -> dict[str, str]:
+    """Parses `--impute`: a rule for all columns, or COLUMN=RULE.
+
+    Returns:
+        Rules by column; "*" for all other columns.
+
+    Raises:
+        InputError: a text is not a rule, names no column of the table, or two rules are for one column.
+    """
+    rules: dict[str, str] = {}
+    texts_of: dict[str, str] = {}
+    for text in texts or ():
+        name, rule = _parse_rule(text, table)
+        # The order of options has no meaning: a second rule is an error, not a correction.
+        if name in rules:
+            where = "all columns" if name == _ALL else f"the column '{name}'"
+            raise InputError(f"--impute gives two rules for {where}: {texts_of[name]} and {text}.")
+        rules[name], texts_of[name] = rule, text
+    return rules
+
+
+def _parse_rule(text: str, table: Table) -> tuple[str, str]:
+    # Columns first: a column may be called "value", and names may contain "=".
+    for name in sorted(table.columns, key=len, reverse=True):
+        if text.startswith(f"{name}=") and is_fill_rule(text[len(name) + 1 :]):
+            return name, text[len(name) + 1 :]
+    if is_fill_rule(text):
+        return _ALL, text
+    name, equals, rest = text.partition("=")
+    if equals and is_fill_rule(rest):
+        # Raises the error that lists the columns.
+        table.column(name)
+    raise InputError(
+        f"--impute is '{text}'; give mean, median, most_frequent or value=VALUE for all columns, or COLUMN= and one of "
+        "these for one, e.g. age=median."
+    )
+
+
+def _names(given: Sequence[str] | None, table: Table) -> list[str]:
+    """Returns the columns that an option names: each value is one name, or several separated by commas."""
+    names: list[str] = []
+    for text in given or ():
+        # A name may itself contain a comma.
+        names += (
+            [text] if text in table.columns else [name.strip() for name in text.split(",") if name.strip()]
+        )
+    for name in names:
+        table.column(name)
+    return names

@@ -225,20 +225,13 @@ def _saved(trainer: Trainer, options: TrainOptions) -> _Saved:
             # A later version may give an option another meaning: better an error than another training.
             if record["version"] != 1:
                 raise ValueError(f"version {record['version']}")
-            # Runs of earlier versions were started with what is now the default of an option that they lack.
-            defaults = {name: option.default for name, option in _OPTIONS.items()}
-            saved, data = defaults | dict(record["options"]), str(record["data"])
-            # One value was written without a list before the options took several.
-            for name in ("batch_norm", "impute"):
-                if isinstance(saved[name], str):
-                    saved[name] = [saved[name]]
-            if unknown := saved.keys() - _OPTIONS.keys():
-                raise ValueError(f"options {', '.join(sorted(unknown))}")
+            saved, data = dict(record["options"]), str(record["data"])
+            if other := saved.keys() ^ _OPTIONS.keys():
+                raise ValueError(f"options {', '.join(sorted(other))}")
             for name, value in saved.items():
                 check_types(value, str | None if name in _PATHS else _TYPES[name], name)
             for name in _PATHS:
                 path = _path(saved[name])
-                # A relative path of an earlier version was relative to where its command was given.
                 if path is None:
                     continue
                 if name == "validation":
@@ -251,7 +244,7 @@ def _saved(trainer: Trainer, options: TrainOptions) -> _Saved:
         except (KeyError, TypeError, ValueError, OSError) as error:
             raise CheckpointError(
                 f"Resuming from '{options.source}': its property '{PROPERTY}' is no record of options ({error}). It "
-                "may have been written by a newer onnxtrain; upgrade."
+                "may have been written by another version of onnxtrain."
             ) from error
     elif fit is not None:
         # A run that Python began tells its fit alone; what is not known cannot be contradicted.

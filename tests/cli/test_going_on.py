@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import os
 import shutil
 import signal
@@ -455,33 +454,6 @@ def test_log_and_saves_of_a_run_that_goes_on(
     ]
     from_save = run("train", saves / f"step-{last - 4:08d}", "--data", data, *log, "--json")
     assert from_save.json()["epochs"] == epochs
-
-
-def test_a_record_of_an_earlier_version(run: Any, mlp: Path, data: Path, tmp_path: Path) -> None:
-    """The saved run has none of the options that came later."""
-    options = ["--data", data, "--loss", "cross_entropy", "--epochs", 2, "-o", tmp_path / "run"]
-    assert run("train", mlp, *options).code == 0
-    trainer = Trainer.resume(tmp_path / "run")
-    record = json.loads(str(trainer.state.properties["onnxtrain.cli"]))
-    for name in (
-        "schedule_option",
-        "schedule_epochs",
-        "warmup_ratio",
-        "metric",
-        "ema_decay",
-        "sam",
-        "log",
-        "save_every",
-        "keep",
-    ):
-        del record["options"][name]
-    trainer.state.properties["onnxtrain.cli"] = json.dumps(record)
-    trainer.save(tmp_path / "run")
-    more = run("train", tmp_path / "run", "--data", data, "--json")
-    assert more.code == 0, more.err
-    assert len(more.json()["epochs"]) == 4
-    other = run("train", tmp_path / "run", "--data", data, "--ema-decay", 0.9)
-    assert "--ema-decay 0.9 (it was not given)" in " ".join(other.err.split())
 
 
 def test_a_file_to_validate_on_is_remembered_beside_the_data_only(

@@ -151,11 +151,11 @@ def test_a_damaged_record_is_one_message_and_a_damaged_file_of_options_none(
     trainer.state.properties["onnxtrain.cli"] = "no JSON"
     trainer.save(tmp_path / "run")
     assert run("inspect", tmp_path / "run").code == 0
-    trainer.state.properties["onnxtrain.cli.table"] = json.dumps({"version": 9})
+    trainer.state.properties["onnxtrain.table"] = json.dumps({"version": 9})
     trainer.save(tmp_path / "run")
     damaged = run("inspect", tmp_path / "run")
     assert damaged.code == 1
-    assert "is no encoding of a table (version 9)" in damaged.err
+    assert "is not an encoding of a table (version 9)" in damaged.err
 
 
 def test_the_best_epoch_is_that_of_a_value_of_every_epoch() -> None:

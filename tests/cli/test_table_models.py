@@ -14,8 +14,7 @@ from scipy.special import expit, softmax
 
 import models
 from onnxtrain import Trainer
-from onnxtrain.cli._table_file import read_table
-from onnxtrain.cli._tables import Encoding
+from onnxtrain.tables import PROPERTY, TableEncoder
 
 
 def table(folder: Path, rows: int = 40) -> tuple[Path, pd.DataFrame]:
@@ -44,8 +43,8 @@ def outputs(path: Path, frame: pd.DataFrame) -> dict[str, np.ndarray]:
 def encoded(run_directory: Path, path: Path) -> dict[str, np.ndarray]:
     """The arrays that the network was trained on."""
     trainer = Trainer.resume(run_directory)
-    encoding = Encoding.from_json(str(trainer.state.properties["onnxtrain.cli.table"]), "run")
-    return encoding.arrays(read_table(path), trainer.manifest.inputs, [])
+    encoder = TableEncoder.from_json(str(trainer.state.properties[PROPERTY]), "run")
+    return encoder.arrays(path, trainer.manifest.inputs, [])
 
 
 def alone(run: Any, folder: Path, path: Path) -> np.ndarray:

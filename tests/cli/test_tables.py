@@ -12,18 +12,10 @@ import onnx
 import onnxruntime as ort
 import pandas as pd
 import pytest
-from sklearn.compose import ColumnTransformer
-from sklearn.impute import SimpleImputer
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import OneHotEncoder, OrdinalEncoder, StandardScaler
 
 import models
 from onnxtrain import Trainer
-from onnxtrain.cli._options import TableOptions
-from onnxtrain.cli._table_file import Table, read_table
-from onnxtrain.cli._tables import Encoding
-from onnxtrain.runtime.dtypes import BY_NAME
-from onnxtrain.runtime.manifest import ClassLabels, InputSpec
+from onnxtrain.tables import PROPERTY, TableEncoder
 
 ENCODED = ["--one-hot", "--impute", "mean"]
 NUMBERS, TEXTS = ["age", "fare"], ["sex", "town"]
@@ -66,45 +58,6 @@ def train(run: Any, net: Path, table: Path, *options: object) -> Any:
     )
 
 
-def x_spec(width: int | None = None) -> list[InputSpec]:
-    return [InputSpec("x", BY_NAME["float32"], (None, width))]
-
-
-def y_spec() -> list[InputSpec]:
-    return [InputSpec("labels", BY_NAME["int64"], (None,), ClassLabels(2, None))]
-
-
-@pytest.mark.parametrize("impute", ["mean", "median"])
-@pytest.mark.parametrize("one_hot", [True, False])
-def test_encoding_is_scikit_learns(impute: str, one_hot: bool, tmp_path: Path) -> None:
-    """Learned from one table, applied to another: the arrays of scikit-learn's transformers."""
-    first, second = passengers(), passengers(seed=1)
-    options = TableOptions(
-        ["fate"],
-        [",".join(NUMBERS + TEXTS)],
-        impute=[impute],
-        one_hot=one_hot,
-        ordinal=not one_hot,
-        scale=True,
-    )
-    encoding = Encoding.learn(Table(tmp_path / "a.csv", first), options, y_spec())
-    encoding = Encoding.from_json(encoding.to_json(), "run")
-    got = encoding.arrays(Table(tmp_path / "b.csv", second), x_spec(), y_spec())
-    texts = OneHotEncoder(sparse_output=False) if one_hot else OrdinalEncoder()
-    reference = ColumnTransformer(
-        [
-            ("n", make_pipeline(SimpleImputer(strategy=impute), StandardScaler()), NUMBERS),
-            ("t", make_pipeline(SimpleImputer(strategy="most_frequent", missing_values=None), texts), TEXTS),
-        ]
-    )
-    known = [frame.astype(dict.fromkeys(TEXTS, object)) for frame in (first, second)]
-    for frame in known:
-        frame["town"] = frame["town"].where(frame["town"].notna(), None)
-    expected = reference.fit(known[0]).transform(known[1])
-    np.testing.assert_allclose(got["x"], expected.astype(float), rtol=1e-12)
-    np.testing.assert_array_equal(got["labels"], (second["fate"] == "saved").astype(int))
-
-
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])
 def test_train_evaluate_and_predict_a_table(run: Any, net: Path, tmp_path: Path, suffix: str) -> None:
     table = write(passengers(), tmp_path / f"a.{suffix}")
@@ -116,9 +69,9 @@ def test_train_evaluate_and_predict_a_table(run: Any, net: Path, tmp_path: Path,
     assert result.json()["epochs"][-1]["val_accuracy"] > 0.75
 
     trainer = Trainer.resume(tmp_path / "run")
-    encoding = Encoding.from_json(str(trainer.state.properties["onnxtrain.cli.table"]), "run")
-    arrays = encoding.arrays(
-        read_table(other), trainer.manifest.inputs, trainer.manifest.targets,
+    encoder = TableEncoder.from_json(str(trainer.state.properties[PROPERTY]), "run")
+    arrays = encoder.arrays(
+        other, trainer.manifest.inputs, trainer.manifest.targets,
     )  # fmt: skip
     expected = trainer.evaluate(arrays["x"], arrays["labels"])
     document = run("evaluate", tmp_path / "run", "--data", other, "--json").json()
@@ -187,7 +140,7 @@ def test_several_inputs_are_columns_of_their_names(run: Any, tmp_path: Path) -> 
     [
         ({}, ["--one-hot"], "column 'age', row 3 {}: the value is missing. Fill such values by --impute"),
         ({}, ["--impute", "mode"], "--impute is 'mode'; give mean, median, most_frequent or value=VALUE"),
-        ({}, ["--impute", "mean"], "column 'sex', row 1 {}: 'male' is no number. Encode"),
+        ({}, ["--impute", "mean"], "column 'sex', row 1 {}: 'male' is not a number. Encode"),
         ({"age": "old"}, ["--impute", "mean", "--inputs", "age,fare"], "column 'age', row 5 {}: 'old'"),
         ({}, ["--one-hot", "--ordinal"], "--one-hot and --ordinal are two ways"),
         ({}, ["--inputs", "weight"], "has no column 'weight'; its columns are age, sex, fare, town, member, fate"),
@@ -252,80 +205,6 @@ def test_without_pandas_it_says_what_to_install(
     monkeypatch.setitem(sys.modules, "pandas", None)
     result = train(run, net, table)
     assert "Tables need pandas: pip install 'onnxtrain[data]'." in result.err
-
-
-def _spelled(values: np.ndarray, kind: str) -> Any:
-    """The column of numbers or truth values as different programs write it."""
-    whole = pd.Series(values).astype("Int64" if values.dtype == float else "boolean")
-    return {
-        "as it is": lambda: pd.Series(values),
-        "nullable": lambda: whole,
-        "category": lambda: whole.astype("category"),
-        "texts": lambda: whole.astype(str).where(whole.notna(), None),
-        "texts of floats": lambda: pd.Series(values).astype(str).where(pd.notna(values), None),
-        "lower case": lambda: whole.astype(str).str.lower().where(whole.notna(), None),
-        "upper case": lambda: whole.astype(str).str.upper().where(whole.notna(), None),
-    }[kind]()
-
-
-SPELLINGS = ["as it is", "nullable", "category", "texts", "texts of floats", "lower case", "upper case"]
-
-
-@pytest.mark.parametrize("values", ["numbers", "truths"])
-def test_categories_of_numbers_and_truth_values_are_one_however_a_file_spells_them(
-    values: str, tmp_path: Path
-) -> None:
-    """2.0 of pandas' .csv, "2", and 2 or 2.0 of .parquet; True, true and TRUE: as scikit-learn encodes the numbers."""
-    rng = np.random.default_rng(0)
-    column = rng.integers(1, 12, 60).astype(float) if values == "numbers" else rng.random(60) < 0.5
-    if values == "numbers":
-        column[:4] = np.nan
-    filled = column if values == "truths" else np.where(np.isnan(column), pd.Series(column).mode()[0], column)
-    # In the order of their texts, in which "10" comes before "2".
-    texts = np.array([str(int(value)) for value in filled], object)[:, None]
-    encoded = OneHotEncoder(sparse_output=False).fit_transform(texts)
-    options = TableOptions(one_hot=True, categorical=["c"], impute=["most_frequent"])
-    paths = []
-    for kind in SPELLINGS:
-        for suffix in (".csv", ".parquet"):
-            paths.append(tmp_path / f"{kind}{suffix}")
-            write(pd.DataFrame({"c": _spelled(column, kind)}), paths[-1])
-    for learned in paths:
-        encoding = Encoding.learn(read_table(learned), options, ())
-        for path in paths:
-            np.testing.assert_array_equal(
-                encoding.columns[0].numbers(read_table(path)), encoded, err_msg=f"{learned.name}, {path.name}"
-            )
-
-
-def test_codes_that_look_like_numbers_stay_what_they_are(tmp_path: Path) -> None:
-    """Leading zeros, versions beside texts, identifiers of more than 53 bits, blanks."""
-    options = TableOptions(ordinal=True, categorical=["c"])
-    for codes in (
-        ["01234", "1234"],
-        ["1", "1.0", "1.0-beta"],
-        [str(2**60 + 1), str(2**60 + 2)],
-        [" a", "a", "a b"],
-    ):
-        for suffix in (".csv", ".parquet"):
-            path = write(pd.DataFrame({"c": codes}), tmp_path / f"t{suffix}")
-            assert Encoding.learn(read_table(path), options, ()).columns[0].categories == sorted(codes)
-
-
-@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
-@pytest.mark.parametrize("dtype", [float, int, str])
-def test_a_number_that_stands_for_missing_values_is_found_however_it_is_spelled(
-    suffix: str, dtype: Any, tmp_path: Path
-) -> None:
-    path = write(pd.DataFrame({"a": pd.Series([1.0, -999.0, 3.0]).astype(dtype)}), tmp_path / f"t{suffix}")
-    options = TableOptions(
-        missing=["-999"], impute=["mean"], categorical=["a"] if dtype is str else None, ordinal=True
-    )
-    column = Encoding.learn(read_table(path), options, ()).columns[0]
-    if dtype is str:
-        assert column.categories == ["1", "3"]
-    else:
-        assert column.fill == 2.0
 
 
 @pytest.mark.parametrize("policy", ["error", "own", "ignore"])
@@ -399,7 +278,7 @@ def test_run_and_exported_file_take_both_spellings_of_a_number(run: Any, policy:
         (
             "t.csv",
             'a,y\n"0,5",1\n"1,5",0\n',
-            r"'0,5' is no number \(numbers are written with a decimal point: 1.5\)",
+            r"'0,5' is not a number \(numbers are written with a decimal point: 1.5\)",
         ),
         # A name of the only column is no header of several.
         ("t.csv", "a;y\n1\n2\n", "has no column 'y'; its columns are a;y"),

@@ -16,12 +16,12 @@ from onnxtrain.cli._lora import chosen_lora
 from onnxtrain.cli._loss import chosen_loss
 from onnxtrain.cli._optimizer import chosen_optimizer
 from onnxtrain.cli._options import ArtifactsOptions, ModelOptions
-from onnxtrain.cli._tables import PROPERTY as TABLE
 from onnxtrain.errors import GraphBuildError, InputError
 from onnxtrain.losses import LOSSES
 from onnxtrain.passes import canonicalize, load_model
 from onnxtrain.surgery import replace_head
 from onnxtrain.surgery._dynamic_batch import make_batch_dynamic
+from onnxtrain.tables import PROPERTY as TABLE
 from onnxtrain.training.key_value_cache import find_cache
 from onnxtrain.training.layer_modes import BatchNormMode, DropoutRatios
 

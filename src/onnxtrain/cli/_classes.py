@@ -6,18 +6,17 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from onnxtrain.cli._loss import label_targets
-from onnxtrain.cli._table_file import places_of
 from onnxtrain.cli._table_report import share
 from onnxtrain.errors import InputError
 from onnxtrain.losses import loss_class
 from onnxtrain.runtime.dtypes import Array
+from onnxtrain.tables import category_numbers
+from onnxtrain.tables import class_names as names_of_classes
 from onnxtrain.trainer import Trainer
 
 # Metrics of a positive class: each of two classes has its own value.
 _OF_ONE_CLASS = ("f1", "precision", "recall")
 
-# A run of more classes than this is shown without their names, which would take memory for a number in its manifest.
-_NAMED = 10**6
 # Confusion matrices of more classes do not fit on a terminal and are not shown.
 _SHOWN = 20
 
@@ -58,8 +57,8 @@ def chosen_metrics(
                 "such as 1."
             )
         number = int(positive)
-    elif positive in (places := places_of(classes)):
-        number = places[positive]
+    elif positive in (numbers := category_numbers(classes)):
+        number = numbers[positive]
     else:
         raise InputError(f"--positive is '{positive}'; the classes are {', '.join(classes)}.")
     # Naming a class without a metric asks for the metrics that need one.
@@ -88,7 +87,7 @@ def chosen_class_weight(texts: Sequence[str] | None, classes: Sequence[str] | No
         try:
             value = float(weight)
             # Without names the classes are numbers.
-            number = int(name) if classes is None else places_of(classes)[name]
+            number = int(name) if classes is None else category_numbers(classes)[name]
         except (ValueError, KeyError):
             listed = "" if classes is None else f"; the classes are {', '.join(classes)}"
             raise InputError(
@@ -110,12 +109,7 @@ def class_names(trainer: Trainer, classes: Sequence[str] | None) -> list[str] | 
     labels = targets[0].class_labels
     if labels is None:
         return ["0", "1"] if loss_class(trainer.loss_name).activation == "sigmoid" else None
-    named = list(classes or ())
-    # A model whose number of classes is symbolic, or that has fewer classes than the table has names.
-    if labels.count is None or not len(named) <= labels.count <= _NAMED:
-        return None
-    # A head may have more outputs than the table has classes; the others keep their numbers.
-    return [*named, *map(str, range(len(named), labels.count))]
+    return names_of_classes(classes, labels.count)
 
 
 def _positive(trainer: Trainer, names: Sequence[str] | None) -> str | None:

@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 
 from onnxtrain.cli._output import info
-from onnxtrain.cli._table_file import TABLE_SUFFIXES, Table, read_table
-from onnxtrain.cli._tables import Encoding
 from onnxtrain.errors import InputError
 from onnxtrain.runtime.manifest import InputSpec, Manifest
+from onnxtrain.tables import TABLE_SUFFIXES, Table, TableEncoder, read_table
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 
@@ -52,13 +51,13 @@ def load_arrays(path: Path) -> Arrays:
 
 
 def to_arrays(
-    data: Arrays | Table, encoding: Encoding | None, manifest: Manifest, targets: Sequence[InputSpec]
+    data: Arrays | Table, encoder: TableEncoder | None, manifest: Manifest, targets: Sequence[InputSpec]
 ) -> Arrays:
     """Encodes a table as arrays; arrays stay as they are.
 
     Args:
         data: table or arrays.
-        encoding: encoding of the run; None for a run on arrays.
+        encoder: encoder of the run; None for a run on arrays.
         manifest: inputs of the model.
         targets: targets to encode, of `label_targets`; none to predict.
 
@@ -67,12 +66,12 @@ def to_arrays(
     """
     if not isinstance(data, Table):
         return data
-    if encoding is None:
+    if encoder is None:
         raise InputError(
-            f"The run was not trained on a table, so it is not known how to make arrays of '{data.path}'. Give an .npz "
-            "file."
+            f"The run was not trained on a table, so it is not known how to make arrays of '{data.source}'. Give "
+            "an .npz file."
         )
-    return encoding.arrays(data, manifest.inputs, targets)
+    return encoder.arrays(data, manifest.inputs, targets)
 
 
 def assign(

@@ -14,14 +14,13 @@ from onnxtrain._settings import settings_text
 from onnxtrain.cli._config import RUN_FILE
 from onnxtrain.cli._output import Content, heading, summary_table, table
 from onnxtrain.cli._remember import PROPERTY as OPTIONS
-from onnxtrain.cli._table_report import described
-from onnxtrain.cli._tables import PROPERTY as TABLE
-from onnxtrain.cli._tables import Encoding
 from onnxtrain.errors import CheckpointError
 from onnxtrain.runtime.artifact_folder import own_file
 from onnxtrain.runtime.json_text import parse_json
 from onnxtrain.runtime.manifest import Manifest
 from onnxtrain.runtime.store import Store
+from onnxtrain.tables import PROPERTY as TABLE
+from onnxtrain.tables import TableEncoder
 from onnxtrain.trainer import EarlyStopping
 from onnxtrain.trainer._metrics.metrics import METRICS
 from onnxtrain.trainer._run.history import History
@@ -48,9 +47,9 @@ def describe_run(path: Path, manifest: Manifest, store: Store) -> dict[str, Any]
     """
     position, settings, _ = Position.from_json(str(store.properties[PROPERTY]), f"'{path}'")
     options, files = _options(store), _run_file(path)
-    encoding = None
+    encoder = None
     if TABLE in store.properties:
-        encoding = Encoding.from_json(str(store.properties[TABLE]), str(path))
+        encoder = TableEncoder.from_json(str(store.properties[TABLE]), str(path))
     history = position.history
     # Of the last fit alone: --patience and --save-best choose among its epochs.
     epochs = history.epochs[position.fit_start :]
@@ -67,9 +66,9 @@ def describe_run(path: Path, manifest: Manifest, store: Store) -> dict[str, Any]
         "samples": None if position.plan is None else position.plan.samples,
         "batch_size": None if position.plan is None else position.plan.batch_size,
         "validation": None if position.plan is None else position.plan.validation,
-        "target": None if encoding is None else list(encoding.targets),
-        "classes": None if encoding is None else encoding.classes,
-        "columns": None if encoding is None else {c.name: described(c) for c in encoding.columns},
+        "target": None if encoder is None else encoder.target,
+        "classes": None if encoder is None else encoder.classes_,
+        "columns": None if encoder is None else {c.name: c.description for c in encoder.columns_},
         "progress": _progress(position.plan, position, history),
         "steps": position.step,
         "monitor": monitor,

@@ -232,7 +232,7 @@ class TableOptions:
         "Read this text in a table as a missing value, e.g. NA; repeat it for several. Default: only "
         "the empty field is missing.",
     )
-    # Texts, read by `_impute`: a value may name a column of the table.
+    # Texts, parsed by `_tables.parse_impute`: a value may name a column of the table.
     impute: list[str] | None = option(
         "[COLUMN=]mean|median|most_frequent|value=VALUE",
         "Fill missing values of a table: numbers by mean, median, most frequent value or VALUE, categories by "
@@ -265,11 +265,6 @@ class TableOptions:
         if self.one_hot and self.ordinal:
             raise InputError(
                 "--one-hot and --ordinal are two ways to encode the same columns; give one of them."
-            )
-        if self.unknown_category == "ignore" and self.ordinal:
-            raise InputError(
-                "--unknown-category ignore encodes a category as zeros, and with --ordinal 0 is a category. Choose "
-                "own, the number behind the last one, or --one-hot."
             )
 
     def given(self) -> list[str]:

@@ -9,17 +9,14 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-from onnxtrain.cli._columns import NUMBER
 from onnxtrain.cli._data import Arrays, assign
-from onnxtrain.cli._options import TableOptions
-from onnxtrain.cli._table_file import Table
-from onnxtrain.cli._tables import PROPERTY, Encoding
 from onnxtrain.errors import InputError
 from onnxtrain.runtime import dtypes
 from onnxtrain.runtime.device import CPU
 from onnxtrain.runtime.inputs import check_arguments
 from onnxtrain.runtime.manifest import InputSpec
 from onnxtrain.runtime.session import open_session, run_on_arrays
+from onnxtrain.tables import PROPERTY, Table, TableEncoder
 from onnxtrain.trainer.data import fill
 
 _BATCH = 32
@@ -27,8 +24,11 @@ _BATCH = 32
 
 def model_predictions(
     path: Path, data: Arrays | Table, source: Path, batch_size: int | None
-) -> tuple[Arrays, Encoding | None]:
-    """Computes the outputs of an ONNX model; the second result is the encoding of its table, if it has one.
+) -> tuple[Arrays, TableEncoder | None]:
+    """Computes the outputs of an ONNX model.
+
+    Returns:
+        Outputs by name, and the encoder that the model was attached to; None for other models.
 
     Raises:
         InputError: the data does not fit, or an output has no axis for the samples.
@@ -38,7 +38,7 @@ def model_predictions(
     metadata = session.get_modelmeta().custom_metadata_map
     if PROPERTY not in metadata:
         return _plain_predictions(session, path, data, source, batch_size), None
-    encoding = Encoding.from_json(metadata[PROPERTY], str(path))
+    encoder = TableEncoder.from_json(metadata[PROPERTY], str(path))
     if not isinstance(data, Table):
         raise InputError(
             f"The model '{path}' takes the columns of a table; '{source}' is none. Give a .csv or .parquet file."
@@ -49,35 +49,13 @@ def model_predictions(
         InputSpec(name, dtypes.BY_NAME["float64"], (_fixed(size),))
         for name, size in zip(names, sizes, strict=True)
     ]
-    # The columns of the encoding are the inputs of the file, in the same order.
-    feeds = list(raw_columns(data, encoding).values())
+    feeds = list(encoder.raw_columns(data).values())
     outputs = [value.name for value in session.get_outputs()]
-    return _run(session, path, outputs, specs, feeds, batch_size, check=False), encoding
+    return _run(session, path, outputs, specs, feeds, batch_size, check=False), encoder
 
 
 def _fixed(size: object) -> int | None:
     return size if isinstance(size, int) else None
-
-
-def raw_columns(data: Table, encoding: Encoding) -> Arrays:
-    """Converts a table to the columns that a model exported with its encoding takes, by name.
-
-    Numbers are float64 [rows], NaN for a missing value; categories are texts [rows], empty for a missing value.
-
-    Raises:
-        InputError: a column or a value is missing, or a category did not occur in training.
-    """
-    table = Table(data.path, data.frame, tuple(encoding.missing))
-    columns: Arrays = {}
-    for column in encoding.columns:
-        # Encodes the column for its errors alone, which name column and row; the model cannot.
-        column.numbers(table)
-        values = table.values(column.name)
-        if column.kind == NUMBER:
-            columns[column.name] = np.where(values.missing, np.nan, values.numbers)
-        else:
-            columns[column.name] = np.array([text or "" for text in values.texts()], object)
-    return columns
 
 
 def _plain_predictions(
@@ -97,8 +75,8 @@ def _plain_predictions(
         arrays = data
     else:
         # One input takes all columns; of several each takes the column of its name.
-        columns = None if len(specs) == 1 else [spec.name for spec in specs]
-        arrays = Encoding.learn(data, TableOptions(inputs=columns), ()).arrays(data, specs, ())
+        columns = [] if len(specs) == 1 else [spec.name for spec in specs]
+        arrays = TableEncoder(inputs=columns).fit(data).arrays(data, specs)
     x, _ = assign(specs, (), arrays, source)
     feeds = [_cast(np.asarray(x[spec.name]), spec) for spec in specs]
     names = [value.name for value in session.get_outputs()]

@@ -11,9 +11,9 @@ import numpy as np
 
 from onnxtrain._printable import printable
 from onnxtrain.cli._data import Arrays
-from onnxtrain.cli._table_file import frame_library
 from onnxtrain.errors import InputError
 from onnxtrain.runtime.atomic import replace_file
+from onnxtrain.trainer._optional import optional
 
 
 def write_file(
@@ -52,7 +52,7 @@ def write_file(
             continue
         ends = classes if classes is not None and len(classes) == flat.shape[1] else range(flat.shape[1])
         columns |= {f"{name}_{end}": flat[:, index] for index, end in enumerate(ends)}
-    frame = frame_library().DataFrame(columns)
+    frame = optional("pandas", "Writing a table", "'onnxtrain[data]'").DataFrame(columns)
     # Written in memory first: the file is replaced whole or not at all.
     content = io.BytesIO()
     if output.suffix.lower() == ".csv":

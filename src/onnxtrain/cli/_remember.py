@@ -19,12 +19,12 @@ import numpy as np
 from onnxtrain.cli._config import names_file
 from onnxtrain.cli._declared import build, flag, flat, off_flag, options_of
 from onnxtrain.cli._settings import number_or_text
-from onnxtrain.cli._tables import PROPERTY as ENCODING
-from onnxtrain.cli._tables import Encoding
 from onnxtrain.cli._train_options import TrainOptions
 from onnxtrain.errors import CheckpointError, InputError
 from onnxtrain.runtime.atomic import is_stream
 from onnxtrain.runtime.json_text import parse_json
+from onnxtrain.tables import PROPERTY as ENCODER
+from onnxtrain.tables import TableEncoder
 from onnxtrain.trainer import Trainer
 from onnxtrain.trainer._checks import check_types
 
@@ -225,20 +225,13 @@ def _saved(trainer: Trainer, options: TrainOptions) -> _Saved:
             # A later version may give an option another meaning: better an error than another training.
             if record["version"] != 1:
                 raise ValueError(f"version {record['version']}")
-            # Runs of earlier versions were started with what is now the default of an option that they lack.
-            defaults = {name: option.default for name, option in _OPTIONS.items()}
-            saved, data = defaults | dict(record["options"]), str(record["data"])
-            # One value was written without a list before the options took several.
-            for name in ("batch_norm", "impute"):
-                if isinstance(saved[name], str):
-                    saved[name] = [saved[name]]
-            if unknown := saved.keys() - _OPTIONS.keys():
-                raise ValueError(f"options {', '.join(sorted(unknown))}")
+            saved, data = dict(record["options"]), str(record["data"])
+            if other := saved.keys() ^ _OPTIONS.keys():
+                raise ValueError(f"options {', '.join(sorted(other))}")
             for name, value in saved.items():
                 check_types(value, str | None if name in _PATHS else _TYPES[name], name)
             for name in _PATHS:
                 path = _path(saved[name])
-                # A relative path of an earlier version was relative to where its command was given.
                 if path is None:
                     continue
                 if name == "validation":
@@ -251,7 +244,7 @@ def _saved(trainer: Trainer, options: TrainOptions) -> _Saved:
         except (KeyError, TypeError, ValueError, OSError) as error:
             raise CheckpointError(
                 f"Resuming from '{options.source}': its property '{PROPERTY}' is no record of options ({error}). It "
-                "may have been written by a newer onnxtrain; upgrade."
+                "may have been written by another version of onnxtrain."
             ) from error
     elif fit is not None:
         # A run that Python began tells its fit alone; what is not known cannot be contradicted.
@@ -271,10 +264,10 @@ def _saved(trainer: Trainer, options: TrainOptions) -> _Saved:
     return _Saved(saved, outside, data)
 
 
-def saved_encoding(trainer: Trainer, source: Path) -> Encoding | None:
-    """Reads the encoding of the table that a run was trained on; None for a run on arrays."""
+def saved_encoder(trainer: Trainer, source: Path) -> TableEncoder | None:
+    """Returns the encoder of the table that a run was trained on; None for a run on arrays."""
     properties = trainer.state.properties
-    return Encoding.from_json(str(properties[ENCODING]), str(source)) if ENCODING in properties else None
+    return TableEncoder.from_json(str(properties[ENCODER]), str(source)) if ENCODER in properties else None
 
 
 def _contradiction(name: str, value: object, before: object) -> str:

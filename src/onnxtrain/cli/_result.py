@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from onnxtrain.cli._classes import metric_labels
+from onnxtrain.cli._export import export_model
 from onnxtrain.cli._output import heading, print_json, print_table, summary_table
-from onnxtrain.cli._table_graph import export_table_model
-from onnxtrain.cli._tables import Encoding
 from onnxtrain.cli._train_options import TrainOptions
+from onnxtrain.tables import TableEncoder
 from onnxtrain.trainer import EarlyStopping, Trainer
 from onnxtrain.trainer._fit.datasets import Data, fit_datasets
 
@@ -25,7 +25,7 @@ class Fitted(NamedTuple):
     Attributes:
         trainer: the trainer after the fit.
         x, y, validation: its data.
-        encoding: encoding of the table; None for arrays.
+        encoder: encoder of the table; None for arrays.
         early: callback that restored the best epoch; None for the last epoch.
         averaged: True if the exported weights are an average of epochs (SWA).
     """
@@ -34,7 +34,7 @@ class Fitted(NamedTuple):
     x: Any
     y: Any
     validation: Any
-    encoding: Encoding | None
+    encoder: TableEncoder | None
     early: EarlyStopping | None
     averaged: bool = False
 
@@ -50,14 +50,11 @@ def tell_of_result(fitted: Fitted, options: TrainOptions, directory: Path) -> No
     Loss and metrics of the training data are computed again with the exported weights. Those of the history are means
     over an epoch during which the weights moved and Dropout was active.
     """
-    trainer, encoding = fitted.trainer, fitted.encoding
+    trainer, encoder = fitted.trainer, fitted.encoder
     model = None
     if trainer.outputs:
         model = directory / TRAINED
-        if encoding is None:
-            trainer.export(model)
-        else:
-            export_table_model(trainer, encoding, model)
+        export_model(trainer, encoder, model)
     # With --patience the exported weights are those of the best epoch.
     epoch = trainer.history.epochs[-1]["epoch"] if fitted.early is None else fitted.early.best_epoch(trainer)
     record = trainer.history.epochs[int(epoch) - 1]
@@ -76,7 +73,7 @@ def tell_of_result(fitted: Fitted, options: TrainOptions, directory: Path) -> No
         history = trainer.history
         print_json({**document, "epochs": history.epochs, "evaluations": history.evaluations})
         return
-    labels = metric_labels(trainer, None if encoding is None else encoding.classes, list(values))
+    labels = metric_labels(trainer, None if encoder is None else encoder.classes_, list(values))
     rows: list[tuple[str, object]] = [(labels[key], f"{value:,.5g}") for key, value in values.items()]
     rows.append(("learning_rate", f"{record['learning_rate']:,.5g}"))
     # The median: the first epoch is slow on a cold machine.

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import shlex
+from collections.abc import Collection, Mapping
 
 from onnxtrain._words import Words
 from onnxtrain.cli._declared import flag, off_flag, options_of
 from onnxtrain.cli._options import MergeOptions, PlanOptions
 from onnxtrain.cli._train_options import TrainOptions
+
+# Values of `TableEncoder(encode=...)` by the options that choose them.
+_ENCODE = {"one-hot": "--one-hot", "ordinal": "--ordinal"}
 
 # Arguments of `check_gradients`, and of what it calls, by the options of `onnxtrain check`.
 _OF_CHECK = {
@@ -17,6 +21,19 @@ _OF_CHECK = {
     "inputs": "--data",
     "dims": "--dim",
 }
+
+
+def _typed(value: object) -> list[str]:
+    """Returns the values to type after an option.
+
+    A Boolean is the option alone: `--overwrite`. A list is one value each: `--loss-input logits`. A mapping is
+    NAME=VALUE each: `--impute age=mean`.
+    """
+    if isinstance(value, bool):
+        return []
+    if isinstance(value, Mapping):
+        value = [f"{name}={item}" for name, item in value.items()]
+    return [shlex.quote(str(item)) for item in (value if isinstance(value, list) else [value])]
 
 
 class ShellWords(Words):
@@ -33,6 +50,8 @@ class ShellWords(Words):
     '--loss-input logits'
     >>> ShellWords("check", {"--parameter"}).argument("requires_grad")
     '--parameter'
+    >>> words.argument("encode", "one-hot"), words.argument("impute", {"age": "mean"}), words.argument("missing", "N A")
+    ('--one-hot', '--impute age=mean', "--missing 'N A'")
     """
 
     def __init__(self, command: str = "", spellings: Collection[str] | None = None) -> None:
@@ -43,18 +62,13 @@ class ShellWords(Words):
         """Names the option that sets an argument; the argument itself where no option does."""
         if self._command == "check" and name in _OF_CHECK:
             return _OF_CHECK[name]
+        if name == "encode":
+            return " or ".join(_ENCODE[one] for one in map(str, value)) or " or ".join(_ENCODE.values())
         # Those of `train` are a superset of those of `artifacts`.
         declared = {**options_of(MergeOptions), **options_of(PlanOptions), **options_of(TrainOptions)}
         for option, found in declared.items():
             if name == (found.rule.python or option):
-                # A truth value is the option alone: `--overwrite`, not `--overwrite True`.
-                # A list is one value each: `--loss-input logits`.
-                items = [
-                    str(v)
-                    for one in value
-                    if not isinstance(one, bool)
-                    for v in (one if isinstance(one, list) else [one])
-                ]
+                items = [item for one in value for item in _typed(one)]
                 spelling = off_flag(option) if any(one is False for one in value) else flag(option)
                 # `ops` says why a model cannot be trained, which is advice for another command.
                 has_it = self._spellings is None or spelling in self._spellings

@@ -4,15 +4,27 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
+from pathlib import Path
 
 import numpy as np
 
-from onnxtrain.cli._columns import NUMBER, ONE_HOT, Column, likely_missing
 from onnxtrain.cli._output import info, info_table, table
-from onnxtrain.cli._table_file import Table
-from onnxtrain.cli._tables import Encoding
+from onnxtrain.runtime.dtypes import Array
+from onnxtrain.tables import CategoryColumn, Table, TableEncoder
+
+# Texts, in lower case, that often stand for a missing value. They are only mentioned: "NA" may be a country.
+_LIKELY_MISSING = {
+    *("na", "n/a", "nan", "none", "null", "nil", "missing", "unknown", "?", "-", "#n/a", "<na>", "."),
+}
+
+
+def likely_missing(texts: Sequence[str]) -> list[str]:
+    """Returns the texts that often stand for a missing value.
+
+    >>> likely_missing(["NA", "S", "null"])
+    ['NA', 'null']
+    """
+    return [text for text in texts if text.strip().lower() in _LIKELY_MISSING]
 
 
 def share(count: int, total: int) -> str:
@@ -24,76 +36,39 @@ def share(count: int, total: int) -> str:
     return f"{100 * count / max(total, 1):.1f} %"
 
 
-def column_rows(data: Table, encoding: Encoding) -> list[dict[str, Any]]:
-    """Describes each input column: its name, its encoding, and how many missing values are filled by which value."""
-    # The texts that count as missing are those of training, whatever the options of this command.
-    data = replace(data, missing=encoding.missing)
-    return [
-        {
-            "column": column.name,
-            "encoding": described(column),
-            "missing": int(data.values(column.name).missing.sum()),
-            "filled_by": column.fill,
-        }
-        for column in encoding.columns
-    ]
-
-
-def described(column: Column) -> str:
-    """Describes the encoding of a column, e.g. "3 categories, one-hot"."""
-    if column.kind == NUMBER:
-        scaled = (column.mean, column.deviation) != (0.0, 1.0)
-        return (
-            f"number, standardised: mean {column.mean:.5g}, deviation {column.deviation:.5g}"
-            if scaled
-            else "number"
-        )
-    count = len(column.categories or ())
-    encoding = "one-hot" if column.kind == ONE_HOT else "as numbers 0, 1, ..."
-    others = {"error": "", "ignore": ", others as zeros", "own": ", one more for others"}[column.unknown]
-    return f"{count} categories, {encoding}{others}"
-
-
-def tell_of_table(data: Table, encoding: Encoding, labels: np.ndarray[Any, Any] | None) -> None:
+def tell_of_table(data: Table, encoder: TableEncoder, labels: Array | None) -> None:
     """Prints to standard error how a table is encoded, and how many samples each class has.
 
     Args:
         data: table that is trained on.
-        encoding: encoding learned from the table.
+        encoder: encoder fitted to the table.
         labels: class numbers of the rows; None for a target without classes.
     """
-    rows = [
-        (
-            row["column"],
-            row["encoding"],
-            f"{row['missing']:,}",
-            (f"{row['filled_by']:.5g}" if isinstance(row["filled_by"], float) else row["filled_by"])
-            if row["missing"]
-            else "",
-        )
-        for row in column_rows(data, encoding)
-    ]
-    rows_in_table = len(data.frame)
-    columns = ("column", "encoding", "missing", "filled by")
-    info_table(table(f"{data.path.name}: {rows_in_table:,} rows", columns, rows, right=(2,)))
-    data = replace(data, missing=encoding.missing)
-    for column in encoding.columns:
-        # The user's own name for missing values, of `--impute COLUMN=value=none`, needs no remark.
-        of_rule = column.fill not in data.values(column.name).texts()
-        categories = [text for text in column.categories or () if not (of_rule and text == column.fill)]
-        _tell_of_likely_missing(column.name, categories)
-    _tell_of_likely_missing(", ".join(encoding.targets), encoding.classes or ())
-    if labels is not None and encoding.classes is not None:
-        counts = np.bincount(labels.ravel(), minlength=len(encoding.classes))
+    missing = encoder.missing_counts(data)
+    rows = []
+    for column in encoder.columns_:
+        filled = f"{column.fill:.5g}" if isinstance(column.fill, float) else column.fill
+        count = missing[column.name]
+        rows.append((column.name, column.description, f"{count:,}", filled if count else ""))
+    titles = ("column", "encoding", "missing", "filled by")
+    info_table(table(f"{Path(data.source).name}: {len(data):,} rows", titles, rows, right=(2,)))
+    for column in encoder.columns_:
+        if isinstance(column, CategoryColumn):
+            # The user's own name for missing values, as of `--impute COLUMN=value=none`, needs no remark.
+            occurs = column.fill in data.values(column.name, encoder.missing).texts()
+            _tell_of_likely_missing(column.name, [t for t in column.categories if occurs or t != column.fill])
+    _tell_of_likely_missing(", ".join(encoder.target), encoder.classes_ or ())
+    if labels is not None and encoder.classes_ is not None:
+        counts = np.bincount(labels.ravel(), minlength=len(encoder.classes_))
         shares = (
             f"{name} {count:,} ({share(int(count), labels.size)})"
-            for name, count in zip(encoding.classes, counts, strict=True)
+            for name, count in zip(encoder.classes_, counts, strict=True)
         )
-        info(f"Classes of '{encoding.targets[0]}', in the order of the model's outputs: {', '.join(shares)}")
+        info(f"Classes of '{encoder.target[0]}', in the order of the model's outputs: {', '.join(shares)}")
 
 
 def _tell_of_likely_missing(name: str, categories: Sequence[str]) -> None:
-    texts = likely_missing(list(categories))
+    texts = likely_missing(categories)
     if texts:
         listed = ", ".join(repr(text) for text in texts)
         options = " ".join(f"--missing {shlex.quote(text)}" for text in texts)

@@ -24,19 +24,19 @@ from onnxtrain.cli._lora import chosen_lora
 from onnxtrain.cli._loss import chosen_loss, fit_targets, label_targets
 from onnxtrain.cli._optimizer import chosen_optimizer
 from onnxtrain.cli._output import INTERRUPTED, info
-from onnxtrain.cli._remember import digest, paths_outside, recall, remember, saved_encoding
+from onnxtrain.cli._remember import digest, paths_outside, recall, remember, saved_encoder
 from onnxtrain.cli._result import TRAINED, Fitted, tell_of_result
 from onnxtrain.cli._settings import number_or_text
-from onnxtrain.cli._table_file import Table
 from onnxtrain.cli._table_report import tell_of_table
-from onnxtrain.cli._tables import PROPERTY as ENCODING
-from onnxtrain.cli._tables import Encoding, Split, target_classes
+from onnxtrain.cli._tables import chosen_encoder, fit_encoder
 from onnxtrain.cli._train_options import ScheduleOptions, TrainOptions
 from onnxtrain.cli._workers import chosen_strategy, leads, quiet_unless_leading, start_workers, starts_workers
 from onnxtrain.errors import CheckpointError, InputError
 from onnxtrain.passes import canonicalize
 from onnxtrain.runtime.artifact_folder import keep_inside
 from onnxtrain.schedules import SCHEDULES, Schedule
+from onnxtrain.tables import PROPERTY as ENCODER
+from onnxtrain.tables import Table, TableEncoder
 from onnxtrain.trainer import EarlyStopping, Trainer
 from onnxtrain.trainer._fit.schedule import named_schedule
 from onnxtrain.trainer._run.files import holds_run, is_run_file, require_free
@@ -72,9 +72,9 @@ def train(options: TrainOptions, given: frozenset[str], *, finished: bool = Fals
                 threads=options.threads,
                 strategy=chosen_strategy(options.workers),
             )
-            encoding = saved_encoding(trainer, options.source)
-            arrays = to_arrays(data, encoding, trainer.manifest, label_targets(trainer))
-            weights = _table_weights(data, encoding)
+            encoder = saved_encoder(trainer, options.source)
+            arrays = to_arrays(data, encoder, trainer.manifest, label_targets(trainer))
+            weights = _table_weights(data, encoder)
             # Before anything reads the options: those of the run take the place of defaults.
             options = recall(trainer, options, given, digest(arrays | weights))
         callbacks = chosen_callbacks(options, directory)
@@ -83,20 +83,27 @@ def train(options: TrainOptions, given: frozenset[str], *, finished: bool = Fals
         held_out = _held_out(options.validation)
         if not resuming:
             options.table.check()
-            trainer = _begin(options, data, directory)
-            encoding = _encoding(trainer, data, options)
-            arrays = to_arrays(data, encoding, trainer.manifest, label_targets(trainer))
-            weights = _table_weights(data, encoding)
-        sample_weight = _sample_weight(arrays | weights, options, encoding)
+            encoder = (
+                chosen_encoder(options.table, data, options.sample_weight)
+                if isinstance(data, Table)
+                else None
+            )
+            # The names of the classes are needed before the models are built: --positive may be one of them.
+            classes = encoder.find_classes(data) if encoder is not None else None
+            trainer = _begin(options, classes, directory)
+            encoder = _fitted_encoder(encoder, trainer, data, options)
+            arrays = to_arrays(data, encoder, trainer.manifest, label_targets(trainer))
+            weights = _table_weights(data, encoder)
+        sample_weight = _sample_weight(arrays | weights, options, encoder)
         x, y = _assign(trainer, _without_weights(arrays, options), options.data)
         validation: Any = held_out
         if isinstance(held_out, dict | Table):
-            others = to_arrays(held_out, encoding, trainer.manifest, label_targets(trainer))
+            others = to_arrays(held_out, encoder, trainer.manifest, label_targets(trainer))
             validation = _assign(trainer, others, Path(str(options.validation)))
         if transform is not None:
             x, y = for_transform(x, y)
         class_weight = chosen_class_weight(
-            options.class_weight, None if encoding is None else encoding.classes
+            options.class_weight, None if encoder is None else encoder.classes_
         )
         datasets: dict[str, Any] = {
             "batch_size": options.batch_size,
@@ -109,10 +116,10 @@ def train(options: TrainOptions, given: frozenset[str], *, finished: bool = Fals
         }
         # Data that does not fit is reported before the run is written.
         trainer.check_data(x, y, **datasets)
-        if isinstance(data, Table) and encoding is not None and not resuming:
-            tell_of_table(data, encoding, _labels(trainer, arrays))
+        if isinstance(data, Table) and encoder is not None and not resuming:
+            tell_of_table(data, encoder, _labels(trainer, arrays))
         # Printed before training: the wrong class of a long run is noticed now, not at its end.
-        if remark := positive_remark(trainer, None if encoding is None else encoding.classes):
+        if remark := positive_remark(trainer, None if encoder is None else encoder.classes_):
             info(remark)
         # An interrupted fit goes on with the rate and the record that it was saved with.
         if not trainer.resumes_fit:
@@ -148,7 +155,7 @@ def train(options: TrainOptions, given: frozenset[str], *, finished: bool = Fals
         sys.exit(INTERRUPTED)
     early = next((callback for callback in callbacks if isinstance(callback, EarlyStopping)), None)
     averaged = options.regularize.swa_start is not None
-    tell_of_result(Fitted(trainer, x, y, validation, encoding, early, averaged), options, directory)
+    tell_of_result(Fitted(trainer, x, y, validation, encoder, early, averaged), options, directory)
 
 
 def _assign(trainer: Trainer, arrays: Arrays, path: Path) -> tuple[Any, Any]:
@@ -156,18 +163,18 @@ def _assign(trainer: Trainer, arrays: Arrays, path: Path) -> tuple[Any, Any]:
     return x, fit_targets(trainer, y)
 
 
-def _table_weights(data: Arrays | Table, encoding: Encoding | None) -> Arrays:
+def _table_weights(data: Arrays | Table, encoder: TableEncoder | None) -> Arrays:
     """Reads the sample weights of a table, as an array by name; nothing for arrays, which hold theirs already."""
-    weights = encoding.sample_weights(data) if isinstance(data, Table) and encoding is not None else None
+    weights = encoder.sample_weights(data) if isinstance(data, Table) and encoder is not None else None
     return {} if weights is None else {WEIGHT: weights}
 
 
-def _sample_weight(arrays: Arrays, options: TrainOptions, encoding: Encoding | None) -> Any:
+def _sample_weight(arrays: Arrays, options: TrainOptions, encoder: TableEncoder | None) -> Any:
     """Picks the sample weights; None if there are none. Raises InputError: there is no array of the name."""
     if options.sample_weight is None:
         return None
     # The column of a table is under the name that the trainer has for weights.
-    name = options.sample_weight if encoding is None else WEIGHT
+    name = options.sample_weight if encoder is None else WEIGHT
     if name not in arrays:
         raise InputError(
             f"--sample-weight is '{options.sample_weight}', and '{options.data}' holds {', '.join(arrays)}."
@@ -247,10 +254,8 @@ def _labels(trainer: Trainer, arrays: Arrays) -> np.ndarray[Any, Any] | None:
     return arrays[targets[0].name] if targets and targets[0].class_labels is not None else None
 
 
-def _begin(options: TrainOptions, data: Arrays | Table, directory: Path) -> Trainer:
-    """Builds the models of a new run."""
-    # The names are needed before the model is built: --positive may be one of them.
-    classes = target_classes(data, options.table) if isinstance(data, Table) else None
+def _begin(options: TrainOptions, classes: list[str] | None, directory: Path) -> Trainer:
+    """Builds the models of a new run; `classes` are the names of the classes, None for numbers."""
     metrics, positive = chosen_metrics(options.metric, options.positive, classes)
     optimizer = chosen_optimizer(options.optimizer)
     model = prepared(options.source, options.model, seed=options.seed)
@@ -308,14 +313,21 @@ def _held_out_fraction(text: str | None) -> float | None:
         return None
 
 
-def _encoding(trainer: Trainer, data: Arrays | Table, options: TrainOptions) -> Encoding | None:
-    """Learns the encoding of a table for a new run, and stores it there; None for arrays."""
-    if not isinstance(data, Table):
+def _fitted_encoder(
+    encoder: TableEncoder | None, trainer: Trainer, data: Arrays | Table, options: TrainOptions
+) -> TableEncoder | None:
+    """Fits the encoder of a new run to its table, and stores it in the run; returns None for arrays."""
+    if not isinstance(data, Table) or encoder is None:
         if given := options.table.given():
             raise InputError(f"{', '.join(given)} are for tables (.csv, .parquet); '{options.data}' is none.")
         return None
-    fraction = _held_out_fraction(options.validation)
-    split = None if fraction is None else Split(fraction, options.seed, options.stratify)
-    encoding = Encoding.learn(data, options.table, label_targets(trainer), options.sample_weight, split)
-    trainer.state.properties[ENCODING] = encoding.to_json()
-    return encoding
+    fit_encoder(
+        encoder,
+        data,
+        label_targets(trainer),
+        validation=_held_out_fraction(options.validation),
+        seed=options.seed,
+        stratify=options.stratify,
+    )
+    trainer.state.properties[ENCODER] = encoder.to_json()
+    return encoder

@@ -16,29 +16,28 @@ from onnxtrain.cli._classes import (
     report_rows,
 )
 from onnxtrain.cli._data import Arrays, assign, load_data, to_arrays
+from onnxtrain.cli._export import export_model
 from onnxtrain.cli._loss import fit_targets, label_targets
 from onnxtrain.cli._output import heading, print_json, print_table, summary_table, table
 from onnxtrain.cli._predict_model import model_predictions
 from onnxtrain.cli._prediction_file import write_file
-from onnxtrain.cli._remember import saved_encoding
-from onnxtrain.cli._table_file import TABLE_SUFFIXES, Table
-from onnxtrain.cli._table_graph import export_table_model
-from onnxtrain.cli._tables import Encoding
+from onnxtrain.cli._remember import saved_encoder
 from onnxtrain.errors import InputError, ModelError
 from onnxtrain.losses import loss_class
 from onnxtrain.runtime.artifact_folder import keep_inside
+from onnxtrain.tables import TABLE_SUFFIXES, Table, TableEncoder
 from onnxtrain.trainer import Trainer
 from onnxtrain.trainer._metrics.probabilities import probabilities
 
 
 def evaluate_run(directory: Path, path: Path, batch_size: int | None, json: bool) -> None:
     """Prints loss and metrics over a data set, and how well each class is predicted."""
-    trainer, encoding = _open(directory)
-    arrays = to_arrays(load_data(path), encoding, trainer.manifest, label_targets(trainer))
+    trainer, encoder = _open(directory)
+    arrays = to_arrays(load_data(path), encoder, trainer.manifest, label_targets(trainer))
     x, y = assign(trainer.manifest.inputs, trainer.manifest.targets, arrays, path)
     y = fit_targets(trainer, y)
     values = trainer.evaluate(x, y, batch_size=batch_size)
-    classes = None if encoding is None else encoding.classes
+    classes = None if encoder is None else encoder.classes_
     names = class_names(trainer, classes)
     matrix = judged_matrix(trainer, x, y, names, batch_size)
     report = None if matrix is None or names is None else class_report(matrix, names)
@@ -65,14 +64,10 @@ def evaluate_run(directory: Path, path: Path, batch_size: int | None, json: bool
 def export_run(
     directory: Path, output: Path, outputs: Sequence[str] | None, network: bool, json: bool
 ) -> None:
-    """Writes the trained model, with the encoding of its table unless the network alone is asked for."""
-    trainer, encoding = _open(directory)
+    """Writes the trained model; with the encoding of its table unless `network` is True."""
+    trainer, encoder = _open(directory)
     chosen = list(outputs) if outputs else None
-    if encoding is None or network:
-        trainer.export(output, chosen)
-        names = chosen or trainer.outputs
-    else:
-        names = export_table_model(trainer, encoding, output, chosen)
+    names = export_model(trainer, None if network else encoder, output, chosen)
     if json:
         print_json({"directory": str(directory), "model": str(output), "outputs": names})
         return
@@ -105,11 +100,11 @@ def write_predictions(
     if source.is_dir():
         predictions = _run_predictions(source, data, path, batch_size)
     else:
-        values, encoding = model_predictions(source, data, path, batch_size)
-        predictions = _Predictions(values, None if encoding is None else encoding.classes, encoding)
+        values, encoder = model_predictions(source, data, path, batch_size)
+        predictions = _Predictions(values, None if encoder is None else encoder.classes_, encoder)
     if only_probabilities:
         predictions = predictions._replace(outputs=_only_probabilities(predictions, source))
-    columns = _ids(data, ids, predictions.encoding) if isinstance(data, Table) else {}
+    columns = _ids(data, ids, predictions.encoder) if isinstance(data, Table) else {}
     try:
         if source.is_dir():
             keep_inside(output, source)
@@ -128,8 +123,8 @@ def write_predictions(
 def _only_probabilities(predictions: _Predictions, source: Path) -> Arrays:
     """Picks the probabilities of the classes. Raises InputError: there are none."""
     # A table may have a column "probability", which keeps its name.
-    encoding = predictions.encoding
-    name = "probability" if encoding is None else encoding.output_name("probability")
+    encoder = predictions.encoder
+    name = "probability" if encoder is None else encoder.output_name("probability")
     if name not in predictions.outputs:
         raise InputError(
             f"--probabilities: '{source}' gives {', '.join(predictions.outputs)}. Give the directory of a run whose "
@@ -138,59 +133,64 @@ def _only_probabilities(predictions: _Predictions, source: Path) -> Arrays:
     return {name: predictions.outputs[name]}
 
 
-def _ids(data: Table, asked: Sequence[str] | None, encoding: Encoding | None) -> Arrays:
+def _ids(data: Table, asked: Sequence[str] | None, encoder: TableEncoder | None) -> Arrays:
     """Picks the columns to write beside the predictions: those of `--id`, else those of the run that exist."""
     if asked:
         names = [name for text in asked for name in ([text] if text in data.columns else text.split(","))]
     else:
-        names = [name for name in (encoding.id if encoding is not None else ()) if name in data.columns]
+        names = [name for name in (encoder.id if encoder is not None else ()) if name in data.columns]
     return {name: data.column(name).to_numpy(dtype=object) for name in names}
 
 
-def _open(directory: Path) -> tuple[Trainer, Encoding | None]:
-    """Opens a run; the second result is the encoding of its table."""
+def _open(directory: Path) -> tuple[Trainer, TableEncoder | None]:
+    """Returns a run and the encoder of its table."""
     trainer = Trainer.resume(directory)
-    return trainer, saved_encoding(trainer, directory)
+    return trainer, saved_encoder(trainer, directory)
 
 
 class _Predictions(NamedTuple):
-    """Outputs for each sample, names of the classes in the order of their numbers, and the encoding of a table."""
+    """Predictions for the samples of a data set.
+
+    Attributes:
+        outputs: outputs by name.
+        classes: names of the classes in the order of their numbers; None for numbers.
+        encoder: encoder of the table; None for arrays.
+    """
 
     outputs: Arrays
     classes: list[str] | None
-    encoding: Encoding | None
+    encoder: TableEncoder | None
 
 
 def _run_predictions(
     directory: Path, data: Arrays | Table, path: Path, batch_size: int | None
 ) -> _Predictions:
     """Computes the outputs of a run, with `probability` and `class` if the loss defines them."""
-    trainer, encoding = _open(directory)
+    trainer, encoder = _open(directory)
     manifest = trainer.manifest
-    arrays = to_arrays(data, encoding, manifest, ())
+    arrays = to_arrays(data, encoder, manifest, ())
     # Predictions are not to fail for targets that the file happens to hold.
     targets = {"y", *(spec.name for spec in manifest.targets)}
     x, _ = assign(manifest.inputs, (), {name: arrays[name] for name in arrays if name not in targets}, path)
     result = trainer.predict(x, batch_size=batch_size)
     outputs = result if isinstance(result, dict) else {trainer.outputs[0]: result}
-    names = class_names(trainer, None if encoding is None else encoding.classes)
-    named = encoding is not None and encoding.classes is not None
+    names = class_names(trainer, None if encoder is None else encoder.classes_)
+    named = encoder is not None and encoder.classes_ is not None
     scores = outputs.get(trainer.prediction or "")
     if scores is None or not manifest.targets:
-        return _Predictions(outputs, None, encoding)
+        return _Predictions(outputs, None, encoder)
     labels = label_targets(trainer)[0].class_labels
     probability = probabilities(trainer.loss_name, scores, labels.axis if labels is not None else 1)
     chosen = _chosen(trainer, scores)
-    # The trainer gives numbers; the names stand in the encoding of the table.
     if chosen is not None and named and names is not None:
         chosen = np.array(names)[chosen]
     # Computed in float64 and written in the scores' type, as the exported model gives them.
     probability = None if probability is None else probability.astype(scores.dtype)
     for kind, array in (("probability", probability), ("class", chosen)):
-        name = kind if encoding is None else encoding.output_name(kind)
+        name = kind if encoder is None else encoder.output_name(kind)
         if array is not None and name not in outputs:
             outputs[name] = array
-    return _Predictions(outputs, names if named else None, encoding)
+    return _Predictions(outputs, names if named else None, encoder)
 
 
 def _chosen(trainer: Trainer, scores: np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | None:

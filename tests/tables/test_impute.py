@@ -17,17 +17,12 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, OrdinalEncoder, StandardScaler
 
 import models
-from onnxtrain.cli._options import TableOptions
-from onnxtrain.cli._table_file import read_table
-from onnxtrain.cli._tables import Encoding, Split
+from onnxtrain.cli._tables import parse_impute
 from onnxtrain.errors import InputError
-from onnxtrain.runtime.dtypes import BY_NAME
-from onnxtrain.runtime.manifest import ClassLabels, InputSpec
+from onnxtrain.tables import CategoryColumn, TableEncoder, read_table
 from onnxtrain.trainer.data._arrays import split_order
 
 NUMBERS, TEXTS = ["age", "fare", "rooms"], ["port", "cabin"]
-INPUT = InputSpec("x", BY_NAME["float64"], (None, None))
-LABELS = InputSpec("labels", BY_NAME["int64"], (None,), ClassLabels(2, None))
 
 
 def passengers(rows: int, seed: int) -> pd.DataFrame:
@@ -61,12 +56,18 @@ def plain(frame: pd.DataFrame) -> pd.DataFrame:
     return frame[[*NUMBERS, "deck"]].astype(float).join(texts.where(texts.notna(), None))
 
 
-def options(**more: Any) -> TableOptions:
-    values: dict[str, Any] = {"target": ["fate"], "one_hot": True, "categorical": ["deck"]}
-    return TableOptions(**values | more)
+def encoder_of(**more: Any) -> TableEncoder:
+    values: dict[str, Any] = {"target": "fate", "encode": "one-hot", "categorical": ["deck"]}
+    return TableEncoder(**values | more)
 
 
-RULES = ["median", "fare=mean", "rooms=most_frequent", "cabin=value=none", "port=most_frequent"]
+RULES = {
+    "*": "median",
+    "fare": "mean",
+    "rooms": "most_frequent",
+    "cabin": "value=none",
+    "port": "most_frequent",
+}
 
 
 def pipeline(**encoder: Any) -> ColumnTransformer:
@@ -90,21 +91,22 @@ def pipeline(**encoder: Any) -> ColumnTransformer:
 
 
 def test_each_column_has_its_own_rule(table: Path) -> None:
-    encoding = Encoding.learn(read_table(table), options(impute=RULES, scale=True), [LABELS])
-    encoder = pipeline().fit(plain(passengers(120, 0)))
+    encoder = encoder_of(impute=RULES, scale=True).fit(table)
+    reference = pipeline().fit(plain(passengers(120, 0)))
     for frame, name in ((passengers(120, 0), "t.csv"), (passengers(50, 1), "other.csv")):
         frame.to_csv(table.with_name(name), index=False)
-        arrays = encoding.arrays(read_table(table.with_name(name)), [INPUT], [])
-        np.testing.assert_allclose(arrays["x"], encoder.transform(plain(frame)), rtol=1e-12, atol=1e-12)
-    assert encoding.columns[3].categories == ["Kiel", "NA", "Oslo"]
-    assert encoding.columns[4].categories == ["A", "B", "none"]
+        x = encoder.transform(table.with_name(name))
+        np.testing.assert_allclose(x, reference.transform(plain(frame)), rtol=1e-12, atol=1e-12)
+    columns = {column.name: column for column in encoder.columns_}
+    assert columns["port"].categories == ["Kiel", "NA", "Oslo"]  # type: ignore[attr-defined]
+    assert columns["cabin"].categories == ["A", "B", "none"]  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("rule", ["mean", "median", "most_frequent", "value=3.5"])
 def test_a_rule_without_a_column_is_for_all(table: Path, rule: str) -> None:
     """A mean of categories is the most frequent one; a number is a category as well."""
-    encoding = Encoding.learn(read_table(table), options(impute=[rule]), [LABELS])
-    found = {column.name: column.fill for column in encoding.columns}
+    encoder = encoder_of(impute=rule).fit(table)
+    found = {column.name: column.fill for column in encoder.columns_}
     frame, constant = plain(passengers(120, 0)), rule.startswith("value=")
     strategy = "constant" if constant else rule
     imputer = SimpleImputer(strategy=strategy, fill_value=3.5 if constant else None).fit(frame[NUMBERS])
@@ -122,20 +124,21 @@ def test_statistics_are_those_of_the_rows_that_are_trained_on(table: Path, strat
     frame.loc[others, "age"] = 1000
     frame.loc[others[0], "port"] = "Rome"
     frame.to_csv(table, index=False)
-    split = Split(0.3, 5, stratify)
-    encoding = Encoding.learn(read_table(table), options(impute=RULES, scale=True), [LABELS], None, split)
-    encoder = pipeline().fit(plain(frame).iloc[rows])
-    width = {column.name: column.width for column in encoding.columns}
-    assert width["port"] == 4
-    arrays = encoding.arrays(read_table(table), [INPUT], [])
+    encoder = encoder_of(impute=RULES, scale=True).fit(table, rows=rows)
+    reference = pipeline().fit(plain(frame).iloc[rows])
+    port = encoder.columns_[3]
+    assert isinstance(port, CategoryColumn)
+    assert port.width == 4
     np.testing.assert_allclose(
-        np.delete(arrays["x"][rows], 3 + encoding.columns[3].categories.index("Rome"), axis=1),  # type: ignore[union-attr]
-        encoder.transform(plain(frame).iloc[rows]),
+        np.delete(encoder.transform(table)[rows], 3 + port.categories.index("Rome"), axis=1),
+        reference.transform(plain(frame).iloc[rows]),
         rtol=1e-12,
         atol=1e-12,
     )
-    whole = Encoding.learn(read_table(table), options(impute=RULES, scale=True), [LABELS])
-    assert whole.columns[0].mean > encoding.columns[0].mean + 100
+    mask = np.isin(np.arange(len(frame)), rows)
+    assert encoder_of(impute=RULES, scale=True).fit(table, rows=mask).to_json() == encoder.to_json()
+    whole = encoder_of(impute=RULES, scale=True).fit(table)
+    assert whole.columns_[0].mean > encoder.columns_[0].mean + 100  # type: ignore[attr-defined]
 
 
 def test_the_shell_splits_the_rows_that_the_encoding_was_not_learned_from(run: Any, table: Path) -> None:
@@ -172,31 +175,31 @@ def unknown_rows(path: Path) -> pd.DataFrame:
 
 
 def test_unknown_categories_are_ignored_as_in_scikit_learn(table: Path) -> None:
-    given = options(impute=RULES, scale=True, unknown_category="ignore")
-    encoding = Encoding.learn(read_table(table), given, [LABELS])
-    frame = unknown_rows(table.with_name("other.csv"))
-    arrays = encoding.arrays(read_table(table.with_name("other.csv")), [INPUT], [])
-    encoder = pipeline(handle_unknown="ignore").fit(plain(passengers(120, 0)))
-    np.testing.assert_allclose(arrays["x"], encoder.transform(plain(frame)), rtol=1e-12, atol=1e-12)
-    refusing = Encoding.learn(read_table(table), options(impute=RULES), [LABELS])
-    with pytest.raises(InputError, match=r"column 'port', row 2 .*'Rome' is none of the categories of training: "
-                       r"Kiel, NA, Oslo. Training with --unknown-category ignore or own admits others."):  # fmt: skip
-        refusing.arrays(read_table(table.with_name("other.csv")), [INPUT], [])
+    other = table.with_name("other.csv")
+    frame = unknown_rows(other)
+    x = encoder_of(impute=RULES, scale=True, unknown_category="ignore").fit(table).transform(other)
+    reference = pipeline(handle_unknown="ignore").fit(plain(passengers(120, 0)))
+    np.testing.assert_allclose(x, reference.transform(plain(frame)), rtol=1e-12, atol=1e-12)
+    refusing = encoder_of(impute=RULES).fit(table)
+    with pytest.raises(
+        InputError,
+        match=r"column 'port', row 2 .*'Rome' is none of the categories of training: Kiel, NA, Oslo. Train with "
+        r"unknown_category='ignore' or unknown_category='own' to admit others",
+    ):
+        refusing.transform(other)
 
 
-@pytest.mark.parametrize("one_hot", [True, False])
-def test_unknown_categories_may_have_an_encoding_of_their_own(table: Path, one_hot: bool) -> None:
-    given = options(
-        one_hot=one_hot, ordinal=not one_hot, inputs=["port,deck"], unknown_category="own", impute=["mean"]
-    )
-    encoding = Encoding.learn(read_table(table), given, [LABELS])
-    frame = unknown_rows(table.with_name("other.csv"))
-    arrays = encoding.arrays(read_table(table.with_name("other.csv")), [INPUT], [])
+@pytest.mark.parametrize("encode", ["one-hot", "ordinal"])
+def test_unknown_categories_may_have_an_encoding_of_their_own(table: Path, encode: str) -> None:
+    encoder = encoder_of(encode=encode, inputs=["port", "deck"], unknown_category="own", impute="mean")
+    other = table.with_name("other.csv")
+    frame = unknown_rows(other)
+    x = encoder.fit(table).transform(other)
     ordinal = OrdinalEncoder(handle_unknown="use_encoded_value", unknown_value=3)
     filled = passengers(120, 0).fillna({"port": "NA"})[["port", "deck"]]
     codes = ordinal.fit(filled).transform(frame[["port", "deck"]])
     expected = np.concatenate([np.eye(4)[codes[:, i].astype(int)] for i in range(2)], axis=1)
-    np.testing.assert_array_equal(arrays["x"], expected if one_hot else codes)
+    np.testing.assert_array_equal(x, expected if encode == "one-hot" else codes)
 
 
 @pytest.mark.parametrize("policy", ["error", "ignore", "own"])
@@ -293,45 +296,56 @@ def models_weights(table: Path) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"impute": ["mode"]}, "--impute is 'mode'; give mean, median, most_frequent or value=VALUE for all columns"),
-        ({"impute": ["age=mode"]}, "--impute is 'age=mode'; give mean,"),
-        ({"impute": ["height=mean"]}, "has no column 'height'; its columns are age, fare,"),
-        ({"impute": ["mean", "median"]}, "--impute gives two rules for all columns: mean and median."),
-        ({"impute": ["age=mean", "age=value=1"]}, "two rules for the column 'age': age=mean and age=value=1."),
-        ({"impute": ["port=mean"]}, "--impute port=mean: the column 'port' holds categories, which have no mean."),
-        ({"impute": ["age=value=old"]}, "--impute age=value=old: the column 'age' holds numbers, and 'old' is none."),
-        ({"impute": ["value=inf"]}, "--impute value=inf: the column 'age' holds numbers, and 'inf' is none."),
-        ({"impute": ["fate=most_frequent"]}, "fate of --impute is no input."),
-        ({"impute": ["age=mean"]}, "column 'fare', row "),
-        ({"impute": ["mean"], "one_hot": False, "ordinal": True, "unknown_category": "ignore"}, "Choose own"),
+        ({"impute": "mode"}, "impute is 'mode'; give mean, median, most_frequent or value=VALUE for all columns"),
+        ({"impute": {"age": "mode"}}, "impute is 'mode'; give mean,"),
+        ({"impute": {"height": "mean"}}, "has no column 'height'; its columns are age, fare,"),
+        ({"impute": {"port": "mean"}}, "impute={'port': 'mean'}: the column 'port' holds categories, which have no"),
+        ({"impute": {"age": "value=old"}},
+         "impute={'age': 'value=old'}: the column 'age' holds numbers, and 'old' is not a number."),
+        ({"impute": "value=inf"}, "impute='value=inf': the column 'age' holds numbers, and 'inf' is not a number."),
+        ({"impute": {"fate": "most_frequent"}}, "fate of impute is not an input."),
+        ({"impute": {"age": "mean"}}, "column 'fare', row "),
+        ({"impute": "mean", "encode": "ordinal", "unknown_category": "ignore"}, "Choose unknown_category='own'"),
     ],
 )  # fmt: skip
 def test_rules_that_do_not_fit_are_told(table: Path, given: dict[str, Any], message: str) -> None:
-
-    def encode() -> None:
-        encoding = Encoding.learn(read_table(table), options(**given), [LABELS])
-        encoding.arrays(read_table(table), [INPUT], [])
-
     with pytest.raises(InputError) as error:
-        encode()
+        encoder_of(**given).fit_transform(table)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        (["mode"], "--impute is 'mode'; give mean, median, most_frequent or value=VALUE for all columns"),
+        (["age=mode"], "--impute is 'age=mode'; give mean,"),
+        (["height=mean"], "has no column 'height'; its columns are age, fare,"),
+        (["mean", "median"], "--impute gives two rules for all columns: mean and median."),
+        (["age=mean", "age=value=1"], "two rules for the column 'age': age=mean and age=value=1."),
+    ],
+)
+def test_options_that_are_no_rules_are_told(table: Path, texts: list[str], message: str) -> None:
+    with pytest.raises(InputError) as error:
+        parse_impute(texts, read_table(table))
     assert message in str(error.value)
 
 
 def test_names_with_signs_and_a_column_called_value(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("a=b,value,c\n1,,2\n,5,\n3,7,2\n")
-    given = TableOptions(impute=["a=b=median", "value=mean", "value=9"])
-    encoding = Encoding.learn(read_table(tmp_path / "t.csv"), given, [])
-    assert [column.fill for column in encoding.columns] == [2.0, 6.0, 9.0]
+    table = read_table(tmp_path / "t.csv")
+    rules = parse_impute(["a=b=median", "value=mean", "value=9"], table)
+    assert rules == {"a=b": "median", "value": "mean", "*": "value=9"}
+    encoder = TableEncoder(impute=rules).fit(table)
+    assert [column.fill for column in encoder.columns_] == [2.0, 6.0, 9.0]
 
 
 def test_a_run_whose_validation_part_holds_all_values_is_refused(tmp_path: Path) -> None:
-    _, others = split_order(10, 0.3, 0)
+    rows, others = split_order(10, 0.3, 0)
     frame = pd.DataFrame({"a": [np.nan] * 10, "y": ["u", "v"] * 5})
     frame.loc[others, "a"] = 1.0
     frame.to_csv(tmp_path / "t.csv", index=False)
-    given = TableOptions(target=["y"], impute=["mean"])
     with pytest.raises(InputError, match="column 'a' has no values in the rows that are trained on"):
-        Encoding.learn(read_table(tmp_path / "t.csv"), given, [LABELS], None, Split(0.3, 0, False))
+        TableEncoder(target="y", impute="mean").fit(tmp_path / "t.csv", rows=rows)
 
 
 def test_the_split_of_the_test_is_no_accident() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +12,8 @@ import pandas as pd
 import pytest
 
 import models
-from onnxtrain.cli._options import TableOptions
-from onnxtrain.cli._table_file import read_table
-from onnxtrain.cli._tables import Encoding
 from onnxtrain.errors import InputError
-from onnxtrain.runtime.dtypes import BY_NAME
-from onnxtrain.runtime.manifest import ClassLabels, InputSpec
+from onnxtrain.tables import TableEncoder
 
 HERE = "(without the header)"
 
@@ -29,16 +24,10 @@ def write(tmp_path: Path, text: str, name: str = "t.csv") -> Path:
     return path
 
 
-def learn(path: Path, classes: int | None = None, **options: Any) -> tuple[Encoding, dict[str, np.ndarray]]:
-    """The encoding of a table and its arrays; with `classes` the column y holds labels."""
-    table = read_table(path)
-    inputs = [InputSpec("x", BY_NAME["float32"], (None, None))]
-    targets = []
-    if classes is not None:
-        targets = [InputSpec("labels", BY_NAME["int64"], (None,), ClassLabels(classes, None))]
-        options["target"] = ["y"]
-    encoding = Encoding.learn(table, TableOptions(**options), targets)
-    return encoding, encoding.arrays(table, inputs, targets)
+def learn(path: Path, **options: Any) -> tuple[TableEncoder, np.ndarray]:
+    """The encoder of a table, and the encoded table."""
+    encoder = TableEncoder(**options)
+    return encoder, encoder.fit_transform(path)
 
 
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])
@@ -47,14 +36,14 @@ def test_none_na_and_null_are_texts(tmp_path: Path, suffix: str) -> None:
     frame = pd.DataFrame({"c": ["None", "NA", "null", "x", "x", "x"], "v": [1, 2, 3, 4, 5, 6]})
     path = tmp_path / f"t.{suffix}"
     frame.to_csv(path, index=False) if suffix == "csv" else frame.to_parquet(path, index=False)
-    encoding, arrays = learn(path, ordinal=True, impute=["mean"])
-    assert encoding.columns[0].categories == ["NA", "None", "null", "x"]
-    np.testing.assert_array_equal(arrays["x"][:, 0], [1, 0, 2, 3, 3, 3])
-    encoding, arrays = learn(path, ordinal=True, impute=["mean"], missing=["NA", "null"])
-    assert encoding.columns[0].categories == ["None", "x"]
-    np.testing.assert_array_equal(arrays["x"][:, 0], [0, 1, 1, 1, 1, 1])
+    encoder, x = learn(path, encode="ordinal", impute="mean")
+    assert encoder.columns_[0].categories == ["NA", "None", "null", "x"]
+    np.testing.assert_array_equal(x[:, 0], [1, 0, 2, 3, 3, 3])
+    encoder, x = learn(path, encode="ordinal", impute="mean", missing=["NA", "null"])
+    assert encoder.columns_[0].categories == ["None", "x"]
+    np.testing.assert_array_equal(x[:, 0], [0, 1, 1, 1, 1, 1])
     with pytest.raises(InputError, match=r"column 'c', row 2 .*the value is missing"):
-        learn(path, ordinal=True, missing=["NA"])
+        learn(path, encode="ordinal", missing="NA")
 
 
 def test_a_run_on_csv_takes_parquet(run: Any, tmp_path: Path) -> None:
@@ -150,17 +139,17 @@ def test_the_exported_file_knows_what_is_missing(run: Any, tmp_path: Path) -> No
     ],
 )
 def test_numbers_in_csv(tmp_path: Path, text: str, values: list[list[float]]) -> None:
-    _, arrays = learn(write(tmp_path, text), impute=["mean"])
-    np.testing.assert_array_equal(arrays["x"], values)
+    _, x = learn(write(tmp_path, text), impute="mean")
+    np.testing.assert_array_equal(x, values)
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a\n1\nnan\n", f"column 'a', row 2 {HERE}: 'nan' is no number, while row 1 has '1'. If it stands for a "
-         "missing value, pass --missing nan when training."),
-        ("a\n1\nN/A\n", "pass --missing 'N/A' when training. If the column holds categories, pass --categorical a."),
-        ("a\nold\n1\n", f"column 'a', row 1 {HERE}: 'old' is no number, while row 2 has '1'"),
+        ("a\n1\nnan\n", f"column 'a', row 2 {HERE}: 'nan' is not a number, while row 1 has '1'. If it stands for a "
+         "missing value, pass missing='nan' when training."),
+        ("a\n1\nN/A\n", "pass missing='N/A' when training. If the column holds categories, pass categorical='a'."),
+        ("a\nold\n1\n", f"column 'a', row 1 {HERE}: 'old' is not a number, while row 2 has '1'"),
         ("a\n1\n1,5\n", "Reading the table"),
         ("a,a\n1,2\n", "there are several columns a"),
         ("a\n1\n-inf\n", f"column 'a', row 2 {HERE}: -inf is infinite (1 such values)"),
@@ -170,40 +159,32 @@ def test_numbers_in_csv(tmp_path: Path, text: str, values: list[list[float]]) ->
     ],
 )  # fmt: skip
 def test_what_is_no_number_is_told_by_its_place(tmp_path: Path, text: str, message: str) -> None:
-    for options in ({}, {"ordinal": True}, {"one_hot": True, "impute": ["mean"]}):
+    for options in ({}, {"encode": "ordinal"}, {"encode": "one-hot", "impute": "mean"}):
         with pytest.raises(InputError) as error:
             learn(write(tmp_path, text), **options)
         assert message in str(error.value)
 
 
-def test_nan_of_another_table_is_told_too(run: Any, tmp_path: Path) -> None:
-    encoding, _ = learn(write(tmp_path, "a\n1\n2\n"), impute=["mean"])
-    other = read_table(write(tmp_path, "a\n1\nnan\n", "other.csv"))
+def test_nan_of_another_table_is_told_too(tmp_path: Path) -> None:
+    encoder, _ = learn(write(tmp_path, "a\n1\n2\n"), impute="mean")
+    other = write(tmp_path, "a\n1\nnan\n", "other.csv")
     with pytest.raises(
-        InputError, match=r"column 'a', row 2 .*'nan' is no number. If it stands for a missing"
+        InputError, match=r"column 'a', row 2 .*'nan' is not a number. If it stands for a missing"
     ):
-        encoding.arrays(other, [InputSpec("x", BY_NAME["float32"], (None, 1))], [])
+        encoder.transform(other)
 
 
 def test_text_labels_are_texts(tmp_path: Path) -> None:
     """A class may be called "NA"; numbers beside texts need a word from the user."""
-    encoding, arrays = learn(write(tmp_path, "v,y\n1,NA\n2,None\n3,NA\n"), classes=2)
-    assert encoding.classes == ["NA", "None"]
-    np.testing.assert_array_equal(arrays["labels"], [0, 1, 0])
-    with pytest.raises(InputError, match=r"column 'y', row 2 .*'nan' is no number, while row 1 has '0'"):
-        learn(write(tmp_path, "v,y\n1,0\n2,nan\n3,1\n"), classes=2)
-    encoding, arrays = learn(write(tmp_path, "v,y\n1,0\n2,nan\n3,1\n"), classes=3, categorical=["y"])
-    assert encoding.classes == ["0", "1", "nan"]
+
+    def labels(rows: str, **options: Any) -> tuple[list[str] | None, list[int]]:
+        path = write(tmp_path, f"v,y\n{rows}")
+        encoder = TableEncoder(target="y", **options).fit(path)
+        return encoder.classes_, encoder.transform_target(path).tolist()
+
+    assert labels("1,NA\n2,None\n3,NA\n") == (["NA", "None"], [0, 1, 0])
+    with pytest.raises(InputError, match=r"column 'y', row 2 .*'nan' is not a number, while row 1 has '0'"):
+        labels("1,0\n2,nan\n3,1\n")
+    assert labels("1,0\n2,nan\n3,1\n", categorical="y") == (["0", "1", "nan"], [0, 2, 1])
     with pytest.raises(InputError, match="the target is missing"):
-        learn(write(tmp_path, "v,y\n1,a\n2,\n3,b\n"), classes=2)
-
-
-def test_a_run_of_an_earlier_version_reads_as_it_did(tmp_path: Path) -> None:
-    """Its record has no `missing`: what pandas.read_csv takes for missing is missing, so that its fill still fits."""
-    encoding, _ = learn(write(tmp_path, "c\nx\nx\ny\n"), ordinal=True, impute=["mean"])
-    record = json.loads(encoding.to_json())
-    del record["missing"], record["id"]
-    earlier = Encoding.from_json(json.dumps(record), "run")
-    other = read_table(write(tmp_path, "c\nNA\ny\nNone\n\n", "other.csv"))
-    arrays = earlier.arrays(other, [InputSpec("x", BY_NAME["float32"], (None, 1))], [])
-    np.testing.assert_array_equal(arrays["x"], [[0], [1], [0], [0]])
+        labels("1,a\n2,\n3,b\n")

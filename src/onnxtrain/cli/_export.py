@@ -1,0 +1,45 @@
+"""Writes the trained model of a run, with the encoding of its table."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from onnxtrain.cli._loss import label_targets
+from onnxtrain.losses import loss_class
+from onnxtrain.passes import load_model, save_model
+from onnxtrain.tables import TableEncoder
+from onnxtrain.trainer import Trainer
+
+
+def export_model(
+    trainer: Trainer, encoder: TableEncoder | None, path: Path, outputs: Sequence[str] | None = None
+) -> list[str]:
+    """Writes the trained model.
+
+    Args:
+        trainer: the run.
+        encoder: encoder of its table, which is written in front of the network; None for the network alone.
+        path: file to write.
+        outputs: outputs of the network to write; None for all.
+
+    Returns:
+        Names of the outputs of the file.
+    """
+    chosen = list(outputs) if outputs else None
+    if encoder is None:
+        trainer.export(path, chosen)
+        return chosen or trainer.outputs
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        network = Path(folder) / "network.onnx"
+        with trainer._state.alone():
+            trainer.export(network, chosen)
+        activation = loss_class(trainer.loss_name).activation
+        targets = label_targets(trainer)
+        classifies = bool(targets) and (activation == "sigmoid" or targets[0].class_labels is not None)
+        model = encoder.attach(
+            load_model(network), logits=trainer.prediction if classifies else None, activation=activation
+        )
+        save_model(model, path)
+        return [str(value.name) for value in model.graph.outputs]

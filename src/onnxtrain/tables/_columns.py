@@ -1,0 +1,334 @@
+"""Encodes one column as numbers: a class for each kind of column.
+
+A column is fitted to the values of a table, encodes those of other tables, and writes the same encoding as ONNX nodes.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, Literal, Self
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxtrain._words import argument
+from onnxtrain.errors import InputError
+from onnxtrain.selection import some_names
+from onnxtrain.tables._impute import FillRule
+from onnxtrain.tables._spelling import canonical_spelling, category_numbers
+from onnxtrain.tables._table import Array, Values
+from onnxtrain.tables._writer import ColumnWriter
+
+Encode = Literal["one-hot", "ordinal"]
+"""Encoding of categories: one input 0 or 1 per category, or one input with the number of the category."""
+
+Unknown = Literal["error", "ignore", "own"]
+"""Treatment of categories that training has not seen: an error, zeros, or a category of their own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column(ABC):
+    """Encoding of a column, fitted to a table.
+
+    Attributes:
+        name: name of the column.
+        fill: value that replaces a missing one, e.g. 29.5 or "male"; None if a missing value is an error.
+    """
+
+    dtype: ClassVar[ir.DataType]
+    """Element type of the column as an input of an ONNX model."""
+
+    name: str
+    fill: Any = None
+
+    @property
+    @abstractmethod
+    def width(self) -> int:
+        """Number of encoded columns."""
+
+    @property
+    @abstractmethod
+    def description(self) -> str:
+        """Description for people, e.g. "3 categories, one-hot"."""
+
+    @abstractmethod
+    def encode(self, values: Values) -> Array:
+        """Returns the encoded column, float64 [rows, width].
+
+        Raises:
+            InputError: a value cannot be encoded; the message names its row.
+        """
+
+    @abstractmethod
+    def raw(self, values: Values) -> Array:
+        """Returns the column as the input of a model with the nodes of :meth:`write`, [rows]."""
+
+    @abstractmethod
+    def write(self, writer: ColumnWriter, x: ir.Value) -> ir.Value:
+        """Writes the nodes that encode the column.
+
+        Args:
+            writer: writes the nodes.
+            x: the column, [rows] of :attr:`dtype`.
+
+        Returns:
+            The encoded column, double [rows, width].
+        """
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the fields as JSON values, for :func:`column_from_dict`."""
+        return {"type": type(self).__name__, **asdict(self)}
+
+    def _require_filled(self, values: Values) -> None:
+        if values.missing.any() and self.fill is None:
+            raise InputError(
+                f"{values.at(int(values.missing.argmax()))}: the value is missing. Fill such values by "
+                f"{argument('impute', 'median')} or another rule when training, or remove the rows."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class NumberColumn(Column):
+    """Numbers: x becomes (x - mean) / deviation.
+
+    Attributes:
+        mean: mean of the training rows; 0 without scaling.
+        deviation: standard deviation of the training rows; 1 without scaling and for a constant column.
+    """
+
+    dtype = ir.DataType.DOUBLE
+    mean: float = 0.0
+    deviation: float = 1.0
+
+    @classmethod
+    def fit(cls, values: Values, rows: Array, rule: FillRule | None, *, scale: bool) -> Self:
+        """Fits the encoding to a column.
+
+        Args:
+            values: column of the whole table.
+            rows: bool [rows]; True for the rows that statistics are computed over.
+            rule: rule that fills missing values; None if they are an error.
+            scale: True to scale to mean 0 and standard deviation 1.
+
+        Raises:
+            InputError: a value is infinite, or the rule does not fit numbers.
+        """
+        _require_finite(values)
+        numbers = values.numbers[rows & ~values.missing]
+        fill = None if rule is None else rule.number(values.name, numbers)
+        if fill is not None:
+            # As StandardScaler after SimpleImputer: filled values count in mean and deviation.
+            numbers = np.where(values.missing, fill, values.numbers)[rows]
+        if not scale:
+            return cls(name=values.name, fill=fill)
+        # As StandardScaler: a constant column is divided by 1.
+        deviation = float(numbers.std()) or 1.0
+        return cls(name=values.name, fill=fill, mean=float(numbers.mean()), deviation=deviation)
+
+    @property
+    def width(self) -> int:
+        """Number of encoded columns: 1."""
+        return 1
+
+    @property
+    def description(self) -> str:
+        """Description for people: "number", and how it is scaled."""
+        if (self.mean, self.deviation) == (0.0, 1.0):
+            return "number"
+        return f"number, standardised: mean {self.mean:.5g}, deviation {self.deviation:.5g}"
+
+    def encode(self, values: Values) -> Array:
+        """Returns the encoded column, float64 [rows, 1].
+
+        Raises:
+            InputError: a value is a text, infinite, or missing without a rule that fills it.
+        """
+        self._require_filled(values)
+        # In another table the column may hold texts.
+        wrong = ~values.missing & ~values.is_number
+        if wrong.any():
+            row = int(wrong.argmax())
+            raise InputError(
+                f"{values.at(row)}: {values.raw[row]!r} is not a number.{_missing_hint(values.raw[row])}"
+            )
+        _require_finite(values)
+        numbers = np.where(values.missing, self.fill if self.fill is not None else 0.0, values.numbers)
+        return np.asarray((numbers - self.mean) / self.deviation)[:, None]
+
+    def raw(self, values: Values) -> Array:
+        """Returns the numbers, float64 [rows]; NaN for a missing value."""
+        return np.where(values.missing, np.nan, values.numbers)
+
+    def write(self, writer: ColumnWriter, x: ir.Value) -> ir.Value:
+        """Writes the nodes that fill and scale the column; infinity makes a run fail."""
+        op = writer.op
+        refused: ir.Value = op.IsInf(x)
+        filled, fault = x, "infinite"
+        if self.fill is not None:
+            filled = op.Where(op.IsNaN(x), op.const(float(self.fill), like=x), x)
+        else:
+            refused, fault = op.Or(refused, op.IsNaN(x)), "missing or infinite"
+        filled = op.Add(filled, writer.fail_if(refused, f"column '{self.name}': a value is {fault}"))
+        return op.Unsqueeze(op.Div(op.Sub(filled, self.mean), self.deviation), [1])
+
+
+@dataclass(frozen=True, kw_only=True)
+class CategoryColumn(Column):
+    """Categories: each becomes a row of :attr:`codes`.
+
+    Attributes:
+        categories: categories in the order of their numbers, e.g. ["female", "male"].
+        how: "one-hot" or "ordinal".
+        unknown: treatment of unknown categories: "error", "ignore" (zeros) or "own" (a category of their own).
+    """
+
+    dtype = ir.DataType.STRING
+    categories: list[str]
+    how: Encode
+    unknown: Unknown = "error"
+
+    @classmethod
+    def fit(
+        cls, values: Values, rows: Array, rule: FillRule | None, *, how: Encode, unknown: Unknown
+    ) -> Self:
+        """Fits the encoding to a column.
+
+        Args:
+            values: column of the whole table.
+            rows: bool [rows]; True for the rows that frequencies are counted in.
+            rule: rule that fills missing values; None if they are an error.
+            how: "one-hot" or "ordinal".
+            unknown: treatment of unknown categories.
+
+        Raises:
+            InputError: the rule does not fit categories.
+        """
+        texts = values.texts()
+        counted = [text for text, counts in zip(texts, rows, strict=True) if counts and text is not None]
+        fill = None if rule is None else rule.category(values.name, counted)
+        # The value of a rule may have another spelling than the file.
+        if fill is not None and values.has_only_numbers:
+            fill = canonical_spelling(fill)
+        # The categories of all rows, sorted: width and numbers must not depend on the choice of validation rows or on
+        # the order of the rows.
+        found = {fill if text is None else text for text in texts}
+        categories = sorted(text for text in found if text is not None)
+        return cls(name=values.name, fill=fill, categories=categories, how=how, unknown=unknown)
+
+    @property
+    def width(self) -> int:
+        """Number of encoded columns: 1, or for a one-hot column one per category and one for unknown categories."""
+        return 1 if self.how == "ordinal" else len(self.categories) + (self.unknown == "own")
+
+    @property
+    def description(self) -> str:
+        """Description for people, e.g. "3 categories, one-hot"."""
+        how = "one-hot" if self.how == "one-hot" else "as numbers 0, 1, ..."
+        others = {"error": "", "ignore": ", others as zeros", "own": ", one more for others"}[self.unknown]
+        return f"{len(self.categories)} categories, {how}{others}"
+
+    @property
+    def codes(self) -> Array:
+        """Code of each category, float64 [n, width]; the last row is that of unknown categories if they have one."""
+        rows = len(self.categories) + (self.unknown != "error")
+        return (
+            np.arange(rows, dtype=np.float64)[:, None] if self.how == "ordinal" else np.eye(rows, self.width)
+        )
+
+    def encode(self, values: Values) -> Array:
+        """Returns the encoded column, float64 [rows, width].
+
+        Raises:
+            InputError: a category is unknown, or a value is missing without a rule that fills it.
+        """
+        self._require_filled(values)
+        numbers = category_numbers(self.categories)
+        texts = [self.fill if text is None else text for text in values.texts()]
+        unknown = next((row for row, text in enumerate(texts) if text not in numbers), None)
+        if unknown is not None and self.unknown == "error":
+            raise InputError(
+                f"{values.at(unknown)}: {texts[unknown]!r} is none of the categories of training: "
+                f"{some_names(self.categories)}. Train with {argument('unknown_category', 'ignore')} or "
+                f"{argument('unknown_category', 'own')} to admit others."
+            )
+        return np.asarray(self.codes[[numbers.get(str(text), len(self.categories)) for text in texts]])
+
+    def raw(self, values: Values) -> Array:
+        """Returns the categories, an array of strings [rows]; empty for a missing value."""
+        return np.array([text or "" for text in values.texts()], object)
+
+    def write(self, writer: ColumnWriter, x: ir.Value) -> ir.Value:
+        """Writes the nodes that look the categories up; an unknown category may make a run fail."""
+        numbers = category_numbers(self.categories)
+        # A missing text that was a category in training stays one.
+        missing = [t for t in category_numbers(["", *writer.missing]) if t not in self.categories]
+        # Behind the last row, which makes the run fail. The filling category may itself be unknown.
+        number_of_missing = len(self.codes)
+        if self.fill is not None:
+            number_of_missing = numbers.get(str(self.fill), len(self.categories))
+        numbers |= dict.fromkeys(missing, number_of_missing)
+        faults = ["none of the categories of training"] if self.unknown == "error" else []
+        faults += [] if self.fill is not None else ["missing"]
+        message = f"column '{self.name}': a value is {', or '.join(faults) or 'wrong'}"
+        index = writer.look_up(x, numbers, default=len(self.categories))
+        return writer.pick_rows(self.codes, index, message)
+
+
+COLUMN_TYPES = {kind.__name__: kind for kind in (NumberColumn, CategoryColumn)}
+"""Classes of columns by name."""
+
+
+def column_from_dict(content: dict[str, Any]) -> Column:
+    """Returns the column of :meth:`Column.to_dict`. Raises KeyError or TypeError: the content is damaged."""
+    content = dict(content)
+    return COLUMN_TYPES[content.pop("type")](**content)
+
+
+def holds_numbers(values: Values, *, categorical: bool) -> bool:
+    """True if a column holds numbers, and is not to be read as categories.
+
+    Raises:
+        InputError: a column of a .csv file holds both numbers and texts.
+    """
+    # A typed file declares texts; in a .csv file only the values tell.
+    if categorical or values.text_type or not values.is_number.any():
+        return False
+    wrong = ~values.missing & ~values.is_number
+    if not wrong.any():
+        return True
+    # One of the two rows usually holds a typing error, or stands for a missing value.
+    row, other = int(wrong.argmax()), int(values.is_number.argmax())
+    raise InputError(
+        f"{values.at(row)}: {values.raw[row]!r} is not a number, while row {other + 1} has {values.raw[other]!r}."
+        f"{_missing_hint(values.raw[row])} If the column holds categories, pass "
+        f"{argument('categorical', values.name)}."
+    )
+
+
+def no_encoding(values: Values, *, categorical: bool) -> InputError:
+    """Returns the error for a column of texts if no encoding of categories was chosen."""
+    row = int((~values.missing & (~values.is_number | categorical)).argmax())
+    value = str(values.raw[row]).strip()
+    comma = re.fullmatch(r"[+-]?\d+,\d+", value) is not None
+    hint = " (numbers are written with a decimal point: 1.5)" if comma else ""
+    return InputError(
+        f"{values.at(row)}: {values.raw[row]!r} is not a number{hint}. Encode columns of texts by "
+        f"{argument('encode', 'one-hot')} or {argument('encode', 'ordinal')}, or name the columns to take: "
+        f"{argument('inputs')}."
+    )
+
+
+def _missing_hint(value: object) -> str:
+    return f" If it stands for a missing value, pass {argument('missing', str(value))} when training."
+
+
+def _require_finite(values: Values) -> None:
+    infinite = np.isinf(values.numbers)
+    if infinite.any():
+        row = int(infinite.argmax())
+        raise InputError(
+            f"{values.at(row)}: {values.raw[row]} is infinite ({int(infinite.sum())} such values). Remove such rows, "
+            "or write the largest number that makes sense."
+        )

@@ -1,0 +1,437 @@
+"""Encodes a table as arrays: chooses columns, fills missing values, and turns categories into numbers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Self
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from onnxtrain._words import argument
+from onnxtrain.errors import CheckpointError, InputError
+from onnxtrain.passes import CANONICAL_OPSET, ModelSource, as_given, canonicalize, load_model
+from onnxtrain.runtime.json_text import parse_json
+from onnxtrain.runtime.manifest import InputSpec
+from onnxtrain.selection import some_names
+from onnxtrain.tables._columns import (
+    CategoryColumn,
+    Column,
+    Encode,
+    NumberColumn,
+    Unknown,
+    column_from_dict,
+    holds_numbers,
+    no_encoding,
+)
+from onnxtrain.tables._graph import Activation, attach_classes, attach_columns, output_name
+from onnxtrain.tables._impute import OTHERS, Impute, check_impute, fill_rule
+from onnxtrain.tables._table import Array, Table, TableLike, Values, as_table
+
+PROPERTY = "onnxtrain.table"
+"""Key of the encoder's JSON text, in the properties of a run's checkpoint and the metadata of an exported model."""
+
+_VERSION = 1
+
+
+@dataclass(kw_only=True)
+class TableEncoder:
+    """Encodes the columns of a table as arrays for a model, and writes the same encoding in front of the model.
+
+    As a transformer of scikit-learn, the encoder learns from one table (:meth:`fit`) and encodes others in the same way
+    (:meth:`transform`). Unlike one, it takes the whole table, with the target, and never guesses: a missing value, an
+    unknown category or infinity is an error that names its row, unless an argument says what to do.
+
+    Args:
+        target: columns to learn, e.g. "survived"; none for a table to predict. Texts become class numbers.
+        inputs: columns to feed to the model, in this order; by default all others.
+        id: columns that are not inputs, such as keys.
+        sample_weight: column with the weight of each row, which is not an input.
+        missing: texts that stand for a missing value, besides the empty text, e.g. ["NA", "-999"].
+        impute: rule that fills missing values: "mean", "median", "most_frequent" or "value=VALUE", as
+            `SimpleImputer` of scikit-learn; or rules by column, of which "*" is for all others, e.g.
+            {"age": "median", "cabin": "value=none"}. In a rule for all columns, a mean or median of categories is the
+            most frequent one. None: a missing value is an error.
+        categorical: columns to read as categories although they hold numbers, e.g. ["zip"].
+        encode: encoding of categories: "one-hot" or "ordinal" (numbers 0, 1, 2, ... in alphabetical order).
+            None: a column of texts is an error.
+        unknown_category: treatment of categories that the fitted table does not have: "error"; "ignore" for zeros in a
+            one-hot column; "own" for a code of their own.
+        scale: True to scale numbers to mean 0 and standard deviation 1.
+
+    Attributes:
+        columns_: encoding of each input column, once fitted.
+        classes_: names of the classes in the order of their numbers, for a target of texts; None for numbers.
+
+    Raises:
+        InputError: the arguments do not go together.
+
+    Example:
+        >>> import pandas
+        >>> people = pandas.DataFrame(
+        ...     {"age": [20, None, 40], "town": ["Oslo", "Kiel", "Oslo"], "won": ["no", "yes", "no"]}
+        ... )
+        >>> encoder = TableEncoder(target="won", impute="median", encode="one-hot").fit(people)
+        >>> encoder.transform(people)
+        array([[20., 0., 1.],
+               [30., 1., 0.],
+               [40., 0., 1.]])
+        >>> encoder.transform_target(people), encoder.classes_
+        (array([0, 1, 0]), ['no', 'yes'])
+    """
+
+    target: str | Sequence[str] = ()
+    inputs: str | Sequence[str] = ()
+    id: str | Sequence[str] = ()
+    sample_weight: str | None = None
+    missing: str | Sequence[str] = ()
+    impute: Impute = None
+    categorical: str | Sequence[str] = ()
+    encode: Encode | None = None
+    unknown_category: Unknown = "error"
+    scale: bool = False
+    columns_: list[Column] = field(default_factory=list, init=False, repr=False)
+    classes_: list[str] | None = field(default=None, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        for name in ("target", "inputs", "id", "missing", "categorical"):
+            value = getattr(self, name)
+            setattr(self, name, [value] if isinstance(value, str) else list(value))
+        if self.unknown_category == "ignore" and self.encode == "ordinal":
+            raise InputError(
+                f"{argument('unknown_category', 'ignore')} encodes a category as zeros, and 0 is a category with "
+                f"{argument('encode', 'ordinal')}. Choose {argument('unknown_category', 'own')}, the number behind the "
+                f"last category, or {argument('encode', 'one-hot')}."
+            )
+        check_impute(self.impute)
+
+    def fit(self, table: TableLike, *, rows: Array | None = None) -> Self:
+        """Learns the encoding from a table.
+
+        Args:
+            table: :class:`Table`, path of a .csv or .parquet file, `DataFrame` of pandas, polars or pyarrow.
+            rows: indices or mask of the rows that means, medians, deviations and frequencies are computed over; None
+                for all. Categories are those of the whole table, so that the number of inputs does not depend on which
+                rows are split off for validation.
+
+        Returns:
+            The encoder itself.
+
+        Raises:
+            InputError: a column is missing, or holds values that the arguments do not encode.
+        """
+        table = as_table(table)
+        inputs = self._input_names(table)
+        self.classes_ = self.find_classes(table)
+        counted = np.zeros(len(table), bool)
+        counted[slice(None) if rows is None else rows] = True
+        where = "" if rows is None else " in the rows that are trained on"
+        self.columns_ = [self._fit_column(self._values(table, name), counted, where) for name in inputs]
+        return self
+
+    def fit_transform(self, table: TableLike, *, rows: Array | None = None) -> Array:
+        """Learns the encoding from a table and returns the encoded table: :meth:`fit`, then :meth:`transform`."""
+        table = as_table(table)
+        return self.fit(table, rows=rows).transform(table)
+
+    def transform(self, table: TableLike) -> Array:
+        """Encodes the input columns side by side.
+
+        Args:
+            table: table with the columns of the fitted one.
+
+        Returns:
+            The encoded table, float64 [rows, width].
+
+        Raises:
+            InputError: a column is missing, or a value cannot be encoded; the message names its row.
+        """
+        table = as_table(table)
+        return np.concatenate([c.encode(self._values(table, c.name)) for c in self._fitted()], axis=1)
+
+    def transform_target(self, table: TableLike) -> Array:
+        """Encodes the target columns.
+
+        Returns:
+            Class numbers for a target of texts, else numbers; int64 if all are whole, else float64. The shape is
+            [rows], or [rows, n] for several columns.
+
+        Raises:
+            InputError: a value is missing, or a class is not in :attr:`classes_`.
+        """
+        table = as_table(table)
+        columns = [self._target_column(table, name, classes=True) for name in self.target]
+        array = np.stack(columns, axis=1)
+        array = array.astype(np.int64) if (array == np.floor(array)).all() else array
+        return array[:, 0] if len(columns) == 1 else array
+
+    def find_classes(self, table: TableLike) -> list[str] | None:
+        """Returns the names of the classes, sorted, if the target is one column of texts; None for numbers.
+
+        Raises:
+            InputError: the column is missing, or holds numbers and texts.
+        """
+        table = as_table(table)
+        if len(self.target) != 1:
+            return None
+        values = self._values(table, self.target[0])
+        if holds_numbers(values, categorical=self.target[0] in self.categorical):
+            return None
+        return sorted({text for text in values.texts() if text is not None})
+
+    def arrays(
+        self, table: TableLike, inputs: Sequence[InputSpec], targets: Sequence[InputSpec] = ()
+    ) -> dict[str, Array]:
+        """Encodes a table as arrays for a model.
+
+        Args:
+            table: table with the columns of the fitted one.
+            inputs: inputs of the model, e.g. `trainer.manifest.inputs`. A single input takes all columns side by side;
+                each of several inputs takes the column of its name.
+            targets: targets of the model, e.g. `trainer.manifest.targets`; none to predict.
+
+        Returns:
+            Arrays by the names of inputs and targets.
+
+        Raises:
+            InputError: the table does not fit the model, or a value cannot be encoded.
+        """
+        table = as_table(table)
+        blocks = {c.name: c.encode(self._values(table, c.name)) for c in self._fitted()}
+        columns = {c.name: [c] for c in self.columns_}
+        if len(inputs) == 1:
+            blocks = {inputs[0].name: np.concatenate(list(blocks.values()), axis=1)}
+            columns = {inputs[0].name: self.columns_}
+        arrays = {}
+        for spec in inputs:
+            if spec.name not in blocks:
+                raise self._no_column(
+                    spec.name, [item.name for item in inputs], f"the table '{table.source}'"
+                )
+            _require_width(columns[spec.name], spec.name, spec.shape, f"The table '{table.source}'")
+            arrays[spec.name] = _as_input(blocks[spec.name], spec)
+        if targets:
+            arrays[targets[0].name] = self._target_array(table, targets[0])
+        return arrays
+
+    def sample_weights(self, table: TableLike) -> Array | None:
+        """Returns the sample weights, float64 [rows]; None without :attr:`sample_weight`.
+
+        Raises:
+            InputError: the column is missing, or a value is not a number.
+        """
+        if self.sample_weight is None:
+            return None
+        values = self._values(as_table(table), self.sample_weight)
+        return NumberColumn(name=self.sample_weight).encode(values)[:, 0]
+
+    def missing_counts(self, table: TableLike) -> dict[str, int]:
+        """Returns the number of missing values of each input column."""
+        table = as_table(table)
+        return {c.name: int(self._values(table, c.name).missing.sum()) for c in self._fitted()}
+
+    def attach(
+        self, model: ModelSource, *, logits: str | None = None, activation: Activation = None
+    ) -> onnx.ModelProto | ir.Model:
+        """Writes the encoding in front of a model, which then takes the columns of a table as they are.
+
+        The new model has one input [rows] per column: double for numbers (NaN for a missing value) and string for
+        categories (empty for a missing value), as :meth:`raw_columns` returns them. Any ONNX Runtime runs it. Its
+        metadata holds the encoder, so that `onnxtrain predict` needs nothing else.
+
+        Args:
+            model: trained network, e.g. the path of a file that `Trainer.export` wrote; it is not changed. A single
+                input takes all encoded columns side by side; each of several inputs takes the column of its name.
+            logits: output with the logits of a classifier. Two outputs are appended: `probability`, and `class` with
+                the names in :attr:`classes_`. A column of this name makes it `predicted_class`.
+            activation: function that turns logits into probabilities: "softmax" after a cross-entropy, "sigmoid" after
+                a binary cross-entropy, "exp" after a negative log-likelihood. None: no `probability`.
+
+        Returns:
+            The model: an `onnx_ir.Model` if `model` is one, else a `ModelProto`, which `onnx.save` takes.
+
+        Raises:
+            InputError: the inputs of the model do not fit the columns.
+        """
+        columns = self._fitted()
+        attached = load_model(model)
+        attached = attached.clone() if isinstance(model, ir.Model) else attached
+        if attached.opset_imports.get("", 0) < CANONICAL_OPSET:
+            attached = canonicalize(attached)
+        graph = attached.graph
+        inputs = {str(value.name): value for value in graph.inputs}
+        for name, value in inputs.items():
+            if len(inputs) > 1 and name not in {column.name for column in columns}:
+                raise self._no_column(name, list(inputs), "the fitted table")
+            chosen = columns if len(inputs) == 1 else [c for c in columns if c.name == name]
+            _require_width(chosen, name, value.shape, "The fitted table")
+        attach_columns(graph, columns, list(self.missing))
+        if logits is not None:
+            attach_classes(graph, logits, activation, self.classes_, [c.name for c in columns])
+        attached.metadata_props[PROPERTY] = self.to_json()
+        return as_given(attached, model)
+
+    def raw_columns(self, table: TableLike) -> dict[str, Array]:
+        """Returns the columns as an attached model takes them.
+
+        Returns:
+            Arrays [rows] by column, in the order of the model's inputs: float64 with NaN for a missing value, or texts
+            with "" for one.
+
+        Raises:
+            InputError: a value cannot be encoded; the message names its row, which the model cannot.
+        """
+        table = as_table(table)
+        columns = {}
+        for column in self._fitted():
+            values = self._values(table, column.name)
+            column.encode(values)
+            columns[column.name] = column.raw(values)
+        return columns
+
+    def output_name(self, name: str) -> str:
+        """Returns the name of an appended output: `name`, or "predicted_<name>" if a column has this name."""
+        return output_name(name, [column.name for column in self.columns_])
+
+    def to_json(self) -> str:
+        """Returns the fitted encoder as JSON text; floats are kept exactly."""
+        settings = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.init}
+        columns = [column.to_dict() for column in self._fitted()]
+        content = {"version": _VERSION, "settings": settings, "columns": columns, "classes": self.classes_}
+        return json.dumps(content)
+
+    @classmethod
+    def from_json(cls, text: str, source: str = "") -> TableEncoder:
+        """Returns the fitted encoder of :meth:`to_json`.
+
+        Args:
+            text: JSON text.
+            source: name of the file or run that holds the text, for the message.
+
+        Raises:
+            CheckpointError: the text is damaged, or was written by a newer onnxtrain.
+        """
+        try:
+            content = parse_json(text)
+            if content["version"] != _VERSION:
+                raise ValueError(f"version {content['version']}")
+            encoder = cls(**content["settings"])
+            encoder.columns_ = [column_from_dict(column) for column in content["columns"]]
+            encoder.classes_ = content["classes"]
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise CheckpointError(
+                f"Reading '{source}': its property '{PROPERTY}' is not an encoding of a table ({error})."
+            ) from error
+        return encoder
+
+    def _fitted(self) -> list[Column]:
+        if not self.columns_:
+            raise InputError("This TableEncoder is not fitted yet: call fit(table) first.")
+        return self.columns_
+
+    def _values(self, table: Table, name: str) -> Values:
+        return table.values(name, self.missing)
+
+    def _input_names(self, table: Table) -> list[str]:
+        """Returns the names of the input columns. Raises InputError: a column is missing or has two roles."""
+        weights = [] if self.sample_weight is None else [self.sample_weight]
+        for name in (*self.target, *self.id, *weights, *self.inputs, *self.categorical):
+            table.column(name)
+        others = {*self.target, *self.id, *weights}
+        inputs = list(self.inputs) or [name for name in table.columns if name not in others]
+        for role, names in (("target", self.target), ("id", self.id), ("sample_weight", weights)):
+            if both := sorted(set(inputs) & set(names)):
+                raise InputError(
+                    f"{', '.join(both)} cannot be among {argument('inputs')} and be the {argument(role)}."
+                )
+        if extra := sorted(set(self.categorical) - {*inputs, *self.target}):
+            raise InputError(
+                f"{', '.join(extra)} of {argument('categorical')} is neither an input nor the target."
+            )
+        # A misspelled column would stay unfilled, and the error would name its missing values.
+        ruled = set() if self.impute is None or isinstance(self.impute, str) else set(self.impute)
+        for name in ruled - {OTHERS}:
+            table.column(name)
+        if extra := sorted(ruled - {*inputs, OTHERS}):
+            raise InputError(f"{', '.join(extra)} of {argument('impute')} is not an input.")
+        return inputs
+
+    def _fit_column(self, values: Values, counted: Array, where: str) -> Column:
+        if (values.missing | ~counted).all():
+            raise InputError(
+                f"The table '{values.source}': column '{values.name}' has no values{where}. Leave it out: "
+                f"{argument('inputs')}."
+            )
+        categorical = values.name in self.categorical
+        rule = fill_rule(self.impute, values.name)
+        if holds_numbers(values, categorical=categorical):
+            return NumberColumn.fit(values, counted, rule, scale=self.scale)
+        if self.encode is None:
+            raise no_encoding(values, categorical=categorical)
+        return CategoryColumn.fit(values, counted, rule, how=self.encode, unknown=self.unknown_category)
+
+    def _target_column(self, table: Table, name: str, *, classes: bool) -> Array:
+        """Returns a target column, float64 [rows]; as class numbers if `classes` and the classes have names."""
+        values = self._values(table, name)
+        # A target is not filled: the model would learn the fill.
+        if values.missing.any():
+            raise InputError(
+                f"{values.at(int(values.missing.argmax()))}: the target is missing. Remove such rows."
+            )
+        if not classes or self.classes_ is None:
+            return NumberColumn(name=name).encode(values)[:, 0]
+        _require_known_classes(values, self.classes_)
+        return CategoryColumn(name=name, categories=self.classes_, how="ordinal").encode(values)[:, 0]
+
+    def _target_array(self, table: Table, spec: InputSpec) -> Array:
+        labels = spec.class_labels is not None
+        columns = [self._target_column(table, name, classes=labels) for name in self.target]
+        # Labels in a column with missing values are floats in many files; quantities stay floats.
+        columns = [c.astype(np.int64) if labels and (c == np.floor(c)).all() else c for c in columns]
+        array = np.stack(columns, axis=1)
+        rank = None if spec.shape is None else len(spec.shape)
+        # Some models take targets [rows], some [rows, 1].
+        return array[:, 0] if array.shape[1] == 1 and rank in (None, 1) else array
+
+    def _no_column(self, name: str, inputs: Sequence[str], where: str) -> InputError:
+        return InputError(
+            f"The model has several inputs ({', '.join(inputs)}), each of which is the column of its name; {where} has "
+            f"no column '{name}' among its inputs."
+        )
+
+
+def _require_known_classes(values: Values, classes: Sequence[str]) -> None:
+    """Raises InputError for a class that the fitted table does not have."""
+    texts = values.texts()
+    rows = [row for row, text in enumerate(texts) if text not in classes]
+    if rows:
+        found = sorted({str(texts[row]) for row in rows})
+        raise InputError(
+            f"{values.at(rows[0])}: the model was trained without the class '{texts[rows[0]]}'; its classes are "
+            f"{some_names(classes)}. {len(rows):,} of {len(texts):,} rows have classes that it does not know "
+            f"({some_names(found, 5)}). Remove these rows, or train a new run on a table that has all classes."
+        )
+
+
+def _require_width(columns: Sequence[Column], name: str, shape: Any, what: str) -> None:
+    """Raises InputError if the model takes another number of columns than are encoded."""
+    width = sum(column.width for column in columns)
+    expected = shape[1] if shape is not None and len(shape) == 2 else None
+    if isinstance(expected, int) and expected != width:
+        listed = some_names([c.name if c.width == 1 else f"{c.name} ({c.width})" for c in columns])
+        raise InputError(
+            f"{what} gives {width} numbers per row ({listed}), and the input '{name}' of the model takes {expected}. "
+            f"Choose columns by {argument('inputs')}."
+        )
+
+
+def _as_input(block: Array, spec: InputSpec) -> Array:
+    """Returns encoded columns in the rank and kind of number of an input."""
+    if spec.shape is not None and len(spec.shape) == 1 and block.shape[1] == 1:
+        block = block[:, 0]
+    # Fractions stay floats: the trainer has a better message for them.
+    is_whole = spec.dtype.held.kind in "iu" and (block == np.floor(block)).all()
+    return block.astype(np.int64) if is_whole else block

@@ -1,0 +1,167 @@
+"""Writes the encoding of a table in front of a network, and probabilities and classes behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Literal, TypeAlias
+
+import onnx_ir as ir
+
+from onnxtrain.emitter import Emitter, find_value
+from onnxtrain.tables._columns import Column
+from onnxtrain.tables._writer import ColumnWriter
+
+Activation: TypeAlias = Literal["softmax", "exp", "sigmoid"] | None
+"""Function that turns logits into probabilities; None if no function does, as for hinge losses."""
+
+_MOST_NAMED = 10**6
+"""Largest number of classes whose names are stored in a model."""
+
+
+def attach_columns(graph: ir.Graph, columns: Sequence[Column], missing: Sequence[str]) -> None:
+    """Replaces the inputs of a network by the columns of a table, and encodes these.
+
+    Args:
+        graph: graph of the network, changed in place. A single input takes all encoded columns side by side; each of
+            several inputs takes the column of its name.
+        columns: encoding of each column.
+        missing: texts that stand for a missing value, besides the empty text.
+    """
+    op = Emitter(graph)
+    writer = ColumnWriter(op, missing)
+    network_inputs = {str(value.name): value for value in graph.inputs}
+    # The batch axis of the network, fixed or symbolic, is the axis of the rows of each column.
+    rows = next((value.shape[0] for value in graph.inputs if value.shape), "rows")
+    for name, value in network_inputs.items():
+        # Frees the name, which a column may have.
+        value.name = op.unique_name(f"{name}_encoded")
+    graph.inputs.clear()
+    with op.placing(before=graph[0] if len(graph) else None):
+        encoded = {}
+        for column in columns:
+            name = _free_name(op, column.name)
+            x = ir.Value(name=name, type=ir.TensorType(column.dtype), shape=ir.Shape([rows]))
+            graph.inputs.append(x)
+            encoded[column.name] = column.write(writer, x)
+        for name, value in network_inputs.items():
+            blocks = list(encoded.values()) if len(network_inputs) == 1 else [encoded[name]]
+            joined = blocks[0] if len(blocks) == 1 else op.Concat(*blocks, axis=1)
+            if value.shape is not None and value.shape.rank() == 1:
+                joined = op.Squeeze(joined, [1])
+            assert value.dtype is not None
+            # Cast last: float32 would round large numbers before the mean is subtracted.
+            joined = op.Cast(joined, to=value.dtype)
+            joined.shape = value.shape
+            value.replace_all_uses_with(joined, replace_graph_outputs=True)
+
+
+def _free_name(op: Emitter, name: str) -> str:
+    """Frees the name of a column by renaming values inside the network.
+
+    Returns:
+        The name, or "<name>_column" if an output of the network has the name, which users know.
+    """
+    graph = op.graph
+    if any(output.name == name for output in graph.outputs):
+        return op.unique_name(f"{name}_column")
+    initializer = graph.initializers.get(name)
+    if initializer is not None:
+        graph.initializers.pop(name)
+        initializer.name = op.unique_name(f"{name}_parameter")
+        graph.register_initializer(initializer)
+    for node in graph:
+        for output in node.outputs:
+            if output.name == name:
+                output.name = op.unique_name(f"{name}_value")
+    return name
+
+
+def attach_classes(
+    graph: ir.Graph,
+    logits: str,
+    activation: Activation,
+    classes: Sequence[str] | None,
+    columns: Collection[str],
+) -> None:
+    """Appends the outputs `probability` and `class`.
+
+    For logits [rows, classes] `probability` has the same shape, and `class` [rows] holds names, or numbers if the
+    classes have no names. For one logit per row and "sigmoid", `probability` is that of class 1, and `class` is 0 or 1.
+
+    Args:
+        graph: graph of the network, changed in place. An output that it has already is kept, not replaced.
+        logits: name of the output with the logits.
+        activation: function that turns logits into probabilities.
+        classes: names of the classes in the order of their numbers; None for numbers.
+        columns: names of the columns, which the new outputs must not have.
+    """
+    scores = next((value for value in graph.outputs if value.name == logits), None)
+    if scores is None or scores.shape is None:
+        return
+    op, rank = Emitter(graph), scores.shape.rank()
+    probability: ir.Value | None = None
+    chosen: ir.Value | None = None
+    if activation == "sigmoid":
+        probability = op.Sigmoid(scores)
+        if rank == 1 or (rank == 2 and scores.shape[1] == 1):
+            positive = op.Cast(op.Greater(scores, 0.0), to=ir.DataType.INT64)
+            chosen = positive if rank == 1 else op.Squeeze(positive, [1])
+    elif rank == 2:
+        if activation == "softmax":
+            probability = op.Softmax(scores, axis=1)
+        elif activation == "exp":
+            probability = op.Exp(scores)
+        chosen = op.ArgMax(scores, axis=1, keepdims=0)
+        names = class_names(classes, scores.shape[1])
+        if classes is not None and names is not None:
+            chosen = op.Gather(_strings(op, names), chosen)
+    taken = {str(value.name) for value in (*graph.outputs, *graph.inputs)}
+    for kind, value in (("probability", probability), ("class", chosen)):
+        name = output_name(kind, columns)
+        if value is None or name in taken:
+            continue
+        inner = find_value(graph, name)
+        if inner is not None:
+            inner.name = op.unique_name(f"{name}_value")
+        value.name = name
+        value.shape = scores.shape if kind == "probability" else ir.Shape([scores.shape[0]])
+        graph.outputs.append(value)
+
+
+def output_name(name: str, columns: Collection[str]) -> str:
+    """Returns the name of an output; it is "predicted_<name>" if a column has the name.
+
+    >>> output_name("class", ["class", "age"])
+    'predicted_class'
+    """
+    return f"predicted_{name}" if name in columns else name
+
+
+def class_names(classes: Sequence[str] | None, count: object) -> list[str] | None:
+    """Returns the name of each class of a network.
+
+    Args:
+        classes: names of the first classes in the order of their numbers; None for no names. A network may have more
+            outputs than the table has classes; these are named by their numbers.
+        count: number of classes of the network; anything but an int if it is symbolic.
+
+    Returns:
+        The names; None if the number of classes is symbolic, too large, or less than the number of names.
+
+    >>> class_names(["cat", "dog"], 3)
+    ['cat', 'dog', '2']
+    """
+    named = list(classes or ())
+    if not isinstance(count, int) or not len(named) <= count <= _MOST_NAMED:
+        return None
+    return [*named, *map(str, range(len(named), count))]
+
+
+def _strings(op: Emitter, texts: Sequence[str]) -> ir.Value:
+    """Adds an initializer of strings [n]."""
+    name = op.unique_name("class_names")
+    shape = ir.Shape([len(texts)])
+    tensor = ir.StringTensor([text.encode() for text in texts], shape=shape, name=name)
+    value = ir.Value(name=name, type=ir.TensorType(ir.DataType.STRING), shape=shape, const_value=tensor)
+    op.graph.register_initializer(value)
+    return value

@@ -1,0 +1,118 @@
+"""Computes the value that fills the missing values of a column."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from onnxtrain._words import argument
+from onnxtrain.errors import InputError
+
+OTHERS = "*"
+"""Key of the rule for all columns without a rule of their own."""
+
+_STATISTICS = ("mean", "median", "most_frequent")
+_VALUE = "value="
+
+Impute: TypeAlias = str | Mapping[str, str] | None
+"""A rule for all columns, rules by column, or None if missing values are an error."""
+
+
+class FillRule(NamedTuple):
+    """Rule that fills the missing values of a column.
+
+    Attributes:
+        text: "mean", "median", "most_frequent" or "value=VALUE".
+        column: name of the column if the rule is for this column alone; None for a rule for all columns.
+    """
+
+    text: str
+    column: str | None = None
+
+    @property
+    def value(self) -> str | None:
+        """VALUE of "value=VALUE"; None for a statistic."""
+        return self.text.removeprefix(_VALUE) if self.text.startswith(_VALUE) else None
+
+    def number(self, name: str, numbers: np.ndarray[Any, Any]) -> float:
+        """Returns the number that fills missing values, which is that of scikit-learn's `SimpleImputer`.
+
+        Args:
+            name: name of the column, for the message.
+            numbers: float64 [n]; values of the training rows without the missing ones.
+
+        Raises:
+            InputError: VALUE is not a finite number.
+        """
+        if self.text == "most_frequent":
+            values, counts = np.unique(numbers, return_counts=True)
+            # On a tie the smallest number wins: `unique` sorts, and argmax returns the first.
+            return float(values[counts.argmax()])
+        if self.value is None:
+            return float(getattr(np, self.text)(numbers))
+        try:
+            number = float(self.value)
+        except ValueError:
+            number = math.nan
+        if not math.isfinite(number):
+            raise InputError(
+                f"{self._argument()}: the column '{name}' holds numbers, and '{self.value}' is not a number. Give the "
+                f"column a rule of its own, such as {argument('impute', {name: 'median'})}."
+            )
+        return number
+
+    def category(self, name: str, texts: Sequence[str]) -> str:
+        """Returns the category that fills missing values.
+
+        Args:
+            name: name of the column, for the message.
+            texts: categories of the training rows, one per row.
+
+        Raises:
+            InputError: the rule names this column and asks for a mean or a median.
+        """
+        if self.value is not None:
+            return self.value
+        # In a rule for all columns, "mean" is meant for the numbers; categories get the most frequent one.
+        if self.column is not None and self.text != "most_frequent":
+            raise InputError(
+                f"{self._argument()}: the column '{name}' holds categories, which have no {self.text}. Choose "
+                f"{argument('impute', {name: 'most_frequent'})} or {argument('impute', {name: 'value=VALUE'})}."
+            )
+        counts = Counter(texts)
+        # On a tie the alphabetically first category wins, as in scikit-learn.
+        return max(sorted(counts), key=counts.__getitem__)
+
+    def _argument(self) -> str:
+        return argument("impute", self.text if self.column is None else {self.column: self.text})
+
+
+def is_fill_rule(text: str) -> bool:
+    """True for "mean", "median", "most_frequent" and "value=VALUE"."""
+    return text in _STATISTICS or text.startswith(_VALUE)
+
+
+def fill_rule(impute: Impute, column: str) -> FillRule | None:
+    """Returns the rule of a column; None if missing values of the column are an error.
+
+    >>> fill_rule({"age": "mean", "*": "median"}, "fare")
+    FillRule(text='median', column=None)
+    """
+    rules = {OTHERS: impute} if isinstance(impute, str) else impute or {}
+    if column in rules:
+        return FillRule(rules[column], column)
+    return FillRule(rules[OTHERS]) if OTHERS in rules else None
+
+
+def check_impute(impute: Impute) -> None:
+    """Raises InputError for a text that is not a rule."""
+    for text in [impute] if isinstance(impute, str) else (impute or {}).values():
+        if not is_fill_rule(text):
+            raise InputError(
+                f"{argument('impute')} is {text!r}; give mean, median, most_frequent or value=VALUE for all columns, "
+                f"or one of these for a column, e.g. {argument('impute', {'age': 'median'})}."
+            )

@@ -1,0 +1,76 @@
+"""Gives each number and each Boolean one spelling, whatever program wrote the file: 2.0, "2.0" and "2" are "2"."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+
+import numpy as np
+
+BOOLEANS = {"true": 1.0, "false": 0.0}
+"""Values of the Booleans by their lower-case spelling: pandas writes True, R writes TRUE."""
+
+# Without leading zeros: "01234" is a code, not another spelling of 1234.
+_NUMBER = re.compile(r"[+-]?((0|[1-9]\d*)(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
+
+
+def as_text(value: object) -> str:
+    """Returns a value as text; whole floats have no decimal point.
+
+    >>> as_text(2.0), as_text("2.0")
+    ('2', '2.0')
+    """
+    if isinstance(value, float | np.floating) and float(value).is_integer():
+        return str(int(value))
+    return str(value)
+
+
+def spells_number(text: str) -> bool:
+    """True for the spelling of a finite number.
+
+    >>> [spells_number(text) for text in ("-1.5", " 2 ", "01234", "nan", "1,5")]
+    [True, True, False, False, False]
+    """
+    return _NUMBER.fullmatch(text.strip()) is not None
+
+
+def canonical_spelling(value: object) -> str:
+    """Returns the common spelling of a number or Boolean; other texts are returned unchanged.
+
+    >>> [canonical_spelling(v) for v in ("2.0", 2.0, 2, "+2", "2.50", "1e-7", "TRUE", True, "01234", " a")]
+    ['2', '2', '2', '2', '2.5', '1e-07', 'True', 'True', '01234', ' a']
+    """
+    text = as_text(value)
+    if text.lower() in BOOLEANS:
+        return text.capitalize()
+    if not spells_number(text):
+        return text
+    number = text.strip()
+    # A float has 53 bits, and identifiers may have more digits: integers are not converted.
+    if number.lstrip("+-").isdigit():
+        return "0" if number.lstrip("+-") == "0" else number.lstrip("+")
+    return as_text(float(number)) if math.isfinite(float(number)) else text
+
+
+def category_numbers(categories: Sequence[str]) -> dict[str, int]:
+    """Maps every spelling of each category to the category's index.
+
+    If two categories share a spelling, it belongs to the category that is spelled exactly so.
+
+    >>> category_numbers(["1", "2.5"])
+    {'1.0': 0, '1': 0, '2.5': 1}
+    """
+    booleans = all(category.lower() in BOOLEANS for category in categories)
+    numbers: dict[str, int] = {}
+    for index, category in enumerate(categories):
+        spelling = canonical_spelling(category)
+        spellings = [spelling]
+        if booleans:
+            spellings += [category.lower(), category.upper()]
+        elif spelling.lstrip("-").isdigit():
+            spellings.append(f"{spelling}.0")
+        for each in spellings:
+            numbers.setdefault(each, index)
+    exact = {category: index for index, category in enumerate(categories)}
+    return {spelling: index for spelling, index in numbers.items() if spelling not in exact} | exact

@@ -1,0 +1,63 @@
+"""Writes the nodes that encode the columns of a table, with errors that name the column."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxtrain.emitter import Emitter
+
+_ML = "ai.onnx.ml"
+# Opset of LabelEncoder; the attributes used here exist since version 2.
+_ML_VERSION = 3
+
+
+class ColumnWriter:
+    """Writes nodes that encode one column.
+
+    Attributes:
+        op: emitter of the model's graph.
+        missing: texts that stand for a missing value, besides the empty text, e.g. ["NA"].
+    """
+
+    def __init__(self, op: Emitter, missing: Sequence[str]) -> None:
+        self.op = op
+        self.missing = missing
+
+    def look_up(self, x: ir.Value, numbers: Mapping[str, int], default: int) -> ir.Value:
+        """Writes the number of each text, int64 [rows]; `default` for texts that are not in `numbers`."""
+        self.op.graph.opset_imports.setdefault(_ML, _ML_VERSION)
+        node = ir.node(
+            "LabelEncoder",
+            [x],
+            domain=_ML,
+            attributes={
+                "keys_strings": list(numbers),
+                "values_int64s": list(numbers.values()),
+                "default_int64": default,
+            },
+            num_outputs=1,
+        )
+        index = node.outputs[0]
+        index.name = self.op.unique_name(f"{x.name}_number")
+        index.type = ir.TensorType(ir.DataType.INT64)
+        self.op.graph.append(node)
+        return index
+
+    def pick_rows(self, rows: np.ndarray, index: ir.Value, message: str) -> ir.Value:
+        """Writes `rows[index]`, double; an index beyond the last row makes the run fail with `message`.
+
+        ONNX has no op that raises an error. Gather does so for an index out of range, and ONNX Runtime's error quotes
+        the name of the node, which is the message.
+        """
+        picked: ir.Value = self.op.Gather(self.op.const(rows, ir.DataType.DOUBLE), index)
+        node = picked.producer()
+        assert node is not None
+        node.name = message
+        return picked
+
+    def fail_if(self, condition: ir.Value, message: str) -> ir.Value:
+        """Writes zeros to add to the column, double [rows]; where `condition` holds, the run fails with `message`."""
+        return self.pick_rows(np.zeros(1), self.op.Cast(condition, to=ir.DataType.INT64), message)

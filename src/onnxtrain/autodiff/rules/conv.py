@@ -304,8 +304,8 @@ def _depthwise_by_rows(
     rows = []
     for x in tap_slices(op, pad(op, op.Transpose(value, perm=swap), others), others):
         product = op.MatMul(left, op.Reshape(x, [channels, -1, size]))
-        padded = op.Pad(product, pads, None, [2]) if any(pads) else product
-        wrapped = op.Pad(op.Reshape(padded, [channels, count * width]), [0, count * stride], None, [1])
+        padded = op.Pad(product, [0, 0, pads[0], 0, 0, pads[1]]) if any(pads) else product
+        wrapped = op.Pad(op.Reshape(padded, [channels, count * width]), [0, 0, 0, count * stride])
         skewed = op.Reshape(wrapped, [channels, count, width + stride])
         diagonals = op.Slice(skewed, [0], [extent], [2], [w.dilations[-1]])
         rows.append(op.ReduceSum(diagonals, [1], keepdims=0))

@@ -39,10 +39,26 @@ def _axes_to_cut(node: ir.Node) -> list[int]:
     target = known_array(shape)
     if target is None or x is None or x.shape is None:
         return []
+    cut = _empty_axes(x.producer())
     sizes = target.tolist()
     # Axes that the Expand adds in front of those of its input.
     before = len(sizes) - len(x.shape)
     # A symbolic size may turn out to be 1, and a cut from 0 to 0 is right for every size.
     return [
-        axis for axis, size in enumerate(x.shape) if axis + before >= 0 and sizes[axis + before] == 0 != size
+        axis
+        for axis, size in enumerate(x.shape)
+        if axis + before >= 0 and sizes[axis + before] == 0 != size and axis not in cut
     ]
+
+
+def _empty_axes(node: ir.Node | None) -> list[int]:
+    """Return the axes that a Slice from 0 to 0, such as that of :class:`EmptyExpandPass`, leaves without elements.
+
+    Shape inference does not know that a symbolic size becomes 0, e.g. where a gradient is differentiated again.
+    """
+    if node is None or (node.domain, node.op_type) != ("", "Slice") or len(node.inputs) != 4:
+        return []
+    _, starts, ends, axes = (known_array(value) for value in node.inputs)
+    if starts is None or ends is None or axes is None:
+        return []
+    return [axis for axis, start, end in zip(axes.tolist(), starts, ends, strict=True) if start == end == 0]

@@ -62,6 +62,24 @@ def test_every_name_is_the_one_of_its_home(name: str) -> None:
     assert name in dir(onnxtrain)
 
 
+_SHAPE_OF_A_NONSTANDARD_OP = """
+import sys
+import onnx, onnx_ir as ir
+from onnxtrain.passes import infer_shapes
+assert "onnxtrain.autodiff" not in sys.modules
+model = onnx.parser.parse_model(
+    '<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1]> g (float[2, 3] x, float[3] b) => (float z)'
+    '{ y = com.microsoft.BiasGelu(x, b)  z = ReduceSum<keepdims=0>(y) }'
+)
+print(infer_shapes(ir.from_proto(model)).graph.node(0).outputs[0].shape)
+"""
+
+
+def test_shapes_of_nonstandard_ops_do_not_depend_on_what_was_imported_before() -> None:
+    """`autodiff` registers these ops; whoever infers shapes need not have imported it."""
+    assert python(_SHAPE_OF_A_NONSTANDARD_OP) == "[2,3]\n"
+
+
 def test_all_is_complete() -> None:
     assert set(onnxtrain.__all__) == {*onnxtrain._HOME, "__version__"}
     assert sorted(onnxtrain.__all__) == onnxtrain.__all__

@@ -18,7 +18,7 @@ from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema
 from autodiff import test_quantized_ops
 from onnxtrain import differentiate
 from onnxtrain.errors import NoGradientRule
-from onnxtrain.passes import BODIES
+from onnxtrain.op_bodies import op_bodies
 from runtimes import makes_reals_of_spectra, runs_opset
 
 _RNG = np.random.default_rng(0)
@@ -397,10 +397,10 @@ def _default(attribute: Any) -> Any:
 SCHEMAS = {(schema.domain, schema.name): schema for schema in get_all_operator_schema()}
 
 
-@pytest.mark.parametrize("key", sorted(BODIES.keys() & SCHEMAS.keys()), ids="::".join)
+@pytest.mark.parametrize("key", sorted(op_bodies().keys() & SCHEMAS.keys()), ids="::".join)
 def test_bodies_declare_the_attributes_of_onnxruntime(key: tuple[str, str]) -> None:
     """An attribute that is missing here is refused, and another default computes something else without an error."""
-    _, signature = BODIES[key].args
+    _, signature = op_bodies()[key].args
     names = {name: _default(attribute) for name, attribute in SCHEMAS[key].attributes.items()}
     assert sorted(names.keys() - signature.attributes) == []
     # Where the schema gives no default, the body may have that of the kernel.
@@ -420,7 +420,7 @@ def test_every_body_has_a_case() -> None:
     quantized = {(case.domain, case.op) for case in test_quantized_ops.CASES}
     quantized |= test_quantized_ops.WITH_A_TEST_OF_THEIR_OWN
     twins = {("com.microsoft", "QuantizeLinear")}  # as the standard op
-    assert set(BODIES) <= {(case.domain, case.op) for case in OPS} | quantized | twins
+    assert set(op_bodies()) <= {(case.domain, case.op) for case in OPS} | quantized | twins
 
 
 def _nbits(*, ordered: bool = False, **attributes: int) -> Op:

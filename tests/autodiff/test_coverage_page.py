@@ -8,7 +8,7 @@ from pathlib import Path
 
 from onnxtrain.autodiff import coverage
 from onnxtrain.autodiff._registry import NON_DIFFERENTIABLE, NOT_YET, RULES
-from onnxtrain.passes import BODIES
+from onnxtrain.op_bodies import op_bodies
 
 PAGE = Path(__file__).parents[2] / "docs" / "ops.md"
 STATUS = {
@@ -48,7 +48,7 @@ def _contrib() -> list[str]:
         "| gradient | ops |",
         "|---|---|",
         "| through the standard ops that the op is made of, where it lies between a trained parameter and the loss. "
-        f"Elsewhere the op stays as it is | {_names(BODIES, microsoft)}; also SimplifiedLayerNormalization, which "
+        f"Elsewhere the op stays as it is | {_names(op_bodies(), microsoft)}; also SimplifiedLayerNormalization, which "
         "onnxruntime writes into the standard domain |",
         f"| gradient rule; onnxruntime's kernel computes the op itself | {_names(RULES, microsoft)} |",
         f"| an error that says why | {_names(NOT_YET, microsoft)} |",
@@ -63,7 +63,7 @@ def _contrib() -> list[str]:
         "",
         "| gradient | ops |",
         "|---|---|",
-        f"| with respect to the input | {_names(BODIES, learnt)}; {_names(RULES, learnt)}, through its scores |",
+        f"| with respect to the input | {_names(op_bodies(), learnt)}; {_names(RULES, learnt)}, through its scores |",
         f"| no gradient flows | {_names(NON_DIFFERENTIABLE, learnt)} |",
     ]
 

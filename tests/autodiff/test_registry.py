@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
 import torch
 
+from onnxtrain import op_bodies
 from onnxtrain.autodiff import Signature, _registry, differentiate, local_rules, vjp
 from onnxtrain.errors import NoGradientRule, RuleDefinitionError
 from onnxtrain.functions import gelu_gradient
-from onnxtrain.passes import TWINS
 from tolerances import NORM_RELATIVE, norm_relative_error
 
 X = np.array([0.3, -1.2, 2.6, 0.9], np.float32)
 
 
 @pytest.fixture(autouse=True)
-def tables(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def tables(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tables of the test's own."""
-    twins = dict(TWINS)
+    monkeypatch.setattr(op_bodies, "_SHAPES", dict(op_bodies._SHAPES))
     for name in ("RULES", "NON_DIFFERENTIABLE", "NOT_YET"):
         monkeypatch.setattr(_registry, name, dict(getattr(_registry, name)))
-    yield
-    TWINS.clear()
-    TWINS.update(twins)
 
 
 def model(body: str) -> onnx.ModelProto:

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Iterator
 
 import onnx_ir as ir
 
+from onnxtrain.op_bodies import op_bodies
 from onnxtrain.op_facts import STEPS
-from onnxtrain.passes import BODIES, is_stop_gradient
+from onnxtrain.passes import is_stop_gradient
 
 from ._registry import NonDifferentiable, is_straight_through, reason_not_yet, rule_for
 
@@ -31,7 +32,7 @@ def _carries_gradient(value: ir.Value) -> bool:
         and (
             reason_not_yet(producer) is not None
             or is_straight_through(value)
-            or (producer.domain, producer.op_type) in BODIES
+            or (producer.domain, producer.op_type) in op_bodies()
         )
     )
 

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from onnxtrain.emitter import Emitter
 from onnxtrain.errors import NoGradientRule
-from onnxtrain.passes import BODIES
+from onnxtrain.op_bodies import register_body
 
 from ._node import NodeView, Signature, where
 
@@ -37,7 +37,7 @@ def defbody(
     signature = Signature(tuple(inputs.split()), tuple(outputs.split()), attributes=attributes)
 
     def register(function: ShapeFunction) -> ShapeFunction:
-        BODIES[domain, op_type] = functools.partial(twin, function, signature)
+        register_body((domain, op_type), functools.partial(twin, function, signature))
         return function
 
     return register

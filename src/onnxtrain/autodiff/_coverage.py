@@ -9,7 +9,8 @@ import onnx
 from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema
 
 from onnxtrain.autodiff._registry import NON_DIFFERENTIABLE, NOT_YET, OPSETS, RULES, schemas_by_opset
-from onnxtrain.passes import BODIES, NEWEST_OPSET, has_schema_function
+from onnxtrain.op_bodies import op_bodies
+from onnxtrain.passes import NEWEST_OPSET, has_schema_function
 
 READ_OPSETS = range(OPSETS[0], NEWEST_OPSET + 1)
 """Opsets whose ops can be differentiated. Loading a model rewrites ops of opset 27 and 28 with older ops."""
@@ -54,7 +55,10 @@ def coverage(domain: str = "") -> list[OpCoverage]:
     """
     if domain:
         registered = {
-            op for table in (RULES, NON_DIFFERENTIABLE, NOT_YET, BODIES) for of, op in table if of == domain
+            op
+            for table in (RULES, NON_DIFFERENTIABLE, NOT_YET, op_bodies())
+            for of, op in table
+            if of == domain
         }
         known = {schema.name for schema in get_all_operator_schema() if schema.domain == domain}
         return [coverage_of(domain, name) for name in sorted(registered | known)]
@@ -74,6 +78,6 @@ def coverage_of(domain: str, op_type: str) -> OpCoverage:
         return OpCoverage(op_type, since, "nondifferentiable", reason=NON_DIFFERENTIABLE[key].reason)
     if key in NOT_YET:
         return OpCoverage(op_type, since, "not yet", reason=NOT_YET[key])
-    if key in BODIES or (opsets and all(has_schema_function(op_type, opset) for opset in opsets)):
+    if key in op_bodies() or (opsets and all(has_schema_function(op_type, opset) for opset in opsets)):
         return OpCoverage(op_type, since, "function")
     return OpCoverage(op_type, since, "unknown")

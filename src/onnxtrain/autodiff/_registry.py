@@ -18,8 +18,8 @@ import onnx_ir as ir
 
 from onnxtrain.emitter import Emitter, schema_of
 from onnxtrain.errors import GraphBuildError, RuleDefinitionError
+from onnxtrain.op_bodies import register_shapes
 from onnxtrain.op_facts import STEPS
-from onnxtrain.passes import TWINS
 
 from ._bodies import ShapeFunction, twin
 from ._node import NodeView, Signature
@@ -178,7 +178,7 @@ def vjp(
         _add(rule, override)
         # Kept when local rules end: shape inference must still work for models that were built with them.
         if shapes is not None:
-            TWINS[domain, op_type] = functools.partial(twin, shapes, op_signature)
+            register_shapes((domain, op_type), functools.partial(twin, shapes, op_signature))
         return function
 
     return register

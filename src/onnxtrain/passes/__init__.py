@@ -13,9 +13,6 @@ import onnxtrain._desk  # noqa: F401  # isort: skip
 from onnxtrain.passes.canonical.inline_functions import inline_functions
 from onnxtrain.passes.canonical.inline_op_bodies import has_schema_function, inline_schema_functions
 from onnxtrain.passes.canonical.pipeline import canonicalize
-
-# Tables that `autodiff` fills and shape inference reads: `passes` lies below `autodiff` and must not import it.
-from onnxtrain.passes.canonical.unknown_ops import BODIES, TWINS
 from onnxtrain.passes.io.load import (
     CANONICAL_OPSET,
     MAX_IR_VERSION,
@@ -72,12 +69,10 @@ from onnxtrain.passes.tidy.transposed_products import TransposedProductPass
 from onnxtrain.passes.tidy.unused import remove_unread_chains, remove_unread_initializers, remove_unread_nodes
 
 __all__ = [
-    "BODIES",
     "CANONICAL_OPSET",
     "MAX_IR_VERSION",
     "MAX_OPSET",
     "NEWEST_OPSET",
-    "TWINS",
     "AbsentInputsPass",
     "CeilModePass",
     "CleanupPass",

@@ -1,4 +1,4 @@
-"""Replace ops by function bodies: those of their ONNX schemas, or those registered in `BODIES`."""
+"""Replace ops by function bodies: those of their ONNX schemas, or those registered in `op_bodies`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
+from onnxtrain.op_bodies import op_bodies
 from onnxtrain.passes.canonical.inline_functions import inline_functions
-from onnxtrain.passes.canonical.unknown_ops import BODIES
 from onnxtrain.passes.shapes.infer import infer_shapes, settle_shapes
 from onnxtrain.passes.tidy.constants import lift_constants
 
@@ -61,9 +61,9 @@ def inline_schema_functions(model: ir.Model, keep: Callable[[ir.Node], bool]) ->
 
 def _expandable(model: ir.Model, keep: Callable[[ir.Node], bool]) -> Iterator[ir.Node]:
     """Yield the nodes that have a function body and are not to be kept."""
-    opset = model.graph.opset_imports[""]
+    opset, bodies = model.graph.opset_imports[""], op_bodies()
     for node in ir.traversal.RecursiveGraphIterator(model.graph):
-        if (node.domain, node.op_type) not in BODIES and (
+        if (node.domain, node.op_type) not in bodies and (
             node.domain != "" or not has_schema_function(node.op_type, opset)
         ):
             continue
@@ -80,7 +80,7 @@ def _expandable(model: ir.Model, keep: Callable[[ir.Node], bool]) -> Iterator[ir
 def _body_of(node: ir.Node, model: ir.Model) -> ir.Function | None:
     """Return the function body of `node`, registered or of the schema; None if it needs types that are not known."""
     opset = model.graph.opset_imports[""]
-    make = BODIES.get((node.domain, node.op_type))
+    make = op_bodies().get((node.domain, node.op_type))
     if make is not None:
         return make(node, opset, model.functions)
     body = _schema_body(node, opset)

@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import onnx
 import onnx_ir as ir
 
 from onnxtrain.errors import OnnxTrainError
-
-TWINS: dict[tuple[str, str], Callable[[ir.Node, int], ir.Function]] = {}
-"""By domain and name of an op: makes, for a node and an opset, a function whose outputs have the node's shapes."""
-
-BODIES: dict[tuple[str, str], Callable[..., ir.Function]] = {}
-"""As `TWINS`, for functions that compute the op's results, e.g. ("com.microsoft", "MultiHeadAttention"). A third
-argument, the function table of the model, lets the body call functions that it adds there."""
+from onnxtrain.op_bodies import op_shapes
 
 
 def add_twins(model: ir.Model, lean: onnx.ModelProto) -> None:
@@ -24,10 +16,9 @@ def add_twins(model: ir.Model, lean: onnx.ModelProto) -> None:
         model: The model that `lean` was made from, with the same nodes in the same order; it is not changed.
         lean: The proto, changed in place.
     """
-    opset = model.graph.opset_imports[""]
+    opset, shapes = model.graph.opset_imports[""], op_shapes()
     for index, (node, proto) in enumerate(zip(model.graph, lean.graph.node, strict=True)):
-        key = (node.domain, node.op_type)
-        make = TWINS.get(key) or BODIES.get(key)
+        make = shapes.get((node.domain, node.op_type))
         if make is None or node.op_identifier() in model.functions:
             continue
         try:

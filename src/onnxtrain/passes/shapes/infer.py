@@ -71,7 +71,7 @@ def infer_shapes(model: ir.Model, *, propagate: bool = True) -> ir.Model:
     """Annotate the values of `model` with the dtypes and shapes that onnx infers, in place; return `model`.
 
     Unknown dimensions get names `unk__<n>`; values of subgraphs get unique names. Values behind an op that onnx does
-    not know, and that has no twin (`unknown_ops.TWINS`), stay without shape; that is no error.
+    not know, and that is not in `op_bodies`, stay without shape; that is no error.
 
     Args:
         model: Any model.

@@ -19,11 +19,11 @@ from onnxtrain.cli._options import ArtifactsOptions, ModelOptions
 from onnxtrain.errors import GraphBuildError, InputError
 from onnxtrain.losses import LOSSES
 from onnxtrain.passes import canonicalize, load_model
+from onnxtrain.recipe import BatchNormMode, DropoutRatios
 from onnxtrain.surgery import replace_head
 from onnxtrain.surgery._dynamic_batch import make_batch_dynamic
 from onnxtrain.tables import PROPERTY as TABLE
 from onnxtrain.training.key_value_cache import find_cache
-from onnxtrain.training.layer_modes import BatchNormMode, DropoutRatios
 
 _MODES = ("as_exported", "training", "inference")
 

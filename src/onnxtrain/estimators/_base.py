@@ -29,8 +29,8 @@ from onnxtrain.surgery._replace import drop_final_probabilities
 from onnxtrain.trainer import Callback, EarlyStopping, Trainer
 
 if TYPE_CHECKING:
-    from onnxtrain.artifacts import LossSpec, OptimizerSpec
     from onnxtrain.passes import ModelSource
+    from onnxtrain.recipe import LossSpec, OptimizerSpec
 
 
 class OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no annotations

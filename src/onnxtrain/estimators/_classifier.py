@@ -16,8 +16,8 @@ from onnxtrain.trainer._metrics.probabilities import probabilities
 from onnxtrain.trainer.data import balanced_weights
 
 if TYPE_CHECKING:
-    from onnxtrain.artifacts import LossSpec, OptimizerSpec
     from onnxtrain.passes import ModelSource
+    from onnxtrain.recipe import LossSpec, OptimizerSpec
 
 
 class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]  # scikit-learn has no annotations

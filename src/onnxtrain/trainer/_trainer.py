@@ -66,11 +66,17 @@ from onnxtrain.trainer.data import (
 )
 
 if TYPE_CHECKING:
-    from onnxtrain.artifacts import LossSpec, OptimizerSpec
     from onnxtrain.lora import LoraConfig
     from onnxtrain.passes import ModelSource
-    from onnxtrain.training.layer_modes import BatchNormMode, DropoutRatios
-    from onnxtrain.training.training_graph import Activations, Precision, Profile
+    from onnxtrain.recipe import (
+        Activations,
+        BatchNormMode,
+        DropoutRatios,
+        LossSpec,
+        OptimizerSpec,
+        Precision,
+        Profile,
+    )
 
 
 class Trainer(Uncopied):

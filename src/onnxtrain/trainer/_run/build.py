@@ -11,24 +11,26 @@ from pathlib import Path
 import onnx_ir as ir
 
 from onnxtrain._words import argument
-from onnxtrain.artifacts import (
-    LossSpec,
-    LossType,
-    OptimizerSpec,
-    OptimType,
-    generate_artifacts,
-    optimizer_for,
-)
+from onnxtrain.artifacts import generate_artifacts, optimizer_for
 from onnxtrain.errors import GraphBuildError
 from onnxtrain.lora import LoraConfig
 from onnxtrain.losses import make_loss
 from onnxtrain.op_facts import RANDOM_OPS
 from onnxtrain.optimizers import ClipGradNorm, ClipGradValue, Optimizer, make_optimizer
 from onnxtrain.passes import ModelSource, load_model
+from onnxtrain.recipe import (
+    Activations,
+    BatchNormMode,
+    DropoutRatios,
+    LossSpec,
+    LossType,
+    OptimizerSpec,
+    OptimType,
+    Precision,
+    Profile,
+)
 from onnxtrain.trainer._run.run import Run
 from onnxtrain.training.forward_graph import trained_outputs
-from onnxtrain.training.layer_modes import BatchNormMode, DropoutRatios
-from onnxtrain.training.training_graph import Activations, Precision, Profile
 
 # Dropout draws from a generator that each run of the training model seeds.
 _STATEFUL = RANDOM_OPS - {"Dropout"}

@@ -39,7 +39,7 @@ from onnxtrain.recipe import (
     filled_recipe,
 )
 from onnxtrain.selection import expand_names
-from onnxtrain.training.key_value_cache import find_cache
+from onnxtrain.training.forward_graph import trained_outputs
 from onnxtrain.training.training_graph import TrainingGraphs, build_training_graphs
 
 __all__ = ["LossType", "OptimType", "generate_artifacts", "optimizer_for"]
@@ -205,6 +205,21 @@ def build(model: ModelSource, recipe: Recipe) -> TrainingGraphs:
     return dataclasses.replace(graphs, adapters=adapters)
 
 
+def returned_outputs(graph: ir.Graph, recipe: Recipe) -> list[str]:
+    """Returns the names of the outputs of a model that a training can return beside its loss.
+
+    Args:
+        graph: graph of the model, before the loss of the recipe is appended.
+        recipe: how to train.
+    """
+    outputs = trained_outputs(graph)
+    if recipe.loss is not None:
+        return outputs
+    # Without a loss to append, one of the outputs is the loss itself.
+    loss = next(iter(recipe.loss_input_names or outputs), None)
+    return [name for name in outputs if name != loss]
+
+
 def optimizer_for(spec: OptimizerSpec) -> optimizers.Optimizer | onnxblock.Block | None:
     """Makes the optimizer of an :class:`OptimType` or a name; returns optimizers and blocks as they are.
 
@@ -282,8 +297,7 @@ def _with_loss(source: ModelSource, loaded: ir.Model, recipe: Recipe) -> tuple[i
     """
     parameters = [*(recipe.requires_grad or ()), *(recipe.frozen_params or ())]
     loss = loss_for(recipe.loss)
-    cached = find_cache(loaded.graph).values()
-    outputs = [str(value.name) for value in loaded.graph.outputs if value.name not in cached]
+    outputs = trained_outputs(loaded.graph)
     names = list(recipe.loss_input_names or (outputs[:1] if loss is None else outputs))
     if recipe.sample_weight and not isinstance(loss, losses.Loss):
         raise GraphBuildError(

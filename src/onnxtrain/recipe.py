@@ -88,6 +88,8 @@ class ShellOption:
         kind: type of the value in the shell, e.g. `bool` for a switch, `list[str]` for an option that may be repeated.
         metavar: name of the value in `--help`, e.g. "PATTERN"; None for a switch or a choice.
         name: name of the option if it differs from the field, e.g. "freeze" for `--freeze`.
+        group: options that it belongs to: "model", "optimizer", or "memory", which `plan` does not have as it measures
+            both values.
         parse: converts the value of the shell to that of the field; raises ValueError with the allowed values. None if
             both are the same.
     """
@@ -96,6 +98,7 @@ class ShellOption:
     kind: Any
     metavar: str | None = None
     name: str = ""
+    group: Literal["model", "optimizer", "memory"] = "model"
     parse: Callable[[Any], Any] | None = None
 
 
@@ -184,6 +187,7 @@ class Recipe:
             float | None,
             "NORM",
             name="clip_norm",
+            group="optimizer",
         ),
     )
     """Scale all gradients down together if their common L2 norm is larger, e.g. 1.0. None: no limit."""
@@ -195,6 +199,7 @@ class Recipe:
             float | None,
             "VALUE",
             name="clip_value",
+            group="optimizer",
         ),
     )
     """Clip each element of the gradients to plus or minus this value, e.g. 0.5. None: no limit."""
@@ -278,7 +283,7 @@ class Recipe:
     straight_through: bool = _field(
         False,
         ShellOption(
-            "Pass gradients through rounding and quantisation unchanged, as files in int8 need. Default: rounding has "
+            "Pass gradients through rounding and quantization unchanged, as int8 files need. Default: rounding has "
             "no gradient.",
             bool,
         ),
@@ -289,7 +294,7 @@ class Recipe:
     activations: Activations = _field(
         "float",
         ShellOption(
-            "Multiply by quantised weights (MatMulNBits) in floating point, or round activations to int8 where "
+            "Multiply by quantized weights (MatMulNBits) in floating point, or round activations to int8 where "
             "the file does, e.g. deployed.",
             Activations,
         ),
@@ -315,6 +320,7 @@ class Recipe:
             "Compute activations again for the gradients instead of keeping them, which takes less memory and more "
             "time. Default: keep them.",
             bool,
+            group="memory",
         ),
     )
     """True to recompute results of elementwise ops and normalizations, and of some products, in the backward pass

@@ -34,6 +34,8 @@ from onnxtrain.recipe import (
 )
 from onnxtrain.runtime.manifest import parse_manifest
 
+RANKS = (4, 8, 16, 32)
+"""Ranks of the adapters that a plan measures by default."""
 _BATCH_SIZE = 32
 """Size of a symbolic first axis, as in `Trainer.fit`."""
 _STOP_AT = 4
@@ -108,7 +110,7 @@ def plan_training(
     optimizer: OptimizerSpec = "adamw",
     batch_size: int | None = None,
     dims: Mapping[str, int] | None = None,
-    ranks: Sequence[int] = (4, 8, 16, 32),
+    ranks: Sequence[int] = RANKS,
     requires_grad: list[str] | None = None,
     frozen_params: list[str] | None = None,
     batch_norm: BatchNormMode = "as_exported",

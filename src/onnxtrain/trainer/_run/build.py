@@ -10,13 +10,10 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from onnxtrain._words import argument
-from onnxtrain.artifacts import generate_artifacts, optimizer_for
-from onnxtrain.errors import GraphBuildError
+from onnxtrain.artifacts import generate_artifacts, returned_outputs
 from onnxtrain.lora import LoraConfig
 from onnxtrain.losses import make_loss
 from onnxtrain.op_facts import RANDOM_OPS
-from onnxtrain.optimizers import ClipGradNorm, ClipGradValue, Optimizer, make_optimizer
 from onnxtrain.passes import ModelSource, load_model
 from onnxtrain.recipe import (
     Activations,
@@ -25,12 +22,11 @@ from onnxtrain.recipe import (
     LossSpec,
     LossType,
     OptimizerSpec,
-    OptimType,
     Precision,
     Profile,
+    Recipe,
 )
 from onnxtrain.trainer._run.run import Run
-from onnxtrain.training.forward_graph import trained_outputs
 
 # Dropout draws from a generator that each run of the training model seeds.
 _STATEFUL = RANDOM_OPS - {"Dropout"}
@@ -88,21 +84,12 @@ class ModelSettings:
             OnnxTrainError: as `generate_artifacts`.
         """
         loaded = load_model(model)
-        outputs = trained_outputs(loaded.graph)
-        # Without a loss to append, one of the outputs is the loss itself and comes first already.
-        if self.loss is None:
-            loss = next(iter(self.loss_input_names or outputs), None)
-            outputs = [name for name in outputs if name != loss]
-        passed = {entry.name: getattr(self, entry.name) for entry in dataclasses.fields(self)}
-        clipping = passed.pop("clip_grad_norm"), passed.pop("clip_grad_value")
-        passed["optimizer"] = with_clipping(self.optimizer, *clipping)
-        generate_artifacts(
-            loaded,
-            artifact_directory=directory,
-            additional_output_names=outputs,
+        recipe = Recipe(
+            **{entry.name: getattr(self, entry.name) for entry in dataclasses.fields(self)},
             sample_weight=sample_weight,
-            **passed,
         )
+        recipe = dataclasses.replace(recipe, additional_output_names=returned_outputs(loaded.graph, recipe))
+        generate_artifacts(loaded, artifact_directory=directory, recipe=recipe)
 
 
 def build_run(
@@ -132,35 +119,6 @@ def name_list(names: Sequence[str] | str | None) -> list[str] | None:
     """Wraps a single name in a list; None stays None."""
     # A string is a sequence of names, too, of one letter each.
     return [names] if isinstance(names, str) else None if names is None else list(names)
-
-
-def with_clipping(spec: OptimizerSpec, norm: float | None, value: float | None) -> OptimizerSpec:
-    """Makes the optimizer of a name, with PyTorch's defaults, and adds gradient clipping to it.
-
-    An optimizer object stays as it is but for the clipping.
-
-    Raises:
-        GraphBuildError: Both ways of clipping are asked for, or the optimizer clips already, or is a block.
-    """
-    if isinstance(spec, str):
-        spec = make_optimizer(spec)
-    # An OptimType is a name of onnxruntime-training and has the defaults of that package, not PyTorch's.
-    if isinstance(spec, OptimType):
-        spec = optimizer_for(spec)
-    if norm is None and value is None:
-        return spec
-    if norm is not None and value is not None:
-        raise GraphBuildError(
-            f"choosing an optimizer: pass {argument('clip_grad_norm')} or {argument('clip_grad_value')}, not both"
-        )
-    if not isinstance(spec, Optimizer) or spec.clip_grad is not None:
-        raise GraphBuildError(
-            f"choosing an optimizer: {argument('clip_grad_norm')} and clip_grad_value do not go together with "
-            f"{spec!r}; set its own clip_grad"
-        )
-    return dataclasses.replace(
-        spec, clip_grad=ClipGradNorm(norm) if norm is not None else ClipGradValue(value or 0)
-    )
 
 
 def loss_name(spec: LossSpec) -> str:

@@ -152,7 +152,7 @@ def _ratio(text: str) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """How to train a model: loss, optimizer, trained parameters, modes of layers, precision.
+    """Training configuration of a model: loss, optimizer, trained parameters, layer modes, precision.
 
     One recipe serves :func:`onnxtrain.generate_artifacts`, :class:`onnxtrain.Trainer` and
     :func:`onnxtrain.plan_training`. `dataclasses.replace(recipe, precision="bf16")` makes another one.

@@ -7,11 +7,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import models
 from fresh_process import python
-from onnxtrain import Recipe, generate_artifacts, plan_training
+from onnxtrain import OnnxClassifier, Recipe, Trainer, generate_artifacts, plan_training
 from onnxtrain.errors import GraphBuildError, InputError
 
 
@@ -78,11 +79,45 @@ def test_the_optimizer_of_a_recipe_clips(tmp_path: Path) -> None:
     [
         lambda **given: generate_artifacts(models.mlp(), **given),
         lambda **given: plan_training(models.mlp(), "1GB", **given),
+        lambda **given: Trainer(models.mlp(), **given),
     ],
-    ids=["generate_artifacts", "plan_training"],
+    ids=["generate_artifacts", "plan_training", "Trainer"],
 )
 def test_a_field_beside_the_recipe_is_an_error(call: Any) -> None:
     with pytest.raises(TypeError, match=r"pass precision in the recipe or as an argument, not both"):
         call(recipe=Recipe(), precision="bf16")
     with pytest.raises(TypeError, match=r"recipe is a dict; pass an onnxtrain.Recipe"):
         call(recipe={"loss": "mse"})
+
+
+def data() -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((40, 4)).astype(np.float32)
+    return x, x[:, :3].argmax(1)
+
+
+def test_a_trainer_trains_by_a_recipe() -> None:
+    fields: dict[str, Any] = {"loss": "cross_entropy", "optimizer": "sgd", "frozen_params": ["w1"]}
+    histories = [
+        Trainer(models.mlp(), **given).fit(*data(), epochs=2, verbose=False).epochs
+        for given in (fields, {"recipe": Recipe(**fields)})
+    ]
+    assert histories[0] == histories[1]
+
+
+def test_a_trainer_returns_further_outputs_of_a_recipe() -> None:
+    trainer = Trainer(models.mlp(), recipe=Recipe(loss="cross_entropy", additional_output_names="h"))
+    assert trainer.prediction == "logits"
+    # A fit with sample weights builds the models again.
+    trainer.fit(*data(), sample_weight=np.ones(40), epochs=1, verbose=False)
+    assert trainer.manifest.outputs == ("loss", "logits", "h")
+
+
+def test_an_estimator_trains_by_a_recipe() -> None:
+    x, y = data()
+    recipe = Recipe(optimizer="sgd", clip_grad_norm=0.1)
+    slow = OnnxClassifier(recipe=recipe, epochs=3, random_state=0).fit(x, y)
+    fast = OnnxClassifier(optimizer="sgd", epochs=3, random_state=0).fit(x, y)
+    assert slow.history_["loss"] != fast.history_["loss"]
+    with pytest.raises(TypeError, match="pass optimizer in the recipe or as an argument"):
+        OnnxClassifier(optimizer="sgd", recipe=recipe).fit(x, y)

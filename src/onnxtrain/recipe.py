@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from onnxtrain.onnxblock import Block
     from onnxtrain.optimizers import Optimizer
 
-__all__ = ["LossType", "OptimType", "Recipe", "ShellOption"]
+__all__ = ["LossType", "OptimType", "Recipe"]
 
 
 class LossType(Enum):

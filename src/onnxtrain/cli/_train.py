@@ -258,14 +258,9 @@ def _begin(options: TrainOptions, classes: list[str] | None, directory: Path) ->
     recipe = chosen_recipe(options, mixed=chosen_transform(options) is not None)
     model = prepared(options.source, options.model, seed=options.seed)
     check_loss(canonicalize(model), options.model.loss)
-    settings = {
-        name: value
-        for name, value in vars(recipe).items()
-        if name not in ("additional_output_names", "sample_weight")
-    }
     return Trainer(
         model,
-        **settings,
+        recipe=recipe,
         learning_rate=options.rate.learning_rate,
         scheduler=_schedule(options.rate),
         warmup_steps=options.rate.warmup,

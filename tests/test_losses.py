@@ -46,6 +46,7 @@ from onnxtrain.losses import (
     make_loss,
 )
 from onnxtrain.losses._base import Activation
+from onnxtrain.recipe import Recipe
 from onnxtrain.trainer import METRICS
 from onnxtrain.training.training_graph import build_training_graphs
 from runtimes import needs_opset
@@ -897,7 +898,7 @@ def test_attached_loss_can_compare_two_values_of_the_model() -> None:
 def test_weights_of_a_loss_are_not_trained() -> None:
     model = _linear_model()
     loss = attach_loss(Emitter(model.graph), BCEWithLogitsLoss(pos_weight=[1, 2, 3], weight=0.5), "logits")
-    assert build_training_graphs(model, str(loss.name)).trainable == ["w"]
+    assert build_training_graphs(model, str(loss.name), Recipe()).trainable == ["w"]
 
 
 def test_a_loss_of_ones_own_need_not_say_its_shape() -> None:

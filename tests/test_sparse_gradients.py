@@ -442,8 +442,8 @@ def test_names_that_are_not_trained_are_refused(tmp_path: Path) -> None:
         GraphBuildError, match="no trained parameter matches 'emb' of sparse_gradients; they are bias"
     ):
         generate(tmp_path, tables(), SGD(), requires_grad=["bias"])
-    with pytest.raises(TypeError, match="sparse_gradients is a str; pass a list of strings"):
-        generate(tmp_path, tables(), SGD(), sparse_gradients="emb")
+    with pytest.raises(TypeError, match="sparse_gradients is a int; pass a list of strings"):
+        generate(tmp_path, tables(), SGD(), sparse_gradients=3)
 
 
 @pytest.mark.parametrize(

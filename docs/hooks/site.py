@@ -153,6 +153,7 @@ def command_reference() -> Iterator[str]:
     import typer.main
 
     from onnxtrain.cli._app import app
+    from onnxtrain.cli._help import full_help
 
     program = typer.main.get_command(app)
     for name, command in sorted(program.commands.items()):
@@ -168,7 +169,7 @@ def command_reference() -> Iterator[str]:
             for parameter in parameters:
                 yield from (
                     _spelling(parameter),
-                    f":   {_paragraphs(parameter.help)}{_default(parameter)}",
+                    f":   {_paragraphs(full_help(parameter))}{_default(parameter)}",
                     "",
                 )
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from onnxtrain.estimators import OnnxClassifier, OnnxRegressor
     from onnxtrain.functional import check_gradients, hessian_vector_product, jvp, per_sample_gradients, vjp
     from onnxtrain.planning import PlanChoice, plan_training
+    from onnxtrain.recipe import Recipe
     from onnxtrain.surgery import lower_training_ops, make_batch_dynamic, replace_head, restore_dropout
     from onnxtrain.trainer import (
         Callback,
@@ -56,6 +57,7 @@ __all__ = [
     "OptimType",
     "Optimizer",
     "PlanChoice",
+    "Recipe",
     "ReduceLROnPlateau",
     "TensorBoardLogger",
     "Trainer",
@@ -87,6 +89,7 @@ _HOME = {
         "estimators": "OnnxClassifier OnnxRegressor",
         "functional": "check_gradients hessian_vector_product jvp per_sample_gradients vjp",
         "planning": "PlanChoice plan_training",
+        "recipe": "Recipe",
         "surgery": "lower_training_ops make_batch_dynamic replace_head restore_dropout",
         "trainer": "CSVLogger Callback EarlyStopping History ModelCheckpoint ReduceLROnPlateau TensorBoardLogger "
         "Trainer WandbLogger pack_tokens",

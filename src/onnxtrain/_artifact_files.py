@@ -7,6 +7,7 @@ import json
 import logging
 import tempfile
 from contextlib import redirect_stdout
+from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -31,33 +32,41 @@ from onnxtrain.training.training_graph import TrainingGraphs
 _log = logging.getLogger("onnxtrain")
 
 
+@dataclass(frozen=True)
+class Files:
+    """Files of a training run: where, under which names, in which formats.
+
+    Attributes:
+        directory: directory of the files; made if missing.
+        prefix: text before every file name, e.g. "net_".
+        nominal_checkpoint: True to also write a checkpoint without data.
+        ort_format: True to also write the models in ORT format.
+        custom_op_library: shared library with the custom ops of the models, for the conversion to ORT format.
+    """
+
+    directory: Path
+    prefix: str = ""
+    nominal_checkpoint: bool = False
+    ort_format: bool = False
+    custom_op_library: Path | None = None
+
+
 def write_files(
-    graphs: TrainingGraphs,
-    optimizer: optimizers.Optimizer | onnxblock.Block | None,
-    directory: Path,
-    prefix: str,
-    nominal_checkpoint: bool,
-    ort_format: bool,
-    custom_op_library: Path | None,
-    adapters: str | None,
+    graphs: TrainingGraphs, optimizer: optimizers.Optimizer | onnxblock.Block | None, wanted: Files
 ) -> None:
     """Writes all artifacts to a directory, atomically.
 
     Args:
         graphs: the training, eval and inference models, the parameters and the manifest.
         optimizer: optimizer or onnxblock from which to build the optimizer model; None for no optimizer model.
-        directory: directory to write to; created if missing.
-        prefix: prefix of all file names.
-        nominal_checkpoint: True also writes a checkpoint without the values of the parameters.
-        ort_format: True also writes the models in ORT format.
-        custom_op_library: library with custom ops that the conversion to ORT format needs.
-        adapters: JSON text that describes the model's LoRA adapters, if it has any.
+        wanted: the files to write.
 
     Raises:
         GraphBuildError: the directory contains a manifest.json that onnxtrain did not write, or a model cannot be
             built.
         ModelError: a model cannot be converted to ORT format.
     """
+    directory, prefix = wanted.directory, wanted.prefix
     manifest_path = directory / f"{prefix}manifest.json"
     # Web apps and browser extensions also have a file of this name.
     if manifest_path.exists() and not is_manifest(manifest_path):
@@ -74,7 +83,7 @@ def write_files(
         models["inference_model"] = graphs.inference
     if manifest["profile"] == "portable":
         models = {name: _suit_every_host(name, model) for name, model in models.items()}
-    names = [*models, "checkpoint", *(["nominal_checkpoint"] if nominal_checkpoint else [])]
+    names = [*models, "checkpoint", *(["nominal_checkpoint"] if wanted.nominal_checkpoint else [])]
     manifest["files"] = file_names = {
         name: f"{prefix}{name}" + (".onnx" if name in models else "") for name in names
     }
@@ -86,17 +95,17 @@ def write_files(
         statistics={name: tensor.numpy() for name, tensor in graphs.statistics.items()},
         copy=False,
     )
-    if adapters is not None:
+    if graphs.adapters is not None:
         # Lets the adapters of a checkpoint be saved without the model.
-        state.properties[METADATA_KEY_OF_ADAPTERS] = adapters
+        state.properties[METADATA_KEY_OF_ADAPTERS] = graphs.adapters
     directory.mkdir(parents=True, exist_ok=True)
     # If the process is killed, the directory has either all new files or all old ones.
     with FileSet(directory) as files:
         for name, model in models.items():
             # The manifest is embedded in each model, so that a device needs only the model file.
             model.metadata_props[METADATA_KEY] = text
-            if ort_format:
-                _write_ort_format(model, files, directory / file_names[name], custom_op_library)
+            if wanted.ort_format:
+                _write_ort_format(model, files, directory / file_names[name], wanted.custom_op_library)
         data = write_models({file_names[name]: model for name, model in models.items()}, files)
         manifest["external_data"] = {
             name: data[file_names[name]] for name in models if data.get(file_names[name])

@@ -1,6 +1,6 @@
 """Names the losses and optimizers without importing them: `--help` lists them also where onnx is missing.
 
-A new loss or optimizer is one row here, and one with its settings. `onnxtrain.losses.LOSSES`,
+A new loss or optimizer is one row here. `onnxtrain.losses.LOSSES`,
 `onnxtrain.optimizers.OPTIMIZERS`, `Trainer` and the help texts of `--loss` and `--optimizer` follow.
 """
 
@@ -36,33 +36,6 @@ OPTIMIZERS: dict[str, str] = {
     "sparse_adam": "SparseAdam",
 }
 """Per name, the class in `onnxtrain.optimizers`."""
-
-LOSS_SETTINGS: dict[str, str] = {
-    "cross_entropy": "label_smoothing, weight, ignore_index, axis, probabilities",
-    "nll": "weight, ignore_index, axis",
-    "causal_lm": "ignore_index",
-    "bce_with_logits": "pos_weight, weight",
-    "focal": "alpha, gamma",
-    "tversky": "alpha, beta, smooth",
-    "huber": "delta",
-    "smooth_l1": "beta",
-    "poisson_nll": "log_input, full, eps",
-}
-"""Per name of a loss, its settings besides `reduction`, which all have. A test compares them with the classes."""
-
-OPTIMIZER_SETTINGS: dict[str, str] = {
-    "adamw": "betas, eps, bias_correction, adam_mode",
-    "adam": "betas, eps",
-    "sgd": "momentum, dampening, nesterov",
-    "adagrad": "lr_decay, initial_accumulator_value, eps",
-    "rmsprop": "alpha, eps, momentum, centered",
-    "lion": "betas",
-    "adafactor": "beta2_decay, eps, d",
-    "muon": "momentum, nesterov, ns_coefficients, ns_steps, eps, adjust_lr_fn",
-    "prodigy": "betas, eps, d0, d_coef",
-    "sparse_adam": "betas, eps",
-}
-"""Per name of an optimizer, its settings besides `weight_decay`. A test compares them with the classes."""
 
 
 def enumerated(names: list[str]) -> str:

@@ -5,9 +5,9 @@ from __future__ import annotations
 # First, so that a device without onnx is told what to install instead of getting an import error of onnx.
 import onnxtrain._desk  # noqa: F401  # isort: skip
 
+import dataclasses
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
-from enum import Enum
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import onnx
 import onnx_ir as ir
 
 from onnxtrain import losses, onnxblock, optimizers
-from onnxtrain._artifact_files import write_files
+from onnxtrain._artifact_files import Files, write_files
 from onnxtrain._building import without_collection
 from onnxtrain._words import argument
 from onnxtrain.autodiff import straight_through_rules
@@ -25,41 +25,25 @@ from onnxtrain.lora import METADATA_KEY as METADATA_KEY_OF_ADAPTERS
 from onnxtrain.lora import LoraConfig, train_adapters
 from onnxtrain.onnxblock.onnxblock import build_forward
 from onnxtrain.passes import ModelSource, canonicalize, load_model
-from onnxtrain.selection import expand_names
-from onnxtrain.training.key_value_cache import find_cache
-from onnxtrain.training.layer_modes import BatchNormMode, DropoutRatios, check_dropout
-from onnxtrain.training.training_graph import (
+from onnxtrain.recipe import (
     Activations,
+    BatchNormMode,
+    DropoutRatios,
+    LossSpec,
+    LossType,
+    OptimizerSpec,
+    OptimType,
     Precision,
     Profile,
-    build_training_graphs,
+    Recipe,
+    filled_recipe,
 )
+from onnxtrain.selection import expand_names
+from onnxtrain.training.forward_graph import trained_outputs
+from onnxtrain.training.training_graph import TrainingGraphs, build_training_graphs
 
 __all__ = ["LossType", "OptimType", "generate_artifacts", "optimizer_for"]
 
-
-class LossType(Enum):
-    """Losses that onnxruntime-training had; `onnxtrain.losses` has them with their options, and more."""
-
-    # The numbers are those of onnxruntime-training.
-
-    MSELoss = 1
-    CrossEntropyLoss = 2
-    BCEWithLogitsLoss = 3
-    L1Loss = 4
-
-
-class OptimType(Enum):
-    """Optimizers that onnxruntime-training had; `onnxtrain.optimizers` has them with their options, and more."""
-
-    # The numbers are those of onnxruntime-training.
-
-    AdamW = 1
-    SGD = 2
-
-
-LossSpec = LossType | losses.Loss | str | onnxblock.Block | None
-OptimizerSpec = OptimType | optimizers.Optimizer | str | onnxblock.Block | None
 
 # The members of OptimType have the defaults of onnxruntime-training, e.g. no weight decay; names and classes have
 # PyTorch's.
@@ -94,6 +78,7 @@ def generate_artifacts(
     lora: LoraConfig | None = None,
     activations: Activations = "float",
     profile: Profile = "default",
+    recipe: Recipe | None = None,
 ) -> None:
     """Writes the files from which the on-device API trains.
 
@@ -104,138 +89,135 @@ def generate_artifacts(
 
     Args:
         model: path of an `.onnx` file (any size), `ModelProto` or `onnx_ir.Model`; not changed.
-        requires_grad: names of the parameters to train, or patterns such as "fc.*". None trains all floating-point
-            parameters that are not in `frozen_params`. BatchNorm running statistics and settings of ops (bounds of
-            Clip, scales of Resize) are no parameters, nor are buffers and constants, if the file tells them apart as
-            those of PyTorch's Dynamo exporter do.
-        frozen_params: names or patterns of parameters that are in the checkpoint, but not trained. If a parameter
-            matches both `requires_grad` and `frozen_params`, it is frozen. An exact name wins over a pattern.
-        loss: a :class:`LossType`, a loss of `onnxtrain.losses` or its name ("cross_entropy", "mse", ...), or
-            an onnxblock block. None: the model's first output is the loss, a scalar.
-        optimizer: an optimizer of `onnxtrain.optimizers` or its name ("adamw", "sgd", ...), with PyTorch's defaults;
-            or an :class:`OptimType`, a block of `onnxblock.optim`, or a block that calls such a block with its own
-            arguments. None writes no optimizer model. `OptimType.AdamW` and `onnxblock.optim.AdamW` have the defaults
-            of onnxruntime-training: eps 1e-6, no weight decay, decay after the step.
+        requires_grad: parameters to train; this argument and the others without a description below are fields of
+            :class:`onnxtrain.Recipe`, which describes them.
+        frozen_params: see :class:`onnxtrain.Recipe`.
+        loss: see :class:`onnxtrain.Recipe`.
+        optimizer: see :class:`onnxtrain.Recipe`; here the default is None, which writes no optimizer model.
         artifact_directory: directory of the files; made if missing. Default: the current directory.
         prefix: text before every file name, e.g. "net_".
         ort_format: also write the models in ORT format.
         custom_op_library: path of a shared library with custom ops, which the conversion to ORT format needs.
-        additional_output_names: values that the training and eval models return after the loss, e.g. ["logits"].
+        additional_output_names: see :class:`onnxtrain.Recipe`.
         nominal_checkpoint: also write a checkpoint with names, dtypes and shapes only.
-        loss_input_names: inputs of the loss, e.g. ["logits"]. For a loss of `onnxtrain.losses`, the first is the
-            prediction, and a second one is used as the target instead of a new input; default: the only output of the
-            model. For a block, the arguments of the call; default: all outputs. Without a loss, the name of the
-            loss; default: the first output.
-        batch_norm: mode of BatchNormalization and Dropout in the training model: that of the given model
-            ("as_exported"), "training" or "inference". Per layer, a mapping from patterns to modes, of which the first
-            that matches the layer's module, node or scale decides: `{"backbone.*": "inference", "*": "training"}`.
-        dropout: fraction of elements that Dropout drops in training, e.g. 0.1, also where the exporter has removed
-            Dropout and left its place. Per layer, a mapping from patterns to fractions, of which the first that matches
-            the layer's module or node decides: `{"head.*": 0.5, "*": 0.1}`. It wins over `batch_norm` and over the
-            ratios of the file. 0.0 trains without Dropout. None keeps the Dropout of the file, and warns of removed
-            Dropout.
-        straight_through: True to let gradients pass through rounding and quantisation unchanged, as in
-            quantisation-aware training.
-        sample_weight: True for models that take a weight for each sample, as a last target `sample_weight` of shape
-            [N]. The loss is then the weighted mean sum(w·l) / sum(w).
-        recompute: True to compute results of elementwise ops and normalisations, and of some products, again for the
-            gradients instead of keeping them. It takes less memory and more time, and gives the same gradients. With
-            adapters, the elementwise ops and normalisations are computed again in any case, as that takes hardly any
-            time.
-        precision: "fp32", or "bf16" for a training model whose products and convolutions of float32, forward and
-            backward, round their factors to bfloat16 and add up in float32. Parameters, gradients, optimizer, all
-            other ops, and the eval and inference models stay float32. It is fast with native kernels on processors
-            with AVX512_BF16; elsewhere it computes the same, and no faster than "fp32".
-        sparse_gradients: names or patterns of embeddings `[n, *rest]` that get a sparse gradient: only the rows that
-            a batch reads have one and are updated. `<parameter>_grad` is `[reads, *rest]`, and a further output has the
-            numbers of the rows. Such an embedding may be read only by Gather on axis 0, and updated by SparseAdam, or
-            by SGD or Adagrad without momentum and weight decay.
-        lora: a :class:`onnxtrain.lora.LoraConfig` to train adapters beside the linear layers that it names, and
-            nothing else but what `requires_grad` names. The checkpoint then holds the adapters, the models hold the
-            other weights. A model that has adapters already (`add_lora`, `load_adapter`) needs no `lora`: they are
-            trained if `requires_grad` is None.
-        activations: "float" to multiply by quantised weights (MatMulNBits) in floating point in the training and eval
-            models, or "deployed" to round the other factor to int8 where the file does (`accuracy_level=4`). Gradients
-            pass that rounding unchanged, and all other rounding as with `straight_through`. The inference model
-            computes as the file does. The manifest records the mode.
-        profile: "default", or "portable" for models that also run, and compute the same, in ONNX Runtime's builds for
-            browsers and phones: what one of them lacks or gets wrong is written in other ops, and masks of Dropout
-            follow from an input of the training model. `docs/own-host.md` says what a host feeds there; the on-device
-            API does it. The manifest records the profile.
+        loss_input_names: see :class:`onnxtrain.Recipe`.
+        batch_norm: see :class:`onnxtrain.Recipe`.
+        dropout: see :class:`onnxtrain.Recipe`.
+        straight_through: see :class:`onnxtrain.Recipe`.
+        sample_weight: see :class:`onnxtrain.Recipe`.
+        recompute: see :class:`onnxtrain.Recipe`.
+        precision: see :class:`onnxtrain.Recipe`.
+        sparse_gradients: see :class:`onnxtrain.Recipe`.
+        lora: see :class:`onnxtrain.Recipe`.
+        activations: see :class:`onnxtrain.Recipe`. The manifest records the mode.
+        profile: see :class:`onnxtrain.Recipe`. The manifest records the profile.
+        recipe: how to train, instead of the arguments that are its fields.
 
     Raises:
         ModelError: the model cannot be loaded or converted, also to ORT format; a file cannot be written.
         GraphBuildError: a name is unknown, there is no place for Dropout, a parameter is both frozen and trainable, a
-            value would be returned twice,
-            the loss does not fit or does not depend on an adapter, a parameter cannot have a sparse gradient, its
-            optimizer cannot use one, or a model of `profile="portable"` has an op that some build lacks.
+            value would be returned twice, the loss does not fit or does not depend on an adapter, a parameter cannot
+            have a sparse gradient, its optimizer cannot use one, or a model of `profile="portable"` has an op that some
+            build lacks.
         NothingToTrain: no parameter is left to train, or the loss depends on no trainable parameter.
         NoGradientRule: an op between the loss and a trainable parameter has no gradient rule.
         InputError: `dropout` is not a number in [0, 1), or a mapping to such numbers.
-        TypeError: `loss`, `optimizer`, `lora` or a list of names is of an unknown type.
+        TypeError: an argument is of an unknown type, or a field of `recipe` is also passed as an argument.
         ValueError: `batch_norm`, `precision`, `activations` or `profile` has an unknown value.
     """
-    for option, names in (
-        ("requires_grad", requires_grad),
-        ("frozen_params", frozen_params),
-        ("additional_output_names", additional_output_names),
-        ("loss_input_names", loss_input_names),
-        ("sparse_gradients", sparse_gradients),
-    ):
-        _check_names(option, names)
-    # Arguments are checked before the graph is built, which takes time.
-    check_dropout(dropout)
-    optimizer_ = optimizer_for(optimizer)
-    library = _library(custom_op_library)
-    loaded = load_model(model)
-    asked = set(requires_grad or ())
-    requires_grad = train_adapters(loaded, lora, requires_grad)
-    if lora is not None:
-        # A block reads its model again from what the caller has passed, which has no adapters.
-        model = loaded
-    parameters = [*(requires_grad or ()), *(frozen_params or ())]
-    # Before the loss changes the outputs.
-    model_outputs = [str(value.name) for value in loaded.graph.outputs]
-    forward, loss_name, extra = _with_loss(model, loaded, loss, loss_input_names, parameters, sample_weight)
-    adapters = loaded.metadata_props.get(METADATA_KEY_OF_ADAPTERS)
-    with straight_through_rules(straight_through or activations == "deployed"):
-        graphs = build_training_graphs(
-            forward,
-            loss_name,
-            [*extra, *(additional_output_names or ())],
-            requires_grad=requires_grad,
-            adapters=set(requires_grad or ()) - asked,
-            frozen=frozen_params,
-            batch_norm=batch_norm,
-            dropout=dropout,
-            inference_outputs=[name for name in model_outputs if name != loss_name],
-            # The weights beside adapters have no gradients: activations are most of the memory of such a training.
-            recompute=recompute or ("cheap" if adapters else False),
-            precision=precision,
-            sparse_gradients=sparse_gradients or (),
-            activations=activations,
-            profile=profile,
-        )
-    directory = Path(os.fsdecode(artifact_directory)) if artifact_directory is not None else Path.cwd()
+    recipe = filled_recipe(
+        generate_artifacts,
+        recipe,
+        {
+            "requires_grad": requires_grad,
+            "frozen_params": frozen_params,
+            "loss": loss,
+            "optimizer": optimizer,
+            "additional_output_names": additional_output_names,
+            "loss_input_names": loss_input_names,
+            "batch_norm": batch_norm,
+            "dropout": dropout,
+            "straight_through": straight_through,
+            "sample_weight": sample_weight,
+            "recompute": recompute,
+            "precision": precision,
+            "sparse_gradients": sparse_gradients,
+            "lora": lora,
+            "activations": activations,
+            "profile": profile,
+        },
+    )
+    files = Files(
+        Path(os.fsdecode(artifact_directory)) if artifact_directory is not None else Path.cwd(),
+        prefix=prefix,
+        nominal_checkpoint=nominal_checkpoint,
+        ort_format=ort_format,
+        custom_op_library=_library(custom_op_library),
+    )
+    # Before the graphs are built, which takes time: a wrong optimizer is reported at once.
+    stepper = clipped_optimizer(recipe)
+    graphs = build(model, recipe)
     try:
-        write_files(graphs, optimizer_, directory, prefix, nominal_checkpoint, ort_format, library, adapters)
+        write_files(graphs, stepper, files)
     except OSError as error:
         raise ModelError(
-            f"generate_artifacts: writing to the directory '{directory}' failed: {error}. Check that it is a "
+            f"generate_artifacts: writing to the directory '{files.directory}' failed: {error}. Check that it is a "
             "directory, is writable and has room."
         ) from error
 
 
-def _check_names(option: str, names: object) -> None:
-    """Raises TypeError if an argument is no collection of strings."""
-    # A str is a collection of names, too: one per letter.
-    if names is None or (isinstance(names, Collection) and not isinstance(names, str | bytes | Mapping)):
-        wrong = [name for name in names or () if not isinstance(name, str)]
-        received = f"holds {wrong[0]!r}" if wrong else ""
-    else:
-        received = f"is a {type(names).__name__}"
-    if received:
-        raise TypeError(f"generate_artifacts: {option} {received}; pass a list of strings")
+def build(model: ModelSource, recipe: Recipe) -> TrainingGraphs:
+    """Builds the models of a training run in memory.
+
+    Args:
+        model: path of an `.onnx` file, `ModelProto` or `onnx_ir.Model`; not changed.
+        recipe: how to train.
+
+    Raises:
+        OnnxTrainError: as :func:`generate_artifacts`.
+    """
+    loaded = load_model(model)
+    asked = set(recipe.requires_grad or ())
+    recipe = dataclasses.replace(
+        recipe, requires_grad=train_adapters(loaded, recipe.lora, recipe.requires_grad)
+    )
+    if recipe.lora is not None:
+        # A block reads its model again from what the caller has passed, which has no adapters.
+        model = loaded
+    # Before the loss changes the outputs.
+    model_outputs = [str(value.name) for value in loaded.graph.outputs]
+    forward, loss_name, returned = _with_loss(model, loaded, recipe)
+    adapters = loaded.metadata_props.get(METADATA_KEY_OF_ADAPTERS)
+    recipe = dataclasses.replace(
+        recipe,
+        additional_output_names=[*returned, *(recipe.additional_output_names or ())],
+        # The weights beside adapters have no gradients: activations are most of the memory of such a training.
+        recompute=recipe.recompute or ("cheap" if adapters else False),
+    )
+    with straight_through_rules(recipe.straight_through or recipe.activations == "deployed"):
+        graphs = build_training_graphs(
+            forward,
+            loss_name,
+            recipe,
+            adapters=set(recipe.requires_grad or ()) - asked,
+            inference_outputs=[name for name in model_outputs if name != loss_name],
+        )
+    return dataclasses.replace(graphs, adapters=adapters)
+
+
+def returned_outputs(graph: ir.Graph, recipe: Recipe) -> list[str]:
+    """Returns the names of the outputs of a model that a training can return beside its loss.
+
+    Args:
+        graph: graph of the model, before the loss of the recipe is appended.
+        recipe: how to train.
+    """
+    outputs = trained_outputs(graph)
+    if recipe.loss is not None:
+        return outputs
+    # Without a loss to append, one of the outputs is the loss itself.
+    loss = next(iter(recipe.loss_input_names or outputs), None)
+    return [name for name in outputs if name != loss]
 
 
 def optimizer_for(spec: OptimizerSpec) -> optimizers.Optimizer | onnxblock.Block | None:
@@ -257,6 +239,48 @@ def optimizer_for(spec: OptimizerSpec) -> optimizers.Optimizer | onnxblock.Block
     )
 
 
+def clipped_optimizer(recipe: Recipe) -> optimizers.Optimizer | onnxblock.Block | None:
+    """Returns the optimizer of a recipe, with the recipe's gradient clipping.
+
+    Raises:
+        GraphBuildError: there is no optimizer of that name; or the recipe clips gradients, and its optimizer clips them
+            already, is a block or is None.
+        TypeError: the optimizer is of an unknown type.
+    """
+    optimizer = optimizer_for(recipe.optimizer)
+    norm, value = recipe.clip_grad_norm, recipe.clip_grad_value
+    if norm is None and value is None:
+        return optimizer
+    if not isinstance(optimizer, optimizers.Optimizer) or optimizer.clip_grad is not None:
+        raise GraphBuildError(
+            f"choosing an optimizer: {argument('clip_grad_norm')} and clip_grad_value do not go together with "
+            f"{optimizer!r}; set its own clip_grad"
+        )
+    clipping = optimizers.ClipGradNorm(norm) if norm is not None else optimizers.ClipGradValue(value or 0)
+    return dataclasses.replace(optimizer, clip_grad=clipping)
+
+
+def loss_for(spec: LossSpec) -> losses.Loss | onnxblock.Block | None:
+    """Makes the loss of a :class:`LossType` or a name; returns losses, blocks and None as they are.
+
+    Raises:
+        GraphBuildError: there is no loss of that name.
+        TypeError: the argument is of an unknown type.
+    """
+    if isinstance(spec, LossType):
+        # The members are named as the classes.
+        loss: losses.Loss = getattr(losses, spec.name)()
+        return loss
+    if isinstance(spec, str | losses.Loss):
+        return losses.make_loss(spec)
+    if spec is None or isinstance(spec, onnxblock.Block):
+        return spec
+    raise TypeError(
+        f"generate_artifacts: loss is a {type(spec).__name__}; pass a LossType, a loss of onnxtrain.losses, its name, "
+        "or an onnxblock block"
+    )
+
+
 def _library(path: str | bytes | os.PathLike[Any] | None) -> Path | None:
     """Checks that the file of the custom op library exists."""
     library = Path(os.fsdecode(path)) if path is not None else None
@@ -265,56 +289,39 @@ def _library(path: str | bytes | os.PathLike[Any] | None) -> Path | None:
     return library
 
 
-def _with_loss(
-    source: ModelSource,
-    loaded: ir.Model,
-    spec: LossSpec,
-    loss_input_names: Sequence[str] | None,
-    parameters: Sequence[str],
-    sample_weight: bool,
-) -> tuple[ir.Model, str, list[str]]:
-    """Appends the loss to a model that was loaded from `source`.
+def _with_loss(source: ModelSource, loaded: ir.Model, recipe: Recipe) -> tuple[ir.Model, str, list[str]]:
+    """Appends the loss of a recipe to a model that was loaded from `source`.
 
     Returns:
         The canonical model, the name of the loss, and names of further outputs that a block has returned.
     """
-    cached = find_cache(loaded.graph).values()
-    outputs = [str(value.name) for value in loaded.graph.outputs if value.name not in cached]
-    names = list(loss_input_names or (outputs[:1] if spec is None else outputs))
-    if sample_weight and (spec is None or isinstance(spec, onnxblock.Block)):
+    parameters = [*(recipe.requires_grad or ()), *(recipe.frozen_params or ())]
+    loss = loss_for(recipe.loss)
+    outputs = trained_outputs(loaded.graph)
+    names = list(recipe.loss_input_names or (outputs[:1] if loss is None else outputs))
+    if recipe.sample_weight and not isinstance(loss, losses.Loss):
         raise GraphBuildError(
             "generate_artifacts: sample weights need a loss of onnxtrain.losses, which is told to weigh its samples; a "
             "loss inside the model or an onnxblock block has to take the weights as an input of its own"
         )
-    if isinstance(spec, onnxblock.Block):
-        return _with_block_loss(source, loaded, spec, names, parameters)
+    if isinstance(loss, onnxblock.Block):
+        return _with_block_loss(source, loaded, loss, names, parameters)
     model = _canonical(loaded, parameters)
-    if spec is None:
+    if loss is None:
         if len(names) != 1:
             raise GraphBuildError(
                 "generate_artifacts without a loss: one value of the model must be the loss, but "
                 f"{argument('loss_input_names')} gives {len(names)} ({', '.join(names)}); name one"
             )
         return model, names[0], []
-    loss: losses.Loss
-    if isinstance(spec, LossType):
-        # The members are named as the classes.
-        loss = getattr(losses, spec.name)()
-    elif isinstance(spec, str | losses.Loss):
-        loss = losses.make_loss(spec)
-    else:
-        raise TypeError(
-            f"generate_artifacts: loss is a {type(spec).__name__}; pass a LossType, a loss of "
-            "onnxtrain.losses, its name, or an onnxblock block"
-        )
     # Two outputs of the model are no prediction and target unless the user says that they are.
-    if len(names) > 2 or (len(names) == 2 and not loss_input_names):
+    if len(names) > 2 or (len(names) == 2 and not recipe.loss_input_names):
         raise GraphBuildError(
             f"generate_artifacts: {type(loss).__name__} takes one prediction (and optionally the name of "
             f"its target), received {', '.join(names)}; name them in {argument('loss_input_names')}"
         )
     op = Emitter(model.graph, functions=model.functions)
-    value = losses.attach_loss(op, loss, *names, sample_weight=sample_weight)
+    value = losses.attach_loss(op, loss, *names, sample_weight=recipe.sample_weight)
     return model, str(value.name), []
 
 

@@ -13,6 +13,7 @@ from onnx import helper, numpy_helper
 from onnxtrain.autodiff import _differentiate, differentiate
 from onnxtrain.errors import DifferentiationError
 from onnxtrain.passes import canonicalize, load_model
+from onnxtrain.recipe import Recipe
 from onnxtrain.training.training_graph import build_training_graphs
 
 
@@ -37,7 +38,7 @@ def seconds(nodes: int, named: bool) -> float:
     for _ in range(2):
         model = load_model(chain(nodes, named))
         start = time.process_time()
-        graphs = build_training_graphs(canonicalize(model), "y")
+        graphs = build_training_graphs(canonicalize(model), "y", Recipe())
         times.append(time.process_time() - start)
         assert len(graphs.trainable) == nodes // 2
     return min(times)

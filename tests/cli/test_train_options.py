@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
+import re
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -11,75 +14,83 @@ import onnx
 import onnxruntime as ort
 import pandas as pd
 import pytest
+import typer.main
 
 import models
 from cli.files import arrays_in
 from cli.test_going_on import tensors
 from onnxtrain import EarlyStopping, Trainer
-from onnxtrain._names import LOSS_SETTINGS, LOSSES, OPTIMIZER_SETTINGS, OPTIMIZERS
-from onnxtrain.artifacts import generate_artifacts
+from onnxtrain.cli import _train
+from onnxtrain.cli._app import app
 from onnxtrain.cli._declared import options_of
-from onnxtrain.cli._loss import loss_settings
-from onnxtrain.cli._optimizer import optimizer_settings
-from onnxtrain.cli._options import ArtifactsOptions
+from onnxtrain.cli._help import full_help
+from onnxtrain.cli._options import ArtifactsOptions, PlanOptions
 from onnxtrain.cli._train_options import TrainOptions
-from onnxtrain.losses import BCEWithLogitsLoss, CrossEntropyLoss, HuberLoss, make_loss
-from onnxtrain.optimizers import make_optimizer
+from onnxtrain.losses import LOSSES, BCEWithLogitsLoss, CrossEntropyLoss, HuberLoss
+from onnxtrain.optimizers import OPTIMIZERS
+from onnxtrain.recipe import Recipe, ShellOption
 from onnxtrain.trainer import SWA, CutMix, MixUp
 
-WITHOUT_AN_OPTION = {
-    "self": "no argument",
+# Arguments of `Trainer` and `fit` that the command passes on under another name, or not at all.
+NOT_PASSED = {
     "model": "MODEL",
-    "inputs": "--data",
-    "targets": "--data",
-    "scheduler": "--schedule",
-    "directory": "--output",
-    "shuffle": "--no-shuffle",
     "total_steps": "--schedule-epochs, which counts epochs as --epochs does",
-    "callbacks": "--patience, --save-best, --sam, --swa-start, --log, --tensorboard, --save-every",
-    "metrics": "--metric",
-    "lora": "--lora-rank",
-    "strategy": "--workers, --compress, --shard-optimizer, --save-steps",
-    "transform": "--mixup, --cutmix; other functions are Python",
     "validation_transform": "a function of Python",
     "verbose": "progress goes to standard error, which a shell can send elsewhere",
 }
-"""Arguments of `Trainer` and `fit` that no option is named after, with the option or the reason."""
 
-ONLY_IN_PYTHON = {
-    "lora": "--lora-rank",
-    "prefix": "for directories with several artifacts",
-    "ort_format": "for hosts of onnxruntime-training",
-    "custom_op_library": "for ops of other libraries",
-    "additional_output_names": "all outputs of the model are returned",
-    "sample_weight": "`train` asks for it when the data has weights",
-}
+
+def test_every_argument_of_the_trainer_is_passed_on() -> None:
+    """Fields of a recipe have their options by themselves; the command passes the other arguments by name."""
+    tree = ast.parse(inspect.getsource(_train))
+    passed = {
+        key
+        for node in ast.walk(tree)
+        for key in (
+            [keyword.arg for keyword in node.keywords]
+            if isinstance(node, ast.Call)
+            else [key.value for key in node.keys if isinstance(key, ast.Constant)]
+            if isinstance(node, ast.Dict)
+            else []
+        )
+    }
+    arguments = {*inspect.signature(Trainer).parameters, *inspect.signature(Trainer.fit).parameters}
+    arguments -= {"self", "inputs", "targets", *(entry.name for entry in fields(Recipe))}
+    assert arguments - passed == set(NOT_PASSED)
+
+
+@pytest.mark.parametrize("kind", [TrainOptions, ArtifactsOptions, PlanOptions])
+def test_fields_of_a_recipe_have_options(kind: type) -> None:
+    options = options_of(kind)
+    for entry in fields(Recipe):
+        shell = entry.metadata["shell"]
+        if isinstance(shell, ShellOption):
+            assert (shell.name or entry.name) in options or (kind, shell.group) == (PlanOptions, "memory")
+            continue
+        # Options that set the field together, or the reason why none does.
+        spellings = {word.strip(",") for word in shell.split() if word.startswith("--")}
+        declared = {f"--{option.key}" for option in options.values()}
+        assert spellings <= declared or (kind, entry.name) == (PlanOptions, "lora")
 
 
 @pytest.mark.parametrize(
-    ("functions", "kind", "others"),
+    ("option", "kinds", "others"),
     [
-        ((Trainer.__init__, Trainer.fit), TrainOptions, WITHOUT_AN_OPTION),
-        ((generate_artifacts,), ArtifactsOptions, ONLY_IN_PYTHON | {"model": "MODEL"}),
+        ("--loss-option", LOSSES, set()),
+        ("--optimizer-option", OPTIMIZERS, {"clip_grad", "groups", "weight_decay"}),
     ],
 )
-def test_every_argument_has_an_option(functions: Any, kind: type, others: dict[str, str]) -> None:
-    arguments = {name for function in functions for name in inspect.signature(function).parameters}
-    named = {option.rule.python or name for name, option in options_of(kind).items()}
-    assert arguments - named == set(others) - named
-    assert set(others) <= arguments
-    spellings = {f"--{option.key}" for option in options_of(kind).values()}
-    for reason in others.values():
-        assert {word.strip(",;") for word in reason.split() if word.startswith("--")} <= spellings
-
-
-def test_settings_in_the_help_are_those_of_the_classes() -> None:
-    for name in LOSSES:
-        listed = [part for part in LOSS_SETTINGS.get(name, "").split(", ") if part]
-        assert set(listed) == set(loss_settings(make_loss(name)).settings) - {"reduction"}, name
-    for name in OPTIMIZERS:
-        settings = set(optimizer_settings(make_optimizer(name))) - {"weight_decay"}
-        assert set(OPTIMIZER_SETTINGS[name].split(", ")) == settings, name
+def test_help_lists_the_settings_of_each_class(
+    option: str, kinds: dict[str, Any], others: set[str], run: Any
+) -> None:
+    (parameter,) = (p for p in typer.main.get_command(app).commands["train"].params if option in p.opts)  # type: ignore[attr-defined]
+    text = full_help(parameter)
+    for name, kind in kinds.items():
+        for field in fields(kind):
+            assert field.name in others or re.search(rf"\b{field.name}\b", text), (name, field.name)
+    assert re.search(r"tversky: alpha, beta, smooth; huber: delta;|sgd: momentum, dampening, nesterov;", text)
+    # As it is printed: rich breaks lines.
+    assert "Settings:" in run("train", "--help").out
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ import pytest
 import torch
 from onnx import numpy_helper
 
+from onnxtrain.recipe import Recipe
 from onnxtrain.runtime.kernels import kernel_library, register_kernels
 from onnxtrain.training.training_graph import build_training_graphs
 from tolerances import NORM_RELATIVE, norm_relative_error
@@ -60,7 +61,7 @@ def test_gradients_are_those_of_torch(native: bool, constant: bool) -> None:
         pytest.skip("no native kernels are installed")
     model = build()
     graphs = build_training_graphs(
-        ir.from_proto(model), "loss", requires_grad=PARAMETERS, input_gradients=["x"]
+        ir.from_proto(model), "loss", Recipe(requires_grad=PARAMETERS), input_gradients=["x"]
     )
     training = ir.to_proto(graphs.training)
     calls = Counter(node.op_type for node in training.graph.node)
@@ -97,7 +98,7 @@ def test_gradients_are_those_of_torch(native: bool, constant: bool) -> None:
 
 
 def test_other_bounds_stay_a_clip() -> None:
-    graphs = build_training_graphs(ir.from_proto(build(high=5.0)), "loss", requires_grad=PARAMETERS)
+    graphs = build_training_graphs(ir.from_proto(build(high=5.0)), "loss", Recipe(requires_grad=PARAMETERS))
     calls = Counter(node.op_type for node in graphs.training.graph)
     assert calls["Clip"] == 1
     assert calls["BatchNormalizationTraining_float"] == 1

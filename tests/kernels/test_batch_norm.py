@@ -16,6 +16,7 @@ from onnx import TensorProto, helper
 from torch import nn
 
 from kernels.against_body import check, needs_kernels, run
+from onnxtrain.recipe import Recipe
 from onnxtrain.runtime.kernels import register_kernels
 from onnxtrain.training.training_graph import build_training_graphs
 from tolerances import NORM_RELATIVE
@@ -156,7 +157,7 @@ def _expected(
 def test_net_against_torch(name: str, native: bool, mode: Literal["as_exported", "training"]) -> None:
     size, *pool = POOLS[name]
     model = _net(size, *pool)
-    graphs = build_training_graphs(ir.from_proto(model), "loss", batch_norm=mode)
+    graphs = build_training_graphs(ir.from_proto(model), "loss", Recipe(batch_norm=mode))
     training = ir.to_proto(graphs.training)
     calls = Counter(node.op_type for node in training.graph.node if node.domain == "onnxtrain")
     overlapping = name == "overlapping"

@@ -19,6 +19,7 @@ from onnxtrain.onnxblock import blocks
 from onnxtrain.onnxblock.checkpoint_utils import STATISTIC_KEY
 from onnxtrain.onnxblock.onnxblock import build_forward
 from onnxtrain.passes import canonicalize, is_constant, load_model, to_proto
+from onnxtrain.recipe import Recipe
 from onnxtrain.training.training_graph import build_training_graphs
 from runtimes import needs_opset
 from tolerances import NORM_RELATIVE, norm_relative_error
@@ -182,7 +183,9 @@ class OldReduction(onnxblock.Block):
 def test_block_is_built_in_the_opset_of_the_model() -> None:
     forward, outputs = build_forward(OldReduction(), mlp(opset=13), ["y"], additional_outputs=["h0"])
     assert outputs == ["mean", "h0"]
-    graphs = build_training_graphs(canonicalize(forward), outputs[0], outputs[1:])
+    graphs = build_training_graphs(
+        canonicalize(forward), outputs[0], Recipe(additional_output_names=outputs[1:])
+    )
     x = np.ones((2, 6), np.float32)
     result = run(to_proto(graphs.training), {"x": x, **parameters_of(mlp())})
     expected = torch_forward(torch_mlp(parameters_of(mlp())), x).mean().item()

@@ -2,67 +2,21 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import onnx_ir as ir
 
-from onnxtrain.artifacts import generate_artifacts
-from onnxtrain.cli._declared import arguments_for
+from onnxtrain.artifacts import generate_artifacts, returned_outputs
 from onnxtrain.cli._inspect import run_command as inspect
-from onnxtrain.cli._lora import chosen_lora
-from onnxtrain.cli._loss import chosen_loss
-from onnxtrain.cli._optimizer import chosen_optimizer
 from onnxtrain.cli._options import ArtifactsOptions, ModelOptions
+from onnxtrain.cli._recipe import chosen_recipe
 from onnxtrain.errors import GraphBuildError, InputError
 from onnxtrain.losses import LOSSES
 from onnxtrain.passes import canonicalize, load_model
 from onnxtrain.surgery import replace_head
 from onnxtrain.surgery._dynamic_batch import make_batch_dynamic
 from onnxtrain.tables import PROPERTY as TABLE
-from onnxtrain.training.key_value_cache import find_cache
-from onnxtrain.training.layer_modes import BatchNormMode, DropoutRatios
-
-_MODES = ("as_exported", "training", "inference")
-
-
-def batch_norm_mode(texts: Sequence[str] | None) -> BatchNormMode:
-    """Parses `--batch-norm`: one mode alone, or PATTERN=MODE for each layer. Raises GraphBuildError: neither."""
-    modes: dict[str, Any] = {}
-    for text in texts or ():
-        # Split at the last "=": names of parameters may contain it, modes do not.
-        pattern, equals, mode = text.rpartition("=")
-        if mode not in _MODES or (equals and not pattern):
-            raise GraphBuildError(
-                f"--batch-norm is {text!r}; choose from {', '.join(_MODES)}, or give PATTERN=MODE for each layer"
-            )
-        modes[pattern if equals else "*"] = mode
-    if modes.keys() == {"*"}:
-        only: BatchNormMode = modes["*"]
-        return only
-    # Several modes are a mapping, of which the first pattern that matches a layer decides.
-    return modes or "as_exported"
-
-
-def dropout_ratios(texts: Sequence[str] | None) -> DropoutRatios:
-    """Parses `--dropout`: one ratio alone, or PATTERN=RATIO for each layer. Raises InputError: neither."""
-    ratios: dict[str, float] = {}
-    for text in texts or ():
-        # Split at the last "=": names of modules may contain it, numbers do not.
-        pattern, equals, number = text.rpartition("=")
-        try:
-            ratio = float(number)
-        except ValueError:
-            ratio = math.nan
-        if not 0 <= ratio < 1 or (equals and not pattern):
-            raise InputError(
-                f"--dropout is {text!r}; give a number from 0 up to 1, such as 0.1, or PATTERN=NUMBER for each layer, "
-                "such as 'head.*=0.5'"
-            )
-        ratios[pattern if equals else "*"] = ratio
-    return ratios["*"] if ratios.keys() == {"*"} else ratios or None
 
 
 def check_loss(model: ir.Model, loss: str | None) -> None:
@@ -95,31 +49,17 @@ def prepared(path: Path, options: ModelOptions, *, seed: int) -> ir.Model:
     return model
 
 
-def returned_outputs(model: ir.Model, loss: str | None) -> list[str]:
-    """Lists the outputs of a canonical model that training and eval models return beside the loss.
-
-    The device predicts with the eval model, so they are all but the cache of a language model, and but the loss.
-    """
-    cached = find_cache(model.graph).values()
-    outputs = [str(value.name) for value in model.graph.outputs if value.name not in cached]
-    return outputs if loss is not None else outputs[1:]
-
-
 def run_command(options: ArtifactsOptions) -> None:
     """Writes the artifacts, and shows them as `onnxtrain inspect` does."""
+    recipe = chosen_recipe(options)
     model = prepared(options.source, options.model, seed=0)
-    optimizer = chosen_optimizer(options.optimizer)
     loaded = canonicalize(model)
-    loss = options.model.loss
-    check_loss(loaded, loss)
-    arguments = arguments_for(generate_artifacts, options) | {
-        "model": model,
-        "loss": chosen_loss(options.model),
-        "optimizer": optimizer,
-        "batch_norm": batch_norm_mode(options.model.batch_norm),
-        "dropout": dropout_ratios(options.model.dropout),
-        "lora": chosen_lora(options.lora),
-        "additional_output_names": returned_outputs(loaded, loss),
-    }
-    generate_artifacts(**arguments)
+    check_loss(loaded, options.model.loss)
+    generate_artifacts(
+        model,
+        # The device predicts with the eval model.
+        recipe=replace(recipe, additional_output_names=returned_outputs(loaded.graph, recipe)),
+        artifact_directory=options.output,
+        nominal_checkpoint=options.nominal,
+    )
     inspect(options.output, options.json)

@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_type_hints
 import typer
 
 from onnxtrain.errors import InputError
+from onnxtrain.recipe import Recipe, ShellOption
 
 T = TypeVar("T")
 Kept = Literal["run", "fit", "anew"]
@@ -150,18 +151,29 @@ def flat(options: object) -> dict[str, Any]:
     return values
 
 
-def arguments_for(function: Callable[..., object], options: object) -> dict[str, Any]:
-    """Collects the arguments of a function that options set, by the function's names.
+def with_recipe_options(group: str) -> Callable[[type[T]], type[T]]:
+    """Adds the options of a group of the fields of :class:`Recipe`; stands below `@dataclass`.
 
-    An option reaches the function by having a field: its own name or `Rule.python` is the argument.
+    Args:
+        group: group of the options, as their fields have it, e.g. "model".
     """
-    accepted = inspect.signature(function).parameters
-    values = flat(options)
-    return {
-        argument: values[name]
-        for name, option in options_of(type(options)).items()
-        if (argument := option.rule.python or name) in accepted
-    }
+
+    def add(kind: type[T]) -> type[T]:
+        hints = dict(kind.__annotations__)
+        for entry in fields(Recipe):
+            shell = entry.metadata["shell"]
+            if not isinstance(shell, ShellOption) or shell.group != group:
+                continue
+            name = shell.name or entry.name
+            python = entry.name if shell.name else ""
+            hints[name] = shell.kind
+            # A text that is parsed has no default of its own: what is not given is left to the recipe.
+            default = None if shell.parse else entry.default
+            setattr(kind, name, option(shell.metavar, shell.help, default=default, python=python))
+        kind.__annotations__ = hints
+        return kind
+
+    return add
 
 
 def taking(kind: type[T]) -> Callable[[Callable[[T, frozenset[str]], None]], Callable[..., None]]:

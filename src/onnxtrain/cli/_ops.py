@@ -18,9 +18,10 @@ from onnxtrain.errors import GraphBuildError, InputError, NothingToTrain, OnnxTr
 from onnxtrain.losses import MSELoss, attach_loss
 from onnxtrain.passes import canonicalize, infer_shapes, load_model
 from onnxtrain.passes.portable import Obstacle, draw_from_input, find_obstacles, suit_every_host
+from onnxtrain.recipe import Profile, Recipe
 from onnxtrain.selection import is_float, select_parameters
 from onnxtrain.training.forward_graph import trained_outputs
-from onnxtrain.training.training_graph import Profile, build_training_graphs
+from onnxtrain.training.training_graph import build_training_graphs
 
 _MEANING = {
     "rule": "gradient rule",
@@ -143,6 +144,5 @@ def _trainable(model: ir.Model) -> list[str]:
     else:
         outputs = [name for name in outputs if name != output.name]
     # Of modes, which the command has no options for, nothing is to be said.
-    return build_training_graphs(
-        model, str(loss.name), outputs, batch_norm="inference", inference_outputs=outputs
-    ).trainable
+    recipe = Recipe(additional_output_names=outputs, batch_norm="inference")
+    return build_training_graphs(model, str(loss.name), recipe, inference_outputs=outputs).trainable

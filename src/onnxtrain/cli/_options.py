@@ -10,16 +10,13 @@ from typing import Annotated, Any, ClassVar, Literal
 import typer
 
 from onnxtrain._names import (
-    LOSS_SETTINGS,
-    OPTIMIZER_SETTINGS,
     OPTIMIZERS,
     enumerated,
     losses_by_targets,
-    settings_by_name,
 )
 from onnxtrain.cli._complete import complete_losses, complete_optimizers
 from onnxtrain.cli._config import use_config
-from onnxtrain.cli._declared import REQUIRED, Kept, argument, flag, option, switch
+from onnxtrain.cli._declared import REQUIRED, Kept, argument, flag, option, switch, with_recipe_options
 from onnxtrain.errors import InputError
 
 CONFIG_HELP = (
@@ -42,8 +39,9 @@ BatchSizeOption = Annotated[int | None, typer.Option(min=1, metavar="SAMPLES", h
 
 
 @dataclass(frozen=True)
+@with_recipe_options("model")
 class ModelOptions:
-    """Loss, trained parameters, modes and precision of a model; of `train` and `artifacts`."""
+    """Loss, changes of the model, and fields of a recipe; of `train`, `artifacts` and `plan`."""
 
     panel: ClassVar[str] = "Model"
     kept: ClassVar[Kept] = "run"
@@ -57,51 +55,7 @@ class ModelOptions:
     loss_option: list[str] | None = option(
         "NAME=VALUE",
         "Set a parameter of the loss, e.g. label_smoothing=0.1 or weight=1,5,1; repeat it for several. "
-        f"{settings_by_name(LOSS_SETTINGS)}; reduction of all. Default: PyTorch's values.",
-    )
-    train: list[str] | None = option(
-        "PATTERN",
-        "Train only the parameters whose names match, e.g. 'fc.*'; repeat it for several. Default: "
-        "all that are not frozen.",
-        python="requires_grad",
-    )
-    freeze: list[str] | None = option(
-        "PATTERN",
-        "Do not train the parameters whose names match, e.g. 'conv?.*'; repeat it for several. Default: none.",
-        python="frozen_params",
-    )
-    batch_norm: list[str] | None = option(
-        "MODE|PATTERN=MODE",
-        "Train BatchNormalization and Dropout as_exported, in training mode (as PyTorch's "
-        "model.train()) or in inference mode. Repeat it for each layer, e.g. body.*=inference; the "
-        "first match decides. Default: as_exported.",
-    )
-    dropout: list[str] | None = option(
-        "P|PATTERN=P",
-        "Drop this fraction of elements where the network has Dropout, also where the exporter has removed it, e.g. "
-        "0.1; 0 trains without Dropout. Repeat it for each layer, e.g. head.*=0.5; the first match decides. Default: "
-        "the Dropout of the file.",
-    )
-    precision: Literal["fp32", "bf16"] = option(
-        None,
-        "Compute matrix products and convolutions of training in float32, or in bfloat16 with sums "
-        "and parameters in float32, e.g. bf16.",
-        default="fp32",
-    )
-    straight_through: bool = switch(
-        "Pass gradients through rounding and quantisation unchanged, as files in int8 need. Default: rounding has no "
-        "gradient."
-    )
-    activations: Literal["float", "deployed"] = option(
-        None,
-        "Multiply by quantised weights (MatMulNBits) in floating point, or round activations to int8 where "
-        "the file does, e.g. deployed.",
-        default="float",
-    )
-    profile: Literal["default", "portable"] = option(
-        None,
-        "Write models for desks and servers, or such that also run in browsers and on phones, e.g. portable.",
-        default="default",
+        "Default: PyTorch's values.",
     )
     dynamic_batch: bool = switch(
         "Make the batch of a model that was exported for a fixed number of samples dynamic. Default: "
@@ -115,45 +69,18 @@ class ModelOptions:
 
 
 @dataclass(frozen=True)
-class RecomputeOptions:
-    """The choice between memory and time; of `train` and `artifacts`. `plan` measures both."""
+@with_recipe_options("memory")
+class MemoryOptions:
+    """Fields of a recipe that trade time for memory; of `train` and `artifacts`. `plan` measures both values."""
 
     panel: ClassVar[str] = "Model"
     kept: ClassVar[Kept] = "run"
 
-    recompute: bool = switch(
-        "Compute activations again for the gradients instead of keeping them, which takes less memory and more "
-        "time. Default: keep them."
-    )
-
 
 @dataclass(frozen=True)
-class GraphOptions:
-    """Settings of the training graph that `train` and `artifacts` have, and `plan` has not."""
-
-    panel: ClassVar[str] = "Model"
-    kept: ClassVar[Kept] = "run"
-
-    loss_input: list[str] | None = option(
-        "NAME",
-        "Compare this output of the model with the target, e.g. logits; a second NAME is the value of the model to "
-        "take as the target. Without --loss, this output is the loss. Default: the only output; without --loss the "
-        "first.",
-        python="loss_input_names",
-    )
-    straight_through: bool = switch(
-        "Pass gradients through rounding and quantisation unchanged. Default: their gradient is zero."
-    )
-    sparse_gradients: list[str] | None = option(
-        "PATTERN",
-        "Update of these embeddings only the rows that a batch reads, e.g. 'embed.*'; repeat it for several. "
-        "Default: whole tables.",
-    )
-
-
-@dataclass(frozen=True)
+@with_recipe_options("optimizer")
 class OptimizerOptions:
-    """The optimizer and its settings; of `train` and `artifacts`."""
+    """The optimizer, its settings and gradient clipping; of `train`, `artifacts` and `plan`."""
 
     panel: ClassVar[str] = "Optimizer"
     kept: ClassVar[Kept] = "run"
@@ -173,7 +100,7 @@ class OptimizerOptions:
     optimizer_option: list[str] | None = option(
         "NAME=VALUE",
         "Set another setting of the optimizer, e.g. momentum=0.9, betas=0.9,0.95 or nesterov=true; "
-        f"repeat it for several. {settings_by_name(OPTIMIZER_SETTINGS)}. Default: PyTorch's values.",
+        "repeat it for several. Default: PyTorch's values.",
     )
 
 
@@ -279,13 +206,12 @@ class ArtifactsOptions:
 
     Attributes:
         source: path of the model.
-        model, graph, recomputation, optimizer, lora: groups of options.
+        model, memory, optimizer, lora: groups of options.
     """
 
     source: Path = argument("MODEL", "Path of an .onnx file.")
     model: ModelOptions = field(default_factory=ModelOptions)
-    graph: GraphOptions = field(default_factory=GraphOptions)
-    recomputation: RecomputeOptions = field(default_factory=RecomputeOptions)
+    memory: MemoryOptions = field(default_factory=MemoryOptions)
     optimizer: OptimizerOptions = field(default_factory=OptimizerOptions)
     lora: LoraOptions = field(default_factory=LoraOptions)
     config: Path | None = option("FILE.toml", CONFIG_HELP, **CONFIG_SETTINGS)

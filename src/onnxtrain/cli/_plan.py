@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
-from onnxtrain.cli._artifacts import batch_norm_mode, check_loss, dropout_ratios, prepared, returned_outputs
-from onnxtrain.cli._declared import arguments_for, flag, flat, options_of
-from onnxtrain.cli._loss import chosen_loss
-from onnxtrain.cli._optimizer import chosen_optimizer
+from onnxtrain.artifacts import returned_outputs
+from onnxtrain.cli._artifacts import check_loss, prepared
+from onnxtrain.cli._declared import flag, flat, options_of
 from onnxtrain.cli._options import PlanOptions, parse_dims
 from onnxtrain.cli._output import info, print_command, print_json, print_table, table
+from onnxtrain.cli._recipe import chosen_recipe
 from onnxtrain.errors import InputError
 from onnxtrain.passes import canonicalize
 from onnxtrain.planning import PlanChoice, memory_text, parse_memory, plan_training
+from onnxtrain.planning._plan import RANKS
 
 
 def run_command(options: PlanOptions) -> None:
@@ -26,25 +27,21 @@ def run_command(options: PlanOptions) -> None:
     """
     # Before the model is loaded, which may take longer than reading a wrong size.
     memory = parse_memory(options.memory)
+    recipe = chosen_recipe(options)
     model = prepared(options.source, options.model, seed=0)
-    loaded, loss = canonicalize(model), options.model.loss
-    check_loss(loaded, loss)
-    arguments = arguments_for(plan_training, options) | {
-        "model": model,
-        "loss": chosen_loss(options.model),
-        "memory": memory,
-        "optimizer": chosen_optimizer(options.optimizer),
-        "batch_norm": batch_norm_mode(options.model.batch_norm),
-        "dropout": dropout_ratios(options.model.dropout),
+    loaded = canonicalize(model)
+    check_loss(loaded, options.model.loss)
+    plan = plan_training(
+        model,
+        memory,
         # As `onnxtrain artifacts` writes them: logits that are returned stay in memory.
-        "additional_output_names": returned_outputs(loaded, loss),
-        "dims": parse_dims(options.dim or ()),
-        "report": info,
-    }
-    # Without the option the function's own default holds.
-    if options.lora_rank is None:
-        del arguments["ranks"]
-    plan = plan_training(**arguments)
+        recipe=replace(recipe, additional_output_names=returned_outputs(loaded.graph, recipe)),
+        batch_size=options.batch_size,
+        dims=parse_dims(options.dim or ()),
+        threads=options.threads,
+        report=info,
+        ranks=options.lora_rank or RANKS,
+    )
     best = next((choice for choice in plan if choice.recommended), None)
     commands = (
         {} if best is None else {name: _command(name, options, best) for name in ("artifacts", "train")}

@@ -31,6 +31,28 @@ class Owner(NamedTuple):
         return ", ".join(f"{key}={_shown(value)}" for key, value in self.settings.items()) or "none"
 
 
+def split_settings(flag: str, texts: Sequence[str] | None) -> dict[str, str]:
+    """Returns the values of an option that is repeated, by name.
+
+    Args:
+        flag: the option, e.g. "--loss-option".
+        texts: its values, e.g. ["delta=0.5"].
+
+    Raises:
+        InputError: a text is not NAME=VALUE, or a name is given twice.
+
+    >>> split_settings("--loss-option", ["delta=0.5"])
+    {'delta': '0.5'}
+    """
+    split: dict[str, str] = {}
+    for text in texts or ():
+        name, equals, value = text.partition("=")
+        if not equals or name in split:
+            raise InputError(f"{flag} '{text}' should be NAME=VALUE, each name once.")
+        split[name] = value
+    return split
+
+
 def parse_settings(owner: Owner, texts: Sequence[str] | None) -> dict[str, Any]:
     """Parses the values of an option.
 
@@ -41,10 +63,8 @@ def parse_settings(owner: Owner, texts: Sequence[str] | None) -> dict[str, Any]:
     {'delta': 0.5}
     """
     chosen: dict[str, Any] = {}
-    for text in texts or ():
-        key, equals, value = text.partition("=")
-        if not equals or key in chosen:
-            raise InputError(f"{owner.flag} '{text}' should be NAME=VALUE, each name once.")
+    for key, value in split_settings(owner.flag, texts).items():
+        text = f"{key}={value}"
         if key not in owner.settings:
             raise InputError(
                 f"{owner.flag} '{text}': {owner.name} has no setting '{key}'. Its settings and their "

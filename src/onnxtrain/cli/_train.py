@@ -13,20 +13,18 @@ from typing import Any
 import numpy as np
 
 import onnxtrain
-from onnxtrain.cli._artifacts import batch_norm_mode, check_loss, dropout_ratios, prepared
+from onnxtrain.cli._artifacts import check_loss, prepared
 from onnxtrain.cli._callbacks import SAVES, chosen_callbacks, chosen_transform, for_transform
 from onnxtrain.cli._classes import chosen_class_weight, chosen_metrics, positive_remark
 from onnxtrain.cli._config import RUN_FILE, write_config
 from onnxtrain.cli._data import Arrays, assign, load_data, to_arrays
-from onnxtrain.cli._declared import arguments_for
 from onnxtrain.cli._interrupts import told_what_is_saved, uninterrupted
-from onnxtrain.cli._lora import chosen_lora
-from onnxtrain.cli._loss import chosen_loss, fit_targets, label_targets
-from onnxtrain.cli._optimizer import chosen_optimizer
+from onnxtrain.cli._loss import fit_targets, label_targets
 from onnxtrain.cli._output import INTERRUPTED, info
+from onnxtrain.cli._recipe import chosen_recipe
 from onnxtrain.cli._remember import digest, paths_outside, recall, remember, saved_encoder
 from onnxtrain.cli._result import TRAINED, Fitted, tell_of_result
-from onnxtrain.cli._settings import number_or_text
+from onnxtrain.cli._settings import number_or_text, split_settings
 from onnxtrain.cli._table_report import tell_of_table
 from onnxtrain.cli._tables import chosen_encoder, fit_encoder
 from onnxtrain.cli._train_options import ScheduleOptions, TrainOptions
@@ -257,23 +255,26 @@ def _labels(trainer: Trainer, arrays: Arrays) -> np.ndarray[Any, Any] | None:
 def _begin(options: TrainOptions, classes: list[str] | None, directory: Path) -> Trainer:
     """Builds the models of a new run; `classes` are the names of the classes, None for numbers."""
     metrics, positive = chosen_metrics(options.metric, options.positive, classes)
-    optimizer = chosen_optimizer(options.optimizer)
+    recipe = chosen_recipe(options, mixed=chosen_transform(options) is not None)
     model = prepared(options.source, options.model, seed=options.seed)
     check_loss(canonicalize(model), options.model.loss)
-    mixed = chosen_transform(options) is not None
-    arguments = arguments_for(Trainer, options) | {
-        "loss": chosen_loss(options.model, mixed=mixed),
-        "optimizer": optimizer,
-        "metrics": metrics,
-        "positive": positive,
-        "scheduler": _schedule(options.rate),
-        "batch_norm": batch_norm_mode(options.model.batch_norm),
-        "dropout": dropout_ratios(options.model.dropout),
-        "lora": chosen_lora(options.lora),
-        "directory": directory,
-        "strategy": chosen_strategy(options.workers),
-    }
-    return Trainer(model, **arguments)
+    return Trainer(
+        model,
+        recipe=recipe,
+        learning_rate=options.rate.learning_rate,
+        scheduler=_schedule(options.rate),
+        warmup_steps=options.rate.warmup,
+        warmup_ratio=options.rate.warmup_ratio,
+        ema_decay=options.regularize.ema_decay,
+        metrics=metrics,
+        positive=positive,
+        directory=directory,
+        overwrite=options.overwrite,
+        seed=options.seed,
+        device=options.device,
+        threads=options.threads,
+        strategy=chosen_strategy(options.workers),
+    )
 
 
 def _schedule(options: ScheduleOptions) -> Schedule | None:
@@ -290,10 +291,7 @@ def _schedule(options: ScheduleOptions) -> Schedule | None:
         else set()
     )
     parameters: dict[str, Any] = {}
-    for text in options.schedule_option or []:
-        name, equals, value = text.partition("=")
-        if not equals or name in parameters:
-            raise InputError(f"--schedule-option '{text}' should be NAME=VALUE, each name once.")
+    for name, value in split_settings("--schedule-option", options.schedule_option).items():
         numbers = [number_or_text(part) for part in value.split(",") if part]
         parameters[name] = numbers if name in lists or len(numbers) != 1 else numbers[0]
     return named_schedule(options.schedule, parameters)

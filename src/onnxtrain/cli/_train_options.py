@@ -14,11 +14,10 @@ from onnxtrain.cli._options import (
     CONFIG_HELP,
     CONFIG_SETTINGS,
     JSON_HELP,
-    GraphOptions,
     LoraOptions,
+    MemoryOptions,
     ModelOptions,
     OptimizerOptions,
-    RecomputeOptions,
     TableOptions,
 )
 from onnxtrain.schedules import SCHEDULES
@@ -85,21 +84,11 @@ class ScheduleOptions:
 
 @dataclass(frozen=True)
 class RegularizeOptions:
-    """Clipping, averages of weights, flat minima and mixed samples."""
+    """Averages of weights, flat minima and mixed samples."""
 
-    panel: ClassVar[str] = "Gradients, averages, augmentation"
+    panel: ClassVar[str] = "Averages, flat minima, augmentation"
     kept: ClassVar[Kept] = "run"
 
-    clip_norm: float | None = option(
-        "NORM",
-        "Scale all gradients down if their common L2 norm is larger, e.g. 1.0. Default: no clipping.",
-        python="clip_grad_norm",
-    )
-    clip_value: float | None = option(
-        "VALUE",
-        "Clip each element of the gradients to plus or minus this value, e.g. 0.5. Default: no clipping.",
-        python="clip_grad_value",
-    )
     ema_decay: float | None = option(
         "FACTOR",
         "Validate and export exponential moving averages of the weights, which keep this factor in "
@@ -233,7 +222,7 @@ class TrainOptions:
 
     Attributes:
         source: path of a model, or directory of a run.
-        table, model, graph, recomputation, optimizer, lora, rate, regularize, best, logs, workers: groups of options.
+        table, model, memory, optimizer, lora, rate, regularize, best, logs, workers: groups of options.
     """
 
     source: Path = argument("MODEL|DIR", "Path of an .onnx file, or directory of a run to go on with.")
@@ -263,8 +252,7 @@ class TrainOptions:
         min=1,
     )
     model: ModelOptions = field(default_factory=ModelOptions)
-    graph: GraphOptions = field(default_factory=GraphOptions)
-    recomputation: RecomputeOptions = field(default_factory=RecomputeOptions)
+    memory: MemoryOptions = field(default_factory=MemoryOptions)
     optimizer: OptimizerOptions = field(default_factory=OptimizerOptions)
     lora: LoraOptions = field(default_factory=LoraOptions)
     rate: ScheduleOptions = field(default_factory=ScheduleOptions)

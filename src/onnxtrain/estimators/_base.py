@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted
 from onnxtrain.errors import InputError
 from onnxtrain.estimators._perceptron import perceptron
 from onnxtrain.passes import canonicalize, load_model
+from onnxtrain.recipe import filled_recipe
 from onnxtrain.runtime.atomic import replace_file
 from onnxtrain.runtime.device import parse_device
 from onnxtrain.runtime.dtypes import Array
@@ -29,8 +31,8 @@ from onnxtrain.surgery._replace import drop_final_probabilities
 from onnxtrain.trainer import Callback, EarlyStopping, Trainer
 
 if TYPE_CHECKING:
-    from onnxtrain.artifacts import LossSpec, OptimizerSpec
     from onnxtrain.passes import ModelSource
+    from onnxtrain.recipe import LossSpec, OptimizerSpec, Recipe
 
 
 class OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no annotations
@@ -59,6 +61,7 @@ class OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
         threads: int | None = None,
         random_state: int | np.random.RandomState | None = None,
         verbose: bool = False,
+        recipe: Recipe | None = None,
     ) -> None:
         self.model = model
         self.hidden_layer_sizes = hidden_layer_sizes
@@ -77,6 +80,7 @@ class OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
         self.threads = threads
         self.random_state = random_state
         self.verbose = verbose
+        self.recipe = recipe
 
     def _validated(self, x: Any, *y: Any, **settings: Any) -> Any:
         """Checks samples, and targets if given, like scikit-learn's own estimators; returns them as arrays."""
@@ -116,7 +120,15 @@ class OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
             )
 
     def _fit_model(
-        self, x: Array, y: Array, weight: Any, outputs: int, loss: LossSpec, *, logits: bool, **options: Any
+        self,
+        x: Array,
+        y: Array,
+        weight: Any,
+        outputs: int,
+        default_loss: str,
+        *,
+        logits: bool,
+        **options: Any,
     ) -> None:
         """Trains on checked data, and keeps the trained model.
 
@@ -125,7 +137,7 @@ class OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
             y: targets in the form that the loss expects.
             weight: sample weights; None for equal weights.
             outputs: number of outputs that the targets need: the number of classes or of target variables.
-            loss: loss, or its name.
+            default_loss: name of the loss to use if neither `loss` nor `recipe` has one.
             logits: True if the loss expects logits: a final Softmax or Sigmoid of the model is then removed.
             options: additional arguments of :meth:`Trainer.fit`.
         """
@@ -133,11 +145,19 @@ class OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
         # seed.
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         model, self._dtype = self._prepared(x, outputs, seed, logits=logits)
+        recipe = filled_recipe(type(self), self.recipe, {"loss": self.loss, "optimizer": self.optimizer})
+        # Not None, which tells a Trainer that the model computes its own loss.
+        loss = default_loss if recipe.loss is None else recipe.loss
+        # Without a recipe its other fields may be among `trainer_options`.
+        how: dict[str, Any] = (
+            {"loss": loss, "optimizer": self.optimizer}
+            if self.recipe is None
+            else {"recipe": replace(recipe, loss=loss)}
+        )
         trainer = Trainer(
             model,
-            loss,
-            self.optimizer,
-            self.learning_rate,
+            **how,
+            learning_rate=self.learning_rate,
             seed=seed,
             device=self.device,
             threads=self.threads,

@@ -16,8 +16,8 @@ from onnxtrain.trainer._metrics.probabilities import probabilities
 from onnxtrain.trainer.data import balanced_weights
 
 if TYPE_CHECKING:
-    from onnxtrain.artifacts import LossSpec, OptimizerSpec
     from onnxtrain.passes import ModelSource
+    from onnxtrain.recipe import LossSpec, OptimizerSpec, Recipe
 
 
 class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]  # scikit-learn has no annotations
@@ -54,6 +54,7 @@ class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]  # s
         random_state: seed of initial weights, shuffling, Dropout and the validation split; None for a new seed each
             time.
         verbose: True shows a progress bar.
+        recipe: how to train, instead of `loss` and `optimizer`; see :class:`onnxtrain.Recipe`.
 
     Attributes:
         classes_: class labels, in the order of the logits.
@@ -95,6 +96,7 @@ class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]  # s
         threads: int | None = None,
         random_state: int | np.random.RandomState | None = None,
         verbose: bool = False,
+        recipe: Recipe | None = None,
     ) -> None:
         super().__init__(
             model,
@@ -114,6 +116,7 @@ class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]  # s
             threads=threads,
             random_state=random_state,
             verbose=verbose,
+            recipe=recipe,
         )
         self.class_weight = class_weight
 
@@ -140,14 +143,12 @@ class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]  # s
         if self.class_weight is not None:
             of_class = self._class_weights(labels, sample_weight)[labels]
             sample_weight = of_class if sample_weight is None else sample_weight * of_class
-        # Not None, which tells a Trainer that the model computes its own loss.
-        loss = "cross_entropy" if self.loss is None else self.loss
         self._fit_model(
             X,
             labels.astype(np.int64),
             sample_weight,
             len(self.classes_),
-            loss,
+            "cross_entropy",
             # Cross-entropy applies the softmax itself; `nll` expects log-probabilities, which a Softmax doesn't give.
             logits=True,
             stratify=self.validation is not None,

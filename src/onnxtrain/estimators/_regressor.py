@@ -41,6 +41,7 @@ class OnnxRegressor(RegressorMixin, OnnxEstimator):  # type: ignore[misc]  # sci
         random_state: seed of initial weights, shuffling, Dropout and the validation split; None for a new seed each
             time.
         verbose: True shows a progress bar.
+        recipe: how to train, instead of `loss` and `optimizer`; see :class:`onnxtrain.Recipe`.
 
     Attributes:
         n_features_in_: number of features, `X.shape[1]`.
@@ -81,8 +82,7 @@ class OnnxRegressor(RegressorMixin, OnnxEstimator):  # type: ignore[misc]  # sci
         # The model returns [samples, targets], and the loss expects targets of the same shape.
         targets = y.reshape(len(y), -1)
         self.n_outputs_ = targets.shape[1]
-        loss = "mse" if self.loss is None else self.loss
-        self._fit_model(X, targets.astype(np.float64), sample_weight, self.n_outputs_, loss, logits=False)
+        self._fit_model(X, targets.astype(np.float64), sample_weight, self.n_outputs_, "mse", logits=False)
         return self
 
     def predict(self, X: Any) -> Array:

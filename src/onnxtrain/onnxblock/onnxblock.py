@@ -16,6 +16,7 @@ from onnxtrain.onnxblock._block import Block
 from onnxtrain.onnxblock.checkpoint_utils import STATISTIC_KEY
 from onnxtrain.onnxblock.model_accessor import ModelAccessor, base
 from onnxtrain.passes import canonicalize, load_model, to_proto
+from onnxtrain.recipe import Recipe
 from onnxtrain.training.training_graph import TrainingGraphs, build_training_graphs
 
 __all__ = ["ForwardBlock", "TrainingBlock", "build_forward", "output_names", "parameter_protos"]
@@ -121,9 +122,11 @@ class TrainingBlock(Block):
         graphs = build_training_graphs(
             model,
             loss,
-            additional,
-            requires_grad=[name for name, value in wanted.items() if value] or None,
-            frozen=[name for name, value in wanted.items() if not value],
+            Recipe(
+                requires_grad=[name for name, value in wanted.items() if value] or None,
+                frozen_params=[name for name, value in wanted.items() if not value],
+                additional_output_names=additional,
+            ),
             input_gradients=[name for name, value in self._wanted.items() if value and name in inputs],
         )
         self._graphs = graphs

@@ -10,22 +10,32 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import onnx
 
 from onnxtrain._words import argument
-from onnxtrain.artifacts import LossSpec, OptimizerSpec, generate_artifacts
+from onnxtrain.artifacts import generate_artifacts
 from onnxtrain.errors import InputError, NothingToTrain, OnnxTrainError
 from onnxtrain.lora import LoraConfig
 from onnxtrain.passes import ModelSource, canonicalize, load_model
-from onnxtrain.planning._choices import Choice, list_choices
+from onnxtrain.planning._choices import list_choices
 from onnxtrain.planning._measure import Measured, check_sizes, run_steps, write_inputs
 from onnxtrain.planning._memory import parse_memory
+from onnxtrain.recipe import (
+    Activations,
+    BatchNormMode,
+    DropoutRatios,
+    LossSpec,
+    OptimizerSpec,
+    Precision,
+    Profile,
+    Recipe,
+    filled_recipe,
+)
 from onnxtrain.runtime.manifest import parse_manifest
-from onnxtrain.training.layer_modes import BatchNormMode, DropoutRatios
-from onnxtrain.training.training_graph import Activations, Precision, Profile
 
+RANKS = (4, 8, 16, 32)
+"""Ranks of the adapters that a plan measures by default."""
 _BATCH_SIZE = 32
 """Size of a symbolic first axis, as in `Trainer.fit`."""
 _STOP_AT = 4
@@ -100,7 +110,7 @@ def plan_training(
     optimizer: OptimizerSpec = "adamw",
     batch_size: int | None = None,
     dims: Mapping[str, int] | None = None,
-    ranks: Sequence[int] = (4, 8, 16, 32),
+    ranks: Sequence[int] = RANKS,
     requires_grad: list[str] | None = None,
     frozen_params: list[str] | None = None,
     batch_norm: BatchNormMode = "as_exported",
@@ -113,6 +123,7 @@ def plan_training(
     steps: int = 3,
     threads: int | None = None,
     report: Callable[[str], None] | None = None,
+    recipe: Recipe | None = None,
 ) -> list[PlanChoice]:
     """Measures which training configurations of a model fit into a given amount of memory.
 
@@ -130,23 +141,25 @@ def plan_training(
     Args:
         model: path of a `.onnx` file, `ModelProto` or `onnx_ir.Model`; it is not modified.
         memory: memory of the device for the whole process, in bytes or as a string such as "512MB" or "1.5GiB".
-        loss: as in `generate_artifacts`; None if the model's first output is the loss.
-        optimizer: as in `generate_artifacts`.
+        loss: see :class:`onnxtrain.Recipe`.
+        optimizer: see :class:`onnxtrain.Recipe`.
         batch_size: batch size. Default: the model's fixed batch size, or 32.
         dims: sizes of the other symbolic dimensions, e.g. {"sequence_length": 128}; each must be given.
         ranks: LoRA ranks of the adapters.
         requires_grad: names and patterns to choose from, without adapters. None: all parameters that train by default.
         frozen_params: names and patterns of parameters that no choice trains.
-        batch_norm: as in `generate_artifacts`.
-        dropout: as in `generate_artifacts`.
-        straight_through: as in `generate_artifacts`; True for int8 models.
-        precision: as in `generate_artifacts`.
-        activations: as in `generate_artifacts`.
-        profile: as in `generate_artifacts`; "portable" measures the models for browsers and phones.
-        additional_output_names: as in `generate_artifacts`: returned values stay in memory during a step.
+        batch_norm: see :class:`onnxtrain.Recipe`.
+        dropout: see :class:`onnxtrain.Recipe`.
+        straight_through: see :class:`onnxtrain.Recipe`; True for int8 models.
+        precision: see :class:`onnxtrain.Recipe`.
+        activations: see :class:`onnxtrain.Recipe`.
+        profile: see :class:`onnxtrain.Recipe`; "portable" measures the models for browsers and phones.
+        additional_output_names: see :class:`onnxtrain.Recipe`; returned values stay in memory during a step.
         steps: number of training steps of a dry run, at least 1. The first one is not timed.
         threads: number of threads per op. Default: one per core.
         report: called with a line of text before each dry run, e.g. `print`.
+        recipe: how to train, instead of the arguments that are its fields. The plan varies its `requires_grad`, `lora`
+            and `recompute`.
 
     Returns:
         All choices, including those that do not fit.
@@ -159,8 +172,25 @@ def plan_training(
         ModelError: the model cannot be loaded.
         OnnxTrainError: the platform is Windows.
     """
+    recipe = filled_recipe(
+        plan_training,
+        recipe,
+        {
+            "loss": loss,
+            "optimizer": optimizer,
+            "requires_grad": requires_grad,
+            "frozen_params": frozen_params,
+            "batch_norm": batch_norm,
+            "dropout": dropout,
+            "straight_through": straight_through,
+            "precision": precision,
+            "activations": activations,
+            "profile": profile,
+            "additional_output_names": additional_output_names,
+        },
+    )
     limit = parse_memory(memory)
-    if optimizer is None:
+    if recipe.optimizer is None:
         raise InputError(f"planning: {argument('optimizer')} is None, but a training has one; e.g. 'adamw'")
     for name, number in (("batch_size", batch_size), ("steps", steps)):
         if number is not None and number < 1:
@@ -169,23 +199,11 @@ def plan_training(
     if sys.platform == "win32":
         raise OnnxTrainError("planning: memory is measured on Linux and macOS only; plan there")
     canonical = canonicalize(load_model(model))
-    listed = list_choices(model, canonical, requires_grad, frozen_params, ranks)
+    listed = list_choices(model, canonical, recipe.requires_grad, recipe.frozen_params, ranks)
     if not listed.choices:
         raise NothingToTrain(
             "planning: the model has neither floating-point parameters nor linear layers for adapters"
         )
-    settings = {
-        "loss": loss,
-        "optimizer": optimizer,
-        "frozen_params": frozen_params,
-        "batch_norm": batch_norm,
-        "dropout": dropout,
-        "straight_through": straight_through,
-        "precision": precision,
-        "activations": activations,
-        "profile": profile,
-        "additional_output_names": additional_output_names,
-    }
     stop_at = int(min(_STOP_AT * limit, _SHARE_OF_FREE_MEMORY * _free_memory()))
 
     def measure(directory: Path) -> Measured:
@@ -210,7 +228,10 @@ def plan_training(
             # Only one choice's files exist at a time, because each set contains the weights.
             with tempfile.TemporaryDirectory(prefix="onnxtrain-plan-") as folder:
                 try:
-                    _generate(model, choice, recompute, Path(folder), settings)
+                    varied = replace(
+                        recipe, requires_grad=choice.requires_grad, lora=choice.lora, recompute=recompute
+                    )
+                    generate_artifacts(model, artifact_directory=folder, recipe=varied)
                     graph = _graph(Path(folder) / "training_model.onnx")
                     # If nothing is worth recomputing, the second row would repeat the first.
                     if graph == plain_graph:
@@ -228,20 +249,6 @@ def plan_training(
         raise errors[0]
     reach = {choice.name: (choice.reached, choice.trained) for choice in listed.choices}
     return list(_with_recommendation(plan, reach))
-
-
-def _generate(
-    model: ModelSource, choice: Choice, recompute: bool, directory: Path, settings: Mapping[str, Any]
-) -> None:
-    """Writes the artifacts of a choice; `settings` are arguments of `generate_artifacts` that all choices share."""
-    generate_artifacts(
-        model,
-        requires_grad=choice.requires_grad,
-        lora=choice.lora,
-        recompute=recompute,
-        artifact_directory=directory,
-        **settings,
-    )
 
 
 def _measured(choice: PlanChoice, measured: Measured, limit: int) -> PlanChoice:

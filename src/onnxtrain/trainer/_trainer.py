@@ -19,6 +19,7 @@ from onnxtrain._words import argument
 from onnxtrain.distributed._strategy import Strategy
 from onnxtrain.errors import InputError
 from onnxtrain.losses import loss_class
+from onnxtrain.recipe import Recipe, filled_recipe
 from onnxtrain.runtime.artifact_folder import keep_inside
 from onnxtrain.runtime.dtypes import Array
 from onnxtrain.runtime.lock import StateLock
@@ -45,7 +46,7 @@ from onnxtrain.trainer._metrics.metrics import Metric, MetricSpec, make_metrics
 from onnxtrain.trainer._metrics.probabilities import probabilities
 from onnxtrain.trainer._metrics.whole_set import check_positive, confusion_matrix
 from onnxtrain.trainer._model_card import write_model_card
-from onnxtrain.trainer._run.build import ModelSettings, build_run, loss_name, name_list, random_ops
+from onnxtrain.trainer._run.build import build_run, loss_name, random_ops
 from onnxtrain.trainer._run.files import refuse_model_name
 from onnxtrain.trainer._run.history import History
 from onnxtrain.trainer._run.position import CUSTOM, Plan, Position, Settings, check_threads
@@ -66,11 +67,17 @@ from onnxtrain.trainer.data import (
 )
 
 if TYPE_CHECKING:
-    from onnxtrain.artifacts import LossSpec, OptimizerSpec
     from onnxtrain.lora import LoraConfig
     from onnxtrain.passes import ModelSource
-    from onnxtrain.training.layer_modes import BatchNormMode, DropoutRatios
-    from onnxtrain.training.training_graph import Activations, Precision, Profile
+    from onnxtrain.recipe import (
+        Activations,
+        BatchNormMode,
+        DropoutRatios,
+        LossSpec,
+        OptimizerSpec,
+        Precision,
+        Profile,
+    )
 
 
 class Trainer(Uncopied):
@@ -78,15 +85,12 @@ class Trainer(Uncopied):
 
     Args:
         model: path of an `.onnx` file, `ModelProto` or `onnx_ir.Model`; it is not changed.
-        loss: a loss of `onnxtrain.losses` or its name ("cross_entropy", "mse", ...), a `LossType`, or an
-            onnxblock block; None when the model's first output is the loss.
-        optimizer: an optimizer of `onnxtrain.optimizers` or its name ("adamw", "sgd", ...), with PyTorch's defaults:
-            "adamw" is `torch.optim.AdamW`, weight decay 0.01 and eps 1e-8.
+        loss: the loss or its name, e.g. "cross_entropy"; None if the model's first output is the loss. This argument
+            and others without a description here are fields of :class:`onnxtrain.Recipe`, which describes them.
+        optimizer: the optimizer or its name, e.g. "sgd", with PyTorch's defaults; see :class:`onnxtrain.Recipe`.
         learning_rate: learning rate, e.g. 1e-3; with a schedule its highest value.
-        requires_grad: names of the parameters to train, or patterns such as "fc.*"; one name may stand without a list.
-            None trains all parameters that are not frozen.
-        frozen_params: names or patterns of parameters that are not trained. A parameter that patterns of both
-            arguments match is frozen; an exact name wins over a pattern.
+        requires_grad: see :class:`onnxtrain.Recipe`.
+        frozen_params: see :class:`onnxtrain.Recipe`.
         metrics: names ("accuracy", "f1", "auroc", "mae", "r2", "top5_accuracy", "perplexity", ...) or functions
             `(prediction, target) -> float` of the arrays of a whole data set; None chooses what suits the loss, `[]`
             means none.
@@ -102,27 +106,18 @@ class Trainer(Uncopied):
             schedule from start to end; see also `schedule_epochs` of :meth:`fit`.
         ema_decay: keep exponential moving averages of parameters and BatchNorm statistics with this decay, e.g. 0.999,
             and evaluate, predict with and export the averages; see :meth:`averaged`. Training itself does not change.
-        clip_grad_norm: scale all gradients down together if their common L2 norm is larger, e.g. 1.0.
-        clip_grad_value: clip each element of the gradients to plus or minus this value.
-        batch_norm: "training" trains BatchNormalization and Dropout as such even if the model was exported
-            for inference (an error if the exporter left none in the model), "inference" keeps the statistics
-            fixed, "as_exported" keeps the modes of the model. For each layer by patterns, of which the first that
-            matches decides: `{"backbone.*": "inference", "*": "training"}`.
-        dropout: fraction of elements that Dropout drops in training, e.g. 0.1, also where the exporter has removed it,
-            or fractions by pattern, e.g. `{"head.*": 0.5, "*": 0.1}`; 0.0 trains without Dropout. None keeps the
-            Dropout of the model, and warns of removed Dropout; see :func:`generate_artifacts`.
-        straight_through: pass gradients through rounding and quantisation unchanged (straight-through estimator).
-        precision: "bf16" computes products and convolutions in bfloat16; see :func:`generate_artifacts`.
-        activations: "float" multiplies by quantised weights (MatMulNBits) in floating point, "deployed" rounds
-            activations to int8 where the file does; see :func:`generate_artifacts`.
-        profile: "portable" trains models that also run, and drop the same elements, in browsers and on phones; see
-            :func:`generate_artifacts`.
-        recompute: recompute activations in the backward pass to take less memory; see :func:`generate_artifacts`.
-        sparse_gradients: embeddings of which a step updates only the rows that its batch reads; see
-            :func:`generate_artifacts`.
-        loss_input_names: the output that the loss compares with the target, if the model has several outputs.
-        lora: adapters to train beside the linear layers, and nothing else but what `requires_grad` names, e.g.
-            `LoraConfig(r=8)`; see :mod:`onnxtrain.lora`.
+        clip_grad_norm: see :class:`onnxtrain.Recipe`.
+        clip_grad_value: see :class:`onnxtrain.Recipe`.
+        batch_norm: see :class:`onnxtrain.Recipe`.
+        dropout: see :class:`onnxtrain.Recipe`.
+        straight_through: see :class:`onnxtrain.Recipe`.
+        precision: see :class:`onnxtrain.Recipe`.
+        activations: see :class:`onnxtrain.Recipe`.
+        profile: see :class:`onnxtrain.Recipe`.
+        recompute: see :class:`onnxtrain.Recipe`.
+        sparse_gradients: see :class:`onnxtrain.Recipe`.
+        loss_input_names: see :class:`onnxtrain.Recipe`.
+        lora: see :class:`onnxtrain.Recipe`.
         directory: directory of the run's files; the state is saved there after every epoch. Other files in it stay
             as they are. Default: a temporary directory, which is removed at the end of the process that made it, unless
             an interrupted run was saved there.
@@ -135,8 +130,11 @@ class Trainer(Uncopied):
             digits of results depend on the number, so it is saved with the run.
         strategy: "ddp", or options, to train together with the other processes that `torchrun`, :func:`launch
             <onnxtrain.distributed.launch>` or Ray have started; see :class:`onnxtrain.distributed.DataParallel`.
+        recipe: how to train, instead of the arguments that are its fields. Whether models take sample weights is
+            decided by :meth:`fit`.
 
     Raises:
+        TypeError: a field of `recipe` is also passed as an argument.
         OnnxTrainError: the model cannot be trained as asked for; the message says why.
 
     Example:
@@ -159,7 +157,7 @@ class Trainer(Uncopied):
     def __init__(
         self,
         model: ModelSource,
-        loss: LossSpec,
+        loss: LossSpec = None,
         optimizer: OptimizerSpec = "adamw",
         learning_rate: float = 1e-3,
         *,
@@ -190,27 +188,32 @@ class Trainer(Uncopied):
         device: str = "cpu",
         threads: int | None = None,
         strategy: Strategy | None = None,
+        recipe: Recipe | None = None,
     ) -> None:
         # A fit with sample weights reads the model again, perhaps in another working directory.
         if isinstance(model, str | os.PathLike):
             model = Path(model).absolute()
-        model_settings = ModelSettings(
-            loss=loss,
-            optimizer=optimizer,
-            clip_grad_norm=clip_grad_norm,
-            clip_grad_value=clip_grad_value,
-            requires_grad=requires_grad,
-            frozen_params=frozen_params,
-            batch_norm=batch_norm,
-            dropout=dropout,
-            straight_through=straight_through,
-            precision=precision,
-            recompute=recompute,
-            sparse_gradients=sparse_gradients,
-            activations=activations,
-            profile=profile,
-            loss_input_names=loss_input_names,
-            lora=lora,
+        recipe = filled_recipe(
+            Trainer,
+            recipe,
+            {
+                "loss": loss,
+                "optimizer": optimizer,
+                "clip_grad_norm": clip_grad_norm,
+                "clip_grad_value": clip_grad_value,
+                "requires_grad": requires_grad,
+                "frozen_params": frozen_params,
+                "batch_norm": batch_norm,
+                "dropout": dropout,
+                "straight_through": straight_through,
+                "precision": precision,
+                "recompute": recompute,
+                "sparse_gradients": sparse_gradients,
+                "activations": activations,
+                "profile": profile,
+                "loss_input_names": loss_input_names,
+                "lora": lora,
+            },
         )
         # Everything that can be wrong is checked before a file is written: a refused Trainer leaves no directory.
         schedule = make_schedule(scheduler, warmup_steps, warmup_ratio)
@@ -220,7 +223,7 @@ class Trainer(Uncopied):
         seed = check_integer(argument("seed"), seed, 0)
         position = Position(seed=seed, learning_rate=check_learning_rate(learning_rate))
         settings = Settings(
-            loss=loss_name(loss),
+            loss=loss_name(recipe.loss),
             metrics=None if metrics is None else [m if isinstance(m, str) else CUSTOM for m in metrics],
             **scheduler_settings(scheduler),
             warmup_steps=int(warmup_steps),
@@ -234,7 +237,7 @@ class Trainer(Uncopied):
         def begin() -> tuple[Workspace, Run]:
             workspace = Workspace.for_new_run(directory, overwrite=overwrite)
             with workspace.locked():
-                run = build_run(model, workspace.path, device, settings.threads, model_settings)
+                run = build_run(model, workspace.path, device, settings.threads, recipe)
                 # An earlier run is replaced only now: until the new models are built the old run can be resumed.
                 workspace.remove_earlier()
                 workspace.note()
@@ -242,8 +245,7 @@ class Trainer(Uncopied):
 
         workers = join_workers(strategy)
         workspace, run = begin() if workers is None else workers.open(begin, device, settings.threads)
-        judged = name_list(loss_input_names)
-        prediction = judged[0] if judged else next(iter(run.outputs), None)
+        prediction = next(iter(recipe.loss_input_names or run.outputs), None)
         settings = replace(
             settings,
             prediction=prediction if prediction in run.outputs else None,

@@ -11,8 +11,9 @@ from onnxtrain._words import argument, words
 from onnxtrain.emitter import known_array, static_dims
 from onnxtrain.errors import GraphBuildError
 from onnxtrain.passes import TorchSignature, has_quantized_ops, is_training_batch_norm, lost_detaches
+from onnxtrain.recipe import BatchNormMode
 from onnxtrain.selection import some_names
-from onnxtrain.training.layer_modes import BatchNormMode, place_name
+from onnxtrain.training.layer_modes import place_name
 
 _log = logging.getLogger("onnxtrain")
 

@@ -18,34 +18,31 @@ from onnxtrain.passes import (
     remove_unread_nodes,
     why_untyped,
 )
+from onnxtrain.recipe import Recipe
 from onnxtrain.selection import float_initializers, is_float
 from onnxtrain.training.key_value_cache import DropCachePass, find_cache
-from onnxtrain.training.layer_modes import DropoutPlaces, DropoutRatios, set_dropout
+from onnxtrain.training.layer_modes import DropoutPlaces, set_dropout
 
 
-def cut_to_loss(
-    model: ir.Model,
-    outputs: Sequence[str],
-    frozen: Collection[str],
-    dropout: DropoutRatios,
-    *,
-    as_deployed: bool,
-) -> tuple[ir.Model, DropoutPlaces]:
-    """Copies the part of `model` that computes `outputs`, of which the first becomes a scalar: the loss.
+def cut_to_loss(model: ir.Model, loss: str, recipe: Recipe) -> tuple[ir.Model, DropoutPlaces]:
+    """Copies the part of a model that computes the loss and the additional outputs of a recipe.
 
     Returns:
-        The copy, with the chosen ratios of Dropout, and its places of Dropout.
+        The copy, whose first output is the loss, a scalar, with the chosen ratios of Dropout; and its places of
+        Dropout.
     """
     forward = model.clone()
-    _set_outputs(forward, outputs)
+    _set_outputs(forward, [loss, *(recipe.additional_output_names or ())])
     _make_scalar(forward)
     # The loss reads no cache, and training has no earlier tokens; the inference model keeps both.
-    DropCachePass(find_cache(model.graph), as_deployed=as_deployed)(forward)
+    DropCachePass(find_cache(model.graph), as_deployed=recipe.activations == "deployed")(forward)
     # The clean-up removes each Identity, and with it the place of a Dropout that the exporter has removed.
     remove_unread_nodes(forward.graph)
-    places = set_dropout(forward, dropout)
+    places = set_dropout(forward, recipe.dropout)
     # Unused initializers stay, too: the selection of parameters names those that a user asked for in its errors.
-    CleanupPass(keep={*(name for name, _ in float_initializers(forward)), *frozen})(forward)
+    CleanupPass(keep={*(name for name, _ in float_initializers(forward)), *(recipe.frozen_params or ())})(
+        forward
+    )
     # ONNX Runtime binds no texts beside parameters. Only the inference model keeps those that no loss reads.
     for value in [v for v in forward.graph.inputs if v.dtype == ir.DataType.STRING and not v.uses()]:
         if not value.is_graph_output():

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import onnx_ir as ir
 
 from onnxtrain._words import argument
-from onnxtrain.errors import GraphBuildError, InputError
+from onnxtrain.errors import GraphBuildError
 from onnxtrain.op_facts import SWITCHED
 from onnxtrain.passes import Mode, TrainingModePass
 from onnxtrain.passes.parameters.dropout_traces import (
@@ -20,14 +19,9 @@ from onnxtrain.passes.parameters.dropout_traces import (
     write_dropout,
 )
 from onnxtrain.passes.tidy.replace_value import replace_node
+from onnxtrain.recipe import BatchNormMode, DropoutRatios
 from onnxtrain.selection import match_names, module_scope, some_names
 from onnxtrain.training.running_variance import mark_unbiased
-
-BatchNormMode = Literal["as_exported", "training", "inference"] | Mapping[str, Mode]
-"""Mode of BatchNormalization and Dropout: one for all, or one per pattern, e.g. {"backbone.*": "inference"}."""
-
-DropoutRatios = float | Mapping[str, float] | None
-"""Ratio of all Dropout, e.g. 0.1, or one per pattern, e.g. {"head.*": 0.5}; None for what the file says."""
 
 
 @dataclass(frozen=True)
@@ -41,17 +35,6 @@ class DropoutPlaces:
 
     decided: frozenset[ir.Node] = frozenset()
     removed: tuple[ir.Node, ...] = ()
-
-
-def check_dropout(dropout: DropoutRatios) -> None:
-    """Raises InputError if a ratio is not a number in [0, 1)."""
-    for ratio in dropout.values() if isinstance(dropout, Mapping) else () if dropout is None else (dropout,):
-        # bool is a subclass of int: True would otherwise pass for 1.
-        if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 <= ratio < 1:
-            raise InputError(
-                f"building the training graph: {argument('dropout')} must be a number from 0 up to 1, or one for each "
-                f"pattern, received {ratio!r}"
-            )
 
 
 def set_dropout(model: ir.Model, dropout: DropoutRatios) -> DropoutPlaces:

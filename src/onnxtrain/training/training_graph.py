@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any
 
 import onnx_ir as ir
 
@@ -34,6 +34,7 @@ from onnxtrain.passes import (
     suit_runtime,
 )
 from onnxtrain.passes.portable import draw_from_input
+from onnxtrain.recipe import Recipe
 from onnxtrain.runtime.manifest import METADATA_KEY
 from onnxtrain.selection import batch_norms, select_parameters, some_names
 from onnxtrain.training.build_state import Build
@@ -41,26 +42,13 @@ from onnxtrain.training.export_warnings import check_training_mode, warn_of_expo
 from onnxtrain.training.file_ops import join_skip_norms, restore_file_ops
 from onnxtrain.training.forward_graph import cut_to_loss, name_copies, named
 from onnxtrain.training.inference_graph import build_inference_model, inference_entry
-from onnxtrain.training.layer_modes import BatchNormMode, DropoutRatios, removed_dropouts, switch_modes
+from onnxtrain.training.layer_modes import removed_dropouts, switch_modes
 from onnxtrain.training.recompute import RecomputePass
 from onnxtrain.training.running_variance import update_unbiased
 from onnxtrain.training.sparse_gradients import keep_rows, match_sparse
 from onnxtrain.training.training_manifest import describe_training
 
 _log = logging.getLogger("onnxtrain")
-
-Precision = Literal["fp32", "bf16"]
-"""Precision of products and convolutions of float32 values: float32, or bfloat16 with sums in float32."""
-
-Activations = Literal["float", "deployed"]
-"""Activations in products with quantised weights (MatMulNBits): in floating point, or rounded to int8 where the file
-says so (`accuracy_level=4`)."""
-
-Recompute = bool | Literal["cheap"]
-"""Activations to compute again for the gradients: none, those that cheap ops give, or (True) some products, too."""
-
-Profile = Literal["default", "portable"]
-"""Hosts that the models are for: ONNX Runtime on desks and servers, or also its builds for browsers and phones."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +65,7 @@ class TrainingGraphs:
         inference: computes the outputs of the original model from its inputs and the parameters; None if not asked for.
         unreached: names of the parameters that were to be trained and that the loss does not depend on; they are not
             trained.
+        adapters: description of the model's LoRA adapters as JSON text; None for a model without adapters.
     """
 
     training: ir.Model
@@ -86,6 +75,7 @@ class TrainingGraphs:
     statistics: dict[str, ir.TensorProtocol]
     inference: ir.Model | None = None
     unreached: Sequence[str] = ()
+    adapters: str | None = None
 
     @property
     def trainable(self) -> list[str]:
@@ -96,46 +86,23 @@ class TrainingGraphs:
 def build_training_graphs(
     model: ir.Model,
     loss: str,
-    additional_outputs: Sequence[str] = (),
+    recipe: Recipe,
     *,
-    requires_grad: Iterable[str] | None = None,
     adapters: Collection[str] = (),
-    frozen: Iterable[str] | None = None,
-    batch_norm: BatchNormMode = "as_exported",
-    dropout: DropoutRatios = None,
     input_gradients: Sequence[str] = (),
     inference_outputs: Sequence[str] = (),
-    recompute: Recompute = False,
-    precision: Precision = "fp32",
-    sparse_gradients: Iterable[str] = (),
-    activations: Activations = "float",
-    profile: Profile = "default",
 ) -> TrainingGraphs:
     """Builds the training, eval and inference models from a canonical model that computes the scalar `loss`.
 
     Args:
-        model: canonical model, with the parameters named here among its `variable` ones; it is not changed.
+        model: canonical model, with the parameters that the recipe names among its `variable` ones; it is not changed.
             Inputs with metadata :data:`TARGET_KEY` are targets.
-        loss: name of the scalar to minimise.
-        additional_outputs: names of further values to return beside the loss.
-        requires_grad: names of the parameters to train, e.g. ["fc.weight"]. None trains every floating-point
-            initializer that is not frozen, except BatchNorm statistics, settings of ops (bounds of Clip, scales of
-            Resize, ...) and, if the file tells, buffers and constants of a PyTorch module.
-        adapters: those of `requires_grad` that the loss must depend on: parameters that were added for this training.
-        frozen: names of parameters that are inputs of the training model but not trained.
-        batch_norm: mode of BatchNormalization and Dropout in the training model: "as_exported", "training",
-            "inference", or a mapping of patterns of layers to modes.
-        dropout: ratio of Dropout in the training model, also where the exporter has removed it, or a mapping of
-            patterns of layers to ratios; None for the file's own Dropout.
+        loss: name of the scalar to minimize.
+        recipe: how to train. Its `loss`, `loss_input_names` and `sample_weight` have done their work, `optimizer` and
+            `lora` are not read.
+        adapters: names of trained parameters that were added for this training: the loss must depend on them.
         input_gradients: names of floating-point inputs whose gradients the training model returns, too.
         inference_outputs: names of the outputs of the inference model; empty for no such model.
-        recompute: activations to recompute in the backward pass instead of keeping them, see :data:`Recompute`.
-        precision: precision of the training model's products and convolutions; the other models compute in float32.
-        sparse_gradients: names of embedding tables whose gradients hold only the rows that a batch reads.
-        activations: "float" or "deployed" products with quantised weights in the training and eval models, see
-            :data:`Activations`. The inference model computes as the file does.
-        profile: "portable" draws the masks of Dropout by integer ops from an input that the host feeds, so that all
-            hosts drop the same elements; "default" leaves Dropout to ONNX Runtime.
 
     Raises:
         DifferentiationError: one of `input_gradients` is no floating-point value.
@@ -143,41 +110,18 @@ def build_training_graphs(
             one of `sparse_gradients` is read otherwise than by rows; the loss does not depend on one of `adapters`.
         NothingToTrain: no parameter is left to train, or the loss depends on none of them.
         NoGradientRule: an op between loss and parameters has no gradient rule.
-        ValueError: `precision`, `activations` or `profile` is unknown.
     """
-    if precision not in get_args(Precision):
-        raise ValueError(
-            f"building the training graph: precision={precision!r} is unknown; pass 'fp32' (the default), or "
-            "'bf16' for products and convolutions in bfloat16"
-        )
-    if activations not in get_args(Activations):
-        raise ValueError(
-            f"building the training graph: activations={activations!r} is unknown; pass 'float' (the default), or "
-            "'deployed' to round activations to int8 where the file does"
-        )
-    if profile not in get_args(Profile):
-        raise ValueError(
-            f"building the training graph: profile={profile!r} is unknown; pass 'default', or 'portable' for models "
-            "that also run in browsers and on phones"
-        )
-    if profile == "portable" and precision == "bf16":
-        raise GraphBuildError(
-            f"building the training graph: {argument('profile', 'portable')} and {argument('precision', 'bf16')} do "
-            "not go together, as onnxruntime-web has no bfloat16; leave out one of them"
-        )
     mean = loss_mean(named(model, loss))
-    frozen = list(frozen or ())
-    as_deployed = activations == "deployed"
-    outputs = [loss, *additional_outputs]
-    forward, places = cut_to_loss(model, outputs, frozen, dropout, as_deployed=as_deployed)
-    as_exported = switch_modes(forward, batch_norm, places.decided)
-    removed = removed_dropouts(places.removed, batch_norm)
-    check_training_mode(forward, batch_norm, removed)
+    as_deployed = recipe.activations == "deployed"
+    forward, places = cut_to_loss(model, loss, recipe)
+    as_exported = switch_modes(forward, recipe.batch_norm, places.decided)
+    removed = removed_dropouts(places.removed, recipe.batch_norm)
+    check_training_mode(forward, recipe.batch_norm, removed)
     # In both models: one with both kinds of products would compute neither the file's results nor those of the float
     # weights.
     if not as_deployed:
         FloatProductsPass()(forward)
-    build = _choose_parameters(forward, requires_grad, frozen, sparse_gradients)
+    build = _choose_parameters(forward, recipe)
     build.input_gradients = input_gradients
     active = _active_values(forward, build.trainable)
     _check_adapters(forward, [name for name in build.trainable if name in adapters], active)
@@ -188,15 +132,13 @@ def build_training_graphs(
     # Before differentiation, so that the gradient has the same numbers. The eval model drops nothing, and draws other
     # numbers as the file does.
     build.random = draw_from_input(
-        build.forward, RANDOM_OPS if profile == "portable" else RANDOM_OPS - {"Dropout"}
+        build.forward, RANDOM_OPS if recipe.profile == "portable" else RANDOM_OPS - {"Dropout"}
     )
-    training = _training_model(
-        build, recompute=recompute, bfloat16=precision == "bf16", as_deployed=as_deployed
-    )
+    training = _training_model(build, recipe)
     manifest = describe_training(build, training) | {
         "loss_mean": mean,
-        "activations": activations,
-        "profile": profile,
+        "activations": recipe.activations,
+        "profile": recipe.profile,
     }
     parameters, statistics = list(build.parameters), list(build.statistics)
     inference = build_inference_model(model, inference_outputs, parameters, statistics)
@@ -209,15 +151,10 @@ def build_training_graphs(
     )
 
 
-def _choose_parameters(
-    forward: ir.Model,
-    requires_grad: Iterable[str] | None,
-    frozen: Iterable[str],
-    sparse_gradients: Iterable[str],
-) -> Build:
+def _choose_parameters(forward: ir.Model, recipe: Recipe) -> Build:
     """Starts a build: sorts the initializers into trainable, frozen and statistics, and keeps their values."""
-    selection = select_parameters(forward, requires_grad, frozen)
-    sparse = match_sparse(sparse_gradients, selection.trainable)
+    selection = select_parameters(forward, recipe.requires_grad, recipe.frozen_params)
+    sparse = match_sparse(recipe.sparse_gradients or (), selection.trainable)
     values = {name: _tensor(forward, name) for name in forward.graph.initializers}
     return Build(
         forward,
@@ -269,12 +206,13 @@ def _evaluation_model(
     return evaluation
 
 
-def _training_model(build: Build, *, recompute: Recompute, bfloat16: bool, as_deployed: bool) -> ir.Model:
+def _training_model(build: Build, recipe: Recipe) -> ir.Model:
     """Differentiates the forward graph and rewrites the result for ONNX Runtime.
 
     Its outputs are the loss and the additional outputs, the gradients of the parameters, the row numbers of sparse
     gradients, the updated statistics, and the gradients of inputs.
     """
+    as_deployed = recipe.activations == "deployed"
     build.updated = _chain_statistics(build.forward, list(build.statistics))
     # Of a frozen backbone, whose values are constants of the graph.
     FoldFrozenBatchNormPass()(build.forward)
@@ -306,10 +244,10 @@ def _training_model(build: Build, *, recompute: Recompute, bfloat16: bool, as_de
     simplify_gradients(training)
     FloatDequantizedPass(file_values if as_deployed else ())(training)
     # Calls of functions with native kernels come last: they hide the standard ops that the passes above match.
-    fuse_kernels(training, bfloat16=bfloat16, kept=file_values if as_deployed else ())
+    fuse_kernels(training, bfloat16=recipe.precision == "bf16", kept=file_values if as_deployed else ())
     # After all merging of equal nodes, which would undo it.
-    if recompute:
-        RecomputePass(forward_values, products=recompute is True)(training)
+    if recipe.recompute:
+        RecomputePass(forward_values, products=recipe.recompute is True)(training)
     # After all passes that look for reductions.
     LongSumsPass(file_values if as_deployed else ())(training)
     lift_constants(training)

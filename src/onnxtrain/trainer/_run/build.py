@@ -3,111 +3,36 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 
 import onnx_ir as ir
 
-from onnxtrain._words import argument
-from onnxtrain.artifacts import (
-    LossSpec,
-    LossType,
-    OptimizerSpec,
-    OptimType,
-    generate_artifacts,
-    optimizer_for,
-)
-from onnxtrain.errors import GraphBuildError
-from onnxtrain.lora import LoraConfig
-from onnxtrain.losses import make_loss
+from onnxtrain.artifacts import generate_artifacts, loss_for, returned_outputs
 from onnxtrain.op_facts import RANDOM_OPS
-from onnxtrain.optimizers import ClipGradNorm, ClipGradValue, Optimizer, make_optimizer
 from onnxtrain.passes import ModelSource, load_model
+from onnxtrain.recipe import LossSpec, Recipe
 from onnxtrain.trainer._run.run import Run
-from onnxtrain.training.forward_graph import trained_outputs
-from onnxtrain.training.layer_modes import BatchNormMode, DropoutRatios
-from onnxtrain.training.training_graph import Activations, Precision, Profile
 
 # Dropout draws from a generator that each run of the training model seeds.
 _STATEFUL = RANDOM_OPS - {"Dropout"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class ModelSettings:
-    """Arguments of `Trainer` that decide how its models are built.
+def build_run(model: ModelSource, directory: Path, device: str, threads: int | None, recipe: Recipe) -> Run:
+    """Writes the artifacts of a model to `directory` and opens them. Raises OnnxTrainError: as `generate_artifacts`."""
 
-    The fields from `requires_grad` on have the names of the arguments of `generate_artifacts` that they set.
-
-    Attributes:
-        loss, optimizer: objects or names, e.g. "cross_entropy", "adamw".
-        clip_grad_norm: largest L2 norm of all gradients together; None for no limit.
-        clip_grad_value: largest absolute value of an element of a gradient; None for no limit.
-        requires_grad, frozen_params: names or patterns of parameters, e.g. ["fc.*"].
-        batch_norm: mode of BatchNormalization and Dropout, e.g. "training", or modes by patterns.
-        dropout: ratio of Dropout, e.g. 0.1, or ratios by patterns; None for the Dropout of the file.
-        straight_through: pass gradients through rounding unchanged.
-        precision: "fp32" or "bf16".
-        recompute: recompute activations in the backward pass.
-        sparse_gradients: names or patterns of embeddings that get row gradients.
-        activations: "float" or "deployed".
-        profile: "default" or "portable".
-        loss_input_names: outputs that the loss reads; None for the first.
-        lora: adapters to train; None for none.
-    """
-
-    loss: LossSpec
-    optimizer: OptimizerSpec
-    clip_grad_norm: float | None
-    clip_grad_value: float | None
-    requires_grad: Sequence[str] | str | None
-    frozen_params: Sequence[str] | str | None
-    batch_norm: BatchNormMode
-    dropout: DropoutRatios
-    straight_through: bool
-    precision: Precision
-    recompute: bool
-    sparse_gradients: Sequence[str] | str | None
-    activations: Activations
-    profile: Profile
-    loss_input_names: Sequence[str] | str | None
-    lora: LoraConfig | None
-
-    def __post_init__(self) -> None:
-        # The dataclass is frozen; only its constructor may normalise what it was given.
-        for name in ("requires_grad", "frozen_params", "sparse_gradients", "loss_input_names"):
-            object.__setattr__(self, name, name_list(getattr(self, name)))
-
-    def write(self, model: ModelSource, directory: Path, *, sample_weight: bool) -> None:
-        """Writes the artifacts of a model to `directory`; the model's own outputs come after the loss.
-
-        Raises:
-            OnnxTrainError: as `generate_artifacts`.
-        """
+    def write(path: Path, *, sample_weight: bool) -> None:
         loaded = load_model(model)
-        outputs = trained_outputs(loaded.graph)
-        # Without a loss to append, one of the outputs is the loss itself and comes first already.
-        if self.loss is None:
-            loss = next(iter(self.loss_input_names or outputs), None)
-            outputs = [name for name in outputs if name != loss]
-        passed = {entry.name: getattr(self, entry.name) for entry in dataclasses.fields(self)}
-        clipping = passed.pop("clip_grad_norm"), passed.pop("clip_grad_value")
-        passed["optimizer"] = with_clipping(self.optimizer, *clipping)
+        # The training model returns the model's own outputs, too, so that metrics need no second pass.
+        returned = [*returned_outputs(loaded.graph, recipe), *(recipe.additional_output_names or ())]
         generate_artifacts(
             loaded,
-            artifact_directory=directory,
-            additional_output_names=outputs,
-            sample_weight=sample_weight,
-            **passed,
+            artifact_directory=path,
+            recipe=dataclasses.replace(
+                recipe, additional_output_names=list(dict.fromkeys(returned)), sample_weight=sample_weight
+            ),
         )
 
-
-def build_run(
-    model: ModelSource, directory: Path, device: str, threads: int | None, settings: ModelSettings
-) -> Run:
-    """Writes the artifacts of a model to `directory` and opens them. Raises OnnxTrainError: as `generate_artifacts`."""
-    write = functools.partial(settings.write, model)
     write(directory, sample_weight=False)
     # The run keeps the function: a later fit with sample weights needs models that take them.
     return Run(directory, device, threads, write)
@@ -126,45 +51,7 @@ def _all_nodes(model: ir.Model) -> Iterator[ir.Node]:
         yield from ir.traversal.RecursiveGraphIterator(function)
 
 
-def name_list(names: Sequence[str] | str | None) -> list[str] | None:
-    """Wraps a single name in a list; None stays None."""
-    # A string is a sequence of names, too, of one letter each.
-    return [names] if isinstance(names, str) else None if names is None else list(names)
-
-
-def with_clipping(spec: OptimizerSpec, norm: float | None, value: float | None) -> OptimizerSpec:
-    """Makes the optimizer of a name, with PyTorch's defaults, and adds gradient clipping to it.
-
-    An optimizer object stays as it is but for the clipping.
-
-    Raises:
-        GraphBuildError: Both ways of clipping are asked for, or the optimizer clips already, or is a block.
-    """
-    if isinstance(spec, str):
-        spec = make_optimizer(spec)
-    # An OptimType is a name of onnxruntime-training and has the defaults of that package, not PyTorch's.
-    if isinstance(spec, OptimType):
-        spec = optimizer_for(spec)
-    if norm is None and value is None:
-        return spec
-    if norm is not None and value is not None:
-        raise GraphBuildError(
-            f"choosing an optimizer: pass {argument('clip_grad_norm')} or {argument('clip_grad_value')}, not both"
-        )
-    if not isinstance(spec, Optimizer) or spec.clip_grad is not None:
-        raise GraphBuildError(
-            f"choosing an optimizer: {argument('clip_grad_norm')} and clip_grad_value do not go together with "
-            f"{spec!r}; set its own clip_grad"
-        )
-    return dataclasses.replace(
-        spec, clip_grad=ClipGradNorm(norm) if norm is not None else ClipGradValue(value or 0)
-    )
-
-
 def loss_name(spec: LossSpec) -> str:
-    """Names the class of a loss, by which suitable metrics are found; empty for the model's own loss."""
-    if spec is None:
-        return ""
-    if isinstance(spec, LossType):
-        return spec.name
-    return type(make_loss(spec) if isinstance(spec, str) else spec).__name__
+    """Returns the name of the class of a loss, which the default metrics depend on; "" for the model's own loss."""
+    loss = loss_for(spec)
+    return "" if loss is None else type(loss).__name__

@@ -1,0 +1,450 @@
+"""Defines `Recipe`: how a model is trained, as one value.
+
+A recipe holds everything that decides which graphs a training run is made of: loss, optimizer, trained parameters,
+modes of layers, precision. It does not say which data is trained on, for how long, or where files are written.
+`generate_artifacts`, `Trainer` and `plan_training` take one, or make one from their older keyword arguments. Options of
+the command line are made from its fields.
+
+A new training option is one new field here, the code that reads it, and a test.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args, get_origin
+
+from onnxtrain._words import argument
+from onnxtrain.errors import GraphBuildError, InputError
+
+# Importing this module must stay cheap: `--help` of the command line reads it, also where onnx is missing.
+if TYPE_CHECKING:
+    from onnxtrain.lora import LoraConfig
+    from onnxtrain.losses import Loss
+    from onnxtrain.onnxblock import Block
+    from onnxtrain.optimizers import Optimizer
+
+__all__ = ["LossType", "OptimType", "Recipe"]
+
+
+class LossType(Enum):
+    """Losses of onnxruntime-training. `onnxtrain.losses` has them with their settings, and more."""
+
+    # The numbers are those of onnxruntime-training.
+
+    MSELoss = 1
+    CrossEntropyLoss = 2
+    BCEWithLogitsLoss = 3
+    L1Loss = 4
+
+
+class OptimType(Enum):
+    """Optimizers of onnxruntime-training. `onnxtrain.optimizers` has them with their settings, and more."""
+
+    # The numbers are those of onnxruntime-training.
+
+    AdamW = 1
+    SGD = 2
+
+
+LossSpec: TypeAlias = "LossType | Loss | str | Block | None"
+OptimizerSpec: TypeAlias = "OptimType | Optimizer | str | Block | None"
+
+Names = Sequence[str] | str | None
+"""Names or patterns, e.g. ["fc.*", "head.bias"]; a single one needs no list."""
+
+LayerMode = Literal["as_exported", "training", "inference"]
+"""Mode of a BatchNormalization or Dropout node."""
+
+BatchNormMode = LayerMode | Mapping[str, LayerMode]
+"""One mode for all BatchNormalization and Dropout, or one per pattern, e.g. {"backbone.*": "inference"}."""
+
+DropoutRatios = float | Mapping[str, float] | None
+"""One ratio for all Dropout, e.g. 0.1, or one per pattern, e.g. {"head.*": 0.5}; None for the ratios of the file."""
+
+Precision = Literal["fp32", "bf16"]
+"""Precision of float32 products and convolutions: float32, or bfloat16 with sums in float32."""
+
+Activations = Literal["float", "deployed"]
+"""Activations in products with quantized weights (MatMulNBits): floating point, or rounded to int8 where the file does
+so (`accuracy_level=4`)."""
+
+Profile = Literal["default", "portable"]
+"""Hosts that the models run on: desktops and servers, or also ONNX Runtime's builds for browsers and phones."""
+
+Recompute = bool | Literal["cheap"]
+"""Activations to recompute in the backward pass: none, the results of cheap ops, or (True) also some products."""
+
+
+@dataclass(frozen=True)
+class ShellOption:
+    """Option of the command line that sets a field of :class:`Recipe`.
+
+    Attributes:
+        help: help text.
+        kind: type of the value in the shell, e.g. `bool` for a switch, `list[str]` for an option that may be repeated.
+        metavar: name of the value in `--help`, e.g. "PATTERN"; None for a switch or a choice.
+        name: name of the option if it differs from the field, e.g. "freeze" for `--freeze`.
+        group: options that it belongs to: "model", "optimizer", or "memory", which `plan` does not have as it measures
+            both values.
+        parse: converts the value of the shell to that of the field; raises ValueError with the allowed values. None if
+            both are the same.
+    """
+
+    help: str
+    kind: Any
+    metavar: str | None = None
+    name: str = ""
+    group: Literal["model", "optimizer", "memory"] = "model"
+    parse: Callable[[Any], Any] | None = None
+
+
+def _field(default: Any, option: ShellOption | str) -> Any:
+    """Declares a field of `Recipe`.
+
+    Args:
+        default: default value.
+        option: the option of the command line that sets the field; or the options that set it together with others,
+            or the reason why none does, as a text.
+    """
+    return dataclasses.field(default=default, metadata={"shell": option})
+
+
+def _by_pattern(read: Callable[[str], Any], allowed: str) -> Callable[[Sequence[str] | None], Any]:
+    """Returns a parser of one value for all layers, e.g. "0.1", or of one per pattern, e.g. "head.*=0.5".
+
+    Args:
+        read: converts the text of one value; raises ValueError if it is wrong.
+        allowed: describes the right values, as the end of a message.
+    """
+
+    def parse(texts: Sequence[str] | None) -> Any:
+        values: dict[str, Any] = {}
+        for text in texts or ():
+            # Split at the last "=": names of modules and parameters may contain it, values do not.
+            pattern, equals, value = text.rpartition("=")
+            try:
+                values[pattern if equals else "*"] = read(value)
+            except ValueError:
+                pattern, equals = "", "="
+            if equals and not pattern:
+                raise ValueError(f"is {text!r}; {allowed}")
+        return values["*"] if values.keys() == {"*"} else values or None
+
+    return parse
+
+
+def _mode(text: str) -> str:
+    if text not in get_args(LayerMode):
+        raise ValueError
+    return text
+
+
+def _ratio(text: str) -> float:
+    ratio = float(text)
+    if not 0 <= ratio < 1:
+        raise ValueError
+    return ratio
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """Training configuration of a model: loss, optimizer, trained parameters, layer modes, precision.
+
+    One recipe serves :func:`onnxtrain.generate_artifacts`, :class:`onnxtrain.Trainer` and
+    :func:`onnxtrain.plan_training`. `dataclasses.replace(recipe, precision="bf16")` makes another one.
+
+    Raises:
+        GraphBuildError: two fields exclude each other.
+        InputError: `dropout` is not a number in [0, 1), or a mapping to such numbers.
+        TypeError: a field that takes names holds something else.
+        ValueError: `precision`, `activations` or `profile` has an unknown value.
+
+    Example:
+        >>> from onnxtrain import Recipe
+        >>> recipe = Recipe(loss="cross_entropy", optimizer="sgd", requires_grad="fc.*")
+        >>> recipe.requires_grad
+        ['fc.*']
+    """
+
+    loss: LossSpec = _field(None, "--loss and --loss-option")
+    """The loss: an object of `onnxtrain.losses` or its name ("cross_entropy", "mse", ...), a :class:`LossType`, or an
+    onnxblock block. None if the model's first output is the loss, a scalar."""
+
+    optimizer: OptimizerSpec = _field("adamw", "--optimizer, --weight-decay and --optimizer-option")
+    """The optimizer: an object of `onnxtrain.optimizers` or its name ("adamw", "sgd", ...), with PyTorch's defaults;
+    or an :class:`OptimType`, a block of `onnxblock.optim`, or a block that calls such a block with its own arguments.
+    `OptimType.AdamW` and `onnxblock.optim.AdamW` have the defaults of onnxruntime-training: eps 1e-6, no weight decay,
+    decay after the step. With None, `generate_artifacts` writes no optimizer model."""
+
+    clip_grad_norm: float | None = _field(
+        None,
+        ShellOption(
+            "Scale all gradients down if their common L2 norm is larger, e.g. 1.0. Default: no clipping.",
+            float | None,
+            "NORM",
+            name="clip_norm",
+            group="optimizer",
+        ),
+    )
+    """Scale all gradients down together if their common L2 norm is larger, e.g. 1.0. None: no limit."""
+
+    clip_grad_value: float | None = _field(
+        None,
+        ShellOption(
+            "Clip each element of the gradients to plus or minus this value, e.g. 0.5. Default: no clipping.",
+            float | None,
+            "VALUE",
+            name="clip_value",
+            group="optimizer",
+        ),
+    )
+    """Clip each element of the gradients to plus or minus this value, e.g. 0.5. None: no limit."""
+
+    requires_grad: Names = _field(
+        None,
+        ShellOption(
+            "Train only the parameters whose names match, e.g. 'fc.*'; repeat it for several. Default: "
+            "all that are not frozen.",
+            list[str] | None,
+            "PATTERN",
+            name="train",
+        ),
+    )
+    """Names of the parameters to train, or patterns such as "fc.*". None trains all floating-point parameters that are
+    not in `frozen_params`. Running statistics of BatchNormalization and settings of ops (bounds of Clip, scales of
+    Resize) are not parameters. Neither are buffers and constants, if the file distinguishes them, as files of PyTorch's
+    Dynamo exporter do."""
+
+    frozen_params: Names = _field(
+        None,
+        ShellOption(
+            "Do not train the parameters whose names match, e.g. 'conv?.*'; repeat it for several. Default: none.",
+            list[str] | None,
+            "PATTERN",
+            name="freeze",
+        ),
+    )
+    """Names or patterns of parameters that are in the checkpoint, but not trained. A parameter that matches both
+    `requires_grad` and `frozen_params` is frozen. An exact name wins over a pattern."""
+
+    batch_norm: BatchNormMode = _field(
+        "as_exported",
+        ShellOption(
+            "Train BatchNormalization and Dropout as_exported, in training mode (as PyTorch's "
+            "model.train()) or in inference mode. Repeat it for each layer, e.g. body.*=inference; the "
+            "first match decides. Default: as_exported.",
+            list[str] | None,
+            "MODE|PATTERN=MODE",
+            parse=_by_pattern(
+                _mode, f"choose from {', '.join(get_args(LayerMode))}, or give PATTERN=MODE for each layer"
+            ),
+        ),
+    )
+    """Mode of BatchNormalization and Dropout in training: "as_exported" keeps the modes of the model; "training" is
+    PyTorch's `model.train()`, an error if the exporter left none of these layers in the model; "inference" keeps the
+    statistics fixed. Per layer, a mapping of patterns to modes. The first pattern that matches the layer's module, node
+    or scale decides: `{"backbone.*": "inference", "*": "training"}`."""
+
+    dropout: DropoutRatios = _field(
+        None,
+        ShellOption(
+            "Drop this fraction of elements where the network has Dropout, also where the exporter has removed it, "
+            "e.g. 0.1; 0 trains without Dropout. Repeat it for each layer, e.g. head.*=0.5; the first match decides. "
+            "Default: the Dropout of the file.",
+            list[str] | None,
+            "P|PATTERN=P",
+            parse=_by_pattern(
+                _ratio,
+                "give a number from 0 up to 1, such as 0.1, or PATTERN=NUMBER for each layer, such as 'head.*=0.5'",
+            ),
+        ),
+    )
+    """Fraction of elements that Dropout drops in training, e.g. 0.1, also where the exporter has removed Dropout and
+    left a trace of it. Per layer, a mapping of patterns to fractions. The first pattern that matches the layer's module
+    or node decides: `{"head.*": 0.5, "*": 0.1}`. It overrides `batch_norm` and the ratios of the file. 0.0 trains
+    without Dropout. None keeps the Dropout of the file, and warns of removed Dropout."""
+
+    precision: Precision = _field(
+        "fp32",
+        ShellOption(
+            "Compute matrix products and convolutions of training in float32, or in bfloat16 with sums "
+            "and parameters in float32, e.g. bf16.",
+            Precision,
+        ),
+    )
+    """"fp32", or "bf16" to round the factors of float32 products and convolutions of the training model to bfloat16,
+    forward and backward, and add up in float32. Parameters, gradients, optimizer, all other ops, and the eval and
+    inference models stay float32. It is faster with native kernels on processors with AVX512_BF16."""
+
+    straight_through: bool = _field(
+        False,
+        ShellOption(
+            "Pass gradients through rounding and quantization unchanged, as int8 files need. Default: rounding has "
+            "no gradient.",
+            bool,
+        ),
+    )
+    """True to pass gradients through rounding and quantization unchanged (straight-through estimator), as in
+    quantization-aware training."""
+
+    activations: Activations = _field(
+        "float",
+        ShellOption(
+            "Multiply by quantized weights (MatMulNBits) in floating point, or round activations to int8 where "
+            "the file does, e.g. deployed.",
+            Activations,
+        ),
+    )
+    """"float" to multiply by quantized weights (MatMulNBits) in floating point in the training and eval models, or
+    "deployed" to round the other factor to int8 where the file does (`accuracy_level=4`). Gradients pass that rounding
+    unchanged, and all other rounding as with `straight_through`. The inference model computes as the file does."""
+
+    profile: Profile = _field(
+        "default",
+        ShellOption(
+            "Write models for desks and servers, or such that also run in browsers and on phones, e.g. portable.",
+            Profile,
+        ),
+    )
+    """"default", or "portable" for models that also run in ONNX Runtime's builds for browsers and phones, with the same
+    results. Ops that one of the builds lacks or gets wrong are replaced, and masks of Dropout are drawn from an input
+    of the training model; `docs/own-host.md` says what a host feeds there."""
+
+    recompute: Recompute = _field(
+        False,
+        ShellOption(
+            "Compute activations again for the gradients instead of keeping them, which takes less memory and more "
+            "time. Default: keep them.",
+            bool,
+            group="memory",
+        ),
+    )
+    """True to recompute results of elementwise ops and normalizations, and of some products, in the backward pass
+    instead of keeping them: less memory, more time, the same gradients. "cheap" recomputes elementwise ops and
+    normalizations only, which takes hardly any time; trainings of adapters do so in any case."""
+
+    sparse_gradients: Names = _field(
+        None,
+        ShellOption(
+            "Update of these embeddings only the rows that a batch reads, e.g. 'embed.*'; repeat it for several. "
+            "Default: whole tables.",
+            list[str] | None,
+            "PATTERN",
+        ),
+    )
+    """Names or patterns of embeddings `[n, *rest]` that get a sparse gradient: only the rows used in the batch are
+    updated. `<parameter>_grad` is `[reads, *rest]`, and a further output holds the row numbers. Such an embedding may
+    be read only by Gather on axis 0, and updated by SparseAdam, or by SGD or Adagrad without momentum and weight
+    decay."""
+
+    lora: LoraConfig | None = _field(None, "--lora-rank, --lora-targets, --lora-alpha and --lora-dropout")
+    """Adapters to train beside the linear layers, e.g. `LoraConfig(r=8)`, and nothing else but `requires_grad`. The
+    checkpoint then holds the adapters, the models hold the other weights. A model that has adapters already
+    (`add_lora`, `load_adapter`) needs no `lora`: its adapters are trained if `requires_grad` is None."""
+
+    loss_input_names: Names = _field(
+        None,
+        ShellOption(
+            "Compare this output of the model with the target, e.g. logits; a second NAME is the value of the model to "
+            "take as the target. Without --loss, this output is the loss. Default: the only output; without --loss the "
+            "first.",
+            list[str] | None,
+            "NAME",
+            name="loss_input",
+        ),
+    )
+    """Inputs of the loss, e.g. ["logits"]. For a loss of `onnxtrain.losses`, the first is the prediction; a second one
+    is used as the target instead of a new input; default: the only output of the model. For a block, the arguments of
+    the call; default: all outputs. Without a loss, the name of the loss; default: the first output."""
+
+    additional_output_names: Names = _field(None, "the commands return all outputs of the model")
+    """Values that the training and eval models return after the loss, e.g. ["logits"]."""
+
+    sample_weight: bool = _field(False, "`train` asks for it when the data has weights")
+    """True for models that take a weight for each sample, as a last target `sample_weight` of shape [N]. The loss is
+    then the weighted mean sum(w*l) / sum(w)."""
+
+    def __post_init__(self) -> None:
+        for entry in dataclasses.fields(self):
+            value, option = getattr(self, entry.name), entry.metadata["shell"]
+            if entry.type == "Names":
+                # Only the constructor of a frozen dataclass may set fields.
+                object.__setattr__(self, entry.name, _name_list(entry.name, value))
+            if isinstance(option, ShellOption) and get_origin(option.kind) is Literal:
+                choices = get_args(option.kind)
+                if value not in choices:
+                    raise ValueError(
+                        f"choosing how to train: {entry.name}={value!r} is unknown; pass one of "
+                        f"{', '.join(map(repr, choices))}"
+                    )
+        _check_dropout(self.dropout)
+        if self.profile == "portable" and self.precision == "bf16":
+            raise GraphBuildError(
+                f"building the training graph: {argument('profile', 'portable')} and {argument('precision', 'bf16')} "
+                "do not go together, as onnxruntime-web has no bfloat16; leave out one of them"
+            )
+        if self.clip_grad_norm is not None and self.clip_grad_value is not None:
+            raise GraphBuildError(
+                f"choosing an optimizer: pass {argument('clip_grad_norm')} or {argument('clip_grad_value')}, not both"
+            )
+
+
+def filled_recipe(
+    function: Callable[..., object], recipe: Recipe | None, arguments: Mapping[str, Any]
+) -> Recipe:
+    """Returns the recipe that a function was called with, or makes it of the function's other arguments.
+
+    Args:
+        function: the function, e.g. `generate_artifacts`; defaults of its parameters are those of its signature.
+        recipe: its argument `recipe`.
+        arguments: its arguments that are fields of a recipe, by name.
+
+    Raises:
+        TypeError: `recipe` is not a Recipe, or one of its fields was passed, too.
+    """
+    if recipe is None:
+        return Recipe(**arguments)
+    if not isinstance(recipe, Recipe):
+        raise TypeError(f"{function.__name__}: recipe is a {type(recipe).__name__}; pass an onnxtrain.Recipe")
+    parameters = inspect.signature(function).parameters
+    twice = [
+        name
+        for name, value in arguments.items()
+        if value is not (default := parameters[name].default) and value != default
+    ]
+    if twice:
+        raise TypeError(
+            f"{function.__name__}: pass {', '.join(twice)} in the recipe or as an argument, not both, e.g. "
+            f"recipe=dataclasses.replace(recipe, {twice[0]}={arguments[twice[0]]!r})"
+        )
+    return recipe
+
+
+def _name_list(option: str, names: object) -> list[str] | None:
+    """Returns names as a list; a single name needs none. Raises TypeError if they are not strings."""
+    if names is None:
+        return None
+    if isinstance(names, str):
+        return [names]
+    # Bytes are a collection of numbers, and a mapping one of its keys.
+    if not isinstance(names, Collection) or isinstance(names, bytes | Mapping):
+        raise TypeError(f"{argument(option)} is a {type(names).__name__}; pass a list of strings")
+    wrong = [name for name in names if not isinstance(name, str)]
+    if wrong:
+        raise TypeError(f"{argument(option)} holds {wrong[0]!r}; pass a list of strings")
+    return list(names)
+
+
+def _check_dropout(dropout: object) -> None:
+    """Raises InputError if a ratio is not a number in [0, 1)."""
+    for ratio in dropout.values() if isinstance(dropout, Mapping) else () if dropout is None else (dropout,):
+        # bool is a subclass of int: True would otherwise pass for 1.
+        if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 <= ratio < 1:
+            raise InputError(
+                f"building the training graph: {argument('dropout')} must be a number from 0 up to 1, or one for each "
+                f"pattern, received {ratio!r}"
+            )

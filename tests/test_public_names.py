@@ -26,7 +26,13 @@ MODULES = (
         "onnxtrain.optim",
     ),
     *("onnxtrain.optimizers", "onnxtrain.ortmodule", "onnxtrain.planning", "onnxtrain.qat"),
-    *("onnxtrain.schedules", "onnxtrain.surgery", "onnxtrain.trainer", "onnxtrain.trainer.data"),
+    *(
+        "onnxtrain.schedules",
+        "onnxtrain.surgery",
+        "onnxtrain.tables",
+        "onnxtrain.trainer",
+        "onnxtrain.trainer.data",
+    ),
     "onnxtrain.utils.data",
 )
 

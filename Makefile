@@ -9,7 +9,7 @@ TORCH := torch==2.13.0
 OLDEST_VENV := .venv-oldest
 NEWEST_VENV := .venv-newest
 VERSIONED := tests/runtime tests/passes tests/autodiff tests/trainer tests/onnxblock tests/fusion \
-	tests/test_artifacts.py tests/test_bad_input.py tests/test_losses.py tests/test_optimizers.py tests/cli \
+	tests/test_artifacts.py tests/test_bad_input.py tests/test_losses.py tests/test_optimizers.py tests/cli tests/tables \
 	tests/test_packaging.py tests/test_runtime_workarounds.py tests/test_kills.py tests/test_hostile.py \
 	tests/ortmodule/test_runtime_version.py
 ORTMODULE := tests/ortmodule/test_aten_lowerings.py tests/ortmodule/test_engine.py

@@ -183,7 +183,7 @@ def test_data_that_is_no_npz(run: Any, mlp: Path, tmp_path: Path) -> None:
         write(tmp_path / name)
         result = run("train", mlp, "--loss", "cross_entropy", "--data", tmp_path / name)
         assert result.code == 1
-        problem = "an array holds Python objects" if name == "objects.npz" else "it is no .npz file"
+        problem = "an array holds Python objects" if name == "objects.npz" else "it is not an .npz file"
         assert f"Reading the data '{tmp_path / name}': {problem}" in result.err
         assert "pickle" not in result.err
 

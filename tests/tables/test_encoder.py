@@ -132,6 +132,12 @@ def test_errors_name_the_arguments_of_python() -> None:
         with pytest.raises(InputError) as error:
             encoder.fit_transform(frame[["age", "fate"]] if encoder.target == ["fate"] else frame)
         assert message in str(error.value)
+    with pytest.raises(InputError, match="has no columns besides fate"):
+        TableEncoder(target="fate").fit(frame[["fate"]])
+    with pytest.raises(InputError, match="there are several columns age"):
+        TableEncoder().fit(pd.concat([frame, frame[["age"]]], axis=1))
+    with pytest.raises(InputError, match="has no rows"):
+        TableEncoder().fit(frame[:0])
     with pytest.raises(InputError, match="not fitted yet"):
         TableEncoder().transform(frame)
     spec = [InputSpec(name, BY_NAME["float32"], (None, 1)) for name in ("age", "height")]

@@ -1,4 +1,4 @@
-"""Names classes in tables of the command line, and reports how each class is predicted."""
+"""Names the classes of a run, and reports how well each class is predicted."""
 
 from __future__ import annotations
 
@@ -14,15 +14,20 @@ from onnxtrain.tables import category_numbers
 from onnxtrain.tables import class_names as names_of_classes
 from onnxtrain.trainer import Trainer
 
-# Metrics of a positive class: each of two classes has its own value.
+# Metrics whose value depends on which of two classes is the positive one.
 _OF_ONE_CLASS = ("f1", "precision", "recall")
 
-# Confusion matrices of more classes do not fit on a terminal and are not shown.
+# Larger confusion matrices do not fit on a terminal.
 _SHOWN = 20
 
 
 class MetricChoice(NamedTuple):
-    """Metrics for `Trainer` (None for those that suit the loss) and the number of the positive class."""
+    """Choice of metrics.
+
+    Attributes:
+        metrics: names of metrics for `Trainer`; None for the defaults of the loss.
+        positive: number of the positive class; None for no choice.
+    """
 
     metrics: list[str] | None
     positive: int | None
@@ -33,8 +38,9 @@ def chosen_metrics(
 ) -> MetricChoice:
     """Translates `--metric` and `--positive` for the classes of a target.
 
-    The alphabetical order of texts does not tell which class matters. Without `positive`, f1, precision and recall are
-    therefore means over the classes, recorded as f1_macro and so on. `positive` alone asks for all three of this class.
+    The alphabetical order of class names does not tell which class is the positive one. Without `positive`, f1,
+    precision and recall are therefore means over the classes, recorded as f1_macro and so on. `positive` without
+    metrics asks for all three, for this class.
 
     Args:
         metrics: values of `--metric`.
@@ -61,16 +67,18 @@ def chosen_metrics(
         number = numbers[positive]
     else:
         raise InputError(f"--positive is '{positive}'; the classes are {', '.join(classes)}.")
-    # Naming a class without a metric asks for the metrics that need one.
     return MetricChoice(chosen or ["accuracy", "f1", "precision", "recall"], number)
 
 
 def chosen_class_weight(texts: Sequence[str] | None, classes: Sequence[str] | None) -> Any:
-    """Parses `--class-weight`: "balanced", or a weight for each number of a class; None if it is not given.
+    """Parses `--class-weight`.
 
     Args:
         texts: values of the option, e.g. ["fraud=10"].
         classes: names of the classes in the order of their numbers; None for a target of numbers.
+
+    Returns:
+        "balanced", weights by class number, or None if the option is not given.
 
     Raises:
         InputError: a value is neither "balanced" alone nor CLASS=WEIGHT, or there is no such class.
@@ -82,11 +90,10 @@ def chosen_class_weight(texts: Sequence[str] | None, classes: Sequence[str] | No
         return "balanced" if texts else None
     weights: dict[int, float] = {}
     for text in texts:
-        # Split at the last "=": a name of a class may contain it, a weight does not.
+        # Split at the last "=", because class names may contain it.
         name, _, weight = text.rpartition("=")
         try:
             value = float(weight)
-            # Without names the classes are numbers.
             number = int(name) if classes is None else category_numbers(classes)[name]
         except (ValueError, KeyError):
             listed = "" if classes is None else f"; the classes are {', '.join(classes)}"
@@ -94,7 +101,6 @@ def chosen_class_weight(texts: Sequence[str] | None, classes: Sequence[str] | No
                 f"--class-weight is '{text}'; give balanced alone, or CLASS=WEIGHT such as "
                 f"{'1' if classes is None else classes[-1]}=10{listed}."
             ) from None
-        # Of two weights the last would win without a word.
         if number in weights:
             raise InputError(f"--class-weight names the class '{name}' twice.")
         weights[number] = value
@@ -102,7 +108,7 @@ def chosen_class_weight(texts: Sequence[str] | None, classes: Sequence[str] | No
 
 
 def class_names(trainer: Trainer, classes: Sequence[str] | None) -> list[str] | None:
-    """Lists the name of each class, its number if it has no name; None if the number of classes is unknown."""
+    """Returns the names of all classes, or their numbers; None if the number of classes is unknown."""
     targets = label_targets(trainer)
     if not targets:
         return None
@@ -113,10 +119,10 @@ def class_names(trainer: Trainer, classes: Sequence[str] | None) -> list[str] | 
 
 
 def _positive(trainer: Trainer, names: Sequence[str] | None) -> str | None:
-    """Names the class that f1, precision and recall measure; None if they are means over classes."""
+    """Returns the name of the positive class; None if metrics are means over classes."""
     number = trainer.positive
     if number is None:
-        # As scikit-learn's pos_label: of two classes 1 is the positive one.
+        # As scikit-learn's `pos_label`.
         number = 1 if names is not None and len(names) == 2 else None
     if number is None:
         return None
@@ -124,12 +130,15 @@ def _positive(trainer: Trainer, names: Sequence[str] | None) -> str | None:
 
 
 def _of_one_class(trainer: Trainer, metric: str) -> bool:
-    """Checks if a metric measures one class; AUROC does if a class was named, as two classes have the same AUROC."""
+    """True if a metric measures the positive class.
+
+    AUROC does if `--positive` names the class; without it, both of two classes have the same AUROC.
+    """
     return metric in _OF_ONE_CLASS or (metric == "auroc" and trainer.positive is not None)
 
 
 def metric_labels(trainer: Trainer, classes: Sequence[str] | None, keys: Sequence[str]) -> dict[str, str]:
-    """Labels recorded keys with the class that they measure, e.g. "val_f1 of 'fraud'"."""
+    """Returns a label for each recorded key, with the class that it measures, e.g. "val_f1 of 'fraud'"."""
     name = _positive(trainer, class_names(trainer, classes))
     return {
         key: f"{key} of '{name}'"
@@ -140,7 +149,7 @@ def metric_labels(trainer: Trainer, classes: Sequence[str] | None, keys: Sequenc
 
 
 def positive_remark(trainer: Trainer, classes: Sequence[str] | None) -> str | None:
-    """Writes a sentence about the class that the metrics measure; None if there is nothing to say."""
+    """Returns a remark about the class that the metrics measure; None if no metric depends on the class."""
     names = [metric.name for metric in trainer.metrics]
     of_one = [name for name in names if _of_one_class(trainer, name)]
     of_all = [name for name in names if name.endswith("_macro")]
@@ -155,9 +164,9 @@ def positive_remark(trainer: Trainer, classes: Sequence[str] | None) -> str | No
 
 
 def class_report(matrix: Array, names: Sequence[str]) -> list[dict[str, Any]]:
-    """Counts for each class its samples, their share, and precision, recall and F1 as scikit-learn does.
+    """Returns samples, share, precision, recall and F1 of each class, as scikit-learn's `classification_report`.
 
-    Precision is 0 if no sample is predicted as the class, recall is 0 if no sample has it.
+    Precision is 0 if no sample is predicted as the class, and recall is 0 if no sample has the class.
 
     >>> import numpy as np
     >>> class_report(np.array([[8, 0], [1, 1]]), ["fine", "fraud"])[1]
@@ -170,7 +179,7 @@ def class_report(matrix: Array, names: Sequence[str]) -> list[dict[str, Any]]:
             "class": name,
             "samples": int(of_class),
             "share": int(of_class) / total,
-            # zero_division=0 of scikit-learn.
+            # As scikit-learn with zero_division=0.
             "precision": float(hit / guess) if guess else 0.0,
             "recall": float(hit / of_class) if of_class else 0.0,
             "f1": float(2 * hit / (of_class + guess)) if of_class + guess else 0.0,
@@ -196,12 +205,12 @@ def report_rows(report: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
 def judged_matrix(
     trainer: Trainer, x: Any, y: Any, names: Sequence[str] | None, batch_size: int | None
 ) -> Any:
-    """Computes the confusion matrix if each sample has one right class of a few; None otherwise."""
+    """Returns the confusion matrix; None if there are many classes, or if a sample may have several."""
     targets = label_targets(trainer)
     if names is None or len(names) > _SHOWN or not targets or trainer.prediction is None:
         return None
     shape = targets[0].shape
     if shape is None or not (len(shape) == 1 or (len(shape) == 2 and shape[1] == 1)):
-        # Targets of other shapes hold a class per position of a sample, or several labels.
+        # Other targets have a class per position, or several labels per sample.
         return None
     return trainer.confusion_matrix(x, y, batch_size=batch_size)

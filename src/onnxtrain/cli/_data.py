@@ -1,4 +1,4 @@
-"""Loads data for the commands: arrays of an .npz file, or tables, as arrays by the names of inputs and targets."""
+"""Loads the data of a command, an .npz file or a table, as arrays by the names of inputs and targets."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ def load_arrays(path: Path) -> Arrays:
     """Loads the arrays of an .npz file.
 
     Raises:
-        InputError: the file is missing, no .npz file, or holds Python objects, which are not loaded.
+        InputError: the file is missing, is not an .npz file, or holds Python objects, which are not loaded.
     """
     if not path.is_file():
         raise InputError(f"Reading the data '{path}': there is no such file.")
     remedy = "Write it with numpy.savez(path, x=..., y=...)."
-    # numpy would try to unpickle any other file, and its message would be about pickles.
+    # For other files numpy's message is about pickles.
     if not zipfile.is_zipfile(path):
         raise InputError(
-            f"Reading the data '{path}': it is no .npz file. {remedy} Tables are .parquet files, or .csv files with "
-            "commas between the fields: save a table of another kind (.tsv, .xlsx) as one of these."
+            f"Reading the data '{path}': it is not an .npz file. {remedy} Tables are .parquet files, or .csv files "
+            "with commas between the fields: save a table of another kind (.tsv, .xlsx) as one of these."
         )
     try:
-        # Unpickling a file from elsewhere can run any code.
+        # Unpickling can run any code.
         with np.load(path, allow_pickle=False) as content:
             return {name: content[name] for name in content.files}
     except Exception as error:
-        # numpy passes on the errors of zipfile, zlib and its own parsers, of many types.
+        # numpy passes on the errors of zipfile, zlib and its parsers, which have many types.
         objects = "allow_pickle" in str(error)
         problem = "an array holds Python objects instead of numbers" if objects else error
         raise InputError(f"Reading the data '{path}': {problem}. {remedy}") from error
@@ -53,13 +53,13 @@ def load_arrays(path: Path) -> Arrays:
 def to_arrays(
     data: Arrays | Table, encoder: TableEncoder | None, manifest: Manifest, targets: Sequence[InputSpec]
 ) -> Arrays:
-    """Encodes a table as arrays; arrays stay as they are.
+    """Returns a table encoded as arrays; arrays are returned unchanged.
 
     Args:
         data: table or arrays.
         encoder: encoder of the run; None for a run on arrays.
         manifest: inputs of the model.
-        targets: targets to encode, of `label_targets`; none to predict.
+        targets: targets to encode, as `label_targets` returns them; none to predict.
 
     Raises:
         InputError: the table does not fit the run.
@@ -77,11 +77,11 @@ def to_arrays(
 def assign(
     inputs: Sequence[InputSpec], targets: Sequence[InputSpec], arrays: Arrays, path: Path
 ) -> tuple[Any, Any]:
-    """Picks inputs and targets of the model from arrays of their names, or `x` and `y`."""
-    # Sample weights are an input of the models of a run that trained with some; other data has weights of 1.
+    """Returns inputs and targets: the arrays that have their names, or `x` and `y`."""
+    # A run with sample weights has a model input for them; other data weighs 1.
     targets = [spec for spec in targets if not spec.sample_weight]
     names = {spec.name for spec in (*inputs, *targets)}
-    # A remark, not an error: one file may serve several models. A misspelt name is noticed by it.
+    # Not an error, as a file may serve several models. The remark shows misspelled names.
     if unused := sorted(set(arrays) - names - {"x", "y"}):
         info(f"Not used from '{path}': {', '.join(unused)}")
     x = _pick(arrays, inputs, "x", path)
@@ -89,7 +89,7 @@ def assign(
 
 
 def _pick(arrays: Arrays, specs: Sequence[InputSpec], short: str, path: Path) -> Mapping[str, Any]:
-    # Names of inputs are often those of an exporter, e.g. "input.1"; `x` and `y` are what people write.
+    # Exporters name inputs "input.1"; people name arrays `x` and `y`.
     if len(specs) == 1 and specs[0].name not in arrays and short in arrays:
         return {specs[0].name: arrays[short]}
     missing = [spec.name for spec in specs if spec.name not in arrays]

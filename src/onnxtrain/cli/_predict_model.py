@@ -33,7 +33,7 @@ def model_predictions(
     Raises:
         InputError: the data does not fit, or an output has no axis for the samples.
     """
-    # A plain session: the file may have been made by any other tool.
+    # A plain session, because any tool may have made the file.
     session = open_session(path, "model", CPU, None)
     metadata = session.get_modelmeta().custom_metadata_map
     if PROPERTY not in metadata:
@@ -41,7 +41,7 @@ def model_predictions(
     encoder = TableEncoder.from_json(metadata[PROPERTY], str(path))
     if not isinstance(data, Table):
         raise InputError(
-            f"The model '{path}' takes the columns of a table; '{source}' is none. Give a .csv or .parquet file."
+            f"The model '{path}' takes the columns of a table; '{source}' is not a table. Give a .csv or .parquet file."
         )
     names = [value.name for value in session.get_inputs()]
     sizes = [value.shape[0] for value in session.get_inputs()]
@@ -61,20 +61,19 @@ def _fixed(size: object) -> int | None:
 def _plain_predictions(
     session: ort.InferenceSession, path: Path, data: Arrays | Table, source: Path, batch_size: int | None
 ) -> Arrays:
-    """Computes the outputs of a model that takes numbers; raises InputError if the data does not fit."""
+    """Returns the outputs of a model that takes numbers. Raises InputError: the data does not fit."""
     specs = []
     for value in session.get_inputs():
-        # Sequences, maps and strings have no array in an .npz file or a table.
         if value.type not in dtypes.BY_ORT:
             raise InputError(
-                f"The input '{value.name}' of '{path}' is a {value.type}, which is no tensor of numbers."
+                f"The input '{value.name}' of '{path}' is a {value.type}, which is not a tensor of numbers."
             )
         shape = tuple(_fixed(d) for d in value.shape)
         specs.append(InputSpec(value.name, dtypes.BY_ORT[value.type], shape))
     if not isinstance(data, Table):
         arrays = data
     else:
-        # One input takes all columns; of several each takes the column of its name.
+        # A single input takes all columns; each of several inputs takes the column of its name.
         columns = [] if len(specs) == 1 else [spec.name for spec in specs]
         arrays = TableEncoder(inputs=columns).fit(data).arrays(data, specs)
     x, _ = assign(specs, (), arrays, source)
@@ -93,14 +92,27 @@ def _run(
     *,
     check: bool,
 ) -> Arrays:
-    """Runs a session batch by batch; returns the outputs by name. `check` compares the inputs with `specs`."""
+    """Runs a session batch by batch.
+
+    Args:
+        session: session of the model.
+        path: path of the model, for messages.
+        outputs: names of the outputs to compute.
+        specs: inputs of the model.
+        feeds: arrays for the inputs, in the same order.
+        batch_size: samples per batch; None for the fixed batch of the model, or 32.
+        check: True to compare the arrays with `specs`.
+
+    Returns:
+        Outputs by name, [samples, ...].
+    """
     parts: dict[str, list[np.ndarray[Any, Any]]] = {name: [] for name in outputs}
     for batch, count in _batches(feeds, specs, batch_size):
         checked = check_arguments(specs, batch) if check else batch
         named = {spec.name: value for spec, value in zip(specs, checked, strict=True)}
         values = run_on_arrays(session, outputs, named)
         for name, value in zip(outputs, values, strict=True):
-            # A value for the whole batch (a mean, for example) has no row to be written to.
+            # A value for the whole batch, such as a mean, belongs to no row.
             if np.ndim(value) == 0 or len(value) != len(batch[0]):
                 raise InputError(f"Predicting: the output '{name}' of '{path}' has no value per sample.")
             parts[name].append(np.asarray(value)[:count])
@@ -110,7 +122,7 @@ def _run(
 
 
 def _cast(array: np.ndarray[Any, Any], spec: InputSpec) -> np.ndarray[Any, Any]:
-    """Casts floats to the type of a float input, and integers to that of an integer input."""
+    """Casts floats to the dtype of a float input, and integers to the dtype of an integer input."""
     wanted = spec.dtype.held
     if array.dtype.kind == wanted.kind == "f" or (array.dtype.kind in "iu" and wanted.kind in "iu"):
         return array.astype(wanted)
@@ -120,7 +132,7 @@ def _cast(array: np.ndarray[Any, Any], spec: InputSpec) -> np.ndarray[Any, Any]:
 def _batches(
     arrays: Sequence[np.ndarray[Any, Any]], specs: Sequence[InputSpec], asked: int | None
 ) -> Iterator[tuple[list[np.ndarray[Any, Any]], int]]:
-    """Yields batches with their number of real samples: a fixed batch is padded with the last sample."""
+    """Yields each batch and its number of samples; for a fixed batch the last one is padded with its last sample."""
     lengths = {len(array) if array.ndim else 0 for array in arrays}
     fixed = {spec.shape[0] for spec in specs if spec.shape and isinstance(spec.shape[0], int)}
     if len(lengths) != 1 or 0 in lengths or len(fixed) > 1:

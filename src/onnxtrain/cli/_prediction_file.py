@@ -30,11 +30,10 @@ def write_file(
     Raises:
         InputError: an output has more than two axes, a name occurs twice, or pyarrow is missing.
     """
-    # A frame would keep the second of the two and drop the first.
     if twice := sorted(set(ids) & set(arrays)):
         raise InputError(f"--id {twice[0]}: an output has this name, too. Rename the column.")
     if output.suffix.lower() == ".npz":
-        # An .npz file without pickle holds texts of one type alone.
+        # Without pickle, an .npz file holds no arrays of objects.
         texts = {name: np.array([str(value) for value in column]) for name, column in ids.items()}
         with replace_file(output) as file:
             np.savez(file, **texts, **arrays)  # type: ignore[arg-type]
@@ -44,8 +43,8 @@ def write_file(
         flat = array.reshape(len(array), -1)
         if array.ndim > 2:
             raise InputError(
-                f"The output '{name}' has the shape {list(array.shape)}, which is no column of a table. Write an .npz "
-                "file."
+                f"The output '{name}' has the shape {list(array.shape)}, which does not fit a column of a table. Write "
+                "an .npz file."
             )
         if array.ndim == 1 or flat.shape[1] == 1:
             columns[name] = flat[:, 0]
@@ -53,10 +52,10 @@ def write_file(
         ends = classes if classes is not None and len(classes) == flat.shape[1] else range(flat.shape[1])
         columns |= {f"{name}_{end}": flat[:, index] for index, end in enumerate(ends)}
     frame = optional("pandas", "Writing a table", "'onnxtrain[data]'").DataFrame(columns)
-    # Written in memory first: the file is replaced whole or not at all.
+    # Formatted in memory, so that the file is replaced as a whole.
     content = io.BytesIO()
     if output.suffix.lower() == ".csv":
-        # Values stay as they are, so that other programs find the same categories in them.
+        # Headers are escaped, values are not: other programs look for the same categories.
         frame.to_csv(content, index=False, header=list(map(printable, columns)))
     else:
         try:

@@ -152,7 +152,7 @@ def recall(trainer: Trainer, options: TrainOptions, given: Collection[str], data
 
 
 def paths_outside(options: TrainOptions, directory: Path) -> str:
-    """Writes the options with paths that a run in `directory` does not remember, e.g. " --log log.csv"."""
+    """Returns the options with paths that a run in `directory` does not remember, e.g. " --log log.csv"."""
     values = flat(options)
     paths = {name: path for name in _PATHS if (path := _path(values[name])) is not None}
     return "".join(
@@ -164,7 +164,7 @@ def paths_outside(options: TrainOptions, directory: Path) -> str:
 
 
 def _path(value: object) -> Path | None:
-    """Returns the value of an option as a path; None if it is none, such as the fraction of `--validation`."""
+    """Returns the value of an option as a path; None if it is not one, such as the fraction of `--validation`."""
     is_path = isinstance(value, Path) or (isinstance(value, str) and isinstance(number_or_text(value), str))
     return Path(str(value)) if is_path else None
 
@@ -212,9 +212,9 @@ def _same(value: object, before: object, *, named_again: bool) -> bool:
 
 
 def _saved(trainer: Trainer, options: TrainOptions) -> _Saved:
-    """Reads what the run remembers."""
+    """Returns the options in the checkpoint of a run."""
     properties = trainer.state.properties
-    text = properties[PROPERTY] if PROPERTY in properties else None  # noqa: SIM401 it is no dict
+    text = properties[PROPERTY] if PROPERTY in properties else None  # noqa: SIM401 not a dict
     fit = trainer.last_fit
     saved: dict[str, Any] = {}
     outside: dict[str, str] = {}
@@ -243,7 +243,7 @@ def _saved(trainer: Trainer, options: TrainOptions) -> _Saved:
                     outside[name] = str(path)
         except (KeyError, TypeError, ValueError, OSError) as error:
             raise CheckpointError(
-                f"Resuming from '{options.source}': its property '{PROPERTY}' is no record of options ({error}). It "
+                f"Resuming from '{options.source}': its property '{PROPERTY}' is not a record of options ({error}). It "
                 "may have been written by another version of onnxtrain."
             ) from error
     elif fit is not None:
@@ -271,7 +271,7 @@ def saved_encoder(trainer: Trainer, source: Path) -> TableEncoder | None:
 
 
 def _contradiction(name: str, value: object, before: object) -> str:
-    """Names an option as it was given, and its value before: "--lr 0.1 (it was 0.01)", "--no-scale (it was on)"."""
+    """Returns an option and its value before: "--lr 0.1 (it was 0.01)", "--no-scale (it was on)"."""
     if isinstance(value, bool):
         return f"{flag(name)} (it was off)" if value else f"{off_flag(name)} (it was on)"
     return f"{flag(name)} {_show(value)} (it was {_show(before)})"

@@ -47,8 +47,8 @@ def tell_of_result(fitted: Fitted, options: TrainOptions, directory: Path) -> No
         options: options of the command.
         directory: directory of the run, as the user wrote it.
 
-    Loss and metrics of the training data are computed again with the exported weights. Those of the history are means
-    over an epoch during which the weights moved and Dropout was active.
+    Loss and metrics of the training data are computed again with the exported weights: those in the history are means
+    over an epoch, in which the weights changed and Dropout was active.
     """
     trainer, encoder = fitted.trainer, fitted.encoder
     model = None
@@ -79,7 +79,7 @@ def tell_of_result(fitted: Fitted, options: TrainOptions, directory: Path) -> No
     # The median: the first epoch is slow on a cold machine.
     rows.append(("samples/s", f"{np.median(trainer.history.samples_per_second):,.0f}"))
     print_table(heading(_title(fitted, int(epoch))), summary_table(None, rows))
-    # A hint alone: the weights of the earlier epoch are gone.
+    # The weights of the better epoch are lost; the remark is for the next run.
     if fitted.early is None and not fitted.averaged and best is not None and best < epoch:
         print_table(_got_worse(trainer, best, int(epoch)))
     print_table(f"Run: {directory}   Trained model: {model or 'none, the model has no outputs but its loss'}")
@@ -101,8 +101,8 @@ def _exported_values(
     """Computes loss and metrics of the exported weights, as they are recorded.
 
     Returns:
-        Values over the training data, without the part that was split off for validation; and those over the validation
-        data, None if the history has them.
+        Values over the training data, without the part split off for validation; and values over the validation data,
+        None if the history has them.
     """
     trainer = fitted.trainer
     data = Data(
@@ -121,7 +121,7 @@ def _exported_values(
 
 
 def _best_epoch(trainer: Trainer) -> int | None:
-    """Finds the epoch of the last fit with the lowest validation loss; None without validation."""
+    """Returns the epoch of the last fit with the lowest validation loss; None without validation."""
     epochs = [epoch for epoch in trainer.history.epochs[trainer.fit_start :] if "val_loss" in epoch]
     if not epochs:
         return None

@@ -70,13 +70,15 @@ def fit_encoder(
             if targets
             else "The model computes its loss from its inputs alone; leave --target out."
         )
-    encoder.fit(table)
-    if validation is not None:
-        labels = (
-            encoder.transform_target(table).reshape(-1).astype(np.int64) if stratify and targets else None
-        )
-        rows, _ = split_order(len(table), validation, seed, labels)
-        encoder.fit(table, rows=rows)
+    if validation is None:
+        encoder.fit(table)
+        return
+    labels = None
+    if stratify and targets:
+        # Class numbers do not depend on the split.
+        labels = encoder.fit(table).transform_target(table).reshape(-1).astype(np.int64)
+    rows, _ = split_order(len(table), validation, seed, labels)
+    encoder.fit(table, rows=rows)
 
 
 def parse_impute(texts: Sequence[str] | None, table: Table) -> dict[str, str]:

@@ -73,7 +73,7 @@ def train(options: TrainOptions, given: frozenset[str], *, finished: bool = Fals
             encoder = saved_encoder(trainer, options.source)
             arrays = to_arrays(data, encoder, trainer.manifest, label_targets(trainer))
             weights = _table_weights(data, encoder)
-            # Before anything reads the options: those of the run take the place of defaults.
+            # Everything below reads the options of the run, not the defaults of this command.
             options = recall(trainer, options, given, digest(arrays | weights))
         callbacks = chosen_callbacks(options, directory)
         transform = chosen_transform(options)
@@ -162,13 +162,13 @@ def _assign(trainer: Trainer, arrays: Arrays, path: Path) -> tuple[Any, Any]:
 
 
 def _table_weights(data: Arrays | Table, encoder: TableEncoder | None) -> Arrays:
-    """Reads the sample weights of a table, as an array by name; nothing for arrays, which hold theirs already."""
+    """Returns the sample weights of a table, by name; empty for arrays, which hold their own."""
     weights = encoder.sample_weights(data) if isinstance(data, Table) and encoder is not None else None
     return {} if weights is None else {WEIGHT: weights}
 
 
 def _sample_weight(arrays: Arrays, options: TrainOptions, encoder: TableEncoder | None) -> Any:
-    """Picks the sample weights; None if there are none. Raises InputError: there is no array of the name."""
+    """Returns the sample weights; None without `--sample-weight`. Raises InputError: there is no such array."""
     if options.sample_weight is None:
         return None
     # The column of a table is under the name that the trainer has for weights.
@@ -181,24 +181,24 @@ def _sample_weight(arrays: Arrays, options: TrainOptions, encoder: TableEncoder 
 
 
 def _without_weights(arrays: Arrays, options: TrainOptions) -> Arrays:
-    """Leaves out the array of sample weights, which `assign` would call unused."""
+    """Returns the arrays without the sample weights, which `assign` would report as unused."""
     return {name: array for name, array in arrays.items() if name != options.sample_weight}
 
 
 def _data_again(options: TrainOptions) -> str:
-    """Writes the options that a command which goes on with the run must repeat."""
+    """Returns the options to repeat when resuming the run, e.g. "--data train.npz"."""
     return f"--data {shlex.quote(str(options.data))}{paths_outside(options, _directory(options))}"
 
 
 def _directory(options: TrainOptions) -> Path:
-    """Chooses the directory of the run."""
+    """Returns the directory of the run."""
     if options.source.is_dir():
         return options.source
     return options.output or options.source.with_name(f"{options.source.stem}-trained")
 
 
 def _new_directory(options: TrainOptions) -> Path:
-    """Chooses the directory of a new run.
+    """Returns the directory of a new run.
 
     Raises:
         CheckpointError: the directory holds a run already, or files of the user with the names of a run's files.
@@ -247,7 +247,7 @@ def _removed_on_failure(directory: Path) -> Iterator[None]:
 
 
 def _labels(trainer: Trainer, arrays: Arrays) -> np.ndarray[Any, Any] | None:
-    """Picks the class numbers of the target; None if it holds no classes."""
+    """Returns the class numbers of the target; None if it holds no classes."""
     targets = label_targets(trainer)
     return arrays[targets[0].name] if targets and targets[0].class_labels is not None else None
 
@@ -278,7 +278,7 @@ def _begin(options: TrainOptions, classes: list[str] | None, directory: Path) ->
 
 
 def _schedule(options: ScheduleOptions) -> Schedule | None:
-    """Makes the schedule of the options; raises InputError if there is no such schedule or parameter."""
+    """Returns the schedule of the options. Raises InputError: there is no such schedule or parameter."""
     if options.schedule is None:
         if options.schedule_option:
             raise InputError("--schedule-option is given without --schedule.")
@@ -303,7 +303,7 @@ def _held_out(text: str | None) -> float | Arrays | Table | None:
 
 
 def _held_out_fraction(text: str | None) -> float | None:
-    """Reads the fraction of `--validation`; None for a file, or without the option."""
+    """Returns the fraction of `--validation`; None for a file, or without the option."""
     # A number is a fraction: a file whose name is one has to be given as ./0.1.
     try:
         return None if text is None else float(text)
@@ -317,7 +317,9 @@ def _fitted_encoder(
     """Fits the encoder of a new run to its table, and stores it in the run; returns None for arrays."""
     if not isinstance(data, Table) or encoder is None:
         if given := options.table.given():
-            raise InputError(f"{', '.join(given)} are for tables (.csv, .parquet); '{options.data}' is none.")
+            raise InputError(
+                f"{', '.join(given)} are for tables (.csv, .parquet); '{options.data}' is not a table."
+            )
         return None
     fit_encoder(
         encoder,

@@ -55,7 +55,7 @@ def evaluate_run(directory: Path, path: Path, batch_size: int | None, json: bool
     columns = ("class", "samples", "share", "precision", "recall", "f1")
     print_table(table("Classes", columns, report_rows(report), right=(1, 2, 3, 4, 5)))
     counts = [(name, *(f"{count:,}" for count in row)) for name, row in zip(names, matrix, strict=True)]
-    # Rows are true classes, as in scikit-learn.
+    # As in scikit-learn: rows are true classes.
     predicted = ("true class", *(f"as {name}" for name in names))
     matrix_table = table(None, predicted, counts, right=range(1, 1 + len(names)))
     print_table(heading("Confusion matrix: rows are true classes, columns are predicted ones"), matrix_table)
@@ -89,14 +89,13 @@ def write_predictions(
     Raises:
         InputError: the suffix of the file is unknown, the data does not fit, or there are no probabilities to write.
     """
-    # Checked before the model runs, which may take long.
+    # Checked first, because the model may run for long.
     suffix = output.suffix.lower()
     if suffix not in (".npz", *TABLE_SUFFIXES):
         raise InputError(f"--output is '{output}'; choose an .npz, .csv or .parquet file.")
     data = load_data(path)
-    # An .npz file has arrays, not columns that belong to rows.
     if ids and not isinstance(data, Table):
-        raise InputError(f"--id names columns of a table (.csv, .parquet); '{path}' is none.")
+        raise InputError(f"--id names columns of a table (.csv, .parquet); '{path}' is not a table.")
     if source.is_dir():
         predictions = _run_predictions(source, data, path, batch_size)
     else:
@@ -121,8 +120,7 @@ def write_predictions(
 
 
 def _only_probabilities(predictions: _Predictions, source: Path) -> Arrays:
-    """Picks the probabilities of the classes. Raises InputError: there are none."""
-    # A table may have a column "probability", which keeps its name.
+    """Returns the output with the probabilities alone. Raises InputError: there is none."""
     encoder = predictions.encoder
     name = "probability" if encoder is None else encoder.output_name("probability")
     if name not in predictions.outputs:
@@ -134,7 +132,7 @@ def _only_probabilities(predictions: _Predictions, source: Path) -> Arrays:
 
 
 def _ids(data: Table, asked: Sequence[str] | None, encoder: TableEncoder | None) -> Arrays:
-    """Picks the columns to write beside the predictions: those of `--id`, else those of the run that exist."""
+    """Returns the columns to write beside predictions: those of `--id`, by default those of the run."""
     if asked:
         names = [name for text in asked for name in ([text] if text in data.columns else text.split(","))]
     else:
@@ -165,11 +163,11 @@ class _Predictions(NamedTuple):
 def _run_predictions(
     directory: Path, data: Arrays | Table, path: Path, batch_size: int | None
 ) -> _Predictions:
-    """Computes the outputs of a run, with `probability` and `class` if the loss defines them."""
+    """Returns the outputs of a run, with `probability` and `class` if the loss defines them."""
     trainer, encoder = _open(directory)
     manifest = trainer.manifest
     arrays = to_arrays(data, encoder, manifest, ())
-    # Predictions are not to fail for targets that the file happens to hold.
+    # Targets in the file are ignored, whatever their shape.
     targets = {"y", *(spec.name for spec in manifest.targets)}
     x, _ = assign(manifest.inputs, (), {name: arrays[name] for name in arrays if name not in targets}, path)
     result = trainer.predict(x, batch_size=batch_size)
@@ -184,7 +182,7 @@ def _run_predictions(
     chosen = _chosen(trainer, scores)
     if chosen is not None and named and names is not None:
         chosen = np.array(names)[chosen]
-    # Computed in float64 and written in the scores' type, as the exported model gives them.
+    # In the dtype of the logits, as the exported model returns them.
     probability = None if probability is None else probability.astype(scores.dtype)
     for kind, array in (("probability", probability), ("class", chosen)):
         name = kind if encoder is None else encoder.output_name(kind)
@@ -194,7 +192,7 @@ def _run_predictions(
 
 
 def _chosen(trainer: Trainer, scores: np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | None:
-    """Chooses the class of each sample, as its number; None if a sample has not exactly one right class."""
+    """Returns the predicted class number of each sample; None if a sample may have several classes."""
     labels = label_targets(trainer)[0].class_labels
     if loss_class(trainer.loss_name).activation == "sigmoid":
         single = scores.ndim == 1 or (scores.ndim == 2 and scores.shape[1] == 1)

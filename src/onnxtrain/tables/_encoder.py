@@ -351,6 +351,10 @@ class TableEncoder:
             raise InputError(
                 f"{', '.join(extra)} of {argument('categorical')} is neither an input nor the target."
             )
+        if not inputs:
+            raise InputError(
+                f"The table '{table.source}' has no columns besides {some_names(sorted(others))}."
+            )
         # A misspelled column would stay unfilled, and the error would name its missing values.
         ruled = set() if self.impute is None or isinstance(self.impute, str) else set(self.impute)
         for name in ruled - {OTHERS}:

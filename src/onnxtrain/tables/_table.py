@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -83,6 +84,9 @@ class Table:
         typed: True if the dtypes of the frame tell numbers from texts. False if all values are texts that may spell
             numbers, as in a .csv file.
 
+    Raises:
+        InputError: the frame has no rows, or two columns of one name.
+
     >>> import pandas
     >>> Table(pandas.DataFrame({"age": [30, 41], "sex": ["female", "male"]})).columns
     ['age', 'sex']
@@ -92,6 +96,15 @@ class Table:
     source: str = "table"
     typed: bool = True
     _cache: dict[tuple[str, frozenset[str]], Values] = field(default_factory=dict, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        duplicates = sorted(name for name, count in Counter(self.columns).items() if count > 1)
+        if duplicates:
+            raise InputError(
+                f"The table '{self.source}': there are several columns {some_names(duplicates)}. Rename them."
+            )
+        if not len(self):
+            raise InputError(f"The table '{self.source}' has no rows.")
 
     @property
     def columns(self) -> list[str]:
@@ -185,15 +198,7 @@ def read_table(path: str | os.PathLike[str]) -> Table:
     except Exception as error:
         # pandas passes on the errors of its parsers and of pyarrow, which have many types.
         raise InputError(f"Reading the table '{path}': {error}") from error
-    table = Table(frame, str(path), reader.typed)
-    duplicates = {name for name in table.columns if table.columns.count(name) > 1}
-    if duplicates:
-        raise InputError(
-            f"Reading the table '{path}': there are several columns {', '.join(sorted(duplicates))}."
-        )
-    if not len(frame):
-        raise InputError(f"Reading the table '{path}': it has no rows.")
-    return table
+    return Table(frame, str(path), reader.typed)
 
 
 def _read_csv(pandas: Any, path: Path) -> Any:

@@ -204,7 +204,7 @@ def defvjp(
 def nondifferentiable(*op_types: str, reason: str, domain: str = "") -> None:
     """Declares ops through which no gradient flows: their outputs are piecewise constant, integers or shapes."""
     for op_type in op_types:
-        _refuse_duplicate_or_misspelt(op_type, domain)
+        _check_declarable(op_type, domain)
         NOT_YET.pop((domain, op_type), None)
         NON_DIFFERENTIABLE[domain, op_type] = NonDifferentiable(op_type, reason)
 
@@ -212,7 +212,7 @@ def nondifferentiable(*op_types: str, reason: str, domain: str = "") -> None:
 def not_yet(*op_types: str, reason: str, domain: str = "") -> None:
     """Declares ops that are differentiable but have no rule yet; error messages state the `reason`."""
     for op_type in op_types:
-        _refuse_duplicate_or_misspelt(op_type, domain)
+        _check_declarable(op_type, domain)
         NOT_YET[domain, op_type] = reason
 
 
@@ -291,15 +291,15 @@ def _schema_signature(op_type: str, domain: str) -> Signature:
     )
 
 
-def _refuse_duplicate_or_misspelt(op_type: str, domain: str) -> None:
+def _check_declarable(op_type: str, domain: str) -> None:
     """Raises RuleDefinitionError if an op is already declared, or is not an op of the standard domain."""
-    _refuse_duplicate(op_type, domain)
+    _check_not_declared(op_type, domain)
     # Other domains have no schemas to check the name against.
     if not domain:
         _schema_signature(op_type, domain)
 
 
-def _refuse_duplicate(op_type: str, domain: str) -> None:
+def _check_not_declared(op_type: str, domain: str) -> None:
     """Raises RuleDefinitionError if an op already has a rule or is declared `nondifferentiable`."""
     key = (domain, op_type)
     if key in RULES or key in NON_DIFFERENTIABLE:
@@ -317,7 +317,7 @@ def _add(rule: Rule, override: bool) -> None:
     layers = _LOCAL.get()
     if not layers:
         if not override:
-            _refuse_duplicate(rule.op_type, rule.domain)
+            _check_not_declared(rule.op_type, rule.domain)
         NON_DIFFERENTIABLE.pop(key, None)
         NOT_YET.pop(key, None)
         RULES[key] = rule

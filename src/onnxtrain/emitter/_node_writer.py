@@ -302,9 +302,9 @@ class NodeWriter:
             self.graph.remove(appended)
             self.graph.insert_after(after, appended)
 
-    def unique_name(self, wish: str) -> str:
-        """Returns the first free name among `wish`, `wish_1`, `wish_2`, ... and reserves it."""
-        return self._names.unique(wish)
+    def unique_name(self, preferred: str) -> str:
+        """Returns the first free name among `preferred`, `wish_1`, `wish_2`, ... and reserves it."""
+        return self._names.unique(preferred)
 
     def _operand(self, value: Operand, like: ir.Value | None) -> ir.Value | None:
         if value is None or isinstance(value, ir.Value):

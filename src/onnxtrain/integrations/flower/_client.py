@@ -71,7 +71,7 @@ def client_app(
     @app.train()
     def train(message: Message, context: Context) -> Message:
         # An exception in here becomes an error message, and the server continues without this client.
-        work, config = _received(artifacts, message)
+        work, config = _read_message(artifacts, message)
         asked = asked_settings(settings, config, bounds)
         samples = data(context).train
         client = int(cast(int, context.node_config.get("partition-id", context.node_id)))
@@ -85,7 +85,7 @@ def client_app(
         account = None
         if privacy is not None:
             # Spent before anything is computed from the samples: a round that fails halfway counts fully.
-            account = _account(context, asked.steps(count), min(1.0, asked.batch_size / count), privacy)
+            account = _spend_privacy(context, asked.steps(count), min(1.0, asked.batch_size / count), privacy)
         loss = work.train(samples, asked, (seed, client % 2**63, round_number), privacy)
         # Flower's strategies weight by this number.
         values: dict[str, int | float] = {"num-examples": count}
@@ -95,7 +95,7 @@ def client_app(
 
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
-        work, config = _received(artifacts, message)
+        work, config = _read_message(artifacts, message)
         samples = data(context).evaluation
         # Without samples, a weight of 0 excludes this client from the average.
         if not samples or not len(samples[0]):
@@ -108,7 +108,7 @@ def client_app(
     return app
 
 
-def _received(artifacts: str | os.PathLike[str], message: Message) -> tuple[Work, ConfigRecord]:
+def _read_message(artifacts: str | os.PathLike[str], message: Message) -> tuple[Work, ConfigRecord]:
     """Loads the artifacts, and writes the arrays of a message into their state.
 
     Returns:
@@ -137,7 +137,7 @@ def _received(artifacts: str | os.PathLike[str], message: Message) -> tuple[Work
     return work, config
 
 
-def _account(context: Context, steps: int, rate: float, privacy: SamplePrivacy) -> float:
+def _spend_privacy(context: Context, steps: int, rate: float, privacy: SamplePrivacy) -> float:
     """Adds the steps of a round to those of earlier rounds in the client's state.
 
     Returns:

@@ -220,7 +220,9 @@ def rule_for(node: ir.Node) -> Rule | NonDifferentiable | None:
     """Returns the rule of a node's op, or its `nondifferentiable` declaration, or None."""
     key = _key(node)
     if _is_step_of_gradient(node):
-        return NonDifferentiable(node.op_type, "it is a step inside of a gradient, whose derivative is zero")
+        return NonDifferentiable(
+            node.op_type, "it is a piecewise constant part of a gradient: its derivative is zero"
+        )
     # Local rules come first, so that they can replace global rules and declarations.
     return _local(key) or RULES.get(key) or NON_DIFFERENTIABLE.get(key)
 
@@ -303,10 +305,10 @@ def _check_not_declared(op_type: str, domain: str) -> None:
     """Raises RuleDefinitionError if an op already has a rule or is declared `nondifferentiable`."""
     key = (domain, op_type)
     if key in RULES or key in NON_DIFFERENTIABLE:
-        kind = "has a rule" if key in RULES else "is declared to have no gradient"
+        kind = "already has a rule" if key in RULES else "is already declared nondifferentiable"
         raise RuleDefinitionError(
-            f"registering {domain or 'ai.onnx'}::{op_type}: it {kind} already. Pass override=True to replace it, or "
-            "register the rule inside `with onnxtrain.autodiff.local_rules():` to replace it there only"
+            f"registering {domain or 'ai.onnx'}::{op_type}: it {kind}. Pass override=True to replace it, or "
+            "register the rule inside `with onnxtrain.autodiff.local_rules():` to replace it only there"
         )
 
 
@@ -324,7 +326,7 @@ def _add(rule: Rule, override: bool) -> None:
         return
     if key in layers[-1] and not override:
         raise RuleDefinitionError(
-            f"registering {rule.domain or 'ai.onnx'}::{rule.op_type}: this block has registered it already"
+            f"registering {rule.domain or 'ai.onnx'}::{rule.op_type}: this block has already registered it"
         )
     layers[-1][key] = rule
 
@@ -342,8 +344,8 @@ def _validate(rule: Rule) -> None:
                 )
     if not rule.straight_through and not rule.domain and _gives_integers(rule):
         raise RuleDefinitionError(
-            f"registering the rule of {rule.op_type}: it gives integers, which carry no cotangents unless "
-            "straight_through=True says so"
+            f"registering the rule of {rule.op_type}: its outputs are integers, which have no cotangents unless "
+            "straight_through=True"
         )
 
 

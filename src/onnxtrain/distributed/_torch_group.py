@@ -169,5 +169,5 @@ def _raising_workers_error(doing: str) -> Iterator[None]:
     except RuntimeError as error:
         raise WorkersError(
             f"{doing}: another worker has ended, or did not answer in time ({str(error).splitlines()[0]}). Its own "
-            "message, if there is one, says why. The run goes on from its last save: start all workers again."
+            "message, if there is one, says why. The run resumes from its last save: restart all workers."
         ) from error

@@ -306,7 +306,7 @@ def _gradients(
         if _is_random(node):
             raise NoGradientRule(
                 f"differentiating a branch or loop with {node.op_type} ({where(node)}): its gradient would draw other "
-                "numbers. Draw them outside of it"
+                "random numbers. Draw them outside of it"
             )
     seeds: dict[ir.Value, ir.Value] = {}
     for value, ct in pairs:
@@ -344,7 +344,7 @@ def _is_float(n: NodeView, value: ir.Value) -> bool:
     """
     if value.dtype is None:
         raise NoGradientRule(
-            f"differentiating {n.op_type} ({where(n.node)}): the dtype of its state {value.name!r} is not known; "
+            f"differentiating {n.op_type} ({where(n.node)}): the dtype of its state {value.name!r} is unknown; "
             "declare it"
         )
     return value.dtype.is_floating_point()

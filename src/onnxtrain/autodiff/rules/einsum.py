@@ -45,15 +45,15 @@ def _terms(n: NodeView) -> tuple[list[str], str]:
     if len(counts) > 1:
         raise DifferentiationError(
             f"differentiating Einsum {equation!r} (node {n.node.name!r}): its ellipsis stands for "
-            f"{' and '.join(map(str, sorted(counts)))} dimensions; it must stand for as many in every operand: "
-            "unsqueeze the shorter ones"
+            f"{' and '.join(map(str, sorted(counts)))} dimensions; it must stand for the same number in every operand: "
+            "unsqueeze the smaller ones"
         )
     count = max(counts, default=0)
     free = [letter for letter in ascii_letters if letter not in equation]
     if count > len(free):
         raise DifferentiationError(
             f"differentiating Einsum {equation!r} (node {n.node.name!r}): the {count} dimensions of its "
-            "ellipsis and its labels are more than the 52 letters; reshape the operands to fewer dimensions"
+            "ellipsis and its labels need more than 52 letters; reshape the operands to fewer dimensions"
         )
     dots = "".join(free[:count])
     return [term.replace("...", dots) for term in terms], output.replace("...", dots)
@@ -73,15 +73,15 @@ def _check_broadcasting(n: NodeView, terms: Sequence[str]) -> None:
         dims = _dims(n, value)
         if len(dims) != len(term):
             raise DifferentiationError(
-                f"differentiating Einsum {n.attr('equation')!r} (node {n.node.name!r}): the equation gives "
-                f"{value.name if value else ''!r} other than its {len(dims)} dimensions; correct it"
+                f"differentiating Einsum {n.attr('equation')!r} (node {n.node.name!r}): "
+                f"{value.name if value else ''!r} has {len(dims)} dimensions but {len(term)} labels; fix it"
             )
         for label, size in zip(term, dims, strict=True):
             if first.setdefault(label, size) == 1 and size != 1:
                 raise DifferentiationError(
                     f"differentiating Einsum {n.attr('equation')!r} (node {n.node.name!r}): an axis of size "
                     f"one is broadcast to size {size} of {value.name if value else ''!r}, which ONNX shape "
-                    "inference gets wrong; put the operand with the size one last, or expand it before"
+                    "inference gets wrong; put the operand with size one last, or expand it first"
                 )
 
 

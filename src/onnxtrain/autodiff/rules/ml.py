@@ -24,7 +24,7 @@ nondifferentiable(
         "LabelEncoder",
         "OneHotEncoder",
     ),
-    reason="it looks up or compares: its derivative is zero, or its input no number",
+    reason="it looks up or compares: its derivative is zero, or its input is not a number",
     domain=_ML,
 )
 nondifferentiable(
@@ -107,7 +107,7 @@ def _transformed(op: Emitter, n: NodeView, y: ir.Value) -> ir.Value:
     if kind == "LOGISTIC":
         return op.Sigmoid(y)
     if kind != "NONE":
-        raise unsupported(n, f"scores transformed by {kind}")
+        raise unsupported(n, f"the post_transform {kind}")
     return y
 
 
@@ -163,7 +163,7 @@ def linear_classifier(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
     elif kind == "LOGISTIC":
         ct = op.Mul(ct, op.Mul(n.out.Z, op.Sub(1.0, n.out.Z)))
     elif kind != "NONE":
-        raise unsupported(n, f"scores transformed by {kind}")
+        raise unsupported(n, f"the post_transform {kind}")
     weight = np.asarray(n.attr("coefficients"), np.float32).reshape(rows, -1)
     ct_x = op.MatMul(ct, op.const(weight))
     return ct_x if n.X.dtype in (None, ir.DataType.FLOAT) else op.Cast(ct_x, to=n.X.dtype)

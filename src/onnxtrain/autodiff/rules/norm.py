@@ -338,7 +338,7 @@ def _expanded_scale(op: Emitter, n: NodeView, scale: ir.Value, axis: int) -> ir.
     if n.rank(scale) > rank:
         raise DifferentiationError(
             f"differentiating {n.op_type} (node {n.node.name!r}): its scale has {n.rank(scale)} axes, more "
-            f"than the {rank} normalized ones; write the scaling as a Mul of its own"
+            f"than the {rank} normalized axes; use a separate Mul for the scaling"
         )
     dims = list(scale.shape or ())
     if dims == list(n.X.shape)[axis:] and all(isinstance(dim, int) or dim.value is not None for dim in dims):

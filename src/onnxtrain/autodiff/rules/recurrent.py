@@ -440,5 +440,5 @@ def _unsupported(n: NodeView, what: str) -> NoGradientRule:
     """Returns the error for an unsupported setting of a layer, e.g. "clip"."""
     return NoGradientRule(
         f"differentiating {n.op_type} (node {n.node.name!r}): {what} has no gradient rule; "
-        "freeze what lies before it, or export the layer in its plain form"
+        "freeze all parameters before it, or export the layer without it"
     )

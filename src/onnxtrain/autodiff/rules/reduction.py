@@ -149,4 +149,4 @@ def cum_prod(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     return op.Where(first, at_first, op.Where(op.Equal(zeros, 0.0), before, after))
 
 
-nondifferentiable("ArgMax", "ArgMin", reason="its result is integer")
+nondifferentiable("ArgMax", "ArgMin", reason="its output is an integer")

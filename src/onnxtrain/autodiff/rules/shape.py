@@ -24,9 +24,9 @@ defvjp(
     ),
 )
 
-nondifferentiable("Shape", "Size", reason="its result depends on the shape only")
-nondifferentiable("ConstantOfShape", "EyeLike", reason="its result depends on the shape of its input only")
-nondifferentiable("NonZero", reason="its result is made of indices")
+nondifferentiable("Shape", "Size", reason="its output depends only on the shape")
+nondifferentiable("ConstantOfShape", "EyeLike", reason="its output depends only on the shape of its input")
+nondifferentiable("NonZero", reason="its output consists of indices")
 nondifferentiable("Constant", reason="has no inputs")
 
 _INT64_MIN = int(np.iinfo(np.int64).min)

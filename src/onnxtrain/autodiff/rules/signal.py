@@ -10,7 +10,11 @@ from onnxtrain.autodiff.rules._scatter import scatter_nd
 from onnxtrain.emitter import Emitter, static_dims
 
 nondifferentiable(
-    "BlackmanWindow", "HammingWindow", "HannWindow", "MelWeightMatrix", reason="a table for an integer size"
+    "BlackmanWindow",
+    "HammingWindow",
+    "HannWindow",
+    "MelWeightMatrix",
+    reason="a table that depends only on an integer size",
 )
 
 

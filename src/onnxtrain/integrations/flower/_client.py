@@ -62,7 +62,7 @@ def client_app(
         mods: Flower mods for this app, e.g. `[fixedclipping_mod]`.
 
     Raises:
-        InputError: a setting is not a positive number.
+        InputError: a setting is out of range.
     """
     settings = Settings(epochs=epochs, batch_size=batch_size, learning_rate=learning_rate)
     bounds = Limits() if limits is None else limits
@@ -78,7 +78,7 @@ def client_app(
         round_number = config.get("server-round", 0)
         if not isinstance(round_number, int) or not 0 <= round_number < 2**63:
             raise InputError(
-                "Reading a message of the server: 'server-round' must be the number of a round, received "
+                "Reading a message from the server: 'server-round' must be the number of a round, received "
                 f"{round_number!r}."
             )
         count = work.count(samples)
@@ -122,7 +122,7 @@ def _read_message(artifacts: str | os.PathLike[str], message: Message) -> tuple[
     # Other strategies may send several records, and nothing says which one is the model.
     if len(records) != 1:
         raise InputError(
-            f"Reading a message of the server: expected one record of arrays, received {len(records)}."
+            f"Reading a message from the server: expected one record of arrays, received {len(records)}."
         )
     config = next(iter(content.config_records.values()), ConfigRecord())
     work = Work(artifacts)
@@ -130,7 +130,7 @@ def _read_message(artifacts: str | os.PathLike[str], message: Message) -> tuple[
     fingerprint = config.get(FINGERPRINT, work.module.manifest.fingerprint)
     if fingerprint != work.module.manifest.fingerprint:
         raise InputError(
-            f"Reading a message of the server: it is for the model {fingerprint}, this client has "
+            f"Reading a message from the server: it is for the model {fingerprint}, but this client has "
             f"{work.module.manifest.fingerprint}. Install the server's artifacts."
         )
     apply_arrays(work.state, records[0])

@@ -27,7 +27,7 @@ def attention(op: Emitter, n: NodeView) -> list[ir.Value]:
     """
     # The kernel overwrites a shared buffer of keys and values in place, which a functional graph cannot express.
     if n.past_sequence_length is not None or n.attr("do_rotary"):
-        raise unsupported(n, "a cache that is written in place, or rotary embeddings")
+        raise unsupported(n, "a cache that is updated in place, or rotary embeddings")
     joint = op.MatMul(n.input, n.weights)
     joint = joint if n.bias is None else op.Add(joint, n.bias)
     return attention_of(
@@ -80,12 +80,12 @@ def multi_head_attention(op: Emitter, n: NodeView) -> list[ir.Value]:
     and values as `[..., 2, size]`. Keys and values can also be `[batch, heads, sequence, size]`.
     """
     if n.past_sequence_length is not None or n.cache_indirection is not None:
-        raise unsupported(n, "a cache that is written in place")
+        raise unsupported(n, "a cache that is updated in place")
     values = _unpacked(op, n)
     apart = [n.rank(value) == 4 for value in values]
     if n.bias is not None:
         if any(apart):
-            raise unsupported(n, "a bias of what is packed")
+            raise unsupported(n, "a bias for packed inputs")
         # A single vector for all three, whose parts are as long as the last axes, which may differ.
         last = [op.Shape(value, start=-1) for value in values]
         parts = op.Split(n.bias, op.Concat(*last, axis=0), axis=0, _outputs=3)
@@ -110,7 +110,7 @@ def _unpacked(op: Emitter, n: NodeView) -> list[ir.Value]:
     source = n.query if n.key is None else n.key
     count = 3 if n.key is None else 2
     if n.rank(source) != 5:
-        raise unsupported(n, f"{count} of queries, keys and values in one of rank {n.rank(source)}")
+        raise unsupported(n, f"a packed input of rank {n.rank(source)}")
     parts = op.Split(source, axis=3, num_outputs=count, _outputs=count)
     split = [op.Transpose(op.Squeeze(part, [3]), perm=[0, 2, 1, 3]) for part in parts]
     # Shape inference has not seen these; rank 4 tells the caller that their heads are already split.

@@ -113,7 +113,7 @@ def group_norm(op: Emitter, n: NodeView) -> ir.Value:
 def skip_group_norm(op: Emitter, n: NodeView) -> list[ir.Value]:
     """Decomposes SkipGroupNorm: GroupNorm(X + skip + bias), where skip may be `[batch, (1, 1,) channels]`."""
     if not n.attr("channels_last"):
-        raise unsupported(n, "channels that are not last")
+        raise unsupported(n, "the channels-first layout")
     # A skip connection without spatial axes is added at every position.
     skip = op.Unsqueeze(n.skip, [1, 2]) if n.rank(n.skip) == 2 else n.skip
     total = op.Add(n.X, skip)

@@ -19,7 +19,7 @@ from onnxtrain.emitter import Emitter
 
 not_yet(
     "QEmbedLayerNormalization",
-    reason="its product is one of integers; train the model before it is quantized",
+    reason="it multiplies integers; train the model before it is quantized",
     domain=MS,
 )
 

@@ -145,7 +145,7 @@ def test_installing_twice_and_uninstalling() -> None:
         ("import onnxruntime.training.amp", "onnxtrain has no counterpart"),
         (
             "from onnxruntime.training import experimental",
-            "experimental: onnxtrain has no counterpart; of onnxruntime.training",
+            "experimental: onnxtrain has no counterpart; it provides these modules of onnxruntime.training",
         ),
         ("import onnxruntime.training.utils.hooks", "onnxtrain.utils.hooks"),
         ("import onnxruntime.training.onnxblock.nothing", "onnxtrain.onnxblock.nothing"),

@@ -345,7 +345,9 @@ def test_a_warning_is_given_once(caplog: pytest.LogCaptureFixture) -> None:
 def test_a_batch_that_the_file_has_fixed_is_not_another_one() -> None:
     model = models.mlp()
     model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 2
-    with pytest.raises(InputError, match="batch_size is 8, but the file has fixed the batch of 'x' to 2"):
+    with pytest.raises(
+        InputError, match="batch_size is 8, but the model has a fixed batch size of 2 for 'x'"
+    ):
         plan_training(model, "1GB", loss="cross_entropy", batch_size=8)
 
 

@@ -15,13 +15,37 @@ from typing import Any
 import pytest
 
 RECORD = Path(__file__).with_suffix("").with_name("public_names.json")
-MODULES = """
-    onnxtrain onnxtrain.api onnxtrain.artifacts onnxtrain.autodiff onnxtrain.compat onnxtrain.demo onnxtrain.distributed
-    onnxtrain.errors onnxtrain.estimators onnxtrain.functional onnxtrain.lora onnxtrain.losses onnxtrain.nn
-    onnxtrain.onnxblock onnxtrain.onnxblock.blocks onnxtrain.onnxblock.loss onnxtrain.onnxblock.optim onnxtrain.optim
-    onnxtrain.optimizers onnxtrain.ortmodule onnxtrain.planning onnxtrain.qat onnxtrain.recipe onnxtrain.schedules
-    onnxtrain.surgery onnxtrain.tables onnxtrain.trainer onnxtrain.trainer.data onnxtrain.utils.data
-""".split()
+MODULES = [
+    "onnxtrain",
+    "onnxtrain.api",
+    "onnxtrain.artifacts",
+    "onnxtrain.autodiff",
+    "onnxtrain.compat",
+    "onnxtrain.demo",
+    "onnxtrain.distributed",
+    "onnxtrain.errors",
+    "onnxtrain.estimators",
+    "onnxtrain.functional",
+    "onnxtrain.lora",
+    "onnxtrain.losses",
+    "onnxtrain.nn",
+    "onnxtrain.onnxblock",
+    "onnxtrain.onnxblock.blocks",
+    "onnxtrain.onnxblock.loss",
+    "onnxtrain.onnxblock.optim",
+    "onnxtrain.optim",
+    "onnxtrain.optimizers",
+    "onnxtrain.ortmodule",
+    "onnxtrain.planning",
+    "onnxtrain.qat",
+    "onnxtrain.recipe",
+    "onnxtrain.schedules",
+    "onnxtrain.surgery",
+    "onnxtrain.tables",
+    "onnxtrain.trainer",
+    "onnxtrain.trainer.data",
+    "onnxtrain.utils.data",
+]
 
 
 def signature(value: Any) -> list[list[str]] | None:

@@ -71,7 +71,7 @@ def write_files(
     # Web apps and browser extensions also have a file of this name.
     if manifest_path.exists() and not is_manifest(manifest_path):
         raise GraphBuildError(
-            f"generate_artifacts: '{manifest_path}' is there already and was not written by onnxtrain. Choose another "
+            f"generate_artifacts: '{manifest_path}' already exists and was not written by onnxtrain. Choose another "
             "artifact_directory, or pass a prefix."
         )
     # All models are built first: if that fails, nothing is written, not even the directory.
@@ -137,7 +137,7 @@ def _suit_every_host(name: str, model: ir.Model) -> ir.Model:
         listed = "; ".join(map(str, obstacles[:3])) + ("; ..." if len(obstacles) > 3 else "")
         raise GraphBuildError(
             f"generate_artifacts with profile='portable': {len(obstacles)} nodes of the {name.replace('_', ' ')} do "
-            f"not run on every host: {listed}. Change the model, or leave out profile to train on desks and servers."
+            f"not run on every host: {listed}. Change the model, or leave out profile to train on PCs and servers."
         )
     return model
 

@@ -11,7 +11,7 @@ except ModuleNotFoundError as error:
     if error.name not in ("onnx", "onnx_ir"):
         raise
     raise ModuleNotFoundError(
-        f"{error.name} is not installed, which all of onnxtrain needs but onnxtrain.api, the part for devices; "
+        f"{error.name} is not installed; all of onnxtrain needs it, except onnxtrain.api, the part for devices: "
         "pip install 'onnxtrain[build]'",
         name=error.name,
     ) from error

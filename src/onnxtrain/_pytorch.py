@@ -9,7 +9,7 @@ except ModuleNotFoundError as error:
     if error.name != "torch":
         raise
     raise ModuleNotFoundError(
-        "PyTorch is not installed, which onnxtrain.ortmodule, nn, optim and utils.data need; "
+        "PyTorch is not installed; onnxtrain.ortmodule, nn, optim and utils.data need it: "
         "pip install 'onnxtrain[torch]'",
         name="torch",
     ) from error

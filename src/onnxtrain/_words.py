@@ -27,11 +27,11 @@ class Words:
 
     def resume(self, directory: object, where: str = "") -> str:
         """Returns advice to resume the run in a directory; `where` is e.g. "from there "."""
-        return f"Go on {where}with Trainer.resume('{directory}')"
+        return f"Resume {where}with Trainer.resume('{directory}')"
 
     def open_run(self) -> str:
         """Returns advice on which directory to pass, as the end of a sentence."""
-        return "Pass a directory that Trainer.save or generate_artifacts has written"
+        return "Pass a directory written by Trainer.save or generate_artifacts"
 
     def loss_setting(self, loss: str, name: str, value: object) -> str:
         """Returns a loss with a changed setting, e.g. `loss=CrossEntropyLoss(axis=1)`."""

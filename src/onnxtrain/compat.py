@@ -190,7 +190,7 @@ def _import_new(old: str, new: str) -> ModuleType:
             raise ModuleNotFoundError(message, name=old) from error
     # Raised without a name: `from onnxruntime.training import ...` swallows an error with the module's name.
     raise ModuleNotFoundError(
-        f"importing {old}: onnxtrain has no counterpart; of {_OLD} it provides {', '.join(_MODULES)}"
+        f"importing {old}: onnxtrain has no counterpart; it provides these modules of {_OLD}: {', '.join(_MODULES)}"
     )
 
 

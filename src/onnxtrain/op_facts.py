@@ -70,7 +70,7 @@ class Fact(Flag):
     """The cotangents of the inputs are finite wherever the cotangent of the output is finite."""
 
 
-def _of(facts: Fact, names: str) -> dict[str, Fact]:
+def _with_facts(facts: Fact, names: str) -> dict[str, Fact]:
     """Assigns the same facts to several ops, e.g. "Abs Neg"."""
     return dict.fromkeys(names.split(), facts)
 
@@ -79,65 +79,69 @@ def _of(facts: Fact, names: str) -> dict[str, Fact]:
 # tests/test_op_facts.py checks each fact on a small node in the reference evaluator of onnx, or against the schemas.
 FACTS: Mapping[str, Fact] = {
     # Data movement.
-    **_of(Fact.RESHAPE | Fact.FINITE_COTANGENT, "Flatten Reshape Squeeze Unsqueeze"),
-    **_of(Fact.RESHAPE | Fact.FINITE_COTANGENT | Fact.SAME_RANK, "Identity"),
-    **_of(Fact.VIEW | Fact.FINITE_COTANGENT, "Transpose"),
-    **_of(Fact.MOVES | Fact.FINITE_COTANGENT, "Concat Expand"),
-    **_of(Fact.MOVES | Fact.FINITE_COTANGENT | Fact.SAME_RANK, "Slice Split"),
-    **_of(Fact.VIEW | Fact.SAME_RANK, "DepthToSpace ReverseSequence SpaceToDepth"),
-    **_of(Fact.MOVES, "Compress Gather GatherND Tile"),
-    **_of(Fact.MOVES | Fact.SAME_RANK, "GatherElements"),
+    **_with_facts(Fact.RESHAPE | Fact.FINITE_COTANGENT, "Flatten Reshape Squeeze Unsqueeze"),
+    **_with_facts(Fact.RESHAPE | Fact.FINITE_COTANGENT | Fact.SAME_RANK, "Identity"),
+    **_with_facts(Fact.VIEW | Fact.FINITE_COTANGENT, "Transpose"),
+    **_with_facts(Fact.MOVES | Fact.FINITE_COTANGENT, "Concat Expand"),
+    **_with_facts(Fact.MOVES | Fact.FINITE_COTANGENT | Fact.SAME_RANK, "Slice Split"),
+    **_with_facts(Fact.VIEW | Fact.SAME_RANK, "DepthToSpace ReverseSequence SpaceToDepth"),
+    **_with_facts(Fact.MOVES, "Compress Gather GatherND Tile"),
+    **_with_facts(Fact.MOVES | Fact.SAME_RANK, "GatherElements"),
     # Elementwise functions of one tensor.
-    **_of(Fact.UNARY | Fact.EXACT, "Abs Neg"),
-    **_of(Fact.UNARY | Fact.EXACT | Fact.FINITE_COTANGENT, "Relu"),
-    **_of(Fact.UNARY | Fact.STEP, "Ceil Floor Round Sign"),
-    **_of(
+    **_with_facts(Fact.UNARY | Fact.EXACT, "Abs Neg"),
+    **_with_facts(Fact.UNARY | Fact.EXACT | Fact.FINITE_COTANGENT, "Relu"),
+    **_with_facts(Fact.UNARY | Fact.STEP, "Ceil Floor Round Sign"),
+    **_with_facts(
         Fact.UNARY, "Acos Acosh Asin Asinh Atan Atanh Cos Cosh Erf Exp Log Reciprocal Sin Sinh Sqrt Tan Tanh"
     ),
-    **_of(Fact.UNARY, "Celu Clip Elu Gelu HardSigmoid HardSwish LeakyRelu Mish PRelu Selu Shrink Sigmoid"),
-    **_of(Fact.UNARY, "Softplus Softsign Swish ThresholdedRelu BitwiseNot Not"),
-    **_of(Fact.UNARY | Fact.OWN_DTYPE, "IsInf IsNaN"),
-    **_of(Fact.CAST, "Cast CastLike"),
+    **_with_facts(
+        Fact.UNARY, "Celu Clip Elu Gelu HardSigmoid HardSwish LeakyRelu Mish PRelu Selu Shrink Sigmoid"
+    ),
+    **_with_facts(Fact.UNARY, "Softplus Softsign Swish ThresholdedRelu BitwiseNot Not"),
+    **_with_facts(Fact.UNARY | Fact.OWN_DTYPE, "IsInf IsNaN"),
+    **_with_facts(Fact.CAST, "Cast CastLike"),
     # Elementwise functions of several tensors.
-    **_of(Fact.ARITHMETIC | Fact.COMMUTATIVE | Fact.FINITE_COTANGENT, "Add"),
-    **_of(Fact.ARITHMETIC | Fact.COMMUTATIVE, "Mul"),
-    **_of(Fact.ARITHMETIC | Fact.FINITE_COTANGENT, "Sub"),
-    **_of(Fact.ARITHMETIC, "Div"),
-    **_of(Fact.ELEMENTWISE | Fact.COMMUTATIVE | Fact.EXACT, "Max Min"),
-    **_of(Fact.ELEMENTWISE | Fact.COMMUTATIVE | Fact.FINITE_COTANGENT, "Sum"),
-    **_of(Fact.ELEMENTWISE | Fact.COMMUTATIVE, "Mean And Or Xor BitwiseAnd BitwiseOr BitwiseXor"),
-    **_of(Fact.ELEMENTWISE | Fact.COMMUTATIVE | Fact.OWN_DTYPE, "Equal"),
-    **_of(Fact.ELEMENTWISE | Fact.OWN_DTYPE, "Greater GreaterOrEqual Less LessOrEqual"),
-    **_of(Fact.ELEMENTWISE | Fact.EXACT, "Where"),
-    **_of(Fact.ELEMENTWISE, "BitShift Mod Pow"),
+    **_with_facts(Fact.ARITHMETIC | Fact.COMMUTATIVE | Fact.FINITE_COTANGENT, "Add"),
+    **_with_facts(Fact.ARITHMETIC | Fact.COMMUTATIVE, "Mul"),
+    **_with_facts(Fact.ARITHMETIC | Fact.FINITE_COTANGENT, "Sub"),
+    **_with_facts(Fact.ARITHMETIC, "Div"),
+    **_with_facts(Fact.ELEMENTWISE | Fact.COMMUTATIVE | Fact.EXACT, "Max Min"),
+    **_with_facts(Fact.ELEMENTWISE | Fact.COMMUTATIVE | Fact.FINITE_COTANGENT, "Sum"),
+    **_with_facts(Fact.ELEMENTWISE | Fact.COMMUTATIVE, "Mean And Or Xor BitwiseAnd BitwiseOr BitwiseXor"),
+    **_with_facts(Fact.ELEMENTWISE | Fact.COMMUTATIVE | Fact.OWN_DTYPE, "Equal"),
+    **_with_facts(Fact.ELEMENTWISE | Fact.OWN_DTYPE, "Greater GreaterOrEqual Less LessOrEqual"),
+    **_with_facts(Fact.ELEMENTWISE | Fact.EXACT, "Where"),
+    **_with_facts(Fact.ELEMENTWISE, "BitShift Mod Pow"),
     # Quantization.
-    **_of(Fact.STEP | Fact.OWN_DTYPE, "DynamicQuantizeLinear QuantizeLinear"),
+    **_with_facts(Fact.STEP | Fact.OWN_DTYPE, "DynamicQuantizeLinear QuantizeLinear"),
     # Random numbers. Dropout draws from the session's generator, all others from their own state.
-    **_of(Fact.RANDOM | Fact.SWITCHED | Fact.SAME_RANK | Fact.FINITE_COTANGENT, "Dropout"),
-    **_of(Fact.RANDOM | Fact.SAME_RANK | Fact.OWN_DTYPE, "Bernoulli"),
-    **_of(Fact.RANDOM, "Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike"),
+    **_with_facts(Fact.RANDOM | Fact.SWITCHED | Fact.SAME_RANK | Fact.FINITE_COTANGENT, "Dropout"),
+    **_with_facts(Fact.RANDOM | Fact.SAME_RANK | Fact.OWN_DTYPE, "Bernoulli"),
+    **_with_facts(Fact.RANDOM, "Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike"),
     # Reductions and scans.
-    **_of(Fact.REDUCTION | Fact.FINITE_COTANGENT, "ReduceMean ReduceSum"),
-    **_of(Fact.REDUCTION, "ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMin ReduceProd"),
-    **_of(Fact.REDUCTION, "ReduceSumSquare"),
-    **_of(Fact.SAME_RANK, "CumProd CumSum DFT TopK"),
+    **_with_facts(Fact.REDUCTION | Fact.FINITE_COTANGENT, "ReduceMean ReduceSum"),
+    **_with_facts(
+        Fact.REDUCTION, "ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMin ReduceProd"
+    ),
+    **_with_facts(Fact.REDUCTION, "ReduceSumSquare"),
+    **_with_facts(Fact.SAME_RANK, "CumProd CumSum DFT TopK"),
     # Layers.
-    **_of(Fact.PRODUCT | Fact.MIXING, "Gemm MatMul"),
-    **_of(Fact.MIXING, "Conv ConvTranspose"),
-    **_of(Fact.MIXING | Fact.RECURRENT, "GRU LSTM RNN"),
-    **_of(Fact.MIXING | Fact.SAME_RANK, "LayerNormalization"),
-    **_of(Fact.SWITCHED | Fact.SAME_RANK | Fact.FINITE_COTANGENT, "BatchNormalization"),
-    **_of(Fact.SAME_RANK, "GroupNormalization InstanceNormalization LRN LpNormalization LogSoftmax"),
-    **_of(Fact.SAME_RANK, "MeanVarianceNormalization RMSNormalization Softmax"),
-    **_of(Fact.POOLING | Fact.FINITE_COTANGENT, "AveragePool"),
-    **_of(Fact.POOLING | Fact.FINITE_COTANGENT | Fact.EXACT, "MaxPool"),
-    **_of(Fact.POOLING, "LpPool"),
-    **_of(Fact.SAME_RANK | Fact.FINITE_COTANGENT, "GlobalAveragePool GlobalMaxPool"),
-    **_of(Fact.SAME_RANK, "GlobalLpPool"),
+    **_with_facts(Fact.PRODUCT | Fact.MIXING, "Gemm MatMul"),
+    **_with_facts(Fact.MIXING, "Conv ConvTranspose"),
+    **_with_facts(Fact.MIXING | Fact.RECURRENT, "GRU LSTM RNN"),
+    **_with_facts(Fact.MIXING | Fact.SAME_RANK, "LayerNormalization"),
+    **_with_facts(Fact.SWITCHED | Fact.SAME_RANK | Fact.FINITE_COTANGENT, "BatchNormalization"),
+    **_with_facts(Fact.SAME_RANK, "GroupNormalization InstanceNormalization LRN LpNormalization LogSoftmax"),
+    **_with_facts(Fact.SAME_RANK, "MeanVarianceNormalization RMSNormalization Softmax"),
+    **_with_facts(Fact.POOLING | Fact.FINITE_COTANGENT, "AveragePool"),
+    **_with_facts(Fact.POOLING | Fact.FINITE_COTANGENT | Fact.EXACT, "MaxPool"),
+    **_with_facts(Fact.POOLING, "LpPool"),
+    **_with_facts(Fact.SAME_RANK | Fact.FINITE_COTANGENT, "GlobalAveragePool GlobalMaxPool"),
+    **_with_facts(Fact.SAME_RANK, "GlobalLpPool"),
     # Sizes, padding, writing into a tensor.
-    **_of(Fact.READS_SHAPE, "Shape Size"),
-    **_of(Fact.FINITE_COTANGENT, "Pad"),
-    **_of(Fact.SAME_RANK, "CenterCropPad ScatterElements ScatterND Trilu"),
+    **_with_facts(Fact.READS_SHAPE, "Shape Size"),
+    **_with_facts(Fact.FINITE_COTANGENT, "Pad"),
+    **_with_facts(Fact.SAME_RANK, "CenterCropPad ScatterElements ScatterND Trilu"),
 }
 """Facts about each op type of the standard domain, e.g. `FACTS["Slice"]`. Ops without facts are missing."""
 

@@ -91,7 +91,7 @@ class Linear(Schedule):
 
     def __call__(self, step: int, total: int, epoch: int = 0) -> float:
         """Returns the factor of the learning rate."""
-        return self.end_factor + (1.0 - self.end_factor) * (1.0 - _part(step, total))
+        return self.end_factor + (1.0 - self.end_factor) * (1.0 - _elapsed(step, total))
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class Cosine(Schedule):
 
     def __call__(self, step: int, total: int, epoch: int = 0) -> float:
         """Returns the factor of the learning rate."""
-        return self.end_factor + (1.0 - self.end_factor) * _half_cosine(_part(step, total))
+        return self.end_factor + (1.0 - self.end_factor) * _half_cosine(_elapsed(step, total))
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ class Polynomial(Schedule):
 
     def __call__(self, step: int, total: int, epoch: int = 0) -> float:
         """Returns the factor of the learning rate."""
-        left = 1.0 - _part(step, total)
+        left = 1.0 - _elapsed(step, total)
         return float(self.end_factor + (1.0 - self.end_factor) * left**self.power)
 
 
@@ -274,16 +274,16 @@ class OneCycle(Schedule):
         # PyTorch counts steps from 0 and places the peak at pct_start * total - 1.
         peak, end = self.pct_start * total - 1.0, total - 1.0
         if step <= peak:
-            return self._between(first, 1.0, step / peak if peak > 0 else 1.0)
-        return self._between(1.0, last, (min(step, end) - peak) / (end - peak) if end > peak else 1.0)
+            return self._interpolate(first, 1.0, step / peak if peak > 0 else 1.0)
+        return self._interpolate(1.0, last, (min(step, end) - peak) / (end - peak) if end > peak else 1.0)
 
-    def _between(self, start: float, end: float, part: float) -> float:
+    def _interpolate(self, start: float, end: float, part: float) -> float:
         """Moves from `start` to `end` as `part` rises from 0 to 1."""
         left = _half_cosine(part) if self.anneal == "cos" else 1.0 - part
         return end + (start - end) * left
 
 
-def _part(step: int, total: int) -> float:
+def _elapsed(step: int, total: int) -> float:
     """Returns the fraction of the schedule that has elapsed, from 0 to 1."""
     # If training continues after the end of the schedule (`total_steps` too small), the factor stays constant.
     return min(1.0, step / total) if total > 0 else 1.0

@@ -24,8 +24,8 @@ def test_axis_of_size_one_before_a_larger_one_is_refused(size: str) -> None:
     ("equation", "message"),
     [
         ("...,...->...", "its ellipsis stands for 1 and 2 dimensions"),
-        ("i,j->", "gives 'a' other than its 2 dimensions"),
-        ("ijk...,j->", "gives 'a' other than its 2 dimensions"),
+        ("i,j->", "'a' has 2 dimensions but"),
+        ("ijk...,j->", "'a' has 2 dimensions but"),
     ],
 )
 def test_equation_that_does_not_fit_the_operands_is_refused(equation: str, message: str) -> None:

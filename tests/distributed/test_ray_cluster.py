@@ -57,4 +57,4 @@ def test_a_cluster_without_a_processor_for_each_worker_is_named(
     # A connection of the program's own stays.
     assert ray.running == connected
     (record,) = caplog.records
-    assert "the cluster has 2 CPUs, and each of 4 workers takes one" in record.getMessage()
+    assert "the cluster has 2 CPUs, but each of 4 workers takes one" in record.getMessage()

@@ -85,7 +85,7 @@ def test_balanced_classes_and_sample_weights_are_copies_of_the_samples() -> None
     expected = clone(estimator).fit(np.repeat(x, times, axis=0), np.repeat(y, times))
     estimator.fit(x, y, sample_weight=times)
     np.testing.assert_allclose(estimator.predict_proba(x), expected.predict_proba(x), rtol=1e-9)
-    with pytest.raises(ValueError, match=r"names \['rose'\], and the classes are"):
+    with pytest.raises(ValueError, match=r"names \['rose'\], but the classes are"):
         OnnxClassifier(class_weight={"rose": 2.0}).fit(x, y)
     with pytest.raises(ValueError, match="must be 'balanced', a dict or None, received 'auto'"):
         OnnxClassifier(class_weight="auto").fit(x, y)
@@ -237,17 +237,17 @@ def test_models_that_do_not_fit_are_refused() -> None:
         {"w": np.ones((4, 3), np.float32)},
     )
     with pytest.raises(
-        InputError, match=r"takes exactly 5 samples at a time. Pass model=onnxtrain.make_batch_dynamic"
+        InputError, match=r"has a fixed batch size of 5. Pass model=onnxtrain.make_batch_dynamic"
     ):
         OnnxClassifier(fixed).fit(x, y)
     assert OnnxClassifier(make_batch_dynamic(fixed), epochs=1).fit(x, y).predict(x).shape == (150,)
     from trainer.problems import two_inputs
 
-    with pytest.raises(InputError, match="takes models of one input, received left, right"):
+    with pytest.raises(InputError, match="supports models with one input, received left, right"):
         OnnxRegressor(two_inputs()).fit(x, x[:, 0])
     for sizes in (8, (8, 0), (2.5,), "8"):
         with pytest.raises(
-            ValueError, match=r"hidden_layer_sizes must hold positive integers, e\.g\. \(100,\)"
+            ValueError, match=r"hidden_layer_sizes must contain positive integers, e\.g\. \(100,\)"
         ):
             OnnxClassifier(hidden_layer_sizes=sizes).fit(x, y)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="too large for float32"):

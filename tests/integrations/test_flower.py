@@ -446,7 +446,7 @@ def test_artifacts_with_a_prefix_are_found(artifacts: Path, digits: Any, tmp_pat
 
 def test_errors_say_what_to_do(artifacts: Path, digits: Any, tmp_path: Path) -> None:
     x, y = digits["train"]
-    with pytest.raises(CheckpointError, match="no folder that generate_artifacts has written"):
+    with pytest.raises(CheckpointError, match="not a directory written by generate_artifacts"):
         run_federation(LocalGrid(None, 1), tmp_path, FedAvg(), rounds=1)
     with pytest.raises(InputError, match="rounds must be a positive integer, received 0"):
         run_federation(LocalGrid(None, 1), artifacts, FedAvg(), rounds=0)

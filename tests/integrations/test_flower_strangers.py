@@ -318,7 +318,7 @@ def test_a_malformed_round_is_an_error_of_this_package(
     grid = LocalGrid(client_app(artifacts, lambda context: data), 1)
     Server(1, 0.0, 1, 0, 1).start(grid, trained_arrays(loaded(artifacts)[0]), num_rounds=1)
     (error,) = grid.errors
-    assert error.startswith("InputError: Reading a message of the server: 'server-round'")
+    assert error.startswith("InputError: Reading a message from the server: 'server-round'")
 
 
 def test_a_client_spends_no_more_than_its_epsilon(artifacts: Path, data: ClientData) -> None:
@@ -359,5 +359,5 @@ def test_artifacts_name_files_of_their_own_folder(tmp_path: Path, artifacts: Pat
     shutil.copy(artifacts / "checkpoint", tmp_path / "secret")
     manifest = json.loads((folder / "manifest.json").read_text())
     (folder / "manifest.json").write_text(json.dumps(manifest | {"files": files}))
-    with pytest.raises(CheckpointError, match="no folder that generate_artifacts has written"):
+    with pytest.raises(CheckpointError, match="not a directory written by generate_artifacts"):
         run_federation(LocalGrid(None, 1), folder, full_of(1), rounds=1)

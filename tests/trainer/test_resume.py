@@ -183,7 +183,7 @@ def test_functions_have_to_be_passed_again(tmp_path: Path) -> None:
 def test_directory_with_a_run_is_not_overwritten(tmp_path: Path) -> None:
     problem = problems.line()
     Trainer(problem.model, "mse", directory=tmp_path)
-    with pytest.raises(CheckpointError, match=r"holds a training run already. Go on with Trainer.resume"):
+    with pytest.raises(CheckpointError, match=r"holds a training run already. Resume with Trainer.resume"):
         Trainer(problem.model, "mse", directory=tmp_path)
 
 

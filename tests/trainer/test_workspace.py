@@ -39,9 +39,7 @@ def old_run(directory: Path) -> Trainer:
 def test_a_run_is_not_overwritten_unless_asked_for(tmp_path: Path) -> None:
     old = old_run(tmp_path)
     problem = problems.classes()
-    message = (
-        r"Go on with Trainer.resume\('.*'\), choose another directory, or replace the run with overwrite=True"
-    )
+    message = r"Resume with Trainer.resume\('.*'\), choose another directory, or replace the run with overwrite=True"
     with pytest.raises(CheckpointError, match=message):
         Trainer(problem.model, problem.loss, directory=tmp_path)
     assert Trainer.resume(tmp_path, metrics=old.metrics).resumes_fit
@@ -163,7 +161,7 @@ def test_a_manifest_of_something_else_is_never_replaced(tmp_path: Path) -> None:
         CheckpointError, match=r"was not written by onnxtrain, and overwrite=True replaces runs"
     ):
         Trainer(problem.model, "mse", directory=tmp_path, overwrite=True)
-    with pytest.raises(GraphBuildError, match=r"is there already and was not written by onnxtrain"):
+    with pytest.raises(GraphBuildError, match=r"already exists and was not written by onnxtrain"):
         generate_artifacts(problem.model, loss="mse", optimizer="adamw", artifact_directory=tmp_path)
     assert os.listdir(tmp_path) == ["manifest.json"]
     assert (tmp_path / "manifest.json").read_text() == text

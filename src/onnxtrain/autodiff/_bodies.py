@@ -66,9 +66,9 @@ def twin(
     undeclared = [] if signature.attributes is None else sorted(node.attributes.keys() - signature.attributes)
     if undeclared:
         raise NoGradientRule(
-            f"differentiating {node.domain or 'ai.onnx'}.{node.op_type} ({where(node)}): its body does not know the "
-            f"attribute {', '.join(map(repr, undeclared))}. Freeze what lies before it, or add the attribute to its "
-            "defbody: CONTRIBUTING.md, 'An op of com.microsoft'"
+            f"differentiating {node.domain or 'ai.onnx'}.{node.op_type} ({where(node)}): its body does not support the "
+            f"attribute {', '.join(map(repr, undeclared))}. Freeze all parameters before it, or add the attribute to "
+            "its defbody: CONTRIBUTING.md, 'An op of com.microsoft'"
         )
     names = [value.name if value is not None else None for value in node.inputs]
     inputs = [

@@ -32,7 +32,7 @@ def sum_to_shape_of(op: Emitter, ct: ir.Value, output: ir.Value, primal: ir.Valu
     if lead < 0:
         raise DifferentiationError(
             f"differentiating: {primal.name!r} of shape {primal.shape} cannot be broadcast to {output.name!r} of shape "
-            f"{output.shape}; the file is damaged, or declares a wrong shape"
+            f"{output.shape}; the model is damaged, or declares a wrong shape"
         )
     axes = list(range(lead))
     for axis, (out_dim, dim) in enumerate(

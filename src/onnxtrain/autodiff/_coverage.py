@@ -30,7 +30,7 @@ class OpCoverage:
             differentiating it raises an error that states the reason. `unknown`: differentiating it raises an error,
             because the op is not declared.
         inputs: for a rule, the names of the inputs that get a gradient, e.g. ("A", "B").
-        reason: why the op is `nondifferentiable` or `not yet`, e.g. "its result is boolean"; otherwise empty.
+        reason: why the op is `nondifferentiable` or `not yet`, e.g. "its output is Boolean"; otherwise empty.
     """
 
     op_type: str

@@ -194,8 +194,8 @@ class _ReverseWalk:
             return
         if primal.dtype is not None and cotangent.dtype is not None and primal.dtype != cotangent.dtype:
             raise DifferentiationError(
-                f"differentiating {node.op_type} ({where(node)}): its rule gave {primal.name!r} ({primal.dtype}) "
-                f"a cotangent of {cotangent.dtype}; this is a defect of the rule, please report it"
+                f"differentiating {node.op_type} ({where(node)}): its rule returned a cotangent of dtype "
+                f"{cotangent.dtype} for {primal.name!r} ({primal.dtype}); this is a bug in the rule, please report it"
             )
         # Shape inference has not run on new nodes; a cotangent has the shape of its primal.
         if cotangent.type is None:
@@ -222,12 +222,12 @@ class _ReverseWalk:
         # If the node has no reason of its own, it may read integers from a `not_yet` op.
         reason = reason_not_yet(node) or (reason_not_yet(source) if source is not None else None)
         if reason is None and value is not None and value.dtype is not None and value.dtype.is_integer():
-            reason = "its values are quantized: pass straight_through=True for gradients as if they were not"
+            reason = "its values are quantized: pass straight_through=True to ignore the rounding in the backward pass"
         section = "An op of com.microsoft" if node.domain == "com.microsoft" else "Adding an op"
         return NoGradientRule(
             f"no VJP rule for '{domain}{node.op_type}'{detail} ({where(node)}, "
             f"{path_to_leaf(node, self.of[0], self.wrt, self.active)}){': ' + reason if reason else ''}. "
-            f"Freeze what lies before it, or register a rule{_how(node)}: CONTRIBUTING.md, '{section}'"
+            f"Freeze all parameters before it, or register a rule{_how(node)}: CONTRIBUTING.md, '{section}'"
         )
 
 

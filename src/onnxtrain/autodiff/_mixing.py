@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from onnxtrain.op_facts import FINITE_COTANGENTS, MIXING
 
-_FAR = 64
+_SEARCH_LIMIT = 64
 """Number of nodes that the search visits before it gives up and returns False."""
 
 
@@ -39,7 +39,7 @@ def is_mixed(value: ir.Value, active: Set[ir.Value], of: Collection[ir.Value]) -
             reached = [output for output in node.outputs if output in active]
             if not reached or (node.domain == "" and node.op_type in MIXING):
                 continue
-            if node.domain != "" or node.op_type not in FINITE_COTANGENTS or nodes > _FAR:
+            if node.domain != "" or node.op_type not in FINITE_COTANGENTS or nodes > _SEARCH_LIMIT:
                 return False
             waiting += [output for output in reached if output not in seen]
             seen.update(reached)

@@ -204,7 +204,7 @@ def defvjp(
 def nondifferentiable(*op_types: str, reason: str, domain: str = "") -> None:
     """Declares ops through which no gradient flows: their outputs are piecewise constant, integers or shapes."""
     for op_type in op_types:
-        _refuse_duplicate_or_misspelt(op_type, domain)
+        _check_declarable(op_type, domain)
         NOT_YET.pop((domain, op_type), None)
         NON_DIFFERENTIABLE[domain, op_type] = NonDifferentiable(op_type, reason)
 
@@ -212,7 +212,7 @@ def nondifferentiable(*op_types: str, reason: str, domain: str = "") -> None:
 def not_yet(*op_types: str, reason: str, domain: str = "") -> None:
     """Declares ops that are differentiable but have no rule yet; error messages state the `reason`."""
     for op_type in op_types:
-        _refuse_duplicate_or_misspelt(op_type, domain)
+        _check_declarable(op_type, domain)
         NOT_YET[domain, op_type] = reason
 
 
@@ -220,7 +220,9 @@ def rule_for(node: ir.Node) -> Rule | NonDifferentiable | None:
     """Returns the rule of a node's op, or its `nondifferentiable` declaration, or None."""
     key = _key(node)
     if _is_step_of_gradient(node):
-        return NonDifferentiable(node.op_type, "it is a step inside of a gradient, whose derivative is zero")
+        return NonDifferentiable(
+            node.op_type, "it is a piecewise constant part of a gradient: its derivative is zero"
+        )
     # Local rules come first, so that they can replace global rules and declarations.
     return _local(key) or RULES.get(key) or NON_DIFFERENTIABLE.get(key)
 
@@ -291,22 +293,22 @@ def _schema_signature(op_type: str, domain: str) -> Signature:
     )
 
 
-def _refuse_duplicate_or_misspelt(op_type: str, domain: str) -> None:
+def _check_declarable(op_type: str, domain: str) -> None:
     """Raises RuleDefinitionError if an op is already declared, or is not an op of the standard domain."""
-    _refuse_duplicate(op_type, domain)
+    _check_not_declared(op_type, domain)
     # Other domains have no schemas to check the name against.
     if not domain:
         _schema_signature(op_type, domain)
 
 
-def _refuse_duplicate(op_type: str, domain: str) -> None:
+def _check_not_declared(op_type: str, domain: str) -> None:
     """Raises RuleDefinitionError if an op already has a rule or is declared `nondifferentiable`."""
     key = (domain, op_type)
     if key in RULES or key in NON_DIFFERENTIABLE:
-        kind = "has a rule" if key in RULES else "is declared to have no gradient"
+        kind = "already has a rule" if key in RULES else "is already declared nondifferentiable"
         raise RuleDefinitionError(
-            f"registering {domain or 'ai.onnx'}::{op_type}: it {kind} already. Pass override=True to replace it, or "
-            "register the rule inside `with onnxtrain.autodiff.local_rules():` to replace it there only"
+            f"registering {domain or 'ai.onnx'}::{op_type}: it {kind}. Pass override=True to replace it, or "
+            "register the rule inside `with onnxtrain.autodiff.local_rules():` to replace it only there"
         )
 
 
@@ -317,14 +319,14 @@ def _add(rule: Rule, override: bool) -> None:
     layers = _LOCAL.get()
     if not layers:
         if not override:
-            _refuse_duplicate(rule.op_type, rule.domain)
+            _check_not_declared(rule.op_type, rule.domain)
         NON_DIFFERENTIABLE.pop(key, None)
         NOT_YET.pop(key, None)
         RULES[key] = rule
         return
     if key in layers[-1] and not override:
         raise RuleDefinitionError(
-            f"registering {rule.domain or 'ai.onnx'}::{rule.op_type}: this block has registered it already"
+            f"registering {rule.domain or 'ai.onnx'}::{rule.op_type}: this block has already registered it"
         )
     layers[-1][key] = rule
 
@@ -342,8 +344,8 @@ def _validate(rule: Rule) -> None:
                 )
     if not rule.straight_through and not rule.domain and _gives_integers(rule):
         raise RuleDefinitionError(
-            f"registering the rule of {rule.op_type}: it gives integers, which carry no cotangents unless "
-            "straight_through=True says so"
+            f"registering the rule of {rule.op_type}: its outputs are integers, which have no cotangents unless "
+            "straight_through=True"
         )
 
 

@@ -57,8 +57,8 @@ def _quantize(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     dtype = n.out.y.dtype
     if dtype is None or not dtype.is_integer():
         raise NoGradientRule(
-            f"differentiating QuantizeLinear ({where(n.node)}) straight through: it gives {dtype}; only integers have "
-            "the range that this needs"
+            f"differentiating QuantizeLinear ({where(n.node)}) straight through: its output is {dtype}; only integer "
+            "dtypes are supported"
         )
     scale = _spread(op, n, n.y_scale)
     inside = op.Round(op.Div(n.x, scale))

@@ -117,7 +117,7 @@ def run_demo(output: Path, epochs: int = 15, *, seed: int = 0, verbose: bool = T
     try:
         output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(f"Making the directory '{output}' failed: {error}. Choose another one.") from error
+        raise InputError(f"Creating the directory '{output}' failed: {error}. Choose another one.") from error
     untrained, trained = output / "untrained.onnx", output / "digits.onnx"
     onnx.save(digits_network(seed), untrained)
 

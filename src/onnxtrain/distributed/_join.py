@@ -53,7 +53,7 @@ def read_place(environment: Mapping[str, str]) -> tuple[int, int] | None:
         if not rank_text.isdecimal() or not size_text.isdecimal() or not 0 <= int(rank_text) < int(size_text):
             raise InputError(
                 f"Joining the other workers: {rank_name} is {rank_text!r} and {size_name} {size_text!r}; they must be "
-                "the number of this worker, counted from 0, and the number of all workers."
+                "the rank of this worker, counted from 0, and the number of workers."
             )
         missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in environment]
         # SLURM also sets its variables in interactive shells and in jobs with a single task.
@@ -61,8 +61,8 @@ def read_place(environment: Mapping[str, str]) -> tuple[int, int] | None:
             return None
         if missing:
             raise InputError(
-                f"Joining the other {int(size_text) - 1} workers: {' and '.join(missing)} are not set. Set them to a "
-                "host name of worker 0 and to a free port there, e.g. MASTER_PORT=29500, or start by torchrun."
+                f"Joining the other {int(size_text) - 1} workers: {' and '.join(missing)} are not set. Set them to the "
+                "host name of worker 0 and a free port there, e.g. MASTER_PORT=29500, or start with torchrun."
             )
         return int(rank_text), int(size_text)
     return None

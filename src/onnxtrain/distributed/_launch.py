@@ -49,7 +49,7 @@ def launch(
         from onnxtrain.distributed._torch_launch import launch_here
     except ModuleNotFoundError as error:
         raise MissingPackageError(
-            "Starting several workers: PyTorch starts and connects them, and is not installed. Install it: pip "
+            "Starting several workers: PyTorch starts and connects them, but is not installed. Install it: pip "
             "install 'onnxtrain[torch]'."
         ) from error
     return launch_here(function, arguments, workers, restarts)

@@ -77,7 +77,7 @@ def launch_on_ray(
         import ray
     except ModuleNotFoundError as error:
         raise MissingPackageError(
-            "Starting workers by Ray: it is not installed. Install it: pip install 'onnxtrain[ray]'."
+            "Starting workers with Ray: Ray is not installed. Install it: pip install 'onnxtrain[ray]'."
         ) from error
     address, nodes = _cluster(hosts)
     with _connected(ray, address, workers):
@@ -131,8 +131,8 @@ def _connected(ray: Any, address: str | None, workers: int) -> Iterator[None]:
         )
     except ConnectionError as error:
         raise WorkersError(
-            f"Starting workers by Ray: there is no cluster to connect to ({error}). Start it by 'ray start --head' on "
-            "one machine and 'ray start --address=...' on the others, or use hosts='local'."
+            f"Starting workers with Ray: there is no cluster to connect to ({error}). Start one with 'ray start "
+            "--head' on one machine and 'ray start --address=...' on the others, or use hosts='local'."
         ) from error
     try:
         _warn_of_waiting(ray, workers)
@@ -146,8 +146,8 @@ def _warn_of_waiting(ray: Any, workers: int) -> None:
     processors = int(ray.cluster_resources().get("CPU", 0))
     if processors < workers:
         _log.warning(
-            "Starting workers by Ray: the cluster has %d CPUs, and each of %d workers takes one. Ray waits until "
-            "machines are added; else stop, and start fewer workers.",
+            "Starting workers with Ray: the cluster has %d CPUs, but each of %d workers takes one. Ray waits until "
+            "machines are added; otherwise, stop and start fewer workers.",
             processors,
             workers,
         )

@@ -48,7 +48,7 @@ class TorchGroup(Communicator):
         if not dist.is_initialized():
             assert place is not None
             timeout, token = timedelta(seconds=strategy.timeout), os.environ.get(TOKEN)
-            with _told("Joining the other workers"):
+            with _raising_workers_error("Joining the other workers"):
                 dist.init_process_group(
                     # Objects and files are sent through host memory, even if gradients are sent through GPU memory.
                     "gloo" if strategy.backend == "gloo" else "cpu:gloo,cuda:nccl",
@@ -65,7 +65,7 @@ class TorchGroup(Communicator):
     def sum(self, arrays: Sequence[Array], bucket_bytes: int = 2**20, *, compressed: bool = False) -> None:
         """All-reduces the arrays in buckets, several of which are in flight at a time."""
         pending: list[Callable[[], None]] = []
-        with _told("Summing over the workers"):
+        with _raising_workers_error("Summing over the workers"):
             for group in group_arrays(arrays, bucket_bytes):
                 pending.append(self._begin_sum([arrays[index] for index in group], compressed))
                 if len(pending) == _IN_FLIGHT:
@@ -102,7 +102,7 @@ class TorchGroup(Communicator):
 
     def broadcast(self, arrays: Sequence[Array], root: int = 0) -> None:
         """Broadcasts the arrays in place, small ones together, as bytes."""
-        with _told("Receiving from another worker"):
+        with _raising_workers_error("Receiving from another worker"):
             for group in group_arrays(arrays, 2**20):
                 members = [_bytes(arrays[index]) for index in group]
                 flat = members[0] if len(members) == 1 else np.concatenate(members)
@@ -114,7 +114,7 @@ class TorchGroup(Communicator):
 
     def move(self, array: Array, source: int, target: int) -> None:
         """Sends the array from worker `source` to worker `target`."""
-        with _told("Moving a tensor between workers"):
+        with _raising_workers_error("Moving a tensor between workers"):
             if source != target and self.rank == source:
                 dist.send(torch.from_numpy(_bytes(array)), target)
             elif source != target and self.rank == target:
@@ -123,14 +123,14 @@ class TorchGroup(Communicator):
     def gather(self, value: Any) -> list[Any]:
         """All-gathers pickled objects."""
         values: list[Any] = [None] * self.size
-        with _told("Gathering from the workers"):
+        with _raising_workers_error("Gathering from the workers"):
             dist.all_gather_object(values, value)
         return values
 
     def share(self, value: Any = None) -> Any:
         """Broadcasts a pickled object from worker 0."""
         values = [value if self.rank == 0 else None]
-        with _told("Waiting for worker 0"):
+        with _raising_workers_error("Waiting for worker 0"):
             dist.broadcast_object_list(values, src=0)
         return values[0]
 
@@ -159,7 +159,7 @@ def _bytes(array: Array) -> Array:
 
 
 @contextmanager
-def _told(doing: str) -> Iterator[None]:
+def _raising_workers_error(doing: str) -> Iterator[None]:
     """Converts PyTorch's errors about a worker that has ended, or does not answer, to WorkersError."""
     try:
         yield
@@ -169,5 +169,5 @@ def _told(doing: str) -> Iterator[None]:
     except RuntimeError as error:
         raise WorkersError(
             f"{doing}: another worker has ended, or did not answer in time ({str(error).splitlines()[0]}). Its own "
-            "message, if there is one, says why. The run goes on from its last save: start all workers again."
+            "message, if there is one, says why. The run resumes from its last save: restart all workers."
         ) from error

@@ -58,7 +58,7 @@ class SignedStore(dist.Store):  # type: ignore[name-defined, misc]
             raise WorkersError(
                 f"Joining the other workers: the entry '{key}' of their store is not signed with the token of this "
                 "group. A process that does not belong to the group writes to the store, or the workers were started "
-                "with different tokens. Start all workers again."
+                "with different tokens. Restart all workers."
             )
         return value
 
@@ -98,9 +98,9 @@ def prove_membership(token: str, timeout: timedelta) -> None:
     for peer, received in answers.items():
         if not hmac.compare_digest(received, answer(ours[peer], peer, rank)):
             raise WorkersError(
-                f"Joining the other workers: what answers as worker {peer} does not know the token of this group. A "
-                "process that does not belong to the group has taken its place, or the workers were started with "
-                "different tokens. Start all workers again."
+                f"Joining the other workers: the process that answers as worker {peer} does not know the token of this "
+                "group. A process that does not belong to the group has taken its place, or the workers were started "
+                "with different tokens. Restart all workers."
             )
 
 

@@ -17,13 +17,13 @@ class Names:
         self._taken = set(names)
         self._counts: dict[str, int] = {}
 
-    def unique(self, wish: str) -> str:
-        """Returns the first free name among `wish`, `wish_1`, `wish_2`, ... and reserves it."""
-        name, count = wish, self._counts.get(wish, 0)
+    def unique(self, preferred: str) -> str:
+        """Returns the first free name among `preferred`, `wish_1`, `wish_2`, ... and reserves it."""
+        name, count = preferred, self._counts.get(preferred, 0)
         while name in self._taken:
             count += 1
-            name = f"{wish}_{count}"
-        self._counts[wish] = count
+            name = f"{preferred}_{count}"
+        self._counts[preferred] = count
         self._taken.add(name)
         return name
 

@@ -110,7 +110,7 @@ class NodeWriter:
         if not attributes.keys() <= schema.attributes.keys():
             unknown = ", ".join(sorted(attributes.keys() - schema.attributes.keys()))
             raise GraphBuildError(
-                f"writing a node {op_type} of opset {self.opset}: it has no attribute {unknown}; it has "
+                f"writing a {op_type} node of opset {self.opset}: it has no attribute {unknown}; its attributes are "
                 f"{', '.join(sorted(schema.attributes)) or 'none'}"
             )
         # ONNX doesn't promote dtypes: a Python float must get the dtype of the tensor that it is combined with.
@@ -145,9 +145,7 @@ class NodeWriter:
         """
         like = _first_float(inputs)
         if like is None or like.dtype is None:
-            raise GraphBuildError(
-                f"calling composite {composite}: needs an input of known floating-point dtype"
-            )
+            raise GraphBuildError(f"calling composite {composite}: no input has a known floating-point dtype")
         domain, name, _ = self.function(composite, like.dtype)
         values = [self._operand(v, like) for v in inputs]
         outputs = self._append(domain, name, values, _outputs or 1, attributes)
@@ -158,9 +156,7 @@ class NodeWriter:
     def function(self, composite: Composite, dtype: ir.DataType) -> ir.OperatorIdentifier:
         """Adds a composite op's function for `dtype` to the model if it is missing; returns its identifier."""
         if self._functions is None:
-            raise GraphBuildError(
-                f"calling composite {composite}: this emitter was made without a function table"
-            )
+            raise GraphBuildError(f"calling composite {composite}: this emitter has no function table")
         identifier = composite.identifier(dtype, self._functions)
         if identifier not in self._functions:
             function = composite.function_for(dtype, self.opset)
@@ -302,9 +298,9 @@ class NodeWriter:
             self.graph.remove(appended)
             self.graph.insert_after(after, appended)
 
-    def unique_name(self, wish: str) -> str:
-        """Returns the first free name among `wish`, `wish_1`, `wish_2`, ... and reserves it."""
-        return self._names.unique(wish)
+    def unique_name(self, preferred: str) -> str:
+        """Returns the first free name among `preferred`, `wish_1`, `wish_2`, ... and reserves it."""
+        return self._names.unique(preferred)
 
     def _operand(self, value: Operand, like: ir.Value | None) -> ir.Value | None:
         if value is None or isinstance(value, ir.Value):

@@ -15,7 +15,7 @@ except ModuleNotFoundError as error:
     if error.name != "sklearn":
         raise
     raise ModuleNotFoundError(
-        "scikit-learn is not installed, which OnnxClassifier and OnnxRegressor need; pip install 'onnxtrain[sklearn]'",
+        "scikit-learn is not installed; OnnxClassifier and OnnxRegressor need it: pip install 'onnxtrain[sklearn]'",
         name=error.name,
     ) from error
 

@@ -198,7 +198,7 @@ class OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
                 not isinstance(n, int | np.integer) or n < 1 for n in hidden
             ):
                 raise ValueError(
-                    f"hidden_layer_sizes must hold positive integers, e.g. (100,), received {hidden!r}."
+                    f"hidden_layer_sizes must contain positive integers, e.g. (100,), received {hidden!r}."
                 )
             # As in scikit-learn's own perceptrons: float32 for float32 data, else float64.
             dtype = np.dtype(self.dtype or (np.float32 if x.dtype == np.float32 else np.float64))
@@ -207,12 +207,12 @@ class OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
         if len(model.graph.inputs) != 1:
             names = ", ".join(str(value.name) for value in model.graph.inputs)
             raise InputError(
-                f"{type(self).__name__} takes models of one input, received {names}. Use Trainer."
+                f"{type(self).__name__} supports models with one input, received {names}. Use Trainer."
             )
         value = model.graph.inputs[0]
         if value.shape is not None and value.shape.rank() and isinstance(value.shape[0], int):
             raise InputError(
-                f"{type(self).__name__}: the model takes exactly {value.shape[0]} samples at a time. Pass "
+                f"{type(self).__name__}: the model has a fixed batch size of {value.shape[0]}. Pass "
                 "model=onnxtrain.make_batch_dynamic(model)."
             )
         # An output with more axes (segmentation) has no width; `replace_head` raises an error that says so.
@@ -288,10 +288,10 @@ def _cast(x: Array, dtype: np.dtype[Any]) -> Array:
     """
     # A cast would silently truncate fractions in what should be token ids.
     if dtype.kind in "iu" and x.dtype.kind == "f" and not (x == np.floor(x)).all():
-        raise ValueError(f"The model takes {dtype.name}, and the samples hold fractions.")
+        raise ValueError(f"The model takes {dtype.name}, but the samples contain fractions.")
     with np.errstate(over="ignore"):
         result = np.ascontiguousarray(x, dtype)
     # float64 values beyond 3.4e38 become infinite in float32.
     if dtype.kind not in "iub" and not np.isfinite(result).all():
-        raise ValueError(f"The samples hold values too large for {dtype.name}; scale them.")
+        raise ValueError(f"The samples contain values too large for {dtype.name}; scale them.")
     return result

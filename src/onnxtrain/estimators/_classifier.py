@@ -170,7 +170,7 @@ class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]  # s
         classes = self.classes_.tolist()
         # A misspelled class would otherwise silently have the weight 1.
         if unknown := [name for name in self.class_weight if name not in classes]:
-            raise ValueError(f"class_weight names {unknown}, and the classes are {classes}.")
+            raise ValueError(f"class_weight names {unknown}, but the classes are {classes}.")
         return np.array([self.class_weight.get(name, 1.0) for name in classes])
 
     def predict_proba(self, X: Any) -> Array:

@@ -190,8 +190,8 @@ def _check_dims(model: ir.Model, dims: Mapping[str, int]) -> None:
     symbols_of_inputs = sorted({symbol for symbol in symbols if symbol})
     if unknown := sorted(set(dims) - set(symbols_of_inputs)):
         raise InputError(
-            f"The model's inputs have no symbolic dimension {', '.join(map(repr, unknown))}; those that they "
-            f"have are {', '.join(symbols_of_inputs) or 'none'}."
+            f"The model's inputs have no symbolic dimension {', '.join(map(repr, unknown))}; they "
+            f"have {', '.join(symbols_of_inputs) or 'none'}."
         )
 
 

@@ -115,24 +115,25 @@ def _batched_inputs(graph: ir.Graph, names: Sequence[str] | None) -> list[str]:
     chosen = list(inputs) if names is None else list(dict.fromkeys(names))
     if not chosen:
         raise DifferentiationError(
-            "differentiating per sample: no input has samples; name those that have in batched"
+            "differentiating per sample: no input has a batch axis; name the inputs that have one in batched"
         )
     for name in chosen:
         if name not in inputs:
             raise DifferentiationError(
-                f"differentiating per sample: batched names {name!r}, which is no input; inputs are {', '.join(inputs)}"
+                f"differentiating per sample: batched names {name!r}, which is not an input; the inputs "
+                f"are {', '.join(inputs)}"
             )
         dims = static_dims(inputs[name])
         if not dims:
             raise DifferentiationError(
-                f"differentiating per sample: input {name!r} has shape {inputs[name].shape}, and no axis of samples; "
+                f"differentiating per sample: input {name!r} has shape {inputs[name].shape}, without a batch axis; "
                 "leave it out of batched"
             )
         # A fixed batch size is also hard-coded elsewhere in the model, e.g. in the target shape of a Reshape.
         if dims[0] not in (None, 1):
             raise DifferentiationError(
-                f"differentiating per sample: input {name!r} has shape {inputs[name].shape}, for {dims[0]} samples; "
-                "onnxtrain.make_batch_dynamic makes a model for any number of them"
+                f"differentiating per sample: input {name!r} has shape {inputs[name].shape}, i.e. a fixed batch size; "
+                "make it dynamic with onnxtrain.make_batch_dynamic"
             )
     return chosen
 
@@ -172,8 +173,8 @@ def _take_one_sample(model: ir.Model, samples: Collection[str]) -> None:
     # Such a symbol cannot be set to 1.
     if mixed := sorted(map(str, of_batch & other)):
         raise DifferentiationError(
-            f"differentiating per sample: the number of samples, {', '.join(mixed)}, is the size of another axis or "
-            "input too; give that a name of its own, or name all inputs with samples in batched"
+            f"differentiating per sample: the batch size {', '.join(mixed)} is also the size of another axis or "
+            "input; give that size another name, or name all inputs with a batch axis in batched"
         )
     # Intermediate values too: a declared size such as [2 * batch] would contradict the newly inferred shapes.
     for graph in model.graphs():

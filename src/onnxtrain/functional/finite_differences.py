@@ -56,7 +56,7 @@ def compare(function: Callable[[float], float], derivative: float, step: float, 
     nearest = min(settled or differences, key=lambda difference: abs(difference - derivative))
     if not settled:
         spread = max(differences) - min(differences)
-        reason = f"differences at steps {step:.0e} to {size:.0e} do not settle: they lie {spread:.2g} apart"
+        reason = f"differences at steps {step:.0e} to {size:.0e} are not stable: they differ by {spread:.2g}"
         return Comparison("inconclusive", nearest, reason)
     if sides := _kink(function, derivative, step, margin):
         reason = f"a kink: the slope is {sides[0]:.4g} on one side and {sides[1]:.4g} on the other"

@@ -86,7 +86,7 @@ class CompositeOp:
         # Callers rely on this number of outputs; with fewer, some would be undefined.
         if len(outputs) != self._outputs:
             raise GraphBuildError(
-                f"building {self}: its body gave {len(outputs)} outputs, not {self._outputs}"
+                f"building {self}: its body returned {len(outputs)} outputs, not {self._outputs}"
             )
         graph.outputs.extend(outputs)
         for value in inputs:

@@ -21,66 +21,66 @@ from ._composite import composite
 
 _SCALE = {"scale": ir.AttributeType.FLOAT}
 # The mask comes last, because only some of the ops have one.
-_GIVEN = ["q", "k", "v"]
-_GIVEN_BACK = ["ct", "q", "k", "v", "log_sum"]
+_INPUTS = ["q", "k", "v"]
+_GRADIENT_INPUTS = ["ct", "q", "k", "v", "log_sum"]
 _Pair = tuple[ir.Value, ir.Value]
 _Gradients = tuple[ir.Value, ir.Value, ir.Value]
 
 
-@composite("Attention", _GIVEN, _SCALE, outputs=2)
+@composite("Attention", _INPUTS, _SCALE, outputs=2)
 def attention(op: Emitter, q: ir.Value, k: ir.Value, v: ir.Value, *, scale: AttributeRef) -> _Pair:
     """Computes softmax(scale q kᵀ) v."""
-    return _mixed(op, _scores(op, q, k, scale), v)
+    return _weighted_values(op, _scores(op, q, k, scale), v)
 
 
-@composite("CausalAttention", _GIVEN, _SCALE, outputs=2)
+@composite("CausalAttention", _INPUTS, _SCALE, outputs=2)
 def causal_attention(op: Emitter, q: ir.Value, k: ir.Value, v: ir.Value, *, scale: AttributeRef) -> _Pair:
     """Computes attention of each query to the keys up to its own position."""
-    return _mixed(op, _causal(op, _scores(op, q, k, scale)), v)
+    return _weighted_values(op, _causal(op, _scores(op, q, k, scale)), v)
 
 
-@composite("MaskedAttention", [*_GIVEN, "mask"], _SCALE, outputs=2)
+@composite("MaskedAttention", [*_INPUTS, "mask"], _SCALE, outputs=2)
 def masked_attention(
     op: Emitter, q: ir.Value, k: ir.Value, v: ir.Value, mask: ir.Value, *, scale: AttributeRef
 ) -> _Pair:
     """Computes softmax(scale q kᵀ + mask) v. As with Softmax, a fully masked query gives NaN."""
-    return _mixed(op, op.Add(_scores(op, q, k, scale), mask), v)
+    return _weighted_values(op, op.Add(_scores(op, q, k, scale), mask), v)
 
 
-@composite("SafeMaskedAttention", [*_GIVEN, "mask"], _SCALE, outputs=2)
+@composite("SafeMaskedAttention", [*_INPUTS, "mask"], _SCALE, outputs=2)
 def safe_masked_attention(
     op: Emitter, q: ir.Value, k: ir.Value, v: ir.Value, mask: ir.Value, *, scale: AttributeRef
 ) -> _Pair:
     """Computes MaskedAttention, but a fully masked query gives zeros and no gradients, as in PyTorch."""
     scores = op.Add(_scores(op, q, k, scale), mask)
-    nothing = op.Equal(_most(op, scores), -math.inf)
-    mixed, log_sum = _mixed(op, op.Where(nothing, 0.0, scores), v)
+    nothing = op.Equal(_row_max(op, scores), -math.inf)
+    mixed, log_sum = _weighted_values(op, op.Where(nothing, 0.0, scores), v)
     # A log-sum-exp of infinity makes the probabilities that the backward pass recomputes 0.
     return op.Where(nothing, 0.0, mixed), op.Where(op.Squeeze(nothing, [-1]), math.inf, log_sum)
 
 
-@composite("AttentionGradient", _GIVEN_BACK, _SCALE, outputs=3)
+@composite("AttentionGradient", _GRADIENT_INPUTS, _SCALE, outputs=3)
 def attention_gradient(op: Emitter, *inputs: ir.Value, scale: AttributeRef) -> _Gradients:
     """VJP of Attention: cotangents of q, k and v."""
-    return _pulled_back(op, inputs, scale, lambda scores: scores)
+    return _input_cotangents(op, inputs, scale, lambda scores: scores)
 
 
-@composite("CausalAttentionGradient", _GIVEN_BACK, _SCALE, outputs=3)
+@composite("CausalAttentionGradient", _GRADIENT_INPUTS, _SCALE, outputs=3)
 def causal_attention_gradient(op: Emitter, *inputs: ir.Value, scale: AttributeRef) -> _Gradients:
     """VJP of CausalAttention: cotangents of q, k and v."""
-    return _pulled_back(op, inputs, scale, lambda scores: _causal(op, scores))
+    return _input_cotangents(op, inputs, scale, lambda scores: _causal(op, scores))
 
 
-@composite("MaskedAttentionGradient", [*_GIVEN_BACK, "mask"], _SCALE, outputs=3)
+@composite("MaskedAttentionGradient", [*_GRADIENT_INPUTS, "mask"], _SCALE, outputs=3)
 def masked_attention_gradient(op: Emitter, *inputs: ir.Value, scale: AttributeRef) -> _Gradients:
     """VJP of MaskedAttention and SafeMaskedAttention: cotangents of q, k and v."""
     *others, mask = inputs
-    return _pulled_back(op, others, scale, lambda scores: op.Add(scores, mask))
+    return _input_cotangents(op, others, scale, lambda scores: op.Add(scores, mask))
 
 
 def _scores(op: Emitter, q: ir.Value, k: ir.Value, scale: AttributeRef) -> ir.Value:
     # Scaling q is cheaper than scaling the scores.
-    return op.MatMul(op.Mul(q, op.number(scale, like=q)), _swapped(op, k))
+    return op.MatMul(op.Mul(q, op.number(scale, like=q)), _transpose(op, k))
 
 
 def _causal(op: Emitter, scores: ir.Value) -> ir.Value:
@@ -91,19 +91,19 @@ def _causal(op: Emitter, scores: ir.Value) -> ir.Value:
     return op.Where(attended, scores, -math.inf)
 
 
-def _mixed(op: Emitter, scores: ir.Value, v: ir.Value) -> _Pair:
+def _weighted_values(op: Emitter, scores: ir.Value, v: ir.Value) -> _Pair:
     """Returns the values weighted by the softmax of the scores, and the log-sum-exp of the scores."""
     probabilities = op.Softmax(scores, axis=-1)
     # The largest probability is e⁰ / sum, which gives the sum without another pass of exponentials.
-    log_sum = op.Sub(_most(op, scores), op.Log(_most(op, probabilities)))
+    log_sum = op.Sub(_row_max(op, scores), op.Log(_row_max(op, probabilities)))
     return op.MatMul(probabilities, v), op.Squeeze(log_sum, [-1])
 
 
-def _most(op: Emitter, x: ir.Value) -> ir.Value:
+def _row_max(op: Emitter, x: ir.Value) -> ir.Value:
     return op.ReduceMax(x, [-1], keepdims=1)
 
 
-def _pulled_back(
+def _input_cotangents(
     op: Emitter, inputs: Sequence[ir.Value], scale: AttributeRef, masked: Callable[[ir.Value], ir.Value]
 ) -> _Gradients:
     """Returns the cotangents of q, k and v, using the VJPs of softmax and of two matrix products."""
@@ -111,16 +111,16 @@ def _pulled_back(
     scores = masked(_scores(op, q, k, scale))
     probabilities = op.Exp(op.Sub(scores, op.Unsqueeze(log_sum, [-1])))
     # VJP of softmax, p * (g - sum(g * p)), with one product of the size of the scores.
-    product = op.Mul(probabilities, op.MatMul(ct, _swapped(op, v)))
+    product = op.Mul(probabilities, op.MatMul(ct, _transpose(op, v)))
     total = op.ReduceSum(product, [-1], keepdims=1)
     ct_scores = op.Sub(product, op.Mul(probabilities, total))
     factor = op.number(scale, like=q)
     return (
         op.Mul(op.MatMul(ct_scores, k), factor),
-        op.Mul(op.MatMul(_swapped(op, ct_scores), q), factor),
-        op.MatMul(_swapped(op, probabilities), ct),
+        op.Mul(op.MatMul(_transpose(op, ct_scores), q), factor),
+        op.MatMul(_transpose(op, probabilities), ct),
     )
 
 
-def _swapped(op: Emitter, x: ir.Value) -> ir.Value:
+def _transpose(op: Emitter, x: ir.Value) -> ir.Value:
     return op.Transpose(x, perm=[0, 1, 3, 2])

@@ -42,7 +42,7 @@ def batch_normalization_relu_gradient(
     op: Emitter, ct: ir.Value, x: ir.Value, scale: ir.Value, y: ir.Value, *, epsilon: AttributeRef
 ) -> tuple[ir.Value, ir.Value, ir.Value]:
     """VJP of BatchNormalizationRelu: cotangents of x, scale and bias. y is its output; ct is finite."""
-    return batch_normalization_cotangents(op, _where_positive(op, y, ct), x, scale, epsilon)
+    return batch_normalization_cotangents(op, _relu_cotangent(op, y, ct), x, scale, epsilon)
 
 
 @composite("BatchNormalizationRelu6", _INPUTS, _ATTRIBUTES, outputs=3)
@@ -58,7 +58,7 @@ def batch_normalization_relu6_gradient(
 ) -> tuple[ir.Value, ir.Value, ir.Value]:
     """VJP of BatchNormalizationRelu6: cotangents of x, scale and bias. y is its output; ct is finite."""
     # As in PyTorch, ReLU6's gradient on its bounds is 0.
-    within = op.Mul(_where_positive(op, y, ct), op.Cast(op.Less(y, 6.0), to=ct.dtype))
+    within = op.Mul(_relu_cotangent(op, y, ct), op.Cast(op.Less(y, 6.0), to=ct.dtype))
     return batch_normalization_cotangents(op, within, x, scale, epsilon)
 
 
@@ -102,7 +102,7 @@ def batch_normalization_max_pool_relu_gradient(
     """
     # MaxUnpool with windows of size 1 writes each cotangent to its index, and zeros elsewhere. Reshaped to a single
     # row, so that the body works for any number of spatial axes.
-    positive, indices = (op.Reshape(value, [1, 1, -1]) for value in (_where_positive(op, y, ct), indices))
+    positive, indices = (op.Reshape(value, [1, 1, -1]) for value in (_relu_cotangent(op, y, ct), indices))
     size = op.Concat([1, 1], op.Reshape(op.Size(x), [1]), axis=0)
     spread = op.MaxUnpool(positive, indices, size, kernel_shape=[1], strides=[1])
     return batch_normalization_cotangents(op, op.Reshape(spread, op.Shape(x)), x, scale, epsilon)
@@ -114,6 +114,6 @@ def max_pool(op: Emitter, x: ir.Value, **windows: AttributeRef) -> tuple[ir.Valu
     return op.MaxPool(x, **windows, _outputs=2)
 
 
-def _where_positive(op: Emitter, y: ir.Value, ct: ir.Value) -> ir.Value:
+def _relu_cotangent(op: Emitter, y: ir.Value, ct: ir.Value) -> ir.Value:
     """Returns the cotangent of Relu's input (see `ReluGradientOfFinite`)."""
     return op.Mul(ct, op.Cast(op.Not(op.LessOrEqual(y, 0.0)), to=ct.dtype))

@@ -23,7 +23,7 @@ def instance_standardization(
 
     x: `[batch, ..., n]`; epsilon: scalar; mean and stdev have size 1 along `axes`.
     """
-    centered, mean, stdev = _standard(op, x, epsilon, axes)
+    centered, mean, stdev = _center(op, x, epsilon, axes)
     return op.Div(centered, stdev), mean, stdev
 
 
@@ -35,7 +35,7 @@ def reversible_instance_normalization(
 
     weight and bias: `[n]`; the others as in InstanceStandardization.
     """
-    centered, mean, stdev = _standard(op, x, epsilon, axes)
+    centered, mean, stdev = _center(op, x, epsilon, axes)
     return op.Add(op.Mul(centered, op.Div(weight, stdev)), bias), mean, stdev, centered
 
 
@@ -54,7 +54,7 @@ def reversible_instance_normalization_gradient(
     `rows`: all axes but the last; `axes`: those of the rows along which stdev has size 1.
     """
     # weight / stdev has one entry per series and feature, so Mul is the only op on a tensor of the size of x.
-    return op.Mul(ct, op.Div(weight, stdev)), *_of_parameters(op, ct, centered, stdev, axes, rows)
+    return op.Mul(ct, op.Div(weight, stdev)), *_parameter_cotangents(op, ct, centered, stdev, axes, rows)
 
 
 @composite("ReversibleInstanceNormalizationParameterGradient", ["ct", "centered", "stdev"], _SUMS, outputs=2)
@@ -62,10 +62,10 @@ def reversible_instance_normalization_parameter_gradient(
     op: Emitter, ct: ir.Value, centered: ir.Value, stdev: ir.Value, axes: AttributeRef, rows: AttributeRef
 ) -> tuple[ir.Value, ...]:
     """VJP of ReversibleInstanceNormalization with respect to weight and bias only."""
-    return _of_parameters(op, ct, centered, stdev, axes, rows)
+    return _parameter_cotangents(op, ct, centered, stdev, axes, rows)
 
 
-def _standard(
+def _center(
     op: Emitter, x: ir.Value, epsilon: ir.Value, axes: AttributeRef
 ) -> tuple[ir.Value, ir.Value, ir.Value]:
     """Returns x - mean, mean and stdev."""
@@ -77,7 +77,7 @@ def _standard(
     return centered, mean, op.stop_gradient(op.Sqrt(op.Add(variance, epsilon)))
 
 
-def _of_parameters(
+def _parameter_cotangents(
     op: Emitter, ct: ir.Value, centered: ir.Value, stdev: ir.Value, axes: AttributeRef, rows: AttributeRef
 ) -> tuple[ir.Value, ir.Value]:
     """Returns the cotangents of weight and bias: the sums of ct * centered / stdev and of ct."""

@@ -24,7 +24,7 @@ def inverse(op: Emitter, a: ir.Value) -> tuple[ir.Value, ir.Value]:
 
     a: `[..., n, n]`; pivots: `[n, batch]`, with flattened batch axes.
     """
-    matrices, places = _flat(op, a), _places(op, a)
+    matrices, places = _flat(op, a), _row_indices(op, a)
     identity = op.Cast(op.Equal(op.Unsqueeze(places, [1]), places), to=a.dtype)
     # [A | I]: the operations that turn A into I turn I into the inverse.
     pair = op.Concat(matrices, op.Expand(identity, op.Shape(matrices)), axis=2)
@@ -45,7 +45,7 @@ def inverse(op: Emitter, a: ir.Value) -> tuple[ir.Value, ir.Value]:
         done = op.Where(op.Unsqueeze(op.Equal(places, row), [1]), scaled, cleared)
         return done, op.Squeeze(pivot, [1])
 
-    reduced, pivots = _eliminated(op, a, pair, eliminate, op.Shape(pair, end=1))
+    reduced, pivots = _eliminate_rows(op, a, pair, eliminate, op.Shape(pair, end=1))
     size = op.Shape(a, start=-1)
     right = op.Slice(reduced, size, op.Add(size, size), [2])
     return op.Reshape(right, op.Shape(a), allowzero=1), pivots
@@ -59,7 +59,7 @@ def cholesky(op: Emitter, a: ir.Value) -> ir.Value:
 
     a: `[..., n, n]`; only the lower triangle is read.
     """
-    places = _places(op, a)
+    places = _row_indices(op, a)
 
     def eliminate(op: Emitter, row: ir.Value, rest: ir.Value) -> tuple[ir.Value, ir.Value]:
         column = op.Gather(rest, row, axis=2)
@@ -70,7 +70,7 @@ def cholesky(op: Emitter, a: ir.Value) -> ir.Value:
         return op.Sub(rest, op.Mul(op.Unsqueeze(factor, [2]), op.Unsqueeze(factor, [1]))), factor
 
     matrices = _flat(op, a)
-    _, columns = _eliminated(op, a, matrices, eliminate, op.Shape(matrices, end=-1))
+    _, columns = _eliminate_rows(op, a, matrices, eliminate, op.Shape(matrices, end=-1))
     return op.Reshape(op.Transpose(columns, perm=[1, 2, 0]), op.Shape(a), allowzero=1)
 
 
@@ -81,12 +81,12 @@ def _flat(op: Emitter, a: ir.Value) -> ir.Value:
     return op.Reshape(a, op.Concat(batch, op.Shape(a, start=-2), axis=0), allowzero=1)
 
 
-def _places(op: Emitter, a: ir.Value) -> ir.Value:
+def _row_indices(op: Emitter, a: ir.Value) -> ir.Value:
     """Returns the row indices 0, 1, ..., n - 1."""
     return op.Range(0, op.Squeeze(op.Shape(a, start=-1)), 1)
 
 
-def _eliminated(
+def _eliminate_rows(
     op: Emitter, a: ir.Value, state: ir.Value, step: Step, result_shape: ir.Value
 ) -> tuple[ir.Value, ir.Value]:
     """Runs `step` for each row of `a`, in a Loop.

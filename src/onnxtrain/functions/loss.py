@@ -41,9 +41,9 @@ def mean_cross_entropy_gradient(
         ct: float []: cotangent of the mean.
         ignore_index: label to ignore, e.g. -100.
     """
-    counts, index = _counted(op, labels, ignore_index)
-    share = op.Mul(ct, op.Reciprocal(_number(op, counts, log_prob)))
-    return _gradient(op, log_prob, index, op.Where(counts, share, 0.0))
+    is_valid, index = _non_ignored(op, labels, ignore_index)
+    share = op.Mul(ct, op.Reciprocal(_count(op, is_valid, log_prob)))
+    return _gradient(op, log_prob, index, op.Where(is_valid, share, 0.0))
 
 
 @composite("MeanNegativeLogLikelihood", ["log_prob", "labels"], _IGNORE_INDEX, dtypes=_LABELS)
@@ -58,27 +58,27 @@ def mean_negative_log_likelihood(
         labels: int64 [N, d1, ..., dk] with values in [0, C), or `ignore_index`.
         ignore_index: label to ignore, e.g. -100.
     """
-    counts, index = _counted(op, labels, ignore_index)
-    chosen = op.Where(counts, op.GatherElements(log_prob, index, axis=1), 0.0)
+    is_valid, index = _non_ignored(op, labels, ignore_index)
+    chosen = op.Where(is_valid, op.GatherElements(log_prob, index, axis=1), 0.0)
     # Accumulated in float64, because ONNX Runtime adds float32 numbers one by one. The float32 count of labels is exact
     # all the same, up to 10^8.
     wide = op.Cast(chosen, to=ir.DataType.DOUBLE)
     mark_long_sum(wide)
     total = op.Cast(op.ReduceSum(wide, keepdims=0), to=log_prob.dtype)
-    return op.Neg(op.Div(total, _number(op, counts, log_prob)))
+    return op.Neg(op.Div(total, _count(op, is_valid, log_prob)))
 
 
-def _counted(op: Emitter, labels: ir.Value, ignore_index: AttributeRef) -> tuple[ir.Value, ir.Value]:
+def _non_ignored(op: Emitter, labels: ir.Value, ignore_index: AttributeRef) -> tuple[ir.Value, ir.Value]:
     """Returns a mask of the non-ignored labels, and the labels with ignored ones set to 0, both [N, 1, d1, ..., dk]."""
     index = op.Unsqueeze(labels, [1])
-    counts = op.Not(op.Equal(index, op.ints(ignore_index)))
+    is_valid = op.Not(op.Equal(index, op.ints(ignore_index)))
     # An ignored label such as -100 is not a valid index for Gather and Scatter.
-    return counts, op.Where(counts, index, 0)
+    return is_valid, op.Where(is_valid, index, 0)
 
 
-def _number(op: Emitter, counts: ir.Value, like: ir.Value) -> ir.Value:
+def _count(op: Emitter, is_valid: ir.Value, like: ir.Value) -> ir.Value:
     """Returns the number of true elements as a scalar with the dtype of `like`."""
-    return op.ReduceSum(op.Cast(counts, to=like.dtype), keepdims=0)
+    return op.ReduceSum(op.Cast(is_valid, to=like.dtype), keepdims=0)
 
 
 def _gradient(op: Emitter, log_prob: ir.Value, index: ir.Value, scale: ir.Value) -> ir.Value:

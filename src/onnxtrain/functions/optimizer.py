@@ -166,11 +166,11 @@ def _define_rmsprop(centered: bool, momentum: bool) -> CompositeOp:
 
 
 def _average_of_squares(
-    op: Emitter, average: ir.Value, g: ir.Value, keep: ir.Value, renew: ir.Value
+    op: Emitter, average: ir.Value, g: ir.Value, keep: ir.Value, add: ir.Value
 ) -> ir.Value:
-    # Two factors, because 1 - beta2 is exact only in float64, from which `renew` was rounded. `renew` is applied first,
+    # Two factors, because 1 - beta2 is exact only in float64, from which `add` was rounded. `add` is applied first,
     # as in PyTorch: g² overflows float32 from g = 1.8e19 on, 0.001·g² from 5.8e20 on.
-    return op.Add(op.Mul(average, keep), op.Mul(op.Mul(g, renew), g))
+    return op.Add(op.Mul(average, keep), op.Mul(op.Mul(g, add), g))
 
 
 _RMSPROP = {(c, m): _define_rmsprop(c, m) for c in (False, True) for m in (False, True)}
@@ -194,15 +194,15 @@ def lion_step(
     return op.Sub(op.Mul(w, decay), op.Mul(direction, learning_rate)), op.Add(g, op.Mul(difference, beta2))
 
 
-_ADAFACTOR_SCALARS = ("keep", "renew", "rho", "decay", "count", "eps1", "eps1_squared", "eps2", "d")
+_ADAFACTOR_SCALARS = ("keep", "add", "rho", "decay", "count", "eps1", "eps1_squared", "eps2", "d")
 
 
 @composite("AdafactorStep", ("w", "g", "v", *_ADAFACTOR_SCALARS), outputs=2)
 def adafactor_step(
-    op: Emitter, w: ir.Value, g: ir.Value, v: ir.Value, keep: ir.Value, renew: ir.Value, *scalars: ir.Value
+    op: Emitter, w: ir.Value, g: ir.Value, v: ir.Value, keep: ir.Value, add: ir.Value, *scalars: ir.Value
 ) -> tuple[ir.Value, ...]:
-    """Computes v' = keep·v + renew·g², and the step of AdafactorMatrixStep with v' as the estimate of g²."""
-    v_new = op.Add(op.Mul(v, keep), op.Mul(op.Mul(g, g), renew))
+    """Computes v' = keep·v + add·g², and the step of AdafactorMatrixStep with v' as the estimate of g²."""
+    v_new = op.Add(op.Mul(v, keep), op.Mul(op.Mul(g, g), add))
     return _adafactor_change(op, w, g, v_new, *scalars), v_new
 
 
@@ -214,17 +214,17 @@ def adafactor_matrix_step(
     rows: ir.Value,
     columns: ir.Value,
     keep: ir.Value,
-    renew: ir.Value,
+    add: ir.Value,
     *scalars: ir.Value,
 ) -> tuple[ir.Value, ...]:
-    """Computes rows' = keep·rows + renew·mean(g²) over each row, columns' likewise, and a step.
+    """Computes rows' = keep·rows + add·mean(g²) over each row, columns' likewise, and a step.
 
     The estimate of g² is rows'·columns'/mean(rows'). With u = g/sqrt(max(estimate, eps1²)), and rms the root mean
     square over `count` elements: w' = decay·w - rho·max(eps2, rms(w))/max(1, rms(u)/d)·u.
     """
     square = op.Mul(g, g)
     new = [
-        op.Add(op.Mul(old, keep), op.Mul(op.ReduceMean(square, [axis], keepdims=1), renew))
+        op.Add(op.Mul(old, keep), op.Mul(op.ReduceMean(square, [axis], keepdims=1), add))
         for old, axis in ((rows, -1), (columns, -2))
     ]
     eps1 = scalars[_ADAFACTOR_SCALARS.index("eps1") - 2]

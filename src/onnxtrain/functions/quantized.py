@@ -1,7 +1,7 @@
-"""Defines products with block-quantised weights: integers of 2, 4 or 8 bits, with a scale and a zero point per block.
+"""Defines matrix products with block-quantized weights: 2, 4 or 8-bit integers, a scale and a zero point per block.
 
-A stock runtime computes the weights in float32 before each product. The native kernels compute a few columns of them at
-a time, which stay in the cache.
+A stock runtime dequantizes the whole weight to float32 before each product. The native kernels dequantize a few columns
+at a time, which stay in the cache.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ def _product(
     *,
     block_size: AttributeRef,
 ) -> ir.Value:
-    """Computes X·W with W = scales·(codes - zero_points), a weight as MatMulNBits stores it: rows are its outputs.
+    """Computes X·W with W = scales·(codes - zero_points), a weight as stored by MatMulNBits: rows are outputs.
 
-    This is the gradient of X of X·Wᵀ. It is exact to the rounding of the float32 product.
+    This is the VJP of X·Wᵀ with respect to X. It is exact up to the rounding of the float32 product.
 
-    x: float [..., N]; codes: [N, columns]; scales, zero_points: one for each `block_size` columns, [N, blocks], the
-    scales of any shape with so many elements. The dtype of codes and zero points is in the name of the op.
+    x: float [..., N]; codes: [N, columns]; scales, zero_points: one per `block_size` columns, [N, blocks]; the scales
+    may have any shape with this number of elements. The op's name contains the dtype of codes and zero points.
     """
     weight = op.DequantizeLinear(
         codes, _scales_after(op, scales, x), zero_points, axis=1, block_size=block_size
@@ -50,9 +50,10 @@ def _product_of_float_zeros(
     *,
     block_size: AttributeRef,
 ) -> ir.Value:
-    """Computes what `Uint4Product` or `Uint8Product` does, with zero points in floating point, of any shape."""
+    """Computes the same as `Uint4Product` or `Uint8Product`, with floating-point zero points of any shape."""
     blocks = _scales_after(op, scales, x)
-    # DequantizeLinear takes zero points of the codes' dtype only: with scales of 1 it makes floats of the codes.
+    # DequantizeLinear requires zero points of the codes' dtype, so here, with scales of 1, it only casts the codes to
+    # float.
     integers = op.DequantizeLinear(codes, op.ones_like(blocks), axis=1, block_size=block_size)
     by_block = op.Reshape(integers, op.Concat(op.Shape(blocks), [-1], axis=0))
     columns = [op.Unsqueeze(op.Reshape(value, op.Shape(blocks)), [2]) for value in (zero_points, scales)]
@@ -61,10 +62,10 @@ def _product_of_float_zeros(
 
 
 def _scales_after(op: Emitter, scales: ir.Value, x: ir.Value) -> ir.Value:
-    """Returns the scales as [N, blocks], but not before `x` is computed."""
-    # Without waiting for the cotangent, the float weights of all layers would be there before the first of them is
-    # needed; and ONNX Runtime folds what depends on constants only to a float weight when a session is made.
-    # N is read from `x`, as ONNX Runtime (1.32) has no Shape of integers of four bits.
+    """Returns the scales as [N, blocks], but delays the Reshape until `x` is computed."""
+    # Without this dependency on the cotangent, the weights of all layers could be dequantized long before they are
+    # needed, and ONNX Runtime would constant-fold them to float weights when the session is created. N is taken from
+    # `x`, because ONNX Runtime (1.32) has no Shape kernel for 4-bit integers.
     return op.reshape_after(scales, op.Concat(op.Shape(x, start=-1), [-1], axis=0), x)
 
 
@@ -83,10 +84,10 @@ uint8_product_of_float_zeros = composite(
 
 
 def _matmul_nbits(op: Emitter, *inputs: ir.Value, **attributes: AttributeRef) -> ir.Value:
-    """Computes X·Wᵀ as MatMulNBits of com.microsoft does, whose inputs and attributes it has.
+    """Computes X·Wᵀ like MatMulNBits of com.microsoft, with the same inputs and attributes.
 
     x: float [..., K]; codes: uint8 [N, blocks, block_size·bits/8]; scales: float [N, blocks]; zero_points: packed uint8
-    [N, ceil(blocks·bits/8)], or floats where the name of the op says so; they may be left out.
+    [N, ceil(blocks·bits/8)], or floats if the op's name says so; they are optional.
     """
     references = [ir.RefAttr(name, name, attribute.type) for name, attribute in attributes.items()]
     node = ir.Node(_MS, "MatMulNBits", inputs, references)

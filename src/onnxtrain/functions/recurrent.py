@@ -44,8 +44,8 @@ def _lstm(op: Emitter, inputs: Values, *, hidden_size: AttributeRef, reverse: bo
     # ONNX's LSTM returns only the hidden states. From these, the gates of all time steps are recomputed at once, with
     # large matrix products instead of a small one per step.
     wb, rb = op.Split(op.Squeeze(b, [0]), num_outputs=2, _outputs=2)
-    before = _before(op, op.Squeeze(initial_h, [0]), op.Squeeze(y, [1]), reverse)
-    sums = op.Add(op.Add(_times(op, x, w), _times(op, before, r)), op.Add(wb, rb))
+    before = _previous_states(op, op.Squeeze(initial_h, [0]), op.Squeeze(y, [1]), reverse)
+    sums = op.Add(op.Add(_project(op, x, w), _project(op, before, r)), op.Add(wb, rb))
     logistic, new = op.Split(sums, op.Mul(op.ints(hidden_size), [3, 1]), axis=-1, _outputs=2)
     gates = op.Concat(op.Sigmoid(logistic), op.Tanh(new), axis=-1)
     i, _, f, g = _split(op, gates, 4)
@@ -70,9 +70,9 @@ def _lstm_gradient(op: Emitter, inputs: Values, *, reverse: bool) -> tuple[ir.Va
     # Everything that does not depend on the recurrence is computed for all time steps at once, so that the Scan
     # contains only one matrix product per step.
     to_c = op.Mul(o, op.Sub(1.0, op.Mul(tanh_c, tanh_c)))
-    to_i = op.Mul(g, _slope(op, i))
-    to_o = op.Mul(tanh_c, _slope(op, o))
-    to_f = op.Mul(_before(op, op.Squeeze(initial_c, [0]), cells, reverse), _slope(op, f))
+    to_i = op.Mul(g, _sigmoid_slope(op, i))
+    to_o = op.Mul(tanh_c, _sigmoid_slope(op, o))
+    to_f = op.Mul(_previous_states(op, op.Squeeze(initial_c, [0]), cells, reverse), _sigmoid_slope(op, f))
     to_g = op.Mul(i, op.Sub(1.0, op.Mul(g, g)))
     to_gates = op.Concat(to_i, to_o, to_f, to_g, axis=-1)
     # Outside of the Scan, which would repeat the Squeeze in each step.
@@ -107,10 +107,10 @@ def _gru(op: Emitter, inputs: Values, *, hidden_size: AttributeRef, reverse: boo
         _outputs=2,
     )
     wb, rb = op.Split(op.Squeeze(b, [0]), num_outputs=2, _outputs=2)
-    before = _before(op, op.Squeeze(initial_h, [0]), op.Squeeze(y, [1]), reverse)
+    before = _previous_states(op, op.Squeeze(initial_h, [0]), op.Squeeze(y, [1]), reverse)
     sizes = op.Mul(op.ints(hidden_size), [2, 1])
-    from_x, new = op.Split(op.Add(_times(op, x, w), wb), sizes, axis=-1, _outputs=2)
-    from_h, inner = op.Split(op.Add(_times(op, before, r), rb), sizes, axis=-1, _outputs=2)
+    from_x, new = op.Split(op.Add(_project(op, x, w), wb), sizes, axis=-1, _outputs=2)
+    from_h, inner = op.Split(op.Add(_project(op, before, r), rb), sizes, axis=-1, _outputs=2)
     logistic = op.Sigmoid(op.Add(from_x, from_h))
     _, reset = _split(op, logistic, 2)
     new = op.Tanh(op.Add(new, op.Mul(reset, inner)))
@@ -123,11 +123,11 @@ def _gru_gradient(op: Emitter, inputs: Values, *, reverse: bool) -> tuple[ir.Val
     Both parts are `[time, batch, 3 * hidden]`.
     """
     ct_y, ct_h, gates, inner, y, initial_h, r = inputs
-    before = _before(op, op.Squeeze(initial_h, [0]), op.Squeeze(y, [1]), reverse)
+    before = _previous_states(op, op.Squeeze(initial_h, [0]), op.Squeeze(y, [1]), reverse)
     z, reset, h = _split(op, gates, 3)
-    to_z = op.Mul(op.Sub(before, h), _slope(op, z))
+    to_z = op.Mul(op.Sub(before, h), _sigmoid_slope(op, z))
     to_h = op.Mul(op.Sub(1.0, z), op.Sub(1.0, op.Mul(h, h)))
-    to_r = op.Mul(to_h, op.Mul(inner, _slope(op, reset)))
+    to_r = op.Mul(to_h, op.Mul(inner, _sigmoid_slope(op, reset)))
     to_hidden = op.Concat(to_z, to_r, op.Mul(to_h, reset), axis=-1)
     weight = op.Squeeze(r, [0])
 
@@ -147,7 +147,7 @@ def _gru_gradient(op: Emitter, inputs: Values, *, reverse: bool) -> tuple[ir.Val
 def _weight_gradient(op: Emitter, inputs: Values, *, reverse: bool) -> tuple[ir.Value, ...]:
     """Returns the cotangents of W, R and B from those of both parts of the pre-activations, `[time, batch, gates]`."""
     ct_input, ct_hidden, x, y, initial_h = inputs
-    before = _before(op, op.Squeeze(initial_h, [0]), op.Squeeze(y, [1]), reverse)
+    before = _previous_states(op, op.Squeeze(initial_h, [0]), op.Squeeze(y, [1]), reverse)
     products, sums = [], []
     for ct, by in ((ct_input, x), (ct_hidden, before)):
         # [time * batch, gates]: one matrix product sums over all time steps and samples.
@@ -187,7 +187,7 @@ def _scan(
     return results[:-1], results[-1]
 
 
-def _before(op: Emitter, first: ir.Value, states: ir.Value, reverse: bool) -> ir.Value:
+def _previous_states(op: Emitter, first: ir.Value, states: ir.Value, reverse: bool) -> ir.Value:
     """Returns the state before each step: `first`, then the states after each step but the last."""
     # In a reversed layer, the previous step is the next one in time.
     first = op.Unsqueeze(first, [0])
@@ -196,7 +196,7 @@ def _before(op: Emitter, first: ir.Value, states: ir.Value, reverse: bool) -> ir
     return op.Concat(first, op.Slice(states, [0], [-1], [0]), axis=0)
 
 
-def _times(op: Emitter, x: ir.Value, weight: ir.Value) -> ir.Value:
+def _project(op: Emitter, x: ir.Value, weight: ir.Value) -> ir.Value:
     """Returns x Wᵀ for a weight with a leading axis of size 1."""
     return op.MatMul(x, op.Transpose(op.Squeeze(weight, [0]), perm=[1, 0]))
 
@@ -205,7 +205,7 @@ def _split(op: Emitter, value: ir.Value, parts: int) -> tuple[ir.Value, ...]:
     return op.Split(value, axis=-1, num_outputs=parts, _outputs=parts)
 
 
-def _slope(op: Emitter, y: ir.Value) -> ir.Value:
+def _sigmoid_slope(op: Emitter, y: ir.Value) -> ir.Value:
     """Returns the derivative of the logistic function in terms of its value y."""
     return op.Mul(y, op.Sub(1.0, y))
 

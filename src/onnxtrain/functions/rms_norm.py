@@ -30,10 +30,10 @@ def floored_rms_normalization(
 
     x: `[..., n]`; scale: `[n]`; factor (usually 1 / sqrt(n)) and floor: scalars; rms: `[..., 1]`.
     """
-    wide, wide_scale, wide_factor, wide_floor = _wide(op, x, scale, factor, floor)
+    wide, wide_scale, wide_factor, wide_floor = _to_float32(op, x, scale, factor, floor)
     rms = op.Mul(op.ReduceL2(wide, _last_axis(op, x), keepdims=1), wide_factor)
     y = op.Mul(op.Mul(wide, op.Reciprocal(op.Max(rms, wide_floor))), wide_scale)
-    return _narrow(op, y, x), _narrow(op, rms, x)
+    return _to_dtype_of(op, y, x), _to_dtype_of(op, rms, x)
 
 
 @composite("FlooredRMSNormalizationGradient", ["ct", "x", "scale", "rms", "factor", "floor"], outputs=2)
@@ -56,11 +56,11 @@ def inverse_rms_normalization(
     This is RMSNormalization of opset 23, with r as an additional output for the backward pass. x: `[..., n]`; scale:
     `[n]`; epsilon: scalar; r: `[..., 1]`.
     """
-    wide, wide_scale, wide_epsilon = _wide(op, x, scale, epsilon)
+    wide, wide_scale, wide_epsilon = _to_float32(op, x, scale, epsilon)
     square = op.ReduceMean(op.Mul(wide, wide), _last_axis(op, x), keepdims=1)
     inverse = op.Reciprocal(op.Sqrt(op.Add(square, wide_epsilon)))
     y = op.Mul(op.Mul(wide, inverse), wide_scale)
-    return _narrow(op, y, x), _narrow(op, inverse, x)
+    return _to_dtype_of(op, y, x), _to_dtype_of(op, inverse, x)
 
 
 @composite("InverseRMSNormalizationGradient", ["ct", "x", "scale", "inverse"], outputs=2)
@@ -75,7 +75,10 @@ def inverse_rms_normalization_gradient(
 def _gradient(
     op: Emitter, ct: ir.Value, x: ir.Value, scale: ir.Value, inverse: ir.Value, share: ir.Value
 ) -> tuple[ir.Value, ir.Value]:
-    """Returns the cotangents of x and scale; `inverse` is r, `[..., 1]`; `share` is a scalar or `[..., 1]`."""
+    """Returns the cotangents of x and scale, by the formula at the head of this module.
+
+    `inverse` is r, `[..., 1]`; `share` is a scalar or `[..., 1]`.
+    """
     matrix = op.Concat([-1], op.Unsqueeze(op.Size(scale), [0]), axis=0)
     # The only product of the size of x besides ct_x.
     product = op.Mul(ct, x)
@@ -94,11 +97,11 @@ def _last_axis(op: Emitter, x: ir.Value) -> ir.Value:
     return op.Sub(op.Shape(op.Shape(x)), [1])
 
 
-def _wide(op: Emitter, *values: ir.Value) -> list[ir.Value]:
+def _to_float32(op: Emitter, *values: ir.Value) -> list[ir.Value]:
     """Casts float16 and bfloat16 values to float32; returns others unchanged."""
     # Sums of squares overflow float16.
     return [op.Cast(v, to=ir.DataType.FLOAT) if v.dtype in _NARROW else v for v in values]
 
 
-def _narrow(op: Emitter, value: ir.Value, like: ir.Value) -> ir.Value:
+def _to_dtype_of(op: Emitter, value: ir.Value, like: ir.Value) -> ir.Value:
     return op.Cast(value, to=like.dtype) if like.dtype in _NARROW else value

@@ -72,7 +72,9 @@ class Fusion:
         # The last node itself is modified, so that its output keeps its name and readers.
         stops: list[ir.Node] = [match[name] for name in self.statistics]
         # Nodes that may become dead, collected before the inputs change.
-        loose = [value.producer() for value in (*last.inputs, *(stop.inputs[0] for stop in stops)) if value]
+        maybe_dead = [
+            value.producer() for value in (*last.inputs, *(stop.inputs[0] for stop in stops)) if value
+        ]
         operands = [match[name] for name in self.composite.inputs]
         inputs = [v if isinstance(v, ir.Value) else op.const(v, x.dtype) for v in operands]
         last.domain, last.op_type, _ = op.function(self.composite, x.dtype)
@@ -92,7 +94,7 @@ class Fusion:
         for stop, output in zip(stops, last.outputs[1:], strict=False):
             # The stop-gradient node remains, so that no gradient flows through a statistic that another node reads.
             stop.replace_input_with(0, output)
-        remove_unread_chains(op.graph, loose)
+        remove_unread_chains(op.graph, maybe_dead)
 
 
 class FusionPass(ir.passes.InPlacePass):

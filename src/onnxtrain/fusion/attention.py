@@ -13,7 +13,7 @@ from onnxtrain.fusion._patterns import constant, read_once
 from onnxtrain.passes import remove_unread_chains
 
 _SWAP = [0, 1, 3, 2]
-_NOTHING = -1e30
+_MASKED = -1e30
 """A mask value up to this makes exp(score) zero in float32, relative to any other score."""
 
 
@@ -56,10 +56,10 @@ def _rewrite(op: Emitter, node: ir.Node) -> bool:
         return False
     scores, v = _scores(softmax.inputs[0]), node.inputs[1]
     # Unknown sizes don't fit: a call that is valid only for some sizes would fail at run time.
-    if scores is None or v is None or not _fit(scores, v):
+    if scores is None or v is None or not _is_supported(scores, v):
         return False
-    composite, inputs = _kind(scores)
-    inputs = [scores.q, _swapped(op.graph, node, scores.keys), v, *inputs]
+    composite, inputs = _composite_for(scores)
+    inputs = [scores.q, _transposed_keys(op.graph, node, scores.keys), v, *inputs]
     node.domain, node.op_type, _ = op.function(composite, ir.DataType.FLOAT)
     node.attributes.add(ir.AttrFloat32("scale", scores.scale))
     node.resize_inputs(len(inputs))
@@ -117,7 +117,7 @@ def _unscaled(value: ir.Value | None) -> tuple[ir.Value | None, float]:
     return value, scale
 
 
-def _fit(scores: _Scores, v: ir.Value) -> bool:
+def _is_supported(scores: _Scores, v: ir.Value) -> bool:
     """True if the composite op supports the sizes and dtypes."""
     q, keys = scores.q, scores.keys
     if any(x.dtype != ir.DataType.FLOAT or x.shape is None or x.shape.rank() != 4 for x in (q, keys, v)):
@@ -146,7 +146,7 @@ def _same(a: int | ir.SymbolicDim, b: int | ir.SymbolicDim) -> bool:
     return a == b
 
 
-def _kind(scores: _Scores) -> tuple[CompositeOp, list[ir.Value]]:
+def _composite_for(scores: _Scores) -> tuple[CompositeOp, list[ir.Value]]:
     """Returns the composite op, and its inputs after q, k and v."""
     if scores.mask is None:
         return attention, []
@@ -159,7 +159,7 @@ def _kind(scores: _Scores) -> tuple[CompositeOp, list[ir.Value]]:
 
 
 def _is_causal(mask: ir.Value, queries: int | ir.SymbolicDim, keys: int | ir.SymbolicDim) -> bool:
-    """True if a mask is 0 up to each query's own position, and at most `_NOTHING` after it."""
+    """True if a mask is 0 up to each query's own position, and at most `_MASKED` after it."""
     shape = mask.shape
     if shape is None or shape.rank() < 2 or any(dim != 1 for dim in shape[:-2]):
         return False
@@ -180,14 +180,14 @@ def _is_causal(mask: ir.Value, queries: int | ir.SymbolicDim, keys: int | ir.Sym
         condition, zero = node.inputs
         attended, other = other, attended
         node = condition.producer() if condition is not None and constant(zero) == 0 else None
-    if attended != 0 or other is None or other > _NOTHING:
+    if attended != 0 or other is None or other > _MASKED:
         return False
     return node is not None and _is_lower_triangle_of_ones(node)
 
 
 def _is_triangle(mask: np.ndarray) -> bool:
     attended = np.tri(*mask.shape) == 1
-    return bool((mask[attended] == 0).all() and (mask[~attended] <= _NOTHING).all())
+    return bool((mask[attended] == 0).all() and (mask[~attended] <= _MASKED).all())
 
 
 def _is_lower_triangle_of_ones(node: ir.Node) -> bool:
@@ -202,7 +202,7 @@ def _is_lower_triangle_of_ones(node: ir.Node) -> bool:
     return ones is not None and _is(ones, "Expand") and constant(ones.inputs[0]) == 1
 
 
-def _swapped(graph: ir.Graph, before: ir.Node, keys: ir.Value) -> ir.Value:
+def _transposed_keys(graph: ir.Graph, before: ir.Node, keys: ir.Value) -> ir.Value:
     """Returns the keys as [batch, heads, keys, size]: an existing value of the graph, or a new Transpose."""
     source = _source_of_swap(keys)
     if source is not None:

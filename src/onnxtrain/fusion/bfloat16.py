@@ -63,8 +63,8 @@ class Bfloat16ProductPass(ir.passes.InPlacePass):
                 _convolution(op, node, model)
             modified = True
             if node.graph is not None:
-                loose = [value.producer() for value in factors if value is not None]
-                remove_unread_chains(node.graph, loose)
+                maybe_dead = [value.producer() for value in factors if value is not None]
+                remove_unread_chains(node.graph, maybe_dead)
         return ir.passes.PassResult(model, modified)
 
 
@@ -72,13 +72,13 @@ def _matmul(op: Emitter, node: ir.Node) -> None:
     sources, orders = [], []
     for value in node.inputs:
         assert value is not None
-        source, order = _source(value, node)
+        source, order = _unrounded_factor(value, node)
         sources.append(source)
         orders.append(order)
     named = zip(("perm_a", "perm_b"), orders, strict=True)
     attributes = {name: list(order) for name, order in named if order is not None}
     composite = matmul_bfloat16[orders[0] is not None, orders[1] is not None]
-    _become_of(op, node, composite, sources, attributes)
+    _turn_into_call(op, node, composite, sources, attributes)
 
 
 def _gemm(op: Emitter, node: ir.Node) -> None:
@@ -88,12 +88,12 @@ def _gemm(op: Emitter, node: ir.Node) -> None:
     inputs: list[ir.Value | None] = []
     for name, value in zip(transposed, node.inputs, strict=False):
         assert value is not None
-        source, order = _source(value, node)
+        source, order = _unrounded_factor(value, node)
         inputs.append(source)
         transposed[name] ^= order is not None
     # The summand C is not a factor: it remains in float32.
     flags = {name: int(flag) for name, flag in transposed.items()}
-    _become_of(op, node, gemm_bfloat16, [*inputs, *node.inputs[2:]], {**scales, **flags})
+    _turn_into_call(op, node, gemm_bfloat16, [*inputs, *node.inputs[2:]], {**scales, **flags})
 
 
 _CONVOLUTIONS = {
@@ -138,7 +138,7 @@ def _stem(node: ir.Node) -> str:
     return re.sub(r"\d*_float$", "", node.op_type)
 
 
-def _become_of(
+def _turn_into_call(
     op: Emitter,
     node: ir.Node,
     composite: CompositeOp,
@@ -151,7 +151,7 @@ def _become_of(
         node.replace_input_with(index, value)
 
 
-def _source(value: ir.Value, product: ir.Node) -> tuple[ir.Value, tuple[int, ...] | None]:
+def _unrounded_factor(value: ir.Value, product: ir.Node) -> tuple[ir.Value, tuple[int, ...] | None]:
     """Returns the float32 value from which a factor is rounded and transposed.
 
     Returns:
@@ -250,7 +250,7 @@ class Bfloat16RoundingPass(ir.passes.InPlacePass):
             readers = {use.node for use in source.uses()}
             if narrow.inputs[0] is None or narrow.inputs[0].dtype != _FLOAT or readers != {node}:
                 continue
-            _become_of(op, node, round_to_bfloat16, narrow.inputs, {})
+            _turn_into_call(op, node, round_to_bfloat16, narrow.inputs, {})
             remove_unread_chains(model.graph, [narrow])
             modified = True
         return ir.passes.PassResult(model, modified)

@@ -12,7 +12,7 @@ from onnxtrain.fusion._pass import KeepingPass
 from onnxtrain.op_facts import PRODUCTS
 from onnxtrain.passes import remove_unread_chains
 
-_FAR_APART = 4096
+_LONG_ROW = 4096
 """Rows of this many elements start at addresses that map to the same few cache lines."""
 
 
@@ -96,4 +96,4 @@ def _is_slow(first: _Factor) -> bool:
         return True
     # Symbolic sizes are left to ONNX Runtime.
     columns = (static_dims(first.value) or [None])[-1]
-    return columns is not None and columns >= _FAR_APART
+    return columns is not None and columns >= _LONG_ROW

@@ -22,7 +22,7 @@ _GRADIENTS = {
     for composite in (mean_cross_entropy_gradient, softmax_cross_entropy_gradient)
 }
 
-_MANY = 4096
+_MANY_CLASSES = 4096
 """Number of classes from which on the memory of the logits matters."""
 
 
@@ -47,10 +47,10 @@ class VocabularyLossPass(KeepingPass):
 
 
 def _has_many_classes(node: ir.Node) -> bool:
-    """True if a node is a float32 LogSoftmax over a last axis of at least `_MANY` classes."""
+    """True if a node is a float32 LogSoftmax over a last axis of at least `_MANY_CLASSES` classes."""
     x = node.inputs[0] if (node.op_type, node.domain) == ("LogSoftmax", "") else None
     dims = None if x is None else static_dims(x)
-    if x is None or x.dtype != ir.DataType.FLOAT or not dims or dims[-1] is None or dims[-1] < _MANY:
+    if x is None or x.dtype != ir.DataType.FLOAT or not dims or dims[-1] is None or dims[-1] < _MANY_CLASSES:
         return False
     return node.attributes.get_int("axis", -1) in (-1, len(dims) - 1)
 

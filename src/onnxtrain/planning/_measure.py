@@ -116,8 +116,8 @@ def check_sizes(manifest: Manifest, batch_size: int | None, dims: Mapping[str, i
     fixed = next((spec for spec in manifest.inputs if spec.shape and isinstance(spec.shape[0], int)), None)
     if fixed is not None and batch_size is not None and fixed.shape and fixed.shape[0] != batch_size:
         raise InputError(
-            f"planning: {argument('batch_size')} is {batch_size}, but the file has fixed the batch of '{fixed.name}' "
-            f"to {fixed.shape[0]}; leave it out, or {words().dynamic_batch('plan_training')}"
+            f"planning: {argument('batch_size')} is {batch_size}, but the model has a fixed batch size of "
+            f"{fixed.shape[0]} for '{fixed.name}'; leave it out, or {words().dynamic_batch('plan_training')}"
         )
     symbols = {
         dim: spec.name for spec in manifest.arguments for dim in spec.shape or () if isinstance(dim, str)
@@ -132,8 +132,8 @@ def check_sizes(manifest: Manifest, batch_size: int | None, dims: Mapping[str, i
         for dim in (spec.shape or ())[1:]:
             if isinstance(dim, str) and dim not in dims:
                 raise InputError(
-                    f"planning: the size of {dim!r}, a dimension of '{spec.name}', is needed, as memory depends on "
-                    f"it; give it in {argument('dims')}, e.g. {dim}=128"
+                    f"planning: the size of {dim!r}, a dimension of '{spec.name}', is needed, because memory depends "
+                    f"on it; give it in {argument('dims')}, e.g. {dim}=128"
                 )
 
 
@@ -144,7 +144,7 @@ def _shape(spec: InputSpec, batch_size: int, dims: Mapping[str, int]) -> list[in
         InputError: the rank or a size is unknown.
     """
     if spec.shape is None:
-        raise InputError(f"planning: the number of axes of '{spec.name}' is not in the file")
+        raise InputError(f"planning: the model does not declare the rank of '{spec.name}'")
     sizes = []
     for axis, dim in enumerate(spec.shape):
         size = dims.get(dim) if isinstance(dim, str) else dim
@@ -152,7 +152,7 @@ def _shape(spec: InputSpec, batch_size: int, dims: Mapping[str, int]) -> list[in
             size = batch_size
         if size is None:
             raise InputError(
-                f"planning: axis {axis} of '{spec.name}' has neither a size nor a name in the file"
+                f"planning: axis {axis} of '{spec.name}' has neither a size nor a name in the model"
             )
         sizes.append(size)
     return sizes

@@ -191,7 +191,7 @@ def plan_training(
     )
     limit = parse_memory(memory)
     if recipe.optimizer is None:
-        raise InputError(f"planning: {argument('optimizer')} is None, but a training has one; e.g. 'adamw'")
+        raise InputError(f"planning: {argument('optimizer')} is None, but training needs one, e.g. 'adamw'")
     for name, number in (("batch_size", batch_size), ("steps", steps)):
         if number is not None and number < 1:
             raise InputError(f"planning: {argument(name)} is {number}; it must be at least 1")

@@ -96,7 +96,9 @@ def test_a_sequence_that_is_returned_stays() -> None:
     ids=["unknown size", "position of the run"],
 )  # fmt: skip
 def test_what_depends_on_the_run_is_a_clear_error(body: str, size: str) -> None:
-    with pytest.raises(NoGradientRule, match=r"Sequence.*known when the model is built is replaced by them"):
+    with pytest.raises(
+        NoGradientRule, match=r"Sequence.*with constant positions and sizes is replaced by its tensors"
+    ):
         differentiate(model(body, size), "y", ["x"])
 
 

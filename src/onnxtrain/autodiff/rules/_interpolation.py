@@ -71,7 +71,7 @@ def place_at(op: Emitter, where: ir.Value, size: ir.Value) -> Place:
 
 
 def cubic_place_at(
-    op: Emitter, where: ir.Value, size: ir.Value, brought_in: Callable[[ir.Value], ir.Value]
+    op: Emitter, where: ir.Value, size: ir.Value, into_image: Callable[[ir.Value], ir.Value]
 ) -> Place:
     """Returns the place of samples for cubic interpolation, between four pixels along the axis.
 
@@ -79,7 +79,7 @@ def cubic_place_at(
         op: emitter.
         where: positions of the samples along the axis.
         size: number of pixels along the axis.
-        brought_in: maps indices outside of the image into it, e.g. by reflection.
+        into_image: maps indices outside of the image into it, e.g. by reflection.
     """
     place = place_at(op, where, size)
     assert place.weight is not None
@@ -88,7 +88,7 @@ def cubic_place_at(
         weight = _polynomial(op, place.weight, (c0, c1, c2, c3))
         # The derivative with respect to the position equals that with respect to `weight`.
         slope = _polynomial(op, place.weight, (c1, 2 * c2, 3 * c3))
-        taps[step] = Tap(brought_in(op.Add(place.low, float(step))), weight, slope)
+        taps[step] = Tap(into_image(op.Add(place.low, float(step))), weight, slope)
     return replace(place, taps=taps)
 
 

@@ -186,7 +186,7 @@ def scatter_windows(
     """
     # ONNX Runtime may crash on a ConvTranspose without windows.
     if 0 in spatial_sizes(ct):
-        return _nothing(op, weight, over, group)
+        return _empty_result(op, weight, over, group)
     common = {"strides": w.strides, "dilations": w.dilations, "group": group, "kernel_shape": w.kernel}
     open_ended = maybe_none and None in (spatial_sizes(ct) or (None,))
     if w.pads is not None and not open_ended:
@@ -205,7 +205,7 @@ def scatter_windows(
     return op.Slice(wide, begins, op.Add(begins, _run_time_sizes(op, over)), axes)
 
 
-def _nothing(op: Emitter, weight: ir.Value, over: ir.Value, group: int) -> ir.Value:
+def _empty_result(op: Emitter, weight: ir.Value, over: ir.Value, group: int) -> ir.Value:
     """Returns zeros with the shape of `over`, but with the weight's number of channels."""
     channels = op.Mul(op.dim(weight, 1), [group])
     shape = op.Concat(op.dim(over, 0), channels, op.Shape(over, start=2), axis=0)

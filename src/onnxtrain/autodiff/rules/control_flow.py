@@ -36,14 +36,14 @@ def if_(op: Emitter, n: NodeView, cts: Cts) -> Cotangents:
         inner = op.subgraph({})
         outputs = inner.copy_of(n.attr(name), [])
         branch_cts = [
-            None if ct is None else _of_branch(inner, value, ct)
+            None if ct is None else _with_branch_shape(inner, value, ct)
             for value, ct in zip(outputs, cts, strict=True)
         ]
         pairs = [(value, ct) for value, ct in zip(outputs, branch_cts, strict=True) if ct is not None]
         # If a branch's outputs cannot have the shapes of their cotangents, that branch is not the one that ran.
-        possible = all(_may_agree(value, ct) for value, ct in pairs)
+        possible = all(_may_have_equal_shapes(value, ct) for value, ct in pairs)
         gradients = _gradients(inner, pairs if possible else [], captured)
-        _return(
+        _append_outputs(
             inner, [ct or inner.zeros_like(v) for v, ct in zip(captured, gradients, strict=True)], captured
         )
         branches[name] = ir.AttrGraph(name, inner.graph)
@@ -56,17 +56,17 @@ def loop(op: Emitter, n: NodeView, cts: Cts) -> Cotangents:
     """VJP of Loop with respect to the initial state and the outer values that the body reads."""
     body: ir.Graph = n.attr("body")
     count = len(n.inputs) - 2
-    stacks = _recorded(op, n, body.inputs[2:])
+    stacks = _record_states(op, n, body.inputs[2:])
     trips = op.Squeeze(op.dim((stacks or n.outputs)[0], 0), [0])
 
     def body_inputs(inner: Emitter, index: ir.Value) -> list[ir.Value]:
         # The condition was true in every iteration that ran.
-        return [index, inner.const(np.array(True)), *(_at(inner, stack, index) for stack in stacks)]
+        return [index, inner.const(np.array(True)), *(_slice_at(inner, stack, index) for stack in stacks)]
 
     carried = {k: op.zeros_like(n.outputs[k]) if ct is None else ct for k, ct in enumerate(cts[:count])}
     state = {2 + k: (1 + k, ct) for k, ct in carried.items() if _is_float(n, n.outputs[k])}
     emitted = {1 + count + k: _Slices(ct) for k, ct in enumerate(cts[count:]) if ct is not None}
-    before, _, captured = _walk_back(op, n, trips, body_inputs, state, emitted, {})
+    before, _, captured = _reverse_loop(op, n, trips, body_inputs, state, emitted, {})
     first: Any = [before.get(2 + k) for k in range(count)]
     return {"v_initial": first, **captured}
 
@@ -77,25 +77,25 @@ def scan(op: Emitter, n: NodeView, cts: Cts) -> Cotangents:
     body: ir.Graph = n.attr("body")
     read = int(n.attr("num_scan_inputs"))
     count = len(n.inputs) - read
-    sources = _sliced(n, n.inputs[count:], "scan_input", body.inputs[count:])
-    emits = _sliced(n, cts[count:], "scan_output", body.outputs[count:])
+    sources = _describe_slices(n, n.inputs[count:], "scan_input", body.inputs[count:])
+    emits = _describe_slices(n, cts[count:], "scan_output", body.outputs[count:])
     trips = op.Squeeze(op.dim(sources[0].value, sources[0].axis), [0])
     for state_in, state_out, first in zip(body.inputs, body.outputs, n.inputs[:count], strict=False):
         # ONNX Runtime needs the rank of the recorded states, because they are scan outputs.
         if state_in.shape is None:
             ranked = state_out if state_out.shape is not None or first is None else first
             state_in.shape = ir.Shape([None] * n.rank(ranked))
-    stacks = _recorded(op, n, body.inputs[:count])
+    stacks = _record_states(op, n, body.inputs[:count])
 
     def body_inputs(inner: Emitter, index: ir.Value) -> list[ir.Value]:
-        state = [_at(inner, stack, index) for stack in stacks]
+        state = [_slice_at(inner, stack, index) for stack in stacks]
         return [*state, *(sources[k].at(inner, index, trips) for k in range(read))]
 
     carried = {k: op.zeros_like(n.outputs[k]) if ct is None else ct for k, ct in enumerate(cts[:count])}
     state = {k: (k, ct) for k, ct in carried.items() if _is_float(n, n.outputs[k])}
     emitted = {count + k: slices for k, slices in emits.items()}
     wanted = {count + k: slices for k, slices in sources.items() if n.needs(slices.value)}
-    before, parts, captured = _walk_back(op, n, trips, body_inputs, state, emitted, wanted)
+    before, parts, captured = _reverse_loop(op, n, trips, body_inputs, state, emitted, wanted)
     inputs: Any = [before.get(k) for k in range(count)] + [parts.get(count + k) for k in range(read)]
     return {"initial_state_and_scan_inputs": inputs, **captured}
 
@@ -118,9 +118,11 @@ class _Slices:
 
     def at(self, op: Emitter, index: ir.Value, trips: ir.Value) -> ir.Value:
         """Returns the slice of iteration `index`; `trips` is the number of iterations."""
-        return _at(op, self.value, op.Sub(op.Sub(trips, 1), index) if self.backwards else index, self.axis)
+        return _slice_at(
+            op, self.value, op.Sub(op.Sub(trips, 1), index) if self.backwards else index, self.axis
+        )
 
-    def from_last_to_first(self, op: Emitter, stack: ir.Value) -> ir.Value:
+    def restore_order(self, op: Emitter, stack: ir.Value) -> ir.Value:
         """Restores order and axis of slices that the backward loop stacked along axis 0, last iteration first."""
         dims = static_dims(self.value)
         if dims is None or not all(dims):
@@ -136,7 +138,7 @@ class _Slices:
         return stack
 
 
-def _sliced(n: NodeView, values: Cts, kind: str, slices: Sequence[ir.Value]) -> dict[int, _Slices]:
+def _describe_slices(n: NodeView, values: Cts, kind: str, slices: Sequence[ir.Value]) -> dict[int, _Slices]:
     """Describes the scan inputs, or the cotangents of the scan outputs, by index; absent ones are left out.
 
     Args:
@@ -159,7 +161,7 @@ def _sliced(n: NodeView, values: Cts, kind: str, slices: Sequence[ir.Value]) -> 
     return result
 
 
-def _walk_back(
+def _reverse_loop(
     op: Emitter,
     n: NodeView,
     trips: ir.Value,
@@ -212,7 +214,7 @@ def _walk_back(
         (inner.Add(cts[k], ct) if ct else cts[k]) if k in sums else (ct or inner.zeros_like(leaf))
         for k, (leaf, ct) in enumerate(zip(leaves, gradients, strict=True))
     ]
-    _return(inner, [go_on, *results], [go_on, *leaves])
+    _append_outputs(inner, [go_on, *results], [go_on, *leaves])
     body = ir.AttrGraph("body", inner.graph)
     # With a condition, although it is always true: trailing absent inputs of a node are dropped, and onnx fails on a
     # Loop with a single input.
@@ -222,14 +224,14 @@ def _walk_back(
     for value, leaf in zip(loop_outputs, leaves, strict=True):
         value.type = leaf.type
     parts = {
-        k: slices.from_last_to_first(op, stack)
+        k: slices.restore_order(op, stack)
         for (k, slices), stack in zip(wanted.items(), loop_outputs[sums.stop :], strict=True)
     }
     by_captured = dict(zip(captured, loop_outputs[sums.start : sums.stop], strict=True))
     return dict(zip(state, loop_outputs, strict=False)), parts, by_captured
 
 
-def _of_branch(op: Emitter, value: ir.Value, ct: ir.Value) -> ir.Value:
+def _with_branch_shape(op: Emitter, value: ir.Value, ct: ir.Value) -> ir.Value:
     """Returns the cotangent of an If's output, with the shape that the output has in this branch."""
     # Shape inference may later derive the cotangent's sizes from the other branch, and onnx would then reject the nodes
     # of this branch. A Reshape, or an Identity if no shape is known, decouples the two.
@@ -240,7 +242,7 @@ def _of_branch(op: Emitter, value: ir.Value, ct: ir.Value) -> ir.Value:
     return ct if settled else op.reshape_like(ct, value)
 
 
-def _may_agree(value: ir.Value, other: ir.Value) -> bool:
+def _may_have_equal_shapes(value: ir.Value, other: ir.Value) -> bool:
     """True if two values may have the same shape, as far as their shapes are known."""
     one, two = static_dims(value), static_dims(other)
     if one is None or two is None:
@@ -255,12 +257,12 @@ def _captured(n: NodeView) -> list[ir.Value]:
     return [value for value in dict.fromkeys(captured_values(n.node)) if n.needs(value)]
 
 
-def _recorded(op: Emitter, n: NodeView, states: Iterable[ir.Value]) -> list[ir.Value]:
+def _record_states(op: Emitter, n: NodeView, states: Iterable[ir.Value]) -> list[ir.Value]:
     """Adds scan outputs that record the state before each iteration of a loop; returns these outputs."""
     body: ir.Graph = n.attr("body")
     node, writer, results = n.node, op.within(body), []
     for state in tuple(states):
-        _return(writer, [state], [state])
+        _append_outputs(writer, [state], [state])
         node.resize_outputs(len(node.outputs) + 1)
         result = node.outputs[-1]
         result.name, result.type = op.unique_name(f"{op.scope}{state.name}_before"), state.type
@@ -274,7 +276,7 @@ def _recorded(op: Emitter, n: NodeView, states: Iterable[ir.Value]) -> list[ir.V
     return results
 
 
-def _at(op: Emitter, stack: ir.Value, index: ir.Value, axis: int = 0) -> ir.Value:
+def _slice_at(op: Emitter, stack: ir.Value, index: ir.Value, axis: int = 0) -> ir.Value:
     """Returns the slice of `stack` at `index` along `axis`."""
     result = op.Gather(stack, index, axis=axis)
     if stack.shape is not None:
@@ -301,10 +303,10 @@ def _gradients(
     """
     # The recomputed branch would draw other random numbers than the forward pass did, and differentiate those.
     for node in op.graph.all_nodes():
-        if _draws(node):
+        if _is_random(node):
             raise NoGradientRule(
                 f"differentiating a branch or loop with {node.op_type} ({where(node)}): its gradient would draw other "
-                "numbers. Draw them outside of it"
+                "random numbers. Draw them outside of it"
             )
     seeds: dict[ir.Value, ir.Value] = {}
     for value, ct in pairs:
@@ -314,7 +316,7 @@ def _gradients(
     return pull_back(op, seeds, leaves, nodes) if seeds else [None] * len(leaves)
 
 
-def _draws(node: ir.Node) -> bool:
+def _is_random(node: ir.Node) -> bool:
     """True if a node draws random numbers. A Dropout does only in training mode, or if its mode is a run-time input."""
     if node.domain != "" or node.op_type not in RANDOM_OPS:
         return False
@@ -325,7 +327,7 @@ def _draws(node: ir.Node) -> bool:
     return training is not None and (mode is None or bool(mode.any()))
 
 
-def _return(op: Emitter, values: Sequence[ir.Value], like: Sequence[ir.Value]) -> None:
+def _append_outputs(op: Emitter, values: Sequence[ir.Value], like: Sequence[ir.Value]) -> None:
     """Appends values to the outputs of a subgraph, with the dtypes and shapes of `like`."""
     # Each through an Identity: a subgraph must compute its own outputs, and no value may be two outputs.
     for value, primal in zip(values, like, strict=True):
@@ -342,7 +344,7 @@ def _is_float(n: NodeView, value: ir.Value) -> bool:
     """
     if value.dtype is None:
         raise NoGradientRule(
-            f"differentiating {n.op_type} ({where(n.node)}): the dtype of its state {value.name!r} is not known; "
+            f"differentiating {n.op_type} ({where(n.node)}): the dtype of its state {value.name!r} is unknown; "
             "declare it"
         )
     return value.dtype.is_floating_point()

@@ -65,7 +65,7 @@ def _cotangents(
         bodies: emit the cotangents of X and W.
     """
     if w.pads is not None and _has_kernel(op, n, w, ct) and (n.needs("X") or n.needs("W")):
-        return _in_functions(op, n, ct, w, function, bodies)
+        return _function_cotangents(op, n, ct, w, function, bodies)
     grads: dict[str, ir.Value | None] = {
         name: body(op, ct, n.X, n.W) for name, body in bodies.items() if n.needs(name)
     }
@@ -84,7 +84,7 @@ def _has_kernel(op: Emitter, n: NodeView, w: Windows, ct: ir.Value) -> bool:
     )
 
 
-def _in_functions(
+def _function_cotangents(
     op: Emitter, n: NodeView, ct: ir.Value, w: Windows, name: str, bodies: dict[str, _Body]
 ) -> dict[str, ir.Value | None]:
     """Returns the cotangents as outputs of one function, which a native kernel can replace."""

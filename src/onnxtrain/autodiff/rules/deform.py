@@ -50,7 +50,7 @@ def deform_conv(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     groups, deform = n.attr("group"), n.attr("offset_group")
     batch, counts = op.dim(n.X, 0), [op.dim(n.out.Y, 2 + axis) for axis in range(spatial)]
     grid: _Sizes = [batch, [deform], [taps], *counts]
-    s = _samples(op, n, shape[2:], grid, channels // deform)
+    s = _compute_samples(op, n, shape[2:], grid, channels // deform)
     reads = [op.Gather(s.rows, index, axis=0) for index in s.indices]
     columns: _Sizes = [batch, [groups], [shape[1] * taps], product(op, counts)]
     flat_ct = _reshaped(op, ct, [batch, [groups], [shape[0] // groups], product(op, counts)])
@@ -84,7 +84,7 @@ def deform_conv(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     return {"X": ct_x, "W": ct_w, "offset": ct_offset, "B": ct_b, "mask": ct_mask}
 
 
-def _samples(
+def _compute_samples(
     op: Emitter,
     n: NodeView,
     kernel: Sequence[int],

@@ -45,15 +45,15 @@ def _terms(n: NodeView) -> tuple[list[str], str]:
     if len(counts) > 1:
         raise DifferentiationError(
             f"differentiating Einsum {equation!r} (node {n.node.name!r}): its ellipsis stands for "
-            f"{' and '.join(map(str, sorted(counts)))} dimensions; it must stand for as many in every operand: "
-            "unsqueeze the shorter ones"
+            f"{' and '.join(map(str, sorted(counts)))} dimensions; it must stand for the same number in every operand: "
+            "unsqueeze the smaller ones"
         )
     count = max(counts, default=0)
     free = [letter for letter in ascii_letters if letter not in equation]
     if count > len(free):
         raise DifferentiationError(
             f"differentiating Einsum {equation!r} (node {n.node.name!r}): the {count} dimensions of its "
-            "ellipsis and its labels are more than the 52 letters; reshape the operands to fewer dimensions"
+            "ellipsis and its labels need more than 52 letters; reshape the operands to fewer dimensions"
         )
     dots = "".join(free[:count])
     return [term.replace("...", dots) for term in terms], output.replace("...", dots)
@@ -73,15 +73,15 @@ def _check_broadcasting(n: NodeView, terms: Sequence[str]) -> None:
         dims = _dims(n, value)
         if len(dims) != len(term):
             raise DifferentiationError(
-                f"differentiating Einsum {n.attr('equation')!r} (node {n.node.name!r}): the equation gives "
-                f"{value.name if value else ''!r} other than its {len(dims)} dimensions; correct it"
+                f"differentiating Einsum {n.attr('equation')!r} (node {n.node.name!r}): "
+                f"{value.name if value else ''!r} has {len(dims)} dimensions but {len(term)} labels; fix it"
             )
         for label, size in zip(term, dims, strict=True):
             if first.setdefault(label, size) == 1 and size != 1:
                 raise DifferentiationError(
                     f"differentiating Einsum {n.attr('equation')!r} (node {n.node.name!r}): an axis of size "
                     f"one is broadcast to size {size} of {value.name if value else ''!r}, which ONNX shape "
-                    "inference gets wrong; put the operand with the size one last, or expand it before"
+                    "inference gets wrong; put the operand with size one last, or expand it first"
                 )
 
 
@@ -105,7 +105,7 @@ def _operand_cotangent(
     # Labels that occur only in this operand cannot be in the output of an Einsum of ct and the other operands.
     present = "".join(c for c in labels if c in output or any(c in t for t, _ in others))
     sizes = {c: _dims(n, operand)[term.index(c)] for c in labels}
-    rivals = {c: [_dims(n, v)[t.index(c)] for t, v in others if c in t] for c in labels}
+    other_sizes = {c: [_dims(n, v)[t.index(c)] for t, v in others if c in t] for c in labels}
     result = ct
     if others or present != output:
         factors = _without_broadcast_axes(op, n, [(output, ct), *others])
@@ -121,12 +121,12 @@ def _operand_cotangent(
         return op.Gather(operand_shape, [term.index(c) for c in labels]) if labels != term else operand_shape
 
     # An axis of symbolic size may have size one: its size at run time then decides whether it was broadcast.
-    summed = [axis for axis, c in enumerate(labels) if _may_be_repeated(sizes[c], rivals[c])]
+    summed = [axis for axis, c in enumerate(labels) if _may_be_broadcast(sizes[c], other_sizes[c])]
     if summed:
         known = all(isinstance(sizes[labels[axis]], int) for axis in summed)
         axes = summed if known else op.Squeeze(op.NonZero(op.Equal(shape(), [1])), [0])
         result = op.ReduceSum(result, axes, keepdims=1, noop_with_empty_axes=1)
-    if missing or any(c not in output and _may_be_short(sizes[c], rivals[c]) for c in labels):
+    if missing or any(c not in output and _may_be_expanded(sizes[c], other_sizes[c]) for c in labels):
         result = op.Expand(result, shape())
     return _on_diagonals(op, operand, result, term)
 
@@ -171,16 +171,16 @@ def _same(a: Dim, b: Dim) -> bool:
     return a == b
 
 
-def _may_be_repeated(size: Dim, rivals: Sequence[Dim]) -> bool:
+def _may_be_broadcast(size: Dim, other_sizes: Sequence[Dim]) -> bool:
     """True if an axis may have size one while its label has another size in another operand."""
     if isinstance(size, int) and size != 1:
         return False
-    return any(rival != 1 and not _same(size, rival) for rival in rivals)
+    return any(other_size != 1 and not _same(size, other_size) for other_size in other_sizes)
 
 
-def _may_be_short(size: Dim, rivals: Sequence[Dim]) -> bool:
+def _may_be_expanded(size: Dim, other_sizes: Sequence[Dim]) -> bool:
     """True if a label may have size one in all other operands that have it, but another size in this operand."""
-    return size != 1 and bool(rivals) and not any(_same(size, rival) for rival in rivals)
+    return size != 1 and bool(other_sizes) and not any(_same(size, other_size) for other_size in other_sizes)
 
 
 def _on_diagonals(op: Emitter, operand: ir.Value, value: ir.Value, term: str) -> ir.Value:

@@ -22,7 +22,7 @@ def gather(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     rank, index_rank = n.rank(n.data), n.rank(n.indices)
     # A scalar index reads a single entry.
     if index_rank == 0:
-        return _put_back(op, n, ct, axis)
+        return _single_entry_cotangent(op, n, ct, axis)
     indices = op.Cast(n.indices, to=ir.DataType.INT64) if n.indices.dtype != ir.DataType.INT64 else n.indices
     # Rows of a table: a composite op, because it is the gradient of an embedding. Half precision is accumulated in
     # float32.
@@ -41,7 +41,7 @@ def gather(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     return op.Transpose(total, perm=[*(i + 1 for i in before), 0, *after])
 
 
-def _put_back(op: Emitter, n: NodeView, ct: ir.Value, axis: int) -> ir.Value:
+def _single_entry_cotangent(op: Emitter, n: NodeView, ct: ir.Value, axis: int) -> ir.Value:
     """Returns the cotangent of reading one entry along `axis`: ct padded with zeros before and after."""
     # A Pad instead of a scatter, because the driver concatenates Pads that tile the whole value (`_accumulate`).
     size, index = op.dim(n.data, axis), op.Reshape(op.Cast(n.indices, to=ir.DataType.INT64), [1])
@@ -136,9 +136,9 @@ def tensor_scatter(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 
 @vjp("ScatterElements", wrt=("data", "updates"))
 def scatter_elements_rule(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """VJP of ScatterElements with respect to data and updates, by :func:`_scatter_rule`."""
+    """VJP of ScatterElements with respect to data and updates, by :func:`_scatter_cotangents`."""
     axis = n.attr("axis")
-    return _scatter_rule(
+    return _scatter_cotangents(
         op,
         n,
         ct,
@@ -151,8 +151,8 @@ def scatter_elements_rule(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 
 @vjp("ScatterND", wrt=("data", "updates"))
 def scatter_nd_rule(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """VJP of ScatterND with respect to data and updates, by :func:`_scatter_rule`."""
-    return _scatter_rule(
+    """VJP of ScatterND with respect to data and updates, by :func:`_scatter_cotangents`."""
+    return _scatter_cotangents(
         op,
         n,
         ct,
@@ -165,7 +165,7 @@ Read = Callable[[ir.Value], ir.Value]
 Write = Callable[[ir.Value, ir.Value, str], ir.Value]
 
 
-def _scatter_rule(op: Emitter, n: NodeView, ct: ir.Value, read: Read, write: Write) -> Cotangents:
+def _scatter_cotangents(op: Emitter, n: NodeView, ct: ir.Value, read: Read, write: Write) -> Cotangents:
     """VJP of a scatter op, whose output is `data` with `updates` reduced into it.
 
     Args:
@@ -177,7 +177,7 @@ def _scatter_rule(op: Emitter, n: NodeView, ct: ir.Value, read: Read, write: Wri
     """
     reduction = n.attr("reduction")
     if reduction in ("max", "min"):
-        return _scatter_extremum(op, n, ct, read, write)
+        return _extremum_cotangents(op, n, ct, read, write)
     data = updates = None
     if n.needs("data"):
         # Without a reduction, ONNX forbids repeated indices, so each overwritten element of `data` has a zero
@@ -188,11 +188,13 @@ def _scatter_rule(op: Emitter, n: NodeView, ct: ir.Value, read: Read, write: Wri
             "mul": lambda: write(ct, n.updates, "mul"),
         }[reduction]()
     if n.needs("updates"):
-        updates = _factors(op, n, ct, read, write) if reduction == "mul" else read(ct)
+        updates = _multiplied_updates_cotangent(op, n, ct, read, write) if reduction == "mul" else read(ct)
     return data, updates
 
 
-def _factors(op: Emitter, n: NodeView, ct: ir.Value, read: Read, write: Write) -> ir.Value:
+def _multiplied_updates_cotangent(
+    op: Emitter, n: NodeView, ct: ir.Value, read: Read, write: Write
+) -> ir.Value:
     """Returns the cotangent of updates that were multiplied into the data: ct times the product of all other factors.
 
     That product is output / update. For an update that is the only zero at its position, the product is recomputed with
@@ -207,7 +209,7 @@ def _factors(op: Emitter, n: NodeView, ct: ir.Value, read: Read, write: Write) -
     return op.Where(only, read(op.Mul(ct, others)), quotient)
 
 
-def _scatter_extremum(op: Emitter, n: NodeView, ct: ir.Value, read: Read, write: Write) -> Cotangents:
+def _extremum_cotangents(op: Emitter, n: NodeView, ct: ir.Value, read: Read, write: Write) -> Cotangents:
     """VJP of a scatter with max or min: splits ct evenly among the elements that attain the extremum, as torch does."""
     kept, written = op.Equal(n.data, n.out.output), op.Equal(n.updates, read(n.out.output))
     # Counted in float32, because ONNX Runtime's CPU provider has no float16 scatter with reduction="add".

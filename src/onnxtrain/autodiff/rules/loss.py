@@ -69,7 +69,7 @@ def _labels_and_scale(
         labels = op.Where(valid, labels, 0)
     weight = op.Gather(weights, labels) if weights is not None else None
     if n.attr("reduction") == "mean":
-        ct = op.Mul(ct, _inverse_total(op, ct, labels, valid, weight))
+        ct = op.Mul(ct, _inverse_total_weight(op, ct, labels, valid, weight))
     scale = op.Mul(ct, weight) if weight is not None else ct
     if valid is not None:
         scale = op.Where(valid, scale, 0.0)
@@ -84,7 +84,7 @@ def _as_int64(op: Emitter, labels: ir.Value) -> ir.Value:
     return op.Cast(labels, to=ir.DataType.INT64) if labels.dtype != ir.DataType.INT64 else labels
 
 
-def _inverse_total(
+def _inverse_total_weight(
     op: Emitter, ct: ir.Value, labels: ir.Value, valid: ir.Value | None, weight: ir.Value | None
 ) -> ir.Value | float:
     """Returns 1 / (sum of the weights of all labels), in the dtype of `ct`."""

@@ -231,9 +231,9 @@ nondifferentiable(
 nondifferentiable(
     *("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "IsInf", "IsNaN"),
     *("And", "Or", "Xor", "Not"),
-    reason="its result is boolean",
+    reason="its output is Boolean",
 )
 nondifferentiable(
-    *("BitShift", "BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor"), reason="defined on integers only"
+    *("BitShift", "BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor"), reason="defined only for integers"
 )
-nondifferentiable("BitCast", reason="reinterprets bits: not a function of the real number")
+nondifferentiable("BitCast", reason="reinterprets bits: not a function of the real value")

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from onnxtrain.autodiff._bodies import defbody
 from onnxtrain.autodiff._node import NodeView, Signature
 from onnxtrain.autodiff._registry import nondifferentiable, vjp
-from onnxtrain.autodiff.rules.contrib._shared import refused
+from onnxtrain.autodiff.rules.contrib._shared import unsupported
 from onnxtrain.emitter import Emitter
 
 _ML = "ai.onnx.ml"
@@ -24,7 +24,7 @@ nondifferentiable(
         "LabelEncoder",
         "OneHotEncoder",
     ),
-    reason="it looks up or compares: its derivative is zero, or its input no number",
+    reason="it looks up or compares: its derivative is zero, or its input is not a number",
     domain=_ML,
 )
 nondifferentiable(
@@ -37,7 +37,7 @@ nondifferentiable(
 @defbody("Scaler", _ML, "X", "Y", offset=None, scale=None)
 def scaler(op: Emitter, n: NodeView) -> ir.Value:
     """Decomposes Scaler: Y = (X - offset) · scale, with one offset and scale per feature or a single one."""
-    x = _float(op, n.X)
+    x = _to_float32(op, n.X)
     offset, scale = (
         np.asarray(n.attr(name) or [default]) for name, default in (("offset", 0.0), ("scale", 1.0))
     )
@@ -47,7 +47,7 @@ def scaler(op: Emitter, n: NodeView) -> ir.Value:
 @defbody("Normalizer", _ML, "X", "Y", norm="MAX")
 def normalizer(op: Emitter, n: NodeView) -> ir.Value:
     """Decomposes Normalizer: divides each row of X by its norm; rows with zero norm are unchanged."""
-    x, kind = _float(op, n.X), _text(n, "norm")
+    x, kind = _to_float32(op, n.X), _string(n, "norm")
     reduce = {"MAX": op.ReduceMax, "L1": op.ReduceL1, "L2": op.ReduceL2}[kind]
     norm = reduce(x, [-1], keepdims=1)
     return op.Div(x, op.Where(op.Equal(norm, 0.0), op.const(1.0, like=x), norm))
@@ -68,7 +68,7 @@ def imputer(op: Emitter, n: NodeView) -> ir.Value:
 @defbody("FeatureVectorizer", _ML, "X", "Y", inputdimensions=None)
 def feature_vectorizer(op: Emitter, n: NodeView) -> ir.Value:
     """Decomposes FeatureVectorizer: concatenates all inputs along the last axis."""
-    return op.Concat(*(_float(op, value) for value in n.inputs if value is not None), axis=-1)
+    return op.Concat(*(_to_float32(op, value) for value in n.inputs if value is not None), axis=-1)
 
 
 @defbody("ArrayFeatureExtractor", _ML, "X Y", "Z")
@@ -90,7 +90,7 @@ def linear_regressor(op: Emitter, n: NodeView) -> ir.Value:
 def _linear(op: Emitter, n: NodeView, rows: int) -> ir.Value:
     """Returns X · coefficientsᵀ + intercepts, for coefficients with `rows` rows."""
     weight = np.asarray(n.attr("coefficients"), np.float32).reshape(rows, -1).T
-    y = op.MatMul(_float(op, n.X), op.const(weight))
+    y = op.MatMul(_to_float32(op, n.X), op.const(weight))
     intercepts = n.attr("intercepts")
     return op.Add(y, op.const(np.asarray(intercepts, np.float32))) if intercepts else y
 
@@ -101,13 +101,13 @@ def _transformed(op: Emitter, n: NodeView, y: ir.Value) -> ir.Value:
     Raises:
         NoGradientRule: the transform is not NONE, SOFTMAX or LOGISTIC.
     """
-    kind = _text(n, "post_transform")
+    kind = _string(n, "post_transform")
     if kind == "SOFTMAX":
         return op.Softmax(y, axis=-1)
     if kind == "LOGISTIC":
         return op.Sigmoid(y)
     if kind != "NONE":
-        raise refused(n, f"scores transformed by {kind}")
+        raise unsupported(n, f"the post_transform {kind}")
     return y
 
 
@@ -121,7 +121,7 @@ def _class_rows(n: NodeView) -> int:
     labels = len(n.attr("classlabels_ints") or n.attr("classlabels_strings") or [])
     rows = len(n.attr("intercepts") or []) or labels
     if rows != labels or rows < 2:
-        raise refused(n, f"{labels} classes from {rows} rows of coefficients")
+        raise unsupported(n, f"{labels} classes from {rows} rows of coefficients")
     return rows
 
 
@@ -157,24 +157,24 @@ def linear_classifier(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
 
     The labels Y have no cotangent.
     """
-    rows, kind = _class_rows(n), _text(n, "post_transform")
+    rows, kind = _class_rows(n), _string(n, "post_transform")
     if kind == "SOFTMAX":
         ct = op.Mul(op.Sub(ct, op.ReduceSum(op.Mul(ct, n.out.Z), [-1], keepdims=1)), n.out.Z)
     elif kind == "LOGISTIC":
         ct = op.Mul(ct, op.Mul(n.out.Z, op.Sub(1.0, n.out.Z)))
     elif kind != "NONE":
-        raise refused(n, f"scores transformed by {kind}")
+        raise unsupported(n, f"the post_transform {kind}")
     weight = np.asarray(n.attr("coefficients"), np.float32).reshape(rows, -1)
     ct_x = op.MatMul(ct, op.const(weight))
     return ct_x if n.X.dtype in (None, ir.DataType.FLOAT) else op.Cast(ct_x, to=n.X.dtype)
 
 
-def _float(op: Emitter, x: ir.Value) -> ir.Value:
+def _to_float32(op: Emitter, x: ir.Value) -> ir.Value:
     """Casts to float32, the dtype of all outputs of ai.onnx.ml ops."""
     return x if x.dtype in (None, ir.DataType.FLOAT) else op.Cast(x, to=ir.DataType.FLOAT)
 
 
-def _text(n: NodeView, name: str) -> str:
+def _string(n: NodeView, name: str) -> str:
     """Returns a string attribute as str."""
     value = n.attr(name)
     return value.decode() if isinstance(value, bytes) else str(value)

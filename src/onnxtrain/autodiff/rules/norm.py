@@ -47,15 +47,15 @@ def batch_normalization(
     if n.attr("training_mode"):
         grads = _updated_statistics(op, n, cts[1:])
         if ct is not None:
-            ct, x, scale = _wide(op, ct, n.X, n.scale)
+            ct, x, scale = _to_float32(op, ct, n.X, n.scale)
             through_batch = op.call(
                 batch_normalization_gradient, ct, x, scale, epsilon=n.attr("epsilon"), _outputs=3
             )
             grads["X"] = op.Add(through_batch[0], grads["X"]) if "X" in grads else through_batch[0]
             grads |= dict(zip(("scale", "B"), through_batch[1:], strict=True))
-        return _as_inputs(op, n, grads)
+        return _needed_cotangents(op, n, grads)
     assert ct is not None
-    ct, x, scale, mean, var = _wide(op, ct, n.X, n.scale, n.input_mean, n.input_var)
+    ct, x, scale, mean, var = _to_float32(op, ct, n.X, n.scale, n.input_mean, n.input_var)
     per_channel = [-1] + [1] * (n.rank(n.X) - 2)
     others = [axis for axis in range(n.rank(n.X)) if axis != 1]
     inverse = op.Reciprocal(op.Sqrt(op.Add(var, n.attr("epsilon"))))
@@ -70,7 +70,7 @@ def batch_normalization(
         centered = op.Sub(x, op.Reshape(mean, per_channel))
         grads["scale"] = op.Mul(op.ReduceSum(op.Mul(ct, centered), others, keepdims=0), inverse)
         grads["input_var"] = op.Mul(op.Mul(grads["scale"], op.Mul(factor, inverse)), -0.5)
-    return _as_inputs(op, n, grads)
+    return _needed_cotangents(op, n, grads)
 
 
 def _updated_statistics(
@@ -81,13 +81,13 @@ def _updated_statistics(
     The running mean is momentum * input_mean + (1 - momentum) * mean(X); the running variance is computed likewise.
     """
     momentum, grads = n.attr("momentum"), dict[str, ir.Value | None]()
-    (x,) = _wide(op, n.X)
+    (x,) = _to_float32(op, n.X)
     per_channel = [-1] + [1] * (n.rank(n.X) - 2)
     others = [axis for axis in range(n.rank(n.X)) if axis != 1]
     for name, ct in zip(("input_mean", "input_var"), cts, strict=True):
         if ct is None:
             continue
-        (ct,) = _wide(op, ct)
+        (ct,) = _to_float32(op, ct)
         grads[name] = op.Mul(ct, momentum)
         count = op.CastLike(op.Div(op.Size(x), op.dim(x, 1)), x)
         each = op.Reshape(op.Mul(op.Div(op.CastLike(ct, x), count), 1 - momentum), per_channel)
@@ -103,21 +103,21 @@ def _updated_statistics(
 @vjp("InstanceNormalization", wrt=("input", "scale", "B"))
 def instance_normalization(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     """VJP of InstanceNormalization: that of GroupNormalization with one group per channel."""
-    ct, x, scale = _wide(op, ct, n.input, n.scale)
+    ct, x, scale = _to_float32(op, ct, n.input, n.scale)
     grads = op.call(
         group_normalization_gradient, ct, x, scale, epsilon=n.attr("epsilon"), num_groups=0, _outputs=3
     )
-    return _as_inputs(op, n, dict(zip(("input", "scale", "B"), grads, strict=True)))
+    return _needed_cotangents(op, n, dict(zip(("input", "scale", "B"), grads, strict=True)))
 
 
 @composite_vjp(group_normalization, ("Y",), inputs=("X", "scale", "bias"))
 @vjp("GroupNormalization", wrt=("X", "scale", "bias"))
 def group_norm(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     """VJP of Y = x̂ * scale + bias, where x̂ is standardized over each channel group of each sample."""
-    ct, x, scale = _wide(op, ct, n.X, n.scale)
+    ct, x, scale = _to_float32(op, ct, n.X, n.scale)
     attributes = {"epsilon": n.attr("epsilon"), "num_groups": n.attr("num_groups")}
     grads = op.call(group_normalization_gradient, ct, x, scale, **attributes, _outputs=3)
-    return _as_inputs(op, n, dict(zip(("X", "scale", "bias"), grads, strict=True)))
+    return _needed_cotangents(op, n, dict(zip(("X", "scale", "bias"), grads, strict=True)))
 
 
 @vjp(
@@ -136,18 +136,18 @@ def layer_normalization(op: Emitter, n: NodeView, cts: tuple[ir.Value | None, ..
     grads: dict[str, ir.Value | None] = {}
     ct, *of_statistics = cts
     if ct is not None:
-        ct, wide, scale = _wide(op, ct, x, _full_scale(op, n, n.Scale, axis))
+        ct, wide, scale = _to_float32(op, ct, x, _expanded_scale(op, n, n.Scale, axis))
         ct_x, ct_scale, ct_bias = op.call(
             layer_normalization_gradient, ct, wide, scale, mean, inverse, _outputs=3
         )
         grads["X"] = ct_x
-        grads["Scale"] = _summed(op, n, ct_scale, n.Scale, axis)
-        grads["B"] = _summed(op, n, ct_bias, n.B, axis) if n.needs("B") else None
+        grads["Scale"] = _sum_expanded(op, n, ct_scale, n.Scale, axis)
+        grads["B"] = _sum_expanded(op, n, ct_bias, n.B, axis) if n.needs("B") else None
     if any(statistic is not None for statistic in of_statistics):
-        (wide,) = _wide(op, x)
+        (wide,) = _to_float32(op, x)
         more = _through_statistics(op, wide, mean, inverse, *of_statistics)
         grads["X"] = more if ct is None else op.Add(grads["X"], more)
-    return _as_inputs(op, n, grads)
+    return _needed_cotangents(op, n, grads)
 
 
 def _through_statistics(
@@ -173,25 +173,25 @@ def _through_statistics(
 def rms_normalization(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     """VJP of Y = X / sqrt(mean(X²) + epsilon) * scale, with the mean over the axes from `axis` on."""
     axis = _first_axis(n)
-    ct, x, scale = _wide(op, ct, n.X, _full_scale(op, n, n.scale, axis))
+    ct, x, scale = _to_float32(op, ct, n.X, _expanded_scale(op, n, n.scale, axis))
     grads = op.call(rms_normalization_gradient, ct, x, scale, epsilon=n.attr("epsilon"), _outputs=2)
-    return _as_inputs(op, n, {"X": grads[0], "scale": _summed(op, n, grads[1], n.scale, axis)})
+    return _needed_cotangents(op, n, {"X": grads[0], "scale": _sum_expanded(op, n, grads[1], n.scale, axis)})
 
 
 @composite_vjp(floored_rms_normalization, ("y", "rms"), wrt=("x", "scale"), saves=("rms",))
 def floored_rms_norm(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     """VJP of y = x / max(rms, floor) * scale, where the second output is rms = factor * ||x|| over the last axis."""
-    operands = _wide(op, ct, n.x, n.scale, n.out.rms, n.factor, n.floor)
+    operands = _to_float32(op, ct, n.x, n.scale, n.out.rms, n.factor, n.floor)
     grads = op.call(floored_rms_normalization_gradient, *operands, _outputs=2)
-    return _as_inputs(op, n, dict(zip(("x", "scale"), grads, strict=True)))
+    return _needed_cotangents(op, n, dict(zip(("x", "scale"), grads, strict=True)))
 
 
 @composite_vjp(inverse_rms_normalization, ("y", "inverse"), wrt=("x", "scale"), saves=("inverse",))
 def inverse_rms_norm(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     """VJP of y = x * r * scale, where the second output is r = 1 / sqrt(mean(x²) + epsilon) over the last axis."""
-    operands = _wide(op, ct, n.x, n.scale, n.out.inverse)
+    operands = _to_float32(op, ct, n.x, n.scale, n.out.inverse)
     grads = op.call(inverse_rms_normalization_gradient, *operands, _outputs=2)
-    return _as_inputs(op, n, dict(zip(("x", "scale"), grads, strict=True)))
+    return _needed_cotangents(op, n, dict(zip(("x", "scale"), grads, strict=True)))
 
 
 @composite_vjp(
@@ -202,28 +202,28 @@ def inverse_rms_norm(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 )
 def reversible_instance_norm(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     """VJP of y = (x - mean) * (weight / stdev) + bias, with constant mean and stdev (darts detaches them)."""
-    ct, weight, stdev, centered = _wide(op, ct, n.weight, n.out.stdev, n.out.centered)
+    ct, weight, stdev, centered = _to_float32(op, ct, n.weight, n.out.stdev, n.out.centered)
     rows = list(range(n.rank(n.x) - 1))
     # A frozen weight needs neither the sum over positions nor the standardized x.
     if not n.needs("weight"):
         ct_x = op.Mul(ct, op.Div(weight, stdev)) if n.needs("x") else None
         ct_bias = op.ReduceSum(ct, rows, keepdims=0) if n.needs("bias") else None
-        return _as_inputs(op, n, {"x": ct_x, "bias": ct_bias})
+        return _needed_cotangents(op, n, {"x": ct_x, "bias": ct_bias})
     attributes = {"axes": [axis for axis in n.attr("axes") if axis in rows], "rows": rows}
     if not n.needs("x"):
         parameters = reversible_instance_normalization_parameter_gradient
         grads = op.call(parameters, ct, centered, stdev, **attributes, _outputs=2)
-        return _as_inputs(op, n, dict(zip(("weight", "bias"), grads, strict=True)))
+        return _needed_cotangents(op, n, dict(zip(("weight", "bias"), grads, strict=True)))
     gradient = reversible_instance_normalization_gradient
     grads = op.call(gradient, ct, centered, weight, stdev, **attributes, _outputs=3)
-    return _as_inputs(op, n, dict(zip(("x", "weight", "bias"), grads, strict=True)))
+    return _needed_cotangents(op, n, dict(zip(("x", "weight", "bias"), grads, strict=True)))
 
 
 @composite_vjp(instance_standardization, ("y", "mean", "stdev"), wrt=("x",), saves=("stdev",))
 def instance_standard(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     """VJP of y = (x - mean) / stdev, with constant mean and stdev (darts detaches them)."""
-    ct, stdev = _wide(op, ct, n.out.stdev)
-    return _as_inputs(op, n, {"x": op.Div(ct, stdev)})
+    ct, stdev = _to_float32(op, ct, n.out.stdev)
+    return _needed_cotangents(op, n, {"x": op.Div(ct, stdev)})
 
 
 @vjp("MeanVarianceNormalization", wrt=("X",))
@@ -234,7 +234,7 @@ def mean_variance_normalization(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Va
     """
     # A rule, although the ONNX standard has a function body for this op: that body supports only float32.
     axes = n.attr("axes")
-    wide, x, y = _wide(op, ct, n.X, n.out.Y)
+    wide, x, y = _to_float32(op, ct, n.X, n.out.Y)
     centered = op.Sub(x, op.ReduceMean(x, axes, keepdims=1))
     deviation = op.Sqrt(op.ReduceMean(op.Mul(centered, centered), axes, keepdims=1))
     along = op.Div(op.ReduceMean(op.Mul(wide, y), axes, keepdims=1), op.Max(deviation, 1e-9))
@@ -300,14 +300,16 @@ def dropout(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
     return op.Mul(op.Mul(ct, scale), op.Cast(n.out.mask, to=ct.dtype))
 
 
-def _wide(op: Emitter, *values: ir.Value) -> list[ir.Value]:
+def _to_float32(op: Emitter, *values: ir.Value) -> list[ir.Value]:
     """Casts all values to float32 if any of them is half precision, whose precision is too low for sums."""
     if not any(value.dtype in _NARROW for value in values):
         return list(values)
     return [v if v.dtype == ir.DataType.FLOAT else op.Cast(v, to=ir.DataType.FLOAT) for v in values]
 
 
-def _as_inputs(op: Emitter, n: NodeView, grads: dict[str, ir.Value | None]) -> dict[str, ir.Value | None]:
+def _needed_cotangents(
+    op: Emitter, n: NodeView, grads: dict[str, ir.Value | None]
+) -> dict[str, ir.Value | None]:
     """Returns the needed cotangents, each cast to the dtype of its input."""
     result: dict[str, ir.Value | None] = {}
     for name, value in grads.items():
@@ -324,7 +326,7 @@ def _first_axis(n: NodeView) -> int:
     return axis if n.X.shape is None else n.axis(n.X, axis)
 
 
-def _full_scale(op: Emitter, n: NodeView, scale: ir.Value, axis: int) -> ir.Value:
+def _expanded_scale(op: Emitter, n: NodeView, scale: ir.Value, axis: int) -> ir.Value:
     """Expands the scale to the shape of the normalized axes.
 
     Raises:
@@ -336,7 +338,7 @@ def _full_scale(op: Emitter, n: NodeView, scale: ir.Value, axis: int) -> ir.Valu
     if n.rank(scale) > rank:
         raise DifferentiationError(
             f"differentiating {n.op_type} (node {n.node.name!r}): its scale has {n.rank(scale)} axes, more "
-            f"than the {rank} normalized ones; write the scaling as a Mul of its own"
+            f"than the {rank} normalized axes; use a separate Mul for the scaling"
         )
     dims = list(scale.shape or ())
     if dims == list(n.X.shape)[axis:] and all(isinstance(dim, int) or dim.value is not None for dim in dims):
@@ -344,7 +346,7 @@ def _full_scale(op: Emitter, n: NodeView, scale: ir.Value, axis: int) -> ir.Valu
     return op.Expand(scale, op.Shape(n.X, start=axis))
 
 
-def _summed(op: Emitter, n: NodeView, ct: ir.Value, primal: ir.Value, axis: int) -> ir.Value:
+def _sum_expanded(op: Emitter, n: NodeView, ct: ir.Value, primal: ir.Value, axis: int) -> ir.Value:
     """Sums the cotangent of an expanded scale or bias to the shape of `primal`."""
     # The composite's output has no shape yet; the shape decides whether the axes are known now or at run time.
     ct.shape = None if n.X.shape is None else ir.Shape(list(n.X.shape)[axis:])

@@ -62,7 +62,7 @@ def max_pool(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
 def average_pool(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
     """VJP of AveragePool: each window distributes its cotangent evenly over the positions that it averaged."""
     w = windows_of(op, n, n.X, n.attr("kernel_shape"), n.out.Y)
-    return _spread(op, n.X, _divided_by_count(op, n, ct, w), w)
+    return _spread(op, n.X, _divide_by_window_size(op, n, ct, w), w)
 
 
 @vjp("LpPool", wrt=("X",))
@@ -112,7 +112,7 @@ def max_unpool(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
     # With output_shape, positions count in the output before it is padded to that shape according to the standard, but
     # in the padded output in ONNX Runtime (1.32). To support both, the op itself moves the elements' numbers, from 1
     # on: 0 marks positions that nothing was written to.
-    if n.output_shape is None or _counts_over_result(n):
+    if n.output_shape is None or _indexes_result(n):
         return op.Gather(op.Reshape(ct, [-1]), n.I)
     number = op.Add(positions(op, n.X), 1)
     high, low = (_unpooled(op, n, digit) for digit in (op.Div(number, _DIGIT), op.Mod(number, _DIGIT)))
@@ -130,7 +130,7 @@ def _unpooled(op: Emitter, n: NodeView, numbers: ir.Value) -> ir.Value:
     return op.Cast(moved, to=ir.DataType.INT64)
 
 
-def _counts_over_result(n: NodeView) -> bool:
+def _indexes_result(n: NodeView) -> bool:
     """True if the indices are positions in the output: they come from a MaxPool, and the windows have size one."""
     source, strides = n.I.producer(), n.attr("strides") or [1]
     return source is not None and source.op_type == "MaxPool" and {*n.attr("kernel_shape"), *strides} == {1}
@@ -139,7 +139,7 @@ def _counts_over_result(n: NodeView) -> bool:
 def _spread(op: Emitter, x: ir.Value, ct: ir.Value, w: Windows) -> ir.Value:
     """Adds each window's cotangent to all positions of the window; a native kernel may replace the emitted function."""
     if w.pads is None or not op.can_call or not 1 <= len(w.kernel) <= 3 or ct.dtype == ir.DataType.DOUBLE:
-        return _spread_by_products(op, x, ct, w)
+        return _spread_by_convolution(op, x, ct, w)
     attributes = {
         "kernel_shape": w.kernel,
         "strides": w.strides,
@@ -154,13 +154,13 @@ def _spread(op: Emitter, x: ir.Value, ct: ir.Value, w: Windows) -> ir.Value:
         dict.fromkeys(attributes, ir.AttributeType.INTS),
         1,
         f"{attributes} {shapes}",
-        lambda inner, ct, x, **_: _spread_by_products(inner, x, ct, w),
+        lambda inner, ct, x, **_: _spread_by_convolution(inner, x, ct, w),
     )
     result: ir.Value = op.call(op_of, ct, x, **attributes)
     return result
 
 
-def _spread_by_products(op: Emitter, x: ir.Value, ct: ir.Value, w: Windows) -> ir.Value:
+def _spread_by_convolution(op: Emitter, x: ir.Value, ct: ir.Value, w: Windows) -> ir.Value:
     """Adds each window's cotangent to all positions of the window, with a transposed convolution with ones."""
     channels = (static_dims(x) or (None, None))[1]
     if channels is not None:
@@ -175,7 +175,7 @@ def _spread_by_products(op: Emitter, x: ir.Value, ct: ir.Value, w: Windows) -> i
     return op.reshape_like(scatter_windows(op, folded, ones, w, x, maybe_none=True), x)
 
 
-def _divided_by_count(op: Emitter, n: NodeView, ct: ir.Value, w: Windows) -> ir.Value:
+def _divide_by_window_size(op: Emitter, n: NodeView, ct: ir.Value, w: Windows) -> ir.Value:
     """Divides each window's cotangent by the number of positions that the window averaged.
 
     With count_include_pad these are the positions within the padded input, otherwise those within the input.

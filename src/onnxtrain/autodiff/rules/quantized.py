@@ -9,12 +9,12 @@ from onnxtrain.autodiff._node import NodeView
 from onnxtrain.autodiff._registry import nondifferentiable, not_yet, vjp
 from onnxtrain.emitter import Emitter
 
-nondifferentiable("ConvInteger", "MatMulInteger", reason="its inputs and its result are integers")
+nondifferentiable("ConvInteger", "MatMulInteger", reason="its inputs and its output are integers")
 not_yet(
     "DynamicQuantizeLinear",
     "QuantizeLinear",
-    reason="it rounds: pass straight_through=True for gradients as if it did not, or train the model before it is "
-    "quantized",
+    reason="it rounds: pass straight_through=True to ignore the rounding in the backward pass, or train the model "
+    "before it is quantized",
 )
 
 

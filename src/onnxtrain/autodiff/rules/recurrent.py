@@ -239,7 +239,9 @@ def _layer(
         if grads.peepholes is not None:
             parts["P"].append(grads.peepholes)
     result = {
-        name: _stack(op, values) for name, values in parts.items() if name != "X" and values and n.needs(name)
+        name: _stack_directions(op, values)
+        for name, values in parts.items()
+        if name != "X" and values and n.needs(name)
     }
     if n.needs("X"):
         result["X"] = op.Sum(*parts["X"]) if len(backward) > 1 else parts["X"][0]
@@ -268,7 +270,7 @@ def _direction(
     peepholes = n.P if n.op_type == "LSTM" else None
     layer = _Direction(
         x=x,
-        h_prev=_shifted(op, state(n.initial_h), hidden),
+        h_prev=_previous_states(op, state(n.initial_h), hidden),
         w=of_direction(n.W),
         r=of_direction(n.R),
         wb=wb,
@@ -326,13 +328,20 @@ def _cells(
     # Identity, because the cell state is both the next state and a scan output, and no value may be two outputs.
     attr = _scan_body(body, [after, body.Identity(after)])
     _, cells = op.Scan(layer.c0, *values, body=attr, num_scan_inputs=len(values), _outputs=2)
-    return _shifted(op, layer.c0, cells), cells
+    return _previous_states(op, layer.c0, cells), cells
 
 
 def _scan_back(
     op: Emitter, n: NodeView, layer: _Direction, values: Sequence[ir.Value], step: Step
 ) -> tuple[ir.Value, States]:
-    """Runs `step` from the last time step to the first.
+    """Emits a Scan that runs `step` backwards in time.
+
+    Args:
+        op: emitter.
+        n: the node.
+        layer: the direction.
+        values: values of all time steps that `step` reads, [time, batch, ...].
+        step: emits one backward step.
 
     Returns:
         The cotangents of the pre-activations [time, batch, gates * hidden], and those of the initial states.
@@ -342,7 +351,7 @@ def _scan_back(
     sequences = [layer.ct_y, *values]
     # The mask as floats: all inputs of this Scan's body are declared with the same dtype.
     if n.sequence_lens is not None:
-        sequences.append(op.Cast(_within(op, n), to=dtype))
+        sequences.append(op.Cast(_sequence_mask(op, n), to=dtype))
     count = len(layer.ct_states)
     names = [*(f"state{i}" for i in range(count)), *(f"value{i}" for i in range(len(sequences)))]
     body = op.subgraph(dict.fromkeys(names, dtype))
@@ -362,7 +371,7 @@ def _scan_back(
 
 
 def _scan_body(body: Emitter, outputs: States) -> ir.Attr:
-    """Completes the body of a Scan with these outputs, each [batch, ...]."""
+    """Appends outputs, each [batch, ...], to the body of a Scan; returns the body as an attribute."""
     # ONNX Runtime requires their ranks.
     for output in outputs:
         output.shape = output.shape or ir.Shape([None, None])
@@ -370,7 +379,7 @@ def _scan_body(body: Emitter, outputs: States) -> ir.Attr:
     return ir.AttrGraph("body", body.graph)
 
 
-def _within(op: Emitter, n: NodeView) -> ir.Value:
+def _sequence_mask(op: Emitter, n: NodeView) -> ir.Value:
     """Returns a mask, bool [time, batch, 1], that is true for time steps within the length of their sequence."""
     time = op.Unsqueeze(op.Range(0, op.Squeeze(op.dim(n.X, 0), [0]), 1), [1, 2])
     lengths = op.Unsqueeze(op.Cast(n.sequence_lens, to=ir.DataType.INT64), [0, 2])
@@ -385,7 +394,7 @@ def _flip(op: Emitter, n: NodeView, value: ir.Value) -> ir.Value:
     return op.ReverseSequence(value, lengths, time_axis=0, batch_axis=1)
 
 
-def _shifted(op: Emitter, first: ir.Value, states: ir.Value) -> ir.Value:
+def _previous_states(op: Emitter, first: ir.Value, states: ir.Value) -> ir.Value:
     """Returns the state before each time step, given the initial state and the states after each step."""
     return op.Concat(op.Unsqueeze(first, [0]), op.Slice(states, [0], [-1], [0]), axis=0)
 
@@ -406,7 +415,7 @@ def _split(op: Emitter, value: ir.Value, parts: int) -> tuple[ir.Value, ...]:
     return op.Split(value, axis=-1, num_outputs=parts, _outputs=parts)
 
 
-def _stack(op: Emitter, values: list[ir.Value]) -> ir.Value:
+def _stack_directions(op: Emitter, values: list[ir.Value]) -> ir.Value:
     """Stacks the values of all directions along a new axis 0."""
     return op.Concat(*(op.Unsqueeze(value, [0]) for value in values), axis=0)
 
@@ -431,5 +440,5 @@ def _unsupported(n: NodeView, what: str) -> NoGradientRule:
     """Returns the error for an unsupported setting of a layer, e.g. "clip"."""
     return NoGradientRule(
         f"differentiating {n.op_type} (node {n.node.name!r}): {what} has no gradient rule; "
-        "freeze what lies before it, or export the layer in its plain form"
+        "freeze all parameters before it, or export the layer without it"
     )

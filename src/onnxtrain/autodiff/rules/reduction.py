@@ -27,7 +27,7 @@ def expand_reduced(op: Emitter, n: NodeView, value: ir.Value) -> ir.Value:
 
 
 def _reduced_again(op: Emitter, n: NodeView, op_type: str, value: ir.Value) -> ir.Value:
-    """Reduces a value with the shape of the node's input over the same axes, with keepdims=1."""
+    """Reduces a value with the shape of the node's input by `op_type`, over the same axes, with keepdims=1."""
     noop = n.attr("noop_with_empty_axes")
     return op.emit(op_type, value, n.axes, keepdims=1, noop_with_empty_axes=noop)
 
@@ -149,4 +149,4 @@ def cum_prod(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     return op.Where(first, at_first, op.Where(op.Equal(zeros, 0.0), before, after))
 
 
-nondifferentiable("ArgMax", "ArgMin", reason="its result is integer")
+nondifferentiable("ArgMax", "ArgMin", reason="its output is an integer")

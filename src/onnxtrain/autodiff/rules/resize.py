@@ -13,7 +13,7 @@ from onnxtrain.autodiff._node import NodeView
 from onnxtrain.autodiff._registry import defvjp, vjp
 from onnxtrain.autodiff.rules._count import counting_dtype
 from onnxtrain.autodiff.rules._windows import Windows, pad, tap_slices
-from onnxtrain.autodiff.rules.contrib._shared import refused
+from onnxtrain.autodiff.rules.contrib._shared import unsupported
 from onnxtrain.emitter import Emitter, static_dims
 from onnxtrain.errors import ShapeRequired
 
@@ -60,25 +60,25 @@ def col2im(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
 @vjp("Resize", wrt=("X",))
 def resize(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
     """VJP of Resize, Y = X times a matrix along each resized axis: multiplies ct by the transposed matrices."""
+    if n.scales is None and n.sizes is None:
+        raise unsupported(n, "neither scales nor sizes")
     # The matrices are computed by resizing identity matrices with the node's attributes, so they are right for every
     # mode and for symbolic sizes. They are dense: an axis of length n costs n², and up to n³ with
     # keep_aspect_ratio_policy.
-    if n.scales is None and n.sizes is None:
-        raise refused(n, "neither scales nor sizes")
     rank = n.rank(n.X)
     axes = [n.axis(n.X, axis) for axis in n.attr("axes") or range(rank)]
-    factors = _repeats(n, axes)
+    factors = _repetitions(n, axes)
     # Every pixel was repeated: the sum over its copies is their mean times their number.
     if factors is not None:
         mean = op.AveragePool(ct, kernel_shape=factors, strides=factors)
         return op.Mul(mean, float(np.prod(factors)))
     for position in reversed(range(len(axes))):
-        if not _keeps(n, axes, position):
-            ct = _along(op, ct, _matrix(op, n, axes, position, ct), axes[position], rank)
+        if not _is_unchanged(n, axes, position):
+            ct = _multiply_along(op, ct, _matrix(op, n, axes, position, ct), axes[position], rank)
     return ct
 
 
-def _repeats(n: NodeView, axes: Sequence[int]) -> list[int] | None:
+def _repetitions(n: NodeView, axes: Sequence[int]) -> list[int] | None:
     """Returns how often each spatial position is repeated, e.g. [2, 2]; None if the Resize does anything else.
 
     The VJP of such a Resize is a sum over blocks, which is far cheaper than matrix products.
@@ -93,14 +93,14 @@ def _repeats(n: NodeView, axes: Sequence[int]) -> list[int] | None:
     ):
         return None
     sizes, results = static_dims(n.X), static_dims(n.out.Y)
-    # The rank of Y is unknown if a file declares another one than that of X.
+    # The rank of Y is unknown if the file declares a rank that differs from X's.
     if sizes is None or results is None:
         return None
     factors = [1.0] * len(sizes)
     scales = n.constant(n.scales)
     for position, axis in enumerate(axes):
         size, result = sizes[axis], results[axis]
-        if _keeps(n, axes, position):
+        if _is_unchanged(n, axes, position):
             continue
         if scales is not None and n.sizes is None:
             factors[axis] = float(scales[position])
@@ -117,7 +117,7 @@ def _repeats(n: NodeView, axes: Sequence[int]) -> list[int] | None:
     return [int(factor) for factor in factors[2:]]
 
 
-def _keeps(n: NodeView, axes: Sequence[int], position: int) -> bool:
+def _is_unchanged(n: NodeView, axes: Sequence[int], position: int) -> bool:
     """True if an axis is known not to be resized."""
     # A crop moves positions even at scale 1.
     if n.attr("coordinate_transformation_mode") == "tf_crop_and_resize":
@@ -162,7 +162,7 @@ def _matrix(op: Emitter, n: NodeView, axes: Sequence[int], position: int, like: 
     if _keeps_aspect_ratio(n):
         # The common scale differs from the ratio of this axis's sizes. Add a second axis, along which the image is
         # constant, with the sizes that determine the scale.
-        before, after = _chosen(op, n, axes)
+        before, after = _common_scale(op, n, axes)
         image = op.Expand(op.Unsqueeze(eye, [1, 2]), op.Concat(size, [1], before, size, axis=0))
         sizes = op.Concat(after, op.Gather(n.sizes, here), axis=0)
         resized_axes = {"axes": [2, 3], "keep_aspect_ratio_policy": n.attr("keep_aspect_ratio_policy")}
@@ -192,7 +192,7 @@ def _matrix(op: Emitter, n: NodeView, axes: Sequence[int], position: int, like: 
     return matrix if dtype == like.dtype else op.Cast(matrix, to=like.dtype)
 
 
-def _chosen(op: Emitter, n: NodeView, axes: Sequence[int]) -> tuple[ir.Value, ir.Value]:
+def _common_scale(op: Emitter, n: NodeView, axes: Sequence[int]) -> tuple[ir.Value, ir.Value]:
     """Returns two sizes, before and after resizing, int64 [1] each, whose ratio is the common scale of all axes."""
     smallest = n.attr("keep_aspect_ratio_policy") == "not_larger"
     bounds, dims = n.constant(n.sizes), static_dims(n.X) or ()
@@ -208,7 +208,7 @@ def _chosen(op: Emitter, n: NodeView, axes: Sequence[int]) -> tuple[ir.Value, ir
     return op.Gather(sizes, place), op.Gather(n.sizes, place)
 
 
-def _along(op: Emitter, ct: ir.Value, matrix: ir.Value, axis: int, rank: int) -> ir.Value:
+def _multiply_along(op: Emitter, ct: ir.Value, matrix: ir.Value, axis: int, rank: int) -> ir.Value:
     """Multiplies `ct` by a matrix along one axis."""
     # MatMul contracts the last two axes; for an earlier axis, all axes after it are flattened.
     if axis == rank - 1:

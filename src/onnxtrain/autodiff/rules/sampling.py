@@ -32,7 +32,7 @@ def grid_sample(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     each of the four pixels along an axis.
     """
     rank = n.rank(n.X) - 2
-    places, slope = zip(*(_axis(op, n, axis, rank) for axis in range(rank)), strict=True)
+    places, slope = zip(*(_samples_on_axis(op, n, axis, rank) for axis in range(rank)), strict=True)
     flat_ct, flat_x = op.merge_from(ct, 2), op.merge_from(n.X, 2)
     cell, zeros = corners(places), n.attr("padding_mode") == "zeros"
     pixels = [pixel(op, places, corner, zeros=zeros) for corner in cell]
@@ -62,7 +62,7 @@ def grid_sample(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     return {"X": ct_x, "grid": op.reshape_like(ct_grid, n.grid)}
 
 
-def _axis(op: Emitter, n: NodeView, axis: int, rank: int) -> tuple[Place, ir.Value]:
+def _samples_on_axis(op: Emitter, n: NodeView, axis: int, rank: int) -> tuple[Place, ir.Value]:
     """Computes the positions of the samples along spatial axis `axis`; values are `[batch, 1, samples]`.
 
     Returns:
@@ -79,12 +79,12 @@ def _axis(op: Emitter, n: NodeView, axis: int, rank: int) -> tuple[Place, ir.Val
     where = op.Add(op.Mul(grid, slope), op.Mul(last, 0.5))
     if n.attr("mode") == "cubic":
 
-        def brought_in(index: ir.Value) -> ir.Value:
+        def into_image(index: ir.Value) -> ir.Value:
             if n.attr("padding_mode") != "reflection":
                 return index
             return _reflected(op, index, size, last, bool(n.attr("align_corners")))[0]
 
-        return cubic_place_at(op, where, count, brought_in), slope
+        return cubic_place_at(op, where, count, into_image), slope
     if n.attr("padding_mode") == "reflection":
         where, sign = _reflected(op, where, size, last, bool(n.attr("align_corners")))
         slope = op.Mul(sign, slope)
@@ -208,7 +208,7 @@ def roi_align(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     In mode `max`, as ONNX defines it, a bin is the largest product of a pixel and its interpolation weight; it passes
     its cotangent to that pixel, the first one in case of ties. The regions get no gradient, as in torchvision.
     """
-    rows, columns = _side(op, n, 0), _side(op, n, 1)
+    rows, columns = _samples_along(op, n, 0), _samples_along(op, n, 1)
     # From here on, values are [regions, bins, samples, bins, samples], rows before columns, and then channels.
     spread = ([3, 4], [1, 2])
     places = [
@@ -236,12 +236,12 @@ def roi_align(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
         total = scatter_nd(op, shape, op.Unsqueeze(op.Concat(*indices, axis=0), [5]), updates)
     else:
         image = op.Reshape(pixels, shape, allowzero=1)
-        total = _to_largest(op, last, image, indices, factors, op.Unsqueeze(counts, [5]))
+        total = _scatter_to_largest(op, last, image, indices, factors, op.Unsqueeze(counts, [5]))
     back = op.Reshape(total, op.Shape(pixels), allowzero=1)
     return {"X": op.Transpose(back, perm=[0, 3, 1, 2])}
 
 
-def _side(op: Emitter, n: NodeView, axis: int) -> _Side:
+def _samples_along(op: Emitter, n: NodeView, axis: int) -> _Side:
     """Computes the samples of regions along the rows (axis 0) or the columns (axis 1) of the image."""
     half = n.attr("coordinate_transformation_mode") == "half_pixel"
     bins, ratio = n.attr(("output_height", "output_width")[axis]), n.attr("sampling_ratio")
@@ -279,7 +279,7 @@ def _side(op: Emitter, n: NodeView, axis: int) -> _Side:
     return _Side(place, counts, number, op.Cast(near, to=where.dtype))
 
 
-def _to_largest(
+def _scatter_to_largest(
     op: Emitter,
     ct: ir.Value,
     image: ir.Value,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from onnxtrain.autodiff._registry import nondifferentiable, not_yet
 
-nondifferentiable("SequenceLength", "OptionalHasElement", reason="its result is an integer or a boolean")
+nondifferentiable("SequenceLength", "OptionalHasElement", reason="its output is an integer or a Boolean")
 nondifferentiable("SequenceEmpty", reason="has no inputs")
 
 not_yet(
@@ -15,12 +15,12 @@ not_yet(
     "SequenceInsert",
     "SequenceMap",
     "SplitToSequence",
-    reason="only tensors have gradients, not sequences. A sequence whose tensors are known when the model is built is "
-    "replaced by them. Positions or sizes of this one depend on the run: make them constant, or use Split and Concat",
+    reason="only tensors have gradients, not sequences. A sequence with constant positions and sizes is replaced by "
+    "its tensors, but those of this sequence are computed at run time: make them constant, or use Split and Concat",
 )
 not_yet(
     "Optional",
     "OptionalGetElement",
-    reason="only tensors have gradients, not optionals. An optional whose element is known when the model is built is "
-    "replaced by it. This one comes from an input or a branch: pass the tensor itself",
+    reason="only tensors have gradients, not optionals. An optional with a known element is replaced by the element, "
+    "but this optional comes from an input or a branch: pass the tensor itself",
 )

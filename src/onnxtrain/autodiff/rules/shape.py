@@ -24,9 +24,9 @@ defvjp(
     ),
 )
 
-nondifferentiable("Shape", "Size", reason="its result depends on the shape only")
-nondifferentiable("ConstantOfShape", "EyeLike", reason="its result depends on the shape of its input only")
-nondifferentiable("NonZero", reason="its result is made of indices")
+nondifferentiable("Shape", "Size", reason="its output depends only on the shape")
+nondifferentiable("ConstantOfShape", "EyeLike", reason="its output depends only on the shape of its input")
+nondifferentiable("NonZero", reason="its output consists of indices")
 nondifferentiable("Constant", reason="has no inputs")
 
 _INT64_MIN = int(np.iinfo(np.int64).min)
@@ -119,7 +119,7 @@ def slice_(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
         ct = op.Slice(ct, [-1] * count, [_INT64_MIN] * count, backward, [-1] * count)
     strides = {axis: abs(step) for axis, step in zip(axes, steps, strict=True) if abs(step) > 1}
     if strides:
-        ct = _spread(op, ct, output, strides)
+        ct = _insert_zeros(op, ct, output, strides)
     return op.pad(ct, _slice_pads(op, n, axes, steps), axes, data.shape.rank())
 
 
@@ -138,7 +138,7 @@ def _axes_and_steps(n: NodeView) -> tuple[list[int] | None, list[int] | None]:
     return axes, None if constant is None else [int(step) for step in constant]
 
 
-def _spread(op: Emitter, ct: ir.Value, output: ir.Value, strides: dict[int, int]) -> ir.Value:
+def _insert_zeros(op: Emitter, ct: ir.Value, output: ir.Value, strides: dict[int, int]) -> ir.Value:
     """Inserts stride - 1 zeros between neighbors along some axes of `ct`, which has the shape of `output`."""
     axes = sorted(strides)
     inner = [axis + 1 + i for i, axis in enumerate(axes)]

@@ -10,7 +10,11 @@ from onnxtrain.autodiff.rules._scatter import scatter_nd
 from onnxtrain.emitter import Emitter, static_dims
 
 nondifferentiable(
-    "BlackmanWindow", "HammingWindow", "HannWindow", "MelWeightMatrix", reason="a table for an integer size"
+    "BlackmanWindow",
+    "HammingWindow",
+    "HannWindow",
+    "MelWeightMatrix",
+    reason="a table that depends only on an integer size",
 )
 
 
@@ -32,7 +36,7 @@ def dft(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
         adjoint = op.Div(adjoint, op.Cast(length, to=ct.dtype))
         if n.attr("onesided"):
             adjoint = op.Mul(adjoint, _counts_in_spectrum(op, n, length, ct))
-    return _fitted(op, n, adjoint)
+    return _with_input_shape(op, n, adjoint)
 
 
 def _transform_adjoint(
@@ -94,7 +98,7 @@ def _is_axis(op: Emitter, n: NodeView) -> ir.Value:
     return op.Equal(op.Range(0, rank, 1), op.Mod(_axis(op, n), rank))
 
 
-def _fitted(op: Emitter, n: NodeView, value: ir.Value) -> ir.Value:
+def _with_input_shape(op: Emitter, n: NodeView, value: ir.Value) -> ir.Value:
     """Returns `value`, cropped and padded with zeros to the shape of the input."""
     dims = static_dims(n.input)
     parts = None if dims is None else dims[-1]

@@ -12,7 +12,7 @@ nondifferentiable(
     reason="draws random numbers from constant parameters",
 )
 nondifferentiable("Bernoulli", "Multinomial", reason="draws discrete random numbers")
-nondifferentiable("NonMaxSuppression", reason="its result is made of indices")
+nondifferentiable("NonMaxSuppression", reason="its output consists of indices")
 nondifferentiable(
     "ImageDecoder",
     "RegexFullMatch",

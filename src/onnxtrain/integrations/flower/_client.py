@@ -62,7 +62,7 @@ def client_app(
         mods: Flower mods for this app, e.g. `[fixedclipping_mod]`.
 
     Raises:
-        InputError: a setting is not a positive number.
+        InputError: a setting is out of range.
     """
     settings = Settings(epochs=epochs, batch_size=batch_size, learning_rate=learning_rate)
     bounds = Limits() if limits is None else limits
@@ -71,21 +71,21 @@ def client_app(
     @app.train()
     def train(message: Message, context: Context) -> Message:
         # An exception in here becomes an error message, and the server continues without this client.
-        work, config = _received(artifacts, message)
+        work, config = _read_message(artifacts, message)
         asked = asked_settings(settings, config, bounds)
         samples = data(context).train
         client = int(cast(int, context.node_config.get("partition-id", context.node_id)))
         round_number = config.get("server-round", 0)
         if not isinstance(round_number, int) or not 0 <= round_number < 2**63:
             raise InputError(
-                "Reading a message of the server: 'server-round' must be the number of a round, received "
+                "Reading a message from the server: 'server-round' must be the number of a round, received "
                 f"{round_number!r}."
             )
         count = work.count(samples)
         account = None
         if privacy is not None:
             # Spent before anything is computed from the samples: a round that fails halfway counts fully.
-            account = _account(context, asked.steps(count), min(1.0, asked.batch_size / count), privacy)
+            account = _spend_privacy(context, asked.steps(count), min(1.0, asked.batch_size / count), privacy)
         loss = work.train(samples, asked, (seed, client % 2**63, round_number), privacy)
         # Flower's strategies weight by this number.
         values: dict[str, int | float] = {"num-examples": count}
@@ -95,7 +95,7 @@ def client_app(
 
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
-        work, config = _received(artifacts, message)
+        work, config = _read_message(artifacts, message)
         samples = data(context).evaluation
         # Without samples, a weight of 0 excludes this client from the average.
         if not samples or not len(samples[0]):
@@ -108,7 +108,7 @@ def client_app(
     return app
 
 
-def _received(artifacts: str | os.PathLike[str], message: Message) -> tuple[Work, ConfigRecord]:
+def _read_message(artifacts: str | os.PathLike[str], message: Message) -> tuple[Work, ConfigRecord]:
     """Loads the artifacts, and writes the arrays of a message into their state.
 
     Returns:
@@ -122,7 +122,7 @@ def _received(artifacts: str | os.PathLike[str], message: Message) -> tuple[Work
     # Other strategies may send several records, and nothing says which one is the model.
     if len(records) != 1:
         raise InputError(
-            f"Reading a message of the server: expected one record of arrays, received {len(records)}."
+            f"Reading a message from the server: expected one record of arrays, received {len(records)}."
         )
     config = next(iter(content.config_records.values()), ConfigRecord())
     work = Work(artifacts)
@@ -130,14 +130,14 @@ def _received(artifacts: str | os.PathLike[str], message: Message) -> tuple[Work
     fingerprint = config.get(FINGERPRINT, work.module.manifest.fingerprint)
     if fingerprint != work.module.manifest.fingerprint:
         raise InputError(
-            f"Reading a message of the server: it is for the model {fingerprint}, this client has "
+            f"Reading a message from the server: it is for the model {fingerprint}, but this client has "
             f"{work.module.manifest.fingerprint}. Install the server's artifacts."
         )
     apply_arrays(work.state, records[0])
     return work, config
 
 
-def _account(context: Context, steps: int, rate: float, privacy: SamplePrivacy) -> float:
+def _spend_privacy(context: Context, steps: int, rate: float, privacy: SamplePrivacy) -> float:
     """Adds the steps of a round to those of earlier rounds in the client's state.
 
     Returns:

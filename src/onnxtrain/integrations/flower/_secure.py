@@ -42,7 +42,7 @@ def secure_client(
         metrics: additional evaluation metrics by name; see `client_app`.
 
     Raises:
-        InputError: a setting is not a positive number.
+        InputError: a setting is out of range.
     """
     settings = Settings(epochs=epochs, batch_size=batch_size, learning_rate=learning_rate)
 
@@ -101,7 +101,7 @@ class _SecureClient(NumPyClient):
         present = trained_arrays(self._work.state)
         if len(parameters) != len(present):
             raise InputError(
-                f"Reading a message of the server: it holds {len(parameters)} arrays, and this client trains "
+                f"Reading a message from the server: it holds {len(parameters)} arrays, but this client trains "
                 f"{len(present)}. Server and clients must hold the same artifacts."
             )
         # Secure aggregation returns sums as float64.

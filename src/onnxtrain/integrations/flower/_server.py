@@ -83,7 +83,9 @@ def run_federation(
             range.
     """
     if isinstance(rounds, bool) or not isinstance(rounds, int) or rounds < 1:
-        raise InputError(f"Running a federation: rounds must be a positive integer, received {rounds!r}.")
+        raise InputError(
+            f"Running federated training: rounds must be a positive integer, received {rounds!r}."
+        )
     asked_settings(Settings(), train_config or {})
     # The server never trains, so its artifacts may lack the optimizer.
     work = Work(artifacts, trains=False)

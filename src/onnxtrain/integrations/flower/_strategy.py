@@ -201,7 +201,7 @@ class CheckedStrategy(Strategy):
         refused = RefusedUpdate(server_round, message.metadata.src_node_id, stage, reason[:_REASON_LENGTH])
         self.refused.append(refused)
         _log.warning(
-            "Round %d: refused the answer of client %d: %s", server_round, refused.node, refused.reason
+            "Round %d: rejected the reply of client %d: %s", server_round, refused.node, refused.reason
         )
 
     def _limit_weights(self, server_round: int, messages: list[Message]) -> None:

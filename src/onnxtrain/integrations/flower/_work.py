@@ -122,8 +122,8 @@ def asked_settings(own: Settings, config: Mapping[str, Any], limits: Limits | No
         value, most = getattr(asked, name), max(getattr(limits, name), getattr(own, name) or 0)
         if value > most:
             raise InputError(
-                f"Training a client: the server asks for {names[name]} {value}, and this client takes at most {most}. "
-                f"Set a larger limit on the client, client_app(..., limits=Limits({name}=...)), or ask for less."
+                f"Training a client: the server asks for {names[name]} {value}, but this client accepts at most "
+                f"{most}. Raise the limit on the client, client_app(..., limits=Limits({name}=...)), or ask for less."
             )
     return asked
 
@@ -147,7 +147,7 @@ def manifest_files(artifacts: str | os.PathLike[str]) -> dict[str, Path]:
         return {role: folder / name for role, name in named.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(
-            f"Reading artifacts: '{folder}' is no folder that generate_artifacts has written "
+            f"Reading artifacts: '{folder}' is not a directory written by generate_artifacts "
             f"({type(error).__name__}: {error})."
         ) from error
 

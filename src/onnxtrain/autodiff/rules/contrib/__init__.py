@@ -6,7 +6,7 @@ An op is defined in the file named like the file of the closest standard op, one
 Most ops are registered with `defbody`, which decomposes the op into standard ops, following ONNX Runtime's
 `ContribOperators.md`. The body replaces the op in the graph that is differentiated. An op that cannot be decomposed has
 a rule (`vjp` with `domain=MS` and a `signature`) and remains in the graph. If a gradient flows through an op with an
-input or attribute that its body does not support, `_shared.refused` creates the error.
+input or attribute that its body does not support, `_shared.unsupported` creates the error.
 
 Each op has a row in `OPS` of `tests/autodiff/test_contrib.py`, which compares the op with ONNX Runtime's own kernel.
 """

@@ -21,11 +21,11 @@ CONV = {
 """Attributes of convolutions with their defaults; None for no default."""
 
 
-def refused(n: NodeView, what: str) -> NoGradientRule:
+def unsupported(n: NodeView, what: str) -> NoGradientRule:
     """Returns the error for an input or attribute, described by `what`, that the body of an op does not support."""
     return NoGradientRule(
-        f"differentiating {n.node.domain or 'ai.onnx'}.{n.op_type}: {what} cannot be written in standard ops here. "
-        "Freeze what lies before it, or start from the model before onnxruntime's optimizer or builder"
+        f"differentiating {n.node.domain or 'ai.onnx'}.{n.op_type}: {what} is not supported. "
+        "Freeze all parameters before it, or start from the model before onnxruntime's optimizer or model builder ran"
     )
 
 

@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from onnxtrain.autodiff._bodies import defbody
 from onnxtrain.autodiff._node import NodeView
-from onnxtrain.autodiff.rules.contrib._shared import MS, refused
+from onnxtrain.autodiff.rules.contrib._shared import MS, unsupported
 from onnxtrain.emitter import Emitter
 
 # For each activation that ONNX Runtime fuses: the attributes of the standard op that its parameters set.
@@ -39,7 +39,7 @@ def activated(op: Emitter, n: NodeView, x: ir.Value, kind: str | bytes, numbers:
     if name == "Clip":
         return op.Clip(x, *numbers)
     if name not in _ACTIVATIONS:
-        raise refused(n, f"the activation {name}")
+        raise unsupported(n, f"the activation {name}")
     return op.emit(name, x, **dict(zip(_ACTIVATIONS[name], numbers, strict=False)))
 
 

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from onnxtrain.autodiff._bodies import defbody
 from onnxtrain.autodiff._node import NodeView
-from onnxtrain.autodiff.rules.contrib._shared import MS, refused
+from onnxtrain.autodiff.rules.contrib._shared import MS, unsupported
 from onnxtrain.emitter import Emitter, static_dims
 from onnxtrain.functions import causal_attention
 
@@ -27,7 +27,7 @@ def attention(op: Emitter, n: NodeView) -> list[ir.Value]:
     """
     # The kernel overwrites a shared buffer of keys and values in place, which a functional graph cannot express.
     if n.past_sequence_length is not None or n.attr("do_rotary"):
-        raise refused(n, "a cache that is written in place, or rotary embeddings")
+        raise unsupported(n, "a cache that is updated in place, or rotary embeddings")
     joint = op.MatMul(n.input, n.weights)
     joint = joint if n.bias is None else op.Add(joint, n.bias)
     return attention_of(
@@ -54,12 +54,12 @@ def attention_of(
         q, k, v = op.Split(joint, list(sizes), axis=-1, _outputs=3)
     else:
         q, k, v = op.Split(joint, axis=-1, num_outputs=3, _outputs=3)
-    q, k, v = (_heads(op, n, x) for x in (q, k, v))
+    q, k, v = (_split_heads(op, n, x) for x in (q, k, v))
     if n.past is not None:
         past = (op.Squeeze(part, [0]) for part in op.Split(n.past, axis=0, num_outputs=2, _outputs=2))
         k, v = (op.Concat(before, x, axis=2) for before, x in zip(past, (k, v), strict=True))
     if n.mask_index is not None:
-        bias = [*bias, _mask(op, n, n.mask_index, op.Shape(k, start=2, end=3), joint)]
+        bias = [*bias, _additive_mask(op, n, n.mask_index, op.Shape(k, start=2, end=3), joint)]
     y = _attention(op, n, (q, k, v), bias)
     # `present` is emitted only if the node has this output.
     if len(n.node.outputs) == 1:
@@ -80,22 +80,22 @@ def multi_head_attention(op: Emitter, n: NodeView) -> list[ir.Value]:
     and values as `[..., 2, size]`. Keys and values can also be `[batch, heads, sequence, size]`.
     """
     if n.past_sequence_length is not None or n.cache_indirection is not None:
-        raise refused(n, "a cache that is written in place")
+        raise unsupported(n, "a cache that is updated in place")
     values = _unpacked(op, n)
     apart = [n.rank(value) == 4 for value in values]
     if n.bias is not None:
         if any(apart):
-            raise refused(n, "a bias of what is packed")
+            raise unsupported(n, "a bias for packed inputs")
         # A single vector for all three, whose parts are as long as the last axes, which may differ.
         last = [op.Shape(value, start=-1) for value in values]
         parts = op.Split(n.bias, op.Concat(*last, axis=0), axis=0, _outputs=3)
         values = [op.Add(value, part) for value, part in zip(values, parts, strict=True)]
-    q, k, v = (x if done else _heads(op, n, x) for x, done in zip(values, apart, strict=True))
+    q, k, v = (x if done else _split_heads(op, n, x) for x, done in zip(values, apart, strict=True))
     if n.past_key is not None and n.past_value is not None:
         k, v = op.Concat(n.past_key, k, axis=2), op.Concat(n.past_value, v, axis=2)
     bias = [n.attention_bias] if n.attention_bias is not None else []
     if n.key_padding_mask is not None:
-        bias.append(_mask(op, n, n.key_padding_mask, op.Shape(k, start=2, end=3), k))
+        bias.append(_additive_mask(op, n, n.key_padding_mask, op.Shape(k, start=2, end=3), k))
     return [_attention(op, n, (q, k, v), bias), k, v]
 
 
@@ -110,7 +110,7 @@ def _unpacked(op: Emitter, n: NodeView) -> list[ir.Value]:
     source = n.query if n.key is None else n.key
     count = 3 if n.key is None else 2
     if n.rank(source) != 5:
-        raise refused(n, f"{count} of queries, keys and values in one of rank {n.rank(source)}")
+        raise unsupported(n, f"a packed input of rank {n.rank(source)}")
     parts = op.Split(source, axis=3, num_outputs=count, _outputs=count)
     split = [op.Transpose(op.Squeeze(part, [3]), perm=[0, 2, 1, 3]) for part in parts]
     # Shape inference has not seen these; rank 4 tells the caller that their heads are already split.
@@ -119,13 +119,13 @@ def _unpacked(op: Emitter, n: NodeView) -> list[ir.Value]:
     return split if n.key is None else [n.query, *split]
 
 
-def _heads(op: Emitter, n: NodeView, x: ir.Value) -> ir.Value:
+def _split_heads(op: Emitter, n: NodeView, x: ir.Value) -> ir.Value:
     """Reshapes `[batch, sequence, hidden]` to `[batch, heads, sequence, size]`."""
     result: ir.Value = op.Transpose(op.Reshape(x, [0, 0, n.attr("num_heads"), -1]), perm=[0, 2, 1, 3])
     return result
 
 
-def _mask(op: Emitter, n: NodeView, mask: ir.Value, keys: ir.Value, like: ir.Value) -> ir.Value:
+def _additive_mask(op: Emitter, n: NodeView, mask: ir.Value, keys: ir.Value, like: ir.Value) -> ir.Value:
     """Returns a term to add to the scores `[batch, heads, queries, keys]`: 0 for valid keys, else mask_filter_value.
 
     A mask of rank 2 or 3 is 1 for valid keys. A mask of rank 1 holds the number of valid keys of each sequence.
@@ -141,7 +141,7 @@ def _mask(op: Emitter, n: NodeView, mask: ir.Value, keys: ir.Value, like: ir.Val
     elif rank in (2, 3):
         counts = op.Unsqueeze(op.Cast(mask, to=ir.DataType.BOOL), [1, 2] if rank == 2 else [1])
     else:
-        raise refused(n, f"a mask of rank {rank}")
+        raise unsupported(n, f"a mask of rank {rank}")
     out = op.const(n.attr("mask_filter_value"), like=like)
     return op.Where(counts, op.const(0.0, like=like), out)
 
@@ -160,12 +160,14 @@ def _attention(op: Emitter, n: NodeView, values: Sequence[ir.Value], bias: Seque
         scores = op.Add(scores, term)
     # The lowest float instead of minus infinity, which would give NaN for a query without visible keys.
     if n.attr("unidirectional"):
-        scores = op.Where(_later(op, scores), op.const(float(np.finfo(np.float32).min), like=scores), scores)
+        scores = op.Where(
+            _hidden_keys(op, scores), op.const(float(np.finfo(np.float32).min), like=scores), scores
+        )
     y = op.MatMul(op.Softmax(scores, axis=-1), v)
     return op.Reshape(op.Transpose(y, perm=[0, 2, 1, 3]), [0, 0, -1])
 
 
-def _later(op: Emitter, scores: ir.Value, before: int = 0, places: ir.Value | None = None) -> ir.Value:
+def _hidden_keys(op: Emitter, scores: ir.Value, before: int = 0, places: ir.Value | None = None) -> ir.Value:
     """Returns a mask, bool `[..., queries, keys]`, that is true for keys that the query must not attend to.
 
     These are the keys after the query, and with a window of `before` keys, those at least `before` positions before it.
@@ -195,7 +197,7 @@ def rotary_embedding(op: Emitter, n: NodeView) -> ir.Value:
     """Decomposes RotaryEmbedding: rotates pairs of features by angles that depend on the position."""
     rank = n.rank(n.input)
     if n.attr("is_packed_batching") or n.attr("scale") not in (1.0, 0.0):
-        raise refused(n, "a scale or packed batches")
+        raise unsupported(n, "a scale or packed batches")
     part, heads = n.attr("rotary_embedding_dim"), n.attr("num_heads")
     # If all features are rotated, the cosines determine the size of a head.
     size = None if part else op.Mul(op.Shape(n.cos_cache, start=1), [2])
@@ -209,11 +211,11 @@ def rotary_embedding(op: Emitter, n: NodeView) -> ir.Value:
     if n.rank(positions) == 1:
         length = op.Squeeze(op.Shape(x, start=1, end=2), [0])
         positions = op.Unsqueeze(op.Add(op.Range(0, length, 1), positions), [0])
-    y = _turned(op, n, x, positions, n.attr("interleaved"), whole=not part)
+    y = _rotate(op, n, x, positions, n.attr("interleaved"), whole=not part)
     return op.Reshape(y, op.Shape(n.input)) if rank == 3 else op.Transpose(y, perm=[0, 2, 1, 3])
 
 
-def _turned(
+def _rotate(
     op: Emitter, n: NodeView, x: ir.Value, positions: ir.Value, interleaved: int, *, whole: bool
 ) -> ir.Value:
     """Rotates features of `[batch, sequence, heads, size]` by the angles in the node's cos_cache and sin_cache.
@@ -225,7 +227,7 @@ def _turned(
     if not whole:
         end, last = op.Mul(half, [2]), op.const([sys.maxsize])
         x, rest = op.Slice(x, [0], end, [3]), op.Slice(x, end, last, [3])
-        return op.Concat(_turned(op, n, x, positions, interleaved, whole=True), rest, axis=3)
+        return op.Concat(_rotate(op, n, x, positions, interleaved, whole=True), rest, axis=3)
     cos, sin = (op.Unsqueeze(op.Gather(cache, positions), [2]) for cache in (n.cos_cache, n.sin_cache))
     if interleaved:
         pairs = op.Reshape(x, op.Concat([0], [0], [0], half, [2], axis=0))
@@ -238,15 +240,15 @@ def _turned(
     return op.Concat(*turned, axis=-1)
 
 
-_GROUPED = (
+_GROUP_QUERY_INPUTS = (
     "query key value past_key past_value seqlens_k total_sequence_length cos_cache sin_cache position_ids "
     "attention_bias head_sink k_scale v_scale q_norm_weight k_norm_weight query_seqlens"
 )
-_REFUSED = _GROUPED.split()[10:]
+_UNSUPPORTED_INPUTS = _GROUP_QUERY_INPUTS.split()[10:]
 """Inputs that the body does not support."""
 
 
-def _places(op: Emitter, n: NodeView) -> tuple[ir.Value, ir.Value]:
+def _query_positions(op: Emitter, n: NodeView) -> tuple[ir.Value, ir.Value]:
     """Returns the number of valid cached keys of each sequence, [batch, 1], and the positions of its queries."""
     length = op.Squeeze(op.Shape(n.query, start=1, end=2), [0])
     # Shape inference doesn't know the length of a Range, but it knows that of this shape.
@@ -260,7 +262,7 @@ def _places(op: Emitter, n: NodeView) -> tuple[ir.Value, ir.Value]:
     return before, op.Add(before, order)
 
 
-def _order(op: Emitter, n: NodeView, before: ir.Value) -> ir.Value:
+def _cache_order(op: Emitter, n: NodeView, before: ir.Value) -> ir.Value:
     """Returns, for each position of the new cache, its index in the old cache followed by the new keys: [batch, keys].
 
     The old cache may have free space after its valid keys. The new keys fill that space, so the order differs between
@@ -275,8 +277,8 @@ def _order(op: Emitter, n: NodeView, before: ir.Value) -> ir.Value:
     return op.Where(is_new, op.Add(past, since), op.Min(place, last))
 
 
-def _in_order(op: Emitter, past: ir.Value, new: ir.Value, order: ir.Value) -> ir.Value:
-    """Gathers keys or values `[batch, heads, keys, size]` from cached and new ones in the order of :func:`_order`."""
+def _gather_in_order(op: Emitter, past: ir.Value, new: ir.Value, order: ir.Value) -> ir.Value:
+    """Gathers keys or values `[batch, heads, keys, size]` from cached and new ones; see :func:`_cache_order`."""
     joined = op.Concat(past, new, axis=2)
     ends = op.Shape(joined, start=0, end=2), op.Shape(order, start=1, end=2), op.Shape(joined, start=3)
     places = op.Expand(op.Unsqueeze(order, [1, 3]), op.Concat(*ends, axis=0))
@@ -285,7 +287,7 @@ def _in_order(op: Emitter, past: ir.Value, new: ir.Value, order: ir.Value) -> ir
 
 
 @defbody(
-    "GroupQueryAttention", MS, _GROUPED, "output present_key present_value output_qk",
+    "GroupQueryAttention", MS, _GROUP_QUERY_INPUTS, "output present_key present_value output_qk",
     causal=1, do_rotary=0, k_norm_epsilon=None, k_quant_type="NONE", kv_cache_bit_width=None, kv_num_heads=None,
     local_window_size=-1, num_heads=None, q_norm_epsilon=None, qk_norm_epsilon=1e-6, qk_output=0,
     rotary_interleaved=0, scale=None, sliding_window_cache=0, smooth_softmax=-1, softcap=None, v_quant_type="NONE",
@@ -296,13 +298,13 @@ def group_query_attention(op: Emitter, n: NodeView) -> list[ir.Value]:
     New keys and values are written into the cache after the valid ones of each sequence. Shorter sequences are padded
     at the end, and the causal mask hides the padding from earlier queries.
     """
-    unknown = [name for name in _REFUSED if getattr(n, name) is not None]
+    unknown = [name for name in _UNSUPPORTED_INPUTS if getattr(n, name) is not None]
     if n.attr("smooth_softmax") in (1, True):
         unknown.append("smooth_softmax")
     if unknown:
-        raise refused(n, f"attention with {' and '.join(unknown)}")
+        raise unsupported(n, f"attention with {' and '.join(unknown)}")
     heads, shared = n.attr("num_heads"), n.attr("kv_num_heads")
-    before, places = _places(op, n)
+    before, places = _query_positions(op, n)
     features = (static_dims(n.query) or (None,))[-1]
     head_size = features // (heads if n.key is not None else heads + 2 * shared) if features else None
     # Without `key`, `query` contains packed queries, keys and values.
@@ -317,11 +319,11 @@ def group_query_attention(op: Emitter, n: NodeView) -> list[ir.Value]:
         # The cosines have one column per pair of features.
         columns = (static_dims(n.cos_cache) or (None, None))[1]
         whole = columns is not None and head_size == 2 * columns
-        q, k = (_turned(op, n, x, positions, n.attr("rotary_interleaved"), whole=whole) for x in (q, k))
+        q, k = (_rotate(op, n, x, positions, n.attr("rotary_interleaved"), whole=whole) for x in (q, k))
     k, v = (op.Transpose(x, perm=[0, 2, 1, 3]) for x in (k, v))
     if n.past_key is not None and n.past_value is not None:
-        order = _order(op, n, before)
-        k, v = (_in_order(op, past, x, order) for past, x in ((n.past_key, k), (n.past_value, v)))
+        order = _cache_order(op, n, before)
+        k, v = (_gather_in_order(op, past, x, order) for past, x in ((n.past_key, k), (n.past_value, v)))
     # This shape tells onnx's shape inference that batch and sequence are those of the queries. Otherwise, the sizes
     # after the mask would be unknown, and gradients of every later Add would be summed over axes found at run time.
     last = [-1] if head_size is None else [heads * head_size]
@@ -343,7 +345,7 @@ def group_query_attention(op: Emitter, n: NodeView) -> list[ir.Value]:
     if n.attr("softcap"):
         scores = op.Mul(op.Tanh(op.Div(scores, n.attr("softcap"))), n.attr("softcap"))
     if n.attr("causal"):
-        hidden = _later(op, scores, max(n.attr("local_window_size"), 0), op.Unsqueeze(places, [1, 2]))
+        hidden = _hidden_keys(op, scores, max(n.attr("local_window_size"), 0), op.Unsqueeze(places, [1, 2]))
         scores = op.Where(hidden, op.const(float(np.finfo(np.float32).min), like=scores), scores)
     y = op.MatMul(op.Softmax(scores, axis=-1), op.Unsqueeze(v, [2]))
     y = op.Reshape(op.Transpose(y, perm=[0, 3, 1, 2, 4]), shape)

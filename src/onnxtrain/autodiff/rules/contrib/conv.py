@@ -6,7 +6,7 @@ import onnx_ir as ir
 
 from onnxtrain.autodiff._bodies import defbody
 from onnxtrain.autodiff._node import NodeView
-from onnxtrain.autodiff.rules.contrib._shared import CONV, MS, channels_first, channels_last, refused
+from onnxtrain.autodiff.rules.contrib._shared import CONV, MS, channels_first, channels_last, unsupported
 from onnxtrain.autodiff.rules.contrib.activation import activated
 from onnxtrain.emitter import Emitter
 
@@ -48,7 +48,7 @@ def _fused_convolution(op: Emitter, n: NodeView, x: ir.Value, z: ir.Value | None
 def conv_transpose_with_dynamic_pads(op: Emitter, n: NodeView) -> ir.Value:
     """Decomposes ConvTransposeWithDynamicPads: ConvTranspose without padding, then a Slice that removes the padding."""
     if n.attr("auto_pad") not in ("NOTSET", b"NOTSET"):
-        raise refused(n, f"the padding {n.attr('auto_pad')}")
+        raise unsupported(n, f"the padding {n.attr('auto_pad')}")
     names = ("dilations", "group", "kernel_shape", "output_padding", "strides")
     full: ir.Value = op.ConvTranspose(n.X, n.W, n.B, **{name: n.attr(name) for name in names})
     # Without the input `Pads`, there is no padding.

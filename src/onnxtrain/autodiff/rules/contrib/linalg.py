@@ -11,7 +11,7 @@ from onnxtrain.autodiff._bodies import defbody
 from onnxtrain.autodiff._node import NodeView, Signature
 from onnxtrain.autodiff._registry import Cotangents, vjp
 from onnxtrain.autodiff.rules.contrib._packed import product_with_weight
-from onnxtrain.autodiff.rules.contrib._shared import MS, refused
+from onnxtrain.autodiff.rules.contrib._shared import MS, unsupported
 from onnxtrain.autodiff.rules.contrib.activation import activated
 from onnxtrain.autodiff.rules.linalg import inverse_rule
 from onnxtrain.emitter import Emitter
@@ -113,12 +113,12 @@ def _check_nbits(n: NodeView) -> None:
     """Raises NoGradientRule for weights that the kernel would interpret differently than the gradient does."""
     bits = n.attr("bits")
     if bits not in (2, 4, 8):
-        raise refused(n, f"weights of {bits} bits")
+        raise unsupported(n, f"weights of {bits} bits")
     if n.attr("weight_prepacked"):
-        raise refused(n, "prepacked weights")
+        raise unsupported(n, "prepacked weights")
     # The kernel computes such an order wrongly, so forward product and gradients would disagree.
     if (fault := fault_of_order(n.node)) is not None:
-        raise refused(n, fault)
+        raise unsupported(n, fault)
 
 
 def _nbits_weights(op: Emitter, n: NodeView) -> tuple[ir.Value, ir.Value]:
@@ -130,21 +130,23 @@ def _nbits_weights(op: Emitter, n: NodeView) -> tuple[ir.Value, ir.Value]:
     bits, size, rows, columns = (n.attr(name) for name in ("bits", "block_size", "N", "K"))
     blocks = math.ceil(columns / size)
     like = n.A
-    codes = op.Slice(_unpacked(op, n.B, bits, [rows, blocks * size], like), [0], [columns], [1])
+    codes = op.Slice(_unpack(op, n.B, bits, [rows, blocks * size], like), [0], [columns], [1])
     # Without zero points, the codes are centered at the middle of their range, e.g. 8 for 4 bits.
     if n.zero_points is None:
         zeros = op.const(float(2 ** (bits - 1)), like=like)
     elif n.zero_points.dtype == ir.DataType.UINT8:
         # Packed row by row: each row of zero points begins at a new byte.
         per_row = math.ceil(blocks * bits / 8) * 8 // bits
-        packed = _unpacked(op, n.zero_points, bits, [rows, per_row], like)
-        zeros = _of_columns(op, n, op.Slice(packed, [0], [blocks], [1]))
+        packed = _unpack(op, n.zero_points, bits, [rows, per_row], like)
+        zeros = _expand_blocks(op, n, op.Slice(packed, [0], [blocks], [1]))
     else:
-        zeros = _of_columns(op, n, op.Reshape(op.CastLike(n.zero_points, like), [rows, blocks]))
-    return op.Sub(codes, zeros), _of_columns(op, n, op.Reshape(op.CastLike(n.scales, like), [rows, blocks]))
+        zeros = _expand_blocks(op, n, op.Reshape(op.CastLike(n.zero_points, like), [rows, blocks]))
+    return op.Sub(codes, zeros), _expand_blocks(
+        op, n, op.Reshape(op.CastLike(n.scales, like), [rows, blocks])
+    )
 
 
-def _of_columns(op: Emitter, n: NodeView, values: ir.Value) -> ir.Value:
+def _expand_blocks(op: Emitter, n: NodeView, values: ir.Value) -> ir.Value:
     """Expands per-block values, [N, blocks], to the columns of each block, [N, K]."""
     # Quantizers that reorder columns by importance store the block of each column in `g_idx`.
     if n.g_idx is not None:
@@ -169,7 +171,7 @@ def _block_sums(op: Emitter, n: NodeView, terms: ir.Value) -> ir.Value:
     return op.ReduceSum(op.Reshape(terms, [rows, blocks, size]), [2], keepdims=0)
 
 
-def _unpacked(op: Emitter, packed: ir.Value, bits: int, shape: Sequence[int], like: ir.Value) -> ir.Value:
+def _unpack(op: Emitter, packed: ir.Value, bits: int, shape: Sequence[int], like: ir.Value) -> ir.Value:
     """Unpacks integers of `bits` bits each from bytes, lowest bits first, into floats of the given shape."""
     in_bytes = op.Unsqueeze(op.Cast(packed, to=ir.DataType.INT64), [-1])
     divisors = op.const([2 ** (bits * k) for k in range(8 // bits)])
@@ -201,7 +203,7 @@ def cdist(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
         apart = op.Greater(n.out.C, 0.0)
         slope = op.Where(apart, op.Div(ct, op.Where(apart, n.out.C, 1.0)), 0.0)
     else:
-        raise refused(n, f"the metric {metric!r}")
+        raise unsupported(n, f"the metric {metric!r}")
 
     def difference(slope: ir.Value, x: ir.Value, y: ir.Value) -> ir.Value:
         """Returns sum_k slope[i, k]·(x[i] - y[k]) without materializing all differences."""

@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from onnxtrain.autodiff._bodies import defbody
 from onnxtrain.autodiff._node import NodeView
-from onnxtrain.autodiff.rules.contrib._shared import MS, refused
+from onnxtrain.autodiff.rules.contrib._shared import MS, unsupported
 from onnxtrain.emitter import Emitter, static_dims
 from onnxtrain.functions import inverse_rms_normalization
 
@@ -113,7 +113,7 @@ def group_norm(op: Emitter, n: NodeView) -> ir.Value:
 def skip_group_norm(op: Emitter, n: NodeView) -> list[ir.Value]:
     """Decomposes SkipGroupNorm: GroupNorm(X + skip + bias), where skip may be `[batch, (1, 1,) channels]`."""
     if not n.attr("channels_last"):
-        raise refused(n, "channels that are not last")
+        raise unsupported(n, "the channels-first layout")
     # A skip connection without spatial axes is added at every position.
     skip = op.Unsqueeze(n.skip, [1, 2]) if n.rank(n.skip) == 2 else n.skip
     total = op.Add(n.X, skip)

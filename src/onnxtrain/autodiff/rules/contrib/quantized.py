@@ -13,25 +13,25 @@ import onnx_ir as ir
 from onnxtrain.autodiff._bodies import defbody
 from onnxtrain.autodiff._node import NodeView
 from onnxtrain.autodiff._registry import not_yet
-from onnxtrain.autodiff.rules.contrib._shared import CONV, MS, channels_first, channels_last, refused
+from onnxtrain.autodiff.rules.contrib._shared import CONV, MS, channels_first, channels_last, unsupported
 from onnxtrain.autodiff.rules.contrib.attention import attention_of
 from onnxtrain.emitter import Emitter
 
 not_yet(
     "QEmbedLayerNormalization",
-    reason="its product is one of integers; train the model before it is quantized",
+    reason="it multiplies integers; train the model before it is quantized",
     domain=MS,
 )
 
 
-def _real(
+def _dequantize(
     op: Emitter, q: ir.Value, scale: ir.Value, zero: ir.Value | None = None, axis: int | None = None
 ) -> ir.Value:
     """Dequantizes integers; `axis` is the axis to which a vector of scales belongs."""
     return op.DequantizeLinear(q, scale, *([zero] if zero is not None else []), axis=axis)
 
 
-def _quantized(op: Emitter, y: ir.Value, scale: ir.Value, zero: ir.Value | None, like: ir.Value) -> ir.Value:
+def _quantize(op: Emitter, y: ir.Value, scale: ir.Value, zero: ir.Value | None, like: ir.Value) -> ir.Value:
     """Quantizes to the dtype of the zero point, or without a zero point to the dtype of `like`."""
     return op.QuantizeLinear(y, scale, zero if zero is not None else op.CastLike(op.const(0), like))
 
@@ -46,15 +46,15 @@ def quantize_linear(op: Emitter, n: NodeView) -> ir.Value:
 @defbody("DequantizeLinear", MS, "x x_scale x_zero_point", "y", axis=None)
 def dequantize_linear(op: Emitter, n: NodeView) -> ir.Value:
     """Decomposes com.microsoft's DequantizeLinear: the standard op."""
-    return _real(op, n.x, n.x_scale, n.x_zero_point, n.attr("axis"))
+    return _dequantize(op, n.x, n.x_scale, n.x_zero_point, n.attr("axis"))
 
 
 @defbody("QLinearMatMul", "", "a a_scale a_zero_point b b_scale b_zero_point y_scale y_zero_point", "y")
 def qlinear_matmul(op: Emitter, n: NodeView) -> ir.Value:
     """Decomposes QLinearMatMul: y = a·b, with one scale per row of a and per column of b, or one per tensor."""
-    a = _real(op, n.a, n.a_scale, n.a_zero_point, -2)
-    y = op.MatMul(a, _real(op, n.b, n.b_scale, n.b_zero_point, -1))
-    return _quantized(op, y, n.y_scale, n.y_zero_point, n.a)
+    a = _dequantize(op, n.a, n.a_scale, n.a_zero_point, -2)
+    y = op.MatMul(a, _dequantize(op, n.b, n.b_scale, n.b_zero_point, -1))
+    return _quantize(op, y, n.y_scale, n.y_zero_point, n.a)
 
 
 _QCONV = "x x_scale x_zero_point w w_scale w_zero_point y_scale y_zero_point B"
@@ -76,16 +76,16 @@ def _qlinear_conv(op: Emitter, n: NodeView, *, last: bool = False) -> ir.Value:
         n: the node.
         last: True for channels-last images. Weights have Conv's layout in both cases.
     """
-    x = _real(op, n.x, n.x_scale, n.x_zero_point)
+    x = _dequantize(op, n.x, n.x_scale, n.x_zero_point)
     x = channels_first(op, x, n.rank(n.x)) if last else x
-    w = _real(op, n.w, n.w_scale, n.w_zero_point, 0)
-    bias = [] if n.B is None else [_times(op, n.B, n.x_scale, n.w_scale)]
+    w = _dequantize(op, n.w, n.w_scale, n.w_zero_point, 0)
+    bias = [] if n.B is None else [_rescale(op, n.B, n.x_scale, n.w_scale)]
     y = op.Conv(x, w, *bias, **{name: n.attr(name) for name in CONV})
     y = channels_last(op, y, n.rank(n.x)) if last else y
-    return _quantized(op, y, n.y_scale, n.y_zero_point, n.x)
+    return _quantize(op, y, n.y_scale, n.y_zero_point, n.x)
 
 
-def _times(op: Emitter, integers: ir.Value, *scales: ir.Value) -> ir.Value:
+def _rescale(op: Emitter, integers: ir.Value, *scales: ir.Value) -> ir.Value:
     """Returns integers times scales, in float32."""
     value = op.Cast(integers, to=ir.DataType.FLOAT)
     for scale in scales:
@@ -103,8 +103,8 @@ def contrib_qlinear_conv(op: Emitter, n: NodeView) -> ir.Value:
 def dynamic_quantize_matmul(op: Emitter, n: NodeView) -> ir.Value:
     """Decomposes DynamicQuantizeMatMul: Y = A·B + bias, with A quantized to its own range."""
     q, scale, zero = op.DynamicQuantizeLinear(n.A, _outputs=3)
-    a = _real(op, q, scale, zero)
-    y = op.MatMul(a, _real(op, n.B, n.b_scale, n.b_zero_point, -1))
+    a = _dequantize(op, q, scale, zero)
+    y = op.MatMul(a, _dequantize(op, n.B, n.b_scale, n.b_zero_point, -1))
     return y if n.bias is None else op.Add(y, n.bias)
 
 
@@ -134,7 +134,7 @@ def dynamic_quantize_lstm(op: Emitter, n: NodeView) -> tuple[ir.Value, ...]:
         "input_forget",
     )
     attributes = {name: n.attr(name) for name in names}
-    return op.LSTM(_real(op, q, scale, zero), *weights, *others, **attributes, _outputs=3)
+    return op.LSTM(_dequantize(op, q, scale, zero), *weights, *others, **attributes, _outputs=3)
 
 
 def _by_direction(op: Emitter, n: NodeView, q: ir.Value, scale: ir.Value, zero: ir.Value | None) -> ir.Value:
@@ -150,8 +150,8 @@ def _by_direction(op: Emitter, n: NodeView, q: ir.Value, scale: ir.Value, zero: 
 @defbody("MatMulIntegerToFloat", MS, "A B a_scale b_scale a_zero_point b_zero_point bias", "Y")
 def matmul_integer_to_float(op: Emitter, n: NodeView) -> ir.Value:
     """Decomposes MatMulIntegerToFloat: Y = A·B + bias, for quantized A and B."""
-    a = _real(op, n.A, n.a_scale, n.a_zero_point, -1)
-    y = op.MatMul(a, _real(op, n.B, n.b_scale, n.b_zero_point, -1))
+    a = _dequantize(op, n.A, n.a_scale, n.a_zero_point, -1)
+    y = op.MatMul(a, _dequantize(op, n.B, n.b_scale, n.b_zero_point, -1))
     return y if n.bias is None else op.Add(y, n.bias)
 
 
@@ -161,14 +161,14 @@ def matmul_integer_to_float(op: Emitter, n: NodeView) -> ir.Value:
 )  # fmt: skip
 def qgemm(op: Emitter, n: NodeView) -> ir.Value:
     """Decomposes QGemm: Y = alpha·A·B + C; the scale of C is alpha·a_scale·b_scale."""
-    a = _real(op, n.A, n.a_scale, n.a_zero_point)
+    a = _dequantize(op, n.A, n.a_scale, n.a_zero_point)
     # One scale per column of the product; with transB, that is a row of B.
-    b = _real(op, n.B, n.b_scale, n.b_zero_point, 0 if n.attr("transB") else 1)
+    b = _dequantize(op, n.B, n.b_scale, n.b_zero_point, 0 if n.attr("transB") else 1)
     y = op.Gemm(a, b, **{name: n.attr(name) for name in ("alpha", "transA", "transB")})
     if n.C is not None:
-        y = op.Add(y, op.Mul(_times(op, n.C, n.a_scale, n.b_scale), n.attr("alpha")))
+        y = op.Add(y, op.Mul(_rescale(op, n.C, n.a_scale, n.b_scale), n.attr("alpha")))
     # Without y_scale, the output is floating point.
-    return y if n.y_scale is None else _quantized(op, y, n.y_scale, n.y_zero_point, n.A)
+    return y if n.y_scale is None else _quantize(op, y, n.y_scale, n.y_zero_point, n.A)
 
 
 def _unary(
@@ -178,15 +178,15 @@ def _unary(
 
     @defbody(name, MS, "X X_scale X_zero_point Y_scale Y_zero_point", "Y", **attributes)
     def body(op: Emitter, n: NodeView) -> ir.Value:
-        y = compute(op, n, _real(op, n.X, n.X_scale, n.X_zero_point))
-        return _quantized(op, y, n.Y_scale, n.Y_zero_point, n.X)
+        y = compute(op, n, _dequantize(op, n.X, n.X_scale, n.X_zero_point))
+        return _quantize(op, y, n.Y_scale, n.Y_zero_point, n.X)
 
 
 def _softmax(op: Emitter, n: NodeView, x: ir.Value) -> ir.Value:
     axis = n.attr("axis")
     # Before opset 13, Softmax flattened all axes from `axis` on.
     if n.attr("opset") is not None and n.attr("opset") < 13 and axis not in (-1, n.rank(n.X) - 1):
-        raise refused(n, "softmax over several axes")
+        raise unsupported(n, "softmax over several axes")
     y: ir.Value = op.Softmax(x, axis=axis)
     return y
 
@@ -224,9 +224,12 @@ def _binary(name: str) -> None:
 
     @defbody(name, MS, "A A_scale A_zero_point B B_scale B_zero_point C_scale C_zero_point", "C")
     def body(op: Emitter, n: NodeView) -> ir.Value:
-        a, b = _real(op, n.A, n.A_scale, n.A_zero_point), _real(op, n.B, n.B_scale, n.B_zero_point)
+        a, b = (
+            _dequantize(op, n.A, n.A_scale, n.A_zero_point),
+            _dequantize(op, n.B, n.B_scale, n.B_zero_point),
+        )
         y = op.emit(name.removeprefix("QLinear"), a, b)
-        return _quantized(op, y, n.C_scale, n.C_zero_point, n.A)
+        return _quantize(op, y, n.C_scale, n.C_zero_point, n.A)
 
 
 _binary("QLinearAdd")
@@ -249,7 +252,7 @@ def qlinear_concat(op: Emitter, n: NodeView) -> ir.Value:
 def qattention(op: Emitter, n: NodeView) -> list[ir.Value]:
     """Decomposes QAttention: self-attention of a quantized input with quantized weights."""
     if n.attr("do_rotary"):
-        raise refused(n, "rotary embeddings")
-    x = _real(op, n.input, n.input_scale, n.input_zero_point)
-    weights = _real(op, n.weight, n.weight_scale, n.weight_zero_point, -1)
+        raise unsupported(n, "rotary embeddings")
+    x = _dequantize(op, n.input, n.input_scale, n.input_zero_point)
+    weights = _dequantize(op, n.weight, n.weight_scale, n.weight_zero_point, -1)
     return attention_of(op, n, op.Add(op.MatMul(x, weights), n.bias), [])

@@ -6,7 +6,7 @@ import onnx_ir as ir
 
 from onnxtrain.autodiff._bodies import defbody
 from onnxtrain.autodiff._node import NodeView
-from onnxtrain.autodiff.rules.contrib._shared import MS, refused
+from onnxtrain.autodiff.rules.contrib._shared import MS, unsupported
 from onnxtrain.emitter import Emitter
 
 
@@ -28,7 +28,7 @@ def irfft(op: Emitter, n: NodeView) -> ir.Value:
 def _check_transform(n: NodeView) -> None:
     """Raises NoGradientRule unless the transform is one-sided, unscaled and over the last axis only."""
     if n.attr("signal_ndim") != 1 or n.attr("normalized") or not n.attr("onesided"):
-        raise refused(n, "transforms over several axes, normalized or of the whole spectrum")
+        raise unsupported(n, "a transform that is two-sided, normalized, or over several axes")
 
 
 @defbody("ComplexMul", MS, "A B", "C")

@@ -7,6 +7,6 @@ from onnxtrain.autodiff.rules.contrib._shared import MS
 
 not_yet(
     *("BeamSearch", "GreedySearch", "Sampling", "WhisperBeamSearch"),
-    reason="its result is made of the tokens that were chosen, which have no gradient; train the decoder that it calls",
+    reason="its output is the selected tokens, which have no gradient; train the decoder that it calls",
     domain=MS,
 )

@@ -101,10 +101,13 @@ def test_every_sample_draws_its_own_numbers() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"batched": ["w0"]}, "input 'w0' has shape .4,5., for 4 samples; onnxtrain.make_batch_dynamic"),
-        ({"batched": ["y"]}, "batched names 'y', which is no input"),
-        ({"batched": []}, "no input has samples"),
-        ({"batched": ["x"]}, "the number of samples, n, is the size of another axis or input too"),
+        (
+            {"batched": ["w0"]},
+            "input 'w0' has shape .4,5., i.e. a fixed batch size; make it dynamic with onnxtrain.make_batch_dynamic",
+        ),
+        ({"batched": ["y"]}, "batched names 'y', which is not an input"),
+        ({"batched": []}, "no input has a batch axis"),
+        ({"batched": ["x"]}, "the batch size n is also the size of another axis or input"),
         ({"batched": ["x", "labels"], "of": "y"}, "not a scalar"),
         ({"batched": ["x", "labels"], "wrt": ["hidden"]}, "wrt names 'hidden', which the model computes"),
         ({"batched": ["x", "labels"], "of": "x"}, "of names 'x', which the model does not compute"),

@@ -7,13 +7,11 @@ from collections.abc import Collection, Sequence
 
 import onnx_ir as ir
 
-from onnxtrain._words import argument, words
-from onnxtrain.emitter import known_array, static_dims
-from onnxtrain.errors import GraphBuildError
+from onnxtrain._words import argument
+from onnxtrain.emitter import known_array
 from onnxtrain.passes import TorchSignature, has_quantized_ops, is_training_batch_norm, lost_detaches
-from onnxtrain.recipe import BatchNormMode
 from onnxtrain.selection import some_names
-from onnxtrain.training.layer_modes import place_name
+from onnxtrain.training.layer_modes import Unchosen, place_name
 
 _log = logging.getLogger("onnxtrain")
 
@@ -22,9 +20,7 @@ def warn_of_export(
     model: ir.Model,
     trainable: Sequence[str],
     active: Collection[ir.Value],
-    *,
-    as_exported: Collection[ir.Node],
-    removed: Sequence[str],
+    unchosen: Unchosen,
 ) -> None:
     """Logs a warning for each way in which the model trains otherwise than the network that it was exported from.
 
@@ -32,65 +28,14 @@ def warn_of_export(
         model: canonical model with its loss.
         trainable: names of the parameters to train, e.g. ["fc.weight"].
         active: values between these parameters and the loss.
-        as_exported: BatchNormalization and Dropout nodes that keep the mode in which they were exported.
-        removed: names of Dropout modules that the exporter has removed and for which the user has chosen nothing.
+        unchosen: layers for which the user has chosen no mode.
     """
     # Warnings and no errors: each of these models trains, and may be meant as it is.
-    _warn_of_inference_mode(as_exported)
-    _warn_of_removed_dropout(removed)
+    _warn_of_inference_mode(unchosen.as_exported)
+    _warn_of_removed_dropout(unchosen.removed)
     _warn_of_lost_parameters(model)
     _warn_of_shared_weights(model, trainable)
     _warn_of_lost_detaches(model, active)
-
-
-def check_training_mode(model: ir.Model, batch_norm: BatchNormMode, removed: Sequence[str]) -> None:
-    """Checks that BatchNormalization and Dropout can run in training mode.
-
-    Args:
-        model: canonical model in the mode in which it is trained.
-        batch_norm: what the user passed, e.g. "training" or {"head.*": "training"}.
-        removed: names of the Dropout modules that the exporter has removed, e.g. ["drop"].
-
-    Raises:
-        GraphBuildError: the user asked for training mode and the model has neither op, or a BatchNormalization in
-            training mode would compute the statistics of a single sample.
-    """
-    asked = batch_norm == "training"
-    nodes = list(ir.traversal.RecursiveGraphIterator(model.graph))
-    norms = [node for node in nodes if node.op_type == "BatchNormalization" and node.domain == ""]
-    dropouts = any(node.op_type == "Dropout" and node.domain == "" for node in nodes)
-    if asked and not norms and not dropouts:
-        raise GraphBuildError(
-            f"building the training graph: {argument('batch_norm', 'training')} has nothing to switch, as the model "
-            "has no BatchNormalization and no Dropout node. If the network has such layers, its exporter has folded or "
-            "dropped them: export it in training mode (torch.onnx.export(..., "
-            "training=torch.onnx.TrainingMode.TRAINING, do_constant_folding=False, dynamo=False)). "
-            f"{_put_back(removed)}. Else leave {argument('batch_norm')} out"
-        )
-    if asked and not norms:
-        _log.warning(
-            "%s trains with Dropout, but the model has no BatchNormalization node. If the network "
-            "has such layers, its exporter has folded them into others; export it in training mode.",
-            argument("batch_norm", "training"),
-        )
-    # PyTorch refuses a batch of one value per channel. Images of more pixels pass there, but a model fixed to a batch
-    # of 1 would be trained on the statistics of single images, unlike the running ones that inference uses.
-    for node in norms:
-        batch = node.inputs[0] and (static_dims(node.inputs[0]) or (None,))[0]
-        if batch == 1 and is_training_batch_norm(node):
-            raise GraphBuildError(
-                f"building the training graph: the BatchNormalization {node.name or node.outputs[0].name!r} is to "
-                "normalise by the statistics of the batch, but the model was exported for a batch of 1. Make the batch "
-                f"dynamic: export it with dynamic_shapes, or {words().dynamic_batch('generate_artifacts')}. Or pass "
-                f"{argument('batch_norm', 'inference')}"
-            )
-
-
-def _put_back(removed: Sequence[str]) -> str:
-    """Says how to put Dropout back, as a sentence without its full stop."""
-    if removed:
-        return f"Pass {argument('dropout', 0.1)} for the removed Dropout of {some_names(removed, 5)}"
-    return "Dropout can be put back by onnxtrain.restore_dropout(model, p, before=[...])"
 
 
 def _warn_of_inference_mode(nodes: Collection[ir.Node]) -> None:

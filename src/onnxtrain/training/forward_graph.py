@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 import onnx_ir as ir
 
 from onnxtrain._words import argument
 from onnxtrain.autodiff import reads
-from onnxtrain.emitter import Emitter, find_value, static_dims, values_by_name
+from onnxtrain.emitter import Emitter, find_value, static_dims
 from onnxtrain.errors import GraphBuildError
 from onnxtrain.losses import mark_labels
 from onnxtrain.passes import (
     CleanupPass,
+    FloatProductsPass,
     ReluAfterMaxPoolPass,
     infer_shapes,
     remove_unread_nodes,
@@ -21,21 +22,26 @@ from onnxtrain.passes import (
 from onnxtrain.recipe import Recipe
 from onnxtrain.selection import float_initializers, is_float
 from onnxtrain.training.key_value_cache import DropCachePass, find_cache
-from onnxtrain.training.layer_modes import DropoutPlaces, set_dropout
+from onnxtrain.training.layer_modes import Unchosen, set_dropout, switch_modes
 
 
-def cut_to_loss(model: ir.Model, loss: str, recipe: Recipe) -> tuple[ir.Model, DropoutPlaces]:
+def build_forward_graph(model: ir.Model, loss: str, recipe: Recipe) -> tuple[ir.Model, Unchosen]:
     """Copies the part of a model that computes the loss and the additional outputs of a recipe.
 
     Returns:
-        The copy, whose first output is the loss, a scalar, with the chosen ratios of Dropout; and its places of
-        Dropout.
+        The copy, whose first output is the loss, a scalar, with layers in the modes of the recipe; and the layers for
+        which the recipe chooses none.
+
+    Raises:
+        GraphBuildError: the loss is no scalar, a value would be returned twice, a pattern matches no layer, or a layer
+            cannot run in training mode.
     """
+    as_deployed = recipe.activations == "deployed"
     forward = model.clone()
     _set_outputs(forward, [loss, *(recipe.additional_output_names or ())])
     _make_scalar(forward)
     # The loss reads no cache, and training has no earlier tokens; the inference model keeps both.
-    DropCachePass(find_cache(model.graph), as_deployed=recipe.activations == "deployed")(forward)
+    DropCachePass(find_cache(model.graph), as_deployed=as_deployed)(forward)
     # The clean-up removes each Identity, and with it the place of a Dropout that the exporter has removed.
     remove_unread_nodes(forward.graph)
     places = set_dropout(forward, recipe.dropout)
@@ -50,7 +56,12 @@ def cut_to_loss(model: ir.Model, loss: str, recipe: Recipe) -> tuple[ir.Model, D
     mark_labels(forward.graph)
     # Before differentiation, so that the gradient of Relu, too, has the smaller shape behind the pooling.
     ReluAfterMaxPoolPass()(forward)
-    return forward, places
+    unchosen = switch_modes(forward, recipe.batch_norm, places)
+    # In training and eval model: one with both kinds of products would compute neither the file's results nor those of
+    # the float weights.
+    if not as_deployed:
+        FloatProductsPass()(forward)
+    return forward, unchosen
 
 
 def trained_outputs(graph: ir.Graph) -> list[str]:
@@ -103,36 +114,9 @@ def _make_scalar(model: ir.Model) -> None:
         model.graph.outputs[0] = scalar
 
 
-def name_copies(evaluation: ir.Model, model: ir.Model, names: Collection[str]) -> None:
-    """Adds those of the named values that are copies of values of the eval model, or constants, in place.
-
-    A device can then export them: the eval model has lost the Identity nodes of the file, and constants that the loss
-    does not read.
-
-    Args:
-        evaluation: the eval model.
-        model: the canonical model, which has the values.
-        names: outputs of the file, e.g. ["logits", "anchors"].
-    """
-    present = values_by_name(evaluation.graph)
-    for name in names:
-        value = find_value(model.graph, name)
-        while value is not None and value.name not in present and (node := value.producer()) is not None:
-            value = node.inputs[0] if node.op_type == "Identity" else None
-        if value is None or name in present:
-            continue
-        original = present.get(str(value.name))
-        if original is None and value.const_value is not None:
-            # The name of an initializer could be one that onnx_ir gives to a later node.
-            constant = ir.node("Constant", [], {"value": value.const_value})
-            evaluation.graph.append(constant)
-            original = constant.outputs[0]
-            original.type, original.shape = value.type, value.shape
-        if original is not None and original.name != name:
-            copy = ir.node("Identity", [original])
-            copy.outputs[0].name, copy.outputs[0].type = name, original.type
-            copy.outputs[0].shape = original.shape
-            evaluation.graph.append(copy)
+def computed_names(model: ir.Model) -> set[str]:
+    """Returns the names of the values that nodes of the graph compute."""
+    return {str(value.name) for node in model.graph for value in node.outputs if value.name}
 
 
 def named(model: ir.Model, name: str) -> ir.Value:

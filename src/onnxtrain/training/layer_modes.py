@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import onnx_ir as ir
 
-from onnxtrain._words import argument
+from onnxtrain._words import argument, words
+from onnxtrain.emitter import static_dims
 from onnxtrain.errors import GraphBuildError
 from onnxtrain.op_facts import SWITCHED
-from onnxtrain.passes import Mode, TrainingModePass
+from onnxtrain.passes import Mode, TrainingModePass, is_training_batch_norm
 from onnxtrain.passes.parameters.dropout_traces import (
     constant_ratio,
     dropout_traces,
@@ -22,6 +25,8 @@ from onnxtrain.passes.tidy.replace_value import replace_node
 from onnxtrain.recipe import BatchNormMode, DropoutRatios
 from onnxtrain.selection import match_names, module_scope, some_names
 from onnxtrain.training.running_variance import mark_unbiased
+
+_log = logging.getLogger("onnxtrain")
 
 
 @dataclass(frozen=True)
@@ -35,6 +40,18 @@ class DropoutPlaces:
 
     decided: frozenset[ir.Node] = frozenset()
     removed: tuple[ir.Node, ...] = ()
+
+
+class Unchosen(NamedTuple):
+    """Layers of a model for which the user has chosen no mode.
+
+    Attributes:
+        as_exported: BatchNormalization and Dropout nodes that keep the mode in which they were exported.
+        removed: names of Dropout modules that the exporter has removed, e.g. ["drop"].
+    """
+
+    as_exported: Sequence[ir.Node]
+    removed: Sequence[str]
 
 
 def set_dropout(model: ir.Model, dropout: DropoutRatios) -> DropoutPlaces:
@@ -130,20 +147,21 @@ def _nodes(model: ir.Model, op_types: Collection[str]) -> list[ir.Node]:
     ]
 
 
-def switch_modes(
-    model: ir.Model, batch_norm: BatchNormMode, decided: Collection[ir.Node] = ()
-) -> list[ir.Node]:
-    """Switches BatchNormalization and Dropout to their modes, in place; returns the nodes that stay as exported.
+def switch_modes(model: ir.Model, batch_norm: BatchNormMode, places: DropoutPlaces) -> Unchosen:
+    """Switches BatchNormalization and Dropout to their modes, in place.
 
     Args:
         model: canonical model.
         batch_norm: one mode for all nodes, or modes by pattern. The first pattern
             (:func:`onnxtrain.selection.match_names`) that matches a node decides. A node matches by its own name, e.g.
             `/body/bn/BatchNormalization`, by that of its scale, `body.bn.weight`, or of its module, `body.bn`.
-        decided: nodes that keep their mode, as `dropout` has set it.
+        places: places of Dropout; nodes whose mode `dropout` has decided keep it.
+
+    Returns:
+        The layers for which the user has chosen no mode.
 
     Raises:
-        GraphBuildError: a pattern matches no node.
+        GraphBuildError: a pattern matches no node, or a layer cannot run in training mode.
         ValueError: a mode is none of "as_exported", "training", "inference".
     """
     nodes = _nodes(model, SWITCHED)
@@ -152,16 +170,23 @@ def switch_modes(
         modes = {node: batch_norm[pattern] for node, pattern in matches.items()}
     else:
         modes = dict.fromkeys(nodes, batch_norm)
-    for node in decided:
+    for node in places.decided:
         modes.pop(node, None)
     # A single mode is passed on as it is: the pass checks it, also in a model without such nodes.
     TrainingModePass(batch_norm if isinstance(batch_norm, str) else modes, modes)(model)
     _switch_adapters_on(model)
     _update_as_pytorch(node for node, mode in modes.items() if mode == "training")
-    return [node for node in nodes if node not in decided and modes.get(node, "as_exported") == "as_exported"]
+    removed = _removed_dropouts(places.removed, batch_norm)
+    _check_training_mode(model, batch_norm, removed)
+    as_exported = [
+        node
+        for node in nodes
+        if node not in places.decided and modes.get(node, "as_exported") == "as_exported"
+    ]
+    return Unchosen(as_exported, removed)
 
 
-def removed_dropouts(nodes: Iterable[ir.Node], batch_norm: BatchNormMode) -> list[str]:
+def _removed_dropouts(nodes: Iterable[ir.Node], batch_norm: BatchNormMode) -> list[str]:
     """Returns the names of removed Dropout modules, except those that `batch_norm` puts into inference mode.
 
     Args:
@@ -180,6 +205,56 @@ def removed_dropouts(nodes: Iterable[ir.Node], batch_norm: BatchNormMode) -> lis
         if mode != "inference":
             removed.append(place_name(node))
     return removed
+
+
+def _check_training_mode(model: ir.Model, batch_norm: BatchNormMode, removed: Sequence[str]) -> None:
+    """Checks that BatchNormalization and Dropout can run in training mode.
+
+    Args:
+        model: canonical model in the mode in which it is trained.
+        batch_norm: what the user passed, e.g. "training" or {"head.*": "training"}.
+        removed: names of the Dropout modules that the exporter has removed, e.g. ["drop"].
+
+    Raises:
+        GraphBuildError: the user asked for training mode and the model has neither op, or a BatchNormalization in
+            training mode would compute the statistics of a single sample.
+    """
+    asked = batch_norm == "training"
+    nodes = list(ir.traversal.RecursiveGraphIterator(model.graph))
+    norms = [node for node in nodes if node.op_type == "BatchNormalization" and node.domain == ""]
+    dropouts = any(node.op_type == "Dropout" and node.domain == "" for node in nodes)
+    if asked and not norms and not dropouts:
+        raise GraphBuildError(
+            f"building the training graph: {argument('batch_norm', 'training')} has nothing to switch, as the model "
+            "has no BatchNormalization and no Dropout node. If the network has such layers, its exporter has folded or "
+            "dropped them: export it in training mode (torch.onnx.export(..., "
+            "training=torch.onnx.TrainingMode.TRAINING, do_constant_folding=False, dynamo=False)). "
+            f"{_put_back(removed)}. Else leave {argument('batch_norm')} out"
+        )
+    if asked and not norms:
+        _log.warning(
+            "%s trains with Dropout, but the model has no BatchNormalization node. If the network "
+            "has such layers, its exporter has folded them into others; export it in training mode.",
+            argument("batch_norm", "training"),
+        )
+    # PyTorch refuses a batch of one value per channel. Images of more pixels pass there, but a model fixed to a batch
+    # of 1 would be trained on the statistics of single images, unlike the running ones that inference uses.
+    for node in norms:
+        batch = node.inputs[0] and (static_dims(node.inputs[0]) or (None,))[0]
+        if batch == 1 and is_training_batch_norm(node):
+            raise GraphBuildError(
+                f"building the training graph: the BatchNormalization {node.name or node.outputs[0].name!r} is to "
+                "normalise by the statistics of the batch, but the model was exported for a batch of 1. Make the batch "
+                f"dynamic: export it with dynamic_shapes, or {words().dynamic_batch('generate_artifacts')}. Or pass "
+                f"{argument('batch_norm', 'inference')}"
+            )
+
+
+def _put_back(removed: Sequence[str]) -> str:
+    """Says how to put Dropout back, as a sentence without its full stop."""
+    if removed:
+        return f"Pass {argument('dropout', 0.1)} for the removed Dropout of {some_names(removed, 5)}"
+    return "Dropout can be put back by onnxtrain.restore_dropout(model, p, before=[...])"
 
 
 def place_name(node: ir.Node) -> str:

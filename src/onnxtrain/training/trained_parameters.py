@@ -1,0 +1,139 @@
+"""Chooses the parameters to train, and turns parameters into graph inputs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Sequence
+
+import onnx_ir as ir
+
+from onnxtrain._words import argument
+from onnxtrain.autodiff import active_values
+from onnxtrain.errors import GraphBuildError, NothingToTrain
+from onnxtrain.losses import TARGET_KEY
+from onnxtrain.passes import promote_initializers, settle_shapes
+from onnxtrain.recipe import Recipe
+from onnxtrain.selection import select_parameters, some_names
+from onnxtrain.training.build_state import Build
+from onnxtrain.training.sparse_gradients import match_sparse
+
+_log = logging.getLogger("onnxtrain")
+
+
+def choose_parameters(
+    forward: ir.Model, recipe: Recipe, adapters: Collection[str]
+) -> tuple[Build, Collection[ir.Value]]:
+    """Starts a build: sorts the initializers of the forward graph into trainable ones, frozen ones and statistics.
+
+    Args:
+        forward: the forward graph.
+        recipe: how to train.
+        adapters: names of parameters that the loss must depend on.
+
+    Returns:
+        The build, and the values between the trained parameters and the loss.
+
+    Raises:
+        GraphBuildError: a name is unknown, or both trainable and frozen; the loss does not depend on an adapter.
+        NothingToTrain: no parameter is left to train, or the loss depends on none of them.
+    """
+    selection = select_parameters(forward, recipe.requires_grad, recipe.frozen_params)
+    sparse = match_sparse(recipe.sparse_gradients or (), selection.trainable)
+    values = {name: _tensor(forward, name) for name in forward.graph.initializers}
+    build = Build(
+        forward,
+        list(selection.trainable),
+        sparse,
+        parameters={name: tensor for name, tensor in values.items() if name in selection.parameters},
+        statistics={name: values[name] for name in selection.statistics},
+    )
+    active = _active_values(forward, build.trainable)
+    _check_adapters(forward, [name for name in build.trainable if name in adapters], active)
+    _leave_out_unreached(build, active)
+    return build, active
+
+
+def promote_parameters(build: Build) -> None:
+    """Makes parameters and statistics inputs of the forward graph, after the user's inputs and the targets."""
+    # From this stage on nothing may rely on their values, which the device sets: shapes are inferred anew without them.
+    inputs = build.forward.graph.inputs
+    # The sort is stable: inputs in the file's order, then targets in that of the loss.
+    users = sorted(inputs, key=lambda value: TARGET_KEY in value.metadata_props)
+    inputs.clear()
+    inputs.extend(users)
+    promote_initializers(build.forward, [*build.parameters, *build.statistics])
+    build.forward = settle_shapes(build.forward)
+
+
+def _active_values(model: ir.Model, trainable: Sequence[str]) -> set[ir.Value]:
+    """Returns the values between the parameters to train and the loss, the model's first output.
+
+    Raises:
+        NothingToTrain: the loss depends on none of the parameters.
+    """
+    loss = model.graph.outputs[0]
+    active = active_values(model.graph, [loss], [model.graph.initializers[name] for name in trainable])
+    if loss not in active:
+        raise NothingToTrain(
+            f"building the training graph: no gradient flows from the loss {loss.name!r} to any of the parameters to "
+            f"train ({some_names(trainable, 5)}): it does not depend on them, or through ops without a gradient only. "
+            f"Choose another value of the model in {argument('loss_input_names')}, or other parameters in "
+            f"{argument('requires_grad')}."
+        )
+    return active
+
+
+def _leave_out_unreached(build: Build, active: Collection[ir.Value]) -> None:
+    """Leaves the parameters untrained that the loss does not depend on, and logs a warning that names them.
+
+    PyTorch's optimizers skip parameters without a gradient (grad is None). Weight decay, momentum and moments would
+    move them.
+    """
+    graph = build.forward.graph
+    inactive = [name for name in build.trainable if graph.initializers[name] not in active]
+    if not inactive:
+        return
+    # Behind Round or Sign the gradient is zero, which is a gradient: PyTorch's optimizers decay such parameters.
+    reached = active_values(
+        graph, [graph.outputs[0]], [graph.initializers[name] for name in inactive], through_steps=True
+    )
+    build.unreached = [name for name in inactive if graph.initializers[name] not in reached]
+    if build.unreached:
+        _log.warning(
+            "The loss %r does not depend on %d of the %d parameters to train: %s. They get no gradient and keep their "
+            "values, as parameters whose grad is None do in PyTorch. To silence this warning, name them in %s. To "
+            "train them, choose another value of the model in %s.",
+            graph.outputs[0].name,
+            len(build.unreached),
+            len(build.trainable),
+            some_names(build.unreached),
+            argument("frozen_params"),
+            argument("loss_input_names"),
+        )
+    left_out = set(build.unreached)
+    build.trainable = [name for name in build.trainable if name not in left_out]
+    build.sparse = [name for name in build.sparse if name not in left_out]
+
+
+def _check_adapters(model: ir.Model, names: Sequence[str], active: Collection[ir.Value]) -> None:
+    """Raises GraphBuildError for adapters without a gradient, which would be saved and deployed as they were drawn."""
+    lost = [name for name in names if model.graph.initializers[name] not in active]
+    if lost:
+        layers = list(dict.fromkeys(name.rpartition(".lora_")[0] for name in lost))
+        raise GraphBuildError(
+            f"building the training graph: no gradient flows from the loss {model.graph.outputs[0].name!r} to the "
+            f"adapters of {some_names(layers, 5)}: it does not depend on these layers, or through ops without a "
+            f"gradient only. Leave the layers out (target_modules, exclude_modules), pass "
+            f"{argument('straight_through', True)} if Round, Ceil or Floor is in the way, or choose another value of "
+            f"the model in {argument('loss_input_names')}"
+        )
+
+
+def _tensor(model: ir.Model, name: str) -> ir.TensorProtocol:
+    """Returns the initial value of an initializer."""
+    tensor = model.graph.initializers[name].const_value
+    if tensor is None:
+        raise GraphBuildError(
+            f"building the training graph: the parameter {name!r} has no value; give its initializer a tensor"
+        )
+    return tensor

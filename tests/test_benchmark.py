@@ -1,17 +1,21 @@
-"""`benchmarks/run.py` on its smallest net: our engines run, and their losses are those of PyTorch."""
+"""`benchmarks/run.py` on its smallest net gives PyTorch's losses; every file below `benchmarks/` serves a page."""
 
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 pytestmark = pytest.mark.torch
 
-RUN = Path(__file__).parents[1] / "benchmarks" / "run.py"
+ROOT = Path(__file__).parents[1]
+BENCHMARKS = ROOT / "benchmarks"
+RUN = BENCHMARKS / "run.py"
 
 
 @pytest.fixture(scope="module")
@@ -78,3 +82,38 @@ def test_ratios_of_the_summary(files: Path, tmp_path: Path) -> None:
         "device, kernels: 0.50 to 0.50, median 0.50",
         "device, stock: 1.50 to 1.50, median 1.50",
     ]
+
+
+def test_every_file_of_benchmarks_serves_a_page() -> None:
+    """Pages name programs by path, or by name if only one file has it; programs name the modules and results they use.
+
+    A program that loads all modules of a folder, e.g. of `architectures/zoo`, names the folder.
+    """
+    pages = "".join(
+        page.read_text(encoding="utf-8") for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    )
+    on_pages = set(re.findall(r"[\w./-]*\w", pages))
+    listed = subprocess.run(
+        ["git", "ls-files", "benchmarks"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    unused = {path for line in listed.stdout.splitlines() if (path := ROOT / line).is_file()}
+    names = Counter(path.name for path in unused)
+    found = {
+        path
+        for path in unused
+        if str(path.relative_to(ROOT)) in on_pages or (path.name in on_pages and names[path.name] == 1)
+    }
+    in_programs: set[str] = set()
+    while found:
+        unused -= found
+        for path in found:
+            if path.suffix == ".py":
+                in_programs.update(re.findall(r"[\w.-]*\w", path.read_text(encoding="utf-8")))
+        found = {
+            path
+            for path in unused
+            if path.name in in_programs
+            or (path.suffix == ".py" and path.stem in in_programs)
+            or (path.parents[2] == BENCHMARKS and path.parent.name in in_programs)
+        }
+    assert sorted(str(path.relative_to(ROOT)) for path in unused) == []

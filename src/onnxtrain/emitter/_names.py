@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import cached_property
 
 import onnx_ir as ir
 
@@ -11,11 +12,18 @@ class Names:
     """A pool of names in use.
 
     The pool remembers the last suffix tried for each name: otherwise the n-th `Mul` would try n suffixes.
+
+    Args:
+        names: the names in use; read when the first name is asked for.
     """
 
     def __init__(self, names: Iterable[str]) -> None:
-        self._taken = set(names)
+        self._names = names
         self._counts: dict[str, int] = {}
+
+    @cached_property
+    def _taken(self) -> set[str]:
+        return set(self._names)
 
     def unique(self, preferred: str) -> str:
         """Returns the first free name among `preferred`, `wish_1`, `wish_2`, ... and reserves it."""

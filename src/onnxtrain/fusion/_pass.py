@@ -106,17 +106,16 @@ class FusionPass(ir.passes.InPlacePass):
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Rewrites the main graph in place."""
-        op: Emitter | None = None
+        op, modified = Emitter(model.graph, functions=model.functions), False
         for node in tuple(model.graph):
             for fusion in self._fusions:
                 # An earlier rewrite may have removed the node.
                 match = fusion.find(node) if node.graph is model.graph else None
                 if match is not None:
-                    # Created on demand, because an Emitter reads all names of the graph.
-                    op = op or Emitter(model.graph, functions=model.functions)
                     fusion.rewrite(op, node, match)
+                    modified = True
                     break
-        return ir.passes.PassResult(model, op is not None)
+        return ir.passes.PassResult(model, modified)
 
 
 def _move_before(node: ir.Node, stops: Sequence[ir.Node]) -> None:

@@ -21,13 +21,12 @@ class PackedProductPass(KeepingPass):
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Rewrites the main graph in place; subgraphs are not modified."""
-        # Created on demand, because an Emitter reads all names of the graph.
-        op: Emitter | None = None
+        op, modified = Emitter(model.graph, functions=model.functions), False
         for node in tuple(model.graph):
             if _is_slow(node) and not self.keeps(node):
-                op = op or Emitter(model.graph, functions=model.functions)
                 _rewrite(op, node)
-        return ir.passes.PassResult(model, op is not None)
+                modified = True
+        return ir.passes.PassResult(model, modified)
 
 
 def _is_slow(node: ir.Node) -> bool:

@@ -36,14 +36,13 @@ class VocabularyLossPass(KeepingPass):
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Rewrites the main graph in place; subgraphs are not modified."""
-        op: Emitter | None = None
+        op, modified = Emitter(model.graph, functions=model.functions), False
         for node in tuple(model.graph):
             if _has_many_classes(node) and not self.keeps(node):
-                # Created on demand, because an Emitter reads all names of the graph.
-                op = op or Emitter(model.graph, functions=model.functions)
                 become(op, node, log_softmax_of_rows, {})
                 _delay_gradient(op, node.outputs[0])
-        return ir.passes.PassResult(model, op is not None)
+                modified = True
+        return ir.passes.PassResult(model, modified)
 
 
 def _has_many_classes(node: ir.Node) -> bool:

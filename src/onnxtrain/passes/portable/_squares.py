@@ -6,7 +6,7 @@ import functools
 
 import onnx_ir as ir
 
-from onnxtrain.passes.portable._nodes import WriterBefore
+from onnxtrain.passes.tidy.replace_value import WriterBefore
 
 HOLDS = ("seed", "step", "run")
 """Elements of the input that hosts feed: the run's seed, the optimizer steps taken so far, and the runs of the training

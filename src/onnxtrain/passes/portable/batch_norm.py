@@ -5,8 +5,8 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from onnxtrain.passes.parameters.training_mode import STATISTICS, is_training_batch_norm
-from onnxtrain.passes.portable._nodes import WriterBefore, standard_nodes
-from onnxtrain.passes.tidy.replace_value import stand_in
+from onnxtrain.passes.portable._nodes import standard_nodes
+from onnxtrain.passes.tidy.replace_value import WriterBefore, stand_in
 
 
 class TrainingBatchNormPass(ir.passes.InPlacePass):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnxtrain.passes.portable._nodes import WriterBefore, constant_input, standard_nodes
-from onnxtrain.passes.tidy.replace_value import replace_node
+from onnxtrain.passes.portable._nodes import constant_input, standard_nodes
+from onnxtrain.passes.tidy.replace_value import WriterBefore, replace_node
 
 _END = 2**63 - 1
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from onnxtrain.passes.portable._nodes import WriterBefore, constant_input, standard_nodes
+from onnxtrain.passes.portable._nodes import constant_input, standard_nodes
 from onnxtrain.passes.portable._squares import ELEMENTS, Squares
-from onnxtrain.passes.tidy.replace_value import replace_node, stand_in
+from onnxtrain.passes.tidy.replace_value import WriterBefore, replace_node, stand_in
 
 
 def remove_idle_dropout(model: ir.Model) -> None:

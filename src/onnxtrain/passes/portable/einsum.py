@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnxtrain.passes.portable._nodes import WriterBefore, standard_nodes
-from onnxtrain.passes.tidy.replace_value import replace_node
+from onnxtrain.passes.portable._nodes import standard_nodes
+from onnxtrain.passes.tidy.replace_value import WriterBefore, replace_node
 
 
 class EinsumPass(ir.passes.InPlacePass):

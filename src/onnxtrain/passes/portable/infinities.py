@@ -7,8 +7,8 @@ import math
 import numpy as np
 import onnx_ir as ir
 
-from onnxtrain.passes.portable._nodes import WriterBefore, standard_nodes
-from onnxtrain.passes.tidy.replace_value import replace_node, successor
+from onnxtrain.passes.portable._nodes import standard_nodes
+from onnxtrain.passes.tidy.replace_value import WriterBefore, replace_node, successor
 
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE)
 _SETTINGS = {"keepdims": 1, "noop_with_empty_axes": 0}

@@ -7,8 +7,8 @@ import math
 import numpy as np
 import onnx_ir as ir
 
-from onnxtrain.passes.portable._nodes import WriterBefore, standard_nodes
-from onnxtrain.passes.tidy.replace_value import stand_in
+from onnxtrain.passes.portable._nodes import standard_nodes
+from onnxtrain.passes.tidy.replace_value import WriterBefore, stand_in
 
 
 class MaxPoolIndicesPass(ir.passes.InPlacePass):

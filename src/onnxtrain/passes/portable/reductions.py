@@ -7,9 +7,9 @@ import math
 import onnx_ir as ir
 
 from onnxtrain.op_facts import REDUCTIONS
-from onnxtrain.passes.portable._nodes import WriterBefore, constant_input, standard_nodes
+from onnxtrain.passes.portable._nodes import constant_input, standard_nodes
 from onnxtrain.passes.runtime_faults.long_sums import LONG_SUM_KEY
-from onnxtrain.passes.tidy.replace_value import replace_node
+from onnxtrain.passes.tidy.replace_value import WriterBefore, replace_node
 
 
 class Float32SumsPass(ir.passes.InPlacePass):

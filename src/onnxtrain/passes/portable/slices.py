@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from onnxtrain.passes.portable._nodes import WriterBefore, constant_input, standard_nodes
-from onnxtrain.passes.tidy.replace_value import replace_node
+from onnxtrain.passes.portable._nodes import constant_input, standard_nodes
+from onnxtrain.passes.tidy.replace_value import WriterBefore, replace_node
 
 
 class NegativeStepsPass(ir.passes.InPlacePass):

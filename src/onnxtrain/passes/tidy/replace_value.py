@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 
 
@@ -63,3 +65,43 @@ def write_before(
         new.outputs[0].name = f"{node.outputs[0].name}/{role}"
     node.prepend(new)
     return new.outputs[0]
+
+
+class WriterBefore:
+    """Writes nodes of standard ops before a given node: `write("Add", value, 1)` returns the output of an Add.
+
+    Integers and lists of integers become int64 constants. Other packages use :class:`onnxtrain.emitter.Emitter`, which
+    imports this package.
+
+    Args:
+        node: the node before which the new nodes are inserted.
+    """
+
+    def __init__(self, node: ir.Node) -> None:
+        self._node = node
+
+    def __call__(
+        self, op_type: str, *inputs: ir.Value | int | Sequence[int] | None, **attributes: Any
+    ) -> ir.Value:
+        """Inserts a node and returns its first output, which has no dtype and shape."""
+        values = [self._constant(x) if isinstance(x, int | Sequence) else x for x in inputs]
+        return write_before(self._node, None, op_type, *values, **attributes)
+
+    def _constant(self, value: int | Sequence[int]) -> ir.Value:
+        # Constant nodes, because function bodies have no initializers.
+        name = "value_int" if isinstance(value, int) else "value_ints"
+        return write_before(self._node, None, "Constant", **{name: value})
+
+    def number(self, value: float, dtype: ir.DataType) -> ir.Value:
+        """Returns a new scalar constant."""
+        tensor = ir.tensor(np.array(value, dtype.numpy()), dtype=dtype)
+        return write_before(self._node, None, "Constant", value=tensor)
+
+    def size(self, value: ir.Value, axis: int) -> ir.Value:
+        """Returns the size of an axis: int64 [1]."""
+        return self("Shape", value, start=axis, end=axis + 1)
+
+    def range(self, start: int | ir.Value, count: ir.Value) -> ir.Value:
+        """Returns `count` (int64 [1]) consecutive integers, beginning with `start`."""
+        stop = self("Add", self("Squeeze", count), start)
+        return self("Range", start, stop, 1)

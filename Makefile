@@ -64,7 +64,7 @@ WEB_MODEL := web/demo/dist/model/manifest.json
 # Of a test the environment that has PyTorch, which makes the reference nets.
 WEB_TEST := PYTHON=$(abspath $(TEST_VENV))/bin/python $(NODE) --test --test-timeout=900000
 
-.PHONY: test-cuda test-flower web web-page test-web test-web-node check-node check-chromium demo test docs test-oldest test-newest test-torch test-sanitized test-aarch64 kernels-aarch64 clean check-python
+.PHONY: test-all test-cuda test-flower web web-page test-web test-web-node check-node check-chromium demo test docs test-oldest test-newest test-torch test-sanitized test-aarch64 kernels-aarch64 clean check-python
 
 demo: $(DEMO_VENV)/.installed
 	$(DEMO_VENV)/bin/onnxtrain demo --output demo-output
@@ -72,18 +72,23 @@ demo: $(DEMO_VENV)/.installed
 # Files in which codespell looks for misspelled words; pyproject.toml has the words that it shall let pass.
 SPELLED := README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md docs examples src tests benchmarks kernels
 
-# Every stage runs, whichever of them fail; the last lines say which. npm's packages come before pytest, whose tests of hosts
-# run the npm package, too.
+# Every stage runs, whichever of them fail; the last lines say which, and what was left out. npm's packages come before
+# pytest, whose tests of hosts run the npm package, too.
+LEFT_OUT := build/left-out
 ifneq ($(findstring /,$(LIBASAN)),)
 SANITIZERS := stage sanitizers $(MAKE) test-sanitized BASELINE_ONLY=ON
 else
 SANITIZERS := echo "No C++ compiler with AddressSanitizer: the kernels are not tested under it."
 endif
-test: $(TEST_VENV)/.installed
-	@passed=; failed=; \
+test: SELECTION := -m "not thorough" --left-out $(LEFT_OUT)
+test: FURTHER_STAGES := skipped=" sanitizers, flower"
+test-all: FURTHER_STAGES = $(SANITIZERS); stage flower $(MAKE) test-flower
+test test-all: $(TEST_VENV)/.installed
+	@passed=; failed=; skipped=; \
 	stage() { \
-		name=$$1; shift; printf '\n== %s: %s\n' "$$name" "$$*"; \
-		if "$$@"; then passed="$$passed $$name"; else failed="$$failed $$name"; fi; \
+		name=$$1; shift; printf '\n== %s: %s\n' "$$name" "$$*"; began=$$(date +%s); \
+		if "$$@"; then result=passed; passed="$$passed $$name"; else result=FAILED; failed="$$failed $$name"; fi; \
+		echo "== $$name $$result after $$(($$(date +%s) - began)) s"; \
 	}; \
 	stage lint $(TEST_VENV)/bin/ruff check; \
 	stage format $(TEST_VENV)/bin/ruff format --check; \
@@ -93,11 +98,15 @@ test: $(TEST_VENV)/.installed
 	web=; \
 	if ! command -v $(NODE) >/dev/null; then web="No Node.js ($(NODE)): the npm package is not tested."; \
 	elif ! $(MAKE) $(WEB_TOOLS); then web="npm's packages are not to be had: the npm package is not tested."; fi; \
-	stage pytest $(TEST_VENV)/bin/python -m pytest $(PARALLEL); \
-	$(SANITIZERS); \
-	stage flower $(MAKE) test-flower; \
+	mkdir -p $(dir $(LEFT_OUT)); rm -f $(LEFT_OUT); \
+	stage pytest $(TEST_VENV)/bin/python -m pytest $(PARALLEL) $(SELECTION); \
+	$(FURTHER_STAGES); \
 	if [ -n "$$web" ]; then echo "$$web"; else stage web $(MAKE) test-web-node; fi; \
 	command -v cmake >/dev/null && command -v $(CXX) >/dev/null || echo "No CMake or C++ compiler: the host in C++ is not tested."; \
+	if [ -n "$$skipped" ]; then \
+		printf '\nNot run:%s, and %s tests marked thorough. "make test-all" runs everything.\n' \
+			"$$skipped" "$$(cat $(LEFT_OUT) 2>/dev/null || echo the)"; \
+	fi; \
 	printf '\nPassed:%s\n' "$${passed:- none}"; \
 	if [ -n "$$failed" ]; then echo "FAILED:$$failed"; exit 1; fi
 

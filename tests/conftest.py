@@ -6,7 +6,8 @@ import importlib.util
 import logging
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import onnxruntime as ort
@@ -69,6 +70,34 @@ def _default_device_of_torch(request: pytest.FixtureRequest) -> None:
         import torch
 
         torch.set_default_device(DEVICE if request.path.parent.name in ("ortmodule", "cuda") else None)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--left-out", metavar="FILE", help="write the number of deselected tests to this file")
+
+
+class _LeftOut:
+    """Counts deselected tests. With xdist each worker deselects the same tests and tells the main process how many."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config, self.count = config, 0
+
+    def pytest_deselected(self, items: Sequence[pytest.Item]) -> None:
+        self.count += len(items)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        self.count = max(self.count, getattr(node, "workeroutput", {}).get("left out", 0))
+
+    def pytest_sessionfinish(self) -> None:
+        if hasattr(self.config, "workeroutput"):
+            self.config.workeroutput["left out"] = self.count
+        elif file := self.config.getoption("left_out"):
+            Path(file).write_text(f"{self.count:,}")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(_LeftOut(config), "left-out")
 
 
 _threads_wait_asleep()

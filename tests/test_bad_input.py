@@ -133,7 +133,7 @@ for seed in range(120):
 """
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "file", ["training_model.onnx", "eval_model.onnx", "optimizer_model.onnx", "checkpoint"]
 )

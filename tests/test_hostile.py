@@ -46,7 +46,7 @@ def reports(directory: Path, first: int, count: int, step: int) -> list[dict[str
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_hostile_files_are_errors_or_harmless(tmp_path: Path) -> None:
     hostile_cases("prepare", tmp_path / "base")
     with ThreadPoolExecutor(PROCESSES) as pool:

@@ -38,7 +38,7 @@ def found(way: str, kinds: Iterable[str], *arguments: object) -> dict[str, dict[
     return result
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize("kills", sorted(set(OF_EACH.values())))
 def test_killed_saves_leave_what_can_be_read(tmp_path: Path, kills: int) -> None:
     kinds = [kind for kind in KINDS if OF_EACH[kind] == kills]
@@ -50,7 +50,7 @@ def test_killed_saves_leave_what_can_be_read(tmp_path: Path, kills: int) -> None
             assert result["in the middle"] > 0, kind
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize("half", [0, 1])
 def test_a_save_can_be_killed_at_each_of_its_steps(tmp_path: Path, half: int) -> None:
     kinds = list(AT_EACH_STEP)[half::2]

@@ -68,7 +68,7 @@ def reference_perplexity(model: onnx.ModelProto, row: np.ndarray) -> float:
 
 
 @pytest.mark.torch
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_every_figure_is_that_of_the_file(run: tuple[Path, dict[str, dict[str, float]]]) -> None:
     folder, table = run
     rows = np.load(folder / "tokens.npz")
@@ -86,7 +86,7 @@ def test_every_figure_is_that_of_the_file(run: tuple[Path, dict[str, dict[str, f
 
 
 @pytest.mark.torch
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_the_model_with_its_adapter_is_the_one_that_was_trained(
     run: tuple[Path, dict[str, dict[str, float]]],
 ) -> None:
@@ -113,7 +113,7 @@ def test_the_model_with_its_adapter_is_the_one_that_was_trained(
 
 
 @pytest.mark.torch
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_without_its_adapter_the_deployed_file_is_the_int4_file(
     run: tuple[Path, dict[str, dict[str, float]]],
 ) -> None:
@@ -129,7 +129,7 @@ def test_without_its_adapter_the_deployed_file_is_the_int4_file(
 
 
 @pytest.mark.torch
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_the_order_of_the_figures(run: tuple[Path, dict[str, dict[str, float]]]) -> None:
     folder, table = run
     assert table["int4"]["docs"] < 2048 / 2  # a model that knows nothing has the size of the vocabulary

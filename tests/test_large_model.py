@@ -100,7 +100,7 @@ def write_model(path: Path) -> None:
     path.write_bytes(model.SerializeToString())
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc")
 def test_a_model_over_2_gb_is_trained_and_exported(tmp_path: Path) -> None:
     write_model(tmp_path / "model.onnx")

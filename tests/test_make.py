@@ -1,4 +1,4 @@
-"""`make test` runs all of its stages, and says which of them failed."""
+"""`make test` and `make test-all` run all of their stages, and say which of them failed and what was left out."""
 
 from __future__ import annotations
 
@@ -10,11 +10,17 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-STAGES = ["lint", "format", "types", "imports", "spelling", "pytest", "sanitizers", "flower"]
+STAGES = {
+    "test": ["lint", "format", "types", "imports", "spelling", "pytest"],
+    "test-all": ["lint", "format", "types", "imports", "spelling", "pytest", "sanitizers", "flower"],
+}
 TOOL = """#!/bin/sh
 echo "$(basename "$0") $*" >> "$LOG"
 case "$(basename "$0") $*" in
     $FAILS) echo "this one fails"; exit 1;;
+esac
+case "$*" in
+    *--left-out*) echo 1,234 > "$LEFT_OUT";;
 esac
 echo "last line of $(basename "$0") $*"
 """
@@ -22,18 +28,20 @@ echo "last line of $(basename "$0") $*"
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
 @pytest.mark.parametrize(
-    ("fails", "failed"),
+    ("target", "fails", "failed"),
     [
-        ("ruff check", ["lint"]),
-        ("python -m pytest -n*--dist worksteal", ["pytest"]),
-        ("python -m pytest -n*tests/kernels", ["sanitizers"]),
-        ("python -m pytest*tests/integrations", ["flower"]),
-        ("mypy *", ["types"]),
-        ("codespell README.md *", ["spelling"]),
-        ("nothing", []),
+        ("test", "ruff check", ["lint"]),
+        ("test", "python -m pytest -n*--dist worksteal -m not thorough*", ["pytest"]),
+        ("test", "mypy *", ["types"]),
+        ("test", "codespell README.md *", ["spelling"]),
+        ("test", "nothing", []),
+        ("test-all", "python -m pytest -n*--dist worksteal", ["pytest"]),
+        ("test-all", "python -m pytest -n*tests/kernels", ["sanitizers"]),
+        ("test-all", "python -m pytest*tests/integrations", ["flower"]),
+        ("test-all", "nothing", []),
     ],
 )
-def test_every_stage_runs_whichever_fails(tmp_path: Path, fails: str, failed: list[str]) -> None:
+def test_every_stage_runs_whichever_fails(tmp_path: Path, target: str, fails: str, failed: list[str]) -> None:
     tools = tmp_path / "venv" / "bin"
     tools.mkdir(parents=True)
     for name in ("ruff", "mypy", "lint-imports", "codespell", "python"):
@@ -41,38 +49,46 @@ def test_every_stage_runs_whichever_fails(tmp_path: Path, fails: str, failed: li
         (tools / name).chmod(0o755)
     (tmp_path / "venv" / ".installed").touch()
     environment = {k: v for k, v in os.environ.items() if not k.startswith("MAKE")}
+    left_out = tmp_path / "build" / "left-out"
     done = subprocess.run(
         [
             "make",
-            "test",
+            target,
             f"TEST_VENV={tmp_path / 'venv'}",
             f"FLOWER_VENV={tmp_path / 'venv'}",
             f"SANITIZED={tmp_path / 'sanitized'}",
+            f"LEFT_OUT={left_out}",
             "LIBASAN=/asan",
             "NODE=/none",
         ],
         cwd=ROOT,
-        env={**environment, "LOG": str(tmp_path / "log"), "FAILS": fails},
+        env={**environment, "LOG": str(tmp_path / "log"), "LEFT_OUT": str(left_out), "FAILS": fails},
         capture_output=True,
         text=True,
         check=False,
     )
     ran = (tmp_path / "log").read_text()
-    for command in (
+    commands = [
         "ruff check",
         "ruff format --check",
         "mypy",
         "lint-imports",
         "codespell README.md",
         "python -m pytest",
-        "tests/kernels",
-        "tests/integrations",
-    ):
-        assert command in ran
+    ]
+    further = ["tests/kernels", "tests/integrations"]
+    assert [command for command in [*commands, *further] if command in ran] == (
+        commands if target == "test" else commands + further
+    )
     assert (done.returncode != 0) is bool(failed), done.stderr
     lines = done.stdout.splitlines()
     assert "No Node.js (/none): the npm package is not tested." in lines
-    assert f"Passed: {' '.join(stage for stage in STAGES if stage not in failed)}" in lines
+    number = "the" if failed == ["pytest"] else "1,234"
+    skipped = (
+        f'Not run: sanitizers, flower, and {number} tests marked thorough. "make test-all" runs everything.'
+    )
+    assert (skipped in lines) is (target == "test")
+    assert f"Passed: {' '.join(stage for stage in STAGES[target] if stage not in failed)}" in lines
     assert (lines[-1] == f"FAILED: {' '.join(failed)}") is bool(failed)
     assert failed == ["pytest"] or any(line.startswith("last line of python -m pytest") for line in lines)
 

@@ -157,7 +157,7 @@ def quoted(text: str) -> str:
 
 
 @needs_proc
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_memory_of_an_image_network_is_that_of_the_training(tmp_path: Path) -> None:
     plan = plan_training(cnn(), "2GB", loss="cross_entropy", batch_size=128, ranks=(4,))
     (best,) = [choice for choice in plan if choice.recommended]
@@ -173,7 +173,7 @@ def test_memory_of_an_image_network_is_that_of_the_training(tmp_path: Path) -> N
 
 
 @needs_proc
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_memory_of_a_language_model_in_int4_is_that_of_the_training(tmp_path: Path) -> None:
     model = llama()
     arguments: dict[str, Any] = {"loss": "causal_lm", "dims": {"length": 64}, "ranks": (8,)}

@@ -52,7 +52,7 @@ def test_commands_of_the_readme_are_targets_of_the_makefile() -> None:
     assert targets == ["demo", "test"]
     for target in targets:
         assert re.search(rf"^{target}:", makefile, re.MULTILINE)
-    assert "make test" in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    assert "make test-all" in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
 
 
 def test_every_environment_variable_is_in_the_table() -> None:

@@ -35,7 +35,7 @@ X = np.random.default_rng(0).normal(0, 1, (12, 4)).astype(np.float32)
 Y = np.arange(12) % 3
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.thorough,
     pytest.mark.skipif(sys.platform != "linux", reason="makes links and pipes, and listens to inotify"),
 ]
 

@@ -22,8 +22,22 @@ from distributed.options import PERCEPTRON, STEPS
 from onnxtrain.ortmodule import ORTModule
 
 
+def join() -> None:
+    """Joins the workers of this start.
+
+    torchrun's store outlives a start. The number of the start is a prefix of all keys, so that a restarted worker does
+    not read the addresses of dead ones (docs/faults-of-others.md).
+    """
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = dist.PrefixStore(
+        f"start {os.environ['TORCHELASTIC_RESTART_COUNT']}", dist.TCPStore(address, port, is_master=False)
+    )
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
+
+
 def main(folder: Path) -> None:
-    dist.init_process_group("gloo")
+    join()
     rank, world = dist.get_rank(), dist.get_world_size()
     model = DistributedDataParallel(ORTModule(PERCEPTRON.module()))
     sgd = optimizer_of(model)

@@ -25,7 +25,7 @@ from distributed.nets import NETS, difference, in_one_process, on_whole_batches
 from distributed.options import STEPS
 from distributed.world import run_jobs, torchrun
 
-pytestmark = [pytest.mark.torch, pytest.mark.slow]
+pytestmark = [pytest.mark.torch, pytest.mark.thorough]
 
 CLOSE = 1e-5
 """The largest difference of a loss, a parameter or a running statistic after 20 steps."""

@@ -39,7 +39,7 @@ LINEAR: dict[str, Any] = {
 """Settings of a model that scikit-learn fits exactly: of one layer, trained on all samples at once."""
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", [OnnxClassifier, OnnxRegressor])
 def test_passes_the_checks_of_scikit_learn(kind: Any) -> None:
     """All about 60 of them: a check that is skipped warns, which is an error here."""

@@ -203,7 +203,7 @@ def _pytorch_ops(model: nn.Module, batch: Batch) -> set[str]:
     return {name.removeprefix("aten::") for name in names if name.startswith("aten::")}
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable` is deprecated:FutureWarning")
 @pytest.mark.parametrize("name", SETTINGS)
 def test_trains_as_eager_pytorch(name: str) -> None:

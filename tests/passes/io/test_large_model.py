@@ -38,7 +38,7 @@ print(peak() - before)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_model_over_2_gb_is_loaded_converted_and_saved_without_reading_it(tmp_path: Path):
     model = build(
         [

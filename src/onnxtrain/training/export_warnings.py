@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection, Sequence
 
 import onnx_ir as ir
 
+from onnxtrain._printable import get_logger
 from onnxtrain._words import argument, words
 from onnxtrain.emitter import known_array, static_dims
 from onnxtrain.errors import GraphBuildError
@@ -15,7 +15,7 @@ from onnxtrain.recipe import BatchNormMode
 from onnxtrain.selection import some_names
 from onnxtrain.training.layer_modes import place_name
 
-_log = logging.getLogger("onnxtrain")
+_log = get_logger()
 
 
 def warn_of_export(

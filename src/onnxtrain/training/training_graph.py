@@ -6,13 +6,13 @@ Steps 3 to 8 of "The life of one model" in `docs/architecture.md`; `build_traini
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import onnx_ir as ir
 
+from onnxtrain._printable import get_logger
 from onnxtrain._words import argument
 from onnxtrain.autodiff import active_values, add_gradients, append_outputs, expand_path
 from onnxtrain.emitter import Emitter, values_by_name
@@ -48,7 +48,7 @@ from onnxtrain.training.running_variance import update_unbiased
 from onnxtrain.training.sparse_gradients import keep_rows, match_sparse
 from onnxtrain.training.training_manifest import describe_training
 
-_log = logging.getLogger("onnxtrain")
+_log = get_logger()
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import csv
 import html.parser
 import io
 import logging
+import re
 import sys
 import unicodedata
 from pathlib import Path
@@ -17,8 +18,9 @@ import yaml
 from markdown_it import MarkdownIt
 
 import models
+import onnxtrain
 from onnxtrain import CSVLogger, History, Trainer, errors
-from onnxtrain._printable import printable
+from onnxtrain._printable import get_logger, printable
 from onnxtrain.trainer._show.notebook import NotebookReport
 
 EVIL = "\x1b]0;t\x07\x9b2J\u202e\n# a\r|`<script>alert(1)</script>[b](http://c)**d**$e$_f_\\"
@@ -47,9 +49,10 @@ def test_messages_of_errors_are_one_line(name: str) -> None:
     assert error.args == (f"the input '{EVIL}'",)
 
 
-def test_the_log_escapes_names_for_every_handler(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("name", ["onnxtrain", "onnxtrain.flower"])
+def test_the_log_escapes_names_for_every_handler(name: str, caplog: pytest.LogCaptureFixture) -> None:
     stream = io.StringIO()
-    logger, handler = logging.getLogger("onnxtrain"), logging.StreamHandler(stream)
+    logger, handler = get_logger(name), logging.StreamHandler(stream)
     logger.addHandler(handler)
     try:
         logger.warning("the node '%s' has %d inputs", EVIL, 2)
@@ -59,6 +62,17 @@ def test_the_log_escapes_names_for_every_handler(caplog: pytest.LogCaptureFixtur
     assert stream.getvalue().count("\n") == 1
     assert stream.getvalue().endswith("' has 2 inputs\n")
     assert caplog.messages == [stream.getvalue()[:-1]]
+
+
+def test_the_package_logs_through_these_loggers_alone() -> None:
+    """Elsewhere, `logging.getLogger` returns the logger of another package, or the parent of one with the filter."""
+    package = Path(onnxtrain.__file__).parent
+    calls = {
+        str(path.relative_to(package))
+        for path in package.rglob("*.py")
+        if re.search(r"logging\.getLogger\((?!\)|\"(?!onnxtrain))", path.read_text(encoding="utf-8"))
+    }
+    assert calls == {"_printable.py", "ortmodule/_options.py", "ortmodule/capture/_data_dependent.py"}
 
 
 class Tags(html.parser.HTMLParser):

@@ -7,10 +7,7 @@ Importing this package imports nothing heavy: the names in `__all__` are loaded 
 from __future__ import annotations
 
 import importlib
-import logging
 from typing import TYPE_CHECKING, Any
-
-from onnxtrain._printable import escape_record
 
 # For type checkers and editors, which don't evaluate `__getattr__`.
 if TYPE_CHECKING:
@@ -37,9 +34,6 @@ if TYPE_CHECKING:
     )
 
 __version__ = "0.1.0"
-
-# Log messages quote names from external files. The filter covers all messages and all handlers.
-logging.getLogger("onnxtrain").addFilter(escape_record)
 
 __all__ = [
     "CSVLogger",

@@ -15,6 +15,7 @@ from typing import Any
 import onnx_ir as ir
 
 from onnxtrain import onnxblock, optimizers
+from onnxtrain._printable import get_logger
 from onnxtrain.errors import GraphBuildError, ModelError
 from onnxtrain.lora import METADATA_KEY as METADATA_KEY_OF_ADAPTERS
 from onnxtrain.onnxblock.onnxblock import parameter_protos
@@ -29,7 +30,7 @@ from onnxtrain.runtime.state import CheckpointState
 from onnxtrain.selection import match_names
 from onnxtrain.training.training_graph import TrainingGraphs
 
-_log = logging.getLogger("onnxtrain")
+_log = get_logger()
 
 
 @dataclass(frozen=True)

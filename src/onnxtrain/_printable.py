@@ -22,6 +22,18 @@ def printable(text: object) -> str:
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
+def get_logger(name: str = "onnxtrain") -> logging.Logger:
+    """Returns the logger with this name, with a filter that makes its messages printable for all handlers.
+
+    Log messages quote names from external files. The package calls this function instead of `logging.getLogger`,
+    because a filter of the logger `onnxtrain` would not see the messages of its children, such as `onnxtrain.flower`.
+    """
+    logger = logging.getLogger(name)
+    # Adding the same filter again has no effect.
+    logger.addFilter(escape_record)
+    return logger
+
+
 def escape_record(record: logging.LogRecord) -> bool:
     """Makes the message of a log record printable. A logging filter that accepts all records."""
     record.msg, record.args = printable(record.getMessage()), None

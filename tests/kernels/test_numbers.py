@@ -146,15 +146,3 @@ def test_no_more_names_than_are_needed() -> None:
         else:
             with pytest.raises(Exception, match="is not a registered function/op"):
                 ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-
-
-def test_older_kernels_warn_of_what_they_have_no_name_for(
-    model: onnx.ModelProto, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """They register as many names as there were before the session config entry."""
-    monkeypatch.delattr("onnxtrain_kernels.NUMBERED")
-    monkeypatch.delattr("onnxtrain_kernels.level")
-    options = _options()
-    with pytest.warns(RuntimeWarning, match="70 different ops ConvolutionGradient_float.* names for 64"):
-        register_kernels(options, function_names(model.SerializeToString()))
-    assert len(_calls(model.SerializeToString(), options, tmp_path)) == 64

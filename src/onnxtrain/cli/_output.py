@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from onnxtrain._console import PlainConsole, styled
-from onnxtrain._printable import escape_record, printable
+from onnxtrain._printable import escape_record, get_logger, printable
 from onnxtrain._words import speaking
 from onnxtrain.cli._shell_words import ShellWords
 from onnxtrain.errors import OnnxTrainError
@@ -121,7 +121,7 @@ def logging_to_terminal(level: int) -> Iterator[None]:
     Args:
         level: least level of the package's log that is printed, e.g. `logging.WARNING`.
     """
-    logger, foreign = logging.getLogger("onnxtrain"), logging.lastResort
+    logger, foreign = get_logger(), logging.lastResort
     handler = RichHandler(level, PlainConsole(stderr=True), show_time=False, show_path=False)
     before = logger.level
     logger.setLevel(level)

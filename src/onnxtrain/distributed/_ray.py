@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import socket
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from onnxtrain._printable import get_logger
 from onnxtrain.distributed._secret import TOKEN, new_token, one_machine, private_folder
 from onnxtrain.errors import MissingPackageError, WorkersError
 
-_log = logging.getLogger("onnxtrain")
+_log = get_logger()
 
 # Ray's name of the resource that each machine of a cluster has under its own address.
 _NODE = "node:{}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 from collections.abc import Callable, Sequence
 from typing import overload
@@ -12,6 +11,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from onnxtrain._printable import get_logger
 from onnxtrain._words import argument
 from onnxtrain.emitter import Emitter
 from onnxtrain.errors import GraphBuildError
@@ -31,7 +31,7 @@ REPORT_KEY = "onnxtrain.merge"
 _MERGED = ".merged"
 """End of the names of new initializers, while the old ones are there."""
 
-_log = logging.getLogger("onnxtrain")
+_log = get_logger()
 Evaluate = Callable[[onnx.ModelProto], float]
 
 

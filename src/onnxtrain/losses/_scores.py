@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import logging
-
 import onnx_ir as ir
 
+from onnxtrain._printable import get_logger
 from onnxtrain._words import argument
 from onnxtrain.losses._base import Loss
 from onnxtrain.op_facts import CASTS, VIEWS
 
-_log = logging.getLogger("onnxtrain")
+_log = get_logger()
 
 _PROBABILITIES = ("Softmax", "Sigmoid")
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Iterable, Sequence
 
 import onnx
 import onnx_ir as ir
 
+from onnxtrain._printable import get_logger
 from onnxtrain.errors import CheckpointError, GraphBuildError
 from onnxtrain.runtime import dtypes
 from onnxtrain.runtime.checkpoint import read_checkpoint, write_checkpoint
@@ -17,7 +17,7 @@ from onnxtrain.selection import some_names
 
 __all__ = ["STATISTIC_KEY", "is_statistic", "load_checkpoint_to_model", "save_checkpoint"]
 
-_log = logging.getLogger("onnxtrain")
+_log = get_logger()
 
 STATISTIC_KEY = "onnxtrain.statistic"
 """Metadata of a tensor that is a BatchNorm running statistic, not a parameter."""

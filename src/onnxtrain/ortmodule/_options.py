@@ -17,6 +17,7 @@ import logging
 import os
 from pathlib import Path
 
+from onnxtrain._printable import escape_record
 from onnxtrain.ortmodule._exceptions import (
     ORTModuleDeviceException,
     ORTModuleFallbackException,
@@ -65,6 +66,7 @@ def module_logger(level: LogLevel) -> logging.Logger:
     """Returns a logger with this level and the handlers of the logger `onnxtrain.ortmodule`, or else one for stderr."""
     # Not `logging.getLogger`, which returns one object for all: modules with different levels would share one level.
     logger = logging.Logger("onnxtrain.ortmodule", level.logging_level)
+    logger.addFilter(escape_record)
     logger.parent = logging.getLogger(logger.name)
     if not logger.hasHandlers():
         handler = logging.StreamHandler()

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import onnx
 
+from onnxtrain._printable import get_logger
 from onnxtrain._words import argument
 from onnxtrain.artifacts import generate_artifacts
 from onnxtrain.errors import InputError, NothingToTrain, OnnxTrainError
@@ -93,7 +94,7 @@ def _each_warning_once() -> Iterator[None]:
         seen.add(text)
         return True
 
-    logger = logging.getLogger("onnxtrain")
+    logger = get_logger()
     logger.addFilter(is_new)
     try:
         yield

@@ -28,6 +28,7 @@ from collections.abc import Collection, Iterator, Sequence
 from types import TracebackType
 from typing import BinaryIO
 
+from onnxtrain._printable import get_logger
 from onnxtrain.runtime.json_text import parse_json
 
 JOURNAL = ".onnxtrain-commit"
@@ -198,9 +199,8 @@ def _sync_directory(directory: str) -> None:
         # The files are complete and in their places, so the save has not failed: a warning is enough.
         if error.errno not in _NO_SYNC:
             # Imported here, as in several places of the runtime: a device does not need it to start.
-            import logging
 
-            logging.getLogger("onnxtrain").warning(
+            get_logger().warning(
                 "saved, but flushing '%s' failed: %s; a power failure may undo it", directory, error
             )
 

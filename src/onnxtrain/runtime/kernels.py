@@ -107,24 +107,20 @@ def _register(options: ort.SessionOptions, names: Iterable[str] | None, path: st
     # the default names, 192 at that time, opening a small model took 2.7 ms instead of 10.6.
     kernels = importlib.import_module("onnxtrain_kernels")
     _warn_of_level(os.environ.get(LEVEL), path)
-    entry = getattr(kernels, "NUMBERED", None)
-    if entry is None:
-        _warn_of_numbers(names or ())
-    # An older package has no entry for numbers.
-    needed = None if names is None or entry is None else _needed_numbers(names)
     numbers = _registered.get(options)
-    if needed is None:
+    if names is None:
         if numbers is None:
             options.register_custom_ops_library(path)
             _registered[options] = [_NUMBERED]
         return
     # Options that have served a smaller model get the names that are missing, as no name may be registered twice.
     before = numbers[-1] if numbers else dict.fromkeys(_NUMBERED, 0)
-    ranges = {stem: (before[stem], end) for stem, end in needed.items() if end > before[stem]}
+    ranges = {stem: (before[stem], end) for stem, end in _needed_numbers(names).items() if end > before[stem]}
     if numbers and not ranges:
         return
     # ONNX Runtime warns if an entry is set again, so each registration has an entry of its own.
-    options.add_session_config_entry(f"{entry}.{len(numbers)}" if numbers else entry, _config_entry(ranges))
+    entry = f"{kernels.NUMBERED}.{len(numbers)}" if numbers else kernels.NUMBERED
+    options.add_session_config_entry(entry, _config_entry(ranges))
     options.register_custom_ops_library(path)
     _registered[options] = [*(numbers or []), before | {stem: end for stem, (_, end) in ranges.items()}]
 
@@ -175,11 +171,7 @@ def _config_entry(ranges: Mapping[str, tuple[int, int]]) -> str:
 @functools.cache
 def _warn_of_level(wanted: str | None, path: str) -> None:
     """Warns, once per level, if sessions get kernels of another level of instructions than the user wants."""
-    level_of = getattr(importlib.import_module("onnxtrain_kernels"), "level", None)
-    # An older version of the package does not tell.
-    if level_of is None:
-        return
-    level = level_of()
+    level = importlib.import_module("onnxtrain_kernels").level()
     if not level:
         warnings.warn(
             f"The native kernels of '{path}' need instructions that this processor lacks (x86-64-v2): training runs "
@@ -198,17 +190,3 @@ def _warn_of_level(wanted: str | None, path: str) -> None:
             RuntimeWarning,
             stacklevel=4,
         )
-
-
-def _warn_of_numbers(names: Iterable[str]) -> None:
-    """Warns of functions for which an older version of the kernels has no names."""
-    # Without a warning, DenseNet-121 ran many of its convolutions without kernels, and nobody knew why it was slow.
-    for stem, end in _needed_numbers(names).items():
-        if end > _NUMBERED[stem]:
-            warnings.warn(
-                f"The model has {end} different ops {stem.replace('#', '')}, and the installed onnxtrain-kernels has "
-                f"names for {_NUMBERED[stem]}: the others run without native kernels, which takes several times as "
-                "long. Install a newer onnxtrain-kernels",
-                RuntimeWarning,
-                stacklevel=4,
-            )

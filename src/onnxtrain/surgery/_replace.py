@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 from typing import overload
@@ -12,6 +11,7 @@ import numpy.typing as npt
 import onnx
 import onnx_ir as ir
 
+from onnxtrain._printable import get_logger
 from onnxtrain.errors import InputError, ModelError
 from onnxtrain.passes import (
     ModelSource,
@@ -29,7 +29,7 @@ from onnxtrain.selection import is_generated_name
 from onnxtrain.surgery._linear import Linear, find_head, op_name
 from onnxtrain.surgery._tail import PROBABILITIES, Refusal, follow
 
-_log = logging.getLogger("onnxtrain")
+_log = get_logger()
 
 
 # A mistyped number would take all memory.

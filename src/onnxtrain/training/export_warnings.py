@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection, Sequence
 
 import onnx_ir as ir
 
+from onnxtrain._printable import get_logger
 from onnxtrain._words import argument
 from onnxtrain.emitter import known_array
 from onnxtrain.passes import TorchSignature, has_quantized_ops, is_training_batch_norm, lost_detaches
 from onnxtrain.selection import some_names
 from onnxtrain.training.layer_modes import Unchosen, place_name
 
-_log = logging.getLogger("onnxtrain")
+_log = get_logger()
 
 
 def warn_of_export(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import onnx_ir as ir
 
+from onnxtrain._printable import get_logger
 from onnxtrain._words import argument, words
 from onnxtrain.emitter import static_dims
 from onnxtrain.errors import GraphBuildError
@@ -26,7 +26,7 @@ from onnxtrain.recipe import BatchNormMode, DropoutRatios
 from onnxtrain.selection import match_names, module_scope, some_names
 from onnxtrain.training.running_variance import mark_unbiased
 
-_log = logging.getLogger("onnxtrain")
+_log = get_logger()
 
 
 @dataclass(frozen=True)

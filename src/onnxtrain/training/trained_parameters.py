@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection, Sequence
 
 import onnx_ir as ir
 
+from onnxtrain._printable import get_logger
 from onnxtrain._words import argument
 from onnxtrain.autodiff import active_values
 from onnxtrain.errors import GraphBuildError, NothingToTrain
@@ -17,7 +17,7 @@ from onnxtrain.selection import select_parameters, some_names
 from onnxtrain.training.build_state import Build
 from onnxtrain.training.sparse_gradients import match_sparse
 
-_log = logging.getLogger("onnxtrain")
+_log = get_logger()
 
 
 def choose_parameters(

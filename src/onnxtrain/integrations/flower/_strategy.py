@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import statistics
 from collections import Counter
@@ -14,13 +13,13 @@ from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
-from onnxtrain._printable import printable
+from onnxtrain._printable import get_logger, printable
 from onnxtrain.errors import InputError
 from onnxtrain.integrations.flower._client import FINGERPRINT
 from onnxtrain.integrations.flower._exchange import expected_arrays, read_arrays, require_finite
 from onnxtrain.runtime.manifest import Manifest
 
-_log = logging.getLogger("onnxtrain.flower")
+_log = get_logger("onnxtrain.flower")
 
 # Maximum length of a reason, which quotes what a stranger has sent.
 _REASON_LENGTH = 500

@@ -104,8 +104,7 @@ def canonicalize(model: ir.Model, variable: Collection[str] = ()) -> ir.Model:
     TimeFirstPass()(model)
     # Withheld again for folding and inference. Parameters that RestoreParametersPass has added are withheld, too.
     withheld = withhold(model, variable)
-    correct_declared_shapes(model)
-    model = settle_shapes(model)
+    model = settle_shapes(model, inferred=correct_declared_shapes(model))
     check_types(model)
     # After inference, as the pass must tell the dtype.
     if NormalizerPass()(model).modified:

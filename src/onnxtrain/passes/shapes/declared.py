@@ -1,4 +1,4 @@
-"""Correct shapes that a file declares and that its nodes cannot have."""
+"""Corrects declared shapes of computed values that shape inference contradicts."""
 
 from __future__ import annotations
 
@@ -8,35 +8,43 @@ from onnxtrain.passes.shapes.infer import GENERATED, infer_shapes
 from onnxtrain.passes.shapes.vector_inputs import VectorsPass
 
 
-def correct_declared_shapes(model: ir.Model) -> None:
-    """Replace declared shapes of computed values by inferred ones where the two contradict, in place.
+def correct_declared_shapes(model: ir.Model) -> bool:
+    """Replaces declared shapes of computed values by inferred ones where the two contradict, in place.
 
-    onnx's inference keeps a declaration that contradicts it, and gradients are then built of a wrong shape. ONNX
-    Runtime, which runs such files with a warning, takes the inferred one. What inference cannot tell stays declared.
+    onnx's shape inference keeps a declaration even if its own result differs, and gradients would then be built for
+    the wrong shape. ONNX Runtime warns and uses the inferred shape. Sizes that cannot be inferred remain as declared.
+
+    Returns:
+        True if the shapes of the model are inferred ones. False if they must be inferred next: no shape was declared,
+        or a declaration adds to what was inferred, so that it may determine further shapes.
     """
     values = [value for node in model.graph.all_nodes() for value in node.outputs]
     declared = {value: value.shape for value in values if value.shape is not None}
     if not declared:
-        return
+        return False
     for value in declared:
         value.shape = None
-    # Without its declarations onnx infers wrong shapes.
+    # Removing declarations can make onnx infer wrong shapes for vectors.
     VectorsPass()(model)
     infer_shapes(model, propagate=False)
+    complete = True
     for value, shape in declared.items():
-        value.shape = _merged(value.shape, shape)
+        merged = _merged(value.shape, shape)
+        if merged != value.shape:
+            value.shape, complete = merged, False
+    return complete
 
 
 def _merged(inferred: ir.Shape | None, declared: ir.Shape) -> ir.Shape:
-    """Return the declared shape, with the inferred sizes where it contradicts them."""
+    """Returns the declared shape, with the inferred size of each axis that it contradicts or leaves open."""
     if inferred is None or inferred.rank() != declared.rank():
         return declared if inferred is None else inferred
     return ir.Shape([_dim(found, given) for found, given in zip(inferred, declared, strict=True)])
 
 
 def _dim(found: int | ir.SymbolicDim, given: int | ir.SymbolicDim) -> int | ir.SymbolicDim:
-    if isinstance(found, int):
+    if isinstance(found, int) or (not isinstance(given, int) and given.value is None):
         return found
-    is_known = found.value is not None and not found.value.startswith(GENERATED)
-    # A dimension of an input, such as the batch, for which the file declares the size of an example.
-    return found if is_known and (isinstance(given, int) or given.value is None) else given
+    # An inferred name is that of an input axis, such as the batch; the file declares the size of an example.
+    named = found.value is not None and not found.value.startswith(GENERATED)
+    return found if named and isinstance(given, int) else given

@@ -38,12 +38,15 @@ _SMALL = 64
 _MAX_ELEMENTS = 1 << 21
 
 
-def settle_shapes(model: ir.Model) -> ir.Model:
-    """Infer shapes and fold shape arithmetic in turns, in place, until neither finds more; return `model`.
+def settle_shapes(model: ir.Model, *, inferred: bool = False) -> ir.Model:
+    """Infers shapes and folds shape arithmetic in turns, in place, until nothing changes; returns `model`.
 
-    The steps in between find missing ranks, rewrite ops whose sizes onnx infers wrongly (before anything is folded from
-    these sizes), and remove branches and sequences that turn out to be constant. Expects a model without functions;
-    leaves shapes on all values for which onnx can infer them.
+    The steps between two inferences find missing ranks, rewrite ops whose sizes onnx infers wrongly (before these sizes
+    are folded), and remove branches and sequences that turn out to be constant.
+
+    Args:
+        model: a model without model-local functions.
+        inferred: True if `infer_shapes(model, propagate=False)` would change nothing, so that the first one is skipped.
     """
     loops = LoopStatePass(lambda trial: infer_shapes(trial, propagate=False))
     steps = (
@@ -61,7 +64,8 @@ def settle_shapes(model: ir.Model) -> ir.Model:
     )
     # Data propagation comes last: the static sizes found before tell whether it would cost too much memory.
     for propagate in (False, True) if _computes_with_shapes(model) else (False,):
-        infer_shapes(model, propagate=propagate)
+        if propagate or not inferred:
+            infer_shapes(model, propagate=propagate)
         while any(step(model).modified for step in steps):
             infer_shapes(model, propagate=propagate)
     return model

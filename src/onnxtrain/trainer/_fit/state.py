@@ -6,13 +6,13 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from onnxtrain._printable import get_logger
 from onnxtrain._words import argument
 from onnxtrain.errors import CheckpointError, InputError
 from onnxtrain.runtime.atomic import FileSet
@@ -41,7 +41,7 @@ from onnxtrain.trainer.data import Pass, Source, own_batches
 if TYPE_CHECKING:
     from onnxtrain.trainer._workers import Workers
 
-_log = logging.getLogger("onnxtrain")
+_log = get_logger()
 
 
 def scheduler_settings(spec: ScheduleSpec | None) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import numbers
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,13 +11,14 @@ from typing import Any
 
 import numpy as np
 
+from onnxtrain._printable import get_logger
 from onnxtrain.errors import InputError
 from onnxtrain.losses import loss_class
 from onnxtrain.runtime.dtypes import Array
 from onnxtrain.runtime.manifest import InputSpec
 from onnxtrain.trainer._metrics.whole_set import WHOLE_METRICS, Task, aligned, has_nan, measure_of
 
-_log = logging.getLogger("onnxtrain")
+_log = get_logger()
 
 # `Measure` returns sums instead of a mean: means of batches of different sizes cannot be averaged.
 Measure = Callable[[Array, Array, InputSpec], tuple[float, float]]

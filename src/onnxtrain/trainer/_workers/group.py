@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from onnxtrain._printable import get_logger
 from onnxtrain.distributed._communicator import Communicator
 from onnxtrain.distributed._join import join_group
 from onnxtrain.distributed._strategy import DataParallel, Strategy, make_strategy
@@ -21,7 +22,7 @@ from onnxtrain.trainer._workers.follower import FollowerWorkspace
 from onnxtrain.trainer._workers.shards import Shards
 from onnxtrain.trainer.data import Worker, dynamic_remedy
 
-_log = logging.getLogger("onnxtrain")
+_log = get_logger()
 
 
 class Workers:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 
+from onnxtrain._printable import get_logger
 from onnxtrain._words import argument, words
 from onnxtrain.errors import InputError
 from onnxtrain.runtime.manifest import InputSpec
 from onnxtrain.trainer._checks import check_integer
 from onnxtrain.trainer.data._convert import names_of
 
-_log = logging.getLogger("onnxtrain")
+_log = get_logger()
 
 
 def dynamic_remedy() -> str:

@@ -7,7 +7,6 @@ several threads take turns, so that each draws the numbers that it draws alone.
 
 from __future__ import annotations
 
-import logging
 import os
 import random
 import sys
@@ -17,6 +16,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+
+from onnxtrain._printable import get_logger
 
 
 def _torch() -> Any:
@@ -60,7 +61,7 @@ _take_turns = True
 # Seconds to wait for another thread's code, e.g. for a slow loader to give its batch.
 _PATIENCE = 60.0
 
-_log = logging.getLogger("onnxtrain")
+_log = get_logger()
 
 
 def _renew() -> None:

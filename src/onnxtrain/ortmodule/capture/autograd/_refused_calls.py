@@ -1,0 +1,235 @@
+"""Refuse calls of operators that eager PyTorch refuses and that its fake tensors accept.
+
+E.g. a float64 input of a float32 `Linear` without bias (PyTorch 2.13): Dynamo captures the product, and ONNX Runtime
+would compute it in float64. Or `min()` of a tensor without elements, of which ONNX Runtime says that it is infinite.
+"""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+from onnxtrain.ortmodule._torch import (
+    disable_current_modes,
+    is_functorch_wrapped_tensor,
+    pytree,
+)
+from onnxtrain.ortmodule.capture._errors import RefusedByPyTorch
+from onnxtrain.ortmodule.capture._nodes import name_of
+
+# Functions of other packages may have side effects: they must not be called once more.
+_MODULES = ("torch", "_operator", "builtins")
+"""Modules whose functions are run on zeros to see whether PyTorch refuses them."""
+
+# Kernel sizes, groups and numbers of axes are at most about that large: with others the arguments would not fit.
+_SMALL = 16
+"""The largest size that :meth:`_Call.smaller` keeps."""
+
+# oneDNN's backward pass of an LSTM ends the process for some dtypes (PyTorch 2.13). `aten/recurrent.py` asks PyTorch
+# about the dtypes of the forward pass.
+_RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
+
+_ROWS = 3
+"""Stands for a number that depends on the data, such as that of the elements that a mask selects."""
+
+_LARGEST = 1 << 20
+"""Elements of the largest tensor that gets memory of its own. Larger ones are expanded from one element."""
+
+
+_verdicts: dict[Any, str | None] = {}
+"""Per operator, dtypes, ranks and autocast: PyTorch's message if it refuses them, else None."""
+
+
+def refuse_call(node: fx.Node) -> None:
+    """Raises `RefusedByPyTorch` if eager PyTorch refuses a node of a Dynamo graph: mixed dtypes, or an empty extremum.
+
+    Args:
+        node: calls a function or a method; tensors among its arguments have `meta["example_value"]`.
+    """
+    if node.op not in ("call_function", "call_method"):
+        return
+    args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda source: source.meta.get("example_value"))
+    tensors = [value for value in pytree.tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)]
+    dtypes = tuple(tensor.dtype for tensor in tensors)
+    has_mixed_dtypes = len(set(dtypes)) > 1
+    # Not of numbers: `max` may be that of two sizes.
+    is_extremum = len(tensors) == 1 and name_of(node) in ("max", "min")
+    if not (has_mixed_dtypes or is_extremum) or not _is_plain(node, tensors):
+        return
+    trained = any(
+        isinstance(value, torch.Tensor) and value.requires_grad
+        for value in pytree.tree_leaves(node.meta.get("example_value"))
+    )
+    call = _Call(_callable(node), args, kwargs, trained)
+    message = None
+    if has_mixed_dtypes:
+        message = _mixed_dtypes(node, call, tensors)
+    elif any(size == 0 for size in map(_hint, tensors[0].shape)):
+        with disable_current_modes():
+            message = call.error(dtypes)
+    if message is not None:
+        raise RefusedByPyTorch(message)
+
+
+def _mixed_dtypes(node: fx.Node, call: _Call, tensors: Sequence[torch.Tensor]) -> str | None:
+    """Returns the message with which eager PyTorch refuses a call for the dtypes of its tensors, or None.
+
+    The call is made with zeros of the same ranks, forward and backward, once for each operator, choice of dtypes and
+    mode of autocast. It is refused if it fails with these dtypes and succeeds with others.
+    """
+    dtypes = tuple(tensor.dtype for tensor in tensors)
+    device = tensors[0].device.type
+    autocast = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device)
+    ranks = tuple((tensor.dim(), tensor.requires_grad) for tensor in tensors)
+    key = (node.target, dtypes, ranks, call.trained, autocast)
+    if key not in _verdicts:
+        _verdicts[key] = _refusal(call, dtypes)
+    return _verdicts[key]
+
+
+def _is_plain(node: fx.Node, tensors: list[torch.Tensor]) -> bool:
+    """Returns whether a node may be called once more, on tensors that can be made."""
+    if node.op == "call_function":
+        if getattr(node.target, "__name__", "") in _RECURRENT:
+            return False
+        module = getattr(node.target, "__module__", None) or type(node.target).__module__
+        namespace = getattr(node.target, "namespace", "aten")
+        if module.partition(".")[0] not in _MODULES or namespace != "aten":
+            return False
+    return all(
+        tensor.layout == torch.strided
+        and not is_functorch_wrapped_tensor(tensor)
+        and all(_is_known(size) for size in tensor.shape)
+        for tensor in tensors
+    )
+
+
+def _callable(node: fx.Node) -> Callable[..., Any]:
+    if node.op == "call_method":
+        name = str(node.target)
+        return lambda self, *args, **kwargs: getattr(self, name)(*args, **kwargs)
+    assert callable(node.target)
+    return node.target
+
+
+def _refusal(call: _Call, dtypes: tuple[torch.dtype, ...]) -> str | None:
+    """Returns the message with which eager PyTorch refuses a call for the dtypes of its tensors, or None."""
+    with disable_current_modes(), torch.random.fork_rng(), warnings.catch_warnings():
+        # PyTorch warns when the module itself runs.
+        warnings.simplefilter("ignore")
+        # Small tensors first: the scores of a vocabulary take gigabytes. Where the operator fails on these with all
+        # dtypes, its other arguments do not fit their sizes.
+        for sized in (call.smaller(), call):
+            message = sized.error(dtypes)
+            if message is None:
+                return None
+            if any(sized.error(others) is None for others in _alternatives(dtypes)):
+                return message
+        return None
+
+
+def _alternatives(dtypes: tuple[torch.dtype, ...]) -> Iterator[tuple[torch.dtype, ...]]:
+    """Yields other dtypes for the same tensors: as few as there can be, then each of another kind."""
+    kinds = tuple(
+        torch.float32
+        if dtype.is_floating_point
+        else dtype
+        if dtype.is_complex or dtype == torch.bool
+        else torch.int64
+        for dtype in dtypes
+    )
+    yield kinds
+    for place, other in itertools.product(range(len(dtypes)), (torch.float32, torch.int64, torch.bool)):
+        yield (*kinds[:place], other, *kinds[place + 1 :])
+    yield (torch.float32,) * len(dtypes)
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A call of an operator.
+
+    Attributes:
+        function: e.g. `torch.nn.functional.linear`.
+        args: its arguments, with fake tensors.
+        kwargs: likewise.
+        trained: whether its result has a gradient.
+        sizes: the sizes to take instead of others, e.g. {50257: 17}.
+    """
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    trained: bool
+    sizes: Mapping[int, int] = field(default_factory=dict)
+
+    def smaller(self) -> _Call:
+        """Returns the call with other sizes in the place of those above 16, equal ones where these are equal."""
+        tensors = (v for v in pytree.tree_leaves((self.args, self.kwargs)) if isinstance(v, torch.Tensor))
+        large = sorted({size for tensor in tensors for size in map(_hint, tensor.shape) if size > _SMALL})
+        return replace(self, sizes={size: _SMALL + place for place, size in enumerate(large, 1)})
+
+    def error(self, dtypes: Sequence[torch.dtype]) -> str | None:
+        """Returns the message of the error that the call raises with zeros of these dtypes, or None."""
+        following = iter(dtypes)
+
+        def real(value: Any) -> Any:
+            if isinstance(value, torch.Tensor):
+                shape = [self.sizes.get(size, size) for size in map(_hint, value.shape)]
+                return _zeros(value, shape, next(following))
+            if isinstance(value, int | torch.SymInt) and not isinstance(value, bool):
+                return self.sizes.get(_hint(value), _hint(value))
+            return value
+
+        try:
+            with torch.set_grad_enabled(self.trained):
+                args, kwargs = pytree.tree_map(real, (self.args, self.kwargs))
+                results = pytree.tree_leaves(self.function(*args, **kwargs))
+                scores = [r for r in results if isinstance(r, torch.Tensor) and r.requires_grad]
+                if scores:
+                    torch.autograd.backward(scores, [torch.zeros_like(score) for score in scores])
+        # PyTorch's operators raise exceptions of any type.
+        except Exception as error:
+            return str(error)
+        return None
+
+
+def _zeros(fake: torch.Tensor, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """Returns zeros of a shape and dtype, on the device of a fake tensor and with a gradient where that has one."""
+    one = torch.zeros((), dtype=dtype, device=fake.device)
+    if fake.requires_grad and (dtype.is_floating_point or dtype.is_complex):
+        with torch.enable_grad():
+            # Eager PyTorch may write to it: it must be no leaf, and no view of one.
+            one = one.requires_grad_().clone()
+            return _expanded(one, shape)
+    return _expanded(one, shape)
+
+
+def _expanded(one: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    """Returns a scalar expanded to a shape, with memory of its own unless it is large."""
+    tensor = one.expand(shape)
+    return tensor.clone(memory_format=torch.contiguous_format) if tensor.numel() <= _LARGEST else tensor
+
+
+def _is_known(size: int | torch.SymInt) -> bool:
+    """Returns whether :func:`_hint` knows a size: one that mixes data and the shapes of inputs it does not."""
+    if isinstance(size, int):
+        return True
+    unbacked = free_unbacked_symbols(size)
+    return not unbacked or size.node.expr.free_symbols == unbacked
+
+
+def _hint(size: int | torch.SymInt) -> int:
+    """Returns a size; for a symbolic one its value in this call, for one that depends on data that for `_ROWS`."""
+    if isinstance(size, int):
+        return size
+    if unbacked := free_unbacked_symbols(size):
+        return int(size.node.expr.subs(dict.fromkeys(unbacked, _ROWS)))
+    # `int(size)` would guard the graph, so that another size captures another graph.
+    return int(size.node.hint)

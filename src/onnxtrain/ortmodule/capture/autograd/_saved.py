@@ -1,0 +1,83 @@
+"""Find the arguments of a graph that eager PyTorch saves for backward, and checks for writes until then."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from onnxtrain.ortmodule.capture._nodes import (
+    CHECKPOINT_REGION,
+    example_values,
+    functions_behind,
+    is_transformed,
+    memory_of,
+    saved_by,
+)
+
+
+@dataclass(frozen=True)
+class SavedArguments:
+    """The arguments that eager PyTorch saves, by the result whose gradient needs them.
+
+    Arguments that nobody can write to, e.g. numbers, count as saved everywhere.
+
+    Attributes:
+        outputs: per output of a graph, the indices of the arguments that its backward functions have saved.
+        written: per argument, the same for the value that the graph writes to it.
+    """
+
+    outputs: tuple[frozenset[int], ...]
+    written: tuple[frozenset[int], ...]
+
+
+def saved_arguments(graph_module: fx.GraphModule) -> SavedArguments | None:
+    """Returns the arguments that backward functions of eager PyTorch save.
+
+    Args:
+        graph_module: a Dynamo graph.
+
+    Returns:
+        None where the fake tensors do not tell: in transforms of torch.func, and in checkpointed regions, which eager
+        PyTorch computes again from their arguments as they are then.
+    """
+    # Dynamo's fake tensors have the autograd graph of eager PyTorch. A backward function has saved the argument itself,
+    # a view of it (which shares its version counter), or a copy: in another dtype (`autocast`), or made contiguous (a
+    # product of an expanded tensor). Nobody can write to the copy.
+    nodes = graph_module.graph.nodes
+    if any(
+        CHECKPOINT_REGION in node.meta or is_transformed(node.meta.get("example_value")) for node in nodes
+    ):
+        return None
+    arguments = example_values(graph_module)
+    places: dict[int, set[int]] = {}
+    for place, value in enumerate(arguments):
+        if _is_dense(value):
+            places.setdefault(memory_of(value), set()).add(place)
+    constants = frozenset(place for place, value in enumerate(arguments) if not _is_dense(value))
+    by_function: dict[Any, set[int]] = {}
+
+    def saved_behind(value: Any) -> frozenset[int]:
+        found: set[int] = set()
+        for function in functions_behind(value):
+            if function not in by_function:
+                saved = [memory_of(tensor) for tensor in saved_by(function) if _is_dense(tensor)]
+                by_function[function] = set().union(*(places.get(memory, ()) for memory in saved))
+            found |= by_function[function]
+        return constants.union(found)
+
+    returned = graph_module.graph.find_nodes(op="output")[0].args[0]
+    return SavedArguments(
+        tuple(
+            saved_behind(node.meta.get("example_value") if isinstance(node, fx.Node) else None)
+            for node in returned
+        ),
+        tuple(saved_behind(value) for value in arguments),
+    )
+
+
+def _is_dense(value: Any) -> bool:
+    """Returns whether a value is a tensor with one storage."""
+    return isinstance(value, torch.Tensor) and value.layout == torch.strided

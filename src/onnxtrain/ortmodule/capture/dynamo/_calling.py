@@ -1,0 +1,142 @@
+"""Call functions that Dynamo captures, and compiled graphs, with less overhead than Dynamo's own wrappers.
+
+Dynamo's wrapper (PyTorch 2.13) asks in each call about exports, `fullgraph`, stances and more, which takes a tenth of
+the time of a small model's call. Where one of them is in use, the wrapper itself is called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from onnxtrain.ortmodule import _torch
+from onnxtrain.ortmodule._torch import (
+    ForceDispatchKeyGuard,
+    GenerationTracker,
+    ShortenTraceback,
+    TracingContext,
+    UncapturedHigherOrderOpError,
+    Unsupported,
+    UserError,
+    current_trace,
+    eval_frame,
+    install_generation_tagging_init,
+    set_eval_frame,
+    set_isolated_recompiles,
+)
+from onnxtrain.ortmodule.capture.dynamo._in_vain import CapturesInVain
+
+_tracing = TracingContext.try_get
+_includes = _torch.dispatch_keys_included
+_excludes = _torch.dispatch_keys_excluded
+_transforms = _torch.get_dynamic_layer_stack_depth
+_leave_transforms = _torch.pop_dynamic_layer_stack_and_undo_to_depth
+
+
+def captured_call(context: Any, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a callable that has Dynamo capture `function` on its first call and run its graphs from then on.
+
+    Args:
+        context: the OptimizeContext that `torch._dynamo.optimize` returns.
+        function: a function or method.
+    """
+    compiled: Callable[..., Any] = context(function)
+    # With TORCHDYNAMO_DISABLE=1 the context is another one, which returns functions as they are.
+    switched_on = isinstance(context, eval_frame.OptimizeContext)
+    if not switched_on or context.fullgraph or len(context.enter_exit_hooks) > 1:
+        return compiled
+    # Before PyTorch 2.13 Dynamo has no such function, and its own wrapper is called.
+    if set_isolated_recompiles is None:
+        return compiled
+    return _Captured(compiled, context, set_isolated_recompiles).run
+
+
+class _Captured:
+    """Does in each call what `OptimizeContext` (PyTorch 2.13, eval_frame.py) does where no special case is in use.
+
+    Args:
+        compiled: Dynamo's wrapper.
+        context: the OptimizeContext that made it.
+        isolate: tells Dynamo which compiled function the next calls belong to; returns the one before.
+    """
+
+    def __init__(self, compiled: Any, context: Any, isolate: Callable[[int], int]) -> None:
+        self._compiled: Callable[..., Any] = compiled
+        self._function: Callable[..., Any] = compiled._torchdynamo_orig_callable
+        self._callback = context.callback
+        self._in_vain: CapturesInVain = context.callback.in_vain
+        self._recompiles = context._isolate_recompiles_id
+        self._isolate = isolate
+        install_generation_tagging_init()
+
+    @_torch.skip
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        stance = eval_frame._stance
+        if (
+            stance.stance != "default"
+            or stance.backend
+            or stance.skip_guard_eval_unsafe
+            or _tracing() is not None
+        ):
+            return self._compiled(*args, **kwargs)
+        self._in_vain.calls += 1
+        prior = set_eval_frame(None)
+        depth = _transforms()
+        recompiles = self._isolate(self._recompiles)
+        # Else Dynamo would take modules that were made since the last call for modules made inside of this one.
+        GenerationTracker.generation += 1
+        try:
+            with ForceDispatchKeyGuard(_includes(), _excludes()):
+                set_eval_frame(self._callback)
+                return self._function(*args, **kwargs)
+        # As the wrapper does: tracebacks through Dynamo's own code say nothing to the user.
+        except (Unsupported, UncapturedHigherOrderOpError, UserError) as error:
+            raise error.with_traceback(None) from error.__cause__
+        except ShortenTraceback as error:
+            raise error.remove_dynamo_frames() from None
+        finally:
+            set_eval_frame(None)
+            _leave_transforms(depth)
+            self._isolate(recompiles)
+            set_eval_frame(prior)
+
+
+def call_directly(run: Callable[..., Any]) -> None:
+    """Lets the code that Dynamo generates call a compiled graph by :func:`without_capture`.
+
+    Args:
+        run: the compiled graph, which the backend is about to return to Dynamo.
+    """
+    trace = current_trace()
+    # None where something other than Dynamo calls the backend.
+    if trace is None:
+        return
+
+    # Dynamo (PyTorch 2.13) wraps what a backend returns in `torch.compiler.disable`, and stores it in the globals of
+    # the generated code as `__compiled_fn_<number>`. That wrapper costs each call microseconds more than
+    # `without_capture`. The wrapper is there when the capture ends, which is when Dynamo calls this hook.
+
+    def unwrap() -> None:
+        for name, value in list(trace.global_scope.items()):
+            of_dynamo = name.startswith("__compiled_fn")
+            if of_dynamo and getattr(value, "_torchdynamo_orig_callable", None) is run:
+                trace.global_scope[name] = without_capture(run)
+
+    trace.add_cleanup_hook(unwrap)
+
+
+def without_capture(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns `function` as one that Dynamo does not capture, nor anything that it calls.
+
+    `torch.compiler.disable` does the same, and asks about exports and stances in each call.
+    """
+
+    @_torch.skip
+    def call(*args: Any) -> Any:
+        prior = set_eval_frame(None)
+        try:
+            return function(*args)
+        finally:
+            set_eval_frame(prior)
+
+    return call

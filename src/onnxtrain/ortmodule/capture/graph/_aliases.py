@@ -1,0 +1,261 @@
+"""Take views out of a captured graph: PyTorch makes outputs that share memory with inputs or other outputs."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+from onnxtrain.ortmodule._torch import set_grad_enabled
+from onnxtrain.ortmodule.capture._nodes import changes, memory_of, name_of, node_memory, plain_tensors_in
+
+# Methods that change shape or strides of a tensor in place, which no view of another tensor can show.
+_RESHAPING = frozenset({
+    "as_strided_", "resize_", "resize_as_", "set_", "squeeze_", "swapaxes_", "swapdims_", "t_", "transpose_",
+    "unsqueeze_",
+})  # fmt: skip
+
+
+# Functions that look at the shape alone of an argument whose memory their result does not share.
+_OF_SHAPES = frozenset({
+    "dim", "expand_as", "getattr", "numel", "reshape_as", "size", "storage_offset", "stride", "sym_size", "view_as",
+})  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Views:
+    """The outputs of a captured graph that are views of its inputs, or of another output.
+
+    ONNX Runtime would compute the same values into memory of their own. Then `model(x)[0].zero_()` would not change
+    `x` where eager PyTorch does, and a buffer that forward writes to and returns would come back as another tensor.
+
+    Attributes:
+        graph: takes the inputs of the captured graph and the outputs `bases`; returns the views.
+        outputs: per view the index of its output, with whether it requires a gradient, e.g. {1: True}.
+        bases: indices of the outputs that views are taken of, and of those that say where a view lies, such as the
+            value of `i` in `x[i.item()]`.
+    """
+
+    graph: fx.GraphModule
+    outputs: dict[int, bool]
+    bases: tuple[int, ...]
+
+
+def split_views(graph_module: fx.GraphModule) -> Views | None:
+    """Takes the outputs that are views out of a graph, which then returns None in their places.
+
+    A tensor that several outputs are views of becomes one more output, unless it is one already.
+
+    Returns:
+        The views; None if no output is one.
+
+    Raises:
+        NotImplementedError: an input, or a tensor that has views, gets another shape in place.
+    """
+    _refuse_other_shapes(graph_module)
+    output = graph_module.graph.find_nodes(op="output")[0]
+    results = list(output.args[0])
+    maker = _ViewsGraph(graph_module)
+    inputs = {node_memory(node) for node in maker.made}
+    places: dict[int, list[int]] = {}
+    for index, node in enumerate(results):
+        if isinstance(node, fx.Node) and (memory := node_memory(node)) is not None:
+            places.setdefault(memory, []).append(index)
+    bases: list[int] = []
+    view_indices: list[int] = []
+    for memory, indices in places.items():
+        if memory not in inputs:
+            roots = {_root(results[index]) for index in indices}
+            # One output that is nobody's view needs no base; but a view that was made under `no_grad` requires a
+            # gradient and passes none on, which only PyTorch's own view does.
+            if len(roots) > 1 or (len(indices) == 1 and not maker.is_ungraded(results[indices[0]])):
+                continue
+            root = roots.pop()
+            place = results.index(root) if root in results else len(results)
+            results += [root] if place == len(results) else []
+            bases.append(place)
+            is_base = maker.add_base(root)
+            indices = [index for index in indices if index != place or not is_base]
+        view_indices += [index for index in indices if _root(results[index]) in maker.made]
+    if not view_indices:
+        return None
+    nodes = [results[index] for index in view_indices]
+    views = maker.finish(nodes)
+    for node in maker.values:
+        bases.append(len(results))
+        results.append(node)
+    for index in view_indices:
+        if index not in bases:
+            results[index] = None
+    output.args = (tuple(results),)
+    graph_module.recompile()
+    flags = [node.meta["example_value"].requires_grad for node in nodes]
+    return Views(views, dict(zip(view_indices, flags, strict=True)), tuple(bases))
+
+
+def _refuse_other_shapes(graph_module: fx.GraphModule) -> None:
+    """Raises if an input gets another shape in place, as in `x.t_()`: the caller would see it in eager PyTorch."""
+    inputs = {
+        id(node.meta["example_value"])
+        for node in graph_module.graph.nodes
+        if node.op == "placeholder" and node_memory(node) is not None
+    }
+    for node in graph_module.graph.nodes:
+        if name_of(node) in _RESHAPING and id(node.meta.get("example_value")) in inputs:
+            raise NotImplementedError(
+                f"the graph gives another shape, in place, to an input ({name_of(node)}): change the shape of a copy"
+            )
+
+
+class _ViewsGraph:
+    """Builds the graph that makes the views. It runs after the captured graph, when inputs have been written to.
+
+    Attributes:
+        made: per node of the captured graph, its copy in the graph of the views.
+        values: nodes of the captured graph that this graph takes the values of, after the bases.
+    """
+
+    def __init__(self, graph_module: fx.GraphModule) -> None:
+        self._module = graph_module
+        self._graph = fx.Graph()
+        self.made = {
+            node: self._graph.node_copy(node) for node in graph_module.graph.find_nodes(op="placeholder")
+        }
+        self.values: list[fx.Node] = []
+        self._last = next(reversed(self.made.values()), None)
+        self._ungraded = _without_gradient(graph_module) if torch.is_grad_enabled() else frozenset()
+        self._reshaped = {
+            id(node.meta["example_value"])
+            for node in graph_module.graph.nodes
+            if name_of(node) in _RESHAPING and node_memory(node) is not None
+        }
+
+    def add_base(self, node: fx.Node) -> bool:
+        """Makes an output of the captured graph an input of this one; returns whether it can be used as it is.
+
+        ONNX Runtime's results are contiguous. A tensor that is not contiguous in eager PyTorch is copied to the same
+        memory order first, as its views depend on it.
+        """
+        self._refuse_other_shape(node)
+        made = self._placeholder(node)
+        value = node.meta["example_value"]
+        contiguous = value.is_contiguous()
+        if not contiguous:
+            order = sorted(range(value.dim()), key=lambda axis: value.stride()[axis], reverse=True)
+            inverse = [order.index(axis) for axis in range(value.dim())]
+            made = self._graph.call_method("permute", (made, order))
+            made = self._graph.call_method("contiguous", (made,))
+            made = self._graph.call_method("permute", (made, inverse))
+        self.made[node] = made
+        return bool(contiguous)
+
+    def _placeholder(self, node: fx.Node) -> fx.Node:
+        """Returns a new input of this graph for an output of the captured graph."""
+        after = self._last
+        with self._graph.inserting_after(after) if after is not None else self._graph.inserting_before():
+            self._last = self._graph.placeholder(f"base_{node.name}")
+        return self._last
+
+    def _refuse_other_shape(self, node: fx.Node) -> None:
+        """Raises NotImplementedError if the tensor of a node gets another shape in place."""
+        if id(node.meta.get("example_value")) in self._reshaped:
+            raise NotImplementedError(
+                "the graph gives another shape, in place, to a tensor that has views: change the shape of a copy"
+            )
+
+    def is_ungraded(self, node: fx.Node) -> bool:
+        """Returns whether a node is a view, made under `no_grad`, of a tensor that requires a gradient."""
+        return node in self._ungraded and node.meta["example_value"].requires_grad and _root(node) is not node
+
+    def finish(self, nodes: Sequence[fx.Node]) -> fx.GraphModule:
+        """Returns the graph with copies of these nodes as its results."""
+        self._graph.output(tuple(self._copied(node) for node in nodes))
+        return fx.GraphModule(self._module, self._graph)
+
+    def _copied(self, node: fx.Node) -> fx.Node:
+        """Returns the copy of a node in this graph, and adds it with all that it needs if it is not there."""
+        if node not in self.made:
+            self._refuse_other_shape(node)
+            # The captured graph has done the write already; what it returns is the tensor that it wrote to.
+            if node_memory(node) is not None and changes(node):
+                base = _base(node)
+                assert base is not None
+                self.made[node] = self._copied(base)
+            # A computed tensor, whose shape a view has (`x.view_as(dropout)`): computed again it would draw again.
+            elif node_memory(node) is not None and _base(node) is None:
+                self.made[node] = self._value(node)
+            else:
+                sources = {
+                    source: self._value(_frozen(source, node))
+                    if _reads_data(node, source)
+                    else self._copied(source)
+                    for source in node.all_input_nodes
+                }
+                ungraded = node in self._ungraded
+                if ungraded:
+                    self._graph.call_function(set_grad_enabled, (False,))
+                self.made[node] = self._graph.node_copy(node, sources.__getitem__)
+                if ungraded:
+                    self._graph.call_function(set_grad_enabled, (True,))
+        return self.made[node]
+
+    def _value(self, node: fx.Node) -> fx.Node:
+        """Makes a node of the captured graph one more output of it and an input of this graph, which is returned."""
+        self.values.append(node)
+        return self._placeholder(node)
+
+
+def _reads_data(node: fx.Node, source: fx.Node) -> bool:
+    """Returns whether a node depends on the numbers in a tensor, as `i.item()` does, without sharing its memory."""
+    memory = node_memory(source)
+    if memory is None or name_of(node) in _OF_SHAPES:
+        return False
+    return all(memory_of(tensor) != memory for tensor in plain_tensors_in(node.meta.get("example_value")))
+
+
+def _frozen(source: fx.Node, reader: fx.Node) -> fx.Node:
+    """Returns a copy of a tensor, made where `reader` reads it: the graph may write to the tensor later."""
+    fake = source.meta["example_value"]
+    with source.graph.inserting_before(reader):
+        # Detached: where a view lies has no gradient.
+        detached = source.graph.call_method("detach", (source,))
+        copied = source.graph.call_method("clone", (detached,))
+    detached.meta["example_value"] = fake.detach()
+    copied.meta["example_value"] = detached.meta["example_value"].clone()
+    return copied
+
+
+def _without_gradient(graph_module: fx.GraphModule) -> frozenset[fx.Node]:
+    """Returns the nodes inside of `torch.no_grad`."""
+    enabled, ungraded = True, []
+    for node in graph_module.graph.nodes:
+        if node.target is set_grad_enabled:
+            enabled = bool(node.args[0])
+        elif not enabled:
+            ungraded.append(node)
+    return frozenset(ungraded)
+
+
+def _root(node: fx.Node) -> fx.Node:
+    """Returns the node that first had the memory of a node: through views and in-place writes back to the start."""
+    while node.op != "placeholder" and (base := _base(node)) is not None:
+        node = base
+    return node
+
+
+def _base(node: fx.Node) -> fx.Node | None:
+    """Returns the argument whose memory the node's result has, or None."""
+    # Of one group: PyTorch (2.13) returns a copy where its fake tensor shares memory.
+    if name_of(node) == "channel_shuffle":
+        return None
+    memory = node_memory(node)
+    for source in node.all_input_nodes:
+        if node_memory(source) == memory:
+            return source
+        # One of a list of views: `x.chunk(2)[0]`.
+        if node.target is operator.getitem and node_memory(source) is None:
+            return next((far for far in source.all_input_nodes if node_memory(far) == memory), None)
+    return None

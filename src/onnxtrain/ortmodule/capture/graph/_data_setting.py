@@ -1,0 +1,85 @@
+"""Turn `tensor.data = value` in a captured function into a copy: a session cannot give a tensor other memory."""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+from onnxtrain.ortmodule._torch import get_data
+from onnxtrain.ortmodule.capture._nodes import memory_of, name_of
+
+
+def copy_set_data(graph_module: fx.GraphModule) -> None:
+    """Replaces assignments to `.data` of inputs by `input.data.copy_(value)`, where no alias shows the difference."""
+    graph = graph_module.graph
+    changed = False
+    for node in [node for node in graph.nodes if _sets(node)]:
+        if not _is_like_a_write(graph, node):
+            continue
+        target, value = node.args
+        fake = target.meta["example_value"].data
+        with graph.inserting_before(node):
+            data = graph.call_function(get_data, (target,))
+            written = graph.call_method("copy_", (data, value))
+        # Copying the fake tensor onto itself raises its version, by which writes are recognised later.
+        data.meta["example_value"] = written.meta["example_value"] = fake.copy_(fake)
+        for user in list(node.users):
+            # Dynamo lowers the version counter again after an assignment.
+            graph.erase_node(user)
+        graph.erase_node(node)
+        changed = True
+    if changed:
+        graph_module.recompile()
+
+
+def refuse_set_data(graph_module: fx.GraphModule) -> None:
+    """Raises if the graph still assigns to `.data`.
+
+    Raises:
+        NotImplementedError: it does.
+    """
+    if any(_sets(node) for node in graph_module.graph.nodes):
+        raise NotImplementedError(
+            "the graph gives a tensor the memory of another one (tensor.data = ..., tensor.set_): use copy_"
+        )
+
+
+def _sets(node: fx.Node) -> bool:
+    return node.op != "placeholder" and name_of(node) == "set_"
+
+
+_HIDDEN_VIEWS = frozenset({"detach", "_get_data_attr"})
+"""Functions whose result shares the memory of their argument without being a view to autograd."""
+
+
+def _is_like_a_write(graph: fx.Graph, node: fx.Node) -> bool:
+    """Returns whether an assignment to `.data` has the effect of a copy.
+
+    It has not if an alias of the tensor or of the value is used later: after `t.data = v`, `t` and `v` share memory.
+    """
+    target, value = node.args[0], node.args[1] if len(node.args) == 2 else None
+    if not isinstance(target, fx.Node) or not isinstance(value, fx.Node) or target.op != "placeholder":
+        return False
+    a, b = target.meta.get("example_value"), value.meta.get("example_value")
+    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
+        return False
+    if any("lower_version_count" not in name_of(user) for user in node.users):
+        return False
+    if (a.shape, a.dtype, a.layout) != (b.shape, b.dtype, b.layout):
+        return False
+    order = {other: place for place, other in enumerate(graph.nodes)}
+    now, before = order[node], {target}
+    for other in graph.nodes:
+        if other is target or other is node:
+            continue
+        fake = other.meta.get("example_value")
+        if order[other] < now and isinstance(fake, torch.Tensor):
+            of_target = any(source in before for source in other.all_input_nodes)
+            if of_target and (fake._is_view() or name_of(other) in _HIDDEN_VIEWS):
+                before.add(other)
+        shares = other in before or (isinstance(fake, torch.Tensor) and memory_of(fake) == memory_of(b))
+        if not shares or order[other] > now:
+            continue
+        if other.op == "placeholder" or any(order[user] > now for user in other.users):
+            return False
+    return True

@@ -1,0 +1,100 @@
+"""Find inputs of a captured graph that share memory with one that the graph writes to.
+
+ONNX Runtime computes the new value into memory of its own, and it is copied back when the graph is done. A second input
+with the same memory would be read as it was before the write, where eager PyTorch reads it as it is after.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from onnxtrain.ortmodule._torch import compute_overlapping_tensors, is_of_module
+from onnxtrain.ortmodule.capture._nodes import memory_of, node_memory
+
+
+class Overlaps:
+    """Compares the memory of inputs: parameters and buffers once, at the capture, arguments in each call.
+
+    Args:
+        graph_module: a Dynamo graph.
+
+    Attributes:
+        noticed: indices of the inputs whose version counter the graph's writes raise, e.g. {0}. Writes through `.data`
+            do not raise it.
+        looked_for: True if calls must be checked, as the graph writes to an input and has arguments.
+
+    Raises:
+        NotImplementedError: inputs overlap when the graph is captured, or one that is written to overlaps itself.
+    """
+
+    def __init__(self, graph_module: fx.GraphModule) -> None:
+        nodes = graph_module.graph.find_nodes(op="placeholder")
+        self._tensors = [place for place, node in enumerate(nodes) if node_memory(node) is not None]
+        self._written = [place for place in self._tensors if _is_written(nodes[place])]
+        self.noticed = frozenset(self._written)
+        self._arguments = [place for place in self._tensors if not is_of_module(nodes[place])]
+        values = [node.meta.get("example_value") for node in nodes]
+        if self._overlap(values, memory_of):
+            raise NotImplementedError(
+                "the graph writes to an input that shares its memory with another one: clone one of the two"
+            )
+        if any(_repeats(values[place]) for place in self._written):
+            raise NotImplementedError(
+                "the graph writes to an input of which several elements are one in memory, e.g. after expand: clone it"
+            )
+        if len(self._tensors) < 2 or not self._arguments:
+            self._written = []
+        self.looked_for = bool(self._written)
+
+    def found(self, args: Sequence[Any]) -> bool:
+        """Returns whether an argument of this call overlaps an input that the graph writes to."""
+        # Cheap first: only storages that overlap are compared element by element.
+        ranges = [(place, *_range(args[place])) for place in self._arguments]
+        for place in self._written:
+            address = args[place].data_ptr()
+            for argument, start, end in ranges:
+                if start <= address < end and argument != place:
+                    return self._overlap(args, _address_of)
+        return False
+
+    def _overlap(self, args: Sequence[Any], memory: Callable[[torch.Tensor], int]) -> bool:
+        """Returns whether one of these inputs overlaps one that is written to; `memory` identifies a storage."""
+        sharing: dict[int, list[int]] = {memory(args[place]): [] for place in self._written}
+        for place in self._tensors if sharing else ():
+            sharing.get(memory(args[place]), []).append(place)
+        for places in sharing.values():
+            values = [args[place] for place in places]
+            numbers = [number for v in values for number in (*v.shape, *v.stride(), v.storage_offset())]
+            symbolic = any(isinstance(number, torch.SymInt) for number in numbers)
+            overlapping = compute_overlapping_tensors(values, symbolic=symbolic) if len(values) > 1 else ()
+            if any(places[index] in self._written for index in overlapping):
+                return True
+        return False
+
+
+def _repeats(tensor: torch.Tensor) -> bool:
+    """Returns whether several elements of a tensor are one in memory, as in `x.expand(3, -1)`."""
+    return any(
+        isinstance(stride, int) and stride == 0 and not (isinstance(size, int) and size <= 1)
+        for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )
+
+
+def _address_of(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _range(tensor: torch.Tensor) -> tuple[int, int]:
+    storage = tensor.untyped_storage()
+    start = storage.data_ptr()
+    return start, start + storage.nbytes()
+
+
+def _is_written(placeholder: fx.Node) -> bool:
+    """Returns whether the graph writes to an input, by the version counter of Dynamo's fake tensor."""
+    value = placeholder.meta["example_value"]
+    return bool(not value.is_inference() and value._version > 0)

@@ -1,0 +1,108 @@
+"""Raise what Python raises for numbers for which ONNX has a result: `1 / count`, `int(x.mean())`.
+
+The numbers become outputs of the graph, as conditions of assertions do. Python's function gets them when it has run.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from onnxtrain.ortmodule.capture._nodes import depends_on_data, has_float_input
+
+_FUNCTIONS: dict[str, Callable[[Any], Any]] = {
+    **dict.fromkeys(("sym_int", "trunc", "floor", "ceil"), int),
+    **{
+        f"_sym_{function.__name__}": function
+        for function in (
+            math.sqrt,
+            math.log2,
+            math.sin,
+            math.cos,
+            math.tan,
+            math.asin,
+            math.acos,
+            math.sinh,
+            math.cosh,
+        )
+    },
+    "sym_sqrt": math.sqrt,
+    # The text of the error tells whether a number is a float.
+    "int truediv": lambda divisor: 1 / divisor,
+    "float truediv": lambda divisor: 1.0 / divisor,
+    "int floordiv": lambda divisor: 1 // divisor,
+    "float floordiv": lambda divisor: 1.0 // divisor,
+    "int mod": lambda divisor: 1 % divisor,
+    "float mod": lambda divisor: 1.0 % divisor,
+    "pow": lambda base: base**-1,
+}
+"""Functions of one number that raise for some, by the names of operators; of divisions, of the dividend's type, too."""
+
+_DIVISIONS = {
+    operator.truediv: "truediv", operator.itruediv: "truediv", operator.floordiv: "floordiv",
+    operator.ifloordiv: "floordiv", operator.mod: "mod", operator.imod: "mod",
+}  # fmt: skip
+
+
+def check_numbers(graph: fx.Graph) -> bool:
+    """Adds calls of `evaluate` for numbers of the data of which Python's function may raise; returns whether any."""
+    found = [(node, *checked) for node in graph.nodes if (checked := _checked(node)) is not None]
+    for node, number, function in found:
+        with graph.inserting_before(node):
+            graph.call_function(evaluate, (number, function))
+    return bool(found)
+
+
+def evaluate(number: Any, function: str) -> None:
+    """Calls a function of Python, named as in `_FUNCTIONS`, with a number: it may raise."""
+    _FUNCTIONS[function](number)
+
+
+def _checked(node: fx.Node) -> tuple[fx.Node, str] | None:
+    """Returns the number of the data for which a node may raise in Python, and the function; None if it cannot."""
+    if node.op != "call_function":
+        return None
+    if node.target in _DIVISIONS:
+        dividend, number = node.args
+        function = f"{_kind(dividend)} {_DIVISIONS[node.target]}"
+    elif node.target in (operator.pow, operator.ipow):
+        number, exponent = node.args
+        function = "pow"
+        if not isinstance(exponent, int | float) or exponent >= 0:
+            return None
+    elif len(node.args) == 1:
+        (number,) = node.args
+        function = getattr(node.target, "__name__", "")
+    else:
+        return None
+    if function not in _FUNCTIONS or not isinstance(number, fx.Node):
+        return None
+    value = number.meta.get("example_value")
+    if not isinstance(value, torch.SymInt | torch.SymFloat):
+        return None
+    # Of sizes Dynamo guards what a function needs.
+    if not (depends_on_data(value) or has_float_input(value)):
+        return None
+    is_whole = isinstance(value, torch.SymInt)
+    never_raises = is_whole if _FUNCTIONS[function] is int else statically_known_true(value > 0)
+    return None if never_raises and function not in _BOUNDED else (number, function)
+
+
+_BOUNDED = (
+    "_sym_sin", "_sym_cos", "_sym_tan", "_sym_asin", "_sym_acos", "_sym_sinh", "_sym_cosh"
+)  # fmt: skip
+"""Functions that raise for large numbers."""
+
+
+def _kind(number: Any) -> str:
+    """Returns "int", "float" or, of a tensor, ""."""
+    value = number.meta.get("example_value") if isinstance(number, fx.Node) else number
+    if isinstance(value, float | torch.SymFloat):
+        return "float"
+    return "int" if isinstance(value, int | torch.SymInt) else ""

@@ -1,0 +1,220 @@
+"""Speedups of captures: graphs and results are the same without them, and what each of them leaves out."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import logging
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from onnxtrain import _building
+from onnxtrain.ortmodule import ORTModule
+from onnxtrain.ortmodule._torch import dynamo_config, dynamo_guards
+from onnxtrain.ortmodule.capture.dynamo import speedups
+from onnxtrain.ortmodule.capture.dynamo.speedups._known_breaks import KnownBreaks, _Break
+
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("fresh_dynamo")]
+
+TRACED: list[str] = []
+"""Names of functions, one for each time that Dynamo has traced one."""
+
+
+@torch._dynamo.assume_constant_result
+def traced(name: str) -> float:
+    """Notes that Dynamo traces a function, which calls this one for its value when it does."""
+    TRACED.append(name)
+    return 1.0
+
+
+class _Inner(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.ends = True
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x) * traced("inner")
+        if self.ends:
+            torch._dynamo.graph_break()
+        return self.last(x.tanh())
+
+
+class _Outer(nn.Module):
+    """Calls another module between two operations."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner, self.layer = inner, nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(self.layer(x)).sin()
+
+
+def nested(depth: int) -> nn.Module:
+    """Returns modules inside of one another, of which the innermost ends the graph."""
+    torch.manual_seed(0)
+    module: nn.Module = _Inner()
+    for _ in range(depth):
+        # Each with a class and a forward of its own.
+        cls = type("Level", (_Outer,), {"forward": _copied(_Outer.forward)})
+        module = cls(module)
+    return module
+
+
+def _copied(function: Any) -> Any:
+    return type(function)(function.__code__.replace(), function.__globals__)
+
+
+def described(model: ORTModule) -> list[tuple[Any, ...]]:
+    return [(g.name, g.mode, g.forward_nodes, g.backward_nodes, g.break_reason) for g in model.report()]
+
+
+def test_without_the_speedups_graphs_and_results_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    outcomes = []
+    for enabled in (True, False):
+        monkeypatch.setattr(speedups, "ENABLED", enabled)
+        torch._dynamo.reset()
+        TRACED.clear()
+        model = ORTModule(nested(2))
+        result = model(torch.ones(3, 4))
+        result.sum().backward()
+        gradients = [parameter.grad for parameter in model.parameters()]
+        outcomes.append((described(model), result, gradients, len(TRACED)))
+    (graphs, *ours, traced), (other_graphs, *theirs, traced_without) = outcomes
+    assert graphs == other_graphs
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+    assert traced < traced_without
+
+
+@pytest.mark.parametrize("depth", [1, 2, 5])
+def test_the_beginning_of_a_deep_function_is_not_traced_for_each_of_its_callers(depth: int) -> None:
+    plain = nested(depth)
+    model = ORTModule(copy.deepcopy(plain))
+    x = torch.randn(3, 4)
+    TRACED.clear()
+    ours = model(x)
+    # By the outermost function, and twice by the function itself: before and after Dynamo knows where the graph ends.
+    assert TRACED == ["inner"] * 3
+    theirs = plain(x)
+    torch.testing.assert_close(ours, theirs)
+    ours.sum().backward()
+    theirs.sum().backward()
+    for name, parameter in plain.named_parameters():
+        torch.testing.assert_close(model.get_parameter(name).grad, parameter.grad)
+    # One graph before the call of each level, one before the end, one behind it, and one behind each call.
+    forward = [graph for graph in model.report() if graph.name.startswith("graph")]
+    assert len(forward) == 2 * depth + 2
+    assert all(graph.fallback_reason is None for graph in forward)
+    reasons = [graph.break_reason for graph in forward if graph.break_reason]
+    assert len(reasons) == depth + 1
+    line = _Inner.forward.__code__.co_firstlineno + 3
+    assert all(reason.startswith(f"test_speedups.py:{line}: ") for reason in reasons)
+
+
+def test_another_call_forgets_where_graphs_ended() -> None:
+    model = ORTModule(nested(2))
+    x = torch.randn(3, 4)
+    model(x)
+    before = len(list(model.report()))
+    for module in model.modules():
+        if isinstance(module, _Inner):
+            module.ends = False
+    model(x)
+    # All levels are one graph now.
+    assert len(list(model.report())) == before + 1
+
+
+@pytest.mark.parametrize("of_the_user", [True, False])
+def test_the_first_captures_of_a_call_cache_what_pytorch_knows_of_operators(
+    of_the_user: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = ORTModule(nested(5))
+    cached: list[bool] = []
+
+    def with_room(*args: Any, **kwargs: Any) -> Any:
+        cached.append(dynamo_config.fake_tensor_cache_enabled)
+        return _building.with_room(*args, **kwargs)
+
+    monkeypatch.setattr(speedups, "with_room", with_room)
+    with dynamo_config.patch(fake_tensor_cache_enabled=of_the_user):
+        for x in (torch.randn(2, 4), torch.randn(2, 4, dtype=torch.float64)):
+            cached.clear()
+            model.to(x.dtype)(x).sum().backward()
+            assert len(cached) > 6
+            expected = [of_the_user and index < 4 for index in range(len(cached))]
+            assert cached == expected
+        assert dynamo_config.fake_tensor_cache_enabled == of_the_user
+
+
+def test_what_a_failed_attempt_noted_is_forgotten() -> None:
+    known, code = KnownBreaks(), test_what_a_failed_attempt_noted_is_forgotten.__code__
+    kept, dropped = (_Break(text, "", None) for text in ("kept", "dropped"))
+    known.add(code, 2, code, kept)
+
+    def attempt() -> None:
+        with known.attempt():
+            known.add(code, 2, code, dropped)
+            known.add(code, 8, code, dropped)
+            raise ValueError("attempt")
+
+    with pytest.raises(ValueError, match="attempt"):
+        attempt()
+    assert known.find(code, 2, code) == kept
+    assert known.find(code, 8, code) is None
+    with known.attempt():
+        known.add(code, 8, code, dropped)
+    assert known.find(code, 8, code) == dropped
+
+
+def test_functions_are_not_kept_alive() -> None:
+    known, code = KnownBreaks(), nested.__code__.replace()
+    known.add(code, 2, code, _Break("", "", None))
+    reference = weakref.ref(code)
+    del code
+    gc.collect()
+    assert reference() is None
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_capture_leaves_the_collector_as_it_was(frozen: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = ORTModule(nn.Linear(4, 4))
+    monkeypatch.setattr(_building, "_user_freezes", False)
+    gc.unfreeze()
+    if frozen:
+        gc.freeze()
+    before = gc.get_freeze_count()
+    freeze = gc.freeze
+    freezes: list[int] = []
+    monkeypatch.setattr(gc, "freeze", lambda: (freezes.append(1), freeze()))
+    model(torch.ones(2, 4)).sum().backward()
+    model(torch.ones(1, 4)).sum().backward()
+    assert bool(freezes) == (not frozen)
+    # Frozen objects may die meanwhile, but none is added.
+    assert gc.get_freeze_count() <= before
+    assert bool(gc.get_freeze_count()) == frozen
+
+
+def test_guards_are_measured_for_a_log_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    monkeypatch.setattr(dynamo_guards, "profile_guard_manager", lambda *args: calls.append(args) or 1.0)
+    ours = dynamo_guards.profile_guard_manager
+    ORTModule(nn.Linear(4, 4))(torch.ones(2, 4))
+    assert not calls
+    monkeypatch.setattr(dynamo_guards.guards_log, "isEnabledFor", lambda level: level == logging.DEBUG)
+    torch._dynamo.reset()
+    ORTModule(nn.Linear(4, 4))(torch.ones(2, 4))
+    assert calls
+    assert dynamo_guards.profile_guard_manager is ours
+
+
+def test_dynamo_measures_guards_for_no_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If this fails, a new PyTorch no longer does: `_guard_profiling.py` may go."""
+    calls = []
+    monkeypatch.setattr(dynamo_guards, "profile_guard_manager", lambda *args: calls.append(args) or 1.0)
+    torch.compile(nn.Linear(4, 4), backend="eager")(torch.ones(2, 4))
+    assert calls

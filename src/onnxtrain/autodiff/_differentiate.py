@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Sequence
-from pathlib import Path
-from typing import overload
 
 import onnx
 import onnx_ir as ir
@@ -18,12 +16,14 @@ from onnxtrain.passes import (
     FloatDequantizedPass,
     FloatProductsPass,
     LongSumsPass,
+    ModelSource,
     as_given,
     canonicalize,
     inline_schema_functions,
     lift_constants,
     load_model,
     mark_gradients,
+    same_kind,
     simplify_gradients,
     suit_runtime,
     why_untyped,
@@ -35,29 +35,10 @@ from ._registry import reason_not_yet, rule_for
 from ._straight_through import straight_through_rules
 
 
-@overload
-def differentiate(
-    model: ir.Model,
-    of: str,
-    wrt: Sequence[str],
-    *,
-    cotangent: str | None = None,
-    straight_through: bool = False,
-) -> ir.Model: ...
-@overload
-def differentiate(
-    model: str | Path | onnx.ModelProto,
-    of: str,
-    wrt: Sequence[str],
-    *,
-    cotangent: str | None = None,
-    straight_through: bool = False,
-) -> onnx.ModelProto: ...
-
-
+@same_kind
 @without_collection()
 def differentiate(
-    model: str | Path | onnx.ModelProto | ir.Model,
+    model: ModelSource,
     of: str,
     wrt: Sequence[str],
     *,

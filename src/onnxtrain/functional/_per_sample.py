@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Iterable, Sequence
-from typing import overload
 
 import onnx
 import onnx_ir as ir
@@ -14,31 +12,12 @@ from onnxtrain.autodiff import add_gradients, check_names, reads, straight_throu
 from onnxtrain.emitter import Emitter, static_dims, values_by_name
 from onnxtrain.errors import DifferentiationError
 from onnxtrain.op_facts import RANDOM_OPS
-from onnxtrain.passes import CleanupPass, ModelSource, settle_shapes
+from onnxtrain.passes import CleanupPass, ModelSource, same_kind, settle_shapes
 
 from ._products import finished, prepared
 
 
-@overload
-def per_sample_gradients(
-    model: ir.Model,
-    of: str,
-    wrt: Sequence[str],
-    *,
-    batched: Sequence[str] | None = None,
-    straight_through: bool = False,
-) -> ir.Model: ...
-@overload
-def per_sample_gradients(
-    model: str | os.PathLike[str] | onnx.ModelProto,
-    of: str,
-    wrt: Sequence[str],
-    *,
-    batched: Sequence[str] | None = None,
-    straight_through: bool = False,
-) -> onnx.ModelProto: ...
-
-
+@same_kind
 @without_collection()
 def per_sample_gradients(
     model: ModelSource,

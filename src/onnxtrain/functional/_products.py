@@ -5,9 +5,7 @@ vjp: one pass gives uᵀJ.    jvp: a second pass, over uᵀJ, gives J·t.    Hes
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
-from typing import overload
 
 import onnx
 import onnx_ir as ir
@@ -37,26 +35,15 @@ from onnxtrain.passes import (
     lift_constants,
     load_model,
     mark_gradients,
+    same_kind,
     settle_shapes,
     suit_runtime,
 )
 
-
 # Overloads, so that type checkers know: the result is of the same kind as the model passed.
-@overload
-def vjp(
-    model: ir.Model, of: Sequence[str], wrt: Sequence[str], *, straight_through: bool = False
-) -> ir.Model: ...
-@overload
-def vjp(
-    model: str | os.PathLike[str] | onnx.ModelProto,
-    of: Sequence[str],
-    wrt: Sequence[str],
-    *,
-    straight_through: bool = False,
-) -> onnx.ModelProto: ...
 
 
+@same_kind
 @without_collection()
 def vjp(
     model: ModelSource, of: Sequence[str], wrt: Sequence[str], *, straight_through: bool = False
@@ -104,20 +91,7 @@ def vjp(
     return finished(graph, model)
 
 
-@overload
-def jvp(
-    model: ir.Model, of: Sequence[str], wrt: Sequence[str], *, straight_through: bool = False
-) -> ir.Model: ...
-@overload
-def jvp(
-    model: str | os.PathLike[str] | onnx.ModelProto,
-    of: Sequence[str],
-    wrt: Sequence[str],
-    *,
-    straight_through: bool = False,
-) -> onnx.ModelProto: ...
-
-
+@same_kind
 @without_collection()
 def jvp(
     model: ModelSource, of: Sequence[str], wrt: Sequence[str], *, straight_through: bool = False
@@ -176,20 +150,7 @@ def jvp(
     return finished(graph, model)
 
 
-@overload
-def hessian_vector_product(
-    model: ir.Model, of: str, wrt: Sequence[str], *, straight_through: bool = False
-) -> ir.Model: ...
-@overload
-def hessian_vector_product(
-    model: str | os.PathLike[str] | onnx.ModelProto,
-    of: str,
-    wrt: Sequence[str],
-    *,
-    straight_through: bool = False,
-) -> onnx.ModelProto: ...
-
-
+@same_kind
 @without_collection()
 def hessian_vector_product(
     model: ModelSource, of: str, wrt: Sequence[str], *, straight_through: bool = False

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Mapping, Sequence
-from typing import overload
 
 import numpy as np
 import onnx
@@ -17,7 +15,7 @@ from onnxtrain.lora._adapter_nodes import Adapter, write_adapters
 from onnxtrain.lora._config import LoraConfig
 from onnxtrain.lora._description import METADATA_KEY, AdapterDescription, Module, Pair, base_fingerprint
 from onnxtrain.lora._targets import Target, choose_targets, find_targets
-from onnxtrain.passes import ModelSource, as_given, inline_functions, load_model
+from onnxtrain.passes import ModelSource, as_given, inline_functions, load_model, same_kind
 from onnxtrain.passes.tidy.constants import add_initializer
 
 
@@ -40,12 +38,7 @@ def target_names(model: ModelSource) -> list[str]:
     return list(dict.fromkeys(module.rpartition(".")[2] for module in listed))
 
 
-@overload
-def add_lora(model: ir.Model, config: LoraConfig) -> ir.Model: ...
-@overload
-def add_lora(model: str | os.PathLike[str] | onnx.ModelProto, config: LoraConfig) -> onnx.ModelProto: ...
-
-
+@same_kind
 def add_lora(model: ModelSource, config: LoraConfig) -> onnx.ModelProto | ir.Model:
     """Adds adapters to a model, as initializers `<module>.lora_A.weight` and `<module>.lora_B.weight`.
 
@@ -111,12 +104,7 @@ def insert_adapters(
     return model
 
 
-@overload
-def adapter_model(model: ir.Model, config: LoraConfig) -> ir.Model: ...
-@overload
-def adapter_model(model: str | os.PathLike[str] | onnx.ModelProto, config: LoraConfig) -> onnx.ModelProto: ...
-
-
+@same_kind
 def adapter_model(model: ModelSource, config: LoraConfig) -> onnx.ModelProto | ir.Model:
     """Gives a deployed model optional inputs for adapters, which ONNX Runtime and onnxruntime-genai then exchange.
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Sequence
-from typing import overload
 
 import numpy as np
 import onnx
@@ -21,7 +20,13 @@ from onnxtrain.lora._files import read_adapter
 from onnxtrain.lora._insert import insert_adapters, loaded_for_adapters
 from onnxtrain.lora._linear_weights import codes_of, constant_value, quantized_linear
 from onnxtrain.lora._targets import INTEGER_PRODUCTS, Target, choose_targets, dtype_of, find_targets
-from onnxtrain.passes import ModelSource, as_given, remove_unread_chains, remove_unread_initializers
+from onnxtrain.passes import (
+    ModelSource,
+    as_given,
+    remove_unread_chains,
+    remove_unread_initializers,
+    same_kind,
+)
 from onnxtrain.passes.parameters.integer_weights import bias_codes, constant
 from onnxtrain.passes.tidy.constants import add_initializer
 
@@ -35,24 +40,7 @@ _log = get_logger()
 Evaluate = Callable[[onnx.ModelProto], float]
 
 
-@overload
-def merge(
-    model: ir.Model,
-    adapter: str | os.PathLike[str],
-    requantize: bool = False,
-    *,
-    evaluate: Evaluate | None = None,
-) -> ir.Model: ...
-@overload
-def merge(
-    model: str | os.PathLike[str] | onnx.ModelProto,
-    adapter: str | os.PathLike[str],
-    requantize: bool = False,
-    *,
-    evaluate: Evaluate | None = None,
-) -> onnx.ModelProto: ...
-
-
+@same_kind
 def merge(
     model: ModelSource,
     adapter: str | os.PathLike[str],

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-from typing import overload
 
 import onnx
 import onnx_ir as ir
@@ -12,20 +10,13 @@ import onnx_ir as ir
 from onnxtrain.errors import GraphBuildError
 from onnxtrain.lora._insert import loaded_for_adapters
 from onnxtrain.lora._targets import Target, find_targets
-from onnxtrain.passes import ModelSource, as_given
+from onnxtrain.passes import ModelSource, as_given, same_kind
 from onnxtrain.selection import set_module_scope
 
 _END = re.compile(r"_(quantized|QuantizeLinear_Input)$")
 
 
-@overload
-def copy_module_names(model: ir.Model, names_from: ModelSource) -> ir.Model: ...
-@overload
-def copy_module_names(
-    model: str | os.PathLike[str] | onnx.ModelProto, names_from: ModelSource
-) -> onnx.ModelProto: ...
-
-
+@same_kind
 def copy_module_names(model: ModelSource, names_from: ModelSource) -> onnx.ModelProto | ir.Model:
     """Names the linear layers of a quantized model after the modules that its float file names.
 

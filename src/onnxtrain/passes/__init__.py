@@ -21,7 +21,7 @@ from onnxtrain.passes.io.load import (
     ModelSource,
     load_model,
 )
-from onnxtrain.passes.io.save import as_given, save_model, to_proto, write_models
+from onnxtrain.passes.io.save import as_given, same_kind, save_model, to_proto, write_models
 from onnxtrain.passes.parameters.dropout_traces import dropout_traces
 
 # `selection` asks these which initializers are never trained.
@@ -125,6 +125,7 @@ __all__ = [
     "remove_unread_chains",
     "remove_unread_initializers",
     "remove_unread_nodes",
+    "same_kind",
     "save_model",
     "settle_shapes",
     "simplify_gradients",

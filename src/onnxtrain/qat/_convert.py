@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from typing import overload
-
 import numpy as np
 import onnx
 import onnx_ir as ir
@@ -19,6 +16,7 @@ from onnxtrain.passes import (
     load_model,
     remove_unread_chains,
     remove_unread_initializers,
+    same_kind,
 )
 from onnxtrain.passes.parameters.integer_weights import Array, bias_codes, constant, integer_bias
 from onnxtrain.passes.tidy.constants import add_initializer
@@ -27,12 +25,7 @@ from onnxtrain.qat._prepare import LOGARITHM
 _LAYERS = frozenset({"Conv", "ConvTranspose", "Gemm"})
 
 
-@overload
-def convert(model: ir.Model) -> ir.Model: ...
-@overload
-def convert(model: str | os.PathLike[str] | onnx.ModelProto) -> onnx.ModelProto: ...
-
-
+@same_kind
 def convert(model: ModelSource) -> onnx.ModelProto | ir.Model:
     """Writes the integers of a model that was prepared by :func:`prepare`, trained and exported.
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-from typing import overload
 
 import numpy as np
 import onnx
@@ -12,7 +10,14 @@ import onnx_ir as ir
 
 from onnxtrain.emitter import Emitter
 from onnxtrain.errors import GraphBuildError
-from onnxtrain.passes import ModelSource, as_given, canonicalize, load_model, remove_unread_initializers
+from onnxtrain.passes import (
+    ModelSource,
+    as_given,
+    canonicalize,
+    load_model,
+    remove_unread_initializers,
+    same_kind,
+)
 from onnxtrain.passes.parameters.integer_weights import (
     IntegerBias,
     IntegerWeight,
@@ -29,14 +34,7 @@ LOGARITHM = ".log_of_scale"
 _END = re.compile(r"_quantized$|_(u?int8|QuantizeLinear|q)$")
 
 
-@overload
-def prepare(model: ir.Model, train_scales: bool = False) -> ir.Model: ...
-@overload
-def prepare(
-    model: str | os.PathLike[str] | onnx.ModelProto, train_scales: bool = False
-) -> onnx.ModelProto: ...
-
-
+@same_kind
 def prepare(model: ModelSource, train_scales: bool = False) -> onnx.ModelProto | ir.Model:
     """Makes the integer weights of a quantized model trainable.
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from typing import overload
 
 import onnx
 import onnx_ir as ir
 
 from onnxtrain.errors import InputError, ModelError
-from onnxtrain.passes import ModelSource, TrainingModePass, as_given, canonicalize, load_model
+from onnxtrain.passes import ModelSource, TrainingModePass, as_given, canonicalize, load_model, same_kind
 from onnxtrain.passes.parameters.dropout_traces import (
     constant_ratio,
     dropout_traces,
@@ -28,19 +26,7 @@ _LOST = (
 )
 
 
-@overload
-def restore_dropout(
-    model: ir.Model, p: float | None = None, *, before: str | Sequence[str] = ()
-) -> ir.Model: ...
-@overload
-def restore_dropout(
-    model: str | os.PathLike[str] | onnx.ModelProto,
-    p: float | None = None,
-    *,
-    before: str | Sequence[str] = (),
-) -> onnx.ModelProto: ...
-
-
+@same_kind
 def restore_dropout(
     model: ModelSource, p: float | None = None, *, before: str | Sequence[str] = ()
 ) -> onnx.ModelProto | ir.Model:

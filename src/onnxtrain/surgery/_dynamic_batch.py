@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import onnxtrain._desk  # noqa: F401  # isort: skip
 
-import os
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +24,7 @@ from onnxtrain.passes import (
     fixed_batch,
     free_batch,
     load_model,
+    same_kind,
     save_model,
     suit_runtime,
 )
@@ -39,19 +39,7 @@ _TOLERANCE = 1e-3
 _OTHER = 6
 
 
-@overload
-def make_batch_dynamic(
-    model: ir.Model, *, name: str = "batch", inputs: Mapping[str, npt.ArrayLike] | None = None
-) -> ir.Model: ...
-@overload
-def make_batch_dynamic(
-    model: str | os.PathLike[str] | onnx.ModelProto,
-    *,
-    name: str = "batch",
-    inputs: Mapping[str, npt.ArrayLike] | None = None,
-) -> onnx.ModelProto: ...
-
-
+@same_kind
 def make_batch_dynamic(
     model: ModelSource, *, name: str = "batch", inputs: Mapping[str, npt.ArrayLike] | None = None
 ) -> onnx.ModelProto | ir.Model:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-from typing import overload
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +19,7 @@ from onnxtrain.passes import (
     load_model,
     remove_unread_initializers,
     remove_unread_nodes,
+    same_kind,
 )
 from onnxtrain.passes.tidy.constants import add_initializer
 from onnxtrain.passes.tidy.replace_value import successor
@@ -37,30 +36,9 @@ _MOST_CLASSES = 10_000_000
 
 
 # Overloads: a caller gets back the kind of model that it passed, and a type checker knows which.
-@overload
-def replace_head(
-    model: ir.Model,
-    classes: int,
-    *,
-    seed: int = 0,
-    output: str | None = None,
-    head: str | None = None,
-    bias: bool | None = None,
-    logits: bool = True,
-) -> ir.Model: ...
-@overload
-def replace_head(
-    model: str | os.PathLike[str] | onnx.ModelProto,
-    classes: int,
-    *,
-    seed: int = 0,
-    output: str | None = None,
-    head: str | None = None,
-    bias: bool | None = None,
-    logits: bool = True,
-) -> onnx.ModelProto: ...
 
 
+@same_kind
 def replace_head(
     model: ModelSource,
     classes: int,

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import onnxtrain._desk  # noqa: F401  # isort: skip
 
-import os
 from collections.abc import Callable, Sequence
-from typing import overload
 
 import onnx
 import onnx_ir as ir
@@ -26,6 +24,7 @@ from onnxtrain.passes import (
     lift_constants,
     load_model,
     mark_gradients,
+    same_kind,
     settle_shapes,
     suit_runtime,
 )
@@ -33,12 +32,7 @@ from onnxtrain.passes import (
 _DOMAIN = "ai.onnx.preview.training"
 
 
-@overload
-def lower_training_ops(model: ir.Model) -> ir.Model: ...
-@overload
-def lower_training_ops(model: str | os.PathLike[str] | onnx.ModelProto) -> onnx.ModelProto: ...
-
-
+@same_kind
 @without_collection()
 def lower_training_ops(model: ModelSource) -> onnx.ModelProto | ir.Model:
     """Returns the model with Gradient, Adam, Adagrad and Momentum replaced by standard ops.

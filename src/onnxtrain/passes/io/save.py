@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import BinaryIO
+from typing import BinaryIO, Concatenate, ParamSpec, Protocol, cast, overload
 
 import numpy as np
 import onnx
@@ -64,6 +64,27 @@ def as_given(result: ir.Model, given: ModelSource) -> onnx.ModelProto | ir.Model
             f"{error} Or pass onnx_ir.load(path) in place of the path: the result then is an onnx_ir.Model too, which "
             "onnx_ir.save writes and Trainer takes."
         ) from error
+
+
+_P = ParamSpec("_P")
+
+
+class _SameKind(Protocol[_P]):
+    """Type of a function that returns a model of the kind that it was given."""
+
+    @overload
+    def __call__(self, model: ir.Model, *args: _P.args, **kwargs: _P.kwargs) -> ir.Model: ...
+    @overload
+    def __call__(
+        self, model: str | os.PathLike[str] | onnx.ModelProto, *args: _P.args, **kwargs: _P.kwargs
+    ) -> onnx.ModelProto: ...
+
+
+def same_kind(
+    function: Callable[Concatenate[ModelSource, _P], onnx.ModelProto | ir.Model],
+) -> _SameKind[_P]:
+    """Tell type checkers that a function, which ends in :func:`as_given`, returns a model of the kind it was given."""
+    return cast("_SameKind[_P]", function)
 
 
 def save_model(

@@ -38,7 +38,7 @@ from onnxtrain.recipe import (
     Recipe,
     filled_recipe,
 )
-from onnxtrain.selection import expand_names
+from onnxtrain.selection import expand_requests
 from onnxtrain.training.forward_graph import trained_outputs
 from onnxtrain.training.training_graph import TrainingGraphs, build_training_graphs
 
@@ -181,26 +181,24 @@ def build(model: ModelSource, recipe: Recipe) -> TrainingGraphs:
     recipe = dataclasses.replace(
         recipe, requires_grad=train_adapters(loaded, recipe.lora, recipe.requires_grad)
     )
+    added = set(recipe.requires_grad or ()) - asked
     if recipe.lora is not None:
         # A block reads its model again from what the caller has passed, which has no adapters.
         model = loaded
+    adapters = loaded.metadata_props.get(METADATA_KEY_OF_ADAPTERS)
+    if adapters and not recipe.recompute:
+        # The weights beside adapters have no gradients: activations are most of the memory of such a training.
+        recipe = dataclasses.replace(recipe, recompute="cheap")
     # Before the loss changes the outputs.
     model_outputs = [str(value.name) for value in loaded.graph.outputs]
-    forward, loss_name, returned = _with_loss(model, loaded, recipe)
-    adapters = loaded.metadata_props.get(METADATA_KEY_OF_ADAPTERS)
-    recipe = dataclasses.replace(
-        recipe,
-        additional_output_names=[*returned, *(recipe.additional_output_names or ())],
-        # The weights beside adapters have no gradients: activations are most of the memory of such a training.
-        recompute=recipe.recompute or ("cheap" if adapters else False),
-    )
+    forward, loss, recipe = _with_loss(model, loaded, recipe)
     with straight_through_rules(recipe.straight_through or recipe.activations == "deployed"):
         graphs = build_training_graphs(
             forward,
-            loss_name,
+            loss,
             recipe,
-            adapters=set(recipe.requires_grad or ()) - asked,
-            inference_outputs=[name for name in model_outputs if name != loss_name],
+            adapters=added,
+            inference_outputs=[name for name in model_outputs if name != loss],
         )
     return dataclasses.replace(graphs, adapters=adapters)
 
@@ -234,7 +232,7 @@ def optimizer_for(spec: OptimizerSpec) -> optimizers.Optimizer | onnxblock.Block
     if spec is None or isinstance(spec, onnxblock.Block):
         return spec
     raise TypeError(
-        f"generate_artifacts: optimizer is a {type(spec).__name__}; pass an OptimType, an optimizer of "
+        f"choosing an optimizer: received a {type(spec).__name__}; pass an OptimType, an optimizer of "
         "onnxtrain.optimizers, its name, or a block of onnxblock.optim"
     )
 
@@ -276,7 +274,7 @@ def loss_for(spec: LossSpec) -> losses.Loss | onnxblock.Block | None:
     if spec is None or isinstance(spec, onnxblock.Block):
         return spec
     raise TypeError(
-        f"generate_artifacts: loss is a {type(spec).__name__}; pass a LossType, a loss of onnxtrain.losses, its name, "
+        f"choosing a loss: received a {type(spec).__name__}; pass a LossType, a loss of onnxtrain.losses, its name, "
         "or an onnxblock block"
     )
 
@@ -289,64 +287,71 @@ def _library(path: str | bytes | os.PathLike[Any] | None) -> Path | None:
     return library
 
 
-def _with_loss(source: ModelSource, loaded: ir.Model, recipe: Recipe) -> tuple[ir.Model, str, list[str]]:
+def _with_loss(source: ModelSource, loaded: ir.Model, recipe: Recipe) -> tuple[ir.Model, str, Recipe]:
     """Appends the loss of a recipe to a model that was loaded from `source`.
 
     Returns:
-        The canonical model, the name of the loss, and names of further outputs that a block has returned.
+        The canonical model, the name of its loss, and the recipe with names of parameters in place of patterns, and
+        with the additional outputs that a block returns.
     """
-    parameters = [*(recipe.requires_grad or ()), *(recipe.frozen_params or ())]
     loss = loss_for(recipe.loss)
     outputs = trained_outputs(loaded.graph)
     names = list(recipe.loss_input_names or (outputs[:1] if loss is None else outputs))
     if recipe.sample_weight and not isinstance(loss, losses.Loss):
         raise GraphBuildError(
-            "generate_artifacts: sample weights need a loss of onnxtrain.losses, which is told to weigh its samples; a "
+            "choosing a loss: sample weights need a loss of onnxtrain.losses, which is told to weigh its samples; a "
             "loss inside the model or an onnxblock block has to take the weights as an input of its own"
         )
     if isinstance(loss, onnxblock.Block):
-        return _with_block_loss(source, loaded, loss, names, parameters)
-    model = _canonical(loaded, parameters)
+        return _with_block_loss(source, loaded, loss, names, recipe)
+    model, recipe = _canonical(loaded, recipe)
     if loss is None:
         if len(names) != 1:
             raise GraphBuildError(
-                "generate_artifacts without a loss: one value of the model must be the loss, but "
+                "training without a loss: one value of the model must be the loss, but "
                 f"{argument('loss_input_names')} gives {len(names)} ({', '.join(names)}); name one"
             )
-        return model, names[0], []
-    # Two outputs of the model are no prediction and target unless the user says that they are.
+        return model, names[0], recipe
+    # Two outputs of the model are prediction and target only if the user names them.
     if len(names) > 2 or (len(names) == 2 and not recipe.loss_input_names):
         raise GraphBuildError(
-            f"generate_artifacts: {type(loss).__name__} takes one prediction (and optionally the name of "
+            f"appending the loss: {type(loss).__name__} takes one prediction (and optionally the name of "
             f"its target), received {', '.join(names)}; name them in {argument('loss_input_names')}"
         )
     op = Emitter(model.graph, functions=model.functions)
     value = losses.attach_loss(op, loss, *names, sample_weight=recipe.sample_weight)
-    return model, str(value.name), []
+    return model, str(value.name), recipe
 
 
 def _with_block_loss(
-    source: ModelSource,
-    loaded: ir.Model,
-    block: onnxblock.Block,
-    names: Sequence[str],
-    parameters: Sequence[str],
-) -> tuple[ir.Model, str, list[str]]:
-    """Appends an onnxblock block as the loss; returns as :func:`_with_loss` does."""
+    source: ModelSource, loaded: ir.Model, block: onnxblock.Block, names: Sequence[str], recipe: Recipe
+) -> tuple[ir.Model, str, Recipe]:
+    """Appends an onnxblock block as the loss; see :func:`_with_loss`."""
     # The block gets the proto in the model's own opset, for which its author wrote the nodes, without external data.
     path = source if isinstance(source, str | os.PathLike) else None
     if path is not None:
         proto = onnx.load(path, load_external_data=False)
     else:
         proto = source if isinstance(source, onnx.ModelProto) else ir.to_proto(loaded)
-    model, outputs = build_forward(block, proto, names, model_path=path)
-    return _canonical(model, parameters), outputs[0], outputs[1:]
+    model, (loss, *returned) = build_forward(block, proto, names, model_path=path)
+    recipe = dataclasses.replace(
+        recipe, additional_output_names=[*returned, *(recipe.additional_output_names or ())]
+    )
+    model, recipe = _canonical(model, recipe)
+    return model, loss, recipe
 
 
-def _canonical(model: ir.Model, parameters: Sequence[str]) -> ir.Model:
-    """Returns the canonical form of a model, in which no constant is computed from the named parameters."""
-    # Patterns match names of the canonical form, so with patterns it is made twice: once to expand them.
-    names = {str(value.name) for node in model.graph for value in node.outputs} | {*model.graph.initializers}
-    if names.issuperset(parameters):
-        return canonicalize(model, parameters)
-    return canonicalize(model, [*parameters, *expand_names(canonicalize(model), parameters)])
+def _canonical(model: ir.Model, recipe: Recipe) -> tuple[ir.Model, Recipe]:
+    """Canonicalizes a model, and replaces the recipe's patterns of parameters by names.
+
+    The named parameters are withheld from constant folding: nothing is computed from their values.
+    """
+    names = [*(recipe.requires_grad or ()), *(recipe.frozen_params or ())]
+    known = {str(value.name) for node in model.graph for value in node.outputs} | {*model.graph.initializers}
+    if not known.issuperset(names):
+        # Patterns match names of the canonical form, so the model is canonicalized twice: first to match them.
+        matched = canonicalize(model, [name for name in names if name in known])
+        requires_grad, frozen = expand_requests(matched, recipe.requires_grad, recipe.frozen_params)
+        recipe = dataclasses.replace(recipe, requires_grad=requires_grad, frozen_params=frozen)
+        names = [*(requires_grad or ()), *frozen]
+    return canonicalize(model, names), recipe

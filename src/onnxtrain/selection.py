@@ -6,7 +6,7 @@ import ast
 import contextlib
 import fnmatch
 import re
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -124,14 +124,42 @@ def some_names(names: Collection[str], limit: int = 20) -> str:
     return f"{shown}, ... ({len(names)} in all)" if len(names) > limit else shown or "none"
 
 
-def expand_names(model: ir.Model, names_or_patterns: Iterable[str]) -> list[str]:
-    """Expands names and patterns to the names of initializers of a canonical model; exact names come first.
+def expand_requests(
+    model: ir.Model, requires_grad: Iterable[str] | None, frozen: Iterable[str] | None
+) -> tuple[list[str] | None, list[str]]:
+    """Replaces patterns among the parameters to train and to freeze by names of initializers.
 
     A pattern matches parameters only: not running statistics, settings of ops (bounds of Clip, scales of Resize), nor,
-    if the file tells, buffers and constants. A pattern that matches no parameter matches quantisation scales and rotary
-    caches. It may match nothing.
+    if the file tells, buffers and constants. A pattern that matches no parameter matches quantization scales and rotary
+    caches. If a parameter matches both lists, it is frozen, unless `requires_grad` has its exact name and `frozen` only
+    a pattern: so one layer of a frozen backbone can train.
+
+    Args:
+        model: a canonical model.
+        requires_grad: names and patterns of the parameters to train; None for all that train by default.
+        frozen: names and patterns of the parameters to freeze.
+
+    Returns:
+        Names of the parameters to train, or None; and names of the parameters to freeze.
+
+    Raises:
+        GraphBuildError: a name is unknown, not floating point, or in both lists; a pattern matches nothing.
     """
-    names_or_patterns = list(names_or_patterns)
+    to_train, to_freeze = list(requires_grad or ()), list(frozen or ())
+    _check_names(model, to_train, to_freeze)
+    exact_train, exact_freeze = (
+        {name for name in names if name in model.graph.initializers} for names in (to_train, to_freeze)
+    )
+    wins = exact_train - exact_freeze
+    frozen_names = [name for name in _expanded(model, to_freeze) if name not in wins]
+    if requires_grad is None:
+        return None, frozen_names
+    taken = set(frozen_names) - exact_train
+    return [name for name in _expanded(model, to_train) if name not in taken], frozen_names
+
+
+def _expanded(model: ir.Model, names_or_patterns: Sequence[str]) -> list[str]:
+    """Expands names and patterns to names of initializers; exact names come first."""
     exact = [name for name in names_or_patterns if name in model.graph.initializers]
     patterns = [name for name in names_or_patterns if name not in model.graph.initializers]
     # Matching looks through all initializers, so it is left out where all names are exact.
@@ -152,38 +180,30 @@ def _match_patterns(model: ir.Model, patterns: Iterable[str]) -> dict[str, list[
 def select_parameters(
     model: ir.Model, requires_grad: Iterable[str] | None, frozen: Iterable[str] | None
 ) -> Selection:
-    """Sorts the initializers of a model into trainable ones, frozen ones and BatchNorm statistics.
+    """Sorts the initializers of a canonical model into trainable ones, frozen ones and BatchNorm statistics.
 
-    Names may be patterns (:func:`match_names`). If a parameter matches both `requires_grad` and `frozen`, it is frozen,
-    unless `requires_grad` has its exact name and `frozen` only a pattern. Quantisation scales and rotary caches are
-    trained only if an exact name, or a pattern that matches no parameter, asks for them.
+    Names may be patterns, see :func:`expand_requests`. Quantization scales and rotary caches are trained only if an
+    exact name, or a pattern that matches no parameter, asks for them.
 
     Raises:
-        GraphBuildError: a name is unknown, not floating point, or in both lists; a pattern matches nothing.
+        GraphBuildError: a name is unknown, not floating point, or in both lists; a pattern matches nothing; a statistic
+            is to be trained.
         NothingToTrain: nothing is left to train.
     """
     floats = dict(float_initializers(model))
     # Every training step replaces them: they are state of the model, but no parameters.
     running = _statistics(model, in_training=True)
     statistics = [name for name in floats if name in running]
-    trainable_requests = list(requires_grad) if requires_grad is not None else None
-    frozen_requests = list(frozen or ())
-    exact_trainable, exact_frozen = (
-        {name for name in requests or () if name in model.graph.initializers}
-        for requests in (trainable_requests, frozen_requests)
-    )
-    requested = None if trainable_requests is None else expand_names(model, trainable_requests)
-    # An exact name in `requires_grad` wins over a pattern in `frozen`, so that one layer of a frozen backbone can
-    # train.
-    frozen_names = {
-        name for name in expand_names(model, frozen_requests) if name not in exact_trainable - exact_frozen
-    }
-    _check_names(model, trainable_requests or [], frozen_requests, set(statistics))
-    if requested is None:
-        trainable = [name for name in _parameter_names(model) if name not in frozen_names]
-    else:
-        wanted = {name for name in requested if name in exact_trainable or name not in frozen_names}
-        trainable = [name for name in model.graph.initializers if name in wanted]
+    requested, frozen_list = expand_requests(model, requires_grad, frozen)
+    for name in requested or ():
+        if name in statistics:
+            raise GraphBuildError(
+                f"selecting parameters: {name!r} is a running statistic of a BatchNormalization in "
+                "training mode; it is updated by every training step and has no gradient"
+            )
+    frozen_names = set(frozen_list)
+    wanted = set(_parameter_names(model)) - frozen_names if requested is None else set(requested)
+    trainable = [name for name in model.graph.initializers if name in wanted]
     if not trainable:
         others = (
             ""
@@ -199,7 +219,7 @@ def select_parameters(
     return Selection(trainable, kept, statistics)
 
 
-def _check_names(model: ir.Model, requested: list[str], frozen: list[str], statistics: set[str]) -> None:
+def _check_names(model: ir.Model, requested: list[str], frozen: list[str]) -> None:
     """Raises GraphBuildError for a name that is unknown, in both lists, or cannot be trained."""
     both = sorted(set(requested) & set(frozen))
     if both:
@@ -216,11 +236,6 @@ def _check_names(model: ir.Model, requested: list[str], frozen: list[str], stati
             if role == "requires_grad" and not is_float(value):
                 raise GraphBuildError(
                     f"selecting parameters: {name!r} is {value.dtype}; only floats can be trained"
-                )
-            if role == "requires_grad" and name in statistics:
-                raise GraphBuildError(
-                    f"selecting parameters: {name!r} is a running statistic of a BatchNormalization in "
-                    "training mode; it is updated by every training step and has no gradient"
                 )
 
 

@@ -120,6 +120,44 @@ def test_attach_changes_no_model_of_the_caller() -> None:
         encoder.attach(models.mlp(features=3, classes=2))
 
 
+@pytest.mark.parametrize("opset", [11, 17, 21])
+def test_outputs_and_ops_of_older_networks_are_kept(opset: int) -> None:
+    """An output `probability` of the network stays; a network of opset 11 has another Squeeze than the encoding."""
+    network = onnx.parser.parse_model(
+        f"""<ir_version: 7, opset_import: ["": {opset}]>
+        net (float[n] age) => (float[n, 2] logits, float[n, 1] probability)
+        <float[1, 2] w = {{1, -1}}, int64[2] column = {{-1, 1}}>
+        {{ probability = Reshape(age, column) logits = MatMul(probability, w) }}"""
+    )
+    frame = passengers()
+    encoder = TableEncoder(target="fate", inputs="age", impute="mean", scale=True).fit(frame)
+    model = encoder.attach(network, logits="logits", activation="softmax")
+    session = ort.InferenceSession(model.SerializeToString())
+    assert [value.name for value in session.get_outputs()] == ["logits", "probability", "class"]
+    _, probability, chosen = session.run(None, encoder.raw_columns(frame))
+    x = encoder.transform(frame)
+    np.testing.assert_allclose(probability, x, rtol=1e-5, atol=1e-6)
+    assert list(chosen) == [encoder.classes_[int(value < 0)] for value in x[:, 0]]
+
+
+def test_missing_texts_and_fills_are_matched_by_spelling() -> None:
+    """A Boolean is missing only as it is spelled; a fill is the category however it is spelled."""
+    frame = pd.DataFrame({"c": ["True", "x", "true", "x", "-999", "-999.0"]}, dtype=object)
+    encoder = TableEncoder(missing=["true", "-999"], impute="most_frequent", encode="ordinal").fit(frame)
+    network = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 21]> net (float[n, 1] c) => (float[n, 1] y) { y = Identity(c) }"""
+    )
+    session = ort.InferenceSession(encoder.attach(network).SerializeToString())
+    for texts in (["True", "x", "true", "", "-999.0"], ["x", "True"]):
+        table = pd.DataFrame({"c": texts}, dtype=object)
+        (found,) = session.run(None, {"c": table["c"].to_numpy(object)})
+        np.testing.assert_array_equal(found, encoder.transform(table))
+    stores = pd.DataFrame({"store": [1.0, None, 2.0]})
+    column = TableEncoder(impute="value=2.0", categorical="store", encode="one-hot").fit(stores).columns_[0]
+    assert isinstance(column, CategoryColumn)
+    assert (column.categories, column.fill) == (["1", "2"], "2")
+
+
 def test_errors_name_the_arguments_of_python() -> None:
     frame = passengers()
     for encoder, message in (

@@ -17,7 +17,7 @@ from onnxtrain._words import argument
 from onnxtrain.errors import InputError
 from onnxtrain.selection import some_names
 from onnxtrain.tables._impute import FillRule
-from onnxtrain.tables._spelling import canonical_spelling, category_numbers
+from onnxtrain.tables._spelling import canonical_spelling, category_numbers, spells_number
 from onnxtrain.tables._table import Array, Values
 from onnxtrain.tables._writer import ColumnWriter
 
@@ -262,8 +262,9 @@ class CategoryColumn(Column):
     def write(self, writer: ColumnWriter, x: ir.Value) -> ir.Value:
         """Writes the nodes that look the categories up; an unknown category may make a run fail."""
         numbers = category_numbers(self.categories)
-        # A missing text that was a category in training stays one.
-        missing = [t for t in category_numbers(["", *writer.missing]) if t not in self.categories]
+        # Of a number all spellings are missing, of a Boolean only the one that `missing` has.
+        exact = ["", *writer.missing]
+        missing = [text for text in category_numbers(exact) if text in exact or spells_number(text)]
         # Behind the last row, which makes the run fail. The filling category may itself be unknown.
         number_of_missing = len(self.codes)
         if self.fill is not None:

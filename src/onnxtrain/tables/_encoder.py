@@ -258,7 +258,6 @@ class TableEncoder:
         """
         columns = self._fitted()
         attached = load_model(model)
-        attached = attached.clone() if isinstance(model, ir.Model) else attached
         if attached.opset_imports.get("", 0) < CANONICAL_OPSET:
             attached = canonicalize(attached)
         graph = attached.graph

@@ -60,6 +60,8 @@ def category_numbers(categories: Sequence[str]) -> dict[str, int]:
 
     >>> category_numbers(["1", "2.5"])
     {'1.0': 0, '1': 0, '2.5': 1}
+    >>> category_numbers(["1", "1.0"])
+    {'1': 0, '1.0': 1}
     """
     booleans = all(category.lower() in BOOLEANS for category in categories)
     numbers: dict[str, int] = {}

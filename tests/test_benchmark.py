@@ -30,6 +30,7 @@ def run(files: Path, results: Path, *arguments: str) -> subprocess.CompletedProc
     return subprocess.run(command, capture_output=True, text=True)
 
 
+@pytest.mark.thorough
 def test_our_engines_beside_pytorch(files: Path, tmp_path: Path) -> None:
     results = tmp_path / "results.json"
     ran = run(files, results, "--engine", "torch", "device", "ortmodule")
@@ -45,6 +46,7 @@ def test_our_engines_beside_pytorch(files: Path, tmp_path: Path) -> None:
     assert measured["device"]["base_mb"] < measured["torch"]["base_mb"] / 2, "the device has imported PyTorch"
 
 
+@pytest.mark.thorough
 def test_the_first_step_is_merged_and_an_absent_engine_named(files: Path, tmp_path: Path) -> None:
     results = tmp_path / "results.json"
     results.write_text(json.dumps({"tiny": {"first": {"engines": {"torch": {"first_step_s": 2.5}}}}}))

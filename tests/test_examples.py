@@ -25,8 +25,10 @@ def run(script: str, *arguments: str) -> str:
     ("script", "packages", "epochs", "accuracy"),
     [
         ("plain_pytorch.py", [], 3, 0.95),
-        ("huggingface_trainer.py", ["transformers", "accelerate"], 3, 0.6),
-        ("lightning_module.py", ["lightning"], 2, 0.9),
+        pytest.param(
+            *("huggingface_trainer.py", ["transformers", "accelerate"], 3, 0.6), marks=pytest.mark.thorough
+        ),
+        pytest.param("lightning_module.py", ["lightning"], 2, 0.9, marks=pytest.mark.thorough),
     ],
 )
 def test_example_learns_in_onnxruntime(
@@ -43,6 +45,7 @@ def test_example_learns_in_onnxruntime(
     assert "PyTorch" not in report, report
 
 
+@pytest.mark.thorough
 def test_a_pass_of_olive_fine_tunes_before_olive_quantizes() -> None:
     if importlib.util.find_spec("olive") is None:
         pytest.skip("needs olive-ai")

@@ -26,6 +26,7 @@ NEEDS = ("torch", "statsmodels", "matplotlib", "rich")
 
 pytestmark = [
     pytest.mark.torch,
+    pytest.mark.thorough,
     pytest.mark.skipif(
         any(importlib.util.find_spec(name) is None for name in NEEDS), reason=f"needs {', '.join(NEEDS)}"
     ),

@@ -94,9 +94,18 @@ CHECKS: dict[str, Callable[[dict[str, Any]], None]] = {
 }
 
 
+def _each_page() -> list[Any]:
+    """Returns the README and the tutorials, and marks all other pages thorough."""
+    first = ("README.md", "docs/tutorials/")
+    return [
+        page if page.startswith(first) else pytest.param(page, marks=pytest.mark.thorough)
+        for page in pages.STORIES
+    ]
+
+
 @pytest.mark.torch
 @pytest.mark.filterwarnings("ignore")  # of the exporter
-@pytest.mark.parametrize("page", pages.STORIES)
+@pytest.mark.parametrize("page", _each_page())
 def test_a_page_runs_and_prints_what_it_shows(page: str) -> None:
     missing: list[str] = []
 

@@ -29,6 +29,7 @@ def test_links_of_a_notebook_lead_somewhere(name: str) -> None:
         assert (notebooks.FOLDER / target).exists(), target
 
 
+@pytest.mark.thorough
 @pytest.mark.torch
 @pytest.mark.filterwarnings("ignore")  # of jupyter_client, about event loops
 @pytest.mark.parametrize("name", notebooks.PAGES)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from onnxtrain.ortmodule.capture._data_dependent import data_dependent_results
+from onnxtrain.ortmodule.capture.dynamo.patches._missing_fakes import data_dependent_results
 from onnxtrain.ortmodule.module._engine import onnxruntime_backend
 from ortmodule.aten_case import Case
 

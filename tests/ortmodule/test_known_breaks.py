@@ -14,8 +14,8 @@ from torch import nn
 from onnxtrain import _building
 from onnxtrain.ortmodule import ORTModule
 from onnxtrain.ortmodule._torch import dynamo_config
-from onnxtrain.ortmodule.capture import _dynamo
-from onnxtrain.ortmodule.capture._known_breaks import KnownBreaks, _Break
+from onnxtrain.ortmodule.capture.dynamo import _capture as _dynamo
+from onnxtrain.ortmodule.capture.dynamo._known_breaks import KnownBreaks, _Break
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("fresh_dynamo")]
 

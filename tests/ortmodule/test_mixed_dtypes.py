@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
 from onnxtrain.ortmodule import ORTModule
-from onnxtrain.ortmodule.capture._refused_calls import RefusedByPyTorch, refuse_call
+from onnxtrain.ortmodule.capture.autograd._refused_calls import RefusedByPyTorch, refuse_call
 from ortmodule.eager import strict
 from ortmodule.test_numbers_given import UNINITIALISED
 

@@ -12,9 +12,9 @@ import torch
 from torch._dispatch.python import enable_python_dispatcher
 
 from onnxtrain.ortmodule._torch import fake_impls
-from onnxtrain.ortmodule.capture._data_dependent import data_dependent_results
-from onnxtrain.ortmodule.capture._dynamo import without_fast_path
-from onnxtrain.ortmodule.capture._inactive_dropout import inactive_dropout_returns_its_input
+from onnxtrain.ortmodule.capture.dynamo._capture import without_fast_path
+from onnxtrain.ortmodule.capture.dynamo.patches._inactive_dropout import inactive_dropout_returns_its_input
+from onnxtrain.ortmodule.capture.dynamo.patches._missing_fakes import data_dependent_results
 
 Capturing = Callable[[], AbstractContextManager[None]]
 

@@ -12,7 +12,7 @@ import torchgen
 from torch import nn
 
 from onnxtrain.ortmodule import ORTModule, ORTModuleTorchModelException
-from onnxtrain.ortmodule.capture._refused_gradients import _SUSPECTS
+from onnxtrain.ortmodule.capture.autograd._refused_gradients import _SUSPECTS
 from ortmodule.eager import Of, strict
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("fresh_dynamo")]

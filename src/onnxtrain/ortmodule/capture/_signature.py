@@ -13,14 +13,14 @@ from typing import Any
 import torch
 from torch import fx
 
-from onnxtrain.ortmodule.capture._aliases import Views, split_views
-from onnxtrain.ortmodule.capture._data_setting import refuse_set_data
-from onnxtrain.ortmodule.capture._flow import GradientFlow
-from onnxtrain.ortmodule.capture._gradients import flow_of
-from onnxtrain.ortmodule.capture._layout import Layout, layout_of
-from onnxtrain.ortmodule.capture._overlaps import Overlaps
-from onnxtrain.ortmodule.capture._refused_gradients import refuse_missing_gradients
-from onnxtrain.ortmodule.capture._saved import saved_arguments
+from onnxtrain.ortmodule.capture.autograd._flow import GradientFlow
+from onnxtrain.ortmodule.capture.autograd._gradients import flow_of
+from onnxtrain.ortmodule.capture.autograd._refused_gradients import refuse_missing_gradients
+from onnxtrain.ortmodule.capture.autograd._saved import saved_arguments
+from onnxtrain.ortmodule.capture.graph._aliases import Views, split_views
+from onnxtrain.ortmodule.capture.graph._data_setting import refuse_set_data
+from onnxtrain.ortmodule.capture.graph._layout import Layout, layout_of
+from onnxtrain.ortmodule.capture.graph._overlaps import Overlaps
 
 
 @dataclass(frozen=True)

@@ -24,12 +24,12 @@ from onnxtrain.ortmodule._torch import (
     pytree,
     to_fun,
 )
-from onnxtrain.ortmodule.capture._checkpoint import REGION
-from onnxtrain.ortmodule.capture._data_dependent import without_tracebacks
-from onnxtrain.ortmodule.capture._fakes import example_values, fake_mode_of, is_symbolic, map_tensors
-from onnxtrain.ortmodule.capture._flow import GradientFlow
-from onnxtrain.ortmodule.capture._gradients import straight_through
-from onnxtrain.ortmodule.capture._refused_calls import refuse_call
+from onnxtrain.ortmodule.capture._nodes import example_values, fake_mode_of, is_symbolic, map_tensors
+from onnxtrain.ortmodule.capture.autograd._flow import GradientFlow
+from onnxtrain.ortmodule.capture.autograd._gradients import straight_through
+from onnxtrain.ortmodule.capture.autograd._refused_calls import refuse_call
+from onnxtrain.ortmodule.capture.dynamo.patches._missing_fakes import without_tracebacks
+from onnxtrain.ortmodule.capture.graph._checkpoint import REGION
 from onnxtrain.ortmodule.lowering.aten.attention import ATTENTION, EMBEDDINGS
 from onnxtrain.ortmodule.lowering.aten.indexing import INDEXING
 from onnxtrain.ortmodule.lowering.aten.random import DROPOUTS

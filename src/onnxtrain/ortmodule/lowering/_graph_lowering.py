@@ -13,8 +13,8 @@ import torch
 from torch import fx
 
 from onnxtrain.fusion import fuse_forward
-from onnxtrain.ortmodule.capture._checkpoint import REGION, mark_region
-from onnxtrain.ortmodule.capture._fakes import depends_on_data
+from onnxtrain.ortmodule.capture._nodes import depends_on_data
+from onnxtrain.ortmodule.capture.graph._checkpoint import REGION, mark_region
 from onnxtrain.ortmodule.lowering._partition import draws
 from onnxtrain.ortmodule.lowering._table import (
     COMPLEX_LOWERINGS,

@@ -26,8 +26,13 @@ from onnxtrain.ortmodule._exceptions import (
 )
 from onnxtrain.ortmodule._options import DebugOptions, FallbackPolicy, LogLevel, module_logger
 from onnxtrain.ortmodule._report import GraphRecord, Report
-from onnxtrain.ortmodule.capture._assertions import Check, checked, mark_assertions, take_assertions
-from onnxtrain.ortmodule.capture._batch_axis import (
+from onnxtrain.ortmodule.capture._nodes import example_values, tensors_in
+from onnxtrain.ortmodule.capture._signature import GraphSignature, describe
+from onnxtrain.ortmodule.capture.autograd._flow import GradientFlow
+from onnxtrain.ortmodule.capture.autograd._gradients import unseen_by_hooks
+from onnxtrain.ortmodule.capture.autograd._refused_calls import RefusedByPyTorch
+from onnxtrain.ortmodule.capture.autograd._rehearsal import note_inputs
+from onnxtrain.ortmodule.capture.dynamo._batch_axis import (
     SymbolRefused,
     batch_of,
     batch_symbols,
@@ -36,20 +41,15 @@ from onnxtrain.ortmodule.capture._batch_axis import (
     of_one_size,
     settled,
 )
-from onnxtrain.ortmodule.capture._breaks import break_reason, ends_for_a_symbol
-from onnxtrain.ortmodule.capture._calling import call_directly
-from onnxtrain.ortmodule.capture._checkpoint import draw_again_alike, inline_checkpoints
-from onnxtrain.ortmodule.capture._data_setting import copy_set_data
-from onnxtrain.ortmodule.capture._dynamo import capture
-from onnxtrain.ortmodule.capture._fakes import example_values, tensors_in
-from onnxtrain.ortmodule.capture._flow import GradientFlow
-from onnxtrain.ortmodule.capture._gradients import unseen_by_hooks
-from onnxtrain.ortmodule.capture._no_grad import correct_requires_grad
-from onnxtrain.ortmodule.capture._refused_calls import RefusedByPyTorch
-from onnxtrain.ortmodule.capture._refused_shards import refuse_shards
-from onnxtrain.ortmodule.capture._rehearsal import note_inputs
-from onnxtrain.ortmodule.capture._signature import GraphSignature, describe
-from onnxtrain.ortmodule.capture._split import (
+from onnxtrain.ortmodule.capture.dynamo._calling import call_directly
+from onnxtrain.ortmodule.capture.dynamo._capture import capture
+from onnxtrain.ortmodule.capture.graph._assertions import Check, checked, mark_assertions, take_assertions
+from onnxtrain.ortmodule.capture.graph._breaks import break_reason, ends_for_a_symbol
+from onnxtrain.ortmodule.capture.graph._checkpoint import draw_again_alike, inline_checkpoints
+from onnxtrain.ortmodule.capture.graph._data_setting import copy_set_data
+from onnxtrain.ortmodule.capture.graph._no_grad import correct_requires_grad
+from onnxtrain.ortmodule.capture.graph._refused_shards import refuse_shards
+from onnxtrain.ortmodule.capture.graph._split import (
     has_custom_function,
     keep_from_global_hooks,
     split_at_custom_functions,

@@ -32,7 +32,7 @@ from onnxtrain.ortmodule._torch import (
     has_any_global_hook,
     is_fx_symbolic_tracing,
 )
-from onnxtrain.ortmodule.capture import _calling
+from onnxtrain.ortmodule.capture.dynamo import _calling
 
 _TORCH = f"{Path(torch.__file__).parent}{os.sep}"
 _LAYERS = f"{_TORCH}nn{os.sep}modules{os.sep}"

@@ -11,10 +11,10 @@ import torch
 
 from onnxtrain._building import without_older_objects
 from onnxtrain.ortmodule import _torch
-from onnxtrain.ortmodule.capture._batch_axis import Batch
-from onnxtrain.ortmodule.capture._data_dependent import data_dependent_results
-from onnxtrain.ortmodule.capture._gradients import unseen_by_hooks
-from onnxtrain.ortmodule.capture._inactive_dropout import inactive_dropout_returns_its_input
+from onnxtrain.ortmodule.capture.autograd._gradients import unseen_by_hooks
+from onnxtrain.ortmodule.capture.dynamo._batch_axis import Batch
+from onnxtrain.ortmodule.capture.dynamo.patches._inactive_dropout import inactive_dropout_returns_its_input
+from onnxtrain.ortmodule.capture.dynamo.patches._missing_fakes import data_dependent_results
 
 _OWN = 2
 """Sizes that have a compiled graph of their own: the batch of the training loop, and its last one, which is smaller."""

@@ -13,7 +13,7 @@ import torch
 
 from onnxtrain.ortmodule import _torch
 from onnxtrain.ortmodule._exceptions import ORTModuleONNXModelException, ORTModuleTorchModelException
-from onnxtrain.ortmodule.capture._calling import without_capture
+from onnxtrain.ortmodule.capture.dynamo._calling import without_capture
 from onnxtrain.ortmodule.sessions._program import Program, TrainingStep
 from onnxtrain.ortmodule.sessions._pytorch_derivatives import Replay
 from onnxtrain.ortmodule.sessions._session import is_of_onnxruntime

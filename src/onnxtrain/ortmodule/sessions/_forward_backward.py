@@ -10,7 +10,7 @@ from onnx_ir.passes import common
 
 from onnxtrain.autodiff import reads
 from onnxtrain.op_facts import SHAPE_READERS, VIEWS
-from onnxtrain.ortmodule.capture._checkpoint import region_of
+from onnxtrain.ortmodule.capture.graph._checkpoint import region_of
 from onnxtrain.passes import is_training_batch_norm, remove_unread_initializers, remove_unread_nodes
 
 

@@ -15,7 +15,7 @@ from torch import fx
 
 from onnxtrain.ortmodule._exceptions import ORTModuleTorchModelException
 from onnxtrain.ortmodule._torch import DisableAutocast, pytree
-from onnxtrain.ortmodule.capture._data_dependent import unnoted_sizes
+from onnxtrain.ortmodule.capture.dynamo.patches._missing_fakes import unnoted_sizes
 from onnxtrain.ortmodule.lowering.aten.random import keep_at_random
 
 aten = torch.ops.aten

@@ -12,7 +12,7 @@ import onnx_ir as ir
 import torch
 
 from onnxtrain.ortmodule._torch import DisableTorchDispatch
-from onnxtrain.ortmodule.capture._layout import Layout
+from onnxtrain.ortmodule.capture.graph._layout import Layout
 
 
 def lay_out(model: ir.Model, layouts: Mapping[int, Layout]) -> None:

@@ -22,8 +22,8 @@ from onnxtrain.functions import with_exact_masks
 from onnxtrain.fusion import fuse_kernels
 from onnxtrain.ortmodule._exceptions import ORTModuleONNXModelException
 from onnxtrain.ortmodule._options import LogLevel
-from onnxtrain.ortmodule.capture._layout import Layout
 from onnxtrain.ortmodule.capture._signature import GraphOutput
+from onnxtrain.ortmodule.capture.graph._layout import Layout
 from onnxtrain.ortmodule.sessions._forward_backward import Halves, cut, slots_of, sources
 from onnxtrain.ortmodule.sessions._session import Session, is_of_onnxruntime, suited
 from onnxtrain.passes import (

@@ -25,7 +25,7 @@ from onnxtrain.ortmodule._torch import (
     leave_vmap,
     temporarily_clear_interpreter_stack,
 )
-from onnxtrain.ortmodule.capture._gradients import unseen_by_hooks
+from onnxtrain.ortmodule.capture.autograd._gradients import unseen_by_hooks
 from onnxtrain.ortmodule.lowering._table import Lowered
 
 _SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)

@@ -19,7 +19,7 @@ from onnxtrain.ortmodule._exceptions import (
     ORTModuleInitException,
     ORTModuleONNXModelException,
 )
-from onnxtrain.ortmodule.capture._layout import Layout
+from onnxtrain.ortmodule.capture.graph._layout import Layout
 from onnxtrain.ortmodule.sessions._feeds import Feeds
 from onnxtrain.ortmodule.sessions._float64 import expand_float64, has_float64
 from onnxtrain.ortmodule.sessions._layout import lay_out, restride

@@ -18,7 +18,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.nn import functional
 
 from onnxtrain import functions
-from onnxtrain.ortmodule.capture._gradients import straight_through
+from onnxtrain.ortmodule.capture.autograd._gradients import straight_through
 from onnxtrain.ortmodule.lowering._table import DTYPES, Lowering, lower
 from onnxtrain.ortmodule.lowering.aten.counting import segment_of_each
 from onnxtrain.ortmodule.lowering.aten.indexing import counted

@@ -14,7 +14,7 @@ from onnxtrain.ortmodule._torch import (
     eval_frame,
     get_metrics_context,
 )
-from onnxtrain.ortmodule.capture._identity import KEPT
+from onnxtrain.ortmodule.capture.dynamo.patches._id_guards import KEPT
 
 
 class Captures:

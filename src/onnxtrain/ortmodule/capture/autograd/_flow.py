@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from onnxtrain.ortmodule.capture._fakes import is_float, tensors_in
+from onnxtrain.ortmodule.capture._nodes import is_float, tensors_in
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from onnxtrain.ortmodule.capture._fakes import is_plain
+from onnxtrain.ortmodule.capture._nodes import is_plain
 
 Layout = tuple[int, ...]
 """The axes of a tensor from the slowest in memory to the fastest, e.g. (0, 2, 3, 1) for channels_last."""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from onnxtrain.ortmodule._torch import GuardBuilder
-from onnxtrain.ortmodule.capture._process_wide import ProcessWide, replace
+from onnxtrain.ortmodule.capture.dynamo._process_wide import ProcessWide, replace
 
 KEPT = "kept_by_onnxtrain"
 """Attribute of a guard manager: the objects whose ids it compares and that cannot be referred to weakly."""

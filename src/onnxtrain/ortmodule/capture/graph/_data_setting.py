@@ -6,7 +6,7 @@ import torch
 from torch import fx
 
 from onnxtrain.ortmodule._torch import get_data
-from onnxtrain.ortmodule.capture._fakes import memory_of, name_of
+from onnxtrain.ortmodule.capture._nodes import memory_of, name_of
 
 
 def copy_set_data(graph_module: fx.GraphModule) -> None:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from onnxtrain.ortmodule._torch import InliningInstructionTranslator, Unsupported
-from onnxtrain.ortmodule.capture._process_wide import ProcessWide, replace
+from onnxtrain.ortmodule.capture.dynamo._process_wide import ProcessWide, replace
 
 
 class _Break(NamedTuple):

@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from onnxtrain.ortmodule._torch import compute_overlapping_tensors, is_of_module
-from onnxtrain.ortmodule.capture._fakes import memory_of, node_memory
+from onnxtrain.ortmodule.capture._nodes import memory_of, node_memory
 
 
 class Overlaps:

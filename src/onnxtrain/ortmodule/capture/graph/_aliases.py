@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from onnxtrain.ortmodule._torch import set_grad_enabled
-from onnxtrain.ortmodule.capture._fakes import changes, memory_of, name_of, node_memory, plain_tensors_in
+from onnxtrain.ortmodule.capture._nodes import changes, memory_of, name_of, node_memory, plain_tensors_in
 
 # Methods that change shape or strides of a tensor in place, which no view of another tensor can show.
 _RESHAPING = frozenset({

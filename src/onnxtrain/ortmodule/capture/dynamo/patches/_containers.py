@@ -15,7 +15,7 @@ from onnxtrain.ortmodule._torch import (
     dynamo_utils,
     graph_break,
 )
-from onnxtrain.ortmodule.capture._process_wide import ProcessWide, replace
+from onnxtrain.ortmodule.capture.dynamo._process_wide import ProcessWide, replace
 
 
 def _correct() -> Callable[[], None]:

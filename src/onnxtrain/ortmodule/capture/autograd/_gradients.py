@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from onnxtrain.ortmodule import _torch
-from onnxtrain.ortmodule.capture._fakes import (
+from onnxtrain.ortmodule.capture._nodes import (
     arguments_of,
     changes,
     functions_behind,
@@ -19,8 +19,8 @@ from onnxtrain.ortmodule.capture._fakes import (
     plain_tensors_in,
     tensors_in,
 )
-from onnxtrain.ortmodule.capture._flow import GradientFlow, stops
-from onnxtrain.ortmodule.capture._rehearsal import rehearsed
+from onnxtrain.ortmodule.capture.autograd._flow import GradientFlow, stops
+from onnxtrain.ortmodule.capture.autograd._rehearsal import rehearsed
 
 
 @contextlib.contextmanager

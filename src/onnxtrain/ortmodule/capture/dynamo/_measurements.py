@@ -11,7 +11,7 @@ from types import FrameType
 from typing import Any
 
 from onnxtrain.ortmodule._torch import dynamo_exceptions, dynamo_guards
-from onnxtrain.ortmodule.capture._process_wide import ProcessWide, replace
+from onnxtrain.ortmodule.capture.dynamo._process_wide import ProcessWide, replace
 
 
 def _leave_out() -> Callable[[], None]:

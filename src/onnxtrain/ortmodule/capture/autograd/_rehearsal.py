@@ -12,8 +12,7 @@ from torch import fx
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from onnxtrain.ortmodule._torch import enable_python_dispatcher
-from onnxtrain.ortmodule.capture._data_dependent import unnoted_sizes, without_tracebacks
-from onnxtrain.ortmodule.capture._fakes import (
+from onnxtrain.ortmodule.capture._nodes import (
     depends_on_data,
     fake_mode_of,
     functions_behind,
@@ -23,7 +22,8 @@ from onnxtrain.ortmodule.capture._fakes import (
     saved_by,
     tensors_in,
 )
-from onnxtrain.ortmodule.capture._flow import GradientFlow, stops
+from onnxtrain.ortmodule.capture.autograd._flow import GradientFlow, stops
+from onnxtrain.ortmodule.capture.dynamo.patches._missing_fakes import unnoted_sizes, without_tracebacks
 
 _REQUIRED_GRAD = "onnxtrain_required_grad"
 """Key of a placeholder's metadata: (requires_grad, is_leaf) of the input when the graph begins."""

@@ -25,23 +25,23 @@ from onnxtrain.ortmodule._torch import (
     skip,
     trace_rules,
 )
-from onnxtrain.ortmodule.capture._assertions import AssertedNumber, without_asserted_numbers
-from onnxtrain.ortmodule.capture._batch_axis import SymbolRefused, batch_axis_as_symbol
-from onnxtrain.ortmodule.capture._calling import captured_call
-from onnxtrain.ortmodule.capture._captures import Captures, without_tracebacks_in_metrics
-from onnxtrain.ortmodule.capture._caught_errors import without_caught_errors
-from onnxtrain.ortmodule.capture._containers import as_python_contains
-from onnxtrain.ortmodule.capture._data_dependent import data_dependent_results, without_advice
-from onnxtrain.ortmodule.capture._hook_guards import without_covered_hook_guards
-from onnxtrain.ortmodule.capture._identity import guarded_objects_are_kept
-from onnxtrain.ortmodule.capture._in_vain import CapturesInVain
-from onnxtrain.ortmodule.capture._inactive_dropout import inactive_dropout_returns_its_input
-from onnxtrain.ortmodule.capture._known_breaks import KnownBreaks, ending_before
-from onnxtrain.ortmodule.capture._measurements import without_unread_measurements
-from onnxtrain.ortmodule.capture._module_numbers import changed_integers_are_symbols
-from onnxtrain.ortmodule.capture._process_wide import ProcessWide
-from onnxtrain.ortmodule.capture._random_objects import random_objects_draw_in_python
-from onnxtrain.ortmodule.capture._refused_calls import RefusedByPyTorch
+from onnxtrain.ortmodule.capture.autograd._refused_calls import RefusedByPyTorch
+from onnxtrain.ortmodule.capture.dynamo._batch_axis import SymbolRefused, batch_axis_as_symbol
+from onnxtrain.ortmodule.capture.dynamo._calling import captured_call
+from onnxtrain.ortmodule.capture.dynamo._captures import Captures, without_tracebacks_in_metrics
+from onnxtrain.ortmodule.capture.dynamo._hook_guards import without_covered_hook_guards
+from onnxtrain.ortmodule.capture.dynamo._in_vain import CapturesInVain
+from onnxtrain.ortmodule.capture.dynamo._known_breaks import KnownBreaks, ending_before
+from onnxtrain.ortmodule.capture.dynamo._measurements import without_unread_measurements
+from onnxtrain.ortmodule.capture.dynamo._process_wide import ProcessWide
+from onnxtrain.ortmodule.capture.dynamo.patches._caught_errors import without_caught_errors
+from onnxtrain.ortmodule.capture.dynamo.patches._containers import as_python_contains
+from onnxtrain.ortmodule.capture.dynamo.patches._id_guards import guarded_objects_are_kept
+from onnxtrain.ortmodule.capture.dynamo.patches._inactive_dropout import inactive_dropout_returns_its_input
+from onnxtrain.ortmodule.capture.dynamo.patches._missing_fakes import data_dependent_results, without_advice
+from onnxtrain.ortmodule.capture.dynamo.patches._module_integers import changed_integers_are_symbols
+from onnxtrain.ortmodule.capture.dynamo.patches._random_objects import random_objects_draw_in_python
+from onnxtrain.ortmodule.capture.graph._assertions import AssertedNumber, without_asserted_numbers
 
 # After a graph break in a container each layer is captured by itself, and layers of one class share one function.
 _RECOMPILE_LIMIT = 256

@@ -8,7 +8,7 @@ import torch
 from torch import fx
 
 from onnxtrain.ortmodule._torch import pytree, set_grad_enabled
-from onnxtrain.ortmodule.capture._fakes import changes, memory_of, plain_tensors_in
+from onnxtrain.ortmodule.capture._nodes import changes, memory_of, plain_tensors_in
 
 
 def correct_requires_grad(graph_module: fx.GraphModule) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from onnxtrain.ortmodule._torch import GuardBuilder
-from onnxtrain.ortmodule.capture._process_wide import ProcessWide, replace
+from onnxtrain.ortmodule.capture.dynamo._process_wide import ProcessWide, replace
 
 _WITH_KWARGS = "_with_kwargs"
 

@@ -7,7 +7,7 @@ import sys
 from torch import fx
 
 from onnxtrain.ortmodule._exceptions import ORTModuleTorchModelException
-from onnxtrain.ortmodule.capture._fakes import tensors_in
+from onnxtrain.ortmodule.capture._nodes import tensors_in
 from onnxtrain.ortmodule.capture._signature import argument_name
 
 _NAMED = 3

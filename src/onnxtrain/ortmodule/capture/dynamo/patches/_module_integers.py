@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from onnxtrain.ortmodule._torch import ChainedSource, InstructionTranslator, dynamo_builder, dynamo_utils
-from onnxtrain.ortmodule.capture._process_wide import ProcessWide, replace
+from onnxtrain.ortmodule.capture.dynamo._process_wide import ProcessWide, replace
 
 _seen: weakref.WeakKeyDictionary[torch.nn.Module, dict[str, int | None]] = weakref.WeakKeyDictionary()
 """By module and place in it, e.g. ".step": the integer at the first capture, or None if it has changed since."""

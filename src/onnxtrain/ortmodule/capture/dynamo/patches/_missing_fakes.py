@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from onnxtrain.ortmodule._torch import constrain_range_for_size, fake_impls, isolates_recompiles
-from onnxtrain.ortmodule.capture._process_wide import ProcessWide
+from onnxtrain.ortmodule.capture.dynamo._process_wide import ProcessWide
 
 
 def _replace_fakes() -> Callable[[], None]:

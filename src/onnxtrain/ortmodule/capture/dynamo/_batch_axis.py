@@ -15,7 +15,7 @@ from torch import fx
 from torch.fx.experimental.symbolic_shapes import free_symbols
 
 from onnxtrain.ortmodule._torch import DYNAMIC_AXES, MARKED_AXES, ShortenTraceback, pytree
-from onnxtrain.ortmodule.capture._fakes import example_values, fake_mode_of, is_plain, of_the_capture
+from onnxtrain.ortmodule.capture._nodes import example_values, fake_mode_of, is_plain, of_the_capture
 
 
 class _Marked(threading.local):

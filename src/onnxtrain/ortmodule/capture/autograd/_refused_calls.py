@@ -22,7 +22,7 @@ from onnxtrain.ortmodule._torch import (
     is_functorch_wrapped_tensor,
     pytree,
 )
-from onnxtrain.ortmodule.capture._fakes import name_of
+from onnxtrain.ortmodule.capture._nodes import name_of
 
 # Functions of other packages may have side effects: they must not be called once more.
 _MODULES = ("torch", "_operator", "builtins")

@@ -24,7 +24,7 @@ from onnxtrain.ortmodule._torch import (
     set_eval_frame,
     set_isolated_recompiles,
 )
-from onnxtrain.ortmodule.capture._in_vain import CapturesInVain
+from onnxtrain.ortmodule.capture.dynamo._in_vain import CapturesInVain
 
 _tracing = TracingContext.try_get
 _includes = _torch.dispatch_keys_included

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from onnxtrain.ortmodule._torch import OutputGraph, assert_async, assert_scalar, graph_break
-from onnxtrain.ortmodule.capture._fakes import depends_on_data
-from onnxtrain.ortmodule.capture._process_wide import ProcessWide, replace
+from onnxtrain.ortmodule.capture._nodes import depends_on_data
+from onnxtrain.ortmodule.capture.dynamo._process_wide import ProcessWide, replace
 
 _TORCH = str(Path(torch.__file__).parent)
 

@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch import fx
 
-from onnxtrain.ortmodule.capture._checkpoint import REGION
-from onnxtrain.ortmodule.capture._fakes import (
+from onnxtrain.ortmodule.capture._nodes import (
     example_values,
     functions_behind,
     is_transformed,
     memory_of,
     saved_by,
 )
+from onnxtrain.ortmodule.capture.graph._checkpoint import REGION
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from onnxtrain.ortmodule.capture._fakes import depends_on_data, has_float_input
+from onnxtrain.ortmodule.capture._nodes import depends_on_data, has_float_input
 
 _FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     **dict.fromkeys(("sym_int", "trunc", "floor", "ceil"), int),

@@ -16,9 +16,9 @@ from torch.fx.experimental import symbolic_shapes
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, statically_known_true
 
 from onnxtrain.ortmodule._torch import assert_async, assert_scalar, symbolic_convert, torch_check
-from onnxtrain.ortmodule.capture._fakes import depends_on_data
-from onnxtrain.ortmodule.capture._process_wide import ProcessWide, replace
-from onnxtrain.ortmodule.capture._python_numbers import check_numbers, evaluate
+from onnxtrain.ortmodule.capture._nodes import depends_on_data
+from onnxtrain.ortmodule.capture.dynamo._process_wide import ProcessWide, replace
+from onnxtrain.ortmodule.capture.graph._python_numbers import check_numbers, evaluate
 
 Check = tuple[Callable[[Any, str], None], str]
 """A function that raises if a condition, its first argument, does not hold; and the message, its second."""

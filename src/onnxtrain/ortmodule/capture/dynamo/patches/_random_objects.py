@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from onnxtrain.ortmodule._torch import RandomVariable, graph_break
-from onnxtrain.ortmodule.capture._process_wide import ProcessWide, replace
+from onnxtrain.ortmodule.capture.dynamo._process_wide import ProcessWide, replace
 
 _SET_THE_STATE = ("seed", "setstate")
 

@@ -1,0 +1,1 @@
+"""Capture a function with Dynamo: settings, and patches of Dynamo for the time of a capture."""

@@ -1,0 +1,1 @@
+"""Patches of Dynamo while it captures: each avoids one fault."""

@@ -1,0 +1,1 @@
+"""Rewrite a captured graph, and describe the memory of its inputs and outputs."""

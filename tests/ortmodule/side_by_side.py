@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from onnxtrain.ortmodule.capture.dynamo.patches._missing_fakes import data_dependent_results
+from onnxtrain.ortmodule.capture.dynamo.patches._missing_fakes import missing_fakes
 from onnxtrain.ortmodule.module._engine import onnxruntime_backend
 from ortmodule.aten_case import Case
 
@@ -55,7 +55,7 @@ def differences(
     # Equal sizes are not one symbol: a case that fixes one would fix it for those that stand beside it.
     sizes = torch.fx.experimental._config.patch(use_duck_shape=False)
     settings = torch._dynamo.config.patch(allow_rnn=True, capture_dynamic_output_shape_ops=True)
-    with sizes, settings, data_dependent_results():
+    with sizes, settings, missing_fakes():
         results = _values_and_gradients(compiled, arguments)
     references = [case.sample(dtype if case.random else torch.float64) for case in cases]
     expected = _values_and_gradients(together, references)

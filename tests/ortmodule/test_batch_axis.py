@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from onnxtrain.ortmodule import ORTModule
-from onnxtrain.ortmodule.capture.dynamo._batch_axis import Batch
+from onnxtrain.ortmodule.capture.graph._batch import Batch
 from onnxtrain.ortmodule.module._sizes import BySize
 from ortmodule.eager import Of, assert_same_step, compare, pair, step
 

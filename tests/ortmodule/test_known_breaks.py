@@ -15,7 +15,7 @@ from onnxtrain import _building
 from onnxtrain.ortmodule import ORTModule
 from onnxtrain.ortmodule._torch import dynamo_config
 from onnxtrain.ortmodule.capture.dynamo import _capture as _dynamo
-from onnxtrain.ortmodule.capture.dynamo._known_breaks import KnownBreaks, _Break
+from onnxtrain.ortmodule.capture.dynamo.speedups._known_breaks import KnownBreaks, _Break
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("fresh_dynamo")]
 

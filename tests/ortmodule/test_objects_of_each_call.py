@@ -30,7 +30,7 @@ from onnxtrain import _building
 from onnxtrain.ortmodule import ORTModule
 from onnxtrain.ortmodule._torch import dynamo_exceptions, dynamo_guards
 from onnxtrain.ortmodule.capture.dynamo._in_vain import MOST_CALLS, MOST_OBJECTS, _is_of_the_call
-from onnxtrain.ortmodule.capture.dynamo._measurements import without_unread_measurements
+from onnxtrain.ortmodule.capture.dynamo.speedups._measurements import without_unread_measurements
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("fresh_dynamo")]
 

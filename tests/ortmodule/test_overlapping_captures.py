@@ -12,9 +12,9 @@ import torch
 from torch._dispatch.python import enable_python_dispatcher
 
 from onnxtrain.ortmodule._torch import fake_impls
-from onnxtrain.ortmodule.capture.dynamo._capture import without_fast_path
-from onnxtrain.ortmodule.capture.dynamo.patches._inactive_dropout import inactive_dropout_returns_its_input
-from onnxtrain.ortmodule.capture.dynamo.patches._missing_fakes import data_dependent_results
+from onnxtrain.ortmodule.capture.dynamo._fast_path import fast_path_disabled
+from onnxtrain.ortmodule.capture.dynamo.patches._inactive_dropout import inactive_dropout
+from onnxtrain.ortmodule.capture.dynamo.patches._missing_fakes import missing_fakes
 
 Capturing = Callable[[], AbstractContextManager[None]]
 
@@ -33,7 +33,7 @@ def by_itself() -> bool:
 
 def test_a_capture_sees_the_input_and_what_follows_does_not(by_itself: bool) -> None:
     for _ in range(2):
-        with inactive_dropout_returns_its_input():
+        with inactive_dropout():
             assert not copies()
         assert copies() is by_itself
 
@@ -62,7 +62,7 @@ def test_dropout_is_that_of_pytorch_behind_captures_that_overlap(by_itself: bool
     def check() -> None:
         assert not copies()
 
-    overlap(inactive_dropout_returns_its_input, check)
+    overlap(inactive_dropout, check)
     assert copies() is by_itself
 
 
@@ -72,15 +72,15 @@ def test_fakes_of_data_dependent_operators_are_those_of_pytorch_behind_captures_
     def check() -> None:
         assert torch.ops.aten.cummax.default in fake_impls.op_implementations_dict
 
-    overlap(data_dependent_results, check)
+    overlap(missing_fakes, check)
     assert dict(fake_impls.op_implementations_dict) == before
-    with data_dependent_results(), data_dependent_results():
+    with missing_fakes(), missing_fakes():
         check()
     assert dict(fake_impls.op_implementations_dict) == before
 
 
 def test_another_thread_meets_the_dropout_of_pytorch(by_itself: bool) -> None:
-    with inactive_dropout_returns_its_input(), ThreadPoolExecutor(1) as pool:
+    with inactive_dropout(), ThreadPoolExecutor(1) as pool:
         assert pool.submit(copies).result() is by_itself
 
 
@@ -93,7 +93,7 @@ def test_the_fast_path_is_as_it_was_behind_calls_that_overlap(enabled: bool) -> 
         def check() -> None:
             assert not torch.backends.mha.get_fastpath_enabled()
 
-        overlap(without_fast_path, check)
+        overlap(fast_path_disabled, check)
         assert torch.backends.mha.get_fastpath_enabled() is enabled
     finally:
         torch.backends.mha.set_fastpath_enabled(before)

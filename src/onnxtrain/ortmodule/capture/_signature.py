@@ -6,13 +6,13 @@ by it, so that nothing behind the capture asks Dynamo's graph again.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
 
+from onnxtrain.ortmodule.capture._nodes import argument_name
 from onnxtrain.ortmodule.capture.autograd._flow import GradientFlow
 from onnxtrain.ortmodule.capture.autograd._gradients import flow_of
 from onnxtrain.ortmodule.capture.autograd._refused_gradients import refuse_missing_gradients
@@ -142,18 +142,3 @@ def _output(result: Any, zero_grads: frozenset[int], saves: frozenset[int] | Non
 def _has_history(value: Any) -> bool:
     """Returns whether an input has a `grad_fn` when the graph is done: after `x.mul_(weight)`, or from its caller."""
     return isinstance(value, torch.Tensor) and value.requires_grad and not value.is_leaf
-
-
-# Dynamo (PyTorch 2.13) names a parameter by the way to it: "L['self']._modules['0']._parameters['weight']".
-_OF_MODULE = re.compile(r"\.(?:_modules|_parameters|_buffers)\[")
-
-
-def argument_name(node: fx.Node) -> str:
-    """Returns the name of an input, e.g. "0.weight"; the placeholder's where Dynamo does not tell its source."""
-    argument = node.meta.get("grapharg")
-    source = str(getattr(getattr(argument, "source", None), "name", ""))
-    keys = re.findall(r"\['?([^'\]]+)'?\]|\.(\w+)", source)
-    path = [key or attribute for key, attribute in keys]
-    if _OF_MODULE.search(source):
-        path = [part for part in path[1:] if part not in ("_modules", "_parameters", "_buffers")]
-    return ".".join(path) or node.name

@@ -24,12 +24,17 @@ from onnxtrain.ortmodule._torch import (
     pytree,
     to_fun,
 )
-from onnxtrain.ortmodule.capture._nodes import example_values, fake_mode_of, is_symbolic, map_tensors
+from onnxtrain.ortmodule.capture._nodes import (
+    CHECKPOINT_REGION,
+    example_values,
+    fake_mode_of,
+    has_symbolic_integer,
+    map_tensors,
+    without_tracebacks,
+)
 from onnxtrain.ortmodule.capture.autograd._flow import GradientFlow
 from onnxtrain.ortmodule.capture.autograd._gradients import straight_through
 from onnxtrain.ortmodule.capture.autograd._refused_calls import refuse_call
-from onnxtrain.ortmodule.capture.dynamo.patches._missing_fakes import without_tracebacks
-from onnxtrain.ortmodule.capture.graph._checkpoint import REGION
 from onnxtrain.ortmodule.lowering.aten.attention import ATTENTION, EMBEDDINGS
 from onnxtrain.ortmodule.lowering.aten.indexing import INDEXING
 from onnxtrain.ortmodule.lowering.aten.random import DROPOUTS
@@ -146,7 +151,7 @@ def functional_graph(
     # The other backends trace as one fused operator, which has no lowering of its gradient.
     math = torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH)
     # Carries the number of a checkpointed region from a Dynamo node to its ATen nodes.
-    has_regions = any(REGION in node.meta for node in graph_module.graph.nodes)
+    has_regions = any(CHECKPOINT_REGION in node.meta for node in graph_module.graph.nodes)
     keeping_metadata = fx.traceback.preserve_node_meta() if has_regions else contextlib.nullcontext()
     # cuDNN's layers are traced as ops of their own, of which that of BatchNorm writes its statistics unseen.
     on_gpu = any(isinstance(value, torch.Tensor) and value.is_cuda for value in values)
@@ -155,7 +160,7 @@ def functional_graph(
         try:
             result = traced(*values)
         except RuntimeError as error:
-            if not is_symbolic(graph_module) and not isinstance(error, GuardOnDataDependentSymNode):
+            if not has_symbolic_integer(graph_module) and not isinstance(error, GuardOnDataDependentSymNode):
                 raise
             # Some operators, mutating ones above all, work out symbolic sizes only in PyTorch's Python dispatcher.
             # It is not the first choice because it also takes apart operators that ONNX has.

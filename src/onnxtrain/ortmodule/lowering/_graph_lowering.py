@@ -13,8 +13,8 @@ import torch
 from torch import fx
 
 from onnxtrain.fusion import fuse_forward
-from onnxtrain.ortmodule.capture._nodes import depends_on_data
-from onnxtrain.ortmodule.capture.graph._checkpoint import REGION, mark_region
+from onnxtrain.ortmodule.capture._nodes import CHECKPOINT_REGION, depends_on_data
+from onnxtrain.ortmodule.capture.graph._checkpoint import mark_region
 from onnxtrain.ortmodule.lowering._partition import draws
 from onnxtrain.ortmodule.lowering._table import (
     COMPLEX_LOWERINGS,
@@ -96,7 +96,7 @@ class GraphLowering:
                 # The nodes of a checkpointed region are marked: the backward graph computes them again.
                 count_before = self.result.model.graph.num_nodes()
                 self.env[node] = self._call(node)
-                if (region := node.meta.get(REGION)) is not None:
+                if (region := node.meta.get(CHECKPOINT_REGION)) is not None:
                     count = self.result.model.graph.num_nodes() - count_before
                     for onnx_node in itertools.islice(reversed(self.result.model.graph), count):
                         mark_region(onnx_node, region)

@@ -26,26 +26,19 @@ from onnxtrain.ortmodule._exceptions import (
 )
 from onnxtrain.ortmodule._options import DebugOptions, FallbackPolicy, LogLevel, module_logger
 from onnxtrain.ortmodule._report import GraphRecord, Report
+from onnxtrain.ortmodule.capture._errors import RefusedByPyTorch, SymbolicBatchRefused
 from onnxtrain.ortmodule.capture._nodes import example_values, tensors_in
 from onnxtrain.ortmodule.capture._signature import GraphSignature, describe
 from onnxtrain.ortmodule.capture.autograd._flow import GradientFlow
 from onnxtrain.ortmodule.capture.autograd._gradients import unseen_by_hooks
-from onnxtrain.ortmodule.capture.autograd._refused_calls import RefusedByPyTorch
 from onnxtrain.ortmodule.capture.autograd._rehearsal import note_inputs
-from onnxtrain.ortmodule.capture.dynamo._batch_axis import (
-    SymbolRefused,
-    batch_of,
-    batch_symbols,
-    has_marked_axis,
-    noted_guards,
-    of_one_size,
-    settled,
-)
+from onnxtrain.ortmodule.capture.dynamo._batch_axis import batch_symbols, has_symbolic_batch
 from onnxtrain.ortmodule.capture.dynamo._calling import call_directly
 from onnxtrain.ortmodule.capture.dynamo._capture import capture
 from onnxtrain.ortmodule.capture.graph._assertions import Check, checked, mark_assertions, take_assertions
+from onnxtrain.ortmodule.capture.graph._batch import batch_of, recorded_guards, settled, with_batch_size
 from onnxtrain.ortmodule.capture.graph._breaks import break_reason, ends_for_a_symbol
-from onnxtrain.ortmodule.capture.graph._checkpoint import draw_again_alike, inline_checkpoints
+from onnxtrain.ortmodule.capture.graph._checkpoint import inline_checkpoints, preserve_random_state
 from onnxtrain.ortmodule.capture.graph._data_setting import copy_set_data
 from onnxtrain.ortmodule.capture.graph._no_grad import correct_requires_grad
 from onnxtrain.ortmodule.capture.graph._refused_shards import refuse_shards
@@ -164,8 +157,8 @@ class _GraphCompiler:
 
     def backend(self, graph_module: fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
         """Returns a callable that runs a graph, which Dynamo has captured; Dynamo calls this with each graph."""
-        if has_marked_axis(graph_module) and ends_for_a_symbol(graph_module):
-            raise SymbolRefused
+        if has_symbolic_batch(graph_module) and ends_for_a_symbol(graph_module):
+            raise SymbolicBatchRefused
         warn_of_many_captures(self._captures)
         with unseen_by_hooks():
             keep_from_global_hooks(graph_module)
@@ -176,7 +169,7 @@ class _GraphCompiler:
             # Before checkpoints are inlined: derivatives that PyTorch computes run this copy, regions and all.
             plain = _copied(graph_module)
             if inline_checkpoints(graph_module):
-                draw_again_alike(plain)
+                preserve_random_state(plain)
             symbols = batch_symbols(graph_module, example_inputs)
             if has_custom_function(graph_module):
                 compile_part = functools.partial(self._compile, symbols=symbols)
@@ -213,14 +206,16 @@ class _GraphCompiler:
         batch = batch_of(graph_module, symbols)
         if batch is None:
             return self._compiled(captured, name, start, settled(graph_module))
-        values = of_one_size(graph_module, batch, None)
+        values = with_batch_size(graph_module, batch, None)
 
         def compile_for(args: Sequence[Any]) -> Callable[..., Any]:
             start = time.perf_counter()
-            return self._compiled(captured, self._next_name(), start, of_one_size(graph_module, batch, args))
+            return self._compiled(
+                captured, self._next_name(), start, with_batch_size(graph_module, batch, args)
+            )
 
         def compile_for_all() -> tuple[Callable[..., Any], Callable[[Size], bool]]:
-            with noted_guards(graph_module, batch) as holds:
+            with recorded_guards(graph_module, batch) as holds:
                 run = self._compiled(captured, self._next_name(), time.perf_counter(), settled(graph_module))
                 return run, holds
 
@@ -250,9 +245,9 @@ class _GraphCompiler:
         try:
             compiled = self._in_onnxruntime(captured, values)
         except ORTModuleFallbackException as error:
-            if has_marked_axis(captured.graph_module):
+            if has_symbolic_batch(captured.graph_module):
                 self._free_names.append(name)
-                raise SymbolRefused from error
+                raise SymbolicBatchRefused from error
             if not self._policy.allows(error):
                 raise
             self._log.info("%s: runs in PyTorch: %s", name, error)

@@ -12,9 +12,9 @@ import torch
 from onnxtrain._building import without_older_objects
 from onnxtrain.ortmodule import _torch
 from onnxtrain.ortmodule.capture.autograd._gradients import unseen_by_hooks
-from onnxtrain.ortmodule.capture.dynamo._batch_axis import Batch
-from onnxtrain.ortmodule.capture.dynamo.patches._inactive_dropout import inactive_dropout_returns_its_input
-from onnxtrain.ortmodule.capture.dynamo.patches._missing_fakes import data_dependent_results
+from onnxtrain.ortmodule.capture.dynamo.patches._inactive_dropout import inactive_dropout
+from onnxtrain.ortmodule.capture.dynamo.patches._missing_fakes import missing_fakes
+from onnxtrain.ortmodule.capture.graph._batch import Batch
 
 _OWN = 2
 """Sizes that have a compiled graph of their own: the batch of the training loop, and its last one, which is smaller."""
@@ -96,8 +96,8 @@ def as_in_a_capture() -> Iterator[None]:
             torch.inference_mode(False),
             _torch.temporarily_clear_interpreter_stack(),
             _torch.disable_current_modes(),
-            data_dependent_results(),
-            inactive_dropout_returns_its_input(),
+            missing_fakes(),
+            inactive_dropout(),
         ):
             yield
     finally:

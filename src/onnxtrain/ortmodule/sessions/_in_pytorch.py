@@ -15,7 +15,7 @@ from torch import fx
 
 from onnxtrain.ortmodule._exceptions import ORTModuleTorchModelException
 from onnxtrain.ortmodule._torch import DisableAutocast, pytree
-from onnxtrain.ortmodule.capture.dynamo.patches._missing_fakes import unnoted_sizes
+from onnxtrain.ortmodule.capture._nodes import ignoring_new_symbols
 from onnxtrain.ortmodule.lowering.aten.random import keep_at_random
 
 aten = torch.ops.aten
@@ -167,7 +167,7 @@ def _has_derivative(node: fx.Node, differentiable: set[fx.Node]) -> bool:
     )
     target = _RUNNABLE.get(str(node.target), node.target)
     try:
-        with torch.enable_grad(), fake_mode or contextlib.nullcontext(), unnoted_sizes(fake_mode):
+        with torch.enable_grad(), fake_mode or contextlib.nullcontext(), ignoring_new_symbols(fake_mode):
             results = pytree.tree_leaves(target(*args, **kwargs))
     # PyTorch's fake kernels raise exceptions of any type.
     except Exception as error:

@@ -17,11 +17,11 @@ from torch import fx
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from onnxtrain.ortmodule._torch import (
-    ShortenTraceback,
     disable_current_modes,
     is_functorch_wrapped_tensor,
     pytree,
 )
+from onnxtrain.ortmodule.capture._errors import RefusedByPyTorch
 from onnxtrain.ortmodule.capture._nodes import name_of
 
 # Functions of other packages may have side effects: they must not be called once more.
@@ -41,15 +41,6 @@ _ROWS = 3
 
 _LARGEST = 1 << 20
 """Elements of the largest tensor that gets memory of its own. Larger ones are expanded from one element."""
-
-
-class RefusedByPyTorch(ShortenTraceback):
-    """Eager PyTorch refuses an operator, with this message."""
-
-    # Dynamo (PyTorch 2.13) passes on this base class as it is raised, and wraps all other exceptions of a backend.
-
-    def __init__(self, message: str) -> None:
-        super().__init__(message, first_useful_frame=None)
 
 
 _verdicts: dict[Any, str | None] = {}

@@ -16,14 +16,15 @@ from onnxtrain.ortmodule.capture._nodes import (
     depends_on_data,
     fake_mode_of,
     functions_behind,
-    is_symbolic,
+    has_symbolic_integer,
+    hint_of,
+    ignoring_new_symbols,
     memory_of,
-    of_the_capture,
     saved_by,
     tensors_in,
+    without_tracebacks,
 )
 from onnxtrain.ortmodule.capture.autograd._flow import GradientFlow, stops
-from onnxtrain.ortmodule.capture.dynamo.patches._missing_fakes import unnoted_sizes, without_tracebacks
 
 _REQUIRED_GRAD = "onnxtrain_required_grad"
 """Key of a placeholder's metadata: (requires_grad, is_leaf) of the input when the graph begins."""
@@ -56,7 +57,7 @@ def rehearsed(graph_module: fx.GraphModule) -> GradientFlow:
     except RuntimeError as error:
         # Some operators, constant_pad_nd among them, can work out symbolic sizes only in PyTorch's Python dispatcher
         # (PyTorch 2.13); without it such a graph would be left to PyTorch.
-        if not is_symbolic(graph_module) and not isinstance(error, GuardOnDataDependentSymNode):
+        if not has_symbolic_integer(graph_module) and not isinstance(error, GuardOnDataDependentSymNode):
             raise
         with enable_python_dispatcher():
             return _Rehearsal(graph_module).flow()
@@ -91,7 +92,7 @@ class _Rehearsal(fx.Interpreter):
     def flow(self) -> GradientFlow:
         """Runs the graph; returns where gradients stop in it."""
         mode = self.fake_mode or contextlib.nullcontext()
-        with mode, unnoted_sizes(self.fake_mode), torch.set_grad_enabled(torch.is_grad_enabled()):
+        with mode, ignoring_new_symbols(self.fake_mode), torch.set_grad_enabled(torch.is_grad_enabled()):
             leaves, inputs = self._inputs()
             functions = [_function(value) for value in inputs]
             returned = self.run(*inputs)
@@ -125,7 +126,7 @@ class _Rehearsal(fx.Interpreter):
         values = [node.meta["example_value"] for node in self.placeholders]
         # Derivatives of symbolic sizes take several times as long. What depends on a size, e.g. whether a reshape is a
         # view, depends on it in Dynamo's own run of the graph, too, which makes it a guard.
-        number = _as_it_is if any(map(depends_on_data, values)) else of_the_capture
+        number = _as_it_is if any(map(depends_on_data, values)) else hint_of
         for index, (node, value) in enumerate(zip(self.placeholders, values, strict=True)):
             if isinstance(value, torch.SymInt):
                 value = number(value)

@@ -9,13 +9,13 @@ import torch
 from torch import fx
 
 from onnxtrain.ortmodule.capture._nodes import (
+    CHECKPOINT_REGION,
     example_values,
     functions_behind,
     is_transformed,
     memory_of,
     saved_by,
 )
-from onnxtrain.ortmodule.capture.graph._checkpoint import REGION
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,9 @@ def saved_arguments(graph_module: fx.GraphModule) -> SavedArguments | None:
     # a view of it (which shares its version counter), or a copy: in another dtype (`autocast`), or made contiguous (a
     # product of an expanded tensor). Nobody can write to the copy.
     nodes = graph_module.graph.nodes
-    if any(REGION in node.meta or is_transformed(node.meta.get("example_value")) for node in nodes):
+    if any(
+        CHECKPOINT_REGION in node.meta or is_transformed(node.meta.get("example_value")) for node in nodes
+    ):
         return None
     arguments = example_values(graph_module)
     places: dict[int, set[int]] = {}

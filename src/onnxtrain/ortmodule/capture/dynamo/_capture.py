@@ -1,4 +1,4 @@
-"""Capture a module by Dynamo, with settings under which all of it is captured, and only once."""
+"""Captures a module with Dynamo, with settings under which all of the module is captured, and only once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
-from onnxtrain._building import with_room, without_older_objects
 from onnxtrain.ortmodule._torch import (
     ConvertFrameReturn,
     InternalTorchDynamoError,
@@ -22,81 +21,73 @@ from onnxtrain.ortmodule._torch import (
     dynamo_config,
     dynamo_optimize,
     isolates_recompiles,
-    skip,
     trace_rules,
 )
-from onnxtrain.ortmodule.capture.autograd._refused_calls import RefusedByPyTorch
-from onnxtrain.ortmodule.capture.dynamo._batch_axis import SymbolRefused, batch_axis_as_symbol
+from onnxtrain.ortmodule.capture._errors import RefusedByPyTorch, SymbolicBatchRefused
+from onnxtrain.ortmodule.capture._nodes import without_messages
+from onnxtrain.ortmodule.capture.dynamo._batch_axis import symbolic_batch
 from onnxtrain.ortmodule.capture.dynamo._calling import captured_call
-from onnxtrain.ortmodule.capture.dynamo._captures import Captures, without_tracebacks_in_metrics
-from onnxtrain.ortmodule.capture.dynamo._hook_guards import without_covered_hook_guards
+from onnxtrain.ortmodule.capture.dynamo._captures import Captures
+from onnxtrain.ortmodule.capture.dynamo._fast_path import without_fast_path
 from onnxtrain.ortmodule.capture.dynamo._in_vain import CapturesInVain
-from onnxtrain.ortmodule.capture.dynamo._known_breaks import KnownBreaks, ending_before
-from onnxtrain.ortmodule.capture.dynamo._measurements import without_unread_measurements
-from onnxtrain.ortmodule.capture.dynamo._process_wide import ProcessWide
-from onnxtrain.ortmodule.capture.dynamo.patches._caught_errors import without_caught_errors
-from onnxtrain.ortmodule.capture.dynamo.patches._containers import as_python_contains
-from onnxtrain.ortmodule.capture.dynamo.patches._id_guards import guarded_objects_are_kept
-from onnxtrain.ortmodule.capture.dynamo.patches._inactive_dropout import inactive_dropout_returns_its_input
-from onnxtrain.ortmodule.capture.dynamo.patches._missing_fakes import data_dependent_results, without_advice
-from onnxtrain.ortmodule.capture.dynamo.patches._module_integers import changed_integers_are_symbols
-from onnxtrain.ortmodule.capture.dynamo.patches._random_objects import random_objects_draw_in_python
-from onnxtrain.ortmodule.capture.graph._assertions import AssertedNumber, without_asserted_numbers
+from onnxtrain.ortmodule.capture.dynamo.patches import patched
+from onnxtrain.ortmodule.capture.dynamo.patches._asserted_numbers import AssertedNumber, asserted_numbers
+from onnxtrain.ortmodule.capture.dynamo.patches._missing_fakes import missing_fakes
+from onnxtrain.ortmodule.capture.dynamo.speedups import Speedups
 
-# After a graph break in a container each layer is captured by itself, and layers of one class share one function.
+# After a graph break in a container each layer is captured separately, and layers of one class share one function.
 _RECOMPILE_LIMIT = 256
-"""Graphs of one function after which Dynamo runs it in PyTorch."""
+"""Number of graphs of one function, after which Dynamo runs the function in PyTorch."""
 
 
 def capture(module: torch.nn.Module, backend: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a callable that does what `module(*args, **kwargs)` does, and has `backend` compile its graphs."""
+    """Returns a callable equivalent to `module(*args, **kwargs)` that runs graphs compiled by `backend`."""
     settings = dict(_SETTINGS)
-    # By default Dynamo (PyTorch 2.13) skips LSTM, GRU and RNN, which would run in PyTorch without a word.
+    # By default Dynamo (PyTorch 2.13) runs LSTM, GRU and RNN in PyTorch, without a warning
+    # (https://github.com/pytorch/pytorch/issues/141184).
     if any(isinstance(layer, torch.nn.RNNBase) for layer in module.modules()):
         settings["allow_rnn"] = True
-    _enter_layers()
-    # Not the module itself, whose OptimizedModule would fire global hooks a second time. Hooks of the module are
-    # called as ever, since _call_impl is not captured, only the forward that it calls.
+    _inline_layers()
+    # Not the module itself: its OptimizedModule would call global hooks a second time. The module's own hooks run as in
+    # eager PyTorch, because `_call_impl` is not captured, only the `forward` that it calls.
     overrides_call = type(module).__call__ is not torch.nn.Module.__call__
     function = MethodType(type(module).__call__, module) if overrides_call else module._call_impl
-    # With a limit of its own: else a model would run in PyTorch because others of its class had many graphs.
+    # With a limit per compiled function: else a model would run in PyTorch because other models of its class have many
+    # graphs.
     context: Any = dynamo_optimize(backend, _RECOMPILE_LIMIT)
     # With TORCHDYNAMO_DISABLE=1 the context has no callback.
     if callable(getattr(context, "callback", None)):
         captures = Captures(backend)
-        context.callback = _WithSettings(context.callback, settings, captures)
+        context.callback = _Callback(context.callback, settings, captures)
         weakref.finalize(context.callback, captures.release).atexit = False
-    compiled = captured_call(context, function)
-    if any(isinstance(layer, _WITH_FAST_PATH) for layer in module.modules()):
-        return _WithoutFastPath(compiled).run
-    return compiled
+    return without_fast_path(module, captured_call(context, function))
 
 
 _SETTINGS = {
-    # Hooks are not guarded by default: one that comes after the first call would not run.
+    # By default hooks are not guarded: a hook that is registered after the first call would not run.
     "skip_nnmodule_hook_guards": False,
-    # Else `numpy.random` in a captured function draws from PyTorch's generator, whatever seed NumPy has.
+    # By default `numpy.random` in a captured function draws from PyTorch's generator, and ignores NumPy's seed.
     "use_numpy_random_stream": True,
-    # Counted over all models of a class. Past the limit Dynamo runs the next one in PyTorch, and tells nobody.
+    # Counted over all models of a class. Beyond the limit Dynamo runs the next model in PyTorch, without a warning.
     "accumulated_recompile_limit": sys.maxsize,
-    # A mark in profiles that takes time in each call.
+    # A mark in profiles, which costs time in each call.
     "record_runtime_overhead": False,
 } | ({} if isolates_recompiles else {"recompile_limit": _RECOMPILE_LIMIT})
 
 if hasattr(dynamo_config, "invalidate_compile_context_weakrefs"):
-    # Else (PyTorch 2.13) captures keep weak references to parameters, as for all backends that are not registered by
-    # name, and `set_swap_module_params_on_conversion(True)` cannot swap them in `model.double()`.
+    # For backends that are not registered by name, Dynamo (PyTorch 2.13) keeps weak references to parameters. These
+    # prevent `set_swap_module_params_on_conversion(True)` from swapping the parameters in `model.double()`.
     _SETTINGS["invalidate_compile_context_weakrefs"] = True
 
 
-# ONNX computes sizes at run time: `x[mask]` and `int(counter)` need not end the graph as they do by default.
+# ONNX computes sizes at run time: `x[mask]` and `int(counter)` need not break the graph, as they do by default.
 _DATA_DEPENDENT = {"capture_dynamic_output_shape_ops": True, "capture_scalar_outputs": True}
-_OWN_ASSERTIONS = {"rewrite_assert_with_torch_assert": False}
+_PYTHON_ASSERTS = {"rewrite_assert_with_torch_assert": False}
 
 
-# Dynamo (PyTorch 2.13) raises the first and the last.
+# TorchRuntimeError and IndexError are Dynamo's (PyTorch 2.13).
 _OPERATOR_ERRORS = (TorchRuntimeError, RefusedByPyTorch, IndexError)
-"""Exceptions of a capture in which PyTorch refuses the arguments of an operator."""
+"""Exceptions by which a capture ends if PyTorch rejects the arguments of an operator."""
 
 
 @dataclasses.dataclass
@@ -105,25 +96,23 @@ class _Call:
 
     Attributes:
         number: how many calls of the ORTModule have begun, this one included.
-        captures: how many captures it has needed so far.
-        breaks: notes in which calls of functions graphs have ended.
+        speedups: state that the captures of this call share.
     """
 
     number: int
-    captures: int = 0
-    breaks: KnownBreaks = dataclasses.field(default_factory=KnownBreaks)
+    speedups: Speedups = dataclasses.field(default_factory=Speedups)
 
 
-class _WithSettings:
-    """Dynamo's callback that captures a frame, called with settings of ORTModule.
+class _Callback:
+    """Dynamo's callback that captures a frame, with ORTModule's settings and patches.
 
     Args:
         callback: Dynamo's own callback.
         settings: names and values of `torch._dynamo.config`, e.g. {"allow_rnn": True}.
-        captures: notes the code objects that are captured.
+        captures: records the captured code objects.
 
     Attributes:
-        in_vain: tells which functions are not captured any more; whoever calls the compiled function counts its calls.
+        in_vain: decides which functions are no longer captured. Whoever calls the compiled function counts its calls.
     """
 
     def __init__(self, callback: Any, settings: dict[str, Any], captures: Captures) -> None:
@@ -139,136 +128,87 @@ class _WithSettings:
         if self.in_vain.are_over(frame.f_code, frame.f_locals):
             return ConvertFrameReturn(apply_to_code=False)
         self._captures.add(frame.f_code)
-        # What captures of another call have noted may be wrong for the arguments of this one.
+        # What the captures of another call have recorded may not hold for the arguments of this one.
         if self._call.number != self.in_vain.calls:
             self._call = _Call(self.in_vain.calls)
-        self._call.captures += 1
-        is_cached = dynamo_config.fake_tensor_cache_enabled and self._call.captures <= _CACHED_CAPTURES
-        with (
-            without_older_objects(),
-            dynamo_config.patch(self._settings | {"fake_tensor_cache_enabled": is_cached}),
-            without_tracebacks_in_metrics(),
-            without_unread_measurements(),
-            inactive_dropout_returns_its_input(),
-            without_caught_errors(),
-            as_python_contains(),
-            random_objects_draw_in_python(),
-            guarded_objects_are_kept(),
-            changed_integers_are_symbols(),
-            without_covered_hook_guards(),
-            ending_before(self._call.breaks),
-        ):
+        with dynamo_config.patch(self._settings), patched(), self._call.speedups.capture():
             try:
-                return with_room(self._captured_or_left, frame, *args, **kwargs)
+                return self._captured_with_any_batch(frame, *args, **kwargs)
             except _OPERATOR_ERRORS:
-                # PyTorch refuses an operator. The function runs as it is, once, and meets the error itself: it may
-                # catch it, and what ran before must not run again.
+                # PyTorch rejects the arguments of an operator. Python runs the function, once, and meets the error
+                # itself: the function may handle it, and statements before it must not run twice.
                 return ConvertFrameReturn(apply_to_code=False)
 
-    def _attempt(self, *args: Any, **kwargs: Any) -> Any:
-        """Captures a frame by Dynamo, which may raise."""
-        with self._call.breaks.attempt():
-            return self._callback(*args, **kwargs)
+    # Each of the following methods makes one attempt after the other, with ever fewer symbols.
 
-    def _captured_or_left(self, frame: Any, *args: Any, **kwargs: Any) -> Any:
-        """Captures a frame, or leaves it to PyTorch where Dynamo fails."""
+    def _captured_with_any_batch(self, frame: Any, *args: Any, **kwargs: Any) -> Any:
+        """Captures a frame, with a symbolic batch size if possible, or leaves it to PyTorch if Dynamo fails."""
         try:
-            with batch_axis_as_symbol(frame.f_locals):
-                return self._captured(frame, *args, **kwargs)
-        # What takes a number may refuse the symbol that Dynamo has for a size.
-        except (SymbolRefused, InternalTorchDynamoError, *_OPERATOR_ERRORS):
+            with symbolic_batch(frame.f_locals):
+                return self._captured_with_data_dependent_sizes(frame, *args, **kwargs)
+        # A function that takes numbers only may reject a symbol.
+        except (SymbolicBatchRefused, InternalTorchDynamoError, *_OPERATOR_ERRORS):
             pass
-        return self._captured_by_number(frame, *args, **kwargs)
+        return self._captured_with_fixed_batch(frame, *args, **kwargs)
 
-    def _captured_by_number(self, *args: Any, **kwargs: Any) -> Any:
-        """Captures a frame, with symbols for sizes that have changed only, or leaves it to PyTorch."""
+    def _captured_with_fixed_batch(self, *args: Any, **kwargs: Any) -> Any:
+        """Captures a frame with symbols only for sizes that have changed, or leaves it to PyTorch if Dynamo fails."""
         try:
-            return self._captured(*args, **kwargs)
+            return self._captured_with_data_dependent_sizes(*args, **kwargs)
         except InternalTorchDynamoError:
-            # Some functions of Python want a number, not the symbol that Dynamo has for a size from the second shape
-            # on: `random.Random(len(x))`. With sizes as numbers each shape has a graph of its own.
+            # Some Python functions require a number where Dynamo has a symbol from the second shape on, e.g.
+            # `random.Random(len(x))`. With fixed sizes each shape has its own graph.
             pass
         try:
-            with dynamo_config.patch(automatic_dynamic_shapes=False), without_advice():
+            with dynamo_config.patch(automatic_dynamic_shapes=False), _without_advice():
                 return self._attempt(*args, **kwargs)
         except InternalTorchDynamoError:
             return ConvertFrameReturn()
 
-    def _captured(self, *args: Any, **kwargs: Any) -> Any:
-        """Captures a frame with data-dependent sizes as symbols, or else without."""
+    def _captured_with_data_dependent_sizes(self, *args: Any, **kwargs: Any) -> Any:
+        """Captures a frame with symbols for data-dependent sizes and numbers, or without if that fails."""
         try:
             try:
-                with (
-                    dynamo_config.patch(_DATA_DEPENDENT),
-                    data_dependent_results(),
-                    without_asserted_numbers(),
-                ):
+                with dynamo_config.patch(_DATA_DEPENDENT), missing_fakes(), asserted_numbers():
                     return self._attempt(*args, **kwargs)
             except AssertedNumber:
-                # The graph ends at each `assert` of the function, which Python executes.
-                with dynamo_config.patch(_DATA_DEPENDENT | _OWN_ASSERTIONS), data_dependent_results():
+                # Python executes the `assert` statements of the function: each breaks the graph.
+                with dynamo_config.patch(_DATA_DEPENDENT | _PYTHON_ASSERTS), missing_fakes():
                     return self._attempt(*args, **kwargs)
         except InternalTorchDynamoError:
-            # Dynamo (PyTorch 2.13) fails at a size that nothing uses, as of `x[mask, index]`, at one that moves to
-            # another axis in place, which it looks for on the axis where it was, and at functions of Python that want
-            # a number: `itertools.repeat(x, count)`.
+            # Dynamo (PyTorch 2.13) fails for a data-dependent size that nothing uses, as of `x[mask, index]`, for one
+            # that moves to another axis in place, and at Python functions that require a number, e.g.
+            # `itertools.repeat(x, count)`.
             pass
         except GuardOnDataDependentSymNode:
-            # Python decides by a number of the data in a way at which Dynamo (PyTorch 2.13) does not end the graph, as
-            # it does at `if count > 2`: `if count`, `count or 1`, `names[count]`.
+            # Python branches on a data-dependent number in a way for which Dynamo (PyTorch 2.13) doesn't break the
+            # graph, unlike for `if count > 2`: `if count`, `count or 1`, `names[count]`.
             pass
         except _OPERATOR_ERRORS:
-            # Perhaps an operator that takes the number that `item()` gives, but not the symbol that Dynamo has for it.
-            # Without such symbols the graph ends at `item()`: `x[:, x[0].argmax().item()]`.
+            # Perhaps the operator takes the number that `item()` returns, but not Dynamo's symbol for it, as in
+            # `x[:, x[0].argmax().item()]`. Without such symbols `item()` breaks the graph.
             pass
-        with without_advice():
+        with _without_advice():
             return self._attempt(*args, **kwargs)
 
-
-_CACHED_CAPTURES = 4
-"""Captures of one call in which PyTorch keeps the shapes and dtypes that it has worked out for an operator.
-
-Each capture starts with none of them. Where layers repeat this makes a capture up to a fifth shorter; where breaks end
-graphs after a few operators, with symbols for sizes, it makes each a tenth to a fifth longer (PyTorch 2.13).
-"""
-
-_WITH_FAST_PATH = (torch.nn.MultiheadAttention, torch.nn.TransformerEncoder, torch.nn.TransformerEncoderLayer)
+    def _attempt(self, *args: Any, **kwargs: Any) -> Any:
+        """Captures a frame with Dynamo; raises if that fails."""
+        with self._call.speedups.attempt():
+            return self._callback(*args, **kwargs)
 
 
-class _WithoutFastPath:
-    """Calls a compiled module with PyTorch's kernels for whole layers switched off.
+def _without_advice() -> Any:
+    """Suppresses Dynamo's advice to set `capture_scalar_outputs`, which ORTModule itself has switched off."""
+    return without_messages("torch._dynamo.variables.tensor", "Graph break from `Tensor.item()`")
 
-    In inference eager PyTorch runs such a layer as one kernel, which ONNX lacks. The results are those of the layer's
-    operators, but for padded positions: there `TransformerEncoder` returns zeros with the kernel.
+
+def _inline_layers() -> None:
+    """Lets Dynamo capture the `forward` of PyTorch's own modules, for the rest of the process.
+
+    By default Dynamo captures them only as part of a caller. After a graph break inside a Sequential, its layers would
+    run in PyTorch, without a warning, and so would a Sequential by itself. The setting is never undone: Dynamo would
+    forever skip a layer that other compiled code has skipped once.
     """
-
-    def __init__(self, call: Callable[..., Any]) -> None:
-        self._call = call
-
-    @skip
-    def run(self, *args: Any, **kwargs: Any) -> Any:
-        with without_fast_path():
-            return self._call(*args, **kwargs)
-
-
-def _disable_fast_path() -> Callable[[], None]:
-    """Switches the kernels off; returns the function that sets the switch as it was."""
-    before = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    return lambda: torch.backends.mha.set_fastpath_enabled(before)
-
-
-without_fast_path = ProcessWide(_disable_fast_path)
-"""Keeps PyTorch from running a whole layer as one kernel while it is open."""
-
-
-def _enter_layers() -> None:
-    """Lets Dynamo capture the forward of PyTorch's own modules.
-
-    By default they are captured only as parts of a caller. After a graph break inside of a Sequential its layers
-    would run in PyTorch, as would a Sequential by itself, and no backend would ever hear of them. It stays so for the
-    process: a layer that other compiled code skipped once would be skipped for good.
-    """
-    base = Path(inspect.getfile(torch.nn.Module))  # has no layer, but the code that calls hooks
+    base = Path(inspect.getfile(torch.nn.Module))  # contains the code that calls hooks, and no layer
     layers = [path.as_posix() for path in base.parent.glob("*.py") if path.name != base.name]
     trace_rules.get_legacy_mod_inlinelist().update(layers)

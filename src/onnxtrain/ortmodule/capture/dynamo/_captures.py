@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import CodeType
 from typing import Any
 
@@ -12,7 +11,6 @@ from onnxtrain.ortmodule._torch import (
     DeletedGuardManagerWrapper,
     c_eval_frame,
     eval_frame,
-    get_metrics_context,
 )
 from onnxtrain.ortmodule.capture.dynamo.patches._id_guards import KEPT
 
@@ -60,17 +58,3 @@ class Captures:
             # `CheckFunctionManager`): it must let go of the graph.
             vars(guards).update(vars(deleted))
             vars(guards).pop(KEPT, None)
-
-
-@contextlib.contextmanager
-def without_tracebacks_in_metrics() -> Iterator[None]:
-    """Drops the tracebacks that Dynamo has noted for its metrics when a capture ends."""
-    # Dynamo (PyTorch 2.13) keeps one for each metric that was ever set in the thread (`MetricsContext._edits`), for the
-    # message of an error within one capture. Each holds the code objects on the stack: after a graph break, the code
-    # that Dynamo made of the function's beginning, and with it the graph.
-    try:
-        yield
-    finally:
-        metrics = get_metrics_context()
-        if not metrics.in_progress():
-            metrics._edits.clear()

@@ -1,4 +1,4 @@
-"""Change a setting of the whole process while code of one or several threads needs it."""
+"""Changes a setting of the whole process for as long as code in any thread needs it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 def replace(*replacements: tuple[Any, str, Any]) -> Callable[[], None]:
-    """Sets attributes of classes or modules, and returns the function that sets them as they were.
+    """Sets attributes of classes or modules; returns the undo function.
 
     Args:
         replacements: an owner, the name of its attribute, and the new value, e.g. `(GuardBuilder, "ID_MATCH", guard)`.
@@ -26,27 +26,27 @@ def _set(attributes: Iterable[tuple[Any, str, Any]]) -> None:
 
 
 class ProcessWide:
-    """A change of the process that the first thread to need it makes, and the last one takes back.
+    """A change to the process, made by the first thread that enters the context and undone by the last that leaves it.
 
-    If each thread put back what it had found, the second of two that overlap would leave the change of the first for
-    good.
+    If each thread restored what it had found, the second of two overlapping threads would restore the first one's
+    change, for good.
 
     Args:
-        change: makes the change and returns a function that takes it back.
+        change: makes the change and returns the undo function.
     """
 
     def __init__(self, change: Callable[[], Callable[[], None]]) -> None:
         self._change = change
         self._lock = threading.Lock()
         self._users = 0
-        self._take_back: Callable[[], None]
+        self._undo: Callable[[], None]
 
     @contextlib.contextmanager
     def __call__(self) -> Iterator[None]:
-        """Keeps the change while the context is open."""
+        """Holds the change while the context is open."""
         with self._lock:
             if self._users == 0:
-                self._take_back = self._change()
+                self._undo = self._change()
             self._users += 1
         try:
             yield
@@ -54,4 +54,4 @@ class ProcessWide:
             with self._lock:
                 self._users -= 1
                 if self._users == 0:
-                    self._take_back()
+                    self._undo()

@@ -1,55 +1,23 @@
-"""Check the `assert` statements and `torch._check` calls of a captured function.
+"""Checks the `assert` statements and `torch._check` calls of a captured function after its graph has run.
 
-Dynamo (PyTorch 2.13) turns them into nodes. Their conditions become outputs of the graph, and are checked when it has
-run. An `assert` about a number that was read from a tensor is left to Python, between two graphs.
+Dynamo (PyTorch 2.13) turns them into nodes; here their conditions become outputs of the graph. An `assert` about a
+number that was read from a tensor is executed by Python, between two graphs
+(`capture/dynamo/patches/_asserted_numbers.py`).
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import fx
-from torch.fx.experimental import symbolic_shapes
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, statically_known_true
 
-from onnxtrain.ortmodule._torch import assert_async, assert_scalar, symbolic_convert, torch_check
-from onnxtrain.ortmodule.capture._nodes import depends_on_data
-from onnxtrain.ortmodule.capture.dynamo._process_wide import ProcessWide, replace
+from onnxtrain.ortmodule._torch import assert_async, assert_scalar, torch_check
 from onnxtrain.ortmodule.capture.graph._python_numbers import check_numbers, evaluate
 
 Check = tuple[Callable[[Any, str], None], str]
 """A function that raises if a condition, its first argument, does not hold; and the message, its second."""
-
-
-class AssertedNumber(GuardOnDataDependentSymNode):
-    """A captured function has an `assert` about a number of the data, e.g. `assert int(mask.sum()) > 2`."""
-
-    # Dynamo (PyTorch 2.13) passes on this base class as it is raised, and wraps all other exceptions.
-
-    def __init__(self, condition: torch.SymBool) -> None:
-        super().__init__(condition.node.expr, f"assert {condition}")
-
-
-def _refuse_asserted_numbers() -> Callable[[], None]:
-    """Has Dynamo raise AssertedNumber; returns the function that takes that back."""
-    # Dynamo (PyTorch 2.13) notes that the condition holds, from which it concludes more, and forgets the message.
-    # Whoever compiles the graph shall check it, with an error of its own.
-    before = symbolic_shapes.expect_true
-
-    def expect_true(a: bool | torch.SymBool, skip: int = 0) -> bool:
-        in_assert = sys._getframe(1).f_code.co_filename == symbolic_convert.__file__
-        if in_assert and isinstance(a, torch.SymBool) and depends_on_data(a) and not statically_known_true(a):
-            raise AssertedNumber(a)
-        return before(a, skip + 1)
-
-    return replace((symbolic_shapes, "expect_true", expect_true))
-
-
-without_asserted_numbers = ProcessWide(_refuse_asserted_numbers)
-"""Makes captures raise AssertedNumber while it is open."""
 
 
 def mark_assertions(graph_module: fx.GraphModule) -> None:

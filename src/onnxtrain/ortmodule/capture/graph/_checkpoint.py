@@ -1,6 +1,6 @@
-"""Carry the regions of `torch.utils.checkpoint` from Dynamo's graph to the ONNX graph.
+"""Carries `torch.utils.checkpoint` regions from Dynamo's graph to the ONNX graph.
 
-Backward computes the values of a region again, instead of keeping them since the forward pass
+The backward pass recomputes the values of a region instead of keeping them since the forward pass
 (`sessions/_forward_backward.py`).
 """
 
@@ -14,41 +14,40 @@ import torch
 from torch import fx
 from torch.utils.checkpoint import checkpoint
 
+from onnxtrain.ortmodule.capture._nodes import CHECKPOINT_REGION
+
 _CHECKPOINT: Any = torch.ops.higher_order.tag_activation_checkpoint
 
-REGION = "ac_graph_id"
-"""Key of a node's metadata: the number of its region, under the name that PyTorch's own checkpointing uses."""
-
 _KEY = "onnxtrain.checkpoint"
-"""The same for nodes of an ONNX graph, whose metadata survives cloning and is written to files."""
+"""Metadata key of an ONNX node: the number of its region. Node metadata survives cloning and is written to files."""
 
 
 def inline_checkpoints(graph_module: fx.GraphModule) -> bool:
-    """Replaces calls of checkpointed regions by the nodes that these run; returns whether there was one.
+    """Inlines all checkpointed regions of a graph, in place; returns whether there was one.
 
-    Each node gets the number of its region in `meta[REGION]`. A policy of what to keep (`context_fn`) is ignored: all
-    values of a region are computed again.
+    Each inlined node gets the number of its region in `meta[CHECKPOINT_REGION]`. A selective checkpointing policy
+    (`context_fn`) is ignored: all values of a region are recomputed.
     """
     numbers = itertools.count(1)
     found = False
     while calls := [node for node in graph_module.graph.nodes if _is_checkpoint(node)]:
         found = True
         for call in calls:
-            # A region inside of another one has the outer one's number.
-            _inline(graph_module, call, call.meta.get(REGION) or next(numbers))
+            # A nested region takes the number of the outer one.
+            _inline(graph_module, call, call.meta.get(CHECKPOINT_REGION) or next(numbers))
     if found:
         graph_module.recompile()
     return found
 
 
-def draw_again_alike(graph_module: fx.GraphModule) -> None:
-    """Makes regions that PyTorch runs draw the same random numbers when backward computes them again.
+def preserve_random_state(graph_module: fx.GraphModule) -> None:
+    """Makes checkpointed regions that PyTorch runs draw the same random numbers when they are recomputed.
 
-    Dynamo's operator (PyTorch 2.13) forgets the state of the generator: it expects a compiler to note what was drawn.
-    Run by itself, dropout would have another mask in backward than in forward.
+    Dynamo's operator (PyTorch 2.13) doesn't preserve the random state, because it relies on the compiler to save what
+    was drawn. Run as it is, dropout would use different masks in forward and backward.
 
     Args:
-        graph_module: a captured graph, whose regions have been inlined in the copy that is lowered; changed in place.
+        graph_module: a captured graph whose regions are not inlined; changed in place.
     """
     for part in graph_module.modules():
         if isinstance(part, fx.GraphModule) and (calls := list(filter(_is_checkpoint, part.graph.nodes))):
@@ -58,9 +57,9 @@ def draw_again_alike(graph_module: fx.GraphModule) -> None:
 
 
 def _run_region(body: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
-    """Runs a region as eager PyTorch does: :func:`torch.utils.checkpoint.checkpoint` preserves the random state."""
+    """Runs a region by :func:`torch.utils.checkpoint.checkpoint`, which preserves the random state."""
     options, others = _CHECKPOINT.divide_kwargs(kwargs)
-    # Dynamo has captured the region under autograd, which `use_reentrant=True` would run without.
+    # Dynamo has captured the region with autograd on; `use_reentrant=True` would switch it off.
     options["use_reentrant"] = False
     return checkpoint(body, *args, **options, **others)
 
@@ -70,7 +69,7 @@ def _is_checkpoint(node: fx.Node) -> bool:
 
 
 def _inline(graph_module: fx.GraphModule, call: fx.Node, region: int) -> None:
-    """Replaces a call of a checkpointed region by copies of the region's nodes."""
+    """Replaces a call of a checkpointed region with copies of the region's nodes."""
     graph = graph_module.graph
     body, *arguments = call.args
     assert isinstance(body, fx.Node)
@@ -83,7 +82,7 @@ def _inline(graph_module: fx.GraphModule, call: fx.Node, region: int) -> None:
         if node.op in ("call_function", "call_method", "call_module", "get_attr"):
             with graph.inserting_before(call):
                 made[node] = graph.node_copy(node, made.__getitem__)
-            made[node].meta[REGION] = region
+            made[node].meta[CHECKPOINT_REGION] = region
             if node.op == "get_attr":
                 made[node].target = _adopted(graph_module, part, str(node.target))
     output = part.graph.find_nodes(op="output")[0]
@@ -97,7 +96,7 @@ def _inline(graph_module: fx.GraphModule, call: fx.Node, region: int) -> None:
 
 
 def _adopted(graph_module: fx.GraphModule, part: fx.GraphModule, name: str) -> str:
-    """Gives the outer graph an attribute of an inlined region; returns its new name."""
+    """Copies an attribute of an inlined region to the outer graph; returns its new name."""
     value = part
     for step in name.split("."):
         value = getattr(value, step)
@@ -109,10 +108,10 @@ def _adopted(graph_module: fx.GraphModule, part: fx.GraphModule, name: str) -> s
 
 
 def mark_region(node: ir.Node, region: int) -> None:
-    """Notes at a node of an ONNX graph the number of its region."""
+    """Stores the number of its region in the metadata of an ONNX node."""
     node.metadata_props[_KEY] = str(region)
 
 
 def region_of(node: ir.Node) -> str | None:
-    """Returns the number of the region that a node of an ONNX graph belongs to, or None."""
+    """Returns the number of the region that an ONNX node belongs to, or None."""
     return node.metadata_props.get(_KEY)

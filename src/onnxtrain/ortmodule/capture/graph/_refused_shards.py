@@ -7,8 +7,7 @@ import sys
 from torch import fx
 
 from onnxtrain.ortmodule._exceptions import ORTModuleTorchModelException
-from onnxtrain.ortmodule.capture._nodes import tensors_in
-from onnxtrain.ortmodule.capture._signature import argument_name
+from onnxtrain.ortmodule.capture._nodes import argument_name, tensors_in
 
 _NAMED = 3
 """The number of DTensors that a message names at most."""

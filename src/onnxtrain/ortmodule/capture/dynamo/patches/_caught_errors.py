@@ -1,7 +1,7 @@
-"""End graphs before what may raise within a `try`, whose `except` is Python's to execute.
+"""Breaks the graph before operators that may raise inside `try`, so that Python runs the `except`.
 
-A graph raises when it runs, outside of the captured function: an IndexError of `y[count]` would pass the function's own
-`except IndexError`.
+A graph that Dynamo (PyTorch 2.13) captures raises when it runs, outside the captured function: the IndexError of
+`y[count]` bypasses the function's own `except IndexError` (https://github.com/pytorch/torchdynamo/issues/318).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from onnxtrain.ortmodule.capture.dynamo._process_wide import ProcessWide, replac
 _TORCH = str(Path(torch.__file__).parent)
 
 
-def _watch_nodes() -> Callable[[], None]:
-    """Has Dynamo ask about each node of a graph that it makes; returns the function that takes that back."""
+def _break_inside_try() -> Callable[[], None]:
+    """Makes Dynamo break the graph before such operators; returns the undo function."""
     before = OutputGraph.create_proxy
 
     def create_proxy(
@@ -29,25 +29,24 @@ def _watch_nodes() -> Callable[[], None]:
     ) -> Any:
         if kind.startswith("call") and _is_caught(self.current_tx, target, (args, kwargs)):
             graph_break(
-                gb_type="Error of the data in a try block",
+                gb_type="Data-dependent error in a try block",
                 context=str(target),
                 explanation="What the code does next depends on whether this raises.",
-                hints=["Compute it outside of `try`."],
+                hints=["Move it out of the `try` block."],
             )
         return before(self, kind, target, args, kwargs, *rest, **more)
 
     return replace((OutputGraph, "create_proxy", create_proxy))
 
 
-without_caught_errors = ProcessWide(_watch_nodes)
-"""Makes graphs end before what may raise within a `try`, while it is open."""
+caught_errors = ProcessWide(_break_inside_try)
 
 
 def _is_caught(frame: Any, target: Any, arguments: Any) -> bool:
-    """Returns whether a node may raise for some data, and code of the user's would do something about it.
+    """True if a node may raise for some data, and the user's code would handle the error.
 
     Args:
-        frame: what Dynamo knows of the function that it is in, its `InstructionTranslator`.
+        frame: Dynamo's `InstructionTranslator` of the function that the node is in.
         target: target of the node.
         arguments: arguments of the node.
     """
@@ -59,7 +58,8 @@ def _is_caught(frame: Any, target: Any, arguments: Any) -> bool:
     values = [leaf.node.meta.get("example_value") for leaf in found if isinstance(leaf, torch.fx.Proxy)]
     if _checks_data(target) or any(map(depends_on_data, values)):
         return True
-    # `except IndexError: raise IndexError(...)` around a lookup would cost a graph, and changes but the text.
+    # A lookup around which the handler only re-raises, such as `except IndexError: raise IndexError(...)`, stays in the
+    # graph: the break would change no more than the text of the error.
     looks_up = any(isinstance(value, torch.Tensor) and value.dtype in _INDICES for value in values)
     return looks_up and any(_resumes(*handler) for handler in handlers)
 
@@ -68,14 +68,14 @@ _INDICES = (torch.int32, torch.int64)
 
 
 def _handlers(frame: Any) -> Iterator[tuple[Any, int]]:
-    """Yields the `except` clauses around the code that Dynamo is in, and around its callers: frame and instruction."""
+    """Yields the `except` clauses around the current instruction and its callers, as (frame, index of instruction)."""
     while frame is not None:
-        # PyTorch calls hooks within a `try`.
+        # PyTorch itself calls hooks inside `try`.
         of_torch = frame.f_code.co_filename.startswith(_TORCH)
         entry = None if of_torch else frame.current_instruction.exn_tab_entry
         while entry is not None:
             handler = entry.target
-            # Handlers of handlers, which tidy up, do not begin so.
+            # Cleanup handlers, which CPython generates around handlers, don't start with this opcode.
             if handler.opname == "PUSH_EXC_INFO":
                 first = frame.indexof[handler] + 1
                 if _is_except(frame.instructions[first:]) or _suppresses(frame, handler):
@@ -85,7 +85,7 @@ def _handlers(frame: Any) -> Iterator[tuple[Any, int]]:
 
 
 def _is_except(instructions: list[Any]) -> bool:
-    """Returns whether a handler is that of `except`, and not of `finally` or `with`, which pass the error on."""
+    """True if a handler is an `except` clause: `finally` and `with` re-raise the error."""
     if instructions[0].opname == "POP_TOP":  # `except:`
         return True
     for instruction in instructions:
@@ -97,13 +97,13 @@ def _is_except(instructions: list[Any]) -> bool:
 
 
 def _resumes(frame: Any, first: int) -> bool:
-    """Returns whether a handler, from its instruction `first` on, does anything but raise."""
+    """True if a handler, from its instruction `first` on, does anything but raise."""
     names = (instruction.opname for instruction in frame.instructions[first:])
     return next((name for name in names if name in ("RAISE_VARARGS", "POP_EXCEPT")), "") != "RAISE_VARARGS"
 
 
 def _suppresses(frame: Any, handler: Any) -> bool:
-    """Returns whether the `with` of a handler is `with contextlib.suppress(...)`."""
+    """True if a handler belongs to `with contextlib.suppress(...)`."""
     managers = (
         getattr(block.with_context, "cm_obj", None) for block in frame.block_stack if block.target is handler
     )
@@ -111,7 +111,7 @@ def _suppresses(frame: Any, handler: Any) -> bool:
 
 
 def _checks_data(target: Any) -> bool:
-    """Returns whether a node is a check, or a factorisation, which not every matrix has."""
+    """True if a node is an assertion, or a factorization that fails for some matrices."""
     name = target if isinstance(target, str) else getattr(target, "__name__", "")
     return target in (assert_async, assert_scalar) or (
         name.startswith("linalg_") or "cholesky" in name or name == "inverse"

@@ -1,4 +1,8 @@
-"""Keep the objects alive for which alone a graph holds: another object with the same id must not take it."""
+"""Keeps objects alive that guards compare by id, so that no new object reuses the id.
+
+Dynamo (PyTorch 2.13) drops a graph when an object dies whose id the graph's guards compare, but only if the object
+supports weak references. An `re.Match` does not: the next match often gets the id of the previous one, and its graph.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +15,13 @@ from onnxtrain.ortmodule._torch import GuardBuilder
 from onnxtrain.ortmodule.capture.dynamo._process_wide import ProcessWide, replace
 
 KEPT = "kept_by_onnxtrain"
-"""Attribute of a guard manager: the objects whose ids it compares and that cannot be referred to weakly."""
+"""Attribute of a guard manager: the objects whose ids it compares and that don't support weak references."""
 
 
-def _keep_guarded() -> Callable[[], None]:
-    """Has guards of an object's id keep the object alive; returns the function that takes that back."""
+def _keep_guarded_objects() -> Callable[[], None]:
+    """Makes a guard on an object's id keep the object alive; returns the undo function."""
     before = GuardBuilder.id_match_unchecked
 
-    # Dynamo (PyTorch 2.13) drops a graph when the object dies whose id it compares, if there can be a weak reference.
-    # Of `re.Match` there is none: the next match often gets the id of the one before, and with it its graph.
     @functools.wraps(before)
     def id_match(self: Any, guard: Any, *args: Any, **kwargs: Any) -> None:
         before(self, guard, *args, **kwargs)
@@ -32,5 +34,4 @@ def _keep_guarded() -> Callable[[], None]:
     return replace((GuardBuilder, "id_match_unchecked", id_match))
 
 
-guarded_objects_are_kept = ProcessWide(_keep_guarded)
-"""Keeps objects alive whose ids guards compare, while it is open."""
+id_guards = ProcessWide(_keep_guarded_objects)

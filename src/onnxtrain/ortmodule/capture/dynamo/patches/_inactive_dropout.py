@@ -1,4 +1,9 @@
-"""Tell Dynamo that a dropout which is off returns its input itself, as in eager PyTorch, and not a copy."""
+"""Makes the fake tensor of an inactive dropout alias the dropout's input.
+
+In eager PyTorch, `dropout(x, training=False)` returns `x` itself. Dynamo computes fake tensors under PyTorch's Python
+dispatcher, whose dropout (PyTorch 2.13) clones the input: a write to the result would not count as a write to `x`, nor
+raise its version counter (https://github.com/pytorch/pytorch/pull/185981 fixes it).
+"""
 
 from __future__ import annotations
 
@@ -9,15 +14,13 @@ from typing import Any
 
 import torch
 
-# A context variable: another thread may export a model meanwhile, which needs PyTorch's own dropout.
+# A context variable: meanwhile another thread may export a model, which needs PyTorch's own dropout.
 _CAPTURING: ContextVar[bool] = ContextVar("onnxtrain_capturing", default=False)
 
 
 @contextlib.contextmanager
-def inactive_dropout_returns_its_input() -> Iterator[None]:
-    """Makes fake tensors of `dropout(x, training=False)`, or with p = 0, share the memory of `x`."""
-    # PyTorch's Python dispatcher (2.13), under which Dynamo computes fake tensors, has a dropout of its own, which
-    # clones its input. A write to the result would not be seen to change `x`, its version counter, and other views.
+def inactive_dropout() -> Iterator[None]:
+    """Makes `dropout(x, training=False)`, or with p = 0, return `x` itself under the Python dispatcher."""
     _wrap_kernels()
     token = _CAPTURING.set(True)
     try:
@@ -27,7 +30,7 @@ def inactive_dropout_returns_its_input() -> Iterator[None]:
 
 
 def _wrap_kernels() -> None:
-    """Puts :class:`_Dropout` in the place of the dispatcher's kernels of dropout, for good."""
+    """Wraps the dispatcher's kernels of dropout in :class:`_Dropout`, for the rest of the process."""
     operator: Any = torch.ops.aten.dropout.default
     kernels: dict[Any, Callable[..., Any]] = operator.py_kernels
     # In each capture: modules of PyTorch that are imported later may register further kernels.
@@ -38,7 +41,7 @@ def _wrap_kernels() -> None:
 
 
 class _Dropout:
-    """A kernel of dropout that returns its input itself if the dropout is off and an ORTModule is being captured."""
+    """A dropout kernel that, during a capture, returns its input if the dropout is inactive."""
 
     def __init__(self, kernel: Callable[..., torch.Tensor]) -> None:
         self._kernel = kernel

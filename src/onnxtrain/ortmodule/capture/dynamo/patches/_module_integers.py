@@ -1,4 +1,9 @@
-"""Capture integers that modules hold as symbols once they have changed, e.g. a counter of steps."""
+"""Captures integer attributes of modules as symbols once they have changed, e.g. a step counter.
+
+Dynamo (PyTorch 2.13) specializes graphs to the integer attributes of modules, so that `self.step += 1` causes a
+capture in each call (https://github.com/pytorch/pytorch/issues/128319). Its setting `allow_unspec_int_on_nn_module`
+doesn't help: layers of one class share their code, and sizes that differ between layers would count as changes.
+"""
 
 from __future__ import annotations
 
@@ -12,34 +17,30 @@ from onnxtrain.ortmodule._torch import ChainedSource, InstructionTranslator, dyn
 from onnxtrain.ortmodule.capture.dynamo._process_wide import ProcessWide, replace
 
 _seen: weakref.WeakKeyDictionary[torch.nn.Module, dict[str, int | None]] = weakref.WeakKeyDictionary()
-"""By module and place in it, e.g. ".step": the integer at the first capture, or None if it has changed since."""
+"""By module and path within it, e.g. ".step": the integer at the first capture, or None if it has changed since."""
 
 
-def _watch_integers() -> Callable[[], None]:
-    """Has Dynamo take changing integers as it takes those of arguments; returns what takes that back."""
+def _generalize_changed_integers() -> Callable[[], None]:
+    """Makes Dynamo treat integers of modules that have changed like integer arguments; returns the undo function."""
     before = dynamo_utils.is_int_specialization_case
 
-    # Dynamo (PyTorch 2.13) takes all integers of modules as constants, so that each step of a counter is captured. With
-    # its setting `allow_unspec_int_on_nn_module` it would compare layers of one class, whose sizes differ, with one
-    # another.
     def is_constant(value: Any, source: Any) -> bool:
         return bool(before(value, source)) and not _has_changed(value, source)
 
-    # `dynamo_builder` has imported the function by name.
+    # `dynamo_builder` imports the function by name.
     name = "is_int_specialization_case"
     return replace((dynamo_builder, name, is_constant), (dynamo_utils, name, is_constant))
 
 
-changed_integers_are_symbols = ProcessWide(_watch_integers)
-"""Makes integers of modules that have changed since an earlier capture inputs of graphs, while it is open."""
+module_integers = ProcessWide(_generalize_changed_integers)
 
 
 def _has_changed(value: int, source: Any) -> bool:
-    """Notes the integer of a module, and returns whether it has changed since the first capture.
+    """Records an integer of a module; returns True if it has changed since the first capture.
 
     Args:
         value: the integer.
-        source: Dynamo's description of where it is, e.g. `L['self'].step`.
+        source: Dynamo's description of where the integer is, e.g. `L['self'].step`.
     """
     owner = source
     while isinstance(owner, ChainedSource):

@@ -1,4 +1,9 @@
-"""End the graph where a captured function draws from a `random.Random` that is older than the graph."""
+"""Breaks the graph where the captured function draws from a `random.Random` that is older than the graph.
+
+Dynamo (PyTorch 2.13) makes the state of the generator a constant of the graph, without a guard: each call draws the
+numbers of the first one (https://github.com/pytorch/pytorch/issues/145445). PyTorch 2.14 and 2.15 still do so for
+`shuffle`, `sample` and `getstate` (https://github.com/pytorch/pytorch/issues/197085).
+"""
 
 from __future__ import annotations
 
@@ -12,15 +17,13 @@ from onnxtrain.ortmodule.capture.dynamo._process_wide import ProcessWide, replac
 _SET_THE_STATE = ("seed", "setstate")
 
 
-def _watch_draws() -> Callable[[], None]:
-    """Has Python execute draws; returns the function that takes that back."""
+def _break_at_draws() -> Callable[[], None]:
+    """Makes Dynamo break the graph at draws, which Python then executes; returns the undo function."""
     before = RandomVariable.call_method
 
-    # Dynamo (PyTorch 2.13) writes the state of the generator into the graph, which nothing guards: each call would draw
-    # the numbers of the first one. Later versions do so for `shuffle`, `sample` and `getstate`.
     @functools.wraps(before)
     def call_method(self: Any, tx: Any, name: str, *args: Any, **kwargs: Any) -> Any:
-        # A generator that the captured function has made has no source: its state is that of each call.
+        # A generator that the captured function itself has made has no source. It is made anew in each call.
         if self.source is not None and name not in _SET_THE_STATE:
             graph_break(
                 gb_type="Draw from a random.Random",
@@ -33,5 +36,4 @@ def _watch_draws() -> Callable[[], None]:
     return replace((RandomVariable, "call_method", call_method))
 
 
-random_objects_draw_in_python = ProcessWide(_watch_draws)
-"""Makes `rng.random()` in captured functions draw anew in each call, while it is open."""
+random_objects = ProcessWide(_break_at_draws)

@@ -1,0 +1,25 @@
+"""Frees the tracebacks that Dynamo keeps for its metrics.
+
+For the message of a possible error, Dynamo (PyTorch 2.13) stores the traceback of the first assignment to each metric,
+in `MetricsContext._edits`, and never clears it. The tracebacks hold the code objects on the stack. After a graph break
+one of these is the code that Dynamo has generated for the beginning of the function, which holds the graph: a model's
+graphs would outlive the model.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from onnxtrain.ortmodule._torch import get_metrics_context
+
+
+@contextlib.contextmanager
+def metric_tracebacks() -> Iterator[None]:
+    """Clears the tracebacks at the end of the outermost capture."""
+    try:
+        yield
+    finally:
+        metrics = get_metrics_context()
+        if not metrics.in_progress():
+            metrics._edits.clear()

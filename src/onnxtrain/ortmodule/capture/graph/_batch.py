@@ -1,0 +1,138 @@
+"""Locates the batch size in a captured graph, and replaces the symbolic size with that of one call."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.experimental.symbolic_shapes import free_symbols
+
+from onnxtrain.ortmodule.capture._nodes import example_values, fake_mode_of, hint_of, is_plain, is_symbolic
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The batch size of a graph that has no other symbols.
+
+    Attributes:
+        symbols: one for the batch size of each argument. Arguments share a symbol if the function requires equal sizes.
+        places: per symbol, where its value is read: the index of an argument and the axis that has this size, or None
+            instead of an axis if the argument is the number itself. E.g. ((0, None), (3, 0)).
+        symbolic: indices of the inputs that are symbols or have symbolic sizes, e.g. {0, 1}.
+    """
+
+    symbols: tuple[Any, ...]
+    places: tuple[tuple[int, int | None], ...]
+    # Determined before the graph is compiled: compiling it for all sizes may replace a symbol with a number.
+    symbolic: frozenset[int]
+
+    def value(self, args: Sequence[Any]) -> tuple[int, ...]:
+        """Returns the batch size of a call, per symbol."""
+        return tuple([args[i] if axis is None else args[i].shape[axis] for i, axis in self.places])
+
+
+def batch_of(graph_module: fx.GraphModule, symbols: frozenset[Any]) -> Batch | None:
+    """Returns where the batch size is in a graph, or None if the inputs don't determine it or have other symbols.
+
+    Args:
+        graph_module: a Dynamo graph, or a part of one.
+        symbols: the symbols of the batch size.
+    """
+    values = example_values(graph_module)
+    symbolic = frozenset(place for place, value in enumerate(values) if is_symbolic(value))
+    # A graph that only computes with sizes, such as `torch.zeros(n)`, has no fake mode.
+    if not symbolic or fake_mode_of(graph_module) is None:
+        return None
+    places: dict[Any, tuple[int, int | None]] = {}
+    # Numbers first: they are read faster than the shape of a tensor.
+    for place in sorted(symbolic, key=lambda place: isinstance(values[place], torch.Tensor)):
+        value = values[place]
+        if not free_symbols(value) <= symbols:
+            return None
+        sizes = enumerate(value.shape) if isinstance(value, torch.Tensor) else [(None, value)]
+        for axis, size in sizes:
+            if isinstance(size, torch.SymInt) and size.node.expr in symbols:
+                places.setdefault(size.node.expr, (place, axis))
+    if any(not free_symbols(values[place]) <= places.keys() for place in symbolic):
+        return None
+    return Batch(tuple(places), tuple(places.values()), symbolic)
+
+
+@contextlib.contextmanager
+def recorded_guards(
+    graph_module: fx.GraphModule, batch: Batch
+) -> Iterator[Callable[[tuple[int, ...]], bool]]:
+    """Records the guards on the batch size that are added within the context, e.g. while a graph is lowered.
+
+    Dynamo checks the guards that are added during a capture, but not those added later.
+
+    Args:
+        graph_module: a Dynamo graph.
+        batch: its batch size.
+
+    Yields:
+        A function that returns True if a batch size satisfies all recorded guards. To be called after the context.
+    """
+    guards = fake_mode_of(graph_module).shape_env.guards
+    known = len(guards)
+    conditions: list[Any] = []
+
+    @functools.cache
+    def holds(size: tuple[int, ...]) -> bool:
+        numbers = dict(zip(batch.symbols, size, strict=True))
+        results = [condition.subs(numbers) for condition in conditions]
+        return all(result.is_Boolean and bool(result) for result in results)
+
+    yield holds
+    conditions += [guard.expr for guard in guards[known:]]
+
+
+def with_batch_size(graph_module: fx.GraphModule, batch: Batch, args: Sequence[Any] | None) -> list[Any]:
+    """Returns example values of the inputs of a graph in which the sizes of one call replace the symbols.
+
+    Args:
+        graph_module: a Dynamo graph.
+        batch: its batch size.
+        args: the arguments of the call, or None for the call that is captured.
+    """
+    values, fake_mode = settled(graph_module), fake_mode_of(graph_module)
+    for place in batch.symbolic:
+        values[place] = _specialized(values[place], None if args is None else args[place], fake_mode)
+    return values
+
+
+def settled(graph_module: fx.GraphModule) -> list[Any]:
+    """Returns example values of the inputs of a graph, in which symbols that equal a constant are replaced by it."""
+    # If Dynamo (PyTorch 2.13) specializes a size, the fake tensor keeps a symbol that equals a constant. Kernels take
+    # it for a symbol and refuse it.
+    values, fake_mode = example_values(graph_module), fake_mode_of(graph_module)
+    return [_specialized(v, None, fake_mode) if _has_symbol(v) and not is_symbolic(v) else v for v in values]
+
+
+def _has_symbol(value: Any) -> bool:
+    """True if a value is or has a symbol, even one that equals a constant."""
+    if isinstance(value, torch.Tensor):
+        if not is_plain(value) or value.is_conj() or value.is_neg():
+            return False
+        return any(isinstance(size, torch.SymInt) for size in value.shape)
+    return isinstance(value, torch.SymInt)
+
+
+def _specialized(value: Any, arg: Any, fake_mode: Any) -> Any:
+    """Returns the example value of one input with the sizes of `arg`, or of the captured call if `arg` is None."""
+    if not isinstance(value, torch.Tensor):
+        return hint_of(value) if arg is None else arg
+    sizes_of = value if arg is None else arg
+    with fake_mode, torch.no_grad():
+        result = torch.empty_strided(
+            [hint_of(size) for size in sizes_of.shape],
+            [hint_of(stride) for stride in sizes_of.stride()],
+            dtype=value.dtype,
+            device=value.device,
+        )
+    return result.requires_grad_(value.requires_grad)

@@ -1,0 +1,192 @@
+"""Each patch of PyTorch avoids a fault that the installed version has: here `torch.compile` runs without the patches.
+
+If one of these tests fails, the installed PyTorch no longer has the fault. The patch may go when this holds for all
+versions that onnxtrain supports.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import gc
+import random
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch._dispatch.python import enable_python_dispatcher
+from torch._dynamo.testing import CompileCounter
+from torch._dynamo.utils import get_metrics_context
+
+from onnxtrain.ortmodule.capture.dynamo.patches import DURING_CAPTURE, WITH_DATA_DEPENDENT_SIZES
+from onnxtrain.ortmodule.capture.dynamo.patches._missing_fakes import FAKES
+from ortmodule.asserting import counted
+
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("fresh_dynamo")]
+
+X = torch.arange(6.0).reshape(3, 2)
+
+
+def compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    return torch.compile(function, backend="eager", **options)
+
+
+def symbols() -> contextlib.AbstractContextManager[None]:
+    """Data-dependent sizes and numbers become symbols, as in ORTModule."""
+    return torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True, capture_scalar_outputs=True)
+
+
+def asserted_numbers() -> None:
+    """The assertion is not checked."""
+    with pytest.raises(AssertionError, match="too few"):
+        counted(X - 10)
+    with symbols():
+        run = compiled(counted)
+        torch.testing.assert_close(run(X), counted(X))
+        run(X - 10)
+
+
+def caught_errors() -> None:
+    """The error bypasses the function's `except`."""
+
+    def f(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        try:
+            return x[index]
+        except IndexError:
+            return x * 2
+
+    run, index = compiled(f), torch.tensor([1])
+    torch.testing.assert_close(run(X, index), f(X, index))
+    torch.testing.assert_close(f(X, index + 5), X * 2)
+    with pytest.raises(IndexError):
+        run(X, index + 5)
+
+
+def deque_maxlen() -> None:
+    """The deque grows beyond its maxlen."""
+
+    def f(x: torch.Tensor, deque: collections.deque[int]) -> torch.Tensor:
+        deque.append(2)
+        return x * len(deque)
+
+    results = [g(X, collections.deque([1], maxlen=1)) for g in (f, compiled(f))]
+    torch.testing.assert_close(results[0], X)
+    torch.testing.assert_close(results[1], X * 2)
+
+
+def id_guards() -> None:
+    """The graph of an object is used for another object that has got the same id."""
+
+    def f(x: torch.Tensor, match: re.Match[str]) -> torch.Tensor:
+        return x * int(match.group(1))
+
+    run = compiled(f)
+    numbers = [run(X[0] * 0 + 1, re.match("(.*)", str(n)))[0].item() for n in range(1, 5)]
+    assert numbers != [1, 2, 3, 4]
+
+
+def inactive_dropout() -> None:
+    """The result is a copy."""
+    assert torch.dropout(X, 0.5, False) is X
+    with enable_python_dispatcher():
+        assert torch.ops.aten.dropout.default(X, 0.5, False) is not X
+
+
+def list_contains() -> None:
+    """A size is not found in a shape."""
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if 3 in x.shape else x
+
+    torch.testing.assert_close(f(X), X * 2)
+    torch.testing.assert_close(compiled(f, dynamic=True)(X), X)
+
+
+def metric_tracebacks() -> None:
+    """Tracebacks stay after the capture, with code objects on the stack."""
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    get_metrics_context()._edits.clear()
+    compiled(f)(X)
+    assert get_metrics_context()._edits
+
+
+def missing_fakes() -> None:
+    """The operators cannot be captured."""
+    mask, classes = X[:, 0] > 1, torch.tensor([0, 1, 1])
+    scores = torch.randn(5, 1, 4).log_softmax(-1)
+    calls: dict[str, Callable[[], Any]] = {
+        "_ctc_loss": lambda: torch.nn.functional.ctc_loss(
+            scores, classes[None, 1:], torch.tensor([5]), torch.tensor([2])
+        ),
+        "cummax": lambda: X[mask].cummax(0)[0],
+        "cummin": lambda: X[mask].cummin(0)[0],
+    }
+    names = {op.name().removeprefix("aten::").partition(".")[0] for op in FAKES}
+    # That of `bincount` is wrong in PyTorch 2.12 only.
+    assert names == calls.keys() | {"bincount"}
+    for call in calls.values():
+        with symbols(), pytest.raises((torch._dynamo.exc.Unsupported, torch._dynamo.exc.UserError)):
+            compiled(call, fullgraph=True)()
+
+
+class Counting(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.step = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.step += 1
+        return x * self.step
+
+
+def module_integers() -> None:
+    """Each step of a counter is captured."""
+    counter, model = CompileCounter(), Counting()
+    run = torch.compile(model, backend=counter)
+    for _ in range(5):
+        run(X)
+    assert counter.frame_count == 5
+
+
+def random_objects() -> None:
+    """Each call draws the same number."""
+
+    def f(x: torch.Tensor, rng: random.Random) -> torch.Tensor:
+        return x * rng.random()
+
+    run, rng = compiled(f), random.Random(0)
+    torch.testing.assert_close(run(X, rng), run(X, rng), rtol=0, atol=0)
+
+
+FAULTS = {
+    fault.__name__.replace("_", " "): fault
+    for fault in (
+        asserted_numbers,
+        caught_errors,
+        deque_maxlen,
+        id_guards,
+        inactive_dropout,
+        list_contains,
+        metric_tracebacks,
+        missing_fakes,
+        module_integers,
+        random_objects,
+    )
+}
+
+
+def test_each_patch_has_its_fault_here() -> None:
+    assert not DURING_CAPTURE.keys() & WITH_DATA_DEPENDENT_SIZES.keys()
+    assert FAULTS.keys() == DURING_CAPTURE.keys() | WITH_DATA_DEPENDENT_SIZES.keys()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", FAULTS)
+def test_pytorch_has_the_fault(name: str) -> None:
+    gc.collect()
+    FAULTS[name]()

@@ -20,6 +20,7 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.testing import CompileCounter
 from torch._dynamo.utils import get_metrics_context
 
+from onnxtrain.ortmodule import ORTModule
 from onnxtrain.ortmodule.capture.dynamo.patches import DURING_CAPTURE, WITH_DATA_DEPENDENT_SIZES
 from onnxtrain.ortmodule.capture.dynamo.patches._missing_fakes import FAKES
 from ortmodule.asserting import counted
@@ -36,6 +37,12 @@ def compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]
 def symbols() -> contextlib.AbstractContextManager[None]:
     """Data-dependent sizes and numbers become symbols, as in ORTModule."""
     return torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True, capture_scalar_outputs=True)
+
+
+@pytest.fixture(autouse=True)
+def after_a_capture() -> None:
+    """ORTModule has captured before, and has undone its patches."""
+    ORTModule(torch.nn.Linear(2, 2))(X)
 
 
 def asserted_numbers() -> None:
@@ -64,14 +71,15 @@ def caught_errors() -> None:
         run(X, index + 5)
 
 
+def appended(x: torch.Tensor, deque: collections.deque[int]) -> torch.Tensor:
+    deque.append(2)
+    return x * len(deque)
+
+
 def deque_maxlen() -> None:
     """The deque grows beyond its maxlen."""
 
-    def f(x: torch.Tensor, deque: collections.deque[int]) -> torch.Tensor:
-        deque.append(2)
-        return x * len(deque)
-
-    results = [g(X, collections.deque([1], maxlen=1)) for g in (f, compiled(f))]
+    results = [f(X, collections.deque([1], maxlen=1)) for f in (appended, compiled(appended))]
     torch.testing.assert_close(results[0], X)
     torch.testing.assert_close(results[1], X * 2)
 
@@ -190,3 +198,15 @@ def test_each_patch_has_its_fault_here() -> None:
 def test_pytorch_has_the_fault(name: str) -> None:
     gc.collect()
     FAULTS[name]()
+
+
+@pytest.mark.filterwarnings("ignore:.*runs in PyTorch")
+def test_patches_hold_after_other_users_of_dynamo() -> None:
+    """Dynamo fills tables of its functions at its first capture, which was one without patches."""
+
+    class Appending(torch.nn.Module):
+        def forward(self, x: torch.Tensor, deque: collections.deque[int]) -> torch.Tensor:
+            return appended(x, deque)
+
+    deque_maxlen()
+    torch.testing.assert_close(ORTModule(Appending())(X, collections.deque([1], maxlen=1)), X)

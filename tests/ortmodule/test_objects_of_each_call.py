@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import collections
-import contextlib
 import datetime
 import decimal
 import functools
 import gc
-import logging
 import math
 import operator
 import random
@@ -26,11 +24,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from onnxtrain import _building
 from onnxtrain.ortmodule import ORTModule
-from onnxtrain.ortmodule._torch import dynamo_exceptions, dynamo_guards
 from onnxtrain.ortmodule.capture.dynamo._in_vain import MOST_CALLS, MOST_OBJECTS, _is_of_the_call
-from onnxtrain.ortmodule.capture.dynamo.speedups._measurements import without_unread_measurements
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("fresh_dynamo")]
 
@@ -244,57 +239,6 @@ def test_objects_of_guards_live_as_long_as_the_model() -> None:
     del model
     gc.collect()
     assert not any(isinstance(referrer, re.Match) for referrer in gc.get_referrers(word))
-
-
-@pytest.mark.parametrize("frozen", [False, True])
-def test_a_capture_leaves_the_collector_as_it_was(frozen: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = ORTModule(nn.Linear(4, 4))
-    monkeypatch.setattr(_building, "_user_freezes", False)
-    gc.unfreeze()
-    if frozen:
-        gc.freeze()
-    before = gc.get_freeze_count()
-    freeze = gc.freeze
-    freezes: list[int] = []
-    monkeypatch.setattr(gc, "freeze", lambda: (freezes.append(1), freeze()))
-    model(X).sum().backward()
-    model(X[:1]).sum().backward()
-    assert bool(freezes) == (not frozen)
-    # Frozen objects may die meanwhile, but none is added.
-    assert gc.get_freeze_count() <= before
-    assert bool(gc.get_freeze_count()) == frozen
-
-
-def test_guards_are_measured_for_a_log_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = []
-    monkeypatch.setattr(dynamo_guards, "profile_guard_manager", lambda *args: calls.append(args) or 1.0)
-    ours = dynamo_guards.profile_guard_manager
-    ORTModule(nn.Linear(4, 4))(X)
-    assert not calls
-    monkeypatch.setattr(dynamo_guards.guards_log, "isEnabledFor", lambda level: level == logging.DEBUG)
-    torch._dynamo.reset()
-    ORTModule(nn.Linear(4, 4))(X)
-    assert calls
-    assert dynamo_guards.profile_guard_manager is ours
-
-
-def test_dynamo_sees_the_stack_that_it_saw_before() -> None:
-    dynamo = types.FunctionType(
-        compile("outer()", "convert_frame.py", "exec"), {"outer": lambda: stacks.append(_stack())}
-    )
-    stacks: list[Any] = []
-    for patched in (False, True):
-        with without_unread_measurements() if patched else contextlib.nullcontext():
-            dynamo()
-    own, ours = stacks
-    assert own == ours
-    # Older versions of PyTorch look up no columns.
-    assert any(end for *_, end in ours) == hasattr(dynamo_exceptions, "_extract_stack_with_positions")
-
-
-def _stack() -> list[tuple[Any, ...]]:
-    stack = dynamo_exceptions.get_stack_above_dynamo()
-    return [(f.filename, f.lineno, f.name, f.colno, f.end_colno) for f in stack]
 
 
 class Keeping(nn.Module):

@@ -36,7 +36,6 @@ try:
     from torch._dispatch.python import enable_python_dispatcher
     from torch._dynamo import OptimizedModule, eval_frame, symbolic_convert, trace_rules
     from torch._dynamo import config as dynamo_config
-    from torch._dynamo import exc as dynamo_exceptions
     from torch._dynamo import guards as dynamo_guards
     from torch._dynamo import utils as dynamo_utils
     from torch._dynamo.convert_frame import compile_lock

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from onnxtrain._building import without_older_objects
 from onnxtrain.ortmodule import _torch
 from onnxtrain.ortmodule.capture.autograd._gradients import unseen_by_hooks
 from onnxtrain.ortmodule.capture.dynamo.patches._inactive_dropout import inactive_dropout
 from onnxtrain.ortmodule.capture.dynamo.patches._missing_fakes import missing_fakes
+from onnxtrain.ortmodule.capture.dynamo.speedups import without_older_objects
 from onnxtrain.ortmodule.capture.graph._batch import Batch
 
 _OWN = 2

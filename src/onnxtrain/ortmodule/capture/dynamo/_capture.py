@@ -131,9 +131,9 @@ class _Callback:
         # What the captures of another call have recorded may not hold for the arguments of this one.
         if self._call.number != self.in_vain.calls:
             self._call = _Call(self.in_vain.calls)
-        with dynamo_config.patch(self._settings), patched(), self._call.speedups.capture():
+        with dynamo_config.patch(self._settings), patched():
             try:
-                return self._captured_with_any_batch(frame, *args, **kwargs)
+                return self._call.speedups.run(self._captured_with_any_batch, frame, *args, **kwargs)
             except _OPERATOR_ERRORS:
                 # PyTorch rejects the arguments of an operator. Python runs the function, once, and meets the error
                 # itself: the function may handle it, and statements before it must not run twice.

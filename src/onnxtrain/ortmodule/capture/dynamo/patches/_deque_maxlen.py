@@ -16,7 +16,8 @@ from onnxtrain.ortmodule.capture.dynamo._process_wide import ProcessWide, replac
 
 def _break_at_bounded_deques() -> Callable[[], None]:
     """Makes Dynamo break the graph at such a deque; returns the undo function."""
-    before = VariableBuilder.wrap_listlike
+    # Not `wrap_listlike`: Dynamo keeps it in a table that it fills once per process.
+    before = VariableBuilder._wrap
 
     def wrap(self: Any, value: Any) -> Any:
         if isinstance(value, collections.deque) and value.maxlen is not None:
@@ -28,7 +29,7 @@ def _break_at_bounded_deques() -> Callable[[], None]:
             )
         return before(self, value)
 
-    return replace((VariableBuilder, "wrap_listlike", wrap))
+    return replace((VariableBuilder, "_wrap", wrap))
 
 
 deque_maxlen = ProcessWide(_break_at_bounded_deques)

@@ -1,4 +1,4 @@
-"""Shortens captures. Without these patches, a capture gives the same graphs and takes longer.
+"""Shortens captures. Without these patches a capture returns the same graphs, but takes longer.
 
 `ENABLED` switches all of them.
 """
@@ -6,50 +6,52 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
 
-from onnxtrain._building import without_older_objects
+from onnxtrain import _building
+from onnxtrain._building import with_room
 from onnxtrain.ortmodule._torch import dynamo_config
-from onnxtrain.ortmodule.capture.dynamo.speedups._hook_guards import without_covered_hook_guards
-from onnxtrain.ortmodule.capture.dynamo.speedups._known_breaks import KnownBreaks, ending_before
-from onnxtrain.ortmodule.capture.dynamo.speedups._measurements import without_unread_measurements
+from onnxtrain.ortmodule.capture.dynamo.speedups._guard_profiling import without_guard_profiling
+from onnxtrain.ortmodule.capture.dynamo.speedups._known_breaks import KnownBreaks, breaking_early
 
 ENABLED = True
 
 _CACHED_CAPTURES = 4
-"""Number of captures in one call for which PyTorch caches the results of operators on fake tensors.
+"""Number of captures of one call for which PyTorch caches the results of operators on fake tensors.
 
-The cache starts empty in each capture. It shortens captures of repeated layers by up to a fifth. If many breaks end
-graphs after a few operators, with symbolic sizes, it makes captures a tenth to a fifth longer (PyTorch 2.13).
+The cache is empty at the start of each capture. It makes captures of repeated layers up to a fifth shorter. If breaks
+end graphs after a few operators with symbolic sizes, it makes captures a tenth to a fifth longer (PyTorch 2.13).
 """
 
 
 class Speedups:
-    """The speedups for the captures of one call of an ORTModule, which share what they have found out."""
+    """Speeds up the captures of one call of an ORTModule: a capture uses what earlier ones have found out."""
 
     def __init__(self) -> None:
         self._captures = 0
         self._breaks = KnownBreaks()
 
-    @contextlib.contextmanager
-    def capture(self) -> Iterator[None]:
-        """Applies the speedups during one capture."""
+    def run(self, capture: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Calls `capture`, which captures one frame, with the given arguments; returns its result."""
         if not ENABLED:
-            yield
-            return
+            return capture(*args, **kwargs)
         self._captures += 1
         is_cached = dynamo_config.fake_tensor_cache_enabled and self._captures <= _CACHED_CAPTURES
         with (
             without_older_objects(),
             dynamo_config.patch(fake_tensor_cache_enabled=is_cached),
-            without_unread_measurements(),
-            without_covered_hook_guards(),
-            ending_before(self._breaks),
+            without_guard_profiling(),
+            breaking_early(self._breaks),
         ):
-            yield
+            return with_room(capture, *args, **kwargs)
 
-    @contextlib.contextmanager
-    def attempt(self) -> Iterator[None]:
-        """Forgets what was found out in an attempt that raises: the next attempt has other settings."""
-        with self._breaks.attempt():
-            yield
+    def attempt(self) -> AbstractContextManager[None]:
+        """Returns a context for one attempt to capture: if it raises, what it has found out is dropped."""
+        return self._breaks.attempt()
+
+
+def without_older_objects() -> AbstractContextManager[None]:
+    """Keeps the garbage collector from scanning objects that are older than the context."""
+    return _building.without_older_objects() if ENABLED else contextlib.nullcontext()

@@ -1,8 +1,8 @@
-"""End a graph before a call that ended an earlier graph, without tracing what comes before the end once more.
+"""Breaks a graph before a call that broke an earlier graph, without tracing again what comes before the break.
 
-Dynamo (PyTorch 2.13) captures a function together with those that it calls. Where a graph ends in one of these, Dynamo
-drops what it has captured, ends the graph before the outermost call, and begins again with the function that is called.
-Of a function that is five calls deep it would capture the beginning five times.
+Dynamo (PyTorch 2.13) inlines the functions that a captured function calls. At a graph break in one of these, Dynamo
+discards the trace, ends the graph before the outermost call, and starts again with the called function. The beginning
+of a function at a depth of five calls would be traced five times.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from onnxtrain.ortmodule.capture.dynamo._process_wide import ProcessWide, replac
 
 
 class _Break(NamedTuple):
-    """Why a graph ended in a called function, and the stack there, in Dynamo's words."""
+    """The reason of a graph break in a called function, and the stack there, as Dynamo reports them."""
 
     message: str
     kind: str
@@ -27,24 +27,24 @@ class _Break(NamedTuple):
 
 
 class KnownBreaks:
-    """Notes in which calls graphs have ended."""
+    """Records the calls of functions in which graphs have broken."""
 
     def __init__(self) -> None:
-        # By code of the calling function: by offset of the call in it and id of the called code. No code is kept alive:
-        # with it Dynamo would keep the graphs of the function.
+        # By code of the caller, then by the offset of the call in it and the id of the called code. No code object is
+        # kept alive: it would keep the graphs of its function alive.
         self._breaks: WeakKeyDictionary[CodeType, dict[tuple[int, int], _Break]] = WeakKeyDictionary()
 
     def add(self, caller: CodeType, offset: int, called: CodeType, found: _Break) -> None:
-        """Notes that a graph has ended in a call."""
+        """Records a graph break in a call."""
         self._breaks.setdefault(caller, {})[offset, id(called)] = found
 
     def find(self, caller: CodeType, offset: int, called: CodeType) -> _Break | None:
-        """Returns why a graph ended in a call; None if none did."""
+        """Returns the graph break that is recorded for a call, or None."""
         return self._breaks.get(caller, {}).get((offset, id(called)))
 
     @contextlib.contextmanager
     def attempt(self) -> Iterator[None]:
-        """Forgets what a capture notes that raises: the next attempt, with other settings, may go on there."""
+        """Drops the breaks recorded by a capture that raises: they need not occur in the next attempt."""
         before = {code: dict(breaks) for code, breaks in self._breaks.items()}
         try:
             yield
@@ -57,8 +57,8 @@ class KnownBreaks:
 _KNOWN: ContextVar[KnownBreaks | None] = ContextVar("onnxtrain known breaks", default=None)
 
 
-def _remember() -> Callable[[], None]:
-    """Has Dynamo note in which calls graphs end; returns the function that takes that back."""
+def _record_breaks() -> Callable[[], None]:
+    """Makes Dynamo record in which calls graphs break, and break there at once; returns the undo function."""
     before = InliningInstructionTranslator.inline_call_
 
     def inline_call_(self: Any) -> Any:
@@ -66,7 +66,7 @@ def _remember() -> Callable[[], None]:
         if known is None:
             return before(self)
         call = caller.f_code, caller.current_instruction.offset, self.f_code
-        # Only calls in the captured function itself can end a graph.
+        # A graph can only end in the captured function itself, not in a function that it calls.
         is_outermost = caller.parent is None
         if is_outermost and (found := known.find(*call)):
             raise Unsupported(found.message, found.kind, real_stack=found.stack)
@@ -80,13 +80,13 @@ def _remember() -> Callable[[], None]:
     return replace((InliningInstructionTranslator, "inline_call_", inline_call_))
 
 
-_remembering = ProcessWide(_remember)
+_recording = ProcessWide(_record_breaks)
 
 
 @contextlib.contextmanager
-def ending_before(known: KnownBreaks) -> Iterator[None]:
-    """Ends graphs before the calls in `known`, and notes there in which calls others end, while it is open."""
-    with _remembering():
+def breaking_early(known: KnownBreaks) -> Iterator[None]:
+    """Breaks graphs before the calls in `known`, and records further breaks there."""
+    with _recording():
         token = _KNOWN.set(known)
         try:
             yield

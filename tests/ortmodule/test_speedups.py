@@ -1,9 +1,10 @@
-"""Calls of many captures: how often the beginnings of functions are traced, what is captured, and what is cached."""
+"""Speedups of captures: graphs and results are the same without them, and what each of them leaves out."""
 
 from __future__ import annotations
 
 import copy
 import gc
+import logging
 import weakref
 from typing import Any
 
@@ -13,8 +14,8 @@ from torch import nn
 
 from onnxtrain import _building
 from onnxtrain.ortmodule import ORTModule
-from onnxtrain.ortmodule._torch import dynamo_config
-from onnxtrain.ortmodule.capture.dynamo import _capture as _dynamo
+from onnxtrain.ortmodule._torch import dynamo_config, dynamo_guards
+from onnxtrain.ortmodule.capture.dynamo import speedups
 from onnxtrain.ortmodule.capture.dynamo.speedups._known_breaks import KnownBreaks, _Break
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("fresh_dynamo")]
@@ -69,6 +70,27 @@ def _copied(function: Any) -> Any:
     return type(function)(function.__code__.replace(), function.__globals__)
 
 
+def described(model: ORTModule) -> list[tuple[Any, ...]]:
+    return [(g.name, g.mode, g.forward_nodes, g.backward_nodes, g.break_reason) for g in model.report()]
+
+
+def test_without_the_speedups_graphs_and_results_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    outcomes = []
+    for enabled in (True, False):
+        monkeypatch.setattr(speedups, "ENABLED", enabled)
+        torch._dynamo.reset()
+        TRACED.clear()
+        model = ORTModule(nested(2))
+        result = model(torch.ones(3, 4))
+        result.sum().backward()
+        gradients = [parameter.grad for parameter in model.parameters()]
+        outcomes.append((described(model), result, gradients, len(TRACED)))
+    (graphs, *ours, traced), (other_graphs, *theirs, traced_without) = outcomes
+    assert graphs == other_graphs
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+    assert traced < traced_without
+
+
 @pytest.mark.parametrize("depth", [1, 2, 5])
 def test_the_beginning_of_a_deep_function_is_not_traced_for_each_of_its_callers(depth: int) -> None:
     plain = nested(depth)
@@ -91,7 +113,7 @@ def test_the_beginning_of_a_deep_function_is_not_traced_for_each_of_its_callers(
     reasons = [graph.break_reason for graph in forward if graph.break_reason]
     assert len(reasons) == depth + 1
     line = _Inner.forward.__code__.co_firstlineno + 3
-    assert all(reason.startswith(f"test_known_breaks.py:{line}: ") for reason in reasons)
+    assert all(reason.startswith(f"test_speedups.py:{line}: ") for reason in reasons)
 
 
 def test_another_call_forgets_where_graphs_ended() -> None:
@@ -118,7 +140,7 @@ def test_the_first_captures_of_a_call_cache_what_pytorch_knows_of_operators(
         cached.append(dynamo_config.fake_tensor_cache_enabled)
         return _building.with_room(*args, **kwargs)
 
-    monkeypatch.setattr(_dynamo, "with_room", with_room)
+    monkeypatch.setattr(speedups, "with_room", with_room)
     with dynamo_config.patch(fake_tensor_cache_enabled=of_the_user):
         for x in (torch.randn(2, 4), torch.randn(2, 4, dtype=torch.float64)):
             cached.clear()
@@ -156,3 +178,43 @@ def test_functions_are_not_kept_alive() -> None:
     del code
     gc.collect()
     assert reference() is None
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_capture_leaves_the_collector_as_it_was(frozen: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = ORTModule(nn.Linear(4, 4))
+    monkeypatch.setattr(_building, "_user_freezes", False)
+    gc.unfreeze()
+    if frozen:
+        gc.freeze()
+    before = gc.get_freeze_count()
+    freeze = gc.freeze
+    freezes: list[int] = []
+    monkeypatch.setattr(gc, "freeze", lambda: (freezes.append(1), freeze()))
+    model(torch.ones(2, 4)).sum().backward()
+    model(torch.ones(1, 4)).sum().backward()
+    assert bool(freezes) == (not frozen)
+    # Frozen objects may die meanwhile, but none is added.
+    assert gc.get_freeze_count() <= before
+    assert bool(gc.get_freeze_count()) == frozen
+
+
+def test_guards_are_measured_for_a_log_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    monkeypatch.setattr(dynamo_guards, "profile_guard_manager", lambda *args: calls.append(args) or 1.0)
+    ours = dynamo_guards.profile_guard_manager
+    ORTModule(nn.Linear(4, 4))(torch.ones(2, 4))
+    assert not calls
+    monkeypatch.setattr(dynamo_guards.guards_log, "isEnabledFor", lambda level: level == logging.DEBUG)
+    torch._dynamo.reset()
+    ORTModule(nn.Linear(4, 4))(torch.ones(2, 4))
+    assert calls
+    assert dynamo_guards.profile_guard_manager is ours
+
+
+def test_dynamo_measures_guards_for_no_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If this fails, a new PyTorch no longer does: `_guard_profiling.py` may go."""
+    calls = []
+    monkeypatch.setattr(dynamo_guards, "profile_guard_manager", lambda *args: calls.append(args) or 1.0)
+    torch.compile(nn.Linear(4, 4), backend="eager")(torch.ones(2, 4))
+    assert calls

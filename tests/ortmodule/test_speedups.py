@@ -14,7 +14,7 @@ from torch import nn
 
 from onnxtrain import _building
 from onnxtrain.ortmodule import ORTModule
-from onnxtrain.ortmodule._torch import dynamo_config, dynamo_guards
+from onnxtrain.ortmodule._torch import GuardBuilder, dynamo_config, dynamo_guards
 from onnxtrain.ortmodule.capture.dynamo import speedups
 from onnxtrain.ortmodule.capture.dynamo.speedups._known_breaks import KnownBreaks, _Break
 
@@ -218,3 +218,25 @@ def test_dynamo_measures_guards_for_no_reader(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(dynamo_guards, "profile_guard_manager", lambda *args: calls.append(args) or 1.0)
     torch.compile(nn.Linear(4, 4), backend="eager")(torch.ones(2, 4))
     assert calls
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_hooks_are_guarded_once(enabled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If no guard is left out, a new PyTorch guards hooks once: `_hook_guards.py` may go."""
+    monkeypatch.setattr(speedups, "ENABLED", enabled)
+    guarded: list[str] = []
+    length = GuardBuilder.SEQUENCE_LENGTH
+
+    def noted(self: Any, guard: Any) -> None:
+        guarded.append(getattr(guard.originating_source, "member", ""))
+        length(self, guard)
+
+    monkeypatch.setattr(GuardBuilder, "SEQUENCE_LENGTH", noted)
+    net, x = nn.Sequential(nn.Linear(4, 4), nn.ReLU()), torch.ones(2, 4)
+    model = ORTModule(net)
+    expected = model(x)
+    assert "_forward_hooks" in guarded
+    assert any(name.endswith("_with_kwargs") for name in guarded) == (not enabled)
+    net[0].register_forward_hook(lambda module, args, kwargs, result: result * 2, with_kwargs=True)
+    torch.testing.assert_close(model(x), (net[0](x)).relu())
+    assert not torch.equal(model(x), expected)

@@ -1,4 +1,4 @@
-"""Shortens captures. Without these patches a capture returns the same graphs, but takes longer.
+"""Shortens captures, and the guards that each call checks. Without these patches the graphs are the same.
 
 `ENABLED` switches all of them.
 """
@@ -14,6 +14,7 @@ from onnxtrain import _building
 from onnxtrain._building import with_room
 from onnxtrain.ortmodule._torch import dynamo_config
 from onnxtrain.ortmodule.capture.dynamo.speedups._guard_profiling import without_guard_profiling
+from onnxtrain.ortmodule.capture.dynamo.speedups._hook_guards import without_implied_hook_guards
 from onnxtrain.ortmodule.capture.dynamo.speedups._known_breaks import KnownBreaks, breaking_early
 
 ENABLED = True
@@ -43,6 +44,7 @@ class Speedups:
             without_older_objects(),
             dynamo_config.patch(fake_tensor_cache_enabled=is_cached),
             without_guard_profiling(),
+            without_implied_hook_guards(),
             breaking_early(self._breaks),
         ):
             return with_room(capture, *args, **kwargs)

@@ -29,6 +29,7 @@ from onnxtrain.errors import GraphBuildError, InputError
             "activations='int8' is unknown; pass one of 'float', 'deployed'",
         ),
         ({"profile": "web"}, ValueError, "profile='web' is unknown; pass one of 'default', 'portable'"),
+        ({"recompute": "all"}, ValueError, "recompute='all' is unknown; pass True, False or 'cheap'"),
         ({"profile": "portable", "precision": "bf16"}, GraphBuildError, "do not go together"),
         ({"clip_grad_norm": 1.0, "clip_grad_value": 1.0}, GraphBuildError, "clip_grad_value, not both"),
     ],

@@ -85,15 +85,14 @@ def generate_artifacts(
     They are `{prefix}training_model.onnx`, `{prefix}eval_model.onnx`, `{prefix}inference_model.onnx` (the outputs of
     `model`, without labels), `{prefix}checkpoint`, `{prefix}manifest.json`, and on request
     `{prefix}optimizer_model.onnx`, `{prefix}nominal_checkpoint` and `.ort` files of the models. `docs/contracts.md`
-    describes each file.
+    describes each file. Arguments that are fields of :class:`onnxtrain.Recipe` are described there.
 
     Args:
         model: path of an `.onnx` file (any size), `ModelProto` or `onnx_ir.Model`; not changed.
-        requires_grad: parameters to train; this argument and the others without a description below are fields of
-            :class:`onnxtrain.Recipe`, which describes them.
+        requires_grad: see :class:`onnxtrain.Recipe`.
         frozen_params: see :class:`onnxtrain.Recipe`.
         loss: see :class:`onnxtrain.Recipe`.
-        optimizer: see :class:`onnxtrain.Recipe`; here the default is None, which writes no optimizer model.
+        optimizer: see :class:`onnxtrain.Recipe`; None writes no optimizer model.
         artifact_directory: directory of the files; made if missing. Default: the current directory.
         prefix: text before every file name, e.g. "net_".
         ort_format: also write the models in ORT format.

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from onnxtrain.onnxblock import Block
     from onnxtrain.optimizers import Optimizer
 
-__all__ = ["LossType", "OptimType", "Recipe"]
+__all__ = ["Recipe"]
 
 
 class LossType(Enum):
@@ -108,7 +108,7 @@ def _field(default: Any, option: ShellOption | str) -> Any:
     Args:
         default: default value.
         option: the option of the command line that sets the field; or the options that set it together with others,
-            or the reason why none does, as a text.
+            or the reason why none does, as text.
     """
     return dataclasses.field(default=default, metadata={"shell": option})
 
@@ -127,11 +127,11 @@ def _by_pattern(read: Callable[[str], Any], allowed: str) -> Callable[[Sequence[
             # Split at the last "=": names of modules and parameters may contain it, values do not.
             pattern, equals, value = text.rpartition("=")
             try:
-                values[pattern if equals else "*"] = read(value)
+                if equals and not pattern:
+                    raise ValueError
+                values[pattern or "*"] = read(value)
             except ValueError:
-                pattern, equals = "", "="
-            if equals and not pattern:
-                raise ValueError(f"is {text!r}; {allowed}")
+                raise ValueError(f"is {text!r}; {allowed}") from None
         return values["*"] if values.keys() == {"*"} else values or None
 
     return parse
@@ -207,8 +207,8 @@ class Recipe:
     requires_grad: Names = _field(
         None,
         ShellOption(
-            "Train only the parameters whose names match, e.g. 'fc.*'; repeat it for several. Default: "
-            "all that are not frozen.",
+            "Train only the parameters with these names or patterns, e.g. 'fc.*'; repeat it for "
+            "several. Default: all that are not frozen.",
             list[str] | None,
             "PATTERN",
             name="train",
@@ -222,7 +222,8 @@ class Recipe:
     frozen_params: Names = _field(
         None,
         ShellOption(
-            "Do not train the parameters whose names match, e.g. 'conv?.*'; repeat it for several. Default: none.",
+            "Freeze the parameters with these names or patterns, e.g. 'conv?.*'; repeat it for several. "
+            "Default: none.",
             list[str] | None,
             "PATTERN",
             name="freeze",
@@ -234,9 +235,9 @@ class Recipe:
     batch_norm: BatchNormMode = _field(
         "as_exported",
         ShellOption(
-            "Train BatchNormalization and Dropout as_exported, in training mode (as PyTorch's "
-            "model.train()) or in inference mode. Repeat it for each layer, e.g. body.*=inference; the "
-            "first match decides. Default: as_exported.",
+            "Set the mode of BatchNormalization and Dropout in training: as_exported, training "
+            "(PyTorch's model.train()) or inference. Repeat it for single layers, e.g. "
+            "body.*=inference; the first matching pattern wins. Default: as_exported.",
             list[str] | None,
             "MODE|PATTERN=MODE",
             parse=_by_pattern(
@@ -252,9 +253,9 @@ class Recipe:
     dropout: DropoutRatios = _field(
         None,
         ShellOption(
-            "Drop this fraction of elements where the network has Dropout, also where the exporter has removed it, "
-            "e.g. 0.1; 0 trains without Dropout. Repeat it for each layer, e.g. head.*=0.5; the first match decides. "
-            "Default: the Dropout of the file.",
+            "Drop this fraction of elements in Dropout layers, e.g. 0.1, including layers that the "
+            "exporter has removed; 0 trains without Dropout. Repeat it for single layers, e.g. "
+            "head.*=0.5; the first matching pattern wins. Default: the ratios of the file.",
             list[str] | None,
             "P|PATTERN=P",
             parse=_by_pattern(
@@ -271,20 +272,21 @@ class Recipe:
     precision: Precision = _field(
         "fp32",
         ShellOption(
-            "Compute matrix products and convolutions of training in float32, or in bfloat16 with sums "
-            "and parameters in float32, e.g. bf16.",
+            "Compute matrix products and convolutions in float32, or in bfloat16 with float32 sums and "
+            "parameters, e.g. bf16.",
             Precision,
         ),
     )
-    """"fp32", or "bf16" to round the factors of float32 products and convolutions of the training model to bfloat16,
-    forward and backward, and add up in float32. Parameters, gradients, optimizer, all other ops, and the eval and
-    inference models stay float32. It is faster with native kernels on processors with AVX512_BF16."""
+    """Precision of float32 products and convolutions of the training model, forward and backward: "fp32", or "bf16" to
+    round their factors to bfloat16 and add up in float32. Parameters, gradients, optimizer, all other ops, and the eval
+    and inference models stay float32. "bf16" is faster with native kernels on processors with AVX512_BF16; elsewhere it
+    computes the same, and no faster than "fp32"."""
 
     straight_through: bool = _field(
         False,
         ShellOption(
-            "Pass gradients through rounding and quantization unchanged, as int8 files need. Default: rounding has "
-            "no gradient.",
+            "Pass gradients through rounding and quantization unchanged (straight-through), as int8 "
+            "files need. Default: the gradient of rounding is zero.",
             bool,
         ),
     )
@@ -294,31 +296,33 @@ class Recipe:
     activations: Activations = _field(
         "float",
         ShellOption(
-            "Multiply by quantized weights (MatMulNBits) in floating point, or round activations to int8 where "
-            "the file does, e.g. deployed.",
+            "Keep activations in floating point in products with quantized weights (MatMulNBits), or "
+            "round them to int8 as the deployed model does, e.g. deployed.",
             Activations,
         ),
     )
-    """"float" to multiply by quantized weights (MatMulNBits) in floating point in the training and eval models, or
-    "deployed" to round the other factor to int8 where the file does (`accuracy_level=4`). Gradients pass that rounding
-    unchanged, and all other rounding as with `straight_through`. The inference model computes as the file does."""
+    """Activations in products with quantized weights (MatMulNBits), in the training and eval models: "float" for
+    floating point, or "deployed" to round them to int8 where the file does (`accuracy_level=4`). Gradients then pass
+    all rounding unchanged, as with `straight_through`. The inference model computes as the file does."""
 
     profile: Profile = _field(
         "default",
         ShellOption(
-            "Write models for desks and servers, or such that also run in browsers and on phones, e.g. portable.",
+            "Write models for desktops and servers, or models that also run in browsers and on phones, "
+            "e.g. portable.",
             Profile,
         ),
     )
-    """"default", or "portable" for models that also run in ONNX Runtime's builds for browsers and phones, with the same
-    results. Ops that one of the builds lacks or gets wrong are replaced, and masks of Dropout are drawn from an input
-    of the training model; `docs/own-host.md` says what a host feeds there."""
+    """Hosts that the models run on: "default", or "portable" for models that also run in ONNX Runtime's builds for
+    browsers and phones, with the same results. Ops that one of the builds lacks or gets wrong are replaced, and Dropout
+    masks are drawn from an input of the training model. `docs/own-host.md` says what a host feeds there; the on-device
+    API does it."""
 
     recompute: Recompute = _field(
         False,
         ShellOption(
-            "Compute activations again for the gradients instead of keeping them, which takes less memory and more "
-            "time. Default: keep them.",
+            "Recompute activations in the backward pass instead of keeping them, which takes less "
+            "memory and more time. Default: keep them.",
             bool,
             group="memory",
         ),
@@ -330,8 +334,8 @@ class Recipe:
     sparse_gradients: Names = _field(
         None,
         ShellOption(
-            "Update of these embeddings only the rows that a batch reads, e.g. 'embed.*'; repeat it for several. "
-            "Default: whole tables.",
+            "Update only the rows of these embedding tables that a batch uses (sparse gradients), e.g. "
+            "'embed.*'; repeat it for several. Default: update whole tables.",
             list[str] | None,
             "PATTERN",
         ),
@@ -349,9 +353,9 @@ class Recipe:
     loss_input_names: Names = _field(
         None,
         ShellOption(
-            "Compare this output of the model with the target, e.g. logits; a second NAME is the value of the model to "
-            "take as the target. Without --loss, this output is the loss. Default: the only output; without --loss the "
-            "first.",
+            "Compare this output of the model with the target, e.g. logits. A second NAME is the value "
+            "of the model to use as the target. Without --loss, NAME is the loss. Default: the only "
+            "output; without --loss the first.",
             list[str] | None,
             "NAME",
             name="loss_input",
@@ -382,6 +386,10 @@ class Recipe:
                         f"{', '.join(map(repr, choices))}"
                     )
         _check_dropout(self.dropout)
+        if self.recompute not in (True, False, "cheap"):
+            raise ValueError(
+                f"choosing how to train: recompute={self.recompute!r} is unknown; pass True, False or 'cheap'"
+            )
         if self.profile == "portable" and self.precision == "bf16":
             raise GraphBuildError(
                 f"building the training graph: {argument('profile', 'portable')} and {argument('precision', 'bf16')} "

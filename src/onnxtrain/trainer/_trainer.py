@@ -83,10 +83,11 @@ if TYPE_CHECKING:
 class Trainer(Uncopied):
     """Trains an ONNX model on numpy arrays, with stock ONNX Runtime.
 
+    Arguments that are fields of :class:`onnxtrain.Recipe` are described there.
+
     Args:
         model: path of an `.onnx` file, `ModelProto` or `onnx_ir.Model`; it is not changed.
-        loss: the loss or its name, e.g. "cross_entropy"; None if the model's first output is the loss. This argument
-            and others without a description here are fields of :class:`onnxtrain.Recipe`, which describes them.
+        loss: the loss or its name, e.g. "cross_entropy"; see :class:`onnxtrain.Recipe`.
         optimizer: the optimizer or its name, e.g. "sgd", with PyTorch's defaults; see :class:`onnxtrain.Recipe`.
         learning_rate: learning rate, e.g. 1e-3; with a schedule its highest value.
         requires_grad: see :class:`onnxtrain.Recipe`.

@@ -19,7 +19,18 @@ _STATEFUL = RANDOM_OPS - {"Dropout"}
 
 
 def build_run(model: ModelSource, directory: Path, device: str, threads: int | None, recipe: Recipe) -> Run:
-    """Writes the artifacts of a model to `directory` and opens them. Raises OnnxTrainError: as `generate_artifacts`."""
+    """Writes the artifacts of a model and opens them.
+
+    Args:
+        model: the model to train.
+        directory: directory of the artifacts.
+        device: "cpu", "cuda" or "cuda:<index>".
+        threads: number of threads per op; None for onnxruntime's default.
+        recipe: how to train.
+
+    Raises:
+        OnnxTrainError: as :func:`onnxtrain.generate_artifacts`.
+    """
 
     def write(path: Path, *, sample_weight: bool) -> None:
         loaded = load_model(model)

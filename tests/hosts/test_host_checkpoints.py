@@ -42,6 +42,7 @@ def halves(case: Case, folder: Path, seed: int = 3) -> tuple[Path, Path]:
     return folder / "first", folder / "second"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["checkpoint", "delta"])
 @pytest.mark.parametrize("writer", PROGRAMS)
 def test_every_host_goes_on_where_another_stopped(

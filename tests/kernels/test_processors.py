@@ -29,6 +29,7 @@ def _level(asked: str | None = None, without: str = "") -> str:
     return onnxtrain_kernels.level(asked, without)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("level", LEVELS)
 def test_every_kernel_at_every_level(level: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside its body. Where there is no such level the best one is tested again."""

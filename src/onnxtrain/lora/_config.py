@@ -95,7 +95,7 @@ class LoraConfig:
             self,
             "init_lora_weights",
             lambda kind: isinstance(kind, bool) or kind == "gaussian",
-            'True, False or "gaussian" (the other initialisations of PEFT change the base weights)',
+            'True, False or "gaussian" (the other initializations of PEFT change the base weights)',
         )
         require(self, "seed", lambda seed: type(seed) is int and seed >= 0, "an integer from 0 on")
         self._check_expressions()

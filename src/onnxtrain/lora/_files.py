@@ -53,7 +53,7 @@ _NEUTRAL = frozenset(
         "task_type", "use_rslora",
     }
 )  # fmt: skip
-# Initialisations that leave the weights of the base as they are. PiSSA, OLoRA, CorDA, LoftQ and LoRA-GA change them.
+# Initializations that leave the weights of the base as they are. PiSSA, OLoRA, CorDA, LoftQ and LoRA-GA change them.
 _INITIAL = frozenset({"true", "false", "gaussian", "eva", "orthogonal", "mica"})
 
 

@@ -384,7 +384,7 @@ def _part_sizes(whole: Target) -> list[int] | None:
         heads, groups = (reader.attributes[name].as_int() for name in ("num_heads", "kv_num_heads"))
         size = whole.total // (heads + 2 * groups)
         sizes = [heads * size, groups * size, groups * size]
-    # Qwen3 normalises queries and keys: there the builder splits the product itself.
+    # Qwen3 normalizes queries and keys: there the builder splits the product itself.
     elif reader.op_type == "Split":
         # An attribute before opset 13.
         written = (

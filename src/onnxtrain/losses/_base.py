@@ -16,7 +16,7 @@ from onnxtrain.emitter import Emitter, static_dims
 from onnxtrain.errors import GraphBuildError
 from onnxtrain.passes import why_untyped
 
-# The notes of a loss are metadata of values, as metadata survives serialisation, cloning and the conversion of opsets.
+# The notes of a loss are metadata of values, as metadata survives serialization, cloning and the conversion of opsets.
 TARGET_KEY = "onnxtrain.target"
 """Metadata key of a graph input that is a target: JSON, `{}` or
 `{"class_labels": {"count": 10, "ignore_index": -100}}`."""

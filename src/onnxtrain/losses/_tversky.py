@@ -25,7 +25,7 @@ class TverskyLoss(SampleLoss):
         activation: "sigmoid".
         default_metrics: "binary_accuracy".
         alpha: weight of false positives, zero or positive, e.g. 0.3.
-        beta: weight of false negatives, zero or positive, e.g. 0.7; larger than alpha, it favours recall.
+        beta: weight of false negatives, zero or positive, e.g. 0.7; larger than alpha, it favors recall.
         smooth: added to numerator and denominator, positive, in positions, e.g. 1.0; without it a sample without
             positive targets would have no gradient.
     """

@@ -118,7 +118,7 @@ _BIG_ELEMENTS = 4096
 
 def _skeleton(base: onnx.ModelProto) -> onnx.ModelProto:
     """Copies the base model without its weights, which become inputs."""
-    # The checker and shape inference serialise the model, and protobuf ends at 2 GB.
+    # The checker and shape inference serialize the model, and protobuf ends at 2 GB.
     graph = base.graph
     skeleton = onnx.ModelProto(
         ir_version=base.ir_version, opset_import=base.opset_import, functions=base.functions

@@ -1,4 +1,4 @@
-"""Defines the normalisation layers of `onnxtrain.nn` as blocks: the same formulas, parameters and initial values."""
+"""Defines the normalization layers of `onnxtrain.nn` as blocks: the same formulas, parameters and initial values."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ class RINorm(_Norm):
 
     Mean and stdev = sqrt(variance + eps) are taken per series: over all axes but the first and the last, or over both
     axes of a value with two axes. Gradients do not flow through them. Two blocks use the statistics of the last call:
-    `norm.transform(name)` normalises another value by them, and `norm.inverse(name)` converts a value
+    `norm.transform(name)` normalizes another value by them, and `norm.inverse(name)` converts a value
     [batch, length, input_dim, params] back to the units of the layer's input.
 
     The training model computes the layer by one op, and its gradient by another.
@@ -221,7 +221,7 @@ class _Reusing(_Norm):
 
 
 class _Transform(_Reusing):
-    """Normalises another value by the statistics of an RINorm."""
+    """Normalizes another value by the statistics of an RINorm."""
 
     def build(self, input_name: str) -> str:
         """Appends the layer with the statistics of its last call to a value; returns the name of the result."""

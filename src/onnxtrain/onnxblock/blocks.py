@@ -1,7 +1,7 @@
 """Defines blocks of one ONNX op each, from which others are composed, and layers.
 
 Numbers that a block is made with (exponents, bounds) are constants of the model, not parameters, and take the dtype of
-the block's input. The weights of :class:`Linear` and of the normalisations are parameters.
+the block's input. The weights of :class:`Linear` and of the normalizations are parameters.
 """
 
 from __future__ import annotations

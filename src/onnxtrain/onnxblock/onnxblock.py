@@ -139,7 +139,7 @@ class TrainingBlock(Block):
         """Returns the trainable and the frozen parameters, each in the order of the model.
 
         The protos of tensors in external data refer to the file by its absolute path. BatchNorm running statistics are
-        the last of the frozen ones; :func:`save_checkpoint` recognises them by their metadata.
+        the last of the frozen ones; :func:`save_checkpoint` recognizes them by their metadata.
 
         Raises:
             TrainingStateError: the block has not been built yet.

@@ -18,10 +18,10 @@ class Rows:
 
     def __init__(self, op: Emitter, reads: ir.Value) -> None:
         self._op = op
-        # Distinct rows by TopK, which sorts, and a comparison of neighbours: Unique takes eight times as long (ONNX
+        # Distinct rows by TopK, which sorts, and a comparison of neighbors: Unique takes eight times as long (ONNX
         # Runtime 1.32) and runs on CPUs only.
         ordered, order = op.TopK(reads, op.Shape(reads), largest=0, _outputs=2)
-        # Row numbers are not negative, so -1 in front makes the first one differ from its neighbour.
+        # Row numbers are not negative, so -1 in front makes the first one differ from its neighbor.
         previous = op.Slice(op.Concat([-1], ordered, axis=0), [0], [-1])
         is_first = op.Not(op.Equal(ordered, previous))
         rows = op.Compress(ordered, is_first, axis=0)

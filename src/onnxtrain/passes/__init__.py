@@ -1,6 +1,6 @@
-"""Transform models, one transformation per file: load, make canonical, infer shapes, simplify, suit ONNX Runtime, save.
+"""Graph passes, one transformation per file: load, canonicalize, infer shapes, simplify, suit ONNX Runtime, save.
 
-Each folder holds the passes of one place on a model's way; docs/architecture.md lists their order.
+Each folder contains the passes of one stage; docs/architecture.md lists their order.
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 # Before the first import of onnx: if it is missing, the message says what to install.
 import onnxtrain._desk  # noqa: F401  # isort: skip
 
-# Names that other rooms and tests use. Passes import each other from their modules, as this package is only half
-# initialised while they do.
+# Names for other packages and tests. Passes import each other from their modules, because this package is only partly
+# initialized while they are imported.
 from onnxtrain.passes.canonical.inline_functions import inline_functions
 from onnxtrain.passes.canonical.inline_op_bodies import has_schema_function, inline_schema_functions
 from onnxtrain.passes.canonical.pipeline import canonicalize
@@ -60,7 +60,7 @@ from onnxtrain.passes.tidy.constants import (
 from onnxtrain.passes.tidy.cross_entropy import CrossEntropyPass
 from onnxtrain.passes.tidy.fold_constants import FoldConstantsPass
 
-# Of a frozen backbone alone: `training` runs it, where parameters are graph inputs already.
+# For frozen backbones only: `training` runs it when parameters are graph inputs.
 from onnxtrain.passes.tidy.frozen_batch_norm import FoldFrozenBatchNormPass
 from onnxtrain.passes.tidy.implicit_expand import ImplicitExpandPass
 from onnxtrain.passes.tidy.relu_after_pooling import ReluAfterMaxPoolPass

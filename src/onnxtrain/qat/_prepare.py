@@ -99,7 +99,7 @@ def _replace_by_master(op: Emitter, weight: IntegerWeight) -> None:
         name = str(readers[0][0].outputs[0].name)
         for node, _ in readers:
             # The master takes the name, which is that of the bias before it was quantized.
-            node.outputs[0].name = f"{node.outputs[0].name}.dequantised"
+            node.outputs[0].name = f"{node.outputs[0].name}.dequantized"
         master = add_initializer(op.graph, ir.tensor(array, name=name))
         for node, _ in readers:
             node.outputs[0].replace_all_uses_with(master, replace_graph_outputs=True)

@@ -165,7 +165,7 @@ def _reason(error: Exception, device: Device) -> str:
     if "Training mode does not support BN" in str(error):
         return (
             f"onnxruntime has no kernel of BatchNormalization in training mode for '{device}'. Generate the artifacts "
-            f"with {argument('profile', 'portable')}, whose models normalise by other ops, or train on the CPU."
+            f"with {argument('profile', 'portable')}, whose models normalize by other ops, or train on the CPU."
         )
     # By name, as onnxruntime exports its exceptions nowhere.
     if type(error).__name__ == "NotImplemented":

@@ -1,5 +1,4 @@
-"""Bring a model to the canonical form that rules, losses and fusion work on.
+"""Converts a model to the canonical form that gradient rules, losses and fusion expect.
 
-Canonical: one of few opsets, no model-local functions, no sequences or branches that are known when the model is built,
-dtypes and shapes annotated. `pipeline.canonicalize` runs the passes in order.
+`pipeline.canonicalize` runs the passes of this package in order, and documents the form.
 """

@@ -1,4 +1,4 @@
-"""Check that ops on integers have their required inputs: onnx's checker does not know those of ONNX Runtime."""
+"""Checks that quantized ops of ONNX Runtime have their required inputs, which onnx's checker does not know."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _MS = "com.microsoft"
 
 
 def check_inputs(model: ir.Model) -> None:
-    """Check that no QLinear op or QGemm of com.microsoft lacks a required input, e.g. a zero point.
+    """Raises an error if a QLinear op or QGemm of com.microsoft lacks a required input, e.g. a zero point.
 
-    Ops that the installed ONNX Runtime does not have are not checked. Changes nothing.
+    Ops that the installed ONNX Runtime does not know are not checked.
 
     Raises:
-        ModelError: a node leaves a required input out; ONNX Runtime would refuse the model, and what is made of it.
+        ModelError: a node omits a required input. ONNX Runtime would reject the model, and every model derived from it.
     """
     for node in ir.traversal.RecursiveGraphIterator(model.graph):
         if node.domain != _MS:
@@ -37,8 +37,8 @@ def check_inputs(model: ir.Model) -> None:
 
 @functools.cache
 def _required() -> Mapping[str, Sequence[str]]:
-    """Return, by op, the name of each required input, and "" for one that may be left out."""
-    # Asked of the runtime: which inputs an op requires changes from version to version. Builds may leave the list out.
+    """Returns the input names of each checked op, with "" for optional inputs."""
+    # Read from the installed runtime, because required inputs differ between versions. Some builds omit the schemas.
     schemas: list[Any] = getattr(ort_state, "get_all_operator_schema", list)()
     return {
         schema.name: [formal.name if formal.option.name == "Single" else "" for formal in schema.inputs]

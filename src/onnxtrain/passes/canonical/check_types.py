@@ -1,4 +1,4 @@
-"""Check that inputs of a node which must share one dtype do: no runtime loads another model."""
+"""Checks that inputs of a node that must share a dtype do."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from onnxtrain.errors import ModelError
 
 
 def check_types(model: ir.Model) -> None:
-    """Check that inputs bound to one type variable of an op have one dtype, as far as dtypes are known.
+    """Raises an error if two inputs that the op's schema binds to one type variable have different known dtypes.
 
-    Expects inferred types; changes nothing.
+    Expects inferred types.
 
     Raises:
-        ModelError: Two inputs of a node must have the same dtype and differ, e.g. Add of float32 and float16.
+        ModelError: two inputs of a node must have the same dtype but differ, e.g. Add of float32 and float16.
     """
     opset = model.graph.opset_imports[""]
     for node in ir.traversal.RecursiveGraphIterator(model.graph):
         if node.domain != "":
             continue
-        # First input of each type variable of the schema, e.g. {"T": x}; later inputs of "T" must match it.
+        # First input of each type variable of the schema, e.g. {"T": x}; later inputs of "T" must match its dtype.
         first_inputs: dict[str, ir.Value] = {}
         for value, variable in zip(
             node.inputs, _variables(node.op_type, opset, len(node.inputs)), strict=False
@@ -41,14 +41,14 @@ def check_types(model: ir.Model) -> None:
 
 @functools.cache
 def _variables(op_type: str, opset: int, count: int) -> tuple[str, ...]:
-    """Return the type variable of each input, e.g. ("T", "T", "tensor(int64)"); "" for inputs of any dtype."""
+    """Returns the type variable of each input, e.g. ("T", "T", "tensor(int64)"), and "" for inputs of any dtype."""
     try:
         schema = onnx.defs.get_schema(op_type, opset, "")
-    # ONNX Runtime has ops of its own in the standard domain, such as SimplifiedLayerNormalization.
+    # ONNX Runtime defines further ops in the standard domain, such as SimplifiedLayerNormalization.
     except onnx.defs.SchemaError:
         return ()
     formals = list(schema.inputs)
-    # A heterogeneous variadic input, such as the state of Loop, takes another dtype in each place.
+    # Each element of a heterogeneous variadic input, such as the state of Loop, may have a dtype of its own.
     names = [formal.type_str if formal.is_homogeneous else "" for formal in formals]
     if formals and formals[-1].option == onnx.defs.OpSchema.FormalParameterOption.Variadic:
         names += names[-1:] * (count - len(names))

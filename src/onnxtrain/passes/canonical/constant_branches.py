@@ -1,4 +1,4 @@
-"""Replace an If whose condition is constant by the branch that is taken."""
+"""Replaces If nodes that have a constant condition by the taken branch."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from onnxtrain.passes.tidy.unused import read_nothing
 
 
 class TakenBranchPass(ir.passes.InPlacePass):
-    """Inline the branch that is taken if the condition of an If is a constant, also in subgraphs.
+    """Inlines the taken branch of each If that has a constant condition, including Ifs in subgraphs.
 
-    TorchScript's exporter writes an If for every `squeeze` of a dimension that it cannot prove to be 1; shape inference
-    and folding make its condition constant. Expects folded conditions; leaves the names of graph outputs.
+    TorchScript's exporter writes an If for every `squeeze` of a dimension that it cannot prove to be 1. Shape inference
+    and constant folding make the condition constant. Expects folded conditions. Keeps the names of graph outputs.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Rewrite in place."""
+        """Rewrites nodes of the model in place."""
         modified = False
         for node in tuple(ir.traversal.RecursiveGraphIterator(model.graph)):
             taken = _taken(node)
@@ -31,7 +31,7 @@ class TakenBranchPass(ir.passes.InPlacePass):
 
 
 def _taken(node: ir.Node) -> bool | None:
-    """Return the condition of an If; None if the condition is not constant or the node is no If."""
+    """Returns the constant condition of an If; None if the condition is not constant or the node is not an If."""
     if node.op_type != "If" or node.domain != "" or node.graph is None or not node.inputs:
         return None
     condition = known_array(node.inputs[0])
@@ -39,19 +39,19 @@ def _taken(node: ir.Node) -> bool | None:
 
 
 def _replace(model: ir.Model, node: ir.Node, taken: bool) -> None:
-    """Move the nodes of one branch of an If to the graph around it, and remove the If."""
+    """Moves the nodes of one branch of an If into the enclosing graph, and removes the If."""
     graph = node.graph
     assert graph is not None
     branches = [node.attributes[name].as_graph() for name in ("else_branch", "then_branch")]
     branch, other = branches[taken], branches[not taken]
-    # The branch that is dropped counts as a reader of outer values, which would keep them from being cleaned up.
+    # Nodes of the dropped branch would still count as users of outer values, and keep these from being removed.
     read_nothing(other)
     _rename_shared(model, branch)
-    # The branch may stand in a subgraph; initializers live in the main graph, where all passes look for tensors.
+    # Passes look for initializers in the main graph only, even if the If is in a subgraph.
     for key, value in tuple(branch.initializers.items()):
         branch.initializers.pop(key)
         model.graph.register_initializer(value)
-    # onnx_ir lets a value be an output of one graph only, and these may become outputs of the outer one.
+    # In onnx_ir a value can be an output of one graph only, and these may become outputs of the enclosing graph.
     results = list(branch.outputs)
     branch.outputs.clear()
     moved = list(branch)
@@ -63,8 +63,8 @@ def _replace(model: ir.Model, node: ir.Node, taken: bool) -> None:
 
 
 def _rename_shared(model: ir.Model, branch: ir.Graph) -> None:
-    """Rename values of a branch whose names occur elsewhere: ONNX allows one name in two branches, not in one graph."""
-    # Of two values of one name in two branches, the one that is moved first gets a new name and the other keeps it.
+    """Renames values of a branch whose names are used elsewhere: branches may share a name, but a graph may not."""
+    # If both branches have a value of this name, the branch that is moved first is renamed.
     counts = Counter(value.name for graph in model.graphs() for value in values_of(graph))
     taken = set(counts)
     for value in tuple(values_of(branch)):

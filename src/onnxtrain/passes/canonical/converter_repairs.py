@@ -1,4 +1,4 @@
-"""Repair ops whose meaning onnx's version converter changes on the way to the canonical opset.
+"""Repairs ops whose results onnx's version converter changes.
 
 Each repair was found by comparing ONNX Runtime's results before and after conversion.
 """
@@ -11,19 +11,19 @@ import onnx_ir as ir
 from onnxtrain.errors import UnsupportedOpsetError
 from onnxtrain.passes.tidy.replace_value import successor, write_before
 
-# From this opset on the attribute training_mode says that a BatchNormalization trains. Before, it trains if it has more
-# than one output.
+# Since this opset, the attribute training_mode selects training. Before, BatchNormalization trained if it had more than
+# one output.
 _BATCH_NORM_MODE = 14
 
 
 def drop_saved_statistics(model: ir.Model, opset: int) -> None:
-    """Remove outputs 4 and 5 of BatchNormalization, saved mean and variance of the batch, in place.
+    """Removes outputs 4 and 5 of BatchNormalization, the saved mean and variance of the batch, in place.
 
-    The version converter refuses them. PyTorch writes them into models of opset 13 and older that it exports in
-    training mode, for a backward pass; nothing reads them there.
+    The version converter rejects these outputs. PyTorch writes them when it exports in training mode to opset 13 or
+    older. They are meant for a backward pass, so nothing in the file reads them.
 
     Raises:
-        UnsupportedOpsetError: A node or graph output reads a saved statistic.
+        UnsupportedOpsetError: a node or a graph output reads a saved statistic.
     """
     if opset >= _BATCH_NORM_MODE:
         return
@@ -41,9 +41,11 @@ def drop_saved_statistics(model: ir.Model, opset: int) -> None:
 
 
 def restore_legacy_semantics(model: ir.Model, opset: int) -> None:
-    """Repair, in place, the ops of a converted model that now compute something else than at `opset`.
+    """Repairs, in place, ops of a converted model that compute something else than they did at `opset`.
 
-    Expects a model that the converter has just lifted from `opset` to the canonical opset.
+    Args:
+        model: a model that the version converter has converted from `opset` to the canonical opset.
+        opset: the original opset.
     """
     for node in tuple(ir.traversal.RecursiveGraphIterator(model.graph)):
         if node.domain != "":
@@ -67,9 +69,10 @@ _FLOAT_SETTINGS = {"Clip": (1, 2), "Pad": (2,)}
 
 
 def _restore_setting(node: ir.Node) -> None:
-    """Cast bounds of Clip and the fill value of Pad to the dtype of the data.
+    """Casts the bounds of Clip and the fill value of Pad to the dtype of the data.
 
-    Attributes of Clip-6 and Pad-2 are float32 for data of any dtype; the inputs that replace them must have the data's.
+    As attributes (Clip-6, Pad-2) they were float32 for data of any dtype; as inputs they must have the dtype of the
+    data.
     """
     source = node.inputs[0]
     if source is None or source.dtype == ir.DataType.FLOAT:
@@ -81,9 +84,9 @@ def _restore_setting(node: ir.Node) -> None:
 
 
 def _restore_resize(node: ir.Node) -> None:
-    """Let a Resize that was Upsample or Resize-10 sample at `i / scale`; Resize-11 samples at the centres of pixels.
+    """Makes a Resize that was an Upsample or Resize-10 sample at `i / scale`, where Resize-11 samples at pixel centers.
 
-    In nearest mode ONNX Runtime rounds the position up when it shrinks, down when it enlarges.
+    In nearest mode, ONNX Runtime rounds the position up when shrinking and down when enlarging.
     """
     scales = node.inputs[2].const_value if len(node.inputs) > 2 and node.inputs[2] is not None else None
     shrinks = scales is not None and bool(np.all(scales.numpy() <= 1))
@@ -92,12 +95,12 @@ def _restore_resize(node: ir.Node) -> None:
 
 
 def _restore_hardmax(node: ir.Node) -> None:
-    """Let a Hardmax work on the matrix [dims before axis, other dims], as Hardmax-11 does, and not on one axis."""
+    """Applies Hardmax to the matrix [dims before axis, other dims], as Hardmax-11 does, instead of to a single axis."""
     axis = node.attributes.get_int("axis", 1)
     source = node.inputs[0]
     result = node.outputs[0]
     if source is None or axis == -1 or (source.shape is not None and axis == len(source.shape) - 1):
-        # On the last axis both versions agree, if the axis is written out: the default has changed from 1 to -1.
+        # Both versions agree on the last axis, but the default axis has changed from 1 to -1.
         node.attributes.add(ir.AttrInt64("axis", axis))
         return
     shape = write_before(node, "shape", "Shape", source)

@@ -1,4 +1,4 @@
-"""Write out attributes whose defaults onnx's shape inference gets wrong."""
+"""Writes attributes explicitly whose defaults onnx's shape inference gets wrong."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import onnx_ir as ir
 
 
 class DefaultsPass(ir.passes.InPlacePass):
-    """Write `onesided=1`, the default, at STFT nodes without the attribute, also in subgraphs.
+    """Adds `onesided=1`, the default, to STFT nodes without the attribute, including subgraphs.
 
-    Shape inference of onnx (1.23) takes the default for 0 and infers twice as many frequencies.
+    onnx's shape inference (1.23) assumes a default of 0 and infers twice as many frequencies.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Annotate in place."""
+        """Annotates nodes of the model in place."""
         modified = False
         for node in model.graph.all_nodes():
             if node.domain == "" and node.op_type == "STFT" and "onesided" not in node.attributes:

@@ -1,4 +1,4 @@
-"""Replace calls of model-local functions by the bodies of the functions."""
+"""Inlines model-local functions."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ from onnxtrain.passes.tidy.unique_names import name_apart
 from onnxtrain.runtime.function_calls import inlined_sizes
 
 MOST_NODES = 100_000
-"""Nodes that inlining may make of a smaller model. A language model of 80 blocks has some 20,000."""
+"""Maximum number of nodes after inlining, unless the model had more than half as many before. A language model of 80
+blocks has about 20,000."""
 
 
 def inline_functions(model: ir.Model, criteria: Callable[[ir.Function], bool] | None = None) -> ir.Model:
-    """Return `model` with the bodies of its functions in place of the calls; may change `model`.
+    """Returns `model` with calls of its functions replaced by their bodies; may modify `model`.
 
     Args:
-        model: Any model.
-        criteria: True for functions to inline, e.g. `lambda function: function.domain == "pkg"`; None inlines all.
+        model: any model.
+        criteria: True for functions to inline, e.g. `lambda function: function.domain == "pkg"`. Default: all.
 
     Raises:
-        ModelError: A function calls itself, takes graphs as attributes, or imports an opset that cannot be
-            converted; or the functions, which may call one another twice each, would become too many nodes.
+        ModelError: a function calls itself, has a graph as an attribute, or imports an opset that cannot be converted;
+            or inlining nested calls would create too many nodes.
     """
     if not model.functions:
         return model
@@ -39,13 +40,13 @@ def inline_functions(model: ir.Model, criteria: Callable[[ir.Function], bool] | 
         inlined = InlinePass(criteria)(model).model
     except (ir.passes.PassError, ir.passes.PreconditionError, ValueError) as error:
         raise ModelError(f"Cannot inline the model's functions: {error.__cause__ or error}") from error
-    # A caller's value may have the name of a value in a body: two values of one name make one graph invalid.
+    # A value of the caller and a value of a body may have the same name, which is invalid within one graph.
     name_apart(inlined)
     return inlined
 
 
 def _check_number(model: ir.Model, criteria: Callable[[ir.Function], bool]) -> None:
-    """Raise ModelError if inlining would make too many nodes; remove functions that nothing calls, in place."""
+    """Raises ModelError if inlining would create too many nodes; removes functions that are never called, in place."""
     nodes = {None: list(model.graph.all_nodes())} | {
         key: list(function.all_nodes()) for key, function in model.functions.items()
     }
@@ -70,15 +71,15 @@ def _check_number(model: ir.Model, criteria: Callable[[ir.Function], bool]) -> N
 
 
 def _other_opset(model: ir.Model, function: ir.Function) -> bool:
-    """Tell if a function imports a domain in another version than the model."""
-    # onnx_ir's InlinePass (1.1) copies bodies as they are, whatever opset they were written for.
+    """True if a function imports another version of some domain than the model."""
+    # onnx_ir's InlinePass (1.1) copies bodies unchanged, whatever opset they import.
     imports = model.graph.opset_imports
     return any(imports.get(domain, version) != version for domain, version in function.opset_imports.items())
 
 
 def _inline_other_opsets(model: ir.Model) -> ir.Model:
-    """Inline all functions with onnx's inliner, which converts bodies to the opset of the model."""
-    # The converter needs the types of the inputs of a body.
+    """Inlines all functions with onnx's inliner, which converts the bodies to the model's opset."""
+    # The version converter needs the input types of a body.
     infer_shapes(model)
     try:
         inlined = ir.from_proto(inliner.inline_local_functions(lean_proto(model), convert_version=True))
@@ -91,11 +92,11 @@ def _inline_other_opsets(model: ir.Model) -> ir.Model:
 
 
 def _prepare(model: ir.Model) -> None:
-    """Prepare functions and calls for InlinePass, which gives each output of a body its name at the call.
+    """Prepares functions and calls for InlinePass, which renames each output of a body to its name at the call.
 
-    The renaming must not hit a value of the caller, so an output that is an input of the function, or is returned
-    twice, becomes an Identity. A value that the body itself reads must not get the empty name of an omitted output, so
-    omitted outputs get the name None.
+    Renaming must not affect a value of the caller, so an output that is an input of the function, or is returned twice,
+    becomes an Identity. Omitted outputs of a call get the name None instead of "", because the body may read the value
+    that would be renamed to "".
     """
     for function in model.functions.values():
         taken = set(function.inputs)

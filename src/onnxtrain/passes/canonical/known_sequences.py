@@ -1,4 +1,4 @@
-"""Replace sequences and optionals by their elements, where these are known when the model is built."""
+"""Replaces sequences and optionals by their elements where these are known statically."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from onnxtrain.passes.tidy.unused import is_read
 
 _Elements = list[ir.Value]
 
-# Parts of a Split: each is an output of the node. Sequences that PyTorch unbinds have some thousands of steps at most.
+# Maximum number of outputs of a Split. Sequences that PyTorch unbinds have a few thousand steps at most.
 _MOST_PARTS = 10_000
 
 
 class KnownSequencesPass(ir.passes.InPlacePass):
-    """Let readers of a sequence of known tensors read the tensors, also in subgraphs.
+    """Makes readers of a sequence read its elements directly where these are known, including subgraphs.
 
     PyTorch's Dynamo exporter writes `chunk`, `split` and `unbind` as SplitToSequence and SequenceAt, at every opset.
     Elements are known after SequenceConstruct and SequenceEmpty, after SequenceInsert and SequenceErase at constant
-    positions, and after a SplitToSequence into static sizes, which becomes a Split. An Optional counts as a sequence of
-    one element or none. Expects inferred shapes; leaves sequences whose elements are not known.
+    positions, and after a SplitToSequence into static sizes, which becomes a Split. An Optional is treated as a
+    sequence of zero or one elements. Sequences with unknown elements are not modified. Expects inferred shapes.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Rewrite in place; names of outputs stay."""
-        # Elements of each sequence, in order; None where they are not known.
+        """Rewrites the model in place; the names of outputs are kept."""
+        # Elements of each sequence, in order; None if they are unknown.
         elements_of: dict[ir.Value, _Elements | None] = {}
         modified = False
         for node in tuple(ir.traversal.RecursiveGraphIterator(model.graph)):
@@ -43,7 +43,7 @@ class KnownSequencesPass(ir.passes.InPlacePass):
                     replace_node(node, result)
                     modified = True
         if modified:
-            # Last ones first: a SequenceInsert reads the sequence before it.
+            # In reverse order, because a SequenceInsert reads the preceding sequence.
             for value in reversed(elements_of):
                 maker = value.producer()
                 if maker is not None and maker.graph is not None and not is_read(value):
@@ -53,19 +53,19 @@ class KnownSequencesPass(ir.passes.InPlacePass):
 
 
 def _elements(node: ir.Node, elements_of: dict[ir.Value, _Elements | None]) -> _Elements | None:
-    """Return the elements of the sequence or optional that `node` reads; None if they are not known."""
+    """Returns the elements of the sequence or optional that `node` reads; None if they are unknown."""
     read = node.inputs[0] if node.inputs else None
     if node.op_type in _OPTIONAL:
         if read is None:
             return []
-        # ONNX allows a tensor or sequence in place of an optional, as one that is there.
+        # ONNX also accepts a tensor or sequence where an optional is expected.
         if isinstance(read.type, ir.TensorType | ir.SequenceType):
             return [read]
     return None if read is None else elements_of.get(read)
 
 
 def _inserted(node: ir.Node, elements_of: dict[ir.Value, _Elements | None]) -> _Elements | None:
-    """Return the elements after a SequenceInsert; None if sequence or position are not known."""
+    """Returns the elements after a SequenceInsert; None if the sequence or the position is unknown."""
     sequence, element, *position = node.inputs
     before = elements_of.get(sequence) if sequence is not None else None
     if before is None or element is None:
@@ -80,7 +80,7 @@ def _inserted(node: ir.Node, elements_of: dict[ir.Value, _Elements | None]) -> _
 
 
 def _erased(node: ir.Node, elements_of: dict[ir.Value, _Elements | None]) -> _Elements | None:
-    """Return the elements after a SequenceErase; None if sequence or position are not known."""
+    """Returns the elements after a SequenceErase; None if the sequence or the position is unknown."""
     sequence, *position = node.inputs
     before = elements_of.get(sequence) if sequence is not None else None
     if not before:
@@ -92,9 +92,9 @@ def _erased(node: ir.Node, elements_of: dict[ir.Value, _Elements | None]) -> _El
 
 
 def _split(node: ir.Node, elements_of: dict[ir.Value, _Elements | None]) -> _Elements | None:
-    """Write a Split before a SplitToSequence; return the parts, or None if their number is not known.
+    """Inserts a Split before a SplitToSequence and returns its outputs; None if their number is unknown.
 
-    Without `split` all parts have size 1; a scalar `split` is the size of every part but the last.
+    Without an input `split`, all parts have size 1. A scalar `split` is the size of every part but the last.
     """
     source = node.inputs[0]
     if source is None or not source.shape or not _is_wanted(node.outputs[0]):
@@ -103,7 +103,7 @@ def _split(node: ir.Node, elements_of: dict[ir.Value, _Elements | None]) -> _Ele
     size = source.shape[axis]
     sizes = node.inputs[1] if len(node.inputs) > 1 else None
     lengths = known_array(sizes)
-    # A vector lists the size of each part, so the axis need not be static.
+    # A vector gives the size of each part, so the axis need not be static.
     if sizes is not None and lengths is not None and lengths.ndim == 1:
         parts = [int(length) for length in lengths]
     elif not isinstance(size, int) or (sizes is not None and lengths is None):
@@ -111,7 +111,7 @@ def _split(node: ir.Node, elements_of: dict[ir.Value, _Elements | None]) -> _Ele
     else:
         step = 1 if lengths is None else int(lengths.item())
         starts = range(0, size, step) if step > 0 else range(0)
-        # An axis may claim any size.
+        # The declared size of an axis may be huge.
         parts = [min(step, size - start) for start in starts] if len(starts) <= _MOST_PARTS else []
     if not parts:
         return None
@@ -122,13 +122,13 @@ def _split(node: ir.Node, elements_of: dict[ir.Value, _Elements | None]) -> _Ele
     for part, length in zip(split.outputs, parts, strict=True):
         dims = [length if place == axis else dim for place, dim in enumerate(source.shape)]
         part.type, part.shape = source.type, ir.Shape(dims)
-    # keepdims counts without `split` only, says the specification.
+    # According to the specification, keepdims applies only without an input `split`.
     if sizes is None and node.attributes.get_int("keepdims", 1) == 0:
         return [_without_axis(node, part, axis) for part in split.outputs]
     return list(split.outputs)
 
 
-# Ops that return a sequence or optional, each with a function that returns the elements, or None if they are not known.
+# Ops that return a sequence or optional, with functions that return its elements, or None if they are unknown.
 _MAKERS: dict[str, Callable[[ir.Node, dict[ir.Value, _Elements | None]], _Elements | None]] = {
     "Optional": lambda node, elements_of: [value for value in node.inputs if value is not None],
     "Identity": lambda node, elements_of: (
@@ -143,7 +143,7 @@ _MAKERS: dict[str, Callable[[ir.Node, dict[ir.Value, _Elements | None]], _Elemen
 
 
 def _element(node: ir.Node, elements: _Elements) -> ir.Value | None:
-    """Return the element that a SequenceAt reads; None if its position is not known or out of range."""
+    """Returns the element that a SequenceAt reads; None if its position is unknown or out of range."""
     place = _number(node.inputs[1])
     if place is None or not -len(elements) <= place < len(elements):
         return None
@@ -151,7 +151,7 @@ def _element(node: ir.Node, elements: _Elements) -> ir.Value | None:
 
 
 def _joined(node: ir.Node, elements: _Elements) -> ir.Value | None:
-    """Write the Concat of a ConcatFromSequence; return its result, or None for an empty sequence."""
+    """Inserts the Concat that replaces a ConcatFromSequence and returns its output; None for an empty sequence."""
     if not elements or "axis" not in node.attributes:
         return None
     axis = node.attributes.get_int("axis")
@@ -159,7 +159,7 @@ def _joined(node: ir.Node, elements: _Elements) -> ir.Value | None:
     if node.attributes.get_int("new_axis", 0):
         if axis < 0 and any(part.shape is None for part in parts):
             return None
-        # A negative new axis counts from the end of the result, which has one axis more.
+        # A negative new axis counts from the end of the output, which has one more axis than the elements.
         places = [axis if axis >= 0 or part.shape is None else axis + part.shape.rank() + 1 for part in parts]
         parts = [
             write_before(node, None, "Unsqueeze", part, _constant(node, [place]))
@@ -171,7 +171,7 @@ def _joined(node: ir.Node, elements: _Elements) -> ir.Value | None:
     return joined
 
 
-# Ops that read a sequence or optional, each with a function that returns the value to read instead, or None.
+# Ops that read a sequence or optional, with functions that return the replacement value, or None.
 _READERS: dict[str, Callable[[ir.Node, _Elements], ir.Value | None]] = {
     "SequenceAt": _element,
     "SequenceLength": lambda node, elements: _constant(node, len(elements)),
@@ -183,18 +183,18 @@ _OPTIONAL = frozenset({"OptionalGetElement", "OptionalHasElement"})
 
 
 def _number(value: ir.Value | None) -> int | None:
-    """Return the number that a value holds if it is a constant of one element; else None."""
+    """Returns the content of a constant with one element; None for other values."""
     array = known_array(value)
     return None if array is None or array.size != 1 else int(array.item())
 
 
 def _constant(node: ir.Node, number: int | list[int] | bool) -> ir.Value:
-    """Write a Constant before `node`; return its output."""
+    """Inserts a Constant before `node` and returns its output."""
     return write_before(node, None, "Constant", value=ir.tensor(np.asarray(number)))
 
 
 def _without_axis(node: ir.Node, part: ir.Value, axis: int) -> ir.Value:
-    """Write a Squeeze of one axis before `node`; return its result."""
+    """Inserts a Squeeze of one axis before `node` and returns its output."""
     squeezed = write_before(node, None, "Squeeze", part, _constant(node, [axis]))
     squeezed.type = part.type
     if part.shape is not None:
@@ -203,9 +203,9 @@ def _without_axis(node: ir.Node, part: ir.Value, axis: int) -> ir.Value:
 
 
 def _is_wanted(sequence: ir.Value) -> bool:
-    """Tell if a reader of a sequence, or of a sequence made from it, can read the elements instead.
+    """True if a reader of a sequence, or of a sequence made from it, could read the elements instead.
 
-    Without such a reader a Split would be written for nothing, again in every round of shape inference.
+    Without such a reader, each round of shape inference would insert another unused Split.
     """
     for use in sequence.uses():
         if use.node.op_type in _MAKERS or use.node.op_type == "OptionalGetElement":

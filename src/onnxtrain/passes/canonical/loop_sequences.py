@@ -1,4 +1,4 @@
-"""Replace sequences that a Loop appends to by scan outputs of the Loop."""
+"""Replaces sequences to which a Loop appends tensors by scan outputs of the Loop."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _READERS = frozenset({"ConcatFromSequence", "SequenceAt", "SequenceLength"})
 
 
 class AppendedSequencesPass(ir.passes.InPlacePass):
-    """Replace a sequence that is empty before a Loop, and gets one tensor per iteration, by a scan output.
+    """Replaces a sequence that is empty before a Loop and gets one tensor per iteration by a scan output.
 
-    PyTorch's exporters write such a sequence for `outputs.append(y)` in a scripted loop with `torch.stack(outputs)`
-    after it, the Dynamo exporter also for `EmbeddingBag`. A scan output needs tensors of one shape. Tensors that are
-    stacked have one. Tensors that are joined along an axis must have a static size there, and tensors that are read one
-    by one must have a known shape. Expects inferred shapes.
+    PyTorch's exporters write such a sequence for `outputs.append(y)` in a scripted loop followed by
+    `torch.stack(outputs)`; the Dynamo exporter also for `EmbeddingBag`. All tensors of a scan output must have one
+    shape. For stacked tensors this holds anyway. Tensors that are concatenated need a static size along that axis, and
+    tensors that are read one by one need a known shape. Expects inferred shapes.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Rewrite in place, in subgraphs too."""
+        """Rewrites nodes of the model in place, including subgraphs."""
         modified = False
         for node in tuple(ir.traversal.RecursiveGraphIterator(model.graph)):
             if node.op_type == "Loop" and node.domain == "":
@@ -39,7 +39,7 @@ class AppendedSequencesPass(ir.passes.InPlacePass):
 
 
 def _is_appended_to(node: ir.Node, state: int) -> bool:
-    """Tell if state number `state` of a Loop is a sequence that starts empty and gets one tensor per iteration."""
+    """True if the Loop state with index `state` is a sequence that starts empty and gets one tensor per iteration."""
     start, result = node.inputs[2 + state], node.outputs[state]
     maker = start.producer() if start is not None else None
     if maker is None or maker.op_type != "SequenceEmpty" or result.is_graph_output():
@@ -59,7 +59,7 @@ def _is_appended_to(node: ir.Node, state: int) -> bool:
 
 
 def _is_rewritten(reader: ir.Node, element: ir.Value | None) -> bool:
-    """Tell if `reader` of the sequence can read a scan output of tensors like `element` instead."""
+    """True if `reader` of the sequence can read a scan output of tensors like `element` instead."""
     if reader.op_type not in _READERS or reader.domain != "" or element is None or element.shape is None:
         return False
     if reader.op_type == "ConcatFromSequence" and reader.attributes.get_int("new_axis", 0) == 1:
@@ -70,14 +70,14 @@ def _is_rewritten(reader: ir.Node, element: ir.Value | None) -> bool:
 
 
 def _rewrite(node: ir.Node, state: int) -> None:
-    """Replace state number `state` of a Loop, a sequence, by a scan output, and rewrite the readers of the sequence."""
+    """Replaces the sequence at index `state` of a Loop's states by a scan output, and rewrites its readers."""
     body, sequence = node.attributes["body"].as_graph(), node.outputs[state]
     insert = body.outputs[1 + state].producer()
     assert insert is not None
     element = insert.inputs[1]
     assert element is not None
     assert element.shape is not None
-    # The tensor may come from outside of the body, or be an output of it already; a scan output may be neither.
+    # A scan output must be computed in the body and not be another output of it; the tensor may violate both.
     copy = ir.node("Identity", [element])
     copy.outputs[0].name = f"{sequence.name}/appended"
     copy.outputs[0].type, copy.outputs[0].shape = element.type, element.shape
@@ -88,7 +88,7 @@ def _rewrite(node: ir.Node, state: int) -> None:
     del body.inputs[2 + state]
     inputs = [value for index, value in enumerate(node.inputs) if index != 2 + state]
     start = node.inputs[2 + state]
-    # The state is in the middle of the outputs, the scan output at the end: a new Loop takes the place of the old one.
+    # Scan outputs follow the states, so the order of outputs changes and a new Loop replaces the old one.
     loop = ir.Node(
         "", "Loop", inputs, node.attributes.values(), num_outputs=len(node.outputs), name=node.name
     )
@@ -111,7 +111,7 @@ def _rewrite(node: ir.Node, state: int) -> None:
 
 
 def _read(reader: ir.Node, scanned: ir.Value) -> ir.Value:
-    """Write the value that `reader` reads in terms of the scan output `[iterations, *shape of an element]`."""
+    """Emits the value that `reader` reads from the scan output `[iterations, *shape of an element]`."""
     numbers = itertools.count()
 
     def write(op_type: str, *inputs: ir.Value | None, **attributes: Any) -> ir.Value:
@@ -126,11 +126,11 @@ def _read(reader: ir.Node, scanned: ir.Value) -> ir.Value:
     stacks = bool(reader.attributes.get_int("new_axis", 0))
     axis += (rank + stacks) * (axis < 0)
     others = list(range(1, rank + 1))
-    # Stacking or joining along `axis` puts the iterations in front of that axis.
+    # Stacking or concatenating along `axis` moves the iterations to that position.
     moved = write("Transpose", scanned, perm=[*others[:axis], 0, *others[axis:]]) if axis else scanned
     if stacks:
         return moved
-    # Joining then merges the axis of the iterations with the one behind it: [..., n, size, ...] to [..., n·size, ...].
+    # Concatenating also merges the iterations with the axis that follows: [..., n, size, ...] to [..., n·size, ...].
     size = write("Constant", value=ir.tensor(np.array([scanned.shape[1 + axis]], np.int64)))
     joined = write("Mul", write("Shape", moved, start=axis, end=axis + 1), size)
     before = write("Shape", moved, start=0, end=axis)

@@ -1,4 +1,4 @@
-"""Rewrite convolutional models that onnxruntime has optimized for one kind of CPU in standard ops."""
+"""Rewrites convolutional models that onnxruntime has optimized for one kind of CPU in standard ops."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ Array = npt.NDArray[np.float32]
 
 
 class BlockedLayoutPass(ir.passes.InPlacePass):
-    """Rewrite ops of the domain `com.microsoft.nchwc`, which onnxruntime's optimizer writes at its highest level.
+    """Rewrites ops of the domain `com.microsoft.nchwc`, which onnxruntime's optimizer emits at its highest level.
 
-    Between ReorderInput and ReorderOutput tensors lie in memory in blocks of 8 or 16 channels, as many as a vector
-    register of the CPU holds; missing channels of the last block are zeros, and weights are packed to match
-    (`onnxruntime/core/optimizer/nchwc_transformer.cc`). The pass leaves plain tensors, and weights `[channels out,
-    channels in / group, height, width]` without the zeros, named as the packed ones with `.weight` or `.bias` appended.
+    Between ReorderInput and ReorderOutput, tensors are stored in blocks of 8 or 16 channels, the width of the CPU's
+    vector registers. The last block is padded with zero channels, and weights are packed to match
+    (`onnxruntime/core/optimizer/nchwc_transformer.cc`). The pass restores plain tensors and weights `[channels out,
+    channels in / group, height, width]` without padding, named like the packed ones with `.weight` or `.bias` appended.
     A convolution with a fused activation or sum becomes a `com.microsoft` FusedConv.
 
-    The file does not tell the block size. As onnxruntime does when it runs the file, the pass takes this machine's.
+    The file doesn't contain the block size. Like onnxruntime when it runs the file, the pass assumes this machine's.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Rewrite in place; the model must be of the canonical opset or newer.
+        """Rewrites the model in place; its opset must be the canonical one or newer.
 
         Raises:
-            ModelError: The block size is another machine's, or a weight is not stored in the model.
+            ModelError: the block size is that of another machine, or a weight is not stored in the model.
         """
         nodes = [node for node in ir.traversal.RecursiveGraphIterator(model.graph) if node.domain == _DOMAIN]
         if not nodes:
@@ -72,9 +72,9 @@ class _Conv:
 
     Attributes:
         node: the node of the domain `com.microsoft.nchwc`.
-        weight: float32 `[out, in / group, height, width]`, with the zeros of incomplete blocks.
-        bias: float32 `[out]`, with these zeros; None without a bias.
-        group: number of groups of channels.
+        weight: float32 `[out, in / group, height, width]`, including padding.
+        bias: float32 `[out]`, including padding; None without a bias.
+        group: number of channel groups.
         is_depthwise: True if each channel is a group of its own.
     """
 
@@ -87,24 +87,24 @@ class _Conv:
 
     @property
     def channels_out(self) -> int:
-        """Number of output channels, up to the last one whose weights and bias are not all zero."""
+        """Number of output channels without trailing ones whose weights and bias are all zero."""
         rows = np.any(self.weight, axis=(1, 2, 3))
         return _last(rows if self.bias is None else rows | (self.bias != 0))
 
     @property
     def channels_in(self) -> int:
-        """Number of input channels, up to the last one whose weights are not all zero."""
+        """Number of input channels without trailing ones whose weights are all zero."""
         return _last(np.any(self.weight, axis=(0, 2, 3)))
 
     def rewrite(
         self, model: ir.Model, channels: _Channels, written: dict[tuple[ir.Value, tuple[int, ...]], ir.Value]
     ) -> None:
-        """Turn the node into a Conv or FusedConv with plain weights.
+        """Turns the node into a Conv or FusedConv with plain weights.
 
         Args:
-            model: the model, which gets the weights.
-            channels: channels of all blocked tensors.
-            written: plain weights so far, by packed weight and shape: layers may share one.
+            model: the model, to which the weights are added.
+            channels: channel counts of all blocked tensors.
+            written: plain weights created so far, by packed weight and shape, because layers may share a weight.
         """
         node = self.node
         out, into = channels.of(node.outputs[0]), channels.of(node.inputs[0]) if self.group == 1 else None
@@ -116,7 +116,7 @@ class _Conv:
             if key not in written:
                 written[key] = _put(model, packed, array, "weight" if index == 1 else "bias")
             node.replace_input_with(index, written[key])
-        # The blocked op counts the padding channels as groups, too.
+        # The blocked op counts padding channels as groups.
         if self.is_depthwise and out is not None:
             node.attributes["group"] = ir.AttrInt64("group", out)
         fused = bool(node.attributes.get_string("activation", "")) or len(node.inputs) > 3
@@ -126,10 +126,10 @@ class _Conv:
 
 
 class _Channels:
-    """Numbers of channels of blocked tensors, without the zeros that fill the last block.
+    """Channel counts of blocked tensors, without padding.
 
-    Tensors that are added, pooled or the like have equally many channels: they form a set (a union-find structure),
-    and its number is the largest that any member needs.
+    Tensors that are added, pooled or similar have the same number of channels: they form a set (union-find), whose
+    count is the largest that any member needs.
     """
 
     def __init__(self, model: ir.Model, convs: dict[ir.Node, _Conv]) -> None:
@@ -143,7 +143,7 @@ class _Channels:
                 self._need(node.outputs[0], _channels_of(node))
             elif node.domain == _DOMAIN and node.op_type == "ReorderOutput" and inputs:
                 self._need(inputs[0], node.attributes["channels"].as_int())
-            # onnxruntime concatenates blocked tensors of full blocks only, so all channels count.
+            # onnxruntime only concatenates blocked tensors without padding, so all stored channels count.
             elif inputs and node.op_type == "Concat":
                 for value in (*inputs, node.outputs[0]):
                     self._need(value, None)
@@ -151,7 +151,7 @@ class _Channels:
                 self._join(*inputs, node.outputs[0])
 
     def of(self, value: ir.Value | None) -> int | None:
-        """Return the number of channels; None if all stored channels count or `value` is not blocked."""
+        """Returns the number of channels; None if all stored channels count or `value` is not blocked."""
         if value is None or value not in self._set:
             return None
         root = self._root(value)
@@ -161,7 +161,7 @@ class _Channels:
         return None if None in needs else max(need for need in needs if need is not None)
 
     def forget_shapes(self) -> None:
-        """Remove annotated shapes of blocked tensors, which count the padding channels."""
+        """Removes annotated shapes of blocked tensors, which include padding channels."""
         for value in self._set:
             value.shape = None
 
@@ -192,21 +192,21 @@ class _Channels:
 
 
 def _channels_of(entrance: ir.Node) -> int:
-    """Return the number of channels that a ReorderInput reads; 1, the least there can be, if it is not known."""
+    """Returns the number of channels that a ReorderInput reads; 1, the minimum, if it is unknown."""
     x = entrance.inputs[0]
     axis = -1 if entrance.attributes.get_int("channels_last", 0) else 1
     size = x.shape[axis] if x is not None and x.shape is not None else None
-    # If the size is symbolic, the weights of the convolutions that read the tensor tell the channels.
+    # If the size is symbolic, the weights of the convolutions that read the tensor determine the channels.
     return size if isinstance(size, int) else 1
 
 
 def _last(used: npt.NDArray[np.bool_]) -> int:
-    """Return how many channels there are up to the last used one, at least 1."""
+    """Returns the number of channels up to the last used one, at least 1."""
     return max([1, *(int(index) + 1 for index in np.flatnonzero(used)[-1:])])
 
 
 def _stored(node: ir.Node, index: int) -> Array:
-    """Return the content of an input; raise ModelError if it is not stored in the model."""
+    """Returns the content of an input; raises ModelError if it is not stored in the model."""
     value = node.inputs[index]
     if value is None or value.const_value is None:
         raise ModelError(
@@ -217,7 +217,7 @@ def _stored(node: ir.Node, index: int) -> Array:
 
 
 def _unpacked(weight: Array, node: ir.Node) -> Array:
-    """Return a weight `[out, in / group, height, width]` from one in the order in which a blocked kernel reads it."""
+    """Returns a weight `[out, in / group, height, width]` from its packed form for a blocked kernel."""
     block = _block()
     out, channels, *window = weight.shape
     if block == 1 or out % block:
@@ -226,7 +226,7 @@ def _unpacked(weight: Array, node: ir.Node) -> Array:
             f"other than this one, which has blocks of {block}. Start from the model before it was optimized, or save "
             "the optimized one with graph_optimization_level ORT_ENABLE_EXTENDED."
         )
-    # The input is an image, which is not blocked, or each group has one channel: only output channels are in blocks.
+    # Only output channels are blocked: the input is an image, or each group has one channel.
     if channels < block:
         blocks = weight.reshape(out // block, channels, *window, block)
         return np.moveaxis(blocks, -1, 1).reshape(weight.shape)
@@ -235,7 +235,7 @@ def _unpacked(weight: Array, node: ir.Node) -> Array:
 
 
 def _put(model: ir.Model, packed: ir.Value, array: Array, role: str) -> ir.Value:
-    """Add an initializer under a new name: under the packed one's, readers of the file would expect packed numbers."""
+    """Adds an initializer under a new name: readers of the file expect packed weights under the old one."""
     name = fresh_name(model, f"{packed.name}.{role}")
     value = add_initializer(model.graph, ir.Tensor(np.ascontiguousarray(array), name=name))
     value.metadata_props.update(packed.metadata_props)
@@ -243,7 +243,7 @@ def _put(model: ir.Model, packed: ir.Value, array: Array, role: str) -> ir.Value
 
 
 def _rewrite_reorder(node: ir.Node) -> None:
-    """Remove a ReorderInput or ReorderOutput, or leave the transposition that it does besides."""
+    """Removes a ReorderInput or ReorderOutput, or replaces it by a Transpose if it also transposes."""
     (x,), last = node.inputs, node.attributes.get_int("channels_last", 0)
     assert x is not None
     if last:
@@ -255,7 +255,7 @@ def _rewrite_reorder(node: ir.Node) -> None:
 
 
 def _rewrite_upsample(node: ir.Node) -> None:
-    """Turn a blocked Upsample into a Resize."""
+    """Turns a blocked Upsample into a Resize."""
     attributes = node.attributes
     factors = [float(scale) for scale in attributes["scales"].as_ints()]
     _become(
@@ -269,7 +269,7 @@ def _rewrite_upsample(node: ir.Node) -> None:
 
 
 def _become(node: ir.Node, op_type: str, inputs: Sequence[ir.Value | None], **attributes: Any) -> None:
-    """Turn `node` into a node of the standard op `op_type`, with these inputs and attributes."""
+    """Turns `node` into the standard op `op_type` with these inputs and attributes."""
     node.domain, node.op_type = "", op_type
     node.attributes.clear()
     for name, setting in attributes.items():
@@ -281,9 +281,10 @@ def _become(node: ir.Node, op_type: str, inputs: Sequence[ir.Value | None], **at
 
 @functools.cache
 def _block() -> int:
-    """Return the block size of onnxruntime on this machine, e.g. 16 with AVX-512; 1 if it does not block channels.
+    """Returns onnxruntime's block size on this machine, e.g. 16 with AVX-512; 1 if it does not block channels.
 
-    onnxruntime does not export the number, so it optimizes a Conv of one channel, whose weight it fills up to a block.
+    onnxruntime does not export the number, so this optimizes a Conv with one channel, whose weight is padded to one
+    block.
     """
     x, w, y = (
         ir.Value(name=name, type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([1, 1, 1, 1]))
@@ -293,7 +294,7 @@ def _block() -> int:
     conv = ir.node("Conv", [x, w], outputs=[y])
     graph = ir.Graph([x], [y], nodes=[conv], initializers=[w], opset_imports={"": CANONICAL_OPSET})
     options = ort.SessionOptions()
-    # It warns that the optimized model is for this machine only, which is the purpose here.
+    # onnxruntime warns that the optimized model is specific to this machine, which is intended here.
     options.log_severity_level = _ERRORS
     with tempfile.TemporaryDirectory() as folder:
         options.optimized_model_filepath = str(Path(folder) / "laid_out.onnx")

@@ -1,4 +1,4 @@
-"""Lower a model of opset 27 or 28 to opset 26, which more runtimes accept."""
+"""Lowers a model of opset 27 or 28 to opset 26, which more runtimes accept."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from onnxtrain.passes.io.load import MAX_OPSET
 from onnxtrain.passes.shapes.infer import infer_shapes
 from onnxtrain.passes.tidy.replace_value import replace_node, write_before
 
-# Ops that are new after opset 26; they become their function bodies.
+# Ops that were added after opset 26; they are replaced by their function bodies.
 _NEW_OPS = frozenset({"CausalConvWithState", "LinearAttention", "SwiGLU"})
 
 _HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
-# Ops whose newer versions only take more dtypes; `_is_body` and `_rewrite` treat the few that mean something else.
+# Ops whose newer versions only accept more dtypes. `_is_body` and `_rewrite` handle the other changes of these ops.
 _SAME = frozenset(
     {
         "Cast", "Celu", "Compress", "DepthToSpace", "DequantizeLinear", "Einsum", "Mod", "OneHot", "Optional",
@@ -25,17 +25,17 @@ _SAME = frozenset(
     }
 )  # fmt: skip
 
-# Dtypes that BitShift takes at opset 26 already.
+# Dtypes that BitShift already accepts at opset 26.
 _SHIFTED = frozenset({ir.DataType.UINT8, ir.DataType.UINT16, ir.DataType.UINT32, ir.DataType.UINT64})
 
 
 def lower_opset(model: ir.Model) -> ir.Model:
-    """Return `model` at opset 26 if its opset is newer, else `model` itself; may change `model`.
+    """Returns `model` converted to opset 26 if its opset is newer, else `model` itself; may modify `model`.
 
     Expects no model-local functions. LinearAttention, CausalConvWithState and SwiGLU become standard ops.
 
     Raises:
-        UnsupportedOpsetError: A node cannot be written in opset 26.
+        UnsupportedOpsetError: a node cannot be expressed in opset 26.
     """
     if model.graph.opset_imports[""] <= MAX_OPSET:
         return model
@@ -49,28 +49,28 @@ def lower_opset(model: ir.Model) -> ir.Model:
 
 
 def _is_body(node: ir.Node) -> bool:
-    """Tell if a node must be replaced by its function body: opset 26 lacks the op, or the op for these inputs."""
+    """True if a node must be replaced by its function body: opset 26 lacks the op, or does not support these inputs."""
     if node.op_type in _NEW_OPS:
         return True
     dtype = node.inputs[0].dtype if node.inputs and node.inputs[0] is not None else None
-    # With stash_type=0 half precision is not computed in float32, as `_wide_range` does; the default is 1.
+    # With stash_type=0 (default: 1), half precision is not computed in float32, as `_wide_range` would do.
     if node.op_type == "Range":
         return dtype in _HALVES and not node.attributes.get_int("stash_type", 1)
-    # Celu-12 takes float32 only.
+    # Celu-12 supports only float32.
     if node.op_type == "Celu":
         return dtype not in (None, ir.DataType.FLOAT)
     return node.op_type == "SpaceToDepth" and node.attributes.get_string("mode", "DCR") == "CRD"
 
 
 def _rewrite(node: ir.Node, opset: int) -> None:
-    """Write a node of `opset` in ops of opset 26.
+    """Rewrites a node of `opset` in ops of opset 26.
 
     Raises:
-        UnsupportedOpsetError: The op has no equal in opset 26.
+        UnsupportedOpsetError: opset 26 has no equivalent.
     """
     op = node.op_type
     if op == "SpaceToDepth":
-        # Opset 26 knows no mode and does what DCR says; CRD has become its body.
+        # Opset 26 has no attribute mode and implements DCR; a node in mode CRD was replaced by its body.
         node.attributes.pop("mode", None)
     elif op == "Mod" and not node.attributes.get_int("fmod", 0) and _is_float(node.inputs[0]):
         _floor_mod(node)
@@ -88,12 +88,12 @@ def _rewrite(node: ir.Node, opset: int) -> None:
 
 
 def _is_float(value: ir.Value | None) -> bool:
-    """Tell if the dtype of a value is known and floating point."""
+    """True if the dtype of a value is known and floating point."""
     return value is not None and value.dtype is not None and value.dtype.is_floating_point()
 
 
 def _wide_range(node: ir.Node) -> None:
-    """Compute a Range of float16 or bfloat16 in float32 and round the result, as `stash_type=1` says."""
+    """Computes a float16 or bfloat16 Range in float32 and rounds the result, as `stash_type=1` specifies."""
     dtype = node.inputs[0].dtype if node.inputs[0] is not None else None
     node.attributes.pop("stash_type", None)
     if dtype not in _HALVES:
@@ -107,9 +107,9 @@ def _wide_range(node: ir.Node) -> None:
 
 
 def _floor_mod(node: ir.Node) -> None:
-    """Write A - floor(A / B)·B as fmod(A, B), plus B where remainder and B differ in sign.
+    """Rewrites a float Mod, A - floor(A / B)·B, as fmod(A, B), plus B where the remainder and B differ in sign.
 
-    Mod of floats without fmod is new in opset 27; fmod is C's, whose result has the sign of A.
+    Mod of floats with fmod=0 is new in opset 27. With fmod=1 it is C's fmod, whose result has the sign of A.
     """
     a, b = node.inputs
     assert a is not None

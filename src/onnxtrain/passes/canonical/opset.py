@@ -1,4 +1,4 @@
-"""Convert a model to an opset and IR version that the gradient rules and stock runtimes support."""
+"""Converts a model to an opset and IR version that the gradient rules and stock runtimes support."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from onnxtrain.passes.io.without_weights import lean_proto, restore
 
 
 def convert_opset(model: ir.Model) -> ir.Model:
-    """Return `model` at opset 21 if it was older, at 26 if it was newer, with the oldest IR version for its opset.
+    """Returns `model` converted to opset 21 if it was older, or 26 if newer, with the oldest IR version for its opset.
 
-    Exporters write newer IR versions than needed, which would shut out older runtimes.
-    Expects no model-local functions. Names of values, symbolic dimensions, tensors and metadata stay.
+    Exporters write newer IR versions than necessary, which older runtimes reject. Expects no model-local functions.
+    Names of values, symbolic dimensions, tensors and metadata are kept.
 
     Raises:
-        UnsupportedOpsetError: The opset is above 28, or the model cannot be converted.
+        UnsupportedOpsetError: the opset is above 28, or the model cannot be converted.
     """
     opset = model.graph.opset_imports[""]
     if opset > NEWEST_OPSET:
@@ -34,9 +34,9 @@ def convert_opset(model: ir.Model) -> ir.Model:
 
 
 def fit_ir_version(model: ir.Model) -> None:
-    """Set the oldest IR version that the opset allows, if the model's IR version is older or stock runtimes refuse it.
+    """Sets the oldest IR version for the opset if the model's is older than that or too new for stock runtimes.
 
-    The lowest is 4: from there on initializers need not be inputs, too.
+    The minimum is 4, since when initializers need not be inputs as well.
     """
     minimum = _oldest_ir_version(model)
     if not minimum <= model.ir_version <= MAX_IR_VERSION:
@@ -44,13 +44,13 @@ def fit_ir_version(model: ir.Model) -> None:
 
 
 def _oldest_ir_version(model: ir.Model) -> int:
-    """Return the IR version of the ONNX release that introduced the model's opset, at least 4."""
+    """Returns the IR version of the ONNX release that introduced the model's opset, at least 4."""
     # Opsets 2 to 4 were never released with an IR version of their own.
     return max(4, helper.OP_SET_ID_VERSION_MAP.get(("ai.onnx", model.graph.opset_imports[""]), 3))
 
 
 def _convert(model: ir.Model, opset: int) -> ir.Model:
-    """Return a model of an older opset at opset 21, with what the version converter loses or changes restored."""
+    """Returns a model converted to opset 21, with everything restored that the version converter loses or changes."""
     drop_saved_statistics(model, opset)
     proto = lean_proto(model)
     proto.ir_version = helper.OP_SET_ID_VERSION_MAP["ai.onnx", CANONICAL_OPSET]
@@ -70,8 +70,8 @@ def _convert(model: ir.Model, opset: int) -> ir.Model:
 
 
 def _check_interface(model: ir.Model, converted: ir.Model, opset: int) -> None:
-    """Raise UnsupportedOpsetError if names or ranks of inputs or outputs have changed."""
-    # Callers find inputs and outputs by name, and the converter renames some where an op is replaced.
+    """Raises UnsupportedOpsetError if names or ranks of inputs or outputs have changed."""
+    # Callers find inputs and outputs by name, and the converter renames some when it replaces an op.
     changes = []
     for kind in ("inputs", "outputs"):
         before = [value.name for value in getattr(model.graph, kind)]
@@ -79,7 +79,7 @@ def _check_interface(model: ir.Model, converted: ir.Model, opset: int) -> None:
         if before != after:
             changes.append(f"its {kind} from {before} to {after}")
     for old, new in zip(model.graph.inputs, converted.graph.inputs, strict=False):
-        # A Scan of opset 8 has an axis of batches in front; the converter drops it, also from the graph's inputs.
+        # A Scan of opset 8 has a leading batch axis, which the converter removes, also from the graph's inputs.
         if old.shape is not None and new.shape is not None and old.shape.rank() != new.shape.rank():
             changes.append(f"the shape of {old.name!r} from {old.shape} to {new.shape}")
     if changes:
@@ -90,7 +90,7 @@ def _check_interface(model: ir.Model, converted: ir.Model, opset: int) -> None:
 
 
 def _restore_metadata(model: ir.Model, converted: ir.Model) -> None:
-    """Copy metadata of model, graph, inputs and nodes, which the converter's own representation drops."""
+    """Copies metadata of the model, graph, inputs and nodes, which the version converter drops."""
     converted.metadata_props.update(model.metadata_props)
     converted.graph.metadata_props.update(model.graph.metadata_props)
     for old, new in zip(model.graph.inputs, converted.graph.inputs, strict=True):
@@ -105,6 +105,6 @@ def _restore_metadata(model: ir.Model, converted: ir.Model) -> None:
             source, value = before.get(out.name, (None, None))
             if value is not None:
                 out.metadata_props.update(value.metadata_props)
-            # Metadata of a node tells of the operation in PyTorch; a node that the converter added is none.
+            # A node's metadata describes a PyTorch operation; nodes that the converter added have none.
             if source is not None and source.op_type == node.op_type and out is node.outputs[0]:
                 node.metadata_props.update(source.metadata_props)

@@ -1,4 +1,4 @@
-"""Bring a model to the canonical form that the rest of the package expects."""
+"""Converts a model to the canonical form that the rest of the package expects."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from onnxtrain.passes.shapes.infer import infer_shapes, settle_shapes
 from onnxtrain.passes.shapes.vector_inputs import VectorsPass
 from onnxtrain.passes.tidy.constants import lift_constants
 
-# Ops without a float64 kernel in ONNX Runtime, and the oldest opset at which it runs their function body instead.
+# Ops without a float64 kernel in ONNX Runtime, with the first opset at which it falls back to their function body.
 _FLOAT64_BODIES = {
     **dict.fromkeys(("LeakyRelu", "PRelu"), 16),
     **dict.fromkeys(
@@ -42,51 +42,52 @@ _FLOAT64_BODIES_SINCE = min(_FLOAT64_BODIES.values())
 
 
 def canonicalize(model: ir.Model, variable: Collection[str] = ()) -> ir.Model:
-    """Return `model` in canonical form; `model` itself is not changed.
+    """Returns a copy of `model` in canonical form.
 
     In canonical form
 
-    - the opset is 21 to 26 (older models are converted to 21, newer ones to 26), the IR version the oldest for it;
+    - the opset is 21 to 26 (older models are converted to 21, newer ones to 26), and the IR version is the oldest for
+      it;
     - there are no model-local functions;
-    - no initializer is a graph input, and all initializers are in the main graph, tensors of Constant nodes among
-      them (`is_constant` tells them from parameters);
-    - values have dtypes and shapes, as far as they can be inferred;
-    - gradients stop at the Identity nodes for which `is_stop_gradient` is true;
+    - no initializer is a graph input, and all initializers are in the main graph, including the tensors of Constant
+      nodes (`is_constant` distinguishes them from parameters);
+    - values have dtypes and shapes, as far as these can be inferred;
+    - gradients stop at the Identity nodes for which `is_stop_gradient` is True;
     - parameters that PyTorch's exporters merged are separate initializers;
     - recurrent layers have layout=0.
 
-    Names of inputs, outputs and other initializers stay, and so does the order of initializers.
+    Names of inputs, outputs and other initializers are kept, as is the order of initializers.
 
     Args:
-        model: Result of :func:`onnxtrain.passes.load_model`.
-        variable: Names of initializers and Constant nodes that will be graph inputs or be differentiated: nothing is
-            folded or inferred from their present values, e.g. {"fc.weight"}. Unknown names are ignored.
+        model: result of :func:`onnxtrain.passes.load_model`.
+        variable: names of initializers and Constant nodes that will become graph inputs or be differentiated, e.g.
+            {"fc.weight"}. Their current values are not used for folding or inference. Unknown names are ignored.
 
     Raises:
-        ModelError: The graph is not valid ONNX, an op of ONNX Runtime lacks a required input, or dtypes are mixed.
-        UnsupportedOpsetError: The opset is above 28 or cannot be converted.
+        ModelError: the graph is not valid ONNX, an op of ONNX Runtime lacks a required input, or dtypes are mixed.
+        UnsupportedOpsetError: the opset is above 28 or cannot be converted.
     """
     model = model.clone(deep_copy=True)
     common.RemoveInitializersFromInputsPass()(model)
     fit_ir_version(model)
-    # As inputs the variable initializers have no value that a pass could fold or infer shapes from.
+    # Turned into inputs, the variable initializers have no value that could be folded or used for shape inference.
     withheld = withhold(model, variable)
     invalid = "The model is not valid ONNX: {}"
     try:
         model = inline_functions(model)
-        # Both come before shapes are inferred: without them onnx infers wrong ones.
+        # Before shapes are first inferred: onnx would infer wrong ones.
         VectorsPass()(model)
         DefaultsPass()(model)
-        # Big Constant nodes are lifted before checker and converter, which would serialise them.
+        # Before the checker and the converter, which would serialize large Constant nodes.
         lift_constants(model, min_elements=BIG_ELEMENTS + 1)
     except (TypeError, ValueError, IndexError):
-        # These passes come before the checker, which says what is wrong, e.g. an attribute of another type.
+        # The checker, which runs later, has the better message, e.g. for an attribute of the wrong type.
         _check(model, ModelError, invalid)
         raise
     opset = model.graph.opset_imports[""]
     if opset < CANONICAL_OPSET:
         model = _expand_what_conversion_breaks(model, opset)
-    # The converter reads values: sizes and axes become attributes or inputs.
+    # The converter needs the values: it turns sizes and axes into attributes or inputs.
     give_back(model, withheld)
     _check(model, ModelError, invalid)
     check_inputs(model)
@@ -102,14 +103,14 @@ def canonicalize(model: ir.Model, variable: Collection[str] = ()) -> ir.Model:
         lift_constants(model)
     RestoreParametersPass()(model)
     TimeFirstPass()(model)
-    # Withheld again for folding and inference. Parameters that RestoreParametersPass has added are withheld, too.
+    # For folding and inference, including the parameters that RestoreParametersPass has added.
     withheld = withhold(model, variable)
     model = settle_shapes(model, inferred=correct_declared_shapes(model))
     check_types(model)
-    # After inference, as the pass must tell the dtype.
+    # After inference, because the pass needs dtypes.
     if NormalizerPass()(model).modified:
         infer_shapes(model)
-    # After inference, as the passes must tell a vector from a matrix or a scalar.
+    # After inference, because the passes need ranks.
     if any([ColumnVectorPass()(model).modified, InputRanksPass(unknown=True)(model).modified]):
         lift_constants(model)
     model = mark_stopped_gradients(model)
@@ -118,15 +119,15 @@ def canonicalize(model: ir.Model, variable: Collection[str] = ()) -> ir.Model:
 
 
 def _expand_what_conversion_breaks(model: ir.Model, opset: int) -> ir.Model:
-    """Return `model` with function bodies in place of ops that would change or lose their meaning by conversion.
+    """Returns `model` with ops replaced by their function bodies if conversion would change or break them.
 
-    GroupNormalization-18 scales per group, GroupNormalization-21 per channel; the converter keeps the node unchanged,
-    which is wrong. For float64 activations ONNX Runtime (1.31) only has function bodies, and finds them only at the
-    opset of the body.
+    GroupNormalization-18 scales per group, GroupNormalization-21 per channel, but the converter leaves the node
+    unchanged. For float64 activations, ONNX Runtime (1.31) has only function bodies, and uses them only at the opset of
+    the body.
     """
     if opset < _FLOAT64_BODIES_SINCE:
         return model
-    # Types must be inferred to tell float64 nodes; models without any float64 are spared that.
+    # Finding float64 nodes requires type inference, which is skipped if the model has no float64 input or tensor.
     wide = any(
         value.dtype == ir.DataType.DOUBLE
         for value in (*model.graph.inputs, *model.graph.initializers.values())
@@ -137,7 +138,7 @@ def _expand_what_conversion_breaks(model: ir.Model, opset: int) -> ir.Model:
     def keep(node: ir.Node) -> bool:
         if node.op_type == "GroupNormalization":
             return opset < 18
-        # Of results of ops that onnx does not know, such as those of com.microsoft, the dtype is not known either yet.
+        # None: the dtype of the outputs of nonstandard ops, such as those of com.microsoft, is not known yet.
         double = node.inputs[0] is not None and node.inputs[0].dtype in (ir.DataType.DOUBLE, None)
         return not (wide and double and opset >= _FLOAT64_BODIES.get(node.op_type, CANONICAL_OPSET))
 
@@ -145,20 +146,20 @@ def _expand_what_conversion_breaks(model: ir.Model, opset: int) -> ir.Model:
 
 
 def _checkable_proto(model: ir.Model) -> onnx.ModelProto:
-    """Return a proto for onnx's checker, which wants types and shapes of inputs and outputs; runtimes infer them."""
+    """Returns a proto for onnx's checker, with types and shapes of inputs and outputs, which the checker requires."""
     proto = lean_proto(model)
     for info in (*proto.graph.input, *proto.graph.output):
         if not info.type.WhichOneof("value"):
             info.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
         if info.type.HasField("tensor_type"):
             info.type.tensor_type.shape.SetInParent()
-    # Shapes of inner values are inferred anew; wrong ones in the file do not make a model invalid.
+    # Declared shapes of other values are inferred again, so wrong ones don't make the model invalid.
     del proto.graph.value_info[:]
     return proto
 
 
 def _check(model: ir.Model, kind: type[OnnxTrainError], message: str) -> None:
-    """Raise an error if onnx's checker refuses a model; `message` has a {} for what the checker says."""
+    """Raises `kind` if onnx's checker rejects a model; `message` contains {} for the checker's message."""
     try:
         onnx.checker.check_model(_checkable_proto(model))
     except onnx.checker.ValidationError as error:

@@ -1,4 +1,4 @@
-"""State ops that onnx does not know in standard ops: their results, or at least the shapes of their results."""
+"""Substitutes ops that onnx does not know, so that its shape inference continues past them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from onnxtrain.op_bodies import op_shapes
 
 
 def add_twins(model: ir.Model, lean: onnx.ModelProto) -> None:
-    """Replace nodes that onnx does not know by calls of their twins, which onnx's shape inference follows.
+    """Replaces nodes of nonstandard ops in a proto by calls of functions that have the same output shapes.
 
     Args:
-        model: The model that `lean` was made from, with the same nodes in the same order; it is not changed.
-        lean: The proto, changed in place.
+        model: the model from which `lean` was made, with the same nodes in the same order; not modified.
+        lean: the proto, modified in place.
     """
     opset, shapes = model.graph.opset_imports[""], op_shapes()
     for index, (node, proto) in enumerate(zip(model.graph, lean.graph.node, strict=True)):
@@ -23,11 +23,11 @@ def add_twins(model: ir.Model, lean: onnx.ModelProto) -> None:
             continue
         try:
             function = ir.to_proto(make(node, opset))
-        # The twin needs a rank that is not known yet, or is not written for such a node: its shapes stay open.
+        # A required rank is unknown, or the function does not support this node: its shapes remain unknown.
         except OnnxTrainError:
             continue
         function.domain, function.name = "onnxtrain.twin", f"{node.op_type}_{index}"
-        # A node may leave out outputs at the end; the function then has as many as the call.
+        # A call must not have fewer outputs than the function, and a node may omit trailing outputs.
         del function.output[len(proto.output) :]
         proto.domain, proto.op_type = function.domain, function.name
         del proto.attribute[:]

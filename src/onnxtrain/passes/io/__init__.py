@@ -1,1 +1,1 @@
-"""Read models from files, protos and the IR, check them, and write them, with weights beside the file if need be."""
+"""Reads models from files, protos and the IR, checks them, and writes them, with external data if necessary."""

@@ -1,4 +1,4 @@
-"""Find attributes whose type is not the one in the op's schema, e.g. a float where ONNX wants an int."""
+"""Finds attributes whose type differs from the op's schema, e.g. a float instead of an int."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import onnx_ir as ir
 
 
 def mistyped_attribute(model: ir.Model) -> str | None:
-    """Return a description of the first attribute whose type is not the schema's; None if all are right.
+    """Returns a description of the first attribute whose type differs from the schema; None if there is none.
 
-    onnx's checker finds them, too, but it runs after passes of onnx_ir, which raise TypeError for such a Constant.
+    onnx's checker finds these as well, but it runs after passes of onnx_ir, which raise TypeError for such a Constant.
     """
     owners: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
     for owner in owners:
-        # A function may import another opset than the model. If it imports none, the model's holds.
+        # A function may import another opset than the model; if it imports none, the model's applies.
         opset = owner.opset_imports.get("", model.graph.opset_imports.get(""))
         for node in owner.all_nodes():
             if node.domain:
@@ -34,9 +34,10 @@ def mistyped_attribute(model: ir.Model) -> str | None:
 
 @functools.cache
 def _kinds(op_type: str, opset: int) -> dict[str, int]:
-    """Return the AttributeProto.AttributeType of each attribute of an op, e.g. {"axis": 2}; {} for an unknown op."""
+    """Returns the AttributeProto.AttributeType of each attribute, e.g. {"axis": 2}; {} for a nonstandard op."""
     kinds: dict[str, int] = {}
-    # The newest opset, too: passes of onnx_ir read `value_int` of a Constant whatever opset a damaged model declares.
+    # The newest opset as well: passes of onnx_ir read `value_int` of a Constant whatever opset a damaged model
+    # declares.
     for version in (onnx.defs.onnx_opset_version(), opset):
         with contextlib.suppress(onnx.defs.SchemaError):
             attributes = onnx.defs.get_schema(op_type, version).attributes

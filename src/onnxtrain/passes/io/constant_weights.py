@@ -1,4 +1,4 @@
-"""Make initializers of the weights of files that keep all of them in Constant nodes, as paddle2onnx and spox do."""
+"""Turns weights in Constant nodes into initializers, for files without other weights (paddle2onnx, spox)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from onnxtrain.passes.parameters.op_settings import is_setting
 from onnxtrain.passes.tidy.constants import add_initializer
 from onnxtrain.passes.tidy.unique_names import fresh_name
 
-# Input indices, by op, that are weights even of one element, such as the bias of a layer with one unit.
+# Input indices, by op, that are weights even if they have only one element, e.g. the bias of a layer with one unit.
 _WEIGHTS: Mapping[str, Collection[int]] = {
     "BatchNormalization": (1, 2, 3, 4),
     "Conv": (1, 2),
@@ -28,9 +28,9 @@ _WEIGHTS: Mapping[str, Collection[int]] = {
 
 
 def lift_weights(model: ir.Model) -> None:
-    """Turn Constant nodes that look like weights into initializers, in place, also those in subgraphs.
+    """Turns Constant nodes that look like weights into initializers, in place, including subgraphs.
 
-    Does nothing if the file has weights among its initializers: its Constant nodes then are numbers of formulas.
+    Does nothing if the file has weights among its initializers, because its Constant nodes then belong to formulas.
     """
     tensors = (value.const_value for graph in model.graphs() for value in graph.initializers.values())
     if any(tensor is not None and tensor.dtype.is_floating_point() and tensor.size > 1 for tensor in tensors):
@@ -48,10 +48,10 @@ def lift_weights(model: ir.Model) -> None:
 
 
 def _is_weight(value: ir.Value, tensor: ir.TensorProtocol) -> bool:
-    """Tell if a constant looks like a weight.
+    """True if a constant looks like a weight.
 
-    Of tensors with several elements only settings of ops do not. Of single numbers only those do that a layer reads as
-    weights; the others belong to formulas, e.g. the 3 and the 6 of a hard swish.
+    A tensor with several elements is a weight unless it is a setting of an op. A single number is a weight only if a
+    layer reads it as one; others belong to formulas, e.g. the 3 and the 6 of a hard swish.
     """
     if not tensor.dtype.is_floating_point():
         return False

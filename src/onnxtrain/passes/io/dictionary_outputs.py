@@ -1,4 +1,4 @@
-"""Replace outputs that are dictionaries by tensors: neither onnx_ir nor a gradient knows dictionaries."""
+"""Replaces outputs that are dictionaries by tensors, because onnx_ir and gradients do not support dictionaries."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import onnx
 
 
 def tensors_for_maps(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Return `proto`, or a copy without ZipMap if ZipMap nodes compute outputs of it.
+    """Returns `proto`, or a copy with the ZipMap nodes that compute its outputs removed.
 
-    Converters of scikit-learn end every classifier in a ZipMap, which makes N dictionaries out of probabilities
-    float32 [N, C]. In the copy the output of the same name is the tensor of probabilities.
+    Converters of scikit-learn end every classifier with a ZipMap, which turns probabilities float32 [N, C] into N
+    dictionaries. In the copy, the output of the same name is the tensor of probabilities.
     """
     zipped = {node.output[0]: node for node in proto.graph.node if _is_zip_map(node)}
     if not any(value.name in zipped for value in proto.graph.output):
         return proto
     copy = onnx.ModelProto()
     copy.CopyFrom(proto)
-    # A ZipMap lists its classes as numbers or as strings, in one of two attributes.
+    # A ZipMap has its classes in one of two attributes, as integers or strings.
     classes = {
         name: max(len(a.ints) + len(a.strings) for a in node.attribute) for name, node in zipped.items()
     }
@@ -29,12 +29,12 @@ def tensors_for_maps(proto: onnx.ModelProto) -> onnx.ModelProto:
             value.type.CopyFrom(
                 onnx.helper.make_tensor_type_proto(onnx.TensorProto.FLOAT, [None, classes[value.name]])
             )
-    # Identity, which takes the place of ZipMap, needs the standard domain; a classifier alone imports ai.onnx.ml only.
+    # Identity is in the standard domain; a classifier may import only ai.onnx.ml.
     if not any(entry.domain in ("", "ai.onnx") for entry in copy.opset_import):
         copy.opset_import.append(onnx.helper.make_opsetid("", 13))
     return copy
 
 
 def _is_zip_map(node: onnx.NodeProto) -> bool:
-    """Tell if a node is a ZipMap of ai.onnx.ml."""
+    """True if a node is a ZipMap of ai.onnx.ml."""
     return node.op_type == "ZipMap" and node.domain == "ai.onnx.ml"

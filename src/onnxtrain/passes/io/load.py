@@ -1,4 +1,4 @@
-"""Load a model from a file, a proto or the IR, without reading its weights."""
+"""Loads a model from a file, a proto or the IR, without reading its weights."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from onnxtrain.runtime.atomic import is_stream
 from onnxtrain.runtime.external_data import ExternalData, check_external_data, locate
 
 ModelSource = str | os.PathLike[str] | onnx.ModelProto | ir.Model
-"""A model as users hold it: path of a file, proto, or onnx_ir model."""
+"""A model as users provide it: path of a file, proto, or onnx_ir model."""
 
 CANONICAL_OPSET = 21
-"""Models below this opset are converted up to it; rules are written for the schemas from here on."""
+"""Older models are converted to this opset; gradient rules support its schemas and newer ones."""
 
 MAX_OPSET = 26
-"""Newest opset of the standard domain that all stock ONNX Runtime builds accept; written models are no newer."""
+"""Newest opset of the standard domain that all stock ONNX Runtime builds accept, and that is written."""
 
 NEWEST_OPSET = 28
 """Newest opset that is read: onnxruntime 1.32 for Python runs it. `newer_opsets.py` lowers it to `MAX_OPSET`."""
@@ -35,26 +35,26 @@ NEWEST_OPSET = 28
 MAX_IR_VERSION = 13
 """Newest IR version that stock ONNX Runtime builds accept."""
 
-# External tensors up to this size are read at once: version converter and shape inference want the values of shapes and
-# axes, and every memory-mapped tensor holds a file descriptor.
+# External tensors up to this size are read immediately: the version converter and shape inference need the values of
+# shapes and axes, and every memory-mapped tensor takes a file descriptor.
 _EAGER_BYTES = 16 * 1024
 
 
 def load_model(source: ModelSource) -> ir.Model:
-    """Load and check a model; later passes over the result do not change `source`.
+    """Loads and checks a model; passes over the result do not modify `source`.
 
-    External data stays on disk and is memory-mapped when it is first read, so that models beyond protobuf's limit of
-    2 GB load. Weights of files that keep all of them in Constant nodes become initializers.
-    :func:`onnxtrain.passes.canonicalize` brings the result to canonical form.
+    External data is not read but memory-mapped on first use, so models beyond protobuf's limit of 2 GB can be loaded.
+    Weights of files that store all of them in Constant nodes become initializers. :func:`onnxtrain.passes.canonicalize`
+    converts the result to canonical form.
 
     Args:
-        source: Path of an ONNX file, a proto, or an IR model. Relative external data paths of a proto are
-            resolved against the working directory; if they are relative to the file, pass its path instead.
+        source: path of an ONNX file, a proto, or an IR model. Relative external data paths of a proto are relative to
+            the working directory; if they are relative to the file, pass the file's path instead.
 
     Raises:
-        ModelLoadError: The file or its external data is missing, truncated or not ONNX; the graph is empty or invalid.
-        UnsupportedOpsetError: The opset is newer than stock runtimes accept.
-        TypeError: `source` is none of the above.
+        ModelLoadError: the file or its external data is missing, truncated or not ONNX; the graph is empty or invalid.
+        UnsupportedOpsetError: the opset is newer than stock runtimes accept.
+        TypeError: `source` has another type.
     """
     if isinstance(source, ir.Model):
         origin = "the onnx_ir.Model given"
@@ -68,14 +68,14 @@ def load_model(source: ModelSource) -> ir.Model:
         proto = _read(path)
         _check_file(path, origin)
         model = _from_proto(proto, origin)
-        # An absolute directory: the working directory may have changed by the time a tensor is read.
+        # Absolute, because the working directory may change before a tensor is read.
         ir.external_data.set_base_dir(model.graph, path.absolute().parent)
     else:
         raise TypeError(
             f"Cannot load a model from {type(source).__name__}; "
             "pass a path, an onnx.ModelProto or an onnx_ir.Model."
         )
-    # Versions first: the checks that follow look ops up at the model's opset.
+    # Versions first: the following checks look up ops at the model's opset.
     _check_versions(model, origin)
     _check_text(model, origin)
     _check_graph(model, origin)
@@ -87,26 +87,26 @@ def load_model(source: ModelSource) -> ir.Model:
             _store_texts(node)
     lift_weights(model)
     for graph in model.graphs():
-        # onnx's checker wants a name, runtimes do not.
+        # onnx's checker requires a name, runtimes do not.
         graph.name = graph.name or "graph"
         for value in graph.initializers.values():
             _settle_external_data(value, origin)
             if value.const_value is not None and value.dtype != value.const_value.dtype:
-                # Converters to float16 annotate tensors as float16 that they have left in float32.
+                # Converters to float16 annotate tensors as float16 even if they have left them in float32.
                 value.type = ir.TensorType(value.const_value.dtype)
     return model
 
 
 def _refusal(origin: str, problem: str) -> ModelLoadError:
-    """Return the error for a model that cannot be loaded; `origin` says where it comes from, e.g. "'net.onnx'"."""
+    """Returns the error for a model that cannot be loaded; `origin` describes its source, e.g. "'net.onnx'"."""
     return ModelLoadError(f"Cannot load a model from {origin}: {problem}")
 
 
 def _read(path: Path) -> onnx.ModelProto:
-    """Read a file without its external data; raise ModelLoadError if that fails."""
+    """Reads a file without its external data; raises ModelLoadError if that fails."""
     if path.is_dir():
         raise _refusal(f"'{path}'", "it is a directory. Pass the .onnx file inside it.")
-    # One that nobody writes to would be waited for without end.
+    # Reading a pipe without a writer would block forever.
     if is_stream(path):
         raise _refusal(f"'{path}'", "it is a pipe or a device. Write the model to a file, and pass that.")
     try:
@@ -115,7 +115,7 @@ def _read(path: Path) -> onnx.ModelProto:
         raise _refusal(f"'{path}'", "no such file. Check the path.") from error
     except OSError as error:
         raise ModelLoadError(f"Cannot read the model file '{path}': {error}.") from error
-    # protobuf's DecodeError and the errors of onnx's readers of text formats share no narrower base class.
+    # protobuf's DecodeError and the errors of onnx's text readers have no narrower common base class.
     except Exception as error:
         raise ModelLoadError(
             f"Cannot load a model from '{path}' ({path.stat().st_size} bytes): the file is truncated, "
@@ -124,29 +124,30 @@ def _read(path: Path) -> onnx.ModelProto:
 
 
 def _from_proto(proto: onnx.ModelProto, origin: str) -> ir.Model:
-    """Make an IR model of a proto; raise ModelLoadError if the proto is malformed."""
+    """Converts a proto to an IR model; raises ModelLoadError if the proto is malformed."""
     if not proto.HasField("graph"):
         raise _refusal(origin, "it holds no graph, so it is empty or not an ONNX model.")
     if proto.graph.sparse_initializer:
         names = ", ".join(f"'{tensor.values.name}'" for tensor in proto.graph.sparse_initializer)
         raise _refusal(origin, f"sparse initializers ({names}) are not supported. Store them dense.")
-    # Before the IR reads the tensors: a tensor that claims a huge shape must fail here, not when memory is allocated.
+    # Before the IR reads the tensors, so that a tensor with a huge declared shape fails here, not when memory is
+    # allocated.
     try:
         check_tensors(proto)
     except ValueError as error:
         raise _refusal(origin, f"{error}. The file is corrupt; download or export it again.") from error
     try:
         return ir.from_proto(tensors_for_maps(proto))
-    # onnx_ir raises exceptions of its own around whatever error a malformed proto leads to.
+    # onnx_ir wraps arbitrary errors caused by a malformed proto in exceptions of its own.
     except Exception as error:
         raise _refusal(origin, f"the graph is malformed ({error}).") from error
 
 
 def _clone(source: ir.Model, origin: str) -> ir.Model:
-    """Clone the model of the caller; raise ModelLoadError if its nodes are not sorted."""
+    """Clones the caller's model; raises ModelLoadError if its nodes are not sorted."""
     try:
         return source.clone(deep_copy=True)
-    # onnx_ir (1.1) clones in order and raises RuntimeError for a value that no node before its use defines.
+    # onnx_ir (1.1) clones in order and raises RuntimeError for a value that is used before it is defined.
     except RuntimeError as error:
         raise _refusal(
             origin,
@@ -156,9 +157,9 @@ def _clone(source: ir.Model, origin: str) -> ir.Model:
 
 
 def _detached(model: ir.Model) -> ir.Model:
-    """Give `model` types and tensor objects of its own, over the same data.
+    """Gives `model` its own types and tensor objects over the same data.
 
-    onnx_ir shares both between clones: renaming a value would rename the caller's tensor.
+    onnx_ir shares both between clones, so that renaming a value would rename the caller's tensor.
     """
     for graph in model.graphs():
         for value in values_of(graph):
@@ -170,9 +171,9 @@ def _detached(model: ir.Model) -> ir.Model:
 
 
 def share_tensor(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
-    """Return a tensor over the same data that can get another name.
+    """Returns a tensor over the same data that can be renamed independently.
 
-    `ir.Tensor(tensor)` would do from numpy 2 on; with numpy 1.26 its array is float64 whatever the dtype.
+    `ir.Tensor(tensor)` would do since numpy 2; with numpy 1.26, its array is float64 whatever the dtype.
     """
     if isinstance(tensor, ir.ExternalTensor):
         return ir.ExternalTensor(
@@ -185,7 +186,7 @@ def share_tensor(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
             base_dir=tensor.base_dir,
         )
     if tensor.dtype == ir.DataType.STRING:
-        # onnx_ir (1.1) serialises strings of a StringTensor only.
+        # onnx_ir (1.1) can only serialize strings of a StringTensor.
         texts = [text if isinstance(text, bytes) else str(text).encode() for text in tensor.numpy().flat]
         return ir.StringTensor(texts, shape=ir.Shape(tensor.shape.numpy()), name=tensor.name)
     return ir.LazyTensor(
@@ -194,9 +195,9 @@ def share_tensor(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
 
 
 def _check_versions(model: ir.Model, origin: str) -> None:
-    """Normalise the import of the standard domain, in place; raise an error for an opset that is not supported."""
+    """Normalizes the import of the standard domain, in place; raises an error for an unsupported opset."""
     imports = model.graph.opset_imports
-    # The standard domain has two spellings; onnx_ir normalises them in nodes but not in imports.
+    # The standard domain has two names; onnx_ir normalizes them in nodes but not in imports.
     if "ai.onnx" in imports:
         imports[""] = max(imports.pop("ai.onnx"), imports.get("", 0))
     if imports and not any(node.domain == "" for graph in model.graphs() for node in graph):
@@ -222,12 +223,12 @@ def _check_versions(model: ir.Model, origin: str) -> None:
 
 
 def _is_older(model: ir.Model, opset: int) -> bool:
-    """Tell if all standard ops of a model have the same version at its opset as at `MAX_OPSET`.
+    """True if all standard ops of a model have the same version at its opset as at `MAX_OPSET`.
 
     onnxruntime's optimizer writes the newest opset that it knows into models that import none. Such a model is loaded
     as one of `MAX_OPSET`.
     """
-    # onnx knows no schemas of newer opsets than its own.
+    # onnx has no schemas of opsets newer than its own.
     if opset > onnx.defs.onnx_opset_version():
         return False
     graphs = (model.graph, *(function.graph for function in model.functions.values()))
@@ -236,7 +237,7 @@ def _is_older(model: ir.Model, opset: int) -> bool:
 
 
 def _check_text(model: ir.Model, origin: str) -> None:
-    """Refuse strings that are not UTF-8: protobuf returns them as bytes and cannot write them again."""
+    """Raises an error for strings that are not UTF-8, which protobuf returns as bytes but cannot write."""
     for text in _texts(model):
         if isinstance(text, bytes):
             raise _refusal(
@@ -247,14 +248,14 @@ def _check_text(model: ir.Model, origin: str) -> None:
 
 
 def _graphs_and_functions(model: ir.Model) -> Iterator[ir.Graph]:
-    """Yield the graphs of a model and of its functions, with their subgraphs."""
+    """Yields the graphs of a model and of its functions, including subgraphs."""
     yield from model.graphs()
     for function in model.functions.values():
         yield from (function.graph, *function.graph.subgraphs())
 
 
 def _store_texts(node: ir.Node) -> None:
-    """Write the texts of a Constant node as a tensor, in place: onnx_ir (1.1) reads ASCII only from the other forms."""
+    """Stores the strings of a Constant node as a tensor, in place: onnx_ir (1.1) reads other forms as ASCII."""
     for name in ("value_string", "value_strings") if node.op_type == "Constant" and node.domain == "" else ():
         attribute = node.attributes.get(name)
         if attribute is None or attribute.is_ref():
@@ -267,7 +268,7 @@ def _store_texts(node: ir.Node) -> None:
 
 
 def _texts(model: ir.Model) -> Iterator[object]:
-    """Yield names, doc strings and metadata of a model, its graphs, values, nodes and attributes."""
+    """Yields names, doc strings and metadata of a model, its graphs, values, nodes and attributes."""
     yield from (model.producer_name, model.producer_version, model.domain, *_descriptions(model))
     for graph in (*model.graphs(), *(function.graph for function in model.functions.values())):
         yield from (graph.name, *_descriptions(graph), *graph.opset_imports)
@@ -282,14 +283,14 @@ def _texts(model: ir.Model) -> Iterator[object]:
 
 
 def _descriptions(owner: ir.Model | ir.Graph | ir.Node | ir.Value) -> Iterator[object]:
-    """Yield the doc string and the metadata of an object."""
+    """Yields the doc string and the metadata of an object."""
     yield owner.doc_string
     for pair in owner.metadata_props.items():
         yield from pair
 
 
 def _check_graph(model: ir.Model, origin: str) -> None:
-    """Check that the graph computes something and defines all values, and sort its nodes in place."""
+    """Checks that the graph is not empty and defines all values, and sorts its nodes in place."""
     if not len(model.graph):
         raise _refusal(origin, "its graph has no nodes.")
     if not model.graph.outputs:
@@ -298,7 +299,7 @@ def _check_graph(model: ir.Model, origin: str) -> None:
         sources = {*graph.inputs, *graph.initializers.values()}
         users = [*graph.outputs, *(value for node in graph for value in node.inputs if value is not None)]
         for value in users:
-            # `value.graph` is no proof: an output belongs to its graph whether or not anything computes it.
+            # `value.graph` is not sufficient: an output belongs to its graph even if no node computes it.
             if value.producer() is None and value.graph in (None, graph) and value not in sources:
                 raise _refusal(
                     origin,
@@ -307,7 +308,7 @@ def _check_graph(model: ir.Model, origin: str) -> None:
                 )
     if problem := mistyped_attribute(model):
         raise _refusal(origin, f"{problem}. The file is corrupt; download or export it again.")
-    # Runtimes accept nodes in any order, but the ONNX standard wants them sorted, and so do its checker and our passes.
+    # Runtimes accept nodes in any order, but the ONNX standard, its checker and our passes require sorted nodes.
     try:
         common.TopologicalSortPass()(model)
     except ValueError as error:
@@ -315,7 +316,7 @@ def _check_graph(model: ir.Model, origin: str) -> None:
 
 
 def _forget_negative_sizes(model: ir.Model) -> None:
-    """Make negative sizes in declared shapes unknown, in place, as ONNX Runtime takes them.
+    """Makes negative sizes in declared shapes unknown, in place, as ONNX Runtime does.
 
     paddle2onnx and others declare a dynamic batch as -1.
     """
@@ -328,7 +329,7 @@ def _forget_negative_sizes(model: ir.Model) -> None:
 
 
 def _check_file(path: Path, origin: str) -> None:
-    """Check that files with external data exist and lie beside the model, also data of attributes."""
+    """Checks that all external data files, including those of attributes, exist in the model's folder."""
     try:
         check_external_data(str(path))
     except (ValueError, OSError) as error:
@@ -336,7 +337,7 @@ def _check_file(path: Path, origin: str) -> None:
 
 
 def _external_tensors(model: ir.Model) -> Iterator[ir.ExternalTensor]:
-    """Yield the tensors of a model, also of attributes, whose data is in files."""
+    """Yields the external tensors of a model, including those of attributes."""
     for graph in _graphs_and_functions(model):
         tensors = [value.const_value for value in graph.initializers.values()]
         for attribute in (a for node in graph for a in node.attributes.values()):
@@ -348,7 +349,7 @@ def _external_tensors(model: ir.Model) -> Iterator[ir.ExternalTensor]:
 
 
 def _check_reference(tensor: ir.ExternalTensor, origin: str) -> None:
-    """Check that the file of an external tensor is in its directory and long enough."""
+    """Checks that the file of an external tensor is in the model's folder and long enough."""
     data = ExternalData(
         str(tensor.name), str(tensor.location), tensor.offset or 0, tensor.length, int(tensor.nbytes)
     )
@@ -359,7 +360,7 @@ def _check_reference(tensor: ir.ExternalTensor, origin: str) -> None:
 
 
 def _settle_external_data(value: ir.Value, origin: str) -> None:
-    """Read the data of an external initializer into memory if it is small."""
+    """Reads the data of a small external initializer into memory."""
     tensor = value.const_value
     if not isinstance(tensor, ir.ExternalTensor) or tensor.nbytes > _EAGER_BYTES:
         return

@@ -1,4 +1,4 @@
-"""Write a model in one file, or with its weights in a second file if protobuf cannot hold them."""
+"""Writes a model to one file, or with a second file for its weights if protobuf cannot hold them."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from onnxtrain.passes.io.load import ModelSource
 from onnxtrain.runtime.atomic import FileSet, external_data_name, is_stream, replace_file
 
 DEFAULT_EXTERNAL_DATA_THRESHOLD = 1_500_000_000
-"""Bytes of all initializers above which weights go to a second file. protobuf holds 2 GiB."""
+"""Total bytes of initializers above which weights are written to a second file. protobuf's limit is 2 GiB."""
 
 DEFAULT_SHARED_DATA_THRESHOLD = 16_000_000
-"""Bytes of weights that several models of a run have above which they share a file."""
+"""Total bytes of weights common to several models of a run above which these are written to a shared file."""
 
-# Smaller tensors stay in the model file: runtimes and converters read the values of shapes and axes.
+# Smaller tensors remain in the model file, because runtimes and converters read the values of shapes and axes.
 _EXTERNAL_TENSOR_BYTES = 1024
-# onnx recommends page-aligned offsets, so that readers can map tensors into memory.
+# onnx recommends page-aligned offsets, so that readers can memory-map tensors.
 _ALIGNMENT = 4096
 
 
 def to_proto(model: ir.Model) -> onnx.ModelProto:
-    """Return `model` as one proto that includes its external data.
+    """Returns `model` as a single proto that includes its external data.
 
     Raises:
-        ModelError: The initializers are too big for one proto; use :func:`save_model`.
+        ModelError: the initializers are too large for one proto; use :func:`save_model`.
     """
     size = _initializer_bytes(model)
     if size > DEFAULT_EXTERNAL_DATA_THRESHOLD:
@@ -46,14 +46,14 @@ def to_proto(model: ir.Model) -> onnx.ModelProto:
 
 
 def as_given(result: ir.Model, given: ModelSource) -> onnx.ModelProto | ir.Model:
-    """Return a result as an IR model if the caller passed one, else as a `ModelProto`.
+    """Returns a result as an IR model if the caller passed one, else as a `ModelProto`.
 
     Args:
         result: the model to return.
         given: the model that the caller passed.
 
     Raises:
-        ModelError: The initializers are too big for one proto.
+        ModelError: the initializers are too large for one proto.
     """
     if isinstance(given, ir.Model):
         return result
@@ -92,19 +92,19 @@ def save_model(
     path: str | os.PathLike[str],
     external_data_threshold: int = DEFAULT_EXTERNAL_DATA_THRESHOLD,
 ) -> None:
-    """Write `model` to `path`, atomically; `model` stays usable and is not changed.
+    """Writes `model` to `path` atomically; `model` remains usable and is not modified.
 
     Args:
-        model: Any model; tensors on disk are copied without being read into memory as a whole.
-        path: The file to write. Its directory must exist.
-        external_data_threshold: If the initializers have more bytes than this together, those over 1 kB go to a second
-            file, `<path>.<12 hexadecimal digits>.data`. Each call writes a new one, so that the model at `path` has its
-            data at any time. The data file of the model that was replaced is removed. Into a device or a pipe, such as
-            /dev/stdout, the model is written as one file.
+        model: any model; external tensors are copied without being loaded as a whole.
+        path: the file to write, in an existing directory.
+        external_data_threshold: if the initializers have more bytes in total, those above 1 kB are written to a second
+            file, `<path>.<12 hexadecimal digits>.data`. Each call writes a new one, so that the model at `path` always
+            has its data; the data file of a replaced model is removed. To a device or pipe, such as /dev/stdout, the
+            model is written as one file.
     """
     path = Path(path)
     if is_stream(path):
-        # A device or a pipe has no folder for a data file beside it.
+        # A device or pipe has no folder for a data file.
         content = ir.to_proto(_with_tensors_in_memory(model)).SerializeToString()
         with replace_file(path) as file:
             file.write(content)
@@ -118,21 +118,21 @@ def write_models(
     files: FileSet,
     shared_data_threshold: int = DEFAULT_SHARED_DATA_THRESHOLD,
 ) -> dict[str, list[str]]:
-    """Write models to a set of files that appear together, and weights that several of them have only once.
+    """Writes models to a set of files that appear together, and weights common to several models only once.
 
     Args:
-        models: models by the name of their file, e.g. {"training_model.onnx": model}.
+        models: models by file name, e.g. {"training_model.onnx": model}.
         files: set of files.
-        shared_data_threshold: If the initializers that several models have are more bytes than this together, those
-            over 1 kB go to one file, which these models name. It is named after the first model, see
+        shared_data_threshold: if the initializers common to several models have more bytes in total, those above 1 kB
+            are written to one file, to which these models refer. It is named after the first model, see
             :func:`save_model`.
 
     Returns:
-        Per model that has some, the names of its data files, e.g. {"training_model.onnx": [...]}.
+        Names of the data files of each model that has any, e.g. {"training_model.onnx": [...]}.
     """
     for name, model in models.items():
         _map_tensors_beside(model, name)
-    # A pass that copies a model copies no tensors: equal weights of the models have one storage.
+    # Passes that copy a model don't copy tensors, so equal weights of the models have one storage.
     tensors: dict[Hashable, dict[int, ir.TensorProtocol]] = {}
     readers: Counter[Hashable] = Counter()
     for model in models.values():
@@ -140,7 +140,7 @@ def write_models(
             if tensor.nbytes > _EXTERNAL_TENSOR_BYTES and tensor.dtype != ir.DataType.STRING:
                 tensors.setdefault(_storage(tensor), {})[id(tensor)] = tensor
                 readers[_storage(tensor)] += 1
-    # Two initializers of one model count as two models do.
+    # Two initializers of the same model count like those of two models.
     shared = {storage: views for storage, views in tensors.items() if readers[storage] > 1}
     places: dict[int, ir.ExternalTensor] = {}
     if sum(next(iter(views.values())).nbytes for views in shared.values()) > shared_data_threshold:
@@ -165,20 +165,20 @@ def write_model(
     *,
     placed: Mapping[int, ir.ExternalTensor] = MappingProxyType({}),
 ) -> str | None:
-    """Write `model` to the file `name` of a set of files that appear together; see :func:`save_model`.
+    """Writes `model` to the file `name` of a set of files that appear together; see :func:`save_model`.
 
     Args:
         model: the model.
         files: set of files.
         name: name of the file, e.g. "net.onnx".
         external_data_threshold: see :func:`save_model`.
-        placed: tensors that a data file has already, by the `id` of the tensor.
+        placed: tensors that are already in a data file, by the `id` of the tensor.
 
     Returns:
         The name of the data file that was written; None if there is none.
     """
     data = None
-    # The model may have been loaded from the file that it now replaces, whose data file will be removed.
+    # The model may have been loaded from the file that is replaced, whose data file will be removed.
     _map_tensors_beside(model, name)
     if sum(t.nbytes for t in _tensors(model) if id(t) not in placed) > external_data_threshold:
         data = external_data_name(name)
@@ -192,7 +192,7 @@ def write_model(
 
 
 def _tensors(model: ir.Model) -> Iterator[ir.TensorProtocol]:
-    """Yield the tensors of all initializers."""
+    """Yields the tensors of all initializers."""
     for graph in model.graphs():
         for value in graph.initializers.values():
             if value.const_value is not None:
@@ -200,7 +200,7 @@ def _tensors(model: ir.Model) -> Iterator[ir.TensorProtocol]:
 
 
 def _initializer_bytes(model: ir.Model) -> int:
-    """Return the size of all initializers in bytes."""
+    """Returns the size of all initializers in bytes."""
     return sum(tensor.nbytes for tensor in _tensors(model))
 
 
@@ -209,7 +209,7 @@ def _with_tensors_in_memory(
     limit: float = math.inf,
     placed: Mapping[int, ir.ExternalTensor] = MappingProxyType({}),
 ) -> ir.Model:
-    """Return a clone of `model` with initializers of up to `limit` bytes in memory, and `placed` ones in their file."""
+    """Returns a clone with initializers of up to `limit` bytes in memory, and `placed` ones in their file."""
     clone = model.clone()
     for graph in clone.graphs():
         for value in graph.initializers.values():
@@ -224,9 +224,9 @@ def _with_tensors_in_memory(
 def _with_tensors_in(
     model: ir.Model, file: BinaryIO, name: str, placed: Mapping[int, ir.ExternalTensor]
 ) -> ir.Model:
-    """Write large initializers to `file`; return a clone of `model` that refers to it by `name`.
+    """Writes large initializers to `file`; returns a clone of `model` that refers to it by `name`.
 
-    Tensors in `placed` are in another file already.
+    Tensors in `placed` are already in another file.
     """
     clone = _with_tensors_in_memory(model, _EXTERNAL_TENSOR_BYTES, placed)
     there = set(map(id, placed.values()))
@@ -246,10 +246,10 @@ def _with_tensors_in(
 
 
 def _storage(tensor: ir.TensorProtocol) -> Hashable:
-    """Return what tells the bytes of a tensor from those of others; views of one storage have the same."""
+    """Returns a key of the tensor's storage, equal for views of one storage."""
     if isinstance(tensor, ir.ExternalTensor):
         return str(tensor.path), tensor.offset, tensor.length
-    # Views of one array, e.g. the bytes of int4 weights as MatMulNBits reads them and as DequantizeLinear does.
+    # Views of one array, e.g. the bytes of int4 weights as MatMulNBits and as DequantizeLinear reads them.
     array = getattr(tensor, "raw", None)
     if isinstance(array, np.ndarray) and array.flags.c_contiguous:
         return array.__array_interface__["data"][0], array.nbytes
@@ -257,15 +257,15 @@ def _storage(tensor: ir.TensorProtocol) -> Hashable:
 
 
 def _at(place: ir.ExternalTensor, tensor: ir.TensorProtocol) -> ir.ExternalTensor:
-    """Return the tensor of the bytes at `place` with dtype and shape of `tensor`."""
+    """Returns a tensor of the bytes at `place` with the dtype and shape of `tensor`."""
     shape = ir.Shape(tensor.shape.numpy())
     name = str(tensor.name)
     return ir.ExternalTensor(place.location, place.offset, place.length, tensor.dtype, shape=shape, name=name)
 
 
 def _placed(tensor: ir.TensorProtocol, file: BinaryIO, name: str) -> ir.ExternalTensor:
-    """Append the data of a tensor to the open file `name`; return the tensor that refers to it."""
-    # Zeros up to the next page.
+    """Appends the data of a tensor to the open file `name`; returns a tensor that refers to it."""
+    # Padding to the next page.
     file.write(bytes(-file.tell() % _ALIGNMENT))
     offset = file.tell()
     _write_data(tensor, file)
@@ -276,8 +276,8 @@ def _placed(tensor: ir.TensorProtocol, file: BinaryIO, name: str) -> ir.External
 
 
 def _write_data(tensor: ir.TensorProtocol, file: BinaryIO) -> None:
-    """Write the bytes of a tensor to a file."""
-    # Most tensors of onnx_ir can write themselves without a copy in memory, though the protocol does not ask for it.
+    """Writes the bytes of a tensor to a file."""
+    # Most tensors of onnx_ir can write themselves without a copy in memory, but the protocol doesn't require it.
     write = getattr(tensor, "tofile", None)
     if write is None:
         file.write(tensor.tobytes())
@@ -286,7 +286,7 @@ def _write_data(tensor: ir.TensorProtocol, file: BinaryIO) -> None:
 
 
 def _map_tensors_beside(model: ir.Model, name: str) -> None:
-    """Map tensors in data files of the model `name` into memory: a mapping outlives the removal of the file."""
+    """Memory-maps tensors in data files of the model `name`; a mapping outlives the removal of its file."""
     for graph in model.graphs():
         for value in graph.initializers.values():
             tensor = value.const_value

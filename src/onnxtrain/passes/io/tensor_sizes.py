@@ -1,4 +1,4 @@
-"""Check that tensors of a proto hold as many elements as their shapes say."""
+"""Checks that tensors of a proto have as much data as their shapes require."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from onnx import TensorProto
 
 from onnxtrain.runtime.external_data import bits_of
 
-# Fields of a TensorProto that hold elements if `raw_data` does not; each dtype uses one of them.
+# Fields of a TensorProto with the elements if there is no `raw_data`; each dtype uses one of them.
 _LISTS = ("float_data", "int32_data", "string_data", "int64_data", "double_data", "uint64_data")
 _COMPLEX = (TensorProto.COMPLEX64, TensorProto.COMPLEX128)
 
 
 def check_tensors(model: onnx.ModelProto) -> None:
-    """Check that every tensor of a model holds its elements, in attributes and functions, too.
+    """Raises an error if a tensor of a model, including attributes and functions, has the wrong amount of data.
 
     Later code trusts shapes and allocates memory for them, so a corrupt file could ask for terabytes.
 
     Raises:
-        ValueError: A tensor has a negative size, no dtype, or more or less data than its shape needs, or is a tensor of
-            strings in a file of its own; the message names it.
+        ValueError: a tensor has a negative size, no dtype, too much or too little data for its shape, or contains
+            strings in an external file. The message names the tensor.
     """
     for tensor in _tensors(model):
         if any(size < 0 for size in tensor.dims):
@@ -36,17 +36,17 @@ def check_tensors(model: onnx.ModelProto) -> None:
 
 
 def _check_data(tensor: TensorProto) -> None:
-    """Raise ValueError if a tensor in the proto holds more or less data than its shape needs."""
+    """Raises ValueError if a tensor in the proto has too much or too little data for its shape."""
     elements = prod(tensor.dims)
     bits = bits_of(tensor.data_type)
     if tensor.HasField("raw_data"):
         needed = None if bits is None else (elements * bits + 7) // 8
         held, unit = len(tensor.raw_data), "bytes"
     else:
-        # Complex numbers are stored as pairs of reals.
+        # Complex numbers are stored as pairs of real numbers.
         needed = elements * (2 if tensor.data_type in _COMPLEX else 1)
         held, unit = sum(len(getattr(tensor, name)) for name in _LISTS), "elements"
-        # int4 and the like: an int32 may hold one element or several, and writers do either.
+        # For int4 and the like, an int32 may contain one element or several; both forms are in use.
         if bits is not None and bits < 8:
             needed = min(needed, max(held, (elements * bits + 31) // 32))
     if needed is not None and held != needed:
@@ -56,7 +56,7 @@ def _check_data(tensor: TensorProto) -> None:
 
 
 def _tensors(model: onnx.ModelProto) -> Iterator[TensorProto]:
-    """Yield all tensors of a model."""
+    """Yields all tensors of a model."""
     yield from _graph_tensors(model.graph)
     for function in model.functions:
         yield from _attribute_tensors(attribute for node in function.node for attribute in node.attribute)
@@ -64,13 +64,13 @@ def _tensors(model: onnx.ModelProto) -> Iterator[TensorProto]:
 
 
 def _graph_tensors(graph: onnx.GraphProto) -> Iterator[TensorProto]:
-    """Yield the tensors of a graph and of its subgraphs."""
+    """Yields the tensors of a graph, including subgraphs."""
     yield from graph.initializer
     yield from _attribute_tensors(attribute for node in graph.node for attribute in node.attribute)
 
 
 def _attribute_tensors(attributes: Iterable[onnx.AttributeProto]) -> Iterator[TensorProto]:
-    """Yield the tensors of attributes and of graphs that are attributes."""
+    """Yields the tensors of attributes, including those of subgraphs."""
     for attribute in attributes:
         if attribute.type == onnx.AttributeProto.TENSOR:
             yield attribute.t

@@ -1,7 +1,7 @@
-"""Make protos without weights for onnx's C++ code: version converter, checker, shape inference, inliner.
+"""Makes protos without weights for onnx's C++ code: version converter, checker, shape inference, inliner.
 
-These functions serialise the model, and protobuf holds 2 GB. They read the values of small tensors only (shapes, axes,
-scales), so big initializers become graph inputs of the same type for the length of the call.
+These functions serialize the model, and protobuf is limited to 2 GB. They read only the values of small tensors
+(shapes, axes, scales), so large initializers are temporarily turned into graph inputs of the same type.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _UNREGISTERED = "onnxtrain.unregistered"
 BIG_ELEMENTS = 4096
 """Initializers with more elements than this become inputs of a lean proto."""
 
-# Dtypes that the version converter's C++ IR can hold. Weights may have others: 4-bit integers, 8-bit floats.
+# Dtypes that the version converter's C++ IR supports. Weights may have others: 4-bit integers, 8-bit floats.
 _CONVERTIBLE = frozenset(
     ir.DataType[name]
     for name in (
@@ -31,23 +31,23 @@ _CONVERTIBLE = frozenset(
 
 
 def _is_big(tensor: ir.TensorProtocol | None) -> bool:
-    """Tell if an initializer must become an input: it is large, has no data, or has a dtype onnx's C++ cannot hold."""
+    """True if an initializer must become an input: it is large, has no data, or a dtype unknown to onnx's C++."""
     return tensor is None or tensor.size > BIG_ELEMENTS or tensor.dtype not in _CONVERTIBLE
 
 
 def lean_proto(model: ir.Model) -> onnx.ModelProto:
-    """Return `model` as a proto in which big initializers are inputs, appended to the model's own.
+    """Returns `model` as a proto in which large initializers are inputs, appended to the model's own.
 
-    `model` is not changed. `restore` undoes this after a conversion.
+    `model` is not modified. `restore` reverts this after a conversion.
     """
     if any(value.name is None and value.uses() for node in model.graph.all_nodes() for value in node.outputs):
-        # A proto refers to values by name; cloning names those that have none.
+        # A proto refers to values by name; cloning names those without one.
         model = model.clone()
     graph = model.graph
     big = {name: value for name, value in graph.initializers.items() if _is_big(value.const_value)}
     with initializers_set_aside(graph, big):
         lean = ir.to_proto(model)
-    # An initializer may be an input of the model already, which makes it a default.
+    # If an initializer is already an input, its tensor is a default value.
     inputs = {info.name for info in lean.graph.input}
     lean.graph.input.extend(_described(value) for name, value in big.items() if name not in inputs)
     if _hide_unregistered(lean.graph.node, graph.opset_imports[""]):
@@ -56,8 +56,8 @@ def lean_proto(model: ir.Model) -> onnx.ModelProto:
 
 
 def _described(value: ir.Value) -> onnx.ValueInfoProto:
-    """Return a graph input of the name, dtype and shape of an initializer."""
-    # The tensor tells dtype and shape surely; an initializer need not be annotated.
+    """Returns a graph input with the name, dtype and shape of an initializer."""
+    # The tensor always has dtype and shape, whereas the initializer may not be annotated.
     tensor = value.const_value
     if tensor is None:
         return ir.serde.serialize_value(value)
@@ -65,10 +65,10 @@ def _described(value: ir.Value) -> onnx.ValueInfoProto:
 
 
 def _hide_unregistered(nodes: Iterable[onnx.NodeProto], opset: int) -> bool:
-    """Move ops that onnx does not know from the standard domain to another one; return whether there are any.
+    """Moves ops unknown to onnx from the standard domain to another one. Returns True if there were any.
 
-    ONNX Runtime has ops of its own in the standard domain, such as SimplifiedLayerNormalization. onnx's C++ code fails
-    on them, but accepts unknown ops of other domains.
+    ONNX Runtime defines ops in the standard domain, such as SimplifiedLayerNormalization. onnx's C++ code fails on
+    them, but accepts unknown ops of other domains.
     """
     any_hidden = False
     for node in nodes:
@@ -83,7 +83,7 @@ def _hide_unregistered(nodes: Iterable[onnx.NodeProto], opset: int) -> bool:
 
 @functools.cache
 def _is_registered(op_type: str, opset: int) -> bool:
-    """Tell if onnx knows a standard op at this opset."""
+    """True if onnx knows a standard op at this opset."""
     try:
         onnx.defs.get_schema(op_type, opset, "")
     except onnx.defs.SchemaError:
@@ -92,10 +92,10 @@ def _is_registered(op_type: str, opset: int) -> bool:
 
 
 def restore(lean: ir.Model, original: ir.Model) -> None:
-    """Undo :func:`lean_proto` in `lean`, the model that was made from a lean proto of `original`; in place.
+    """Reverts :func:`lean_proto` in `lean`, the model that was made from a lean proto of `original`, in place.
 
     Inputs that are initializers of `original` become initializers again, in the original order. Initializers that only
-    `lean` has, such as those that a converter adds, come after them.
+    `lean` has, such as those added by a converter, follow.
     """
     for node in ir.traversal.RecursiveGraphIterator(lean.graph):
         if node.domain == _UNREGISTERED:
@@ -105,7 +105,7 @@ def restore(lean: ir.Model, original: ir.Model) -> None:
     present = {value.name: value for value in (*graph.inputs, *graph.initializers.values())}
     for name, source in original.graph.initializers.items():
         value = present.get(name)
-        # The converter may have made an attribute of it, or dropped it.
+        # The converter may have turned it into an attribute, or dropped it.
         if value is None:
             continue
         value.const_value = source.const_value

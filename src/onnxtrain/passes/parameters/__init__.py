@@ -1,1 +1,1 @@
-"""Tell parameters from constants and settings of ops, move them between initializers and inputs, and set op modes."""
+"""Distinguishes parameters from constants and op settings, and turns initializers into inputs and back."""

@@ -1,4 +1,4 @@
-"""Tells which products with rows in an order of their own ONNX Runtime computes otherwise than they are defined."""
+"""Detects MatMulNBits nodes with `g_idx` that ONNX Runtime computes incorrectly."""
 
 from __future__ import annotations
 
@@ -7,29 +7,29 @@ import onnx_ir as ir
 
 
 def fault_of_order(node: ir.Node) -> str | None:
-    """Names what ONNX Runtime's kernel does not compute as defined in a MatMulNBits with `g_idx`.
+    """Returns why ONNX Runtime computes a MatMulNBits with `g_idx` incorrectly, or None.
 
-    Files of GPTQ with `desc_act=True` have such an order. In most of them all zero points are 8, which the kernel
-    computes as defined, as it does floating-point zero points and none.
+    GPTQ checkpoints with `desc_act=True` have `g_idx`. In most of them, all zero points are 8, which is computed
+    correctly, as are floating-point and absent zero points.
 
     Args:
         node: a MatMulNBits.
 
     Returns:
-        E.g. "weights of 2 bits with g_idx". None for a node without `g_idx`, or that is computed as defined.
+        E.g. "weights of 2 bits with g_idx". None for a node without `g_idx`, or one that is computed correctly.
     """
     _, _, _, zero_points, order, *_ = (*node.inputs, None, None, None)
     if order is None:
         return None
     bits: int = node.attributes.get_int("bits", 4)
-    # onnxruntime 1.32, CPU: with g_idx, codes of 2 bits are read as codes of 4, there is no kernel for 8 bits, and
-    # packed zero points are taken for 8.
+    # With g_idx, onnxruntime (1.32, CPU) reads 2-bit codes as 4-bit codes, has no kernel for 8 bits, and assumes that
+    # packed zero points are 8.
     if bits != 4:
         return f"weights of {bits} bits with g_idx"
     if zero_points is None or zero_points.dtype != ir.DataType.UINT8:
         return None
     tensor = None if zero_points.is_graph_input() else zero_points.const_value
-    # Two zero points in a byte.
+    # Two zero points per byte.
     if tensor is not None and np.all(tensor.numpy() == 0x88):
         return None
     return "packed zero points other than 8 with g_idx"

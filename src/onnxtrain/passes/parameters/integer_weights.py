@@ -1,4 +1,4 @@
-"""Finds the integer weights and biases of quantized layers, with the scales that they were rounded with."""
+"""Finds the integer weights and biases of quantized layers, with their scales."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import onnx_ir as ir
 Array = np.ndarray[Any, Any]
 
 _MS = "com.microsoft"
-# Input indices of weight, scale and zero point, and the axis of a scale per channel, in onnxruntime 1.32's ops. None
-# stands for the `axis` of the node.
+# Input indices of weight, scale and zero point, and the axis of per-channel scales, in onnxruntime 1.32's ops. None
+# means the node's attribute `axis`.
 _WEIGHTS: Mapping[tuple[str, str], tuple[int, int, int, int | None]] = {
     ("", "DequantizeLinear"): (0, 1, 2, None),
     (_MS, "DequantizeLinear"): (0, 1, 2, None),
@@ -27,16 +27,16 @@ _CODES = frozenset({ir.DataType.INT8, ir.DataType.UINT8})
 
 @dataclass(frozen=True)
 class IntegerWeight:
-    """An initializer of integers that a layer multiplies with, or adds.
+    """An initializer of integers that is a quantized weight or bias.
 
     Attributes:
         value: the integers, e.g. `fc.weight_quantized`, int8.
         node: the node that reads them: DequantizeLinear, QLinearConv, QLinearMatMul or QGemm.
-        index: which of its inputs they are.
+        index: index of this input.
         scale: the scale, an initializer.
         zero_point: the zero point, an initializer; None for 0.
-        axis: axis along which scales differ, e.g. 0.
-        block_size: number of integers along `axis` that share a scale; 0 for one scale per entry.
+        axis: axis of per-channel scales, e.g. 0.
+        block_size: number of integers along `axis` that share a scale; 0 for per-channel scales.
     """
 
     value: ir.Value
@@ -49,12 +49,12 @@ class IntegerWeight:
 
     @property
     def is_bias(self) -> bool:
-        """True for integers of 32 bits, which layers add."""
+        """True for int32, the dtype of biases."""
         return self.value.dtype == ir.DataType.INT32
 
     def real(self) -> Array:
-        """Computes the numbers that the integers stand for: (integer - zero point) * scale."""
-        # In wide integers: a code of uint8 less its zero point may be negative.
+        """Dequantizes the integers: (integer - zero point) * scale."""
+        # In int64, because a uint8 code minus its zero point may be negative.
         codes = constant(self.value).astype(np.int64)
         zero = (
             np.zeros((), np.int64) if self.zero_point is None else constant(self.zero_point).astype(np.int64)
@@ -68,7 +68,7 @@ class IntegerWeight:
         if self.block_size:
             repeated = np.repeat(array, self.block_size, self.axis)
             return repeated[tuple(slice(size) for size in dims)]
-        # ONNX allows [] and [1] for one scale.
+        # ONNX allows shapes [] and [1] for a single scale.
         if array.size == 1:
             return array.reshape(())
         shape = [1] * len(dims)
@@ -78,13 +78,13 @@ class IntegerWeight:
 
 @dataclass(frozen=True)
 class IntegerBias:
-    """The int32 input that a product of integers adds, in steps of the product of two scales.
+    """The int32 bias of an integer product, whose scale is the product of two scales.
 
     Attributes:
-        node: the node that adds it: QLinearConv or QGemm.
-        index: which of its inputs it is.
-        scales: scale of the activations, and of the weight: initializers.
-        factor: further factor of their product, `alpha` of QGemm.
+        node: the node that adds the bias: QLinearConv or QGemm.
+        index: index of this input.
+        scales: scales of the activations and of the weight: initializers.
+        factor: further factor of the scale, `alpha` of QGemm.
     """
 
     node: ir.Node
@@ -100,18 +100,18 @@ class IntegerBias:
         return value
 
     def step(self) -> Array:
-        """Computes the number that an integer 1 stands for: one, or one per output [out]."""
+        """Computes the scale of the bias: a single number, or one per output [out]."""
         activations, weights = (constant(scale).astype(np.float32).ravel() for scale in self.scales)
         step: Array = activations * weights * np.float32(self.factor)
         return step
 
 
-# Input index of the bias in onnxruntime 1.32's products of integers.
+# Input index of the bias in onnxruntime 1.32's integer products.
 _BIASES: Mapping[tuple[str, str], int] = {("", "QLinearConv"): 8, (_MS, "QLinearConv"): 8, (_MS, "QGemm"): 6}
 
 
 def integer_bias(node: ir.Node) -> IntegerBias | None:
-    """Returns the bias of a product of integers; None if it has none, or scales that the graph computes."""
+    """Returns the bias of an integer product; None if there is none, or its scales are not initializers."""
     index = _BIASES.get((node.domain, node.op_type))
     if index is None or index >= len(node.inputs) or node.inputs[index] is None:
         return None
@@ -132,21 +132,21 @@ def integer_weights(model: ir.Model) -> list[IntegerWeight]:
 
 
 def integer_weight(node: ir.Node) -> IntegerWeight | None:
-    """Returns the integer weight, or bias, that a node reads; None if it reads none that is stored in the file."""
+    """Returns the integer weight or bias that a node reads; None if there is none that is stored in the file."""
     place = _WEIGHTS.get((node.domain, node.op_type))
-    # Ops on activations alone (QLinearAdd, ...) have no weights.
+    # Ops that only read activations (QLinearAdd, ...) have no weights.
     if place is None:
         return None
     index, scale, zero_point, axis = place
     value, step = _initializer(node, index), _initializer(node, scale)
-    # Weights that the graph computes, and scales that come with them, cannot be replaced.
+    # Computed weights or scales cannot be replaced.
     if value is None or step is None:
         return None
     wanted = {*_CODES, ir.DataType.INT32} if node.op_type == "DequantizeLinear" else _CODES
     if value.dtype not in wanted:
         return None
     axis = _axis(node, value) if axis is None else axis
-    # Rows of a transposed weight are output channels.
+    # The rows of a transposed weight are output channels.
     if node.op_type == "QGemm" and node.attributes.get_int("transB", 0) == 1:
         axis = 0
     return IntegerWeight(value, node, index, step, _initializer(node, zero_point), axis, _block_size(node))
@@ -189,15 +189,15 @@ def constant(value: ir.Value) -> Array:
 
 
 def bias_codes(real: Array, scale: Array) -> Array:
-    """Rounds a bias to int32 in the steps of the products that it is added to.
+    """Quantizes a bias to int32, with the scale of the products to which it is added.
 
-    ONNX Runtime (1.32) adds the integers to sums of products of integers, and does not look at a scale of their own.
+    ONNX Runtime (1.32) adds the integers to sums of integer products, regardless of any scale of their own.
 
     Args:
         real: the bias, e.g. float32 [out].
-        scale: the scale of the activations times that of the weight: one number, or one per output [out].
+        scale: product of the scales of activations and weight: a single number, or one per output [out].
     """
-    # In float64: integers above 2^24 are not exact in float32.
+    # In float64, because integers above 2^24 are not exact in float32.
     codes = np.rint(real.astype(np.float64) / scale.astype(np.float64).ravel())
     limits = np.iinfo(np.int32)
     rounded: Array = np.clip(codes, limits.min, limits.max).astype(np.int32)
@@ -205,7 +205,7 @@ def bias_codes(real: Array, scale: Array) -> Array:
 
 
 def _initializer(node: ir.Node, index: int) -> ir.Value | None:
-    """Returns an input that is an initializer; None for any other, and for an input that is left out."""
+    """Returns an input that is an initializer; None for other and omitted inputs."""
     value = node.inputs[index] if index < len(node.inputs) else None
     return None if value is None or value.const_value is None or not value.is_initializer() else value
 
@@ -213,7 +213,7 @@ def _initializer(node: ir.Node, index: int) -> ir.Value | None:
 def _axis(node: ir.Node, value: ir.Value) -> int:
     rank = len(constant(value).shape)
     axis = node.attributes.get_int("axis", 1)
-    # ONNX ignores the axis of a scale of one number, e.g. 1 for a bias of one axis.
+    # ONNX ignores the axis of a single scale, e.g. 1 for a bias with one axis.
     return axis % rank if rank and -rank <= axis < rank else 0
 
 

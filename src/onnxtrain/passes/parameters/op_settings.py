@@ -1,4 +1,4 @@
-"""Find initializers that set up ops and are no weights: bounds, sizes, quantization scales, rotary caches."""
+"""Finds initializers that configure ops: bounds, sizes, quantization scales, rotary caches."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import onnx_ir as ir
 from onnxtrain.op_facts import CASTS, MOVES
 
 _MS = "com.microsoft"
-# Domain of ops that ONNX Runtime's optimizer writes for images with channels last.
+# Domain of ops that ONNX Runtime's optimizer writes for images in channels-last layout.
 _INTERNAL = "com.ms.internal.nhwc"
 
-# Input indices, by domain and op, that configure the op. Nobody means to train the bounds of a ReLU6, the scale factors
-# of an upsampling, or the boxes of a crop, at whose edges the result jumps.
+# Input indices, by domain and op, that configure the op. Users don't intend to train the bounds of a ReLU6, the scales
+# of an upsampling, or the boxes of a crop, for which the result is discontinuous.
 _SETTINGS: Mapping[tuple[str, str], Collection[int]] = {
     ("", "Clip"): (1, 2),
     ("", "Dropout"): (1,),
@@ -24,12 +24,12 @@ _SETTINGS: Mapping[tuple[str, str], Collection[int]] = {
     ("", "RoiAlign"): (1,),
 }
 
-# Input indices of scales and zero points that several quantized ops of two tensors, and of one tensor, share.
+# Input indices of scales and zero points that several binary and unary quantized ops have in common.
 _LINEAR_CONV = (1, 2, 4, 5, 6, 7)
 _UNARY_LINEAR = (1, 2, 3, 4)
 
-# Input indices of scales and zero points, by domain and op, as in onnx 1.23 and onnxruntime 1.32. The integer codes
-# were rounded with them, and runtimes fold or pack them with the codes: training one would move a whole block of
+# Input indices of scales and zero points, by domain and op, as in onnx 1.23 and onnxruntime 1.32. The integers were
+# quantized with them, and runtimes fold or pack them with the integers: training one would change a whole block of
 # weights.
 _QUANTIZATION: Mapping[tuple[str, str], Collection[int]] = {
     **{(domain, op): (1, 2) for domain in ("", _MS) for op in ("DequantizeLinear", "QuantizeLinear")},
@@ -75,8 +75,8 @@ _QUANTIZATION: Mapping[tuple[str, str], Collection[int]] = {
     (_MS, "SparsePagedAttention"): (19, 20),
 }
 
-# Input indices of cosines and sines of positions. They are functions of the position; trained ones would not be a
-# rotation any more.
+# Input indices of cosines and sines of positions. They are functions of the position; trained, they would no longer
+# describe a rotation.
 _ROTARY: Mapping[tuple[str, str], Collection[int]] = {
     ("", "RotaryEmbedding"): (1, 2),
     (_MS, "DynamicSparseAttention"): (11, 12),
@@ -91,12 +91,12 @@ _ROTARY: Mapping[tuple[str, str], Collection[int]] = {
     (_MS, "SparsePagedAttention"): (14, 15),
 }
 
-# Rows of a cache at some positions are still a cache.
+# Selected rows of a cache are still a cache.
 _PASSING_ON = MOVES | CASTS
 
 
 def is_setting(value: ir.Value) -> bool:
-    """Return whether all readers of `value` take it as a setting, e.g. as bound of Clip; False without readers."""
+    """True if all readers of `value` read it as a setting, e.g. as bound of Clip; False without readers."""
     uses = value.uses()
     return bool(uses) and all(
         use.idx in _SETTINGS.get((use.node.domain, use.node.op_type), ()) for use in uses
@@ -104,28 +104,28 @@ def is_setting(value: ir.Value) -> bool:
 
 
 def has_quantized_ops(graph: ir.Graph) -> bool:
-    """Return whether a node of the graph, or of its subgraphs, reads quantization scales, e.g. MatMulNBits."""
+    """True if a node of the graph, including subgraphs, reads quantization scales, e.g. MatMulNBits."""
     return any(
         (node.domain, node.op_type) in _QUANTIZATION for node in ir.traversal.RecursiveGraphIterator(graph)
     )
 
 
 def is_quantization_or_rotary(value: ir.Value) -> bool:
-    """Return whether all readers of `value` take it as quantization scale, zero point or rotary cache.
+    """True if all readers of `value` read it as quantization scale, zero point or rotary cache.
 
-    Readers behind ops that only move elements count, e.g. RotaryEmbedding behind a Gather of rows at some positions.
-    False if nothing reads it.
+    Includes indirect readers, after ops that only move elements, e.g. RotaryEmbedding after a Gather of some rows.
+    False if the value is unread.
     """
     uses = value.uses()
     return bool(uses) and not value.is_graph_output() and all(_is_fixed(use.node, use.idx) for use in uses)
 
 
 def _is_fixed(node: ir.Node, index: int) -> bool:
-    """Tell if input `index` of a node is a quantization scale, zero point or rotary cache, directly or further on."""
+    """True if input `index` of a node is a quantization scale, zero point or rotary cache, perhaps indirectly."""
     op = (node.domain, node.op_type)
     if index in _QUANTIZATION.get(op, ()) or index in _ROTARY.get(op, ()):
         return True
-    # Inputs: scale and zero point of the result, then tensor, scale and zero point of each operand.
+    # Inputs: scale and zero point of the output, then tensor, scale and zero point of each operand.
     if op == (_MS, "QLinearConcat"):
         return index < 2 or (index - 2) % 3 > 0
     if op == ("", "Mul"):
@@ -136,9 +136,9 @@ def _is_fixed(node: ir.Node, index: int) -> bool:
 
 
 def _is_dynamic_scale(value: ir.Value | None) -> bool:
-    """Tell if `value` is the scale that DynamicQuantizeLinear computes.
+    """True if `value` is the scale that DynamicQuantizeLinear computes.
 
-    onnxruntime's `quantize_dynamic` multiplies the scale of the weights by it, so the other factor of such a Mul is
+    onnxruntime's `quantize_dynamic` multiplies it by the scale of the weights, so the other factor of such a Mul is
     fixed.
     """
     producer = None if value is None else value.producer()

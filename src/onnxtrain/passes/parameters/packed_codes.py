@@ -1,4 +1,4 @@
-"""Unpacks and packs integers of 2, 4 or 8 bits, of which several share a byte."""
+"""Unpacks and packs integers of 2, 4 or 8 bits, several of which share a byte."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Array = np.ndarray[Any, Any]
 
 
 def unpacked(packed: Array, bits: int) -> Array:
-    """Unpacks the last axis of bytes, the lowest bits first, as MatMulNBits (onnxruntime 1.32) and ONNX pack integers.
+    """Unpacks the last axis of bytes, lowest bits first, as packed by MatMulNBits (onnxruntime 1.32) and ONNX.
 
     Args:
         packed: uint8 [..., bytes].
@@ -23,14 +23,14 @@ def unpacked(packed: Array, bits: int) -> Array:
         >>> unpacked(np.array([0x21, 0x43], np.uint8), 4).tolist()
         [1, 2, 3, 4]
     """
-    # Four codes of 2 bits, two of 4, or one of 8 in each byte.
+    # Four 2-bit codes, two 4-bit codes, or one 8-bit code per byte.
     shifts = np.arange(0, 8, bits, dtype=np.uint8)
     codes = (packed[..., None] >> shifts) & np.uint8(2**bits - 1)
     return codes.reshape(*packed.shape[:-1], -1)
 
 
 def packed_pairs(codes: Array) -> Array:
-    """Packs integers of 4 bits in pairs, without gaps between rows, as a tensor of UINT4 holds them.
+    """Packs 4-bit integers in pairs, without gaps between rows, like a tensor of UINT4.
 
     Args:
         codes: uint8 of any shape, each below 16.

@@ -1,4 +1,4 @@
-"""Turn parameters from initializers (inference) into graph inputs (training), and back."""
+"""Turns parameters from initializers (inference) into graph inputs (training), and back."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from onnxtrain.passes.tidy.constants import sort_initializers, unmark_constant
 
 
 def promote_initializers(model: ir.Model, names: Iterable[str]) -> dict[str, ir.TensorProtocol]:
-    """Turn initializers into graph inputs, in place: appended to the inputs, in the order of `names`.
+    """Turns initializers into graph inputs, in place; they are appended in the order of `names`.
 
-    Shapes that were inferred from their elements are removed, e.g. the result of a Reshape to a promoted shape. Infer
-    shapes again afterwards.
+    Shapes that were inferred from the elements of these initializers are removed, e.g. that of a Reshape to a promoted
+    shape. Infer shapes again afterwards.
 
     Returns:
-        The former values by name, in the same order; external data stays on disk.
+        The former values by name, in the same order; external data is not read.
 
     Raises:
-        ModelError: A name is not an initializer of the main graph, or occurs twice. The model is then unchanged.
+        ModelError: a name is not an initializer of the main graph, or occurs twice. The model is then not modified.
     """
     names = list(names)
     initializers = model.graph.initializers
@@ -42,7 +42,7 @@ def promote_initializers(model: ir.Model, names: Iterable[str]) -> dict[str, ir.
         value = initializers[name]
         del initializers[name]
         value.const_value = None
-        # A graph input must declare both; an initializer may lack them, as its tensor has them.
+        # A graph input must declare both; for an initializer, they may only be known from its tensor.
         value.type, value.shape = ir.TensorType(tensor.dtype), ir.Shape(tensor.shape.numpy())
         model.graph.inputs.append(value)
     forget_sizes_behind(model.graph, model.graph.inputs[len(model.graph.inputs) - len(names) :])
@@ -51,11 +51,11 @@ def promote_initializers(model: ir.Model, names: Iterable[str]) -> dict[str, ir.
 
 @dataclass(frozen=True)
 class Withheld:
-    """Values that :func:`withhold` has taken from initializers.
+    """Initializers that :func:`withhold` has turned into inputs.
 
     Attributes:
-        tensors: former value of each withheld initializer, by name, e.g. {"fc.weight": ...}.
-        order: names of all initializers of the model, in their order before, e.g. ["fc.weight", "axes"].
+        tensors: former value of each withheld initializer by name, e.g. {"fc.weight": ...}.
+        order: original order of all initializers of the model, e.g. ["fc.weight", "axes"].
     """
 
     tensors: dict[str, ir.TensorProtocol]
@@ -63,10 +63,10 @@ class Withheld:
 
 
 def withhold(model: ir.Model, names: Iterable[str]) -> Withheld:
-    """Hide the values of initializers from passes: they become graph inputs until :func:`give_back`.
+    """Hides the values of initializers from passes by turning them into graph inputs until :func:`give_back`.
 
-    A value that will be an input of the training model, or be differentiated, may change: nothing may be folded or
-    inferred from it. Constant nodes of these names count as parameters from now on. Names of no initializer are
+    Values of initializers that will become inputs of the training model, or be differentiated, may change, so nothing
+    may be folded or inferred from them. Constant nodes among them become parameters. Names without an initializer are
     ignored.
     """
     order = [str(name) for name in model.graph.initializers]
@@ -77,24 +77,25 @@ def withhold(model: ir.Model, names: Iterable[str]) -> Withheld:
 
 
 def give_back(model: ir.Model, withheld: Withheld) -> None:
-    """Turn withheld inputs into initializers again, in place and in their old order.
+    """Turns withheld inputs into initializers again, in place and in their original order.
 
     Args:
-        model: the model that :func:`withhold` has changed, or a rewritten copy of it.
+        model: the model that :func:`withhold` has modified, or a rewritten copy.
         withheld: result of :func:`withhold`.
     """
     embed_parameters(model, withheld.tensors)
-    # Initializers that passes have added in between follow the old ones.
+    # Initializers that passes have added since then follow the original ones.
     sort_initializers(model.graph, withheld.order)
 
 
 def embed_parameters(model: ir.Model, values: Mapping[str, np.ndarray | ir.TensorProtocol]) -> None:
-    """Turn graph inputs into initializers with these values, in place and in the order of `values`.
+    """Turns graph inputs into initializers with these values, in place and in the order of `values`.
 
-    Inverse of :func:`promote_initializers`. Arrays are not copied.
+    The inverse of :func:`promote_initializers`. Arrays are not copied.
 
     Raises:
-        ModelError: A name is not a graph input, or dtype or shape differ from the input's. The model is then unchanged.
+        ModelError: a name is not a graph input, or dtype or shape differ from the input's. The model is then not
+            modified.
     """
     inputs = {value.name: value for value in model.graph.inputs}
     missing = [name for name in values if name not in inputs]
@@ -113,14 +114,14 @@ def embed_parameters(model: ir.Model, values: Mapping[str, np.ndarray | ir.Tenso
 
 
 def _tensor_of(value: ir.Value) -> ir.TensorProtocol:
-    """Return the content of an initializer; raise ModelError if it has none."""
+    """Returns the content of an initializer; raises ModelError if it has none."""
     if value.const_value is None:
         raise ModelError(f"The initializer '{value.name}' has no tensor; load the model with its data.")
     return value.const_value
 
 
 def _tensor_for(target: ir.Value, value: np.ndarray | ir.TensorProtocol) -> ir.TensorProtocol:
-    """Return `value` as a tensor, checked against dtype and static sizes of the input `target`."""
+    """Returns `value` as a tensor, after checking it against the dtype and static sizes of the input `target`."""
     name = target.name
     tensor = ir.tensor(value, name=name) if isinstance(value, np.ndarray) else value
     if target.dtype is not None and tensor.dtype != target.dtype:
@@ -138,7 +139,7 @@ def _tensor_for(target: ir.Value, value: np.ndarray | ir.TensorProtocol) -> ir.T
 
 
 def _some(names: Iterable[str | None], limit: int = 8) -> str:
-    """List the first names for a message, e.g. "a, b, ... (12 in all)"."""
+    """Returns the first names for a message, e.g. "a, b, ... (12 in all)"."""
     shown = [str(name) for name in names]
     if not shown:
         return "there are none"

@@ -1,4 +1,4 @@
-"""Recognise the places where a PyTorch model stops gradients by `detach()` or `stop_gradient`."""
+"""Finds where a PyTorch model stops gradients by `detach()` or `stop_gradient`."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import onnx_ir as ir
 from onnxtrain.passes.tidy.constants import known_array
 from onnxtrain.passes.tidy.unused import remove_unread_initializers
 
-# Metadata of a node by the Dynamo exporter: the operation in PyTorch, e.g.
-# "%detach : [num_users=1] = call_function[target=torch.ops.aten.detach.default](args = (%x,), kwargs = {})".
+# Node metadata of the Dynamo exporter with the PyTorch operation, e.g. "%detach : [num_users=1] =
+# call_function[target=torch.ops.aten.detach.default](args = (%x,), kwargs = {})".
 _KEY, _ORIGIN = "pkg.torch.onnx.fx_node", "aten.detach"
-# The lines of source code that led to the operation, innermost last.
+# Stack trace of the operation, innermost line last.
 _SOURCE = "pkg.torch.onnx.stack_trace"
 _DETACHED, _OPERAND = re.compile(r"%detach\w*"), re.compile(r"%\w+")
 
 
 def is_stop_gradient(node: ir.Node) -> bool:
-    """Return whether `node` is an Identity that PyTorch's exporter has written for a `detach()`."""
+    """True if `node` is an Identity that PyTorch's exporter has written for a `detach()`."""
     return (
         node.op_type == "Identity"
         and node.domain == ""
@@ -28,15 +28,15 @@ def is_stop_gradient(node: ir.Node) -> bool:
 
 
 def mark_stop_gradient(identity: ir.Node) -> None:
-    """Mark an Identity as a stop of gradients for :func:`is_stop_gradient`; the mark survives cloning and saving."""
+    """Marks an Identity to stop gradients, see :func:`is_stop_gradient`; the mark is kept by cloning and saving."""
     identity.metadata_props[_KEY] = f"{_ORIGIN}.default"
 
 
 def mark_stopped_gradients(model: ir.Model) -> ir.Model:
-    """Turn each `Where(true, x, x)` into an Identity that stops gradients, in place; return `model`.
+    """Turns each `Where(true, x, x)` into an Identity that stops gradients, in place; returns `model`.
 
-    `onnxtrain.nn.stop_gradient` is exported as such a Where, as exporters remove every Identity. No other code has a
-    reason to choose between a value and itself. The constant is removed if nothing else reads it.
+    `onnxtrain.nn.stop_gradient` is exported as such a Where, because exporters remove every Identity. Other code has no
+    reason to select between a value and itself. The constant is removed if nothing else reads it.
     """
     for node in ir.traversal.RecursiveGraphIterator(model.graph):
         if node.op_type == "Where" and node.domain == "" and _chooses_nothing(node):
@@ -50,7 +50,7 @@ def mark_stopped_gradients(model: ir.Model) -> ir.Model:
 
 
 def _chooses_nothing(node: ir.Node) -> bool:
-    """Tell if a Where is `Where(true, x, x)` with a scalar constant `true`."""
+    """True if a Where is `Where(true, x, x)` with a scalar constant `true`."""
     condition, first, second = node.inputs
     if first is not second:
         return False
@@ -59,17 +59,17 @@ def _chooses_nothing(node: ir.Node) -> bool:
 
 
 def lost_detaches(graph: ir.Graph, active: Collection[ir.Value]) -> Iterator[ir.Node]:
-    """Yield the nodes through which gradients flow although the PyTorch model stops them by `detach()`.
+    """Yields the nodes through which gradients flow although the PyTorch model stops them by `detach()`.
 
     The optimizer of PyTorch's exporter removes the Identity of a `detach()`, but the metadata of its readers still
-    names it as an operand. If the readers have been merged with other nodes, only their line of source code is left.
+    contains it as an operand. If the readers have been merged with other nodes, only their line of source code remains.
 
     Args:
-        graph: Main graph of a model.
-        active: Values that gradients flow through.
+        graph: main graph of a model.
+        active: values through which gradients flow.
     """
     texts = [node.metadata_props.get(_KEY, "") for node in graph if is_stop_gradient(node)]
-    # Names of the detaches that still stop gradients, e.g. {"%detach_1"}.
+    # Names of the remaining detaches, e.g. {"%detach_1"}.
     kept = {name.group() for text in texts if (name := _DETACHED.match(text))}
     for node in graph:
         if not any(value in active for value in node.outputs):

@@ -1,4 +1,4 @@
-"""Recover parameters of a PyTorch module that its exporters have merged, replaced or dropped."""
+"""Recovers parameters of a PyTorch module that its exporters have merged, replaced or dropped."""
 
 from __future__ import annotations
 
@@ -18,24 +18,25 @@ from onnxtrain.passes.tidy.constants import add_initializer, is_float_parameter
 from onnxtrain.passes.tidy.unique_names import fresh_name
 from onnxtrain.passes.tidy.unused import remove_unread_initializers
 
-# Metadata of a model that has gradients; see `mark_gradients`.
+# Metadata key of a model with gradients; see `mark_gradients`.
 _GRADIENTS = "onnxtrain.gradients"
-# `producer_name` of files by PyTorch's exporters. In other files an Identity of a parameter is no sign of a merge.
+# `producer_name` of PyTorch's exporters. In files of others, an Identity of a parameter does not indicate a merge.
 _PRODUCER = "pytorch"
-# Metadata that the Dynamo exporter and its optimizer write: at the graph the signature of the module with one line per
-# parameter, at a value the names that it was folded from, at a node the operation in PyTorch.
+# Metadata of the Dynamo exporter and its optimizer: the module's signature with one line per parameter (graph), the
+# names from which an initializer was folded (value), and the PyTorch operation (node).
 _SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
 _FOLDED = "pkg.onnxscript.optimizer.folded_from"
 _OPERATION = "pkg.torch.onnx.fx_node"
 _LINEAR = "target=torch.ops.aten.linear.default"
 _ENTRY = re.compile(r"^(\w+): (PARAMETER|BUFFER|CONSTANT_TENSOR) target='([^']+)'", re.MULTILINE)
 _OPERAND = re.compile(r"%(\w+)")
-# Names of parameters in TorchScript's exports, e.g. "norm1.weight"; other values have slashes, colons or only digits.
+# Names of parameters in TorchScript's exports, e.g. "norm1.weight"; names of other values contain slashes or colons, or
+# are numbers.
 _QUALIFIED_NAME = re.compile(r"\w+(\.\w+)+|[A-Za-z_]\w*")
 
 
 class TorchSignature:
-    """Parameters of the module, as metadata of a file by PyTorch's Dynamo exporter lists them; empty for other files.
+    """The module's parameters according to metadata of PyTorch's Dynamo exporter; empty for other files.
 
     Args:
         model: the model, after any passes that keep metadata.
@@ -53,9 +54,9 @@ class TorchSignature:
         return bool(self._kinds)
 
     def is_parameter(self, value: ir.Value) -> bool | None:
-        """Return whether an initializer is, or was folded from, a parameter, and not a buffer or constant.
+        """True if an initializer is, or was folded from, a parameter, as opposed to a buffer or constant.
 
-        None if the file does not tell: other tools have added the initializer.
+        Returns None if the file does not list the initializer because other tools have added it.
         """
         origins = self.origins(value)
         if not origins and _FOLDED not in value.metadata_props:
@@ -63,26 +64,27 @@ class TorchSignature:
         return any(self._kinds[name] == "PARAMETER" for name in origins)
 
     def missing_parameters(self) -> list[str]:
-        """Return the names of parameters that the module reads, but that no initializer holds any more."""
+        """Returns the names of parameters that the module uses but that are no longer initializers."""
         names = {name for _, missing in self.merged() for name in missing}
         return [name for name, kind in self._kinds.items() if name in names and kind == "PARAMETER"]
 
     def origins(self, value: ir.Value) -> list[str]:
-        """Return the names of the parameters, buffers and constants that an initializer is or was folded from."""
+        """Returns the names of the parameters, buffers and constants that an initializer is or was folded from."""
         if value.name in self._kinds:
             return [str(value.name)]
         return [name for name in _folded_from(value) if name in self._kinds]
 
     def read(self, node: ir.Node) -> list[str]:
-        """Return the names of parameters, buffers and constants that the node's operation in PyTorch reads, in turn."""
+        """Returns the names of the parameters, buffers and constants that a node's PyTorch operation uses, in order."""
         operands = _OPERAND.findall(node.metadata_props.get(_OPERATION, "").partition("args = ")[2])
         return [self._names[operand] for operand in operands if operand in self._names]
 
     def merged(self) -> Iterator[tuple[list[ir.Node], list[str]]]:
-        """Yield, for each operation that reads parameters which the graph lacks, its nodes and these names in order.
+        """Yields, for each PyTorch operation that uses parameters missing from the graph, its nodes and these names.
 
-        Tied parameters must not count as missing. Of tied ones the exporter keeps the last name, of merged equal ones
-        the first: a name is missing only if it comes after all names that the nodes read in its place.
+        For tied parameters, the exporter keeps the last name; for deduplicated equal tensors, the first. Tied
+        parameters must not count as missing: a name is missing only if it follows every name that the nodes use
+        instead.
         """
         graph = self._model.graph
         present = {
@@ -108,28 +110,29 @@ class TorchSignature:
 
 
 def mark_gradients(model: ir.Model) -> None:
-    """Mark `model` as one with gradients, for `RestoreParametersPass`; the mark survives cloning and saving."""
+    """Marks `model` as one with gradients, for `RestoreParametersPass`; the mark is kept by cloning and saving."""
     model.metadata_props[_GRADIENTS] = "true"
 
 
 class RestoreParametersPass(ir.passes.InPlacePass):
-    """Give parameters that an exporter has merged, because their values were equal, separate initializers.
+    """Restores separate initializers for parameters that an exporter has merged because their values were equal.
 
-    In a fresh network all norms have scale 1 and bias 0, which are also the running variance and mean of BatchNorm, and
-    copied layers are equal altogether. One initializer for all would be trained as one parameter, or be overwritten
-    with running statistics. Parameters that are tied in PyTorch stay one initializer.
+    In a new network, all norms have scale 1 and bias 0, which are also the running variance and mean of BatchNorm, and
+    copies of a layer are entirely equal. A single initializer would be trained as one parameter, or be overwritten by
+    running statistics. Parameters that are tied in PyTorch remain a single initializer.
 
     - TorchScript's exporter writes `norm2.weight = Identity(norm1.weight)` in eval mode.
-    - The Dynamo exporter notes the operation in PyTorch at each node. If the operation reads `norm2.weight`, which the
-      file lacks, and the node reads `norm1.weight`, the two were merged. The exporter also stores weights of linear
-      layers transposed, under made-up names; the pass restores shape and name and adds a Transpose.
-    - In any file, an initializer that is a running statistic of a BatchNormalization and anything else was merged.
+    - The Dynamo exporter records the PyTorch operation of each node. If the operation uses `norm2.weight`, which is
+      missing from the file, and the node reads `norm1.weight`, the two were merged. The exporter also stores weights of
+      linear layers transposed, under generated names; the pass restores shape and name and adds a Transpose.
+    - In any file, an initializer that is used as a running statistic of a BatchNormalization and for anything else was
+      merged.
 
-    A model with gradients stays as it is: its formulas read the statistics, too, and it was restored before.
+    A model with gradients is not modified: its gradients read the statistics as well, and it was restored before.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Restore in place."""
+        """Restores the parameters in place."""
         if _GRADIENTS in model.metadata_props:
             return ir.passes.PassResult(model, False)
         before = list(model.graph.initializers)
@@ -143,7 +146,7 @@ class RestoreParametersPass(ir.passes.InPlacePass):
 
 
 def _restore_identities(model: ir.Model) -> None:
-    """Turn each `norm2.weight = Identity(norm1.weight)` of a parameter into an initializer `norm2.weight`."""
+    """Turns each `norm2.weight = Identity(norm1.weight)` of a parameter into an initializer `norm2.weight`."""
     for node in tuple(model.graph) if model.producer_name == _PRODUCER else ():
         source, result = node.inputs[0] if node.inputs else None, node.outputs[0]
         if (
@@ -160,10 +163,10 @@ def _restore_identities(model: ir.Model) -> None:
 
 
 def _restore_operands(model: ir.Model, signature: TorchSignature) -> None:
-    """Add the parameters that operations of the module read, but that the file lacks, from those in their place."""
+    """Adds the parameters that PyTorch operations use but that are missing, with the values of those read instead."""
     for nodes, missing in tuple(signature.merged()):
         names_read = set(signature.read(nodes[0]))
-        # Inputs that hold a parameter which the operation in PyTorch does not read: node, index, name.
+        # Inputs that are a parameter which the PyTorch operation does not use: node, index, name.
         foreign = [
             (node, index, origins[0])
             for node, index, value in _operands(nodes)
@@ -174,7 +177,7 @@ def _restore_operands(model: ir.Model, signature: TorchSignature) -> None:
         for node, index, name in _paired(foreign, missing):
             value = node.inputs[index]
             assert value is not None
-            # A folded value, e.g. a transposed weight, is no parameter itself; its name must not look like one.
+            # A folded value, e.g. a transposed weight, is not the parameter itself and must not have its name.
             folded = _FOLDED in value.metadata_props
             restored = model.graph.initializers.get(name) or _register(
                 model, value, f"{name}.{value.name}" if folded else name
@@ -187,7 +190,7 @@ def _restore_operands(model: ir.Model, signature: TorchSignature) -> None:
 def _paired(
     foreign: Sequence[tuple[ir.Node, int, str]], missing: Sequence[str]
 ) -> Iterator[tuple[ir.Node, int, str]]:
-    """Yield the missing parameter for each operand: by order if there are as many, else by the last part of names."""
+    """Yields the missing parameter for each operand: in order if the numbers match, else by the name's last part."""
     if len(foreign) == len(missing):
         yield from ((node, index, name) for (node, index, _), name in zip(foreign, missing, strict=True))
         return
@@ -198,7 +201,7 @@ def _paired(
 
 
 def _restore_linear_weights(model: ir.Model) -> None:
-    """Give weights of linear layers, which the Dynamo exporter stores transposed, their shape and name again."""
+    """Restores shape and name of weights of linear layers, which the Dynamo exporter stores transposed."""
     for node in tuple(model.graph):
         value = node.inputs[1] if node.op_type in PRODUCTS and node.domain == "" else None
         if (
@@ -216,7 +219,7 @@ def _restore_linear_weights(model: ir.Model) -> None:
             or node.attributes.get_int("transB") == 1
         ):
             continue
-        # The same weight may be read by several layers: the first restores it, the others find it.
+        # Several layers may read the same weight: the first restores it, the others find it.
         array = np.ascontiguousarray(tensor.numpy().T)
         weight = model.graph.initializers.get(origins[0])
         if weight is None:
@@ -232,7 +235,7 @@ def _restore_linear_weights(model: ir.Model) -> None:
 
 
 def _restore_statistics(model: ir.Model) -> None:
-    """Give running statistics that share an initializer with other inputs initializers of their own."""
+    """Gives running statistics that share an initializer with other inputs initializers of their own."""
     for node in tuple(model.graph):
         if node.op_type != "BatchNormalization" or node.domain != "":
             continue
@@ -240,15 +243,15 @@ def _restore_statistics(model: ir.Model) -> None:
             value, scale = node.inputs[index], node.inputs[1]
             if value is None or scale is None or not _is_parameter(value):
                 continue
-            # A layer that is applied twice reads its statistic twice, at one index and beside one scale. That is no
-            # merge.
+            # A layer that is applied twice reads its statistic twice, by the same input and with the same scale. This
+            # is not a merge.
             if len({(use.node.op_type, use.idx, use.node.inputs[1:2]) for use in value.uses()}) > 1:
                 name = f"{str(scale.name).removesuffix('.weight')}.{leaf}"
                 node.replace_input_with(index, _register(model, value, name))
 
 
 def _operands(nodes: Sequence[ir.Node]) -> Iterator[tuple[ir.Node, int, ir.Value]]:
-    """Yield each node and input index that reads a floating-point initializer, with the initializer."""
+    """Yields each node and input index that reads a floating-point initializer, with the initializer."""
     for node in nodes:
         for index, value in enumerate(node.inputs):
             if value is not None and _is_parameter(value):
@@ -256,12 +259,12 @@ def _operands(nodes: Sequence[ir.Node]) -> Iterator[tuple[ir.Node, int, ir.Value
 
 
 def _is_parameter(value: ir.Value) -> bool:
-    """Tell if a value is an initializer that may be trained."""
+    """True if a value is an initializer that may be trained."""
     return value.is_initializer() and is_float_parameter(value)
 
 
 def _folded_from(value: ir.Value) -> list[str]:
-    """Return the names of the values that the Dynamo exporter's optimizer has folded into `value`."""
+    """Returns the names of the values that the Dynamo exporter's optimizer has folded into `value`."""
     names: list[str] = ast.literal_eval(value.metadata_props.get(_FOLDED, "[]"))
     return names
 
@@ -269,7 +272,7 @@ def _folded_from(value: ir.Value) -> list[str]:
 def _register(
     model: ir.Model, like: ir.Value, name: str, tensor: ir.TensorProtocol | None = None
 ) -> ir.Value:
-    """Add an initializer called `name`, or `name_2`, ... if that is taken, with `tensor` or the content of `like`."""
+    """Adds an initializer called `name` (or `name_2`, ... if in use) with `tensor` or the content of `like`."""
     name = fresh_name(model, name)
     if tensor is None:
         assert like.const_value is not None

@@ -1,4 +1,4 @@
-"""Switch BatchNormalization and Dropout between training and inference mode."""
+"""Switches BatchNormalization and Dropout between training and inference mode."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from onnxtrain.passes.tidy.replace_value import stand_in
 from onnxtrain.passes.tidy.unique_names import fresh_name
 
 Mode = Literal["as_exported", "training", "inference"]
-"""Mode for an op that behaves differently in training; "as_exported" leaves the op alone."""
+"""Mode for an op that behaves differently in training; "as_exported" keeps the op's mode."""
 
 _MODES = get_args(Mode)
 # Input and output index of each running statistic. BatchNormalization-14 has inputs X, scale, B, input_mean, input_var
@@ -22,15 +22,15 @@ STATISTICS = ((3, 1), (4, 2))
 
 
 class TrainingModePass(ir.passes.InPlacePass):
-    """Put BatchNormalization and Dropout nodes, also in subgraphs, into a mode.
+    """Sets the mode of BatchNormalization and Dropout nodes, including subgraphs.
 
-    - BatchNormalization in training normalises by the statistics of the batch and returns the updated running
-      statistics as outputs 1 and 2, named `<statistic>_updated`. In inference it has no such outputs, and their readers
-      read the statistics that went in.
-    - Dropout in training has the constant `true` as input `training_mode`. In inference it has no such input, whose
-      default is false.
+    - In training mode, BatchNormalization normalizes by the statistics of the batch and returns the updated running
+      statistics as outputs 1 and 2, named `<statistic>_updated`. In inference mode these outputs are removed, and their
+      readers use the input statistics.
+    - In training mode, Dropout has the constant `true` as input `training_mode`. In inference mode this input is
+      removed, because its default is false.
 
-    Expects opset 14 or newer. Names of graph outputs, momentum, epsilon, ratio and seed stay.
+    Expects opset 14 or newer. Names of graph outputs, momentum, epsilon, ratio and seed are kept.
     """
 
     def __init__(
@@ -38,15 +38,15 @@ class TrainingModePass(ir.passes.InPlacePass):
         batch_norm: Mode | Mapping[ir.Node, Mode] = "as_exported",
         dropout: Mode | Mapping[ir.Node, Mode] = "as_exported",
     ) -> None:
-        """Choose the modes.
+        """Creates the pass.
 
         Args:
-            batch_norm: Mode of all BatchNormalization nodes, e.g. "training", or modes of some nodes; others stay as
-                they are.
-            dropout: The same for Dropout.
+            batch_norm: mode of all BatchNormalization nodes, e.g. "training", or modes by node; other nodes keep
+                theirs.
+            dropout: the same for Dropout.
 
         Raises:
-            ValueError: A mode is none of "as_exported", "training", "inference".
+            ValueError: a mode is not one of "as_exported", "training", "inference".
         """
         super().__init__()
         for name, modes in (("batch_norm", batch_norm), ("dropout", dropout)):
@@ -58,14 +58,14 @@ class TrainingModePass(ir.passes.InPlacePass):
         self.dropout = dropout
 
     def requires(self, model: ir.Model) -> None:
-        """Require opset 14: before, BatchNormalization has no attribute `training_mode`."""
+        """Requires opset 14, because BatchNormalization had no attribute `training_mode` before."""
         if model.graph.opset_imports[""] < 14:
             raise ir.passes.PreconditionError(
                 "TrainingModePass needs opset 14 or newer; canonicalize the model."
             )
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Switch the ops in place."""
+        """Switches the ops in place."""
         switches: dict[tuple[str, Mode], Callable[[ir.Model, ir.Node], bool]] = {
             ("BatchNormalization", "training"): _batch_norm_to_training,
             ("BatchNormalization", "inference"): _batch_norm_to_inference,
@@ -85,7 +85,7 @@ class TrainingModePass(ir.passes.InPlacePass):
 
 
 def is_training_batch_norm(node: ir.Node) -> bool:
-    """Return whether `node` is a BatchNormalization in training mode, normalising by statistics of the batch."""
+    """True if `node` is a BatchNormalization in training mode, which normalizes by statistics of the batch."""
     return (
         node.op_type == "BatchNormalization"
         and node.domain == ""
@@ -94,8 +94,8 @@ def is_training_batch_norm(node: ir.Node) -> bool:
 
 
 def _batch_norm_to_training(model: ir.Model, node: ir.Node) -> bool:
-    """Let a BatchNormalization train and return updated statistics; return whether it has changed."""
-    # Nothing to do: the pass must not report a modification.
+    """Switches a BatchNormalization to training mode with updated statistics. Returns True if it was modified."""
+    # The pass must not report a modification.
     if is_training_batch_norm(node) and len(node.outputs) == 3 and all(out.name for out in node.outputs):
         return False
     node.attributes.add(ir.AttrInt64("training_mode", 1))
@@ -110,7 +110,7 @@ def _batch_norm_to_training(model: ir.Model, node: ir.Node) -> bool:
 
 
 def _batch_norm_to_inference(model: ir.Model, node: ir.Node) -> bool:
-    """Let a BatchNormalization normalise by its running statistics; return whether it has changed."""
+    """Switches a BatchNormalization to inference mode. Returns True if it was modified."""
     if not is_training_batch_norm(node) and len(node.outputs) == 1:
         return False
     node.attributes.pop("training_mode", None)
@@ -124,7 +124,7 @@ def _batch_norm_to_inference(model: ir.Model, node: ir.Node) -> bool:
 
 
 def _dropout_to_training(model: ir.Model, node: ir.Node) -> bool:
-    """Let a Dropout draw masks; return whether it has changed."""
+    """Switches a Dropout to training mode. Returns True if it was modified."""
     mode = node.inputs[2] if len(node.inputs) > 2 else None
     if mode is not None and mode.const_value is not None and bool(mode.const_value.numpy()):
         return False
@@ -134,7 +134,7 @@ def _dropout_to_training(model: ir.Model, node: ir.Node) -> bool:
 
 
 def _dropout_to_inference(model: ir.Model, node: ir.Node) -> bool:
-    """Let a Dropout return its input; return whether it has changed."""
+    """Switches a Dropout to inference mode. Returns True if it was modified."""
     if len(node.inputs) <= 2:
         return False
     node.resize_inputs(2)
@@ -142,7 +142,7 @@ def _dropout_to_inference(model: ir.Model, node: ir.Node) -> bool:
 
 
 def _true(model: ir.Model) -> ir.Value:
-    """Return the constant `true` that all Dropout nodes share; add it if there is none."""
+    """Returns the constant `true` that all Dropout nodes share, which is added if necessary."""
     name = "onnxtrain.training_mode"
     value = model.graph.initializers.get(name)
     return add_constant(model.graph, ir.tensor(np.array(True), name=name)) if value is None else value

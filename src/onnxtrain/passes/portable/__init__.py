@@ -1,4 +1,4 @@
-"""Write models for `profile="portable"`: one construct that some stock build lacks or gets wrong per file."""
+"""Rewrites models for `profile="portable"`: each file avoids a construct that some stock build lacks or gets wrong."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finds the nodes that a pass of this folder rewrites."""
+"""Finds nodes for the passes of this package."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from onnxtrain.passes.tidy.constants import known_array
 
 
 def standard_nodes(model: ir.Model, op_type: str) -> list[ir.Node]:
-    """List the nodes of a standard op in the graph, its subgraphs and the model-local functions."""
+    """Returns the nodes of a standard op in the graph, its subgraphs and the model-local functions."""
     return [node for node in every_node(model) if node.domain == "" and node.op_type == op_type]
 
 
 def every_node(model: ir.Model) -> Iterator[ir.Node]:
-    """Yield the nodes of the graph, its subgraphs and the model-local functions."""
-    # Functions too: runtimes replace calls by the bodies, and then have the ops of the bodies to run.
+    """Yields the nodes of the graph, its subgraphs and the model-local functions."""
+    # Including functions, because runtimes inline their bodies.
     for graph in (model.graph, *(function.graph for function in model.functions.values())):
         yield from ir.traversal.RecursiveGraphIterator(graph)
 
 
 def constant_input(node: ir.Node, index: int) -> npt.NDArray[np.generic] | None:
-    """Return the value of an input that is a constant; None if it is absent or computed."""
+    """Returns the value of a constant input; None if the input is absent or computed."""
     return known_array(node.inputs[index]) if index < len(node.inputs) else None

@@ -1,4 +1,4 @@
-"""Write BatchNormalization in training mode as standard ops."""
+"""Rewrites training-mode BatchNormalization in standard ops."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from onnxtrain.passes.tidy.replace_value import WriterBefore, stand_in
 
 
 class TrainingBatchNormPass(ir.passes.InPlacePass):
-    """Normalise by means and variances that ReduceMean gives, and update the running statistics by Add and Mul.
+    """Computes statistics by ReduceMean, and updates the running statistics by Add and Mul.
 
-    ONNX Runtime's WebGPU provider (1.30) fails at run at a BatchNormalization with training_mode=1, and its CUDA
-    provider (1.31) has no kernel for it. The batch is first reshaped to rank 3, because the WebGPU provider fails at
-    reductions of rank 4 as well.
+    ONNX Runtime's WebGPU provider (1.30) fails when it runs a BatchNormalization with training_mode=1, and its CUDA
+    provider (1.31) has no kernel for it. The batch is reshaped to rank 3 first, because the WebGPU provider also fails
+    at reductions of rank 4.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Rewrite in place."""
+        """Rewrites nodes of the model in place."""
         nodes = [node for node in standard_nodes(model, "BatchNormalization") if is_training_batch_norm(node)]
         for node in nodes:
             _rewrite(node)
@@ -26,7 +26,7 @@ class TrainingBatchNormPass(ir.passes.InPlacePass):
 
 
 def _rewrite(node: ir.Node) -> None:
-    """Replace one node by the formulas of BatchNormalization-15."""
+    """Replaces a node by the formulas of BatchNormalization-15."""
     write = WriterBefore(node)
     x, scale, bias = node.inputs[:3]
 
@@ -37,20 +37,20 @@ def _rewrite(node: ir.Node) -> None:
     def column(vector: ir.Value | None) -> ir.Value:
         return write("Reshape", write("CastLike", vector, x), [-1, 1])
 
-    # [batch, channels, places]: a batch of rank 2 gets one place.
+    # [batch, channels, positions]: for rank 2, one position.
     batch = write("Reshape", x, [0, 0, -1])
     mean = write("ReduceMean", batch, [0, 2], keepdims=0)
-    centred = write("Sub", batch, column(mean))
-    # From centred numbers: the mean of squares minus the square of the mean loses the digits of a large mean.
-    variance = write("ReduceMean", write("Mul", centred, centred), [0, 2], keepdims=0)
+    centered = write("Sub", batch, column(mean))
+    # From centered values: the mean of squares minus the squared mean would lose digits if the mean is large.
+    variance = write("ReduceMean", write("Mul", centered, centered), [0, 2], keepdims=0)
     deviation = write("Sqrt", write("Add", variance, setting("epsilon", 1e-5, x)))
     slope = column(write("Div", write("CastLike", scale, x), deviation))
-    result = write("Add", write("Mul", centred, slope), column(bias))
+    result = write("Add", write("Mul", centered, slope), column(bias))
     for (source, target), of_batch in zip(STATISTICS, (mean, variance), strict=True):
         running = node.inputs[source]
         if len(node.outputs) <= target:
             continue
-        # Statistics may be wider than the batch.
+        # Statistics may have a wider dtype than the batch.
         momentum = setting("momentum", 0.9, running)
         kept = write("Mul", running, momentum)
         share = write("Sub", write("CastLike", 1, running), momentum)
@@ -61,7 +61,7 @@ def _rewrite(node: ir.Node) -> None:
 
 
 def _stand_in(node: ir.Node, index: int, result: ir.Value) -> None:
-    """Let readers of an output read another value, which gets the type and shape of the output."""
+    """Redirects readers of an output to another value, which gets the type and shape of the output."""
     output = node.outputs[index]
     result.type, result.shape = output.type, output.shape
     stand_in(output, result, node)

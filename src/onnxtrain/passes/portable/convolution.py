@@ -1,4 +1,4 @@
-"""Write out the attributes of convolutions."""
+"""Makes default attributes of convolutions explicit."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from onnxtrain.passes.portable._nodes import standard_nodes
 
 
 class ConvolutionAttributesPass(ir.passes.InPlacePass):
-    """Write out dilations, group, kernel_shape, pads and strides of Conv and ConvTranspose that have their defaults.
+    """Makes the default dilations, group, kernel_shape, pads and strides of Conv and ConvTranspose explicit.
 
-    The default bundle of onnxruntime-web (JSEP, 1.30) fails on WebGPU at a Conv without them. A weight of unknown rank,
-    as inside a function, leaves the node as it is.
+    The default bundle of onnxruntime-web (JSEP, 1.30) fails on WebGPU for a Conv without them. Nodes with a weight of
+    unknown rank, as in a function, are not modified.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Annotate in place."""
+        """Annotates nodes of the model in place."""
         modified = False
         for op_type in ("Conv", "ConvTranspose"):
             for node in standard_nodes(model, op_type):
@@ -26,7 +26,7 @@ class ConvolutionAttributesPass(ir.passes.InPlacePass):
 
 
 def _missing(node: ir.Node) -> list[ir.Attr]:
-    """List the attributes that a node lacks, with their default values."""
+    """Returns the attributes that a node lacks, with their default values."""
     weight = node.inputs[1]
     if weight is None or weight.shape is None:
         return []
@@ -35,7 +35,7 @@ def _missing(node: ir.Node) -> list[ir.Attr]:
     defaults = {
         "dilations": [1] * rank,
         "kernel_shape": kernel if len(kernel) == rank else None,
-        # With auto_pad the pads follow from the sizes at run time.
+        # With auto_pad, the pads depend on the sizes at run time.
         "pads": [0] * (2 * rank) if node.attributes.get_string("auto_pad", "NOTSET") == "NOTSET" else None,
         "strides": [1] * rank,
     }
@@ -46,5 +46,5 @@ def _missing(node: ir.Node) -> list[ir.Attr]:
     ]
     if "group" not in node.attributes:
         missing.append(ir.AttrInt64("group", 1))
-    # output_shape decides the pads of a transposed convolution.
+    # output_shape determines the pads of a transposed convolution.
     return [a for a in missing if not (a.name == "pads" and "output_shape" in node.attributes)]

@@ -1,4 +1,4 @@
-"""Write CumSum that is both reversed and exclusive as a shifted CumSum."""
+"""Rewrites CumSum that is both reversed and exclusive as a shifted CumSum."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ _END = 2**63 - 1
 
 
 class CumSumPass(ir.passes.InPlacePass):
-    """Replace a reversed exclusive CumSum by the reversed one without its first element, and a zero behind it.
+    """Replaces a reversed exclusive CumSum by the reversed one without its first element, followed by a zero.
 
-    The default bundle of onnxruntime-web (JSEP, 1.30) computes another sum on WebGPU, without an error. The values are
-    the same bit for bit: element i of one is element i + 1 of the other. An axis that is computed at run time is left
-    as it is, as Concat needs to know it.
+    The default bundle of onnxruntime-web (JSEP, 1.30) silently computes something else on WebGPU. The values are
+    bit-equal: element i of one is element i + 1 of the other. Nodes with a computed axis are not modified, because
+    Concat needs a constant one.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Rewrite in place."""
+        """Rewrites nodes of the model in place."""
         nodes = [node for node in standard_nodes(model, "CumSum") if _is_both(node)]
         for node in nodes:
             axis = constant_input(node, 1)
@@ -34,12 +34,12 @@ def _is_both(node: ir.Node) -> bool:
 
 
 def _shift(node: ir.Node, axis: int) -> None:
-    """Replace one node."""
+    """Replaces a reversed exclusive CumSum."""
     write, x = WriterBefore(node), node.inputs[0]
     sums = write("CumSum", x, node.inputs[1], reverse=1)
     rest = write("Slice", sums, [1], [_END], [axis])
-    # As many zeros as x has rows along the axis: none if the axis is empty, else one.
+    # As many zeros as x has first rows along the axis: none if the axis is empty, else one.
     first = write("Slice", x, [0], [1], [axis])
-    # CastLike: the dtype may be unknown inside a function.
+    # CastLike, because the dtype may be unknown in a function.
     zeros = write("Expand", write("CastLike", 0, x), write("Shape", first))
     replace_node(node, write("Concat", rest, zeros, axis=axis))

@@ -1,4 +1,4 @@
-"""Write Dropout as a product with a mask that integer ops compute, so that every host drops the same elements."""
+"""Rewrites Dropout as multiplication by a mask computed by integer ops, so that every host drops the same elements."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from onnxtrain.passes.tidy.replace_value import WriterBefore, replace_node, stan
 
 
 def remove_idle_dropout(model: ir.Model) -> None:
-    """Replace Dropout in inference mode by what it returns: its input, and a mask of ones; in place.
+    """Replaces inference-mode Dropout by its input, and its second output by a mask of ones, in place.
 
-    onnxruntime-web's bundles with WebGPU have no Dropout at all.
+    onnxruntime-web's bundles with WebGPU have no Dropout.
     """
     for node in standard_nodes(model, "Dropout"):
         write, data = WriterBefore(node), node.inputs[0]
@@ -26,9 +26,9 @@ def remove_idle_dropout(model: ir.Model) -> None:
 
 
 def _replace(node: ir.Node, result: ir.Value, mask: ir.Value | None) -> None:
-    """Remove a Dropout; the values stand in for its outputs."""
+    """Removes a Dropout and redirects readers of its outputs to `result` and `mask`."""
     if mask is not None and len(node.outputs) > 1:
-        # Dtypes and shapes, which the gradient rules read before shapes are inferred again.
+        # Gradient rules read dtypes and shapes before these are inferred again.
         mask.type, mask.shape = ir.TensorType(ir.DataType.BOOL), result.shape or node.outputs[0].shape
         stand_in(node.outputs[1], mask, node)
     node.resize_outputs(1)
@@ -36,7 +36,7 @@ def _replace(node: ir.Node, result: ir.Value, mask: ir.Value | None) -> None:
 
 
 def trains(node: ir.Node) -> bool:
-    """Return whether a Dropout drops elements, or may do so because its mode is computed at run time."""
+    """True if a Dropout is in training mode, or may be because its mode is computed at run time."""
     if len(node.inputs) < 3 or node.inputs[2] is None:
         return False
     mode = constant_input(node, 2)
@@ -44,7 +44,7 @@ def trains(node: ir.Node) -> bool:
 
 
 def write_mask(node: ir.Node, key: ir.Value, number: int) -> None:
-    """Replace one Dropout by data * (mask ? 1 / (1 - ratio) : 0)."""
+    """Replaces a Dropout by data * (mask ? 1 / (1 - ratio) : 0)."""
     write, data, mode = WriterBefore(node), node.inputs[0], node.inputs[2]
     assert data is not None
     dtype = data.dtype or ir.DataType.FLOAT
@@ -54,7 +54,7 @@ def write_mask(node: ir.Node, key: ir.Value, number: int) -> None:
     kept = write("GreaterOrEqual", words, threshold)
     mask = write("Reshape", kept, write("Shape", data), allowzero=1)
     if constant_input(node, 2) is None:
-        # The mode is computed at run time: outside of training everything is kept as it is.
+        # The mode is computed at run time: in inference mode everything is kept unchanged.
         mask = write("Or", mask, write("Not", mode))
         scale = write("Where", mode, scale, write.number(1, dtype))
     factor = write("Where", mask, scale, write.number(0, dtype))
@@ -65,17 +65,17 @@ def write_mask(node: ir.Node, key: ir.Value, number: int) -> None:
 
 
 def _limits(node: ir.Node, dtype: ir.DataType) -> tuple[ir.Value, ir.Value]:
-    """Write the least word that keeps an element, int64, and the factor of kept elements in `dtype`."""
+    """Emits the lowest word that keeps an element, int64, and the factor for kept elements in `dtype`."""
     write = WriterBefore(node)
     absent = len(node.inputs) < 2 or node.inputs[1] is None
     ratio = np.array(0.5) if absent else constant_input(node, 1)
     if ratio is not None:
         number = float(ratio.item())
-        # A ratio of 1 drops everything, as in PyTorch: the factor would be infinite.
+        # As in PyTorch, a ratio of 1 drops everything; 1 / (1 - ratio) would be infinite.
         return write("Identity", round(number * 2**32)), write.number(
             1 / (1 - number) if number < 1 else 0, dtype
         )
-    # A frozen parameter or an input of the model, which devices may set.
+    # The ratio is a frozen parameter or an input of the model, which devices may set.
     wide = write("Cast", node.inputs[1], to=ir.DataType.FLOAT)
     one, words, none = (write.number(number, ir.DataType.FLOAT) for number in (1, 2**32, 0))
     limit = write("Cast", write("Mul", wide, words), to=ir.DataType.INT64)

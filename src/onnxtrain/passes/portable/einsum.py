@@ -1,4 +1,4 @@
-"""Write Einsum of three and more operands as a chain of Einsums of two."""
+"""Rewrites Einsum of three or more operands as a chain of Einsums of two."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from onnxtrain.passes.tidy.replace_value import WriterBefore, replace_node
 
 
 class EinsumPass(ir.passes.InPlacePass):
-    """Contract the operands of an Einsum from left to right, two at a time.
+    """Contracts the operands of an Einsum from left to right, two at a time.
 
-    The default bundle of onnxruntime-web (JSEP, 1.30) computes Einsum of three operands wrongly on WebGPU, without an
-    error. Each step keeps the labels that a later operand or the result still reads, and sums over the others.
+    The default bundle of onnxruntime-web (JSEP, 1.30) silently computes Einsum of three operands incorrectly on WebGPU.
+    Each step keeps the labels that a later operand or the output uses, and sums over the others.
 
     >>> steps(["ij", "jk", "kl"], "il")
     ['ij,jk->ik', 'ik,kl->il']
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Rewrite in place."""
+        """Rewrites nodes of the model in place."""
         nodes = [node for node in standard_nodes(model, "Einsum") if len(node.inputs) > 2]
         for node in nodes:
             terms, output = _parse(node.attributes["equation"].as_string())
@@ -32,9 +32,9 @@ class EinsumPass(ir.passes.InPlacePass):
 
 
 def _parse(equation: str) -> tuple[list[str], str]:
-    """Split an equation into the labels of its operands and those of its result."""
+    """Splits an equation into the labels of its operands and those of its output."""
     left, arrow, output = equation.replace(" ", "").partition("->")
-    # Without an arrow the result has the labels that occur once, in alphabetical order, behind the ellipsis.
+    # Without an arrow, the output has the ellipsis and the labels that occur once, in alphabetical order.
     if not arrow:
         once = sorted(label for label in set(left) if label.isalpha() and left.count(label) == 1)
         output = ("..." if "..." in left else "") + "".join(once)
@@ -42,7 +42,7 @@ def _parse(equation: str) -> tuple[list[str], str]:
 
 
 def steps(terms: list[str], output: str) -> list[str]:
-    """List the equations of two operands that compute an Einsum of all operands."""
+    """Returns the equations of two operands each that compute an Einsum of all operands."""
     equations = []
     term = terms[0]
     for index, other in enumerate(terms[1:], start=2):
@@ -54,8 +54,8 @@ def steps(terms: list[str], output: str) -> list[str]:
 
 
 def _kept(labels: str, later: str) -> str:
-    """Return the labels of a product that are read later, each once; an ellipsis comes first."""
-    # The dimensions of an ellipsis broadcast, and are only ever summed by the last step.
+    """Returns the labels of a product that are used later, each once, after an ellipsis."""
+    # Ellipsis dimensions are broadcast, and only summed by the last step.
     dots = "..." if "..." in labels else ""
     named = dict.fromkeys(label for label in labels if label.isalpha())
     return dots + "".join(label for label in named if label in later)

@@ -1,4 +1,4 @@
-"""Order and compare infinities by other numbers."""
+"""Rewrites sorting and reductions of infinities with finite numbers."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _SETTINGS = {"keepdims": 1, "noop_with_empty_axes": 0}
 
 
 class InfinitiesPass(ir.passes.InPlacePass):
-    """Let TopK sort finite numbers, and write the infinities that ReduceMax and ReduceMin lose.
+    """Makes TopK sort finite numbers, and restores infinities that ReduceMax and ReduceMin lose.
 
-    ONNX Runtime's CUDA provider (1.31) fills the rows that TopK sorts up with the largest finite number. Of a row with
-    infinities it returns indices beyond the row's end, and what reads by them gets other memory. Its ReduceMax gives
-    the lowest finite number for numbers that are all -inf, and its ReduceMin the largest for inf: the row of scores
-    that a mask hides as a whole is not found.
+    ONNX Runtime's CUDA provider (1.31) pads the rows for TopK with the largest finite number. For a row with
+    infinities, it returns indices beyond the end of the row, so that readers of the indices access other memory. Its
+    ReduceMax returns the lowest finite number if all numbers are -inf, and its ReduceMin the largest one for inf: fully
+    masked rows of attention scores are not detected.
 
     Args:
-        compared_only: Rewrite only those reductions whose result an Equal reads: the infinity in a sum or a product of
-            the result is lost then, and a step that reads the numbers twice is saved.
+        compared_only: True to rewrite only reductions whose output an Equal reads. This saves a second pass over the
+            input, but sums and products of other outputs lose the infinity.
     """
 
     def __init__(self, *, compared_only: bool = False) -> None:
@@ -33,7 +33,7 @@ class InfinitiesPass(ir.passes.InPlacePass):
         self._compared_only = compared_only
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Rewrite in place. Nodes whose dtype is not known, such as those inside functions, count as floats."""
+        """Rewrites the model in place. Nodes of unknown dtype, e.g. in functions, are assumed to be floating point."""
         nodes = [
             node
             for op_type in ("TopK", "ReduceMax", "ReduceMin")
@@ -58,10 +58,11 @@ def _dtype(node: ir.Node) -> ir.DataType:
 
 
 def _sort_finite(node: ir.Node) -> None:
-    """Let a TopK sort a copy of its input without infinities, and gather its values from the input."""
+    """Makes a TopK sort a copy of its input without infinities, and gathers its values from the input."""
     write, x, dtype = WriterBefore(node), node.inputs[0], _dtype(node)
     numpy = dtype.numpy()
-    # Below the largest finite number, which fills up, and infinities beyond all others, so that they keep their places.
+    # Two finite numbers below the largest one, which is the padding; infinities get the outer one to keep their
+    # positions.
     beyond = np.nextafter(np.finfo(numpy).max, numpy.type(0))
     most = float(np.nextafter(beyond, numpy.type(0)))
     keys = write("Clip", x, write.number(-most, dtype), write.number(most, dtype))
@@ -76,7 +77,7 @@ def _sort_finite(node: ir.Node) -> None:
 
 
 def _keep_infinity(node: ir.Node) -> None:
-    """Write the infinity where each number of a reduction is that infinity."""
+    """Restores the infinity where all numbers of a reduction are this infinity."""
     write, x, dtype = WriterBefore(node), node.inputs[0], _dtype(node)
     infinity = write.number(-math.inf if node.op_type == "ReduceMax" else math.inf, dtype)
     only = write("Cast", write("Equal", x, infinity), to=ir.DataType.INT32)

@@ -1,4 +1,4 @@
-"""Compute the indices of MaxPool by ArgMax."""
+"""Computes the indices of MaxPool by ArgMax."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from onnxtrain.passes.tidy.replace_value import WriterBefore, stand_in
 
 
 class MaxPoolIndicesPass(ir.passes.InPlacePass):
-    """Leave MaxPool its first output, and compute the second one, Indices, from strided slices of the input.
+    """Removes the output Indices of MaxPool, and computes it from strided slices of the input.
 
-    ONNX Runtime's WebGPU provider (1.30) fails at run at a MaxPool that returns indices, from which gradients are
-    scattered. The k slices of an input, one for each place in the window, are stacked; ArgMax over the stack finds the
-    first maximum, as MaxPool does, and the place in the window gives the place in the input.
+    ONNX Runtime's WebGPU provider (1.30) fails when it runs a MaxPool that returns indices, which gradients need. The k
+    slices of an input, one per position in the window, are stacked. ArgMax over the stack finds the first maximum, as
+    MaxPool does, and the position in the window determines the position in the input.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Rewrite in place. Nodes with auto_pad or column-major indices are left as they are."""
+        """Rewrites the model in place. Nodes with auto_pad, dilations or column-major indices are not modified."""
         nodes = [node for node in standard_nodes(model, "MaxPool") if _fits(node)]
         for node in nodes:
             indices = _indices(node)
@@ -35,25 +35,25 @@ def _fits(node: ir.Node) -> bool:
         return False
     row_major = not node.attributes.get_int("storage_order", 0)
     dilated = any(size > 1 for size in node.attributes.get_ints("dilations", []))
-    # A dilated window may lie in the padding with all its places; its index is undefined.
+    # A dilated window may be entirely in the padding; its index is undefined.
     return row_major and not dilated and node.attributes.get_string("auto_pad", "NOTSET") == "NOTSET"
 
 
 def _after(node: ir.Node) -> ir.Node:
-    """Return the node in front of which results of `node` may be used."""
+    """Returns the node before which the outputs of `node` can be used."""
     graph = node.graph
     assert graph is not None
     nodes = list(graph)
     later = nodes[nodes.index(node) + 1 :]
     if not later:
-        # Behind the last node an Identity makes a place to write to.
+        # If there is none, an Identity is appended as the position for new nodes.
         later = [ir.node("Identity", [node.outputs[0]])]
         graph.append(later[0])
     return later[0]
 
 
 def _indices(node: ir.Node) -> ir.Value:
-    """Write the indices of one node, int64 of the shape of its result."""
+    """Emits the indices of a node, int64 with the shape of its output."""
     write = WriterBefore(_after(node))
     x, y = node.inputs[0], node.outputs[0]
     assert x is not None
@@ -64,7 +64,7 @@ def _indices(node: ir.Node) -> ir.Value:
     padded = any(pads) or bool(node.attributes.get_int("ceil_mode", 0))
     source = _padded(write, x, kernel, pads) if padded else x
     axes = list(range(2, 2 + rank))
-    # Behind the first place of the last window along each axis: the end of the slice of the windows' first places.
+    # End of the slice of the first elements of all windows, along each axis.
     last = write("Mul", write("Sub", write("Shape", y, start=2), 1), strides)
     end = write("Add", last, 1)
     places = [[int(along) for along in offset] for offset in np.ndindex(*kernel)]
@@ -73,7 +73,7 @@ def _indices(node: ir.Node) -> ir.Value:
         "Reshape", write("Concat", *taps, axis=0), write("Concat", [len(taps)], write("Shape", y), axis=0)
     )
     best = write("ArgMax", stack, axis=0, keepdims=0)
-    # The number of each channel of each sample, [batch, channels, 1, ...]: indices count through all of them.
+    # Numbers of the channels of all samples, [batch, channels, 1, ...]: indices run through the whole input.
     planes = write.range(0, write("Mul", write.size(x, 0), write.size(x, 1)))
     result = write("Reshape", planes, write("Concat", write("Shape", x, end=2), [1] * rank, axis=0))
     for axis in range(rank):
@@ -82,14 +82,14 @@ def _indices(node: ir.Node) -> ir.Value:
         inside = write("Mod", write("Div", best, math.prod(kernel[axis + 1 :])), kernel[axis])
         along, size = write("Add", first, inside), write.size(x, 2 + axis)
         if padded:
-            # If all numbers of a window are minus infinity, its first place may be padding.
+            # If a window contains only minus infinity, its first position may be padding.
             along = write("Max", write("Min", along, write("Sub", size, 1)), 0)
         result = write("Add", write("Mul", result, size), along)
     return result
 
 
 def _padded(write: WriterBefore, x: ir.Value, kernel: list[int], pads: list[int]) -> ir.Value:
-    """Pad with minus infinity, and behind the last place by a whole window more, which ceil_mode may read."""
+    """Pads with minus infinity, at the end by an additional window, which ceil_mode may read."""
     rank = len(kernel)
     ends = [pad + size for pad, size in zip(pads[rank:], kernel, strict=True)]
     lowest = write("CastLike", write.number(-math.inf, ir.DataType.FLOAT), x)

@@ -1,4 +1,4 @@
-"""Find what keeps a model from running in every stock build of ONNX Runtime."""
+"""Finds what keeps a model from running in every stock build of ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from onnxtrain.passes.portable._nodes import every_node
 
 @dataclass(frozen=True)
 class Obstacle:
-    """One node that a stock build cannot run, or runs differently.
+    """A node that a stock build cannot run, or runs differently.
 
     Attributes:
-        op: type of the op, with its domain if it is not the standard one, e.g. "com.microsoft::Inverse".
+        op: op type, with its domain if it is nonstandard, e.g. "com.microsoft::Inverse".
         node: name of the node, e.g. "encoder/cast"; empty for the model itself.
-        reason: what is missing where, e.g. "its dtype bfloat16 has no tensors in onnxruntime-web".
+        reason: what is missing in which build, e.g. "its dtype bfloat16 has no tensors in onnxruntime-web".
     """
 
     op: str
@@ -32,7 +32,7 @@ class Obstacle:
 _NO_STRINGS = "onnxruntime-web's bundles with WebGPU have no ops on texts"
 _OTHER_NUMBERS = "it draws other numbers on other hosts, and a seed does not change that"
 
-# Measured with the node tests of onnx 1.23 and onnxruntime-web 1.30: ops without a kernel in its bundle /webgpu.
+# Ops without a kernel in the bundle /webgpu of onnxruntime-web 1.30, found with the node tests of onnx 1.23.
 _MISSING_OPS = {
     **dict.fromkeys(("RegexFullMatch", "StringConcat", "StringNormalizer", "StringSplit"), _NO_STRINGS),
     "TfIdfVectorizer": _NO_STRINGS,
@@ -44,7 +44,7 @@ _MISSING_OPS = {
     "Dropout": _OTHER_NUMBERS,
 }
 
-# Dtypes that a build lacks for most ops, by the reason that is given.
+# Dtypes that a build does not support for most ops, with the reason.
 _MISSING_DTYPES = {
     ir.DataType.BFLOAT16: "onnxruntime-web has no tensors of bfloat16, and its bundles with WebGPU no Cast to it",
     ir.DataType.DOUBLE: "onnxruntime-web's bundles with WebGPU have no kernels for float64, not even Cast",
@@ -64,8 +64,8 @@ _MISSING_DTYPES = {
     ),
 }
 
-# Ops of com.microsoft that were loaded, one by one, on the CPU of onnxruntime-web 1.30's bundles /wasm, /webgpu and
-# default. GatherBlockQuantized, for one, is missing in /webgpu.
+# Ops of com.microsoft that were found, one by one, to load on the CPU of onnxruntime-web 1.30's bundles /wasm, /webgpu
+# and default. GatherBlockQuantized, for example, is missing in /webgpu.
 _SHARED_CONTRIB = frozenset(
     {
         "Attention", "BiasGelu", "CDist", "DynamicQuantizeMatMul", "EmbedLayerNormalization", "ExpandDims", "FastGelu",
@@ -77,10 +77,10 @@ _SHARED_CONTRIB = frozenset(
 
 
 def find_obstacles(model: ir.Model) -> list[Obstacle]:
-    """List the nodes that a stock build of ONNX Runtime for browsers or phones lacks or computes differently.
+    """Returns the nodes that a stock build of ONNX Runtime for browsers or phones lacks or computes differently.
 
-    Expects a model after :func:`onnxtrain.passes.portable.suit_every_host` with inferred shapes: what that function
-    writes in other ops is no obstacle before it.
+    Expects a model after :func:`onnxtrain.passes.portable.suit_every_host`, which rewrites other obstacles, with
+    inferred shapes.
     """
     found = []
     opset = model.graph.opset_imports.get("", 0)
@@ -100,7 +100,7 @@ def find_obstacles(model: ir.Model) -> list[Obstacle]:
 
 
 def _reason(node: ir.Node) -> str | None:
-    """Return why a node does not run everywhere; None if it does."""
+    """Returns why a node does not run everywhere; None if it does."""
     if node.domain == "com.microsoft" and node.op_type not in _SHARED_CONTRIB:
         return "this op of com.microsoft is not known to be in every build of ONNX Runtime"
     if node.domain not in ("", "com.microsoft", "ai.onnx.ml"):
@@ -110,7 +110,7 @@ def _reason(node: ir.Node) -> str | None:
     for value in (*node.inputs, *node.outputs):
         if value is not None and value.dtype in _MISSING_DTYPES:
             return _MISSING_DTYPES[value.dtype]
-    # CPU builds widen most ops of float16 to float32, but not a ScatterND that adds: it fails when it runs.
+    # CPU builds widen most float16 ops to float32, but a ScatterND that adds fails at run time.
     if (
         node.op_type in ("ScatterND", "ScatterElements")
         and node.attributes.get_string("reduction", "none") != "none"

@@ -1,4 +1,4 @@
-"""Write a finished model in ops that every stock build of ONNX Runtime has and computes rightly."""
+"""Rewrites a finished model so that every stock build of ONNX Runtime computes it correctly."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from onnxtrain.passes.tidy.unused import remove_unread_initializers, remove_unre
 
 
 def suit_every_host(model: ir.Model) -> ir.Model:
-    """Return `model` without what builds for browsers and phones lack or get wrong; may change `model`.
+    """Returns `model` without constructs that builds for browsers and phones lack or get wrong; may modify `model`.
 
-    The docstring of each pass names the build and the fault. `find_obstacles` lists what is left. Values keep their
-    names. Expects a training, eval, inference or optimizer model that is otherwise finished.
+    Each pass documents the build and the fault. `find_obstacles` lists what remains. Values keep their names. Expects a
+    training, eval, inference or optimizer model that is otherwise finished.
     """
-    # Inside a function, shapes are unknown and attributes are references to those of the call. A call that leaves out
-    # an input leaves an empty name in the body, at which a Conv of onnxruntime-web's default bundle (JSEP) fails.
-    # Without calls no host has native kernels to choose, and all compute the same.
+    # In a function, shapes are unknown and attributes refer to those of the call. If a call omits an input, the body
+    # has an empty name, for which a Conv of onnxruntime-web's default bundle (JSEP) fails. Without calls, no host uses
+    # native kernels, and all compute the same.
     model = inline_functions(model)
     Float32SumsPass()(model)
     model = infer_shapes(model)
@@ -45,7 +45,7 @@ def suit_every_host(model: ir.Model) -> ir.Model:
         ReductionRankPass(),
     ):
         rewrite(model)
-    # ONNX Runtime would warn at each start of initializers that nothing reads, such as ratios of Dropout.
+    # ONNX Runtime would warn about unread initializers, such as ratios of Dropout.
     remove_unread_nodes(model.graph)
     remove_unread_initializers(model.graph, list(model.graph.initializers.values()))
     return model

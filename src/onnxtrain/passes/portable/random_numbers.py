@@ -1,4 +1,4 @@
-"""Draw random numbers from an input of the graph instead of a generator whose state is hidden in the session."""
+"""Replaces random number generators of ONNX Runtime, whose state is hidden in the session, by a graph input."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ _FLOAT = ir.DataType.FLOAT
 
 
 def draw_from_input(model: ir.Model, op_types: Collection[str] = RANDOM_OPS) -> ir.Value | None:
-    """Replace ops that draw random numbers by integer ops on an input, in place.
+    """Replaces random ops by integer ops on an added input, in place.
 
-    ONNX Runtime keeps the state of RandomNormal and the like in the session, so that no checkpoint has it, and a seed
-    gives other numbers in a browser than in Python. Numbers that follow from the input alone are the same on every host
-    and after a resume. Expects a graph that is not differentiated yet.
+    ONNX Runtime keeps the state of RandomNormal and other ops in the session, where no checkpoint can include it, and a
+    seed gives different numbers in a browser and in Python. Numbers computed from the input are the same on every host
+    and after resuming. Run this before differentiation.
 
     Args:
-        model: Canonical model. Its Dropout nodes in training mode lose their seeds.
-        op_types: Ops to replace. Dropout may be left out: ONNX Runtime's draws from one generator for all sessions,
-            which a host may seed before each run, and is several times as fast as a mask of integer ops.
+        model: canonical model. The seeds of its training-mode Dropout nodes are removed.
+        op_types: ops to replace. Dropout may be omitted: in ONNX Runtime, it draws from one generator for all sessions,
+            which a host can seed before each run, and is several times as fast as a mask computed by integer ops.
 
     Returns:
-        The input that was added behind all others, int64 [3] of :data:`HOLDS`; None if nothing draws from it.
+        The input, appended to the graph inputs: int64 [3] with the fields in :data:`HOLDS`. None if it is not needed.
 
     Raises:
-        GraphBuildError: A Dropout in training mode is to be replaced, and stands in a subgraph. Other ops in subgraphs
-            are left as they are.
+        GraphBuildError: a training-mode Dropout to be replaced is in a subgraph. Other ops in subgraphs are not
+            replaced.
     """
     nodes = []
     for node in every_node(model):
@@ -50,7 +50,7 @@ def draw_from_input(model: ir.Model, op_types: Collection[str] = RANDOM_OPS) -> 
                 continue
         if node.op_type not in op_types:
             continue
-        # A body of a Loop runs several times, and each of its iterations would count the same elements.
+        # The body of a Loop runs several times, but its counters would be the same in every iteration.
         if node.graph is not model.graph:
             if node.op_type != "Dropout":
                 continue
@@ -80,12 +80,12 @@ def draw_from_input(model: ir.Model, op_types: Collection[str] = RANDOM_OPS) -> 
 
 
 class _Numbers:
-    """Writes what a node draws, in its place.
+    """Emits the random numbers of a node and replaces the node.
 
     Args:
-        node: The node.
-        key: Key of the run, int64.
-        first: Counter of the node's first number.
+        node: the node.
+        key: key of the run, int64.
+        first: counter of the node's first number.
     """
 
     def __init__(self, node: ir.Node, key: ir.Value, first: int) -> None:
@@ -93,7 +93,7 @@ class _Numbers:
         self._write, self._squares = WriterBefore(node), Squares(node)
 
     def replace(self) -> None:
-        """Replace the node."""
+        """Replaces the node."""
         drawn = {
             "RandomUniform": self._uniform,
             "RandomUniformLike": self._uniform,
@@ -103,7 +103,8 @@ class _Numbers:
             "Multinomial": self._multinomial,
         }[self._node.op_type]()
         data = self._node.inputs[0] if self._node.inputs else None
-        # Multinomial gives int32, the Like ops and Bernoulli the dtype of their input, the others float32.
+        # The default dtype is int32 for Multinomial, that of the input for the Like ops and Bernoulli, and float32 for
+        # others.
         like = None if data is None or self._node.op_type == "Multinomial" else data.dtype
         default = ir.DataType.INT32 if self._node.op_type == "Multinomial" else like or _FLOAT
         dtype = ir.DataType(self._node.attributes.get_int("dtype", default))
@@ -112,17 +113,17 @@ class _Numbers:
         replace_node(self._node, result)
 
     def _shape(self) -> ir.Value:
-        """Write the shape of the result, int64 [rank]."""
+        """Emits the shape of the output, int64 [rank]."""
         if self._node.inputs:
             return self._write("Shape", self._node.inputs[0])
         return self._write("Identity", list(self._node.attributes.get_ints("shape", ())))
 
     def _number(self, name: str, default: float) -> ir.Value:
-        """Write an attribute as a float32 scalar."""
+        """Emits an attribute as a float32 scalar."""
         return self._write.number(self._node.attributes.get_float(name, default), _FLOAT)
 
     def _drawn(self, shape: ir.Value, offset: int = 0, *, positive: bool = False) -> ir.Value:
-        """Write float32 numbers of a shape, uniform in [0, 1), or in (0, 1] if `positive`."""
+        """Emits float32 numbers of a shape, uniform in [0, 1), or in (0, 1] if `positive`."""
         count = self._write("Reshape", self._write("ReduceProd", shape, keepdims=0), [1])
         flat = self._squares.uniform(count, self._first + offset, self._key, positive=positive)
         return self._write("Reshape", flat, shape, allowzero=1)
@@ -133,7 +134,7 @@ class _Numbers:
         return self._write("Add", self._write("Mul", self._drawn(self._shape()), width), low)
 
     def _normal(self) -> ir.Value:
-        """Write mean + scale · sqrt(-2 ln u) cos(2 pi v), of Box and Muller, "Random Normal Deviates", 1958."""
+        """Emits mean + scale · sqrt(-2 ln u) cos(2 pi v) (Box and Muller, "Random Normal Deviates", 1958)."""
         shape = self._shape()
         logarithm = self._write("Log", self._drawn(shape, positive=True))
         radius = self._write("Sqrt", self._write("Mul", logarithm, self._write.number(-2.0, _FLOAT)))
@@ -148,7 +149,7 @@ class _Numbers:
         return self._write("Less", self._drawn(self._shape()), probability)
 
     def _multinomial(self) -> ir.Value:
-        """Write the classes whose shares of the cumulative distribution the numbers fall into, [batch, samples]."""
+        """Emits the classes [batch, samples] selected by uniform numbers from the cumulative distribution."""
         weights = self._write("Softmax", self._write("Cast", self._node.inputs[0], to=_FLOAT), axis=1)
         sums = self._write("CumSum", weights, 1)
         classes = self._write.size(weights, 1)

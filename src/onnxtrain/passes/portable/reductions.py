@@ -1,4 +1,4 @@
-"""Reduce tensors of rank 4 and more as tensors of lower rank, and all tensors in float32."""
+"""Reduces tensors of rank 4 and more as tensors of lower rank, and all tensors in float32."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from onnxtrain.passes.tidy.replace_value import WriterBefore, replace_node
 
 
 class Float32SumsPass(ir.passes.InPlacePass):
-    """Compute both levels of long sums in float32: bundles of onnxruntime-web with WebGPU have no float64.
+    """Computes both levels of long sums in float32, because onnxruntime-web's bundles with WebGPU lack float64.
 
-    The sum of ten million equal numbers is then 1e-3 off instead of 1e-7, and 1e-2 if it is a sum in one level.
+    The sum of ten million equal numbers is then off by 1e-3 instead of 1e-7; a single-level sum would be off by 1e-2.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Rewrite in place."""
+        """Rewrites nodes of the model in place."""
         casts = [node for node in standard_nodes(model, "Cast") if LONG_SUM_KEY in node.metadata_props]
         for cast in casts:
             cast.attributes["to"] = ir.AttrInt64("to", ir.DataType.FLOAT)
             wide = [cast.outputs[0]]
-            # As far as the Cast that ends the sum.
+            # Up to the Cast that ends the sum.
             for value in wide:
                 value.type = ir.TensorType(ir.DataType.FLOAT)
                 wide += [node.outputs[0] for node in value.consumers() if node.op_type != "Cast"]
@@ -32,14 +32,14 @@ class Float32SumsPass(ir.passes.InPlacePass):
 
 
 class ReductionRankPass(ir.passes.InPlacePass):
-    """Merge the last axes of a tensor of rank 4 or more into one, if all of them are reduced.
+    """Merges the last axes of a tensor of rank 4 or more into one if all of them are reduced.
 
-    ONNX Runtime's WebGPU provider (1.30) fails at reductions of rank 4, such as that of the gradient of a convolution's
-    bias over [batch, channels, height, width]. The sum over [batch, channels, height * width] is the same.
+    ONNX Runtime's WebGPU provider (1.30) fails at reductions of rank 4, e.g. for the gradient of a convolution's bias
+    over [batch, channels, height, width]. The sum over [batch, channels, height * width] is the same.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Rewrite in place."""
+        """Rewrites nodes of the model in place."""
         modified = False
         for op_type in sorted(REDUCTIONS):
             for node in standard_nodes(model, op_type):
@@ -48,18 +48,18 @@ class ReductionRankPass(ir.passes.InPlacePass):
 
 
 def _merge(node: ir.Node) -> bool:
-    """Rewrite one node; return whether it is such a reduction."""
+    """Rewrites a node if it is such a reduction. Returns True if it was rewritten."""
     x, constant = node.inputs[0], constant_input(node, 1)
     if x is None or x.shape is None or x.shape.rank() < 4 or constant is None or not constant.size:
         return False
     rank = x.shape.rank()
     axes = {int(axis) % rank for axis in constant.ravel().tolist()}
     first = next(axis for axis in range(rank, -1, -1) if axis - 1 not in axes)
-    # With one axis to merge, or all of them, nothing is gained.
+    # Merging a single axis, or all axes, has no effect.
     if not 0 < first < rank - 1:
         return False
     write, sizes = WriterBefore(node), list(x.shape)[first:]
-    # A size of -1 could not be computed for a batch without samples.
+    # Not -1 if possible: it cannot be computed for an empty batch.
     known = [size for size in sizes if isinstance(size, int)]
     merged = math.prod(known) if len(known) == len(sizes) else -1
     flat = write("Reshape", x, [*[0] * first, merged])

@@ -1,4 +1,4 @@
-"""Write Slice with negative steps, and Pad that wraps around, as Gather."""
+"""Rewrites Slice with negative steps, and Pad in mode "wrap", as Gather."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from onnxtrain.passes.tidy.replace_value import WriterBefore, replace_node
 
 
 class NegativeStepsPass(ir.passes.InPlacePass):
-    """Replace a Slice with a negative step by a Gather along each axis that it reverses.
+    """Replaces a Slice with a negative step by a Gather along each axis that it reverses.
 
-    The default bundle of onnxruntime-web (JSEP, 1.30) returns other elements on WebGPU, without an error. Starts and
-    ends may be computed at run time, axes and steps must be constants.
+    The default bundle of onnxruntime-web (JSEP, 1.30) silently returns other elements on WebGPU. Starts and ends may be
+    computed at run time, but axes and steps must be constants.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Rewrite in place."""
+        """Rewrites nodes of the model in place."""
         nodes = [node for node in standard_nodes(model, "Slice") if _axes_and_steps(node) is not None]
         for node in nodes:
             _reverse(node)
@@ -27,9 +27,9 @@ class NegativeStepsPass(ir.passes.InPlacePass):
 
 
 def _axes_and_steps(node: ir.Node) -> tuple[list[int], list[int]] | None:
-    """Return axes and steps of a Slice with a negative step; None for any other, or if they are not constants."""
+    """Returns axes and steps of a Slice with a negative step; None for others, or if they are not constants."""
     steps = constant_input(node, 4)
-    # A step of 0 is invalid: the runtime reports it.
+    # A step of 0 is invalid; the runtime raises an error.
     if steps is None or np.min(steps, initial=1) > 0:
         return None
     if len(node.inputs) < 4 or node.inputs[3] is None:
@@ -39,13 +39,13 @@ def _axes_and_steps(node: ir.Node) -> tuple[list[int], list[int]] | None:
 
 
 def _reverse(node: ir.Node) -> None:
-    """Replace one node."""
+    """Replaces a Slice that has a negative step."""
     write, found = WriterBefore(node), _axes_and_steps(node)
     assert found is not None
     result, starts, ends = node.inputs[:3]
     assert result is not None
     for place, (axis, step) in enumerate(zip(*found, strict=True)):
-        # Starts and ends may be int32, which Min and Max do not mix with the sizes.
+        # Starts and ends may be int32, which Min and Max cannot combine with int64 sizes.
         start, end = (
             write("Gather", write("Cast", x, to=ir.DataType.INT64), [place]) for x in (starts, ends)
         )
@@ -53,7 +53,7 @@ def _reverse(node: ir.Node) -> None:
             result = write("Slice", result, start, end, [axis], [step])
             continue
         size = write("Gather", write("Shape", result), [axis])
-        # As the standard says: bounds below 0 count from the end, and are then limited to -1 .. size - 1.
+        # As in the standard: negative bounds count from the end, and are then clamped to -1 .. size - 1.
         first, stop = (
             write("Squeeze", write("Max", write("Min", counted, write("Sub", size, 1)), -1))
             for counted in (
@@ -66,14 +66,14 @@ def _reverse(node: ir.Node) -> None:
 
 
 class WrappingPadPass(ir.passes.InPlacePass):
-    """Replace a Pad of mode "wrap" by a Gather along each axis that it pads.
+    """Replaces a Pad in mode "wrap" by a Gather along each padded axis.
 
-    The default bundle of onnxruntime-web (JSEP, 1.30) pads with other elements on WebGPU, without an error. The pads
-    must be constants.
+    The default bundle of onnxruntime-web (JSEP, 1.30) silently pads with other elements on WebGPU. The pads must be
+    constants.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Rewrite in place."""
+        """Rewrites nodes of the model in place."""
         nodes = [
             node
             for node in standard_nodes(model, "Pad")
@@ -85,15 +85,15 @@ class WrappingPadPass(ir.passes.InPlacePass):
             for axis, before, after in _pads(node) or ():
                 size = write("Gather", write("Shape", result), [axis])
                 around = write.range(-before, write("Add", size, before + after))
-                # Mod of integers has the sign of the divisor, so places before the first count from the end.
+                # Integer Mod has the sign of the divisor, so positions before the first one count from the end.
                 result = write("Gather", result, write("Mod", around, size), axis=axis)
-            # All pads may be 0; the node's output must not become the input itself.
+            # All pads may be 0, but the node's output must not become the input itself.
             replace_node(node, write("Identity", result))
         return ir.passes.PassResult(model, bool(nodes))
 
 
 def _pads(node: ir.Node) -> Sequence[tuple[int, int, int]] | None:
-    """Return axis, places before and places behind of each axis that is padded; None if they are not constants."""
+    """Returns axis, leading and trailing pads of each padded axis; None if they are not constants."""
     pads = constant_input(node, 1)
     axes = constant_input(node, 3)
     if pads is None or (axes is None and len(node.inputs) > 3 and node.inputs[3] is not None):

@@ -1,4 +1,4 @@
-"""Rewrite Expands to tensors without elements so that ONNX Runtime does not drop them."""
+"""Rewrites Expands to empty tensors so that ONNX Runtime does not remove them."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from onnxtrain.passes.tidy.replace_value import write_before
 
 
 class EmptyExpandPass(ir.passes.InPlacePass):
-    """Cut the input of an Expand to size 0 along the axes that a constant shape gives size 0.
+    """Slices the input of an Expand to size 0 along the axes for which a constant shape has size 0.
 
-    A graph optimizer of ONNX Runtime (1.20 to 1.32, level basic) drops an Expand if no size in its constant shape is
-    greater than the input's. It forgets size 0: an Expand of `[3, 1]` to `[3, 0]` is dropped, and the result is
-    `[3, 1]`.
+    A graph optimizer of ONNX Runtime (1.20 to 1.32, level basic) removes an Expand if no size in its constant shape is
+    greater than the input's. It does not consider size 0: an Expand of `[3, 1]` to `[3, 0]` is removed, and the result
+    is `[3, 1]`.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Write a Slice before such nodes, in place, also in subgraphs; the constants are Constant nodes."""
+        """Inserts a Slice before such nodes, in place, including subgraphs; its inputs are Constant nodes."""
         to_cut = {
             node: axes
             for node in ir.traversal.RecursiveGraphIterator(model.graph)
@@ -26,7 +26,7 @@ class EmptyExpandPass(ir.passes.InPlacePass):
         for node, axes in to_cut.items():
             empty = write_before(node, "empty_axes", "Constant", value_ints=axes)
             zeros = write_before(node, "zeros", "Constant", value_ints=[0] * len(axes))
-            # The optimizer may then drop the Expand: its input has the size 0 already.
+            # Now it does no harm if the optimizer removes the Expand: its input already has size 0.
             node.replace_input_with(
                 0, write_before(node, "cut", "Slice", node.inputs[0], zeros, zeros, empty)
             )
@@ -34,16 +34,16 @@ class EmptyExpandPass(ir.passes.InPlacePass):
 
 
 def _axes_to_cut(node: ir.Node) -> list[int]:
-    """Return the axes of an Expand's input that a constant shape gives size 0 and that may have size 1."""
+    """Returns the axes of an Expand's input for which a constant shape has size 0 and whose own size may be 1."""
     x, shape = node.inputs[0], node.inputs[1]
     target = known_array(shape)
     if target is None or x is None or x.shape is None:
         return []
     cut = _empty_axes(x.producer())
     sizes = target.tolist()
-    # Axes that the Expand adds in front of those of its input.
+    # Number of leading axes that the Expand adds.
     before = len(sizes) - len(x.shape)
-    # A symbolic size may turn out to be 1, and a cut from 0 to 0 is right for every size.
+    # A symbolic size may be 1 at run time; slicing from 0 to 0 is correct for every size.
     return [
         axis
         for axis, size in enumerate(x.shape)
@@ -52,9 +52,9 @@ def _axes_to_cut(node: ir.Node) -> list[int]:
 
 
 def _empty_axes(node: ir.Node | None) -> list[int]:
-    """Return the axes that a Slice from 0 to 0, such as that of :class:`EmptyExpandPass`, leaves without elements.
+    """Returns the axes that a Slice from 0 to 0, such as one inserted by :class:`EmptyExpandPass`, leaves empty.
 
-    Shape inference does not know that a symbolic size becomes 0, e.g. where a gradient is differentiated again.
+    Shape inference does not know that a symbolic size becomes 0, e.g. when a gradient is differentiated again.
     """
     if node is None or (node.domain, node.op_type) != ("", "Slice") or len(node.inputs) != 4:
         return []

@@ -1,4 +1,4 @@
-"""Write sums of many numbers in two levels, so that their rounding errors do not add up."""
+"""Computes long sums in two levels, so that rounding errors do not accumulate."""
 
 from __future__ import annotations
 
@@ -28,19 +28,20 @@ _LEVELS = {
     "ReduceSumSquare": ("ReduceSumSquare", "ReduceSum"),
 }
 
-# Longest blocks, and longest sums that are left alone. Of sums and means ONNX Runtime adds neighbours in memory in 8
-# lanes or more, and four others at a time; all other reductions of a block are one after the other. Of a block that
-# fills all lanes twice as many numbers give the same error.
+# Maximum lengths of blocks, and of sums that are not rewritten. For sums and means, ONNX Runtime adds neighbors in
+# memory in at least 8 lanes, and other elements in 4; it reduces a block with all other ops one element after the
+# other. If a block fills all lanes, twice as many elements give the same error.
 _IN_LANES = frozenset({"ReduceLogSum", "ReduceLogSumExp", "ReduceMean", "ReduceSum"})
 _LANES = 16
 _BLOCK, _BLOCK_OF_LANES, _OTHER_BLOCK = 64, 128, 32
 _SHORT_ROW, _SHORT_COLUMN, _SHORT_OTHER = 512, 256, 64
-# Shorter blocks leave too many partial sums: converting these to float64 takes longer than the sum itself.
+# With shorter blocks, converting the many partial sums to float64 takes longer than the sum itself.
 _LEAST_BLOCK = 8
-# Samples with up to so many elements are converted; nodes that compute the length of a block would take longer.
+# Samples with up to this many elements are converted entirely: computing the block length at run time would take
+# longer.
 _SMALL_SAMPLE = 16
-# Sums over the samples alone, e.g. gradients of biases [batch, width], are rewritten from this width on. In narrow
-# layers of small nets the additional nodes would be several percent of a step.
+# Sums over only the batch axis, e.g. gradients of biases [batch, width], are rewritten from this width on. In narrow
+# layers of small networks, the additional nodes would take several percent of a step.
 _WIDE_SAMPLE = 512
 
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
@@ -48,18 +49,18 @@ Dim = int | ir.SymbolicDim
 
 
 class LongSumsPass(ir.passes.InPlacePass):
-    """Rewrite reductions over many float32 or float16 numbers: float32 in blocks, float64 over the blocks.
+    """Rewrites long float32 or float16 reductions in two levels: float32 within blocks, float64 across blocks.
 
-    ONNX Runtime (1.20 to 1.32) adds float32 numbers one after the other, in a few lanes: the sum of ten million equal
-    numbers is 1 % off. PyTorch adds in cascades and is exact to 1e-6. A block has up to 128 numbers; the first level is
-    as fast as the whole reduction was, and converting the few partial sums takes little time. Where sizes are known at
-    run time only, the length of the blocks is found there: the largest divisor up to 128 of the number of elements.
+    ONNX Runtime (1.20 to 1.32) adds float32 numbers sequentially, in a few lanes: the sum of ten million equal numbers
+    is off by 1%. PyTorch uses pairwise summation and is accurate to 1e-6. A block has up to 128 elements. The first
+    level is as fast as the original reduction, and converting the few partial sums takes little time. If sizes are
+    symbolic, the block length is computed at run time: the largest divisor of the number of elements up to 128.
 
-    Expects inferred ranks. Left alone are reductions of unknown rank, over axes known at run time only, over up to 512
-    numbers, and over the samples of a batch if there are fewer than 512 sums.
+    Expects inferred ranks. Not rewritten are reductions of unknown rank, over axes that are not constant, over up to
+    512 elements, and over only the batch axis if there are fewer than 512 sums.
 
     Args:
-        kept: Names of outputs of nodes to leave alone.
+        kept: names of outputs of nodes that must not be rewritten.
     """
 
     def __init__(self, kept: Collection[str] = ()) -> None:
@@ -67,7 +68,7 @@ class LongSumsPass(ir.passes.InPlacePass):
         self._kept = frozenset(kept)
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Rewrite in place, in subgraphs and functions too."""
+        """Rewrites the model in place, including subgraphs and functions."""
         modified = False
         for graph in (model.graph, *(function.graph for function in model.functions.values())):
             blocks: dict[tuple[object, ...], ir.Value] = {}
@@ -75,23 +76,23 @@ class LongSumsPass(ir.passes.InPlacePass):
                 if is_reduced(node):
                     reduce_apart(node)
                     modified = True
-            # In the order of the graph, as later sums share the length that an earlier one has computed.
+            # In graph order, because later sums reuse the block length that an earlier one has computed.
             for reduction in filter(None, map(_long_reduction, self._nodes(graph))):
                 _write(reduction, blocks)
                 modified = True
-        # onnx_ir numbers the new values of each subgraph anew.
+        # onnx_ir numbers new values separately in each subgraph.
         if modified:
             name_apart(model)
         return ir.passes.PassResult(model, modified)
 
     def _nodes(self, graph: ir.Graph) -> list[ir.Node]:
-        """Return the nodes to look at, those of subgraphs too."""
+        """Returns the nodes that may be rewritten, including subgraphs."""
         # An absent output has no name.
         return [n for n in ir.traversal.RecursiveGraphIterator(graph) if n.outputs[0].name not in self._kept]
 
 
 def mark_long_sum(wide: ir.Value) -> None:
-    """Mark the Cast to float64 that gives a value as one that only makes a sum exact."""
+    """Marks the Cast to float64 that produces `wide` as one that only improves the accuracy of a sum."""
     cast = wide.producer()
     assert cast is not None
     cast.metadata_props[LONG_SUM_KEY] = "true"
@@ -102,12 +103,12 @@ class _Reduction:
     """A reduction over many elements.
 
     Attributes:
-        node: The node.
-        x: Its input.
-        axes: The reduced axes, sorted.
-        start: First of the neighbouring reduced axes that blocks are cut from, the last ones with several elements.
-        end: First axis behind these.
-        in_rows: Whether the elements of a block are neighbours in memory.
+        node: the node.
+        x: its input.
+        axes: the reduced axes, sorted.
+        start: first of the adjacent reduced axes that are divided into blocks, the last ones with several elements.
+        end: the axis after the last of these.
+        in_rows: True if the elements of a block are adjacent in memory.
     """
 
     node: ir.Node
@@ -125,18 +126,18 @@ class _Reduction:
 
     @property
     def run(self) -> list[Dim]:
-        """Sizes of the axes that blocks are cut from."""
+        """Sizes of the axes that are divided into blocks."""
         return self.dims[self.start : self.end]
 
     @property
     def most(self) -> int:
-        """Length of the longest block."""
+        """Maximum block length."""
         return _BLOCK if self.node.op_type in _IN_LANES else _OTHER_BLOCK
 
     @property
     def short(self) -> int:
-        """Number of elements up to which the reduction is left alone."""
-        # Of all elements ONNX Runtime also adds squares in lanes.
+        """Maximum number of elements for which the reduction is not rewritten."""
+        # If all axes are reduced, ONNX Runtime adds squares in lanes as well.
         if len(self.axes) == len(self.dims):
             return _SHORT_ROW
         if self.node.op_type not in _IN_LANES:
@@ -145,9 +146,9 @@ class _Reduction:
 
     @property
     def block(self) -> int | None:
-        """Length of a block if it can be told: 1 to convert all elements; None for a length found at run time."""
+        """Block length: 1 to convert all elements, or None if it is computed at run time."""
         whole, all_reduced = _product(self.run), _product([self.dims[axis] for axis in self.axes])
-        # The run is the block, if other axes are left to be reduced.
+        # These axes are one block if further axes remain to be reduced.
         if whole is not None and whole != all_reduced and whole <= self.most:
             return whole
         known = 1
@@ -170,7 +171,7 @@ class _Reduction:
 
 
 def _long_reduction(node: ir.Node) -> _Reduction | None:
-    """Return the description of a node that is a long reduction; None for others."""
+    """Returns a description of a node that is a long reduction; None for other nodes."""
     if node.domain != "" or node.op_type not in _LEVELS:
         return None
     x = node.inputs[0]
@@ -197,9 +198,9 @@ def _long_reduction(node: ir.Node) -> _Reduction | None:
 
 
 def _broadcast_shape(value: ir.Value) -> ir.Shape | None:
-    """Return the shape of the result of an elementwise op with an input of that shape; None where that is not known.
+    """Returns the output shape of an elementwise op one of whose inputs has that shape; None if it is unknown.
 
-    Gradients have such nodes, of which no shape was inferred.
+    Gradients contain such nodes without inferred shapes.
     """
     node = value.producer()
     if node is None or node.domain != "" or node.op_type not in ELEMENTWISE | CASTS:
@@ -217,7 +218,7 @@ def _broadcast_shape(value: ir.Value) -> ir.Shape | None:
 
 
 def _axes(node: ir.Node, rank: int) -> tuple[int, ...]:
-    """Return the reduced axes, sorted; () where they are not known, or none."""
+    """Returns the reduced axes, sorted; () if there are none or they are unknown."""
     axes = node.inputs[1] if len(node.inputs) > 1 else None
     if axes is None:
         return () if node.attributes.get_int("noop_with_empty_axes", 0) else tuple(range(rank))
@@ -226,12 +227,12 @@ def _axes(node: ir.Node, rank: int) -> tuple[int, ...]:
 
 
 def _write(reduction: _Reduction, blocks: dict[tuple[object, ...], ir.Value]) -> None:
-    """Write both levels; the node becomes the Cast that ends them, so that its output keeps its name."""
+    """Emits both levels before the node, which becomes the Cast at the end, so that its output keeps its name."""
     node, axes, x = reduction.node, reduction.axes, reduction.x
     first, second = _LEVELS[node.op_type]
     block, whole = reduction.block, _product(reduction.run)
     if x.dtype == ir.DataType.FLOAT16 and block != 1:
-        # As ONNX Runtime computes it, but without rounding between the levels.
+        # ONNX Runtime does the same, but here the partial sums are not rounded.
         x = write_before(node, None, "Cast", x, to=ir.DataType.FLOAT)
     if block == 1:
         second, left = node.op_type, list(axes)
@@ -259,11 +260,11 @@ def _write(reduction: _Reduction, blocks: dict[tuple[object, ...], ir.Value]) ->
 def _in_blocks(
     reduction: _Reduction, x: ir.Value, block: int | None, blocks: dict[tuple[object, ...], ir.Value]
 ) -> ir.Value:
-    """Return x with the sizes of the run replaced by two: the number of blocks, and their length."""
+    """Emits x with the sizes of the run replaced by the number of blocks and their length."""
     node, start, end = reduction.node, reduction.start, reduction.end
     lead, behind = reduction.dims[:start], reduction.dims[end:]
     whole = _product(reduction.run)
-    # Zero copies the size of the axis at the same place.
+    # In a Reshape, 0 copies the size of the axis at the same position.
     aligned = end - start == 2
     fits = all(isinstance(dim, int) for dim in behind) or aligned
     kept = [dim if isinstance(dim, int) else 0 for dim in behind]
@@ -274,7 +275,7 @@ def _in_blocks(
     others_known = all(isinstance(dim, int) for dim in (*lead, *behind))
     length = _ints(node, [block]) if block is not None else _length(reduction, blocks)
     if others_known:
-        # -1 has a value, as no other size can be zero.
+        # -1 is well-defined, because no other size can be zero.
         if block is not None:
             return write_before(node, None, "Reshape", x, _ints(node, [*[0] * start, -1, block, *kept]))
         parts = [_ints(node, [*[0] * start, -1]), length, *([_ints(node, kept)] if kept else [])]
@@ -290,22 +291,22 @@ def _in_blocks(
 
 
 def _length(reduction: _Reduction, blocks: dict[tuple[object, ...], ir.Value]) -> ir.Value:
-    """Return the length of a block, int64 [1]: the largest divisor of the number of elements that is small enough."""
+    """Emits the block length, int64 [1]: the largest divisor of the number of elements up to the maximum."""
     node = reduction.node
     names = tuple(dim if isinstance(dim, int) else dim.value for dim in reduction.run)
-    # Sizes of one name are equal, so that e.g. the gradients of all biases share the nodes.
+    # Sizes with the same name are equal, so that e.g. the gradients of all biases share these nodes.
     key = (node.graph, reduction.most, *names)
     if key not in blocks or None in names:
         remainders = write_before(
             node, None, "Mod", _size(reduction), _ints(node, [1, *range(1, reduction.most + 1)])
         )
-        # The last divisor; its place is the divisor.
+        # The index of the last zero remainder, which equals the divisor.
         blocks[key] = write_before(node, None, "ArgMin", remainders, axis=0, keepdims=1, select_last_index=1)
     return blocks[key]
 
 
 def _size(reduction: _Reduction) -> ir.Value:
-    """Return the number of elements of the run, int64 [1]."""
+    """Emits the number of elements of the run, int64 [1]."""
     node, start, end = reduction.node, reduction.start, reduction.end
     sizes = write_before(node, None, "Shape", reduction.x, start=start, end=end)
     return sizes if end - start == 1 else write_before(node, None, "ReduceProd", sizes, keepdims=1)
@@ -316,16 +317,16 @@ def _reduced(node: ir.Node, op_type: str, x: ir.Value, axes: Sequence[int]) -> i
 
 
 def _ints(node: ir.Node, numbers: Sequence[int]) -> ir.Value:
-    # Constant nodes and not initializers, which the bodies of functions do not have.
+    # Constant nodes, because function bodies have no initializers.
     return write_before(node, None, "Constant", value_ints=list(numbers))
 
 
 def _product(dims: Sequence[Dim]) -> int | None:
-    """Return the product of sizes; None if one is symbolic."""
+    """Returns the product of sizes; None if one is symbolic."""
     known = [dim for dim in dims if isinstance(dim, int)]
     return math.prod(known) if len(known) == len(dims) else None
 
 
 def _divisor(number: int, most: int) -> int:
-    """Return the largest divisor of a positive number up to `most`, which is 1 at least."""
+    """Returns the largest divisor of a positive number up to `most`, at least 1."""
     return next(divisor for divisor in range(min(number, max(most, 1)), 0, -1) if number % divisor == 0)

@@ -1,4 +1,4 @@
-"""Compute bfloat16 and float16 ops in float32 and round each result, as PyTorch's CPU kernels do."""
+"""Computes bfloat16 and float16 ops in float32 and rounds each result, as PyTorch's CPU kernels do."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from onnxtrain.passes.shapes.infer import infer_shapes
 from onnxtrain.passes.tidy.replace_value import successor, write_before
 from onnxtrain.passes.tidy.unused import remove_unread_chains
 
-# Dtypes that are computed in `_WIDE`, and the dtype that both fit into.
+# Dtypes that are computed in `_WIDE`, which can represent both exactly.
 _NARROW, _WIDE = (ir.DataType.BFLOAT16, ir.DataType.FLOAT16), ir.DataType.FLOAT
 
 _GRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
 
 
 def has_narrow_floats(model: ir.Model, dtypes: Collection[ir.DataType] = _NARROW) -> bool:
-    """Return whether any value of the main graph has one of `dtypes`."""
+    """True if any value of the main graph has one of `dtypes`."""
     inputs = (*model.graph.inputs, *model.graph.initializers.values())
     return any(value.dtype in dtypes for value in inputs) or any(
         value.dtype in dtypes for node in model.graph for value in node.outputs
@@ -27,21 +27,21 @@ def has_narrow_floats(model: ir.Model, dtypes: Collection[ir.DataType] = _NARROW
 
 
 def widen_narrow_floats(model: ir.Model, dtypes: Collection[ir.DataType] = _NARROW) -> ir.Model:
-    """Return a copy of `model` in which bfloat16 and float16 ops compute in float32 and round their results.
+    """Returns a copy of `model` in which bfloat16 and float16 ops compute in float32 and round their results.
 
-    PyTorch's CPU kernels do the same, op by op: they accumulate in float32 and round results. ONNX Runtime's CPU
-    provider lacks kernels for bfloat16; chains of float16 ops it computes in float32 without rounding in between, so
+    PyTorch's CPU kernels do the same op by op: they accumulate in float32 and round the results. ONNX Runtime's CPU
+    provider lacks kernels for bfloat16. It computes chains of float16 ops in float32 without rounding in between, so
     that intermediate results beyond the range of float16 stay finite.
 
-    Inputs, outputs and initializers of the graph keep their dtype. Subgraphs stay as they are, and so do functions that
-    neither take nor return these dtypes; other functions are inlined.
+    Inputs, outputs and initializers of the graph keep their dtype. Subgraphs are not modified, and neither are
+    functions that neither take nor return these dtypes; other functions are inlined.
 
     Args:
-        model: Any model.
-        dtypes: Dtypes to widen, e.g. bfloat16 alone for models that also run where float16 has kernels of its own.
+        model: any model.
+        dtypes: dtypes to widen, e.g. only bfloat16 for models that also run where float16 has kernels of its own.
     """
     model = infer_shapes(_inlined(model.clone(), dtypes))
-    # The float32 form of each narrow value, which all its readers share.
+    # By narrow value: its float32 form, which all its readers share.
     wide: dict[ir.Value, ir.Value] = {}
     casts: list[ir.Node] = []
     for node in tuple(model.graph):
@@ -62,14 +62,14 @@ def widen_narrow_floats(model: ir.Model, dtypes: Collection[ir.DataType] = _NARR
                 rounded, widened = _round_after(node, value, exact)
                 wide[rounded] = widened
                 casts += [cast for cast in (widened.producer(), rounded.producer()) if cast is not None]
-    # Rounding is not undone by casting back: only casts that nothing reads go.
+    # A cast back does not undo rounding, so only unread casts are removed.
     remove_unread_chains(model.graph, [cast for cast in casts if cast.op_type == "Cast"])
     return model
 
 
 def _inlined(model: ir.Model, dtypes: Collection[ir.DataType]) -> ir.Model:
-    """Inline functions that take or return these dtypes or values of unknown dtype; may change `model`."""
-    # A function has no dtypes of its own: its nodes can be widened only where it is called with known ones.
+    """Inlines functions that take or return these dtypes or values of unknown dtype; may modify `model`."""
+    # Functions don't declare dtypes: their nodes can only be widened where the function is called with known ones.
     if not model.functions:
         return model
     narrow = {
@@ -87,7 +87,7 @@ def _inlined(model: ir.Model, dtypes: Collection[ir.DataType]) -> ir.Model:
         }
         inner -= narrow
         narrow |= inner
-    # `narrow` comes from nodes of the main graph; a subgraph may call any function.
+    # `narrow` covers calls in the main graph; subgraphs may call any function.
     subgraphs = any(
         attribute.type in _GRAPHS for node in model.graph for attribute in node.attributes.values()
     )
@@ -95,7 +95,7 @@ def _inlined(model: ir.Model, dtypes: Collection[ir.DataType]) -> ir.Model:
 
 
 def _reuse(cast: ir.Node, wide: dict[ir.Value, ir.Value], dtypes: Collection[ir.DataType]) -> None:
-    """Reuse an existing Cast of a narrow value to float32, or remove it if there is another one already."""
+    """Records an existing Cast of a narrow value to float32 for reuse, or removes it if there already is one."""
     (source,), (result,) = cast.inputs, cast.outputs
     if source is None or source.dtype not in dtypes or result.dtype != _WIDE or result.is_graph_output():
         return
@@ -108,15 +108,15 @@ def _reuse(cast: ir.Node, wide: dict[ir.Value, ir.Value], dtypes: Collection[ir.
 
 
 def _round_after(node: ir.Node, value: ir.Value, exact: bool) -> tuple[ir.Value, ir.Value]:
-    """Let `node` return float32, and append the rounding to its old dtype.
+    """Makes `node` return float32, and appends a Cast that rounds to the original dtype.
 
     Args:
-        node: The node.
-        value: Its output of a narrow dtype.
-        exact: True for an op that computes no new numbers, such as Reshape.
+        node: the node.
+        value: an output of the node that has a narrow dtype.
+        exact: True for an op that does no arithmetic, such as Reshape.
 
     Returns:
-        The rounded result in the dtype and under the name of `value`, and the rounded result in float32.
+        The rounded result with the dtype and name of `value`, and the rounded result in float32.
     """
     dtype = value.dtype
     assert dtype is not None
@@ -124,7 +124,7 @@ def _round_after(node: ir.Node, value: ir.Value, exact: bool) -> tuple[ir.Value,
     value.name, value.type = f"{rounded.name}_float", ir.TensorType(_WIDE)
     narrow = ir.node("Cast", [value], {"to": int(dtype)}, outputs=[rounded])
     node.append(narrow)
-    # The float32 result of an exact op is rounded already, as its inputs are.
+    # The inputs are rounded, and so is the float32 result of an exact op.
     if exact:
         return rounded, value
     widened = ir.node("Cast", [rounded], {"to": int(_WIDE)})
@@ -134,7 +134,7 @@ def _round_after(node: ir.Node, value: ir.Value, exact: bool) -> tuple[ir.Value,
 
 
 def _widen_constant(node: ir.Node, dtypes: Collection[ir.DataType]) -> None:
-    """Let a ConstantOfShape of a narrow dtype give float32: its attribute decides the dtype."""
+    """Makes a ConstantOfShape of a narrow dtype return float32; the dtype is set by its attribute."""
     attribute = node.attributes.get("value")
     if attribute is not None and attribute.as_tensor().dtype in dtypes:
         tensor = attribute.as_tensor().numpy().astype(_WIDE.numpy())

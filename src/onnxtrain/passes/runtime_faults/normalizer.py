@@ -1,4 +1,4 @@
-"""Replace the L2 Normalizer of ai.onnx.ml, which ONNX Runtime computes wrongly in place."""
+"""Replaces the L2 Normalizer of ai.onnx.ml, which ONNX Runtime computes wrongly in place."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ from onnxtrain.passes.tidy.replace_value import replace_node, write_before
 
 
 class NormalizerPass(ir.passes.InPlacePass):
-    """Rewrite `Normalizer` with norm="L2" as LpNormalization, which computes the same.
+    """Rewrites `Normalizer` with norm="L2" as LpNormalization, which computes the same.
 
-    ONNX Runtime (1.32) lets the op write to the memory of its input once it knows the shapes of both, and the kernel
-    then reads what it has written. Files seldom declare these shapes; models that passes have annotated do. Expects
-    inferred dtypes.
+    ONNX Runtime (1.32) lets the op overwrite its input if the shapes of both are known, but the kernel reads the input
+    again after writing. Files seldom declare these shapes, but shape inference adds them. Expects inferred dtypes.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Rewrite in place, in subgraphs too; values keep their names."""
+        """Rewrites the model in place, including subgraphs; values keep their names."""
         nodes = [
             node
             for node in ir.traversal.RecursiveGraphIterator(model.graph)
@@ -25,7 +24,7 @@ class NormalizerPass(ir.passes.InPlacePass):
         ]
         for node in nodes:
             x = node.inputs[0]
-            # Integers and float64 are read as float32.
+            # The op converts integers and float64 to float32.
             if x is not None and x.dtype != ir.DataType.FLOAT:
                 x = write_before(node, "float", "Cast", x, to=int(ir.DataType.FLOAT))
                 x.type, x.shape = ir.TensorType(ir.DataType.FLOAT), node.outputs[0].shape

@@ -1,4 +1,4 @@
-"""Write the pads of all axes for a Pad that names its axes."""
+"""Extends the pads of a Pad that has axes to all axes."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from onnxtrain.passes.tidy.unused import remove_unread_initializers
 
 
 class PadAxesPass(ir.passes.InPlacePass):
-    """Replace the axes of a Pad by pads for all axes. Expects inferred ranks; nodes of unknown rank are not modified.
+    """Replaces the axes of a Pad by pads for all axes. Expects inferred ranks; nodes of unknown rank are not modified.
 
-    The transpose optimizer of ONNX Runtime (1.32, level basic) moves a Transpose past a Pad and permutes the
-    pads as if there were a pair for each axis in order. With `axes` it pads other axes, or gathers beyond the pads,
-    which is an error at run time.
+    The transpose optimizer of ONNX Runtime (1.32, level basic) moves a Transpose past a Pad and permutes the pads as if
+    there were a pair for each axis in order. With `axes` it pads other axes, or gathers beyond the pads, which is an
+    error at run time.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Rewrite in place, also in subgraphs; constants are Constant nodes."""
+        """Rewrites the model in place, including subgraphs; constants are Constant nodes."""
         nodes = [node for node in ir.traversal.RecursiveGraphIterator(model.graph) if _has_axes(node)]
         for node in nodes:
             replaced = node.inputs[1], node.inputs[3]
@@ -38,7 +38,7 @@ def _has_axes(node: ir.Node) -> bool:
 
 
 def _pads_of_all_axes(node: ir.Node) -> ir.Value:
-    """Return the pads `[begins of all axes, ends of all axes]`, int64, of a Pad with axes."""
+    """Returns the pads `[begins of all axes, ends of all axes]`, int64, of a Pad with axes."""
     data, pads, _, axes = node.inputs
     assert data is not None
     assert data.shape is not None
@@ -67,5 +67,5 @@ def _pads_of_all_axes(node: ir.Node) -> ir.Value:
 
 
 def _constant(node: ir.Node, role: str, array: np.ndarray) -> ir.Value:
-    """Return the result of a Constant node, int64, written before `node`."""
+    """Inserts an int64 Constant before `node` and returns its output."""
     return write_before(node, role, "Constant", value=ir.tensor(array.astype(np.int64)))

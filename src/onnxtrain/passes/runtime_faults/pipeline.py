@@ -1,4 +1,4 @@
-"""Prepare a finished model for ONNX Runtime; the last step before a model is written or returned."""
+"""Prepares a finished model for ONNX Runtime, before it is written or returned."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from onnxtrain.passes.tidy.unused import remove_unread_nodes
 
 
 def suit_runtime(model: ir.Model) -> ir.Model:
-    """Return a model with inferred shapes that computes in ONNX Runtime what the standard says; may change `model`.
+    """Returns a model, with inferred shapes, for which ONNX Runtime's results match the standard; may modify `model`.
 
-    Expects a canonical model, with gradients or without, and with all its outputs: nodes that nothing reads are
-    removed. The docstring of each pass names the fault that it avoids, and a test in tests/passes/runtime_faults tells
-    when an ONNX Runtime no longer has it.
+    Expects a canonical model with all its outputs, with or without gradients: unread nodes are removed. Each pass
+    documents the fault that it avoids, and a test in tests/passes/runtime_faults fails when an ONNX Runtime no longer
+    has the fault.
     """
     model = unpack_attention(model)
     IsolateStatisticsPass()(model)
-    # Passes write small constants as Constant nodes; all others are initializers, where later passes look for them.
+    # Passes emit Constant nodes; later passes look for initializers.
     if SwishPass()(model).modified:
         lift_constants(model)
-    # Not float16: the files also run on devices with kernels of their own for it.
+    # Not float16, because the files also run on devices that have kernels for it.
     narrow = (ir.DataType.BFLOAT16,)
     model = widen_narrow_floats(model, narrow) if has_narrow_floats(model, narrow) else infer_shapes(model)
-    # After inference: the passes below need ranks.
+    # After inference, because the following passes need ranks.
     NoAxesPass()(model)
     CrossEntropyPass()(model)
     modified = [
@@ -47,10 +47,10 @@ def suit_runtime(model: ir.Model) -> ir.Model:
         lift_constants(model)
     AbsentInputsPass()(model)
     ScanOutputsPass()(model)
-    # ONNX Runtime refuses a model for a node without a kernel even if nothing reads the node, such as a float64 Atan of
-    # which only the shape was read, which is folded by now. Subgraphs come first: they read values around them.
+    # ONNX Runtime rejects a model with a node that has no kernel, even if its output is unread, such as a float64 Atan
+    # of which only the shape was read, and folded. Subgraphs come first, because they read values of enclosing graphs.
     for graph in reversed([model.graph, *model.graph.subgraphs()]):
         remove_unread_nodes(graph)
-    # Constants that were lifted out of subgraphs may have the name of a value elsewhere.
+    # Constants that were lifted from subgraphs may have the name of another value.
     name_apart(model)
     return model

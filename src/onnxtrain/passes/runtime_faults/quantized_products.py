@@ -1,4 +1,4 @@
-"""Keep activations in floating point in products with quantized weights."""
+"""Keeps activations in floating point in products with quantized weights."""
 
 from __future__ import annotations
 
@@ -11,51 +11,51 @@ from onnxtrain.passes.tidy.constants import add_constant
 from onnxtrain.passes.tidy.replace_value import successor
 from onnxtrain.passes.tidy.unique_names import fresh_name
 
-# Of which ONNX Runtime (1.32) makes the packed weights of MatMulNBits.
+# Dtypes of weights that ONNX Runtime (1.32) packs for MatMulNBits.
 _CODES = frozenset(ir.DataType[name] for name in ("INT2", "UINT2", "INT4", "UINT4", "INT8", "UINT8"))
 
 
 class FloatProductsPass(ir.passes.InPlacePass):
-    """Remove `accuracy_level` from onnxruntime's products with quantized weights, such as MatMulNBits.
+    """Removes `accuracy_level` from onnxruntime's products with quantized weights, such as MatMulNBits.
 
-    With `accuracy_level=4`, which onnxruntime-genai's model builder writes, kernels round activations to int8.
-    Gradients are those of products in floating point, and so is the forward graph after this pass.
+    With `accuracy_level=4`, which onnxruntime-genai's model builder sets, kernels round activations to int8. Gradients
+    are those of floating-point products, and this pass makes the forward graph compute the same.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Rewrite all such nodes, also in subgraphs."""
+        """Rewrites these nodes in place, including subgraphs."""
         modified = False
         for node in ir.traversal.RecursiveGraphIterator(model.graph):
             if node.domain == "com.microsoft" and "accuracy_level" in node.attributes:
-                # The default, 0, computes in the dtype of the inputs.
+                # By default (0), the products are computed in the dtype of the inputs.
                 del node.attributes["accuracy_level"]
                 modified = True
         return ir.passes.PassResult(model, modified)
 
 
 class FloatDequantizedPass(ir.passes.InPlacePass):
-    """Keep ONNX Runtime from rounding activations to int8 where a product reads a dequantized weight.
+    """Keeps ONNX Runtime from rounding activations to int8 in products with a dequantized weight.
 
-    ONNX Runtime (1.32) fuses DequantizeLinear and the MatMul or Gemm behind it to MatMulNBits with `accuracy_level=4`,
-    if nothing else reads the dequantized weight; a session option would change the level, which files do not have. Such
-    products become FusedMatMul, which computes the same and is not fused.
+    ONNX Runtime (1.32) fuses a DequantizeLinear and the following MatMul or Gemm to MatMulNBits with `accuracy_level=4`
+    if nothing else reads the dequantized weight. The level is a session option, which a file cannot set. These products
+    become FusedMatMul, which computes the same and is not fused.
 
-    Products of the file that are to round as they do there stay. If other nodes read their weights, too, such as those
-    of the gradient, these read a DequantizeLinear of their own, so that ONNX Runtime fuses the product as it does in
-    the file. It reads copies of integers, scales and zero points: ONNX Runtime fuses nothing that two nodes read.
+    Products in `kept` must round as they do in the original file, and are not rewritten. If other nodes read the same
+    weight, e.g. for the gradient, these get a DequantizeLinear of their own with copies of integers, scales and zero
+    points, so that ONNX Runtime still fuses the original product: it does not fuse tensors with several readers.
     """
 
     def __init__(self, kept: Collection[str] = ()) -> None:
-        """Choose products to keep.
+        """Creates the pass.
 
         Args:
-            kept: Names of values that are computed as the file computes them.
+            kept: names of values that must be computed as in the original file.
         """
         super().__init__()
         self._kept = kept
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Rewrite all such products, also in subgraphs."""
+        """Rewrites these products in place, including subgraphs."""
         modified = False
         for node in tuple(ir.traversal.RecursiveGraphIterator(model.graph)):
             if _is_weight(node):
@@ -67,7 +67,7 @@ class FloatDequantizedPass(ir.passes.InPlacePass):
         return ir.passes.PassResult(model, modified)
 
     def _separate(self, model: ir.Model, node: ir.Node) -> bool:
-        """Give a DequantizeLinear of their own to readers of a weight that are not of the file."""
+        """Gives readers of a weight that are not in the original file a DequantizeLinear of their own."""
         uses = list(node.outputs[0].uses())
         others = [use for use in uses if use.node.outputs[0].name not in self._kept]
         if not others or len(others) == len(uses):
@@ -86,7 +86,7 @@ class FloatDequantizedPass(ir.passes.InPlacePass):
 
 
 def _copied(model: ir.Model, value: ir.Value | None) -> ir.Value | None:
-    """Return a copy of an initializer; other values as they are."""
+    """Returns a copy of an initializer, and any other value unchanged."""
     if value is None or value.const_value is None or value.is_graph_input():
         return value
     tensor = value.const_value
@@ -95,17 +95,18 @@ def _copied(model: ir.Model, value: ir.Value | None) -> ir.Value | None:
 
 
 def _is_weight(node: ir.Node) -> bool:
-    """Return whether a node is a DequantizeLinear of integers of at most 8 bits that are in the file."""
+    """True if a node is a DequantizeLinear of a stored weight with at most 8 bits."""
     if node.op_type != "DequantizeLinear" or node.domain != "" or node.inputs[0] is None:
         return False
     return node.inputs[0].dtype in _CODES and node.inputs[0].is_initializer()
 
 
 def _reads_weight(node: ir.Node) -> bool:
-    """Return whether ONNX Runtime may fuse a product and the DequantizeLinear of its weight to MatMulNBits."""
+    """True if ONNX Runtime may fuse a product and the DequantizeLinear of its weight to MatMulNBits."""
     if node.domain != "" or node.op_type not in ("MatMul", "Gemm"):
         return False
-    # It fuses no transposed weight. Products of two dequantized factors become products of integers, as in the file.
+    # Transposed weights are not fused. Products of two dequantized factors become integer products, as in the original
+    # file.
     if node.attributes.get_int("transA", 0) or node.attributes.get_int("transB", 0):
         return False
     left, right = (None if value is None else value.producer() for value in node.inputs[:2])
@@ -113,7 +114,7 @@ def _reads_weight(node: ir.Node) -> bool:
 
 
 def _write_unfused(model: ir.Model, node: ir.Node) -> None:
-    """Make a product FusedMatMul, and an Add for the third input of Gemm."""
+    """Rewrites a product as FusedMatMul, followed by an Add if a Gemm has a third input."""
     model.graph.opset_imports.setdefault("com.microsoft", 1)
     alpha, beta = (node.attributes.get_float(name, 1.0) for name in ("alpha", "beta"))
     addend = node.inputs[2] if len(node.inputs) > 2 else None

@@ -1,4 +1,4 @@
-"""Write the axes of reductions in the form that all versions of ONNX Runtime read correctly."""
+"""Rewrites the axes of reductions in the form that all versions of ONNX Runtime read correctly."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from onnxtrain.passes.tidy.constants import known_array
 from onnxtrain.passes.tidy.replace_value import write_before
 from onnxtrain.passes.tidy.unused import remove_unread_initializers
 
-# Elementwise op that equals a reduction over no axes; Mul gets the input twice.
+# Elementwise op that is equivalent to a reduction over no axes; Mul reads the input twice.
 _OF_ONE_ELEMENT = {
     **dict.fromkeys(
         ("ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum"), "Identity"
@@ -22,15 +22,15 @@ _OF_ONE_ELEMENT = {
 
 
 class NoAxesPass(ir.passes.InPlacePass):
-    """Rewrite reductions over no axes (`noop_with_empty_axes=1`) as elementwise ops, Squeezes of no axes as Identity.
+    """Rewrites reductions over no axes as elementwise ops, and Squeezes of no axes as Identity.
 
-    ONNX Runtime 1.20 returns the unchanged input of such a reduction, also of ReduceL2 and ReduceLogSum, and fails if
-    the axes are omitted; 1.32 does neither. For a Squeeze of empty axes ONNX Runtime (1.20 to 1.32) removes all axes of
-    size 1; onnx's reference removes none.
+    ONNX Runtime 1.20 returns the input of a reduction with `noop_with_empty_axes=1` unchanged, even for ReduceL2 and
+    ReduceLogSum, and fails if the axes are omitted; 1.32 is correct. For a Squeeze with empty axes, ONNX Runtime (1.20
+    to 1.32) removes all axes of size 1, whereas onnx's reference implementation removes none.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Rewrite in place, in subgraphs too."""
+        """Rewrites nodes of the model in place, including subgraphs."""
         modified = False
         for node in ir.traversal.RecursiveGraphIterator(model.graph):
             elementwise = _OF_ONE_ELEMENT.get(node.op_type)
@@ -40,7 +40,7 @@ class NoAxesPass(ir.passes.InPlacePass):
             node.op_type = elementwise
             node.attributes.clear()
             node.resize_inputs(1)
-            # ONNX Runtime warns of initializers that nothing reads.
+            # ONNX Runtime warns about unread initializers.
             remove_unread_initializers(model.graph, [axes])
             if elementwise == "Mul":
                 node.resize_inputs(2)
@@ -50,8 +50,8 @@ class NoAxesPass(ir.passes.InPlacePass):
 
 
 def _has_no_axes(node: ir.Node) -> bool:
-    """Tell if a reduction or Squeeze works on no axes."""
-    # A Squeeze without axes removes all axes of size 1; a reduction without axes reduces all unless told otherwise.
+    """True if a reduction or Squeeze applies to no axes."""
+    # Without this input, a Squeeze removes all axes of size 1, and a reduction reduces all axes by default.
     axes = node.inputs[1] if len(node.inputs) > 1 else None
     if node.op_type == "Squeeze":
         return axes is not None and _is_empty(axes)
@@ -63,14 +63,13 @@ def _is_empty(axes: ir.Value) -> bool:
 
 
 class PositiveAxesPass(ir.passes.InPlacePass):
-    """Make constant axes of reductions nonnegative. Expects inferred ranks; nodes of unknown rank stay.
+    """Makes constant axes of reductions non-negative. Expects inferred ranks; nodes of unknown rank are not modified.
 
-    Up to ONNX Runtime 1.31, a tensor without elements is not reduced over negative axes: the result has the input's
-    shape. 1.32 reduces it.
+    Up to 1.31, ONNX Runtime does not reduce an empty tensor over negative axes: the result has the input's shape.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Rewrite in place."""
+        """Rewrites nodes of the model in place."""
         modified = False
         for node in ir.traversal.RecursiveGraphIterator(model.graph):
             axes = _negative_axes(node)
@@ -82,7 +81,7 @@ class PositiveAxesPass(ir.passes.InPlacePass):
 
 
 def _negative_axes(node: ir.Node) -> list[int] | None:
-    """Return the axes of a reduction, counted from the front, if one of them is counted from the back; else None."""
+    """Returns the axes of a reduction as non-negative numbers if at least one of them is negative, else None."""
     if node.op_type not in REDUCTIONS or node.domain != "" or len(node.inputs) < 2:
         return None
     data, axes = node.inputs

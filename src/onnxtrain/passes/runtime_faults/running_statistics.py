@@ -1,4 +1,4 @@
-"""Keep ONNX Runtime from writing running statistics into weights that happen to have the same values."""
+"""Keeps ONNX Runtime from writing running statistics into weights that have the same values."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from onnxtrain.passes.tidy.unique_names import fresh_name
 
 
 class IsolateStatisticsPass(ir.passes.InPlacePass):
-    """Give separate statistics to a BatchNormalization in training mode whose updated statistics nothing reads.
+    """Gives a training-mode BatchNormalization statistics of its own if the updated statistics are not read.
 
-    ONNX Runtime (1.20 to 1.32) merges initializers of equal content, and its BatchNormalization kernel overwrites old
-    statistics with updated ones that are no graph output. In a fresh network the running mean equals the bias (zeros)
-    and the running variance the scale (ones), so each run would silently change the weights. In training mode output Y
-    does not depend on the statistics, so the new ones may have any content that no other initializer has.
+    ONNX Runtime (1.20 to 1.32) merges initializers of equal content, and its BatchNormalization kernel overwrites the
+    old statistics if the updated ones are not graph outputs. In a new network, the running mean equals the bias (zeros)
+    and the running variance equals the scale (ones), so each run would silently modify the weights. In training mode,
+    output Y does not depend on the statistics, so they can have any content that no other initializer has.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Replace the statistics in place."""
+        """Replaces the statistics in place."""
         modified = False
         for node in tuple(model.graph):
             if not is_training_batch_norm(node):
@@ -31,7 +31,8 @@ class IsolateStatisticsPass(ir.passes.InPlacePass):
                 before = node.inputs[source]
                 after = node.outputs[target] if len(node.outputs) > target else None
                 unread = after is None or not (after.uses() or after.is_graph_output())
-                # Statistics that are graph inputs are never merged, and updated ones that are outputs have own memory.
+                # Statistics that are graph inputs are never merged, and updated ones that are outputs have memory of
+                # their own.
                 if before is not None and before.is_initializer() and unread:
                     node.replace_input_with(source, _unlike_any(model, before))
                     modified = True
@@ -39,12 +40,12 @@ class IsolateStatisticsPass(ir.passes.InPlacePass):
 
 
 def _unlike_any(model: ir.Model, statistic: ir.Value) -> ir.Value:
-    """Add an initializer of the dtype and shape of `statistic` with content that no other initializer has."""
+    """Adds an initializer with the dtype and shape of `statistic` and content that no other initializer has."""
     initializers = model.graph.initializers
     tensor = statistic.const_value
     assert tensor is not None
     shape, dtype = tuple(tensor.shape.numpy()), tensor.dtype
-    # One element tells contents apart, as the new one has the same number everywhere.
+    # All elements of the new initializer are equal, so comparing one element suffices.
     taken = {
         float(other.const_value.numpy().flat[0])
         for other in initializers.values()

@@ -1,4 +1,4 @@
-"""Write out the axes of a Slice whose steps are computed at run time."""
+"""Makes the default axes of a Slice explicit if its steps are computed at run time."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from onnxtrain.passes.tidy.replace_value import write_before
 
 
 class SliceAxesPass(ir.passes.InPlacePass):
-    """Write out the default axes, 0 to n - 1, of a Slice with n constant starts and steps that are not constant.
+    """Makes the default axes, 0 to n - 1, explicit for a Slice with n constant starts and non-constant steps.
 
-    A graph optimizer of ONNX Runtime (1.20 to 1.32, level basic) drops a Slice without axes that goes from 0 to the end
-    of every axis. It does not look at steps that are not constant: `x[0::step]` becomes `x`.
+    A graph optimizer of ONNX Runtime (1.20 to 1.32, level basic) removes a Slice without axes that goes from 0 to the
+    end
+    of every axis. It ignores non-constant steps: `x[0::step]` becomes `x`.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Add the axes in place, also in subgraphs; they are Constant nodes."""
+        """Adds the axes in place, as Constant nodes, including subgraphs."""
         defaults = {
             node: axes
             for node in ir.traversal.RecursiveGraphIterator(model.graph)
@@ -28,8 +29,8 @@ class SliceAxesPass(ir.passes.InPlacePass):
 
 
 def _default_axes(node: ir.Node) -> list[int]:
-    """Return the default axes of a Slice that needs them written out, e.g. [0, 1]; [] for any other Slice."""
-    # The optimizer keeps a Slice whose starts are not constant, as it cannot tell that they are 0.
+    """Returns the default axes of a Slice for which they must be explicit, e.g. [0, 1]; [] for any other Slice."""
+    # The optimizer keeps a Slice with non-constant starts, because these may not be 0.
     if len(node.inputs) < 5:
         return []
     starts, axes, steps = node.inputs[1], node.inputs[3], node.inputs[4]

@@ -1,4 +1,4 @@
-"""Replace Swish by Sigmoid and Mul at opsets where ONNX Runtime cannot run it."""
+"""Replaces Swish by Sigmoid and Mul at opsets where ONNX Runtime cannot run it."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import onnx_ir as ir
 
 from onnxtrain.passes.tidy.replace_value import replace_node, write_before
 
-# The opset that has introduced Swish, and whose function body ONNX Runtime knows.
+# The opset that introduced Swish, at which ONNX Runtime knows its function body.
 _FUNCTION_SINCE = 24
 
 
 class SwishPass(ir.passes.InPlacePass):
-    """Rewrite Swish as x·Sigmoid(alpha·x) in models of opset 25 and later.
+    """Rewrites Swish as x·Sigmoid(alpha·x) in models of opset 25 and later.
 
-    ONNX Runtime (1.31 and 1.32) has no kernel for Swish. It runs the op's function body, but finds that at opset 24
-    only: a model of opset 25 with a Swish does not load.
+    ONNX Runtime (1.31 and 1.32) has no kernel for Swish. It runs the function body, but only finds it at opset 24: a
+    model of opset 25 with a Swish does not load.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Rewrite in place, also in subgraphs; values keep their names."""
+        """Rewrites the model in place, including subgraphs; values keep their names."""
         if model.graph.opset_imports[""] <= _FUNCTION_SINCE:
             return ir.passes.PassResult(model, False)
         nodes = [
@@ -32,12 +32,12 @@ class SwishPass(ir.passes.InPlacePass):
 
 
 def _write(node: ir.Node) -> None:
-    """Write x·Sigmoid(alpha·x) in the place of a Swish."""
+    """Replaces a Swish by x·Sigmoid(alpha·x)."""
     x = node.inputs[0]
     alpha, scaled = node.attributes.get_float("alpha", 1.0), x
     if alpha != 1.0:
         factor = write_before(node, "alpha", "Constant", value_float=alpha)
-        # The dtype of x may not be known; CastLike takes it over.
+        # The dtype of x may be unknown; CastLike applies it.
         factor = write_before(node, "alpha_like", "CastLike", factor, x)
         scaled = write_before(node, "scaled", "Mul", x, factor)
     gate = write_before(node, "gate", "Sigmoid", scaled)

@@ -1,4 +1,4 @@
-"""Rewrite recurrent layers with layout=1 (batch first) as layers with layout=0 (time first)."""
+"""Rewrites recurrent layers with layout=1 (batch first) as layers with layout=0 (time first)."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ import onnx_ir as ir
 from onnxtrain.op_facts import RECURRENT
 from onnxtrain.passes.tidy.replace_value import successor, write_before
 
-# Permutation that swaps batch and time, or batch and directions, the first two axes of X and of the states.
+# Swaps the first two axes: batch and time of X, batch and directions of the states.
 _SEQUENCES_FIRST = (1, 0, 2)
-# Permutation of Y [time, directions, batch, hidden] to [batch, time, directions, hidden].
+# Permutes Y from [time, directions, batch, hidden] to [batch, time, directions, hidden].
 _BATCH_FIRST = (2, 0, 1, 3)
 # Indices of X, initial_h and initial_c.
 _BATCHED_INPUTS = (0, 5, 6)
 
 
 class TimeFirstPass(ir.passes.InPlacePass):
-    """Rewrite GRU, LSTM and RNN with layout=1 as the layer with layout=0 between transposes.
+    """Rewrites GRU, LSTM and RNN with layout=1 as the layer with layout=0 between transposes.
 
     ONNX Runtime (1.20 to 1.32) has no kernels for layout=1.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Rewrite in place, in subgraphs too; names of outputs stay."""
+        """Rewrites the model in place, including subgraphs; the names of outputs are kept."""
         layers = [
             node
             for node in ir.traversal.RecursiveGraphIterator(model.graph)
@@ -34,7 +34,7 @@ class TimeFirstPass(ir.passes.InPlacePass):
 
 
 def _rewrite(node: ir.Node) -> None:
-    """Replace a layer by one with layout=0, with a Transpose before and after it for each batch axis."""
+    """Replaces a layer by one with layout=0, with a Transpose of each input and output that has a batch axis."""
     for index in _BATCHED_INPUTS:
         value = node.inputs[index] if index < len(node.inputs) else None
         if value is not None:
@@ -42,7 +42,7 @@ def _rewrite(node: ir.Node) -> None:
             swapped.type = value.type
             node.replace_input_with(index, swapped)
     attributes = [attribute for attribute in node.attributes.values() if attribute.name != "layout"]
-    # A new node: the old one keeps its outputs, and with them all readers, until the transposes have taken over.
+    # A new node, because the old one keeps its outputs and their readers until the transposes replace them.
     layer = ir.Node(
         node.domain, node.op_type, node.inputs, attributes, num_outputs=len(node.outputs), name=node.name
     )

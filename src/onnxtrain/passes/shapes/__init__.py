@@ -1,1 +1,1 @@
-"""Infer dtypes, ranks and shapes, remove outdated ones, and rewrite ops whose shapes onnx infers wrongly."""
+"""Infers dtypes, ranks and shapes, removes outdated ones, and rewrites ops whose shapes onnx infers wrongly."""

@@ -1,4 +1,4 @@
-"""Rewrite poolings with ceil_mode=1 as ceil_mode=0 with more padding; onnx and ONNX Runtime miscount their windows."""
+"""Rewrites poolings with ceil_mode=1 in floor mode with more padding; onnx and ONNX Runtime miscount their windows."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from onnxtrain.passes.shapes.outdated_sizes import forget_sizes_after
 from onnxtrain.passes.tidy.constants import lift_constants
 from onnxtrain.passes.tidy.replace_value import successor, write_before
 
-# Metadata of a pooling whose empty windows a Slice cuts off; it keeps ceil_mode and must not be rewritten again.
+# Metadata key of a pooling that keeps ceil_mode because a Slice removes its extra windows; not to be rewritten again.
 _SLICED = "onnxtrain.ceil_mode"
 
 
 @dataclass(frozen=True)
 class _Axis:
-    """Windows of a pooling with ceil_mode along one spatial axis.
+    """Windows of a ceil_mode pooling along one spatial axis.
 
     Attributes:
-        size: size of the input, e.g. 7; None if symbolic.
-        begin: padding in front of the input, e.g. 1.
-        end: padding behind the input, e.g. 1.
-        kernel: number of taps of a window, e.g. 3.
-        extent: elements from the first tap to the last, (kernel - 1)·dilation + 1, e.g. 5 with dilation 2.
-        stride: elements from one window to the next, e.g. 2.
+        size: input size, e.g. 7; None if symbolic.
+        begin: padding before the input, e.g. 1.
+        end: padding after the input, e.g. 1.
+        kernel: kernel size, e.g. 3.
+        extent: dilated kernel size, (kernel - 1)·dilation + 1, e.g. 5 with dilation 2.
+        stride: e.g. 2.
     """
 
     size: int | None
@@ -39,16 +39,16 @@ class _Axis:
 
     @property
     def longest(self) -> int:
-        """End padding with which floor mode has as many windows as ceil mode, for any input size.
+        """End padding for which floor mode has as many windows as ceil mode, for any input size.
 
-        ceil(n / stride) = floor((n + stride - 1) / stride). A window that starts behind the input does not count; it
+        ceil(n / stride) = floor((n + stride - 1) / stride). A window that starts after the input does not count; it
         would need a whole extent of padding.
         """
         return min(self.end + self.stride - 1, self.extent - 1)
 
     @property
     def needed(self) -> int:
-        """Least end padding for the same windows: up to the end of the last one. `longest` if the size is symbolic."""
+        """Minimum end padding for the same windows: up to the end of the last one. `longest` for symbolic sizes."""
         if self.size is None:
             return self.longest
         last = (self.size + self.begin + self.longest - self.extent) // self.stride
@@ -56,27 +56,28 @@ class _Axis:
 
 
 class CeilModePass(ir.passes.InPlacePass):
-    """Rewrite poolings with ceil_mode=1 as ceil_mode=0 with the end padding that gives the same windows.
+    """Rewrites poolings with ceil_mode=1 as ceil_mode=0 with the end padding that gives the same windows.
 
-    By the specification, and in PyTorch, a window that would start in the end padding does not count. onnx's shape
+    According to the specification, and in PyTorch, a window that starts in the end padding does not count. onnx's shape
     inference (1.23) counts it. So does ONNX Runtime 1.20, which also includes positions beyond the padding in averages
-    with count_include_pad. All agree on ceil_mode=0. Results stay the same, also for symbolic sizes.
+    with count_include_pad. All agree for ceil_mode=0. Results don't change, also for symbolic sizes.
 
-    Dilated windows may need padding as long as the kernel, which ONNX Runtime refuses: there the pooling keeps
-    ceil_mode, and a Slice cuts off the windows that do not count.
+    Dilated windows may need as much padding as the kernel size, which ONNX Runtime rejects. There, the pooling keeps
+    ceil_mode, and a Slice removes the windows that do not count.
     """
 
     def __init__(self, *, keep_sizes: bool = False) -> None:
-        """Choose between keeping and removing annotated sizes.
+        """Creates the pass.
 
         Args:
-            keep_sizes: True if annotated sizes are right. False removes those behind the poolings, to be inferred anew.
+            keep_sizes: True if the annotated sizes are correct. False removes the sizes that depend on the poolings, so
+                that they are inferred again.
         """
         super().__init__()
         self._keep_sizes = keep_sizes
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Rewrite in place, in subgraphs too."""
+        """Rewrites nodes of the model in place, including subgraphs."""
         nodes = [n for n in ir.traversal.RecursiveGraphIterator(model.graph) if _counts_up(n)]
         for node in nodes:
             _rewrite(node)
@@ -88,7 +89,7 @@ class CeilModePass(ir.passes.InPlacePass):
 
 
 def _counts_up(node: ir.Node) -> bool:
-    """Tell if a node is a pooling with ceil_mode=1 that has not been rewritten yet."""
+    """True if a node is a pooling with ceil_mode=1 that has not been rewritten yet."""
     return (
         node.domain == ""
         and node.op_type in POOLINGS
@@ -99,8 +100,8 @@ def _counts_up(node: ir.Node) -> bool:
 
 
 def _rewrite(node: ir.Node) -> None:
-    """Rewrite a pooling with ceil_mode=1 in floor mode, or cut off its empty windows."""
-    # auto_pad SAME prescribes the number of windows, ceil(size / stride), in either mode.
+    """Rewrites a pooling with ceil_mode=1 in floor mode, or removes its extra windows with a Slice."""
+    # With auto_pad SAME, there are ceil(size / stride) windows in either mode.
     if node.attributes.get_string("auto_pad", "NOTSET").startswith("SAME"):
         _set(node, ceil_mode=0)
         return
@@ -110,26 +111,25 @@ def _rewrite(node: ir.Node) -> None:
     if node.attributes.get_int("count_include_pad", 0) and any(
         a.needed > a.end or a.size is None for a in axes
     ):
-        # The average includes the given padding but not what ceil_mode adds: the former is written as zeros of the
-        # input, the latter becomes padding that does not count.
+        # The average includes the given padding, but not what ceil_mode adds. The former is inserted into the input as
+        # zeros, the latter becomes padding that is not included.
         if any(axis.begin or axis.end for axis in axes):
             _pad_before(node, axes)
         begins, ends = [0] * len(axes), [max(0, axis.needed - axis.end) for axis in axes]
         _set(node, count_include_pad=0)
     node.attributes.pop("auto_pad", None)
-    # ONNX Runtime refuses padding of a whole kernel or more. Only dilated windows, whose extent is larger than the
-    # kernel, need as much.
+    # ONNX Runtime rejects padding of a whole kernel or more, which only dilated windows can need.
     if all(end < axis.kernel for end, axis in zip(ends, axes, strict=True)):
         _set(node, ceil_mode=0, pads=begins + ends)
     else:
-        # The Pad in front has written the padding out already.
+        # A Pad before the pooling already does the padding.
         if node.inputs[0] is not source:
             _set(node, pads=[0] * 2 * len(axes))
         _cut_after(node, source, axes)
 
 
 def _axes(node: ir.Node) -> list[_Axis]:
-    """Return the spatial axes of a pooling whose padding is given by `pads`."""
+    """Returns the spatial axes of a pooling, with the padding given by `pads`."""
     kernel = _integers(node, "kernel_shape", [])
     rank = len(kernel)
     pads = _integers(node, "pads", [0] * 2 * rank)
@@ -151,7 +151,7 @@ def _axes(node: ir.Node) -> list[_Axis]:
 
 
 def _pad_before(node: ir.Node, axes: Sequence[_Axis]) -> None:
-    """Insert a Pad with the padding of `axes` before a pooling."""
+    """Inserts a Pad with the padding of `axes` before a pooling."""
     value = node.inputs[0]
     assert value is not None
     pads = [0, 0, *(axis.begin for axis in axes), 0, 0, *(axis.end for axis in axes)]
@@ -166,7 +166,7 @@ def _pad_before(node: ir.Node, axes: Sequence[_Axis]) -> None:
 
 
 def _cut_after(node: ir.Node, source: ir.Value | None, axes: Sequence[_Axis]) -> None:
-    """Slice each output of a pooling down to the windows that count, whose number follows from the sizes of `source`.
+    """Slices each output of a pooling to the windows that count, whose number is computed from the sizes of `source`.
 
     Floor mode with padding `longest` has (size + begin + longest - extent) // stride + 1 windows.
     """

@@ -11,8 +11,8 @@ from onnxtrain.passes.shapes.vector_inputs import VectorsPass
 def correct_declared_shapes(model: ir.Model) -> bool:
     """Replaces declared shapes of computed values by inferred ones where the two contradict, in place.
 
-    onnx's shape inference keeps a declaration even if its own result differs, and gradients would then be built for
-    the wrong shape. ONNX Runtime warns and uses the inferred shape. Sizes that cannot be inferred remain as declared.
+    onnx's shape inference keeps a declaration even if its own result differs, and gradients would then be built for the
+    wrong shape. ONNX Runtime warns and uses the inferred shape. Sizes that cannot be inferred remain as declared.
 
     Returns:
         True if the shapes of the model are inferred ones. False if they must be inferred next: no shape was declared,
@@ -24,7 +24,7 @@ def correct_declared_shapes(model: ir.Model) -> bool:
         return False
     for value in declared:
         value.shape = None
-    # Removing declarations can make onnx infer wrong shapes for vectors.
+    # Sets the shapes of vectors again, which have just been removed; onnx needs them.
     VectorsPass()(model)
     infer_shapes(model, propagate=False)
     complete = True

@@ -1,6 +1,6 @@
-"""Make the batch size of a model symbolic that was exported for a fixed number of samples.
+"""Makes the batch size symbolic in a model that was exported with a fixed one.
 
-The number is baked into the inputs' shapes, into constant target shapes of Reshape, Expand and Resize, and into
+The batch size is hard-coded in the inputs' shapes, in constant target shapes of Reshape, Expand and Resize, and in
 constants with one row per sample: operands of Concat and initial states of recurrent layers. All are rewritten.
 """
 
@@ -21,15 +21,15 @@ from onnxtrain.passes.tidy.fold_constants import run_node
 from onnxtrain.passes.tidy.replace_value import write_before
 from onnxtrain.passes.tidy.unique_names import fresh_name
 
-# Elements of an integer tensor whose content is followed: shapes are small, and larger tensors are data.
+# Maximum number of elements of integer tensors whose content is tracked. Shapes are small; larger tensors are data.
 _MAX_VALUES = 64
 
 
 def fixed_batch(model: ir.Model) -> int | None:
-    """Return the size of axis 0 of the inputs, e.g. 32; None if it is symbolic in all of them.
+    """Returns the size of axis 0 of the inputs, e.g. 32; None if it is symbolic in all of them.
 
     Raises:
-        ModelError: Inputs have different static sizes along axis 0.
+        ModelError: inputs have different static sizes along axis 0.
     """
     sizes = {
         value.shape[0]
@@ -45,11 +45,11 @@ def fixed_batch(model: ir.Model) -> int | None:
 
 
 def free_batch(model: ir.Model, batch: int, name: str) -> None:
-    """Make axis 0 of the inputs symbolic, in place, and remove all inferred shapes.
+    """Makes axis 0 of the inputs symbolic and removes all inferred shapes, in place.
 
     Args:
         model: the model.
-        batch: present size of axis 0; inputs of another size stay as they are.
+        batch: current size of axis 0; inputs of another size are not modified.
         name: name of the symbolic dimension, e.g. "batch".
     """
     for graph in model.graphs():
@@ -62,18 +62,22 @@ def free_batch(model: ir.Model, batch: int, name: str) -> None:
 
 
 class DynamicBatchPass(ir.passes.InPlacePass):
-    """Rewrite ops with a constant number of samples. Expects a symbolic axis 0 of the inputs: see :func:`free_batch`.
+    """Rewrites ops that hard-code the batch size. Expects a symbolic axis 0 of the inputs: see :func:`free_batch`.
 
-    Leaves a model for any number of samples, if the model treats samples independently; the caller must check that.
+    The result supports any batch size if the model treats samples independently, which the caller must check.
     """
 
     def __init__(self, batch: int) -> None:
-        """Take the number of samples that the model was exported for, e.g. 1."""
+        """Creates the pass.
+
+        Args:
+            batch: batch size for which the model was exported, e.g. 1.
+        """
         super().__init__()
         self._batch = batch
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Rewrite in place."""
+        """Rewrites nodes of the model in place."""
         walk = _Walk(model, self._batch)
         for node in tuple(model.graph):
             walk.visit(node)
@@ -83,9 +87,9 @@ class DynamicBatchPass(ir.passes.InPlacePass):
 
 
 class _Walk:
-    """Walk through a graph, infer its shapes at two batch sizes, and rewrite nodes that hold the exported one.
+    """Rewrites nodes that hard-code the exported batch size.
 
-    A size that differs between the exported batch size and the trial one depends on the batch.
+    Shapes are inferred at that batch size and at a trial one: a dimension that differs depends on the batch.
     """
 
     def __init__(self, model: ir.Model, batch: int) -> None:
@@ -94,12 +98,12 @@ class _Walk:
         self._symbol = next(
             value for value in model.graph.inputs if value.shape and not isinstance(value.shape[0], int)
         )
-        # Dimensions by value name, at the exported batch size and at the trial one; None where inference fails.
+        # Dimensions by value name, at the exported and at the trial batch size; None if inference fails.
         self._before = static_dims_at(model, batch)
         self._after: dict[str, Dims | None] = {}
-        # Small integer tensors that depend on the batch, at the trial size: shapes that the model computes.
+        # Small integer tensors that depend on the batch, at the trial batch size, e.g. computed shapes.
         self._values: dict[str, np.ndarray] = {}
-        # For values whose batch axis is merged with others, [T·batch, ...]: T, the elements outside of the samples.
+        # For values whose batch axis is merged with others, [T·batch, ...]: T, the product of the outer axes.
         self._inside: dict[str, int] = {}
         self._opsets = [onnx.helper.make_opsetid(d, v) for d, v in model.graph.opset_imports.items()]
         self.modified = False
@@ -107,7 +111,7 @@ class _Walk:
             self._after[str(value.name)] = concrete_dims(value, TRIAL)
 
     def visit(self, node: ir.Node) -> None:
-        """Rewrite `node` if it holds a constant batch size, and infer its outputs' shapes at the trial size."""
+        """Rewrites `node` if it hard-codes the batch size, and infers its output shapes at the trial batch size."""
         if node.domain == "":
             rewrite = getattr(self, f"_rewrite_{node.op_type.lower()}", None)
             if node.op_type in RECURRENT:
@@ -117,23 +121,23 @@ class _Walk:
         self._note(node)
 
     def forget_shapes(self) -> None:
-        """Remove annotated shapes that depend on the batch."""
+        """Removes annotated shapes that depend on the batch."""
         for node in self._model.graph:
             for output in node.outputs:
                 if self._carries(output):
                     output.shape = None
 
-    # Rewrites by op type, called for nodes with an input that depends on the batch.
+    # Rewrites by op type, for nodes with an input that depends on the batch.
 
     def _rewrite_reshape(self, node: ir.Node) -> None:
-        """Let the axis of a constant target shape that holds the batch follow the input: by 0 or by -1."""
+        """Replaces the batch size in a constant target shape by 0 or -1, so that this axis follows the input."""
         data, target = node.inputs[:2]
         wanted = self._constant(target)
-        # Of a size that the model computes only the content depends on the batch, not the shape.
+        # The input may be a computed size, whose content depends on the batch but whose shape does not.
         if data is None or wanted is None or not self._carries(data):
             return
         before, after = self._dims(data), self._after.get(str(data.name))
-        # The batch stays axis 0: 0 copies it from the input, and leaves -1 for another axis.
+        # If the batch remains axis 0, a 0 copies its size from the input, and -1 can be used for another axis.
         stays = before is not None and before[:1] == (self._batch,) and wanted[:1].tolist() == [self._batch]
         if stays and (after is None or after[0] == TRIAL) and 0 not in wanted[1:]:
             node.attributes.pop("allowzero", None)
@@ -142,7 +146,7 @@ class _Walk:
         result = self._dims(node.outputs[0])
         if before is None or after is None or result is None:
             raise self._error(node, "the shape of its input is not known")
-        # Otherwise the axis that holds the batch becomes -1, which works for one axis only.
+        # Otherwise the axis with the batch becomes -1, which is possible for one axis only.
         place = axis_of_batch(before, after, result, self._batch, self._inside.get(str(data.name), 1))
         if place is None or 0 in result:
             raise self._error(
@@ -153,32 +157,32 @@ class _Walk:
         self._replace_constant(node, 1, [-1 if i == axis else size for i, size in enumerate(result)])
 
     def _rewrite_expand(self, node: ir.Node) -> None:
-        """Remove the batch from a constant target shape, or equal rows from a constant that is expanded."""
+        """Removes the batch size from a constant target shape, or equal rows from an expanded constant."""
         data, target = node.inputs[:2]
         before = self._dims(data)
         if data is None or target is None or before is None:
             return
         wanted, computed = self._constant(target), self._values.get(str(target.name))
-        # Expand broadcasts in both directions: a 1 in the target leaves the input's size, that of the batch, as it is.
+        # Expand broadcasts in both directions: a 1 in the target keeps the input's size, the batch.
         if wanted is not None and len(wanted) == len(before) and wanted[:1].tolist() == [self._batch]:
             self._replace_constant(node, 1, [1, *wanted[1:].tolist()])
         if computed is None or len(computed) != len(before) or self._carries(data):
             return
-        # The target shape follows the batch, and a constant of one row per sample would not expand to it.
+        # The computed target shape follows the batch, to which a constant with one row per sample cannot be expanded.
         for axis in np.flatnonzero(computed == TRIAL).tolist():
             if before[axis] == self._batch:
                 node.replace_input_with(0, self._one_row(node, data, before, axis))
                 self.modified = True
 
     def _rewrite_resize(self, node: ir.Node) -> None:
-        """Read the batch of constant sizes from the input at run time."""
+        """Replaces the batch in constant sizes by the input's size at run time."""
         sizes = self._constant(node.inputs[3]) if len(node.inputs) > 3 else None
         if sizes is not None and "axes" not in node.attributes and sizes[:1].tolist() == [self._batch]:
             node.replace_input_with(3, self._shape(node, node.inputs[0], sizes[1:].tolist()))
 
     def _rewrite_concat(self, node: ir.Node) -> None:
-        """Repeat constants of one row per sample, such as class tokens, for the batch of run time."""
-        # Along the batch axis rows of any number may be appended.
+        """Repeats constants with one row per sample, such as class tokens, for the batch size at run time."""
+        # Along the batch axis, any number of rows may be appended.
         if node.attributes.get_int("axis", 0) == 0:
             return
         for index, value in enumerate(node.inputs):
@@ -187,7 +191,7 @@ class _Walk:
                 self._repeat(node, index, value, dims, 0)
 
     def _rewrite_recurrent(self, node: ir.Node) -> None:
-        """Expand constant initial states [directions, batch, hidden] to the batch size, and drop zero states."""
+        """Expands constant initial states [directions, batch, hidden] to the batch size, or removes zero states."""
         axis = 0 if node.attributes.get_int("layout", 0) else 1
         if not self._carries(node.inputs[0]):
             return
@@ -198,14 +202,14 @@ class _Walk:
                 continue
             tensor = value.const_value
             if tensor is not None and not np.any(tensor.numpy()):
-                # An absent state is zero.
+                # An omitted state means zeros.
                 node.replace_input_with(index, None)
                 self.modified = True
             else:
                 self._repeat(node, index, value, dims, axis)
 
     def _repeat(self, node: ir.Node, index: int, value: ir.Value, dims: Dims, axis: int) -> None:
-        """Replace input `index`, which has equal rows along `axis`, by one row expanded to the batch size."""
+        """Replaces input `index`, whose rows along `axis` are equal, by one row that is expanded to the batch size."""
         row = self._one_row(node, value, dims, axis)
         shape = self._shape(node, self._symbol, dims[axis + 1 :], dims[:axis])
         rows = write_before(node, f"row_per_sample_{index}", "Expand", row, shape)
@@ -215,14 +219,14 @@ class _Walk:
         self.modified = True
 
     def _one_row(self, node: ir.Node, value: ir.Value, dims: Dims, axis: int) -> ir.Value:
-        """Return the first row along `axis` of a constant whose rows are all equal.
+        """Returns the first row along `axis` of a constant whose rows are all equal.
 
         Raises:
-            ModelError: The rows differ.
+            ModelError: the rows differ.
         """
         if dims[axis] == 1:
             return value
-        # An Expand of one row needs no new constant: its input is the row.
+        # If an Expand repeats one row, that row is its input.
         producer = value.producer()
         if producer is not None and producer.op_type == "Expand":
             inner = self._dims(producer.inputs[0])
@@ -237,7 +241,7 @@ class _Walk:
     def _shape(
         self, node: ir.Node, samples: ir.Value | None, tail: Sequence[int], head: Sequence[int] = ()
     ) -> ir.Value:
-        """Write the int64 shape [*head, axis 0 of `samples`, *tail] before `node`."""
+        """Emits the int64 shape [*head, axis 0 of `samples`, *tail] before `node`."""
         prefix = f"{node.outputs[0].name}/samples"
         count = write_before(node, "samples_count", "Shape", samples, start=0, end=1)
         parts = [
@@ -265,7 +269,7 @@ class _Walk:
     # Queries about values.
 
     def _dims(self, value: ir.Value | None) -> Dims | None:
-        """Return the dimensions of a value at the exported batch size; None if not known."""
+        """Returns the dimensions of a value at the exported batch size; None if unknown."""
         if value is None:
             return None
         if value.const_value is not None:
@@ -273,24 +277,24 @@ class _Walk:
         return self._before.get(str(value.name))
 
     def _carries(self, value: ir.Value | None) -> bool:
-        """Tell if the shape of a value depends on the batch."""
-        # Values that do not follow from an input, such as constants, are in no table.
+        """True if the shape of a value depends on the batch."""
+        # Values that do not depend on an input, such as constants, are in no table.
         if value is None or str(value.name) not in self._after:
             return False
         after = self._after[str(value.name)]
         return after is None or after != self._dims(value)
 
     def _follows(self, value: ir.Value | None) -> bool:
-        """Tell if the shape of a value depends on the batch, or its content, e.g. that of a computed shape."""
+        """True if the shape of a value depends on the batch, or its content does, as for a computed shape."""
         return self._carries(value) or (value is not None and str(value.name) in self._values)
 
     def _constant(self, value: ir.Value | None) -> np.ndarray | None:
-        """Return the content of an initializer; None for other values."""
+        """Returns the content of an initializer; None for other values."""
         tensor = value.const_value if value is not None else None
         return None if tensor is None else tensor.numpy()
 
     def _note(self, node: ir.Node) -> None:
-        """Infer the shapes of a node's outputs at the trial batch size, and note them."""
+        """Infers and stores the shapes of a node's outputs at the trial batch size."""
         inputs = [value for value in node.inputs if value is not None]
         if not any(str(value.name) in self._after or str(value.name) in self._values for value in inputs):
             return
@@ -309,8 +313,8 @@ class _Walk:
             static = dims is not None and all(dim.HasField("dim_value") for dim in dims)
             after = tuple(dim.dim_value for dim in dims) if dims is not None and static else None
             self._after[str(output.name)] = after
-            # `_rewrite_reshape` has noted the elements outside of the samples for its result. Other ops keep the order
-            # of their axes, and so these elements.
+            # `_rewrite_reshape` has stored the outer axes of its result. Other ops keep the order of their axes, and so
+            # the outer axes.
             if node.op_type != "Reshape":
                 inside = [
                     self._inside[str(value.name)] for value in inputs if str(value.name) in self._inside
@@ -321,16 +325,16 @@ class _Walk:
     def _infer(
         self, node: ir.Node, types: dict[str, onnx.TypeProto], data: dict[str, onnx.TensorProto]
     ) -> dict[str, onnx.TypeProto.Tensor]:
-        """Return the types of a node's outputs by name, from its inputs' types and known contents.
+        """Returns the types of a node's outputs by name, from its inputs' types and known contents.
 
         Raises:
-            ModelError: The node does not take these shapes, e.g. an Add to a constant of one row per sample.
+            ModelError: the node rejects these shapes, e.g. an Add of a constant with one row per sample.
         """
         try:
             schema = onnx.defs.get_schema(
                 node.op_type, self._model.graph.opset_imports[node.domain], node.domain
             )
-        # onnx does not know the op: the shapes behind it stay unknown.
+        # onnx does not know the op, so the shapes of its outputs remain unknown.
         except (onnx.defs.SchemaError, KeyError):
             return {}
         try:
@@ -347,15 +351,15 @@ class _Walk:
         return {name: type_.tensor_type for name, type_ in result.items()}
 
     def _value(self, value: ir.Value) -> np.ndarray | None:
-        """Return the content of a small constant, or of a small integer tensor at the trial size; else None."""
+        """Returns the content of a small constant, or of a small integer tensor at the trial batch size; else None."""
         tensor = value.const_value
         if tensor is not None:
             return tensor.numpy() if tensor.size <= _MAX_VALUES else None
         return self._values.get(str(value.name))
 
     def _follow_values(self, node: ir.Node) -> None:
-        """Compute small integer tensors that depend on the batch, e.g. the target shape of a Reshape."""
-        # onnx's data propagation does not do it: `infer_node_outputs` gives shapes of one node alone.
+        """Computes small integer tensors that depend on the batch, e.g. the target shape of a Reshape."""
+        # onnx's data propagation is not available: `infer_node_outputs` infers the shapes of a single node.
         if node.op_type == "Shape" and node.inputs[0] is not None:
             dims = self._after.get(str(node.inputs[0].name))
             if dims is not None:
@@ -372,7 +376,7 @@ class _Walk:
                 self._values[str(output.name)] = result
 
     def _error(self, node: ir.Node, problem: str) -> ModelError:
-        """Return the error for a node that cannot be rewritten."""
+        """Returns the error for a node that cannot be rewritten."""
         return ModelError(
             f"Making the batch dynamic: the node {node.name or node.outputs[0].name!r} ({node.op_type}) is built for "
             f"{self._batch} samples: {problem}. Export the model with a dynamic batch axis."

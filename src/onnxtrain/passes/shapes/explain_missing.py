@@ -1,4 +1,4 @@
-"""Explain in error messages why the dtype or rank of a value is unknown."""
+"""Explains, for error messages, why the dtype or rank of a value is unknown."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import onnx_ir as ir
 
 
 def why_untyped(value: ir.Value) -> str:
-    """Return a sentence that names the op whose result shape inference does not know; "" if there is none.
+    """Returns a sentence that names the op whose output shape inference cannot determine; "" if there is none.
 
-    The op is the nearest one before `value` whose inputs have dtypes and ranks and whose result has not.
+    The op is the nearest one upstream of `value` whose inputs all have a dtype and rank, but whose output does not.
     """
     # Breadth first, so that the nearest such op is found first.
     waiting, seen = deque([value]), {value}
@@ -29,12 +29,12 @@ def why_untyped(value: ir.Value) -> str:
 
 
 def _sentence(node: ir.Node) -> str:
-    """Return the sentence about a node, with a blank in front of it to follow another sentence."""
+    """Returns the sentence about a node, with a leading space to follow another sentence."""
     op = f"{node.domain}::{node.op_type}" if node.domain else node.op_type
     result = next((str(v.name) for v in node.outputs if v.name), "")
     known = onnx.defs.has(node.op_type, node.domain)
     what = f"{op!r}" if known else f"{op!r}, an op that onnx does not know"
-    # A rule with `shapes=` tells shape inference the shapes of an op that onnx does not know.
+    # For a nonstandard op, a rule with `shapes=` provides the shapes.
     remedy = "" if known else f', or register a rule with domain="{node.domain}" and shapes='
     return (
         f" The file does not declare the result {result!r} of {what}, whose inputs are known: add its dtype and shape "

@@ -1,4 +1,4 @@
-"""Find ranks of undeclared values from the ops that read or write them."""
+"""Finds ranks of undeclared values from the ops that read or write them."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ import onnx_ir as ir
 
 from onnxtrain.op_facts import REDUCTIONS, SAME_DTYPE, SAME_RANK
 
-# Ranks by value; None for a value that is omitted, or whose rank a node does not tell.
+# Ranks by value; the key is None for an omitted value, and the rank is None if the node does not determine it.
 _Ranks = Mapping[ir.Value | None, int | None]
 
 
 class ImpliedRanksPass(ir.passes.InPlacePass):
-    """Give values of the main graph that have no shape the rank and dtype that their readers and writers imply.
+    """Gives values of the main graph without a shape the rank and dtype that their readers and writers imply.
 
-    Sizes stay unknown. Input and result of a convolution have as many axes as its weight, those of a recurrent layer
-    three, those of a pooling two more than its kernel; elementwise ops pass ranks on in both directions. onnx's shape
-    inference goes forward from declared shapes only.
+    Sizes remain unknown. The input and output of a convolution have the rank of its weight, those of a recurrent layer
+    rank 3, those of a pooling the kernel's rank plus two. Elementwise ops propagate ranks in both directions, whereas
+    onnx's shape inference only goes forward from declared shapes.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Annotate in place."""
+        """Annotates nodes of the model in place."""
         modified = False
-        # Dtypes first, as a shape without a dtype cannot be written to a proto. They only go forward.
+        # Dtypes first, because a proto cannot store a shape without a dtype. They are only propagated forward.
         for node in model.graph:
             if node.domain == "" and node.op_type in SAME_DTYPE and node.outputs[0].type is None:
                 node.outputs[0].type = None if node.inputs[0] is None else node.inputs[0].type
                 modified |= node.outputs[0].type is not None
-        # Backwards, so that a rank goes through a chain of elementwise ops to the input of the graph.
+        # In reverse order, so that a rank propagates through a chain of elementwise ops to the graph's input.
         for node in reversed(model.graph):
             ends = (*node.inputs, *node.outputs)
             if node.domain != "" or all(value is None or value.shape is not None for value in ends):
@@ -41,7 +41,7 @@ class ImpliedRanksPass(ir.passes.InPlacePass):
 
 
 def _ranks(node: ir.Node) -> _Ranks:
-    """Return the ranks that a node implies for its inputs and outputs."""
+    """Returns the ranks that a node implies for its inputs and outputs."""
     if node.op_type in SAME_RANK:
         return _of_one_rank(node.inputs[0], node.outputs[0])
     find = _reduction if node.op_type in REDUCTIONS else _RULES.get(node.op_type)
@@ -49,7 +49,7 @@ def _ranks(node: ir.Node) -> _Ranks:
 
 
 def _of_one_rank(*values: ir.Value | None) -> _Ranks:
-    """Return the rank of the first value that has a shape, for all values; None if none has."""
+    """Assigns all values the rank of the first one that has a shape; None if none has."""
     rank = next(
         (value.shape.rank() for value in values if value is not None and value.shape is not None), None
     )
@@ -57,7 +57,7 @@ def _of_one_rank(*values: ir.Value | None) -> _Ranks:
 
 
 def reduces_to_scalar(node: ir.Node) -> bool:
-    """Return whether `node` reduces over all axes without keepdims, so that its result is a scalar."""
+    """True if `node` reduces over all axes without keepdims, so that its output is a scalar."""
     return (
         node.domain == ""
         and node.op_type in REDUCTIONS
@@ -69,17 +69,17 @@ def reduces_to_scalar(node: ir.Node) -> bool:
 
 
 def _reduction(node: ir.Node) -> _Ranks:
-    """Return rank 0 for the result of a reduction to a scalar, and one rank for input and result with keepdims."""
+    """Returns rank 0 for the output of a reduction to a scalar; with keepdims, the same rank for input and output."""
     if reduces_to_scalar(node):
         return {node.outputs[0]: 0}
-    # Without keepdims the ranks differ by the number of axes, which may be computed.
+    # Without keepdims, the ranks differ by the number of axes, which may be computed.
     if not node.attributes.get_int("keepdims", 1):
         return {}
     return _of_one_rank(node.inputs[0], node.outputs[0])
 
 
 def _images(count: int) -> Callable[[ir.Node], _Ranks]:
-    """Make a rule for ops on images: the first `count` inputs and all outputs have two axes more than the kernel."""
+    """Returns a rule for ops on images: the first `count` inputs and all outputs have the kernel's rank plus two."""
 
     def find(node: ir.Node) -> _Ranks:
         rank = _rank_of_kernel(node)
@@ -89,7 +89,7 @@ def _images(count: int) -> Callable[[ir.Node], _Ranks]:
 
 
 def _rank_of_kernel(node: ir.Node) -> int | None:
-    """Return two, for batch and channels, plus the number of axes of a node's kernel; None if that is not known."""
+    """Returns the number of kernel axes plus two, for batch and channels; None if it is unknown."""
     kernel = node.attributes.get("kernel_shape")
     if kernel is not None:
         return 2 + len(kernel.as_ints())
@@ -98,7 +98,7 @@ def _rank_of_kernel(node: ir.Node) -> int | None:
 
 
 def _fixed(inputs: tuple[int, ...], outputs: tuple[int, ...]) -> Callable[[ir.Node], _Ranks]:
-    """Make a rule for ops whose first inputs and outputs have these ranks, e.g. Gemm: (2, 2) and (2,)."""
+    """Returns a rule for ops whose first inputs and outputs have these ranks, e.g. (2, 2) and (2,) for Gemm."""
 
     def find(node: ir.Node) -> _Ranks:
         ends = [*zip(node.inputs, inputs, strict=False), *zip(node.outputs, outputs, strict=False)]
@@ -108,13 +108,13 @@ def _fixed(inputs: tuple[int, ...], outputs: tuple[int, ...]) -> Callable[[ir.No
 
 
 def _transpose(node: ir.Node) -> _Ranks:
-    """Return the length of `perm` as rank of input and result; the default permutation tells no rank."""
+    """Returns the length of `perm` as the rank of input and output; without `perm`, the rank is unknown."""
     perm = node.attributes.get("perm")
     return dict.fromkeys([node.inputs[0], node.outputs[0]], None if perm is None else len(perm.as_ints()))
 
 
 def _einsum(node: ir.Node) -> _Ranks:
-    """Return the number of labels of each operand and of the result as their ranks, e.g. 2 for "ij"."""
+    """Returns the number of labels of each operand and of the output as their ranks, e.g. 2 for "ij"."""
     # An ellipsis stands for any number of axes.
     left, _, output = node.attributes["equation"].as_string().replace(" ", "").partition("->")
     ranks = {
@@ -125,12 +125,12 @@ def _einsum(node: ir.Node) -> _Ranks:
 
 
 def _counted(*places: int, per_axis: int = 1, axes: int | None = None) -> Callable[[ir.Node], _Ranks]:
-    """Make a rule for ops with an input that lists `per_axis` numbers for each axis, e.g. 2 for the pads of Pad.
+    """Returns a rule for ops with an input that has `per_axis` elements for each axis, e.g. 2 for the pads of Pad.
 
     Args:
-        places: indices of such inputs.
-        per_axis: numbers per axis.
-        axes: index of the input that names the axes; if it is there, the lists are for these axes only.
+        places: indices of these inputs.
+        per_axis: elements per axis.
+        axes: index of the input with the axes. If it is present, the elements are for these axes only.
     """
 
     def find(node: ir.Node) -> _Ranks:
@@ -147,7 +147,7 @@ def _counted(*places: int, per_axis: int = 1, axes: int | None = None) -> Callab
 
 
 def _heads(count: int, attribute: str) -> Callable[[ir.Node], _Ranks]:
-    """Make a rule for ops on heads: the first `count` inputs and the result have rank 3 with `attribute`, 4 without."""
+    """Returns a rule for attention: the first `count` inputs and the output have rank 3 with `attribute`, else 4."""
 
     def find(node: ir.Node) -> _Ranks:
         return dict.fromkeys(

@@ -1,4 +1,4 @@
-"""Infer dtypes and shapes, with symbolic dimensions, by onnx's shape inference and constant folding."""
+"""Infers dtypes and shapes, including symbolic dimensions, by onnx's shape inference and constant folding."""
 
 from __future__ import annotations
 
@@ -26,15 +26,16 @@ from onnxtrain.passes.tidy.fold_constants import FoldConstantsPass
 from onnxtrain.passes.tidy.unique_names import name_apart
 
 GENERATED = "unk__"
-"""Prefix of onnx's names for unknown dimensions. Each run counts from zero: one name from two runs means nothing."""
+"""Prefix of onnx's names for unknown dimensions. Each run numbers them from zero, so equal names from two runs are not
+related."""
 
-# Between name and graph in names of constants that are copied to subgraphs.
+# Separator of the name and the graph in names of constants that are copied to subgraphs.
 _COPIED = "::"
-# Constants of up to this many elements may be axes, sizes, pads or scales, whose values inference needs.
+# Constants with up to this many elements may be axes, sizes, pads or scales, whose values inference needs.
 _SMALL = 64
 
-# Data propagation costs onnx (1.23) some 150 bytes for each element of a vector, whatever the vector holds: gigabytes
-# for vectors of millions of elements. Above this number of elements in all vectors it is left out.
+# onnx's data propagation (1.23) needs about 150 bytes per element of every vector: gigabytes for vectors of millions of
+# elements. It is skipped if all vectors together have more elements than this.
 _MAX_ELEMENTS = 1 << 21
 
 
@@ -62,7 +63,7 @@ def settle_shapes(model: ir.Model, *, inferred: bool = False) -> ir.Model:
         FoldConstantsPass(),
         loops,
     )
-    # Data propagation comes last: the static sizes found before tell whether it would cost too much memory.
+    # Data propagation comes last: the static sizes found before determine whether it would need too much memory.
     for propagate in (False, True) if _computes_with_shapes(model) else (False,):
         if propagate or not inferred:
             infer_shapes(model, propagate=propagate)
@@ -72,29 +73,30 @@ def settle_shapes(model: ir.Model, *, inferred: bool = False) -> ir.Model:
 
 
 def infer_shapes(model: ir.Model, *, propagate: bool = True) -> ir.Model:
-    """Annotate the values of `model` with the dtypes and shapes that onnx infers, in place; return `model`.
+    """Annotates the values of `model` with the dtypes and shapes that onnx infers, in place; returns `model`.
 
-    Unknown dimensions get names `unk__<n>`; values of subgraphs get unique names. Values behind an op that onnx does
-    not know, and that is not in `op_bodies`, stay without shape; that is no error.
+    Unknown dimensions are named `unk__<n>`, and values of subgraphs get unique names. Outputs of ops that neither onnx
+    nor `op_bodies` knows have no shape, and neither have values computed from them.
 
     Args:
-        model: Any model.
-        propagate: True follows shape computations through Shape, Gather, Concat and the like, except in models with
-            vectors of millions of elements. onnx_ir's own pass does not: it hands initializers over as inputs.
+        model: any model.
+        propagate: True to propagate computed shapes through Shape, Gather, Concat and so on, except in models with
+            vectors of millions of elements. onnx_ir's own pass cannot do this, because it passes initializers as
+            inputs.
 
     Raises:
-        ModelError: the shapes that the model declares contradict one another.
+        ModelError: the declared shapes contradict one another.
     """
-    # Names of an earlier run would meet names of this one, which counts from zero.
+    # Each run numbers its names from zero, so names of an earlier run would collide with those of this one.
     for graph in model.graphs():
         for value in (*graph.inputs, *(out for node in graph for out in node.outputs)):
             value.shape = _without_generated_names(value.shape)
-    # onnx (1.23) keeps propagated data by name and would mix up two values of one name in different subgraphs.
+    # onnx (1.23) stores propagated data by name and would confuse two values of one name in different subgraphs.
     name_apart(model)
     lean = lean_proto(model)
     add_twins(model, lean)
     _share_constants(lean.graph, {})
-    # A first run without data tells the sizes of vectors, on which the cost of propagating data depends.
+    # The first run, without data, determines the sizes of vectors, and so the cost of propagating data.
     inferred = _inferred(lean, data_prop=False)
     if propagate and _computes_with_shapes(model) and _vector_elements(inferred.graph) <= _MAX_ELEMENTS:
         _forget_generated_names(inferred.graph)
@@ -106,7 +108,7 @@ def infer_shapes(model: ir.Model, *, propagate: bool = True) -> ir.Model:
 def _inferred(proto: onnx.ModelProto, *, data_prop: bool) -> onnx.ModelProto:
     try:
         return onnx.shape_inference.infer_shapes(proto, data_prop=data_prop)
-    # Not in strict mode, and still onnx (1.23) raises for some contradictions, those of an initializer among them.
+    # Even in non-strict mode, onnx (1.23) raises for some contradictions, e.g. with an initializer.
     except onnx.shape_inference.InferenceError as error:
         raise ModelError(
             f"Cannot infer the shapes of the model: {error}. A value has another shape than the model declares; "
@@ -115,7 +117,7 @@ def _inferred(proto: onnx.ModelProto, *, data_prop: bool) -> onnx.ModelProto:
 
 
 def _share_constants(graph: onnx.GraphProto, outer: Mapping[str, onnx.TensorProto]) -> None:
-    """Copy small initializers to the subgraphs that read them: onnx finds constants in a node's own graph only."""
+    """Copies small initializers to the subgraphs that read them: onnx finds constants in a node's own graph only."""
     read = {name: None for node in graph.node for name in node.input if name in outer}
     copies = {name: f"{name}{_COPIED}{graph.name}" for name in read}
     for name, copied in copies.items():
@@ -134,13 +136,13 @@ def _share_constants(graph: onnx.GraphProto, outer: Mapping[str, onnx.TensorProt
 
 
 def _computes_with_shapes(model: ir.Model) -> bool:
-    """Tell if the model has a Shape or Size; without one, data propagation finds nothing more."""
+    """True if the model has a Shape or Size; otherwise data propagation finds nothing more."""
     nodes = (*model.graph.all_nodes(), *(node for f in model.functions.values() for node in f.all_nodes()))
     return any(node.op_type in SHAPE_READERS and node.domain == "" for node in nodes)
 
 
 def _vector_elements(graph: onnx.GraphProto) -> int:
-    """Return the number of elements of all vectors of static size, in subgraphs, too."""
+    """Returns the number of elements of all vectors with static size, including subgraphs."""
     total = 0
     for info in (*graph.input, *graph.value_info, *graph.output):
         dims = info.type.tensor_type.shape.dim
@@ -149,8 +151,8 @@ def _vector_elements(graph: onnx.GraphProto) -> int:
 
 
 def _forget_generated_names(graph: onnx.GraphProto) -> None:
-    """Remove the names that onnx has given to unknown dimensions, in place."""
-    # The second run counts from zero again.
+    """Removes the names that onnx has given to unknown dimensions, in place."""
+    # The second run numbers from zero again.
     for info in (*graph.input, *graph.value_info, *graph.output):
         for dim in info.type.tensor_type.shape.dim:
             if dim.dim_param.startswith(GENERATED):
@@ -160,7 +162,7 @@ def _forget_generated_names(graph: onnx.GraphProto) -> None:
 
 
 def _bodies(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    """Yield the subgraphs of the nodes of a graph, without those inside of these."""
+    """Yields the subgraphs of a graph's nodes, without nested subgraphs."""
     for node in graph.node:
         for attribute in node.attribute:
             if attribute.type == onnx.AttributeProto.GRAPH:
@@ -169,9 +171,9 @@ def _bodies(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
 
 
 def _annotate(graph: ir.Graph, inferred: onnx.GraphProto) -> None:
-    """Give values of `graph` and its subgraphs the types and shapes in `inferred`, the proto made from `graph`."""
+    """Copies types and shapes from `inferred`, the proto made from `graph`, to all values of `graph`."""
     types = {info.name: info.type for info in (*inferred.input, *inferred.value_info, *inferred.output)}
-    # The proto has big initializers as further inputs at the end.
+    # The proto has large initializers as additional inputs at the end.
     for value, info in zip(graph.inputs, inferred.input, strict=False):
         _describe(value, info.type)
     for node, twin in zip(graph, inferred.node, strict=True):
@@ -188,7 +190,7 @@ def _annotate(graph: ir.Graph, inferred: onnx.GraphProto) -> None:
 
 
 def _describe(value: ir.Value, described: onnx.TypeProto) -> None:
-    """Give a value the type and shape that a proto has; what the proto lacks stays."""
+    """Sets the type and shape of a value, where the proto has them."""
     type_ = ir.serde.deserialize_type_proto_for_type(described)
     shape = ir.serde.deserialize_type_proto_for_shape(described)
     if type_ is not None:
@@ -198,7 +200,7 @@ def _describe(value: ir.Value, described: onnx.TypeProto) -> None:
 
 
 def _without_generated_names(shape: ir.Shape | None) -> ir.Shape | None:
-    """Return a shape with None for dimensions that an earlier run has named."""
+    """Returns a shape with None for dimensions that an earlier run has named."""
     if shape is None:
         return None
     dims = [dim if isinstance(dim, int) else dim.value for dim in shape]

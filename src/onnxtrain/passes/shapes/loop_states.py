@@ -1,4 +1,4 @@
-"""Find the shapes of loop states that stay the same in every iteration."""
+"""Finds the shapes of loop states that don't change between iterations."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ _Dims = tuple[int | str | None, ...]
 
 
 class LoopStatePass(ir.passes.InPlacePass):
-    """Annotate the state of each Loop with the dimensions that no iteration changes, in subgraphs, too.
+    """Annotates the states of each Loop with the dimensions that no iteration changes, including subgraphs.
 
-    onnx infers nothing for a state, as its shape may change between iterations. The pass proves shapes by induction: it
-    assumes the shape of the initial value, infers the shape after one iteration, drops dimensions that differ, and
-    repeats until nothing differs. Expects inferred shapes of the initial values.
+    onnx infers no shapes for states, because these may change between iterations. The pass proves shapes by induction:
+    it assumes the shape of the initial value, infers the shape after one iteration, drops dimensions that differ, and
+    repeats this until nothing differs. Expects inferred shapes of the initial values.
 
     Args:
-        infer: Annotates a model with shapes, in place.
+        infer: infers the shapes of a model, in place.
     """
 
     def __init__(self, infer: Callable[[ir.Model], ir.Model]) -> None:
@@ -25,12 +25,12 @@ class LoopStatePass(ir.passes.InPlacePass):
         self._infer = infer
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Annotate in place."""
+        """Annotates nodes of the model in place."""
         guesses = [_first_guess(node) for node in _loops(model)]
         if not any(_tells(node, guess) for node, guess in zip(_loops(model), guesses, strict=True)):
             return ir.passes.PassResult(model, False)
-        # Each round gives up at least one dimension or stops. Assumptions are tried on a copy: wrong ones must not
-        # stay.
+        # Each round drops at least one dimension, or ends the loop. Assumptions are tested on a copy, because wrong
+        # ones must not remain in the model.
         changed = True
         while changed:
             trial = model.clone()
@@ -46,27 +46,27 @@ class LoopStatePass(ir.passes.InPlacePass):
 
 
 def _loops(model: ir.Model) -> Iterator[ir.Node]:
-    """Yield all Loops of a model, in the same order for a model and its copy."""
+    """Yields all Loops of a model, in the same order for a model and its copy."""
     for node in ir.traversal.RecursiveGraphIterator(model.graph):
         if node.op_type == "Loop" and node.domain == "":
             yield node
 
 
 def _states(node: ir.Node) -> tuple[list[ir.Value], list[ir.Value]]:
-    """Return the state values of a Loop: as inputs of the body, and as outputs of the node."""
-    # Inputs 0 and 1 are trip count and condition; inputs 0 and 1 of the body are iteration number and condition.
+    """Returns the states of a Loop: as inputs of the body, and as outputs of the node."""
+    # Inputs 0 and 1 are the trip count and the condition; those of the body are the iteration number and the condition.
     count = len(node.inputs) - 2
     return list(node.attributes["body"].as_graph().inputs[2:]), list(node.outputs[:count])
 
 
 def _first_guess(node: ir.Node) -> list[_Dims | None]:
-    """Return the dimensions that the body declares for each state, or else those of the initial value."""
+    """Returns the dimensions that the body declares for each state, or else those of the initial value."""
     declared = node.attributes["body"].as_graph().inputs[2:]
     return [_dims(state) or _dims(first) for state, first in zip(declared, node.inputs[2:], strict=True)]
 
 
 def _tells(node: ir.Node, guess: list[_Dims | None]) -> bool:
-    """Tell if `guess` has a shape for a state that is not annotated yet."""
+    """True if `guess` has a shape for a state that is not annotated yet."""
     return any(
         dims is not None and (state.shape is None or result.shape is None)
         for state, result, dims in zip(*_states(node), guess, strict=True)
@@ -74,14 +74,14 @@ def _tells(node: ir.Node, guess: list[_Dims | None]) -> bool:
 
 
 def _dims(value: ir.Value | None) -> _Dims | None:
-    """Return the dimensions of a value as numbers, names and None; None if its rank is unknown."""
+    """Returns the dimensions of a value as sizes, names and None; None if its rank is unknown."""
     if value is None or value.shape is None:
         return None
     return tuple(dim if isinstance(dim, int) else dim.value for dim in value.shape)
 
 
 def _assume(node: ir.Node, guess: list[_Dims | None]) -> bool:
-    """Annotate states of a Loop that have no shape with the guess; return whether there are any."""
+    """Annotates states of a Loop that have no shape with the guess. Returns True if there were any."""
     modified = False
     for state, result, dims in zip(*_states(node), guess, strict=True):
         for value in (state, result):
@@ -92,14 +92,14 @@ def _assume(node: ir.Node, guess: list[_Dims | None]) -> bool:
 
 
 def _kept(node: ir.Node, guess: list[_Dims | None]) -> list[_Dims | None]:
-    """Return the guess without the dimensions that differ after an iteration."""
+    """Returns the guess without the dimensions that differ after an iteration."""
     after = node.attributes["body"].as_graph().outputs[1:]
     return [_common(dims, _dims(value)) for dims, value in zip(guess, after, strict=False)]
 
 
 def _common(guess: _Dims | None, inferred: _Dims | None) -> _Dims | None:
-    """Return the dimensions of a guess with None in place of those that differ from the inferred ones."""
-    # A state that changes its rank has no shape at all.
+    """Returns the dimensions of a guess, with None where they differ from the inferred ones."""
+    # A state whose rank changes has no shape at all.
     if guess is None or inferred is None or len(guess) != len(inferred):
         return None
     return tuple(ours if ours == theirs else None for ours, theirs in zip(guess, inferred, strict=True))

@@ -1,7 +1,8 @@
-"""Remove annotated sizes that depend on something that has changed, so that they are inferred anew.
+"""Removes annotated sizes that depend on modified nodes or values, so that they are inferred again.
 
-Ranks stay, as no standard op derives its rank from the elements of its inputs, except If and Loop, which choose between
-graphs. Behind these ranks are removed, too, but not of the model's outputs and of reductions to a scalar.
+Ranks are kept, because no standard op derives the rank of its output from the elements of its inputs, except If and
+Loop, which choose between graphs. Ranks that depend on these are removed as well, but not those of the model's outputs
+and of reductions to a scalar.
 """
 
 from __future__ import annotations
@@ -14,17 +15,17 @@ from onnxtrain.op_facts import SHAPE_READERS, SHAPING_INPUTS
 from onnxtrain.passes.shapes.implied_ranks import reduces_to_scalar
 
 _CHOOSING = frozenset({"If", "Loop"})
-# Ops behind which elements of the input do not matter: a Shape gives sizes alone, a ConstantOfShape one number.
+# Ops whose output does not depend on the elements of the input: Shape reads sizes, ConstantOfShape repeats one number.
 _SHAPE_ONLY = SHAPE_READERS | {"ConstantOfShape"}
 
 
 def forget_sizes_after(graph: ir.Graph, start: ir.Node, *, ranks: bool = False) -> None:
-    """Remove the sizes of the outputs of `start` and of all values computed from them, also in subgraphs.
+    """Removes the sizes of the outputs of `start` and of all values computed from them, including subgraphs.
 
     Args:
         graph: the main graph.
         start: a node that has been rewritten.
-        ranks: True if the annotated ranks of its outputs are wrong, too.
+        ranks: True if the annotated ranks of its outputs are wrong as well.
     """
     declared = frozenset(graph.outputs)
     wrong = [value for value in start.outputs if ranks and value not in declared]
@@ -34,11 +35,11 @@ def forget_sizes_after(graph: ir.Graph, start: ir.Node, *, ranks: bool = False) 
 
 
 def forget_sizes_behind(graph: ir.Graph, values: Iterable[ir.Value]) -> None:
-    """Remove the sizes that depend on elements of `values`, e.g. those behind a Resize whose scales are among them.
+    """Removes the sizes that depend on elements of `values`, e.g. those of a Resize whose scales are in `values`.
 
     Args:
         graph: the main graph.
-        values: inputs of `graph`; their elements are not known when the model is built.
+        values: inputs of `graph`, whose elements are unknown.
     """
     dependent = set(values)
     shaped: set[ir.Node] = set()
@@ -54,7 +55,7 @@ def forget_sizes_behind(graph: ir.Graph, values: Iterable[ir.Value]) -> None:
 
 
 def _shaping_inputs(node: ir.Node) -> Iterator[ir.Value | None]:
-    """Yield the inputs whose elements decide the shape of a result, e.g. the target shape of a Reshape."""
+    """Yields the inputs whose elements determine the shape of an output, e.g. the target shape of a Reshape."""
     positions = SHAPING_INPUTS.get(node.op_type, ()) if node.domain == "" else ()
     yield from (node.inputs[index] for index in positions if index < len(node.inputs))
 
@@ -65,13 +66,14 @@ def _forget(
     changed: dict[ir.Value, bool],
     declared: frozenset[ir.Value],
 ) -> bool:
-    """Remove the sizes of the outputs of some nodes, and of all values that are computed from them.
+    """Removes the sizes of the outputs of some nodes, and of all values computed from them.
 
     Args:
         graph: the graph, topologically sorted.
-        starts: tells if a node is one of these nodes.
-        changed: values whose sizes have been removed; True if their rank has been, too. Filled on the way.
-        declared: outputs of the model, whose ranks stay.
+        starts: returns True for these nodes.
+        changed: values whose sizes have been removed, with True if their rank has been removed as well. Updated in
+            place.
+        declared: outputs of the model, whose ranks are kept.
 
     Returns:
         True if a node of `graph` has lost sizes.
@@ -84,7 +86,7 @@ def _forget(
             # A scalar has no sizes to lose.
             if reduces_to_scalar(node):
                 continue
-            # The chosen graph, or an op that onnx does not know, may give another rank.
+            # The chosen graph, or a nonstandard op, may return another rank.
             may_choose = node.op_type in _CHOOSING or node.domain != ""
             unranked = may_choose or any(value is not None and changed.get(value) for value in node.inputs)
             for value in node.outputs:
@@ -95,7 +97,7 @@ def _forget(
 
 
 def _bodies(node: ir.Node) -> list[ir.Graph]:
-    """Return the subgraphs of a node."""
+    """Returns the subgraphs of a node."""
     graphs = [attr.as_graph() for attr in node.attributes.values() if attr.type == ir.AttributeType.GRAPH]
     return graphs + [
         g for a in node.attributes.values() if a.type == ir.AttributeType.GRAPHS for g in a.as_graphs()

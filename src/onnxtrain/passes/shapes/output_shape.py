@@ -1,4 +1,4 @@
-"""Replace `output_shape` of transposed convolutions that make images smaller by explicit padding."""
+"""Replaces `output_shape` of transposed convolutions that shrink their input by explicit padding."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from onnxtrain.passes.shapes.outdated_sizes import forget_sizes_after
 
 
 class OutputShapePass(ir.passes.InPlacePass):
-    """Replace `output_shape` of a ConvTranspose by `pads` if an output size is smaller than the input size.
+    """Replaces `output_shape` of a ConvTranspose by `pads` if an output size is smaller than the input size.
 
-    onnx's shape inference (1.23) stops half-way for such nodes and leaves a result of too few axes. The pads are those
-    that the specification of ConvTranspose prescribes. Expects static spatial sizes; other nodes stay.
+    onnx's shape inference (1.23) stops early for such nodes and returns an output with too few axes. The pads are those
+    that the specification of ConvTranspose prescribes. Expects static spatial sizes; other nodes are not modified.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Rewrite in place, in subgraphs too."""
+        """Rewrites nodes of the model in place, including subgraphs."""
         modified = False
         for node in ir.traversal.RecursiveGraphIterator(model.graph):
             if node.op_type == "ConvTranspose" and node.domain == "" and "output_shape" in node.attributes:
@@ -30,11 +30,11 @@ class OutputShapePass(ir.passes.InPlacePass):
 
 
 def _pads(node: ir.Node) -> list[int] | None:
-    """Return `pads`, all beginnings and then all ends; None if the node need not or cannot be rewritten."""
+    """Returns `pads`, all beginnings and then all ends; None if the node need not or cannot be rewritten."""
     (x, weight), attributes = node.inputs[:2], node.attributes
     if x is None or weight is None or x.shape is None or weight.shape is None:
         return None
-    # Some models write batch and channels into output_shape, too; the standard has spatial sizes only.
+    # Some models include batch and channels in output_shape; the standard has only spatial sizes.
     rank = len(x.shape) - 2
     wanted = list(attributes["output_shape"].as_ints())[-rank:]
     ones, zeros = [1] * rank, [0] * rank
@@ -51,11 +51,11 @@ def _pads(node: ir.Node) -> list[int] | None:
         if not isinstance(size, int) or not isinstance(kernel, int):
             return None
         total = stride * (size - 1) + extra + (kernel - 1) * dilation + 1 - out
-        # A negative total means that the output is larger than the windows reach, for which pads are no help.
+        # If the total is negative, the output extends beyond the windows, which pads cannot express.
         if total < 0:
             return None
         shrinks |= out < size
-        # Of an odd total, SAME_UPPER has the larger half at the end, everything else at the beginning.
+        # If the total is odd, the larger half is at the end for SAME_UPPER, and otherwise at the beginning.
         upper = attributes.get_string("auto_pad", "NOTSET") == "SAME_UPPER"
         begins.append(total // 2 if upper else total - total // 2)
         ends.append(total - begins[-1])

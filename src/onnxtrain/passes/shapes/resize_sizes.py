@@ -1,4 +1,4 @@
-"""Correct rounded scales of Resize for which onnx and ONNX Runtime compute different sizes."""
+"""Corrects rounded scales of Resize from which onnx and ONNX Runtime compute different sizes."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ from onnxtrain.passes.shapes.outdated_sizes import forget_sizes_after
 from onnxtrain.passes.tidy.constants import lift_constants, mark_constant
 from onnxtrain.passes.tidy.replace_value import write_before
 
-# Relative distance to a whole number up to which size·scale was meant to be that number, rounded to float32.
+# If size·scale is within this relative distance of an integer, the scale is taken as rounded to float32 from that size.
 _ROUNDING = 1e-5
 
 
 class ResizeSizesPass(ir.passes.InPlacePass):
-    """Replace scales of a Resize if onnx's shape inference and ONNX Runtime derive different sizes from them.
+    """Replaces scales of a Resize if onnx's shape inference and ONNX Runtime compute different sizes from them.
 
-    TensorFlow's converters write the scale 0.7 to resize 10 pixels to 7. In float32 it is slightly less than 0.7. onnx
+    TensorFlow's converters write the scale 0.7 to resize 10 pixels to 7. In float32, it is slightly less than 0.7. onnx
     (1.23) multiplies exactly and rounds down to 6; ONNX Runtime multiplies in float32 and gets 7. With the next larger
-    float32 both get 7. In mode `nearest` a larger scale could choose another neighbour, so sizes replace the scales
-    there: sizes of all axes, as ONNX Runtime (1.32) cannot move a Resize with `axes` past a Transpose.
+    float32, both get 7. In mode `nearest`, a larger scale could select another pixel, so sizes replace the scales
+    there. These include all axes, because ONNX Runtime (1.32) cannot move a Resize with `axes` past a Transpose.
+
     Expects static sizes of the resized axes.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Rewrite in place, in subgraphs too."""
+        """Rewrites nodes of the model in place, including subgraphs."""
         ambiguous = [
             (node, axes, sizes)
             for node in ir.traversal.RecursiveGraphIterator(model.graph)
@@ -43,7 +44,7 @@ class ResizeSizesPass(ir.passes.InPlacePass):
 
 
 def _meant(node: ir.Node) -> tuple[list[int], list[int]]:
-    """Return the resized axes and their intended sizes; two empty lists if onnx and ONNX Runtime agree."""
+    """Returns the resized axes and their intended sizes; two empty lists if onnx and ONNX Runtime agree."""
     source, *rest = node.inputs
     scales = rest[1].const_value if len(rest) > 1 and rest[1] is not None else None
     if (
@@ -63,7 +64,7 @@ def _meant(node: ir.Node) -> tuple[list[int], list[int]]:
             return [], []
         result = int(scale * np.float32(size))
         if abs(float(scale) * size - result) > _ROUNDING * result:
-            # Writing the sizes would change the scale, by which positions are computed.
+            # Sizes would imply another scale, which determines the sampling positions.
             return [], []
         disagree |= math.floor(float(scale) * size) != result
         axes.append(axis)
@@ -72,11 +73,11 @@ def _meant(node: ir.Node) -> tuple[list[int], list[int]]:
 
 
 def _rewrite(node: ir.Node, axes: list[int], sizes: list[int]) -> None:
-    """Give a Resize enlarged scales, or in mode `nearest` these sizes of these axes."""
+    """Replaces the scales of a Resize by larger ones, or in mode `nearest` by sizes."""
     scales = node.inputs[2]
     assert scales is not None
     assert scales.const_value is not None
-    # Without a reader the old scales would look like a parameter that is not used.
+    # Unread, the old scales would look like an unused parameter.
     mark_constant(scales)
     if node.attributes.get_string("mode", "nearest") != "nearest":
         node.replace_input_with(
@@ -91,7 +92,7 @@ def _rewrite(node: ir.Node, axes: list[int], sizes: list[int]) -> None:
 
 
 def _all_sizes(node: ir.Node, resized: dict[int, int]) -> ir.Value:
-    """Write an int64 vector of the sizes of all axes: `resized` by axis, and the input's sizes for other axes."""
+    """Emits an int64 vector of the sizes of all axes: `resized` by axis, and the input's sizes of other axes."""
     source = node.inputs[0]
     assert source is not None
     assert source.shape is not None
@@ -107,7 +108,7 @@ def _all_sizes(node: ir.Node, resized: dict[int, int]) -> ir.Value:
 
 
 def _enlarged(node: ir.Node, scales: np.ndarray, axes: list[int]) -> np.ndarray:
-    """Return `scales` with the next larger float32 for the axes in `axes`."""
+    """Returns `scales` with the next larger float32 for the axes in `axes`."""
     scaled_axes = list(node.attributes.get_ints("axes", range(len(scales))))
     larger = np.nextafter(scales.astype(np.float32), np.float32(np.inf))
     return np.where([axis in axes for axis in scaled_axes], larger, scales)

@@ -1,4 +1,4 @@
-"""Compute the shapes of a model at two batch sizes, for :mod:`onnxtrain.passes.shapes.dynamic_batch` to compare."""
+"""Computes the shapes of a model at two batch sizes, which :mod:`onnxtrain.passes.shapes.dynamic_batch` compares."""
 
 from __future__ import annotations
 
@@ -11,31 +11,32 @@ from onnxtrain.passes.shapes.infer import infer_shapes
 Dims = tuple[int, ...]
 
 TRIAL = 7919
-"""Trial batch size, a prime that no other dimension has: dimensions in which it turns up depend on the batch."""
+"""Trial batch size: a prime that is unlikely to be another size, so a dimension that contains it depends on the
+batch."""
 
-# Number that stands in for other symbolic dimensions; they are the same at both batch sizes.
+# Substitute for all other symbolic dimensions, at both batch sizes.
 _OTHER = 6
 
 
 def axis_of_batch(before: Dims, after: Dims, result: Dims, batch: int, inside: int) -> tuple[int, int] | None:
-    """Find the axis of a Reshape's result that holds the batch; None if there is none.
+    """Finds the axis of a Reshape's output that contains the batch.
 
-    A Reshape keeps the order of elements, so the batch is in the axis with the right number of elements outside of it.
+    A Reshape keeps the order of elements, so the axis is determined by the number of elements in the axes before it.
 
     Args:
         before: dimensions of the input at the exported batch size.
         after: dimensions of the input at the trial batch size.
         result: dimensions of the output at the exported batch size.
-        batch: exported batch size.
+        batch: the exported batch size.
         inside: T if the batch axis of the input is T·batch with T outermost, else 1.
 
     Returns:
-        The axis of the output, and `inside` for it.
+        The axis of the output and its `inside`; None if no axis contains the batch.
     """
-    # A Squeeze without axes removes a batch of 1, but no other.
+    # A Squeeze without axes removes a batch of 1, but no larger one.
     if len(before) != len(after):
         return None
-    # Exactly one axis must have grown, by the factor of the batch.
+    # Exactly one axis must have grown, in proportion to the batch.
     grown = [axis for axis, (a, b) in enumerate(zip(before, after, strict=True)) if a != b]
     if len(grown) != 1 or after[grown[0]] * batch != before[grown[0]] * TRIAL:
         return None
@@ -45,8 +46,8 @@ def axis_of_batch(before: Dims, after: Dims, result: Dims, batch: int, inside: i
     for axis, size in enumerate(result):
         start = math.prod(result[:axis])
         if size % batch == 0 and outer % start == 0 and (start * size) % (outer * batch) == 0:
-            # A batch of 1 fits in several places. Best alone, then with a part of what is inside of it (heads), then
-            # with what is outside of it (the rows of a matrix), and last with all of what is inside.
+            # A batch of 1 fits several axes. Preferred is an axis of its own, then one merged with part of the inner
+            # axes (heads), then with outer axes (rows of a matrix), and last with all inner axes.
             alone = (start, size) == (outer, batch)
             rank = 0 if alone else 2 if start < outer else 3 if size == batch * inner else 1
             fitting.append((rank, axis, outer // start))
@@ -54,7 +55,7 @@ def axis_of_batch(before: Dims, after: Dims, result: Dims, batch: int, inside: i
 
 
 def concrete_dims(value: ir.Value, batch: int) -> Dims | None:
-    """Return the dimensions of a graph input at batch size `batch`; None if its rank is unknown."""
+    """Returns the dimensions of a graph input at batch size `batch`; None if its rank is unknown."""
     if value.shape is None:
         return None
     first = [batch if axis == 0 and not isinstance(dim, int) else dim for axis, dim in enumerate(value.shape)]
@@ -62,7 +63,7 @@ def concrete_dims(value: ir.Value, batch: int) -> Dims | None:
 
 
 def static_dims_at(model: ir.Model, batch: int) -> dict[str, Dims]:
-    """Return the dimensions of all values at batch size `batch` by name, without those that onnx cannot infer."""
+    """Returns the dimensions of all values at batch size `batch` by name, except those that onnx cannot infer."""
     clone = model.clone()
     for value in clone.graph.inputs:
         dims = concrete_dims(value, batch)

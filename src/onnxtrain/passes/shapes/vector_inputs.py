@@ -1,4 +1,4 @@
-"""Declare inputs of Slice and Resize that list one number per axis as vectors."""
+"""Declares inputs of Slice and Resize that have one element per axis as vectors."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ import onnx_ir as ir
 
 
 class VectorsPass(ir.passes.InPlacePass):
-    """Give starts, ends, axes and steps of Slice, and scales and sizes of Resize, the shape of a vector.
+    """Declares the starts, ends, axes and steps of Slice, and the scales and sizes of Resize, as vectors.
 
-    onnx's shape inference (1.23) treats axes and steps of Slice without a shape as absent, and sizes of Resize without
-    a length, too. Must run before shapes are inferred or the opset is converted.
+    onnx's shape inference (1.23) treats axes and steps of Slice without a shape as absent, as well as sizes of Resize
+    without a length. Run this pass before shapes are inferred or the opset is converted.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Annotate in place."""
+        """Annotates nodes of the model in place."""
         modified = False
         for node in model.graph.all_nodes():
             if node.domain == "" and node.op_type == "Slice":
                 vectors = [value for value in node.inputs[1:] if value is not None]
-                # The schema gives all of them one dtype. A shape without a dtype cannot be written to a proto.
+                # All have the same dtype. A proto cannot store a shape without a dtype.
                 kind = next((value.type for value in vectors if value.type is not None), None)
                 for value in vectors if kind is not None else ():
                     if value.shape is None:
                         value.shape, value.type, modified = ir.Shape([None]), kind, True
             elif node.domain == "" and node.op_type == "Resize":
                 length = _numbers(node)
-                # Dtypes of input 2, the scales, and input 3, the sizes.
+                # Dtypes of input 2 (scales) and input 3 (sizes).
                 dtypes = (ir.DataType.FLOAT, ir.DataType.INT64)
                 for vector, dtype in zip(node.inputs[2:], dtypes, strict=False) if length is not None else ():
                     if vector is not None and (vector.shape is None or list(vector.shape) == [None]):
@@ -34,7 +34,7 @@ class VectorsPass(ir.passes.InPlacePass):
 
 
 def _numbers(node: ir.Node) -> int | None:
-    """Return the number of scales or sizes of a Resize; None if it is unknown."""
+    """Returns the number of scales or sizes of a Resize; None if it is unknown."""
     if "axes" in node.attributes:
         return len(node.attributes["axes"].as_ints())
     image = node.inputs[0]

@@ -1,1 +1,1 @@
-"""Make a graph smaller or faster without changing its results."""
+"""Makes a graph smaller or faster without changing its results."""

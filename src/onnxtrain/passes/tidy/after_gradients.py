@@ -1,4 +1,4 @@
-"""Simplify a graph that has just been differentiated."""
+"""Simplifies a graph after differentiation."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from onnxtrain.passes.tidy.unused import is_read, remove_unread_initializers, re
 
 
 def simplify_gradients(model: ir.Model) -> None:
-    """Remove transposes of products and needless Expands from gradients, in place.
+    """Removes transposes of products and unnecessary Expands from gradients, in place.
 
-    A gradient rule sees one op and writes such nodes; written by hand for the whole graph, a gradient would have none.
-    Expects inferred shapes. Nodes and initializers that lose their last reader are removed.
+    A gradient rule sees a single op and emits such nodes; a gradient derived for the whole graph would have none.
+    Expects inferred shapes. Nodes and initializers that are no longer read are removed.
     """
     graph = model.graph
-    # Nodes that were unused before this call are kept: the caller may still add readers.
+    # Nodes that were unread before are kept, because the caller may still add readers.
     unread = {node for node in graph if not any(map(is_read, node.outputs))}
     initializers = [value for value in graph.initializers.values() if is_read(value)]
     if TransposedProductPass()(model).modified | ImplicitExpandPass()(model).modified:

@@ -1,4 +1,4 @@
-"""Remove redundant nodes and initializers, but no parameter and no name that the caller knows."""
+"""Removes redundant nodes and initializers, but keeps parameters and the names of inputs and outputs."""
 
 from __future__ import annotations
 
@@ -14,46 +14,45 @@ from onnxtrain.passes.runtime_faults.absent_inputs import restore_places
 from onnxtrain.passes.tidy.constants import initializers_set_aside, is_float_parameter
 from onnxtrain.passes.tidy.unused import remove_unread_nodes
 
-# onnx_ir (1.1) leaves the class's __init__ without types, which mypy refuses to call.
+# onnx_ir (1.1) does not annotate the class's __init__, so mypy rejects a direct call.
 _RemoveUnusedFunctions: Callable[[], ir.passes.PassBase] = common.RemoveUnusedFunctionsPass
-# Larger constants are left as they are: comparing them costs more time than a second copy costs memory.
+# Larger constants are not compared: that would cost more time than a duplicate costs memory.
 _SMALL = 1024
 
 
 class CleanupPass(ir.passes.InPlacePass):
-    """Eliminate identities, duplicate constants, common subexpressions, dead nodes and unused initializers.
+    """Eliminates identities, duplicate constants, common subexpressions, dead nodes and unused initializers.
 
-    The pass runs passes of onnx_ir, and checks that the names of graph inputs and outputs and the initializers in
-    `keep` are still there, be they unused or equal to others. Random ops are never merged. An Identity that stops
-    gradients stays.
+    Runs passes of onnx_ir, and checks that graph inputs, outputs and the initializers in `keep` are preserved, even if
+    these are unused or equal to others. Random ops are never merged. An Identity that stops gradients is kept.
     """
 
     def __init__(self, keep: Collection[str] | None = None) -> None:
-        """Choose the initializers to leave alone.
+        """Creates the pass.
 
         Args:
-            keep: Names of initializers, e.g. {"fc.weight"}; None keeps all parameters (`is_float_parameter`).
+            keep: names of initializers to keep, e.g. {"fc.weight"}. Default: all parameters (`is_float_parameter`).
         """
         super().__init__()
         self._keep = None if keep is None else frozenset(keep)
         self._before: tuple[list[str | None], list[str | None], list[str]] = ([], [], [])
 
     def requires(self, model: ir.Model) -> None:
-        """Note the names that must stay."""
+        """Stores the names that must be preserved."""
         self._before = (*_interface(model), list(self._kept(model)))
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Clean up in place."""
+        """Cleans up the model in place."""
         kept = self._kept(model)
-        # Identities go first: behind one, equal subexpressions do not look equal.
+        # Identities first, because they keep common subexpressions from being found.
         with _nodes_hidden(_needed_identities(model)):
             modified = common.IdentityEliminationPass()(model).modified
-        # Two layers' fresh scales of ones are equal but are trained apart, so parameters are not deduplicated.
+        # Parameters are not merged: scales of two layers may start equal but are trained separately.
         with initializers_set_aside(model.graph, kept):
             modified |= common.DeduplicateInitializersPass(size_limit=_SMALL)(model).modified
         with _nodes_hidden(_unmergeable(model)):
             modified |= common.CommonSubexpressionEliminationPass(size_limit=_SMALL)(model).modified
-        # onnx_ir's pass, which follows, counts subgraphs of removed nodes as readers and keeps what only they read.
+        # onnx_ir's pass below counts subgraphs of removed nodes as readers, and keeps what only they read.
         modified |= remove_unread_nodes(model.graph)
         with initializers_set_aside(model.graph, kept):
             modified |= common.RemoveUnusedNodesPass()(model).modified
@@ -63,7 +62,7 @@ class CleanupPass(ir.passes.InPlacePass):
         return ir.passes.PassResult(model, modified)
 
     def ensures(self, model: ir.Model) -> None:
-        """Check that the names that must stay are there."""
+        """Raises an error if a name was not preserved."""
         inputs, outputs, kept = self._before
         if (inputs, outputs) != _interface(model):
             raise ir.passes.PostconditionError(
@@ -86,26 +85,26 @@ def _interface(model: ir.Model) -> tuple[list[str | None], list[str | None]]:
 
 
 def _all_nodes(model: ir.Model) -> Iterator[ir.Node]:
-    """Yield all nodes of a model, also of subgraphs and functions."""
+    """Yields all nodes of a model, including subgraphs and functions."""
     for graph in (model.graph, *(function.graph for function in model.functions.values())):
         yield from ir.traversal.RecursiveGraphIterator(graph)
 
 
 def _needed_identities(model: ir.Model) -> list[ir.Node]:
-    """Return identities that must stay: those that stop gradients or give a value a second output name."""
+    """Returns the identities that must be kept: they stop gradients, or give a value a second output name."""
     needed = []
-    # Values that take over the name of a graph output, one each.
+    # Values that will be renamed to a graph output; each can take one such name.
     renamed: set[ir.Value] = set()
     for node in _all_nodes(model):
         if node.op_type != "Identity" or node.domain != "":
             continue
         source, result = _origin(node.inputs[0]), node.outputs[0]
-        # In bodies of functions, too. The LSTM's function returns its cell state twice, and ONNX Runtime wrote two
-        # outputs of one name to one place: gradients changed from run to run.
+        # Also in function bodies. The LSTM's function returns its cell state twice, and ONNX Runtime wrote two outputs
+        # with the same name to the same memory, so that gradients varied between runs.
         names_output = result.is_graph_output() and (
             source is None
             or source.is_graph_output()
-            # The output of a subgraph must be computed inside of the subgraph.
+            # The output of a subgraph must be computed in the subgraph.
             or source.graph is not node.graph
             or source in renamed
         )
@@ -117,8 +116,8 @@ def _needed_identities(model: ir.Model) -> list[ir.Node]:
 
 
 def _origin(value: ir.Value | None) -> ir.Value | None:
-    """Follow identities that will be eliminated back to the value that they copy."""
-    # All at once: of two identities in a row in a branch, the source of the second may be a value around the branch.
+    """Follows identities that will be eliminated back to the value that they copy."""
+    # All of them: in a branch, the first of two consecutive identities may copy a value of the enclosing graph.
     node = value.producer() if value is not None else None
     while (
         node is not None and node.op_type == "Identity" and node.domain == "" and not is_stop_gradient(node)
@@ -131,21 +130,21 @@ def _origin(value: ir.Value | None) -> ir.Value | None:
 
 
 def _unmergeable(model: ir.Model) -> list[ir.Node]:
-    """Return the nodes that common subexpression elimination must not touch."""
+    """Returns the nodes that common subexpression elimination must not merge."""
     return [
         node
         for node in ir.traversal.RecursiveGraphIterator(model.graph)
-        # Two Dropouts of one input draw two masks.
+        # Two Dropouts of the same input draw different masks.
         if _is_random(model, node)
-        # Merged with the plain Identity of a forward path, the stop would be lost or the path cut.
+        # Merging it with an ordinary Identity would either lose the stop or stop another path's gradient.
         or is_stop_gradient(node)
-        # Merging onto a node that lacks an output would connect its consumers to nothing.
+        # Consumers of a merged output need the output to exist on the remaining node.
         or not all(output.name for output in node.outputs)
     ]
 
 
 def _is_random(model: ir.Model, node: ir.Node) -> bool:
-    """Tell if a node may draw random numbers; a call does if its function has such a node."""
+    """True if a node may draw random numbers, as a call does if its function contains such a node."""
     if node.domain == "":
         return node.op_type in RANDOM_OPS
     function = model.functions.get(node.op_identifier())
@@ -157,10 +156,7 @@ def _is_random(model: ir.Model, node: ir.Node) -> bool:
 
 @contextmanager
 def _nodes_hidden(nodes: list[ir.Node]) -> Iterator[None]:
-    """Give each node a domain of its own for the length of a `with` block.
-
-    Passes of onnx_ir then take it for an unknown op and leave it alone.
-    """
+    """Context manager that gives each node a unique domain, so that passes of onnx_ir skip it as an unknown op."""
     domains = [node.domain for node in nodes]
     for index, node in enumerate(nodes):
         node.domain = f"onnxtrain.hidden.{index}"

@@ -1,4 +1,4 @@
-"""Add initializers, turn Constant nodes into initializers, and tell constants from parameters."""
+"""Adds initializers, turns Constant nodes into initializers, and distinguishes constants from parameters."""
 
 from __future__ import annotations
 
@@ -9,34 +9,34 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-# Metadata of a value, which survives cloning and saving.
+# Metadata key, preserved by cloning and saving.
 _KEY = "onnxtrain.constant"
 
 
 def is_constant(value: ir.Value) -> bool:
-    """Return whether an initializer is marked as a constant, e.g. because it was a Constant node: no parameter."""
+    """True if an initializer is marked as a constant, i.e. not a parameter, e.g. because it was a Constant node."""
     return _KEY in value.metadata_props
 
 
 def is_float_parameter(value: ir.Value) -> bool:
-    """Return whether an initializer may be trained: it is floating point and not marked as a constant."""
+    """True if an initializer may be trained: it is floating point and not marked as a constant."""
     return value.dtype is not None and value.dtype.is_floating_point() and not is_constant(value)
 
 
 def mark_constant(value: ir.Value) -> None:
-    """Mark an initializer, or the output of a Constant node, as no parameter."""
+    """Marks an initializer, or the output of a Constant node, as a constant."""
     value.metadata_props[_KEY] = "true"
 
 
 def known_array(value: ir.Value | None) -> np.ndarray | None:
-    """Return the array of a constant or an initializer; None for inputs, computed values and absent ones."""
-    # The caller may feed another array to an initializer that is an input, too.
+    """Returns the array of a constant or initializer; None for inputs, computed values and None."""
+    # The caller may override the value of an initializer that is also an input.
     tensor = None if value is None or value.is_graph_input() else ir.convenience.get_const_tensor(value)
     return None if tensor is None else tensor.numpy()
 
 
 def add_initializer(graph: ir.Graph, tensor: ir.TensorProtocol) -> ir.Value:
-    """Add a tensor to the initializers of a graph under its own name, which must be free."""
+    """Adds a tensor to the initializers of a graph under the tensor's name, which must not be in use."""
     value = ir.Value(
         name=tensor.name,
         type=ir.TensorType(tensor.dtype),
@@ -48,14 +48,14 @@ def add_initializer(graph: ir.Graph, tensor: ir.TensorProtocol) -> ir.Value:
 
 
 def add_constant(graph: ir.Graph, tensor: ir.TensorProtocol) -> ir.Value:
-    """Add a tensor as :func:`add_initializer` does, marked as no parameter."""
+    """Adds a tensor as :func:`add_initializer` does, and marks it as a constant."""
     value = add_initializer(graph, tensor)
     mark_constant(value)
     return value
 
 
 def sort_initializers(graph: ir.Graph, order: Iterable[str]) -> None:
-    """Put the initializers of a graph in the order of these names, and all others behind; ignore unknown names."""
+    """Moves the initializers with these names, in this order, before all others; ignores unknown names."""
     present = dict(graph.initializers)
     graph.initializers.clear()
     for name in dict.fromkeys((*order, *present)):
@@ -65,13 +65,13 @@ def sort_initializers(graph: ir.Graph, order: Iterable[str]) -> None:
 
 @contextmanager
 def initializers_set_aside(graph: ir.Graph, values: Mapping[str, ir.Value]) -> Iterator[None]:
-    """Take initializers out of the graph's table for the length of a `with` block, but keep their readers.
+    """Context manager that removes initializers from the graph's table while keeping their readers.
 
     Args:
-        graph: The graph; it has its initializers in their old order afterwards.
-        values: The initializers by name.
+        graph: the graph. Its initializers have their original order afterwards.
+        values: the initializers by name.
     """
-    # The order is part of the interface: training inputs and checkpoints list parameters in the order of the file.
+    # The order is part of the interface: training inputs and checkpoints list parameters in file order.
     order = list(graph.initializers)
     for name in values:
         graph.initializers.pop(name)
@@ -84,20 +84,20 @@ def initializers_set_aside(graph: ir.Graph, values: Mapping[str, ir.Value]) -> I
 
 
 def unmark_constant(value: ir.Value) -> None:
-    """Make an initializer that was a Constant node a parameter."""
+    """Turns a former Constant node's initializer into a parameter."""
     value.metadata_props.pop(_KEY, None)
 
 
 def lift_constants(model: ir.Model, min_elements: int = 0) -> ir.Model:
-    """Turn Constant nodes into initializers marked as constants, in place; return `model`.
+    """Turns Constant nodes into initializers that are marked as constants, in place; returns `model`.
 
-    Initializers of subgraphs move to the main graph, so that all tensors are found in one place.
+    Initializers of subgraphs are moved to the main graph, so that all tensors are in one place.
 
     Args:
-        model: Any model.
-        min_elements: Least number of elements of a Constant to turn, e.g. 4097 for big ones only.
+        model: any model.
+        min_elements: minimum number of elements of a Constant to convert, e.g. 4097 for large ones only.
     """
-    # Marked before the pass of onnx_ir, which copies the metadata of a Constant's output to the initializer.
+    # Marked first: onnx_ir's pass copies the metadata of a Constant's output to the initializer.
     for node in ir.traversal.RecursiveGraphIterator(model.graph):
         if node.op_type == "Constant" and node.domain == "":
             mark_constant(node.outputs[0])

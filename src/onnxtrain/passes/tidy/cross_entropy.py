@@ -1,4 +1,4 @@
-"""Split the cross entropy of a matrix of scores into log-softmax and negative log-likelihood."""
+"""Splits the cross entropy of a matrix of logits into LogSoftmax and negative log-likelihood."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import onnx_ir as ir
 
 
 class CrossEntropyPass(ir.passes.InPlacePass):
-    """Rewrite SoftmaxCrossEntropyLoss of a matrix as LogSoftmax and NegativeLogLikelihoodLoss.
+    """Rewrites SoftmaxCrossEntropyLoss of a matrix as LogSoftmax and NegativeLogLikelihoodLoss.
 
-    ONNX Runtime runs the op by its function body. The body reshapes scores `[n, classes]` to `[n, classes, 1]`: its
-    LogSoftmax then reads each row with a stride and copies the result.
+    ONNX Runtime runs the op's function body, which reshapes logits `[n, classes]` to `[n, classes, 1]`. Its LogSoftmax
+    then reads each row with a stride and copies the result.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Rewrite in place; values keep their names."""
+        """Rewrites the model in place; values keep their names."""
         modified = False
         for node in tuple(model.graph):
             if _is_of_matrix(node):
@@ -23,7 +23,7 @@ class CrossEntropyPass(ir.passes.InPlacePass):
 
 
 def _is_of_matrix(node: ir.Node) -> bool:
-    """Tell if a node is a SoftmaxCrossEntropyLoss of scores `[n, classes]`."""
+    """True if a node is a SoftmaxCrossEntropyLoss of logits `[n, classes]`."""
     if (node.op_type, node.domain) != ("SoftmaxCrossEntropyLoss", ""):
         return False
     scores = node.inputs[0]
@@ -31,10 +31,10 @@ def _is_of_matrix(node: ir.Node) -> bool:
 
 
 def _split(graph: ir.Graph, node: ir.Node) -> None:
-    """Write a LogSoftmax before a SoftmaxCrossEntropyLoss and make the node a NegativeLogLikelihoodLoss."""
+    """Inserts a LogSoftmax before a SoftmaxCrossEntropyLoss, which becomes a NegativeLogLikelihoodLoss."""
     scores, old = node.inputs[0], node.outputs[1] if len(node.outputs) > 1 else None
     assert scores is not None
-    # The op's optional second output is the log-softmax; readers and graph outputs know it by its name.
+    # The optional second output of the op is the log-softmax; its readers and graph outputs keep its name.
     name = (old.name if old is not None else None) or f"{node.outputs[0].name}_log_probabilities"
     log_prob = ir.Value(name=name, type=scores.type, shape=scores.shape)
     graph.insert_before(node, ir.node("LogSoftmax", [scores], attributes={"axis": 1}, outputs=[log_prob]))
@@ -42,6 +42,6 @@ def _split(graph: ir.Graph, node: ir.Node) -> None:
         old.name = None
         old.replace_all_uses_with(log_prob, replace_graph_outputs=True)
         node.resize_outputs(1)
-    # Both ops share their other inputs and attributes: labels, weights, reduction and ignore_index.
+    # Both ops have the same other inputs and attributes: labels, weights, reduction and ignore_index.
     node.op_type = "NegativeLogLikelihoodLoss"
     node.replace_input_with(0, log_prob)

@@ -1,4 +1,4 @@
-"""Compute nodes at build time whose inputs are constants, above all shape arithmetic.
+"""Folds nodes with constant inputs, above all shape arithmetic.
 
 TorchScript's exporter computes even static sizes with Shape, Gather and Div.
 """
@@ -18,9 +18,10 @@ from onnxtrain.passes.tidy.unused import remove_unread_initializers, remove_unre
 
 Array = np.ndarray
 
-# Elements of a result. A larger constant would cost more room in the file than its computation costs time.
+# Maximum number of elements of a result. A larger constant would take more space in the file than computing it is
+# worth.
 _LIMIT = 4096
-# Dtypes that shape arithmetic computes in.
+# Dtypes used by shape arithmetic.
 _DTYPES = frozenset({ir.DataType.BOOL, ir.DataType.FLOAT, ir.DataType.INT32, ir.DataType.INT64})
 _FOLDABLE = frozenset(
     {
@@ -30,23 +31,23 @@ _FOLDABLE = frozenset(
         "Sqrt", "Squeeze", "Sub", "Tile", "Transpose", "Unsqueeze", "Where",
     }
 )  # fmt: skip
-# Stands for a symbolic dimension in a shape that is static in part. Not the least integer itself, which exporters write
-# as the start of a Slice.
+# Marks a symbolic dimension in a partly static shape. Not the minimum integer, which exporters use as the start of a
+# Slice.
 _UNKNOWN = np.iinfo(np.int64).min + 4801
 
 
 class FoldConstantsPass(ir.passes.InPlacePass):
-    """Replace small computations on constants by their results, in the main graph.
+    """Replaces small computations on constants by their results, in the main graph.
 
-    Constants are initializers marked as constants, integer and boolean initializers, and static dimensions, also of a
-    shape with symbolic ones: of `x: [n, 8]`, Gather(Shape(x), 1) is 8. Parameters are not folded. A CastLike becomes a
-    Cast. Expects inferred shapes; the sizes found here let onnx infer more.
+    Constants are initializers that are marked as constants, integer and Boolean initializers, and static dimensions,
+    even of a shape that also has symbolic ones: for `x: [n, 8]`, Gather(Shape(x), 1) is 8. Parameters are not folded. A
+    CastLike becomes a Cast. Expects inferred shapes; folded sizes let onnx infer further shapes.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Fold in place."""
+        """Folds nodes of the model in place."""
         modified = _settle_casts(model)
-        # Contents by value, with `_UNKNOWN` in place of symbolic dimensions.
+        # Contents by value, with `_UNKNOWN` for symbolic dimensions.
         contents = _constants(model)
         folded: list[ir.Node] = []
         for node in model.graph:
@@ -56,7 +57,7 @@ class FoldConstantsPass(ir.passes.InPlacePass):
             contents[node.outputs[0]] = value
             if not np.any(_is_unknown(value)) and not node.outputs[0].is_graph_output():
                 folded.append(node)
-        # Only results that a remaining node reads become initializers; steps in between just go.
+        # Only results that are still read become initializers; intermediate ones are dropped.
         removable = set(folded)
         for node in folded:
             output = node.outputs[0]
@@ -67,7 +68,7 @@ class FoldConstantsPass(ir.passes.InPlacePass):
 
 
 def _settle_casts(model: ir.Model) -> bool:
-    """Turn a CastLike to a known dtype into a Cast, which needs no second input and so may be folded."""
+    """Turns a CastLike to a known dtype into a Cast, which has no second input and so may be folded."""
     modified = False
     for node in model.graph:
         like = node.inputs[1] if node.op_type == "CastLike" and node.domain == "" else None
@@ -81,14 +82,14 @@ def _settle_casts(model: ir.Model) -> bool:
 
 
 def _constants(model: ir.Model) -> dict[ir.Value, Array]:
-    """Return the contents of the initializers that may be folded."""
+    """Returns the contents of the initializers that may be folded."""
     return {
         value: value.const_value.numpy()
         for value in model.graph.initializers.values()
         if value.const_value is not None
         and value.const_value.dtype in _DTYPES
         and value.const_value.size <= _LIMIT
-        # An initializer that is an input, too, is only a default, which the caller may replace.
+        # An initializer that is also an input is only a default value.
         and not value.is_graph_input()
         and (is_constant(value) or value.const_value.dtype != ir.DataType.FLOAT)
     }
@@ -99,7 +100,7 @@ def _is_unknown(value: Array) -> Array:
 
 
 def _evaluate(node: ir.Node, contents: dict[ir.Value, Array], opset: int) -> Array | None:
-    """Return the content of a node's only output, with `_UNKNOWN` for symbolic dimensions; None if not known."""
+    """Returns the content of a node's only output, with `_UNKNOWN` for symbolic dimensions; None if unknown."""
     if node.domain != "" or len(node.outputs) != 1:
         return None
     if node.op_type in SHAPE_READERS:
@@ -110,14 +111,14 @@ def _evaluate(node: ir.Node, contents: dict[ir.Value, Array], opset: int) -> Arr
     ):
         return None
     partial = [array is not None and bool(np.any(_is_unknown(array))) for array in inputs]
-    # An op that moves elements moves the mark with them. Arithmetic would turn the mark into some number. Inputs behind
-    # the first are indices or sizes and must be known, but for Concat.
+    # Ops that move elements move `_UNKNOWN` with them, whereas arithmetic would turn it into some other number. Inputs
+    # after the first are indices or sizes and must be known, except for Concat.
     if any(partial) and (node.op_type not in MOVES or (node.op_type != "Concat" and any(partial[1:]))):
         return None
     if _elements(node, inputs) > _LIMIT:
         return None
-    # numpy's integer division rounds down, that of runtimes towards zero: negative operands stay, and so do divisors
-    # of zero, for which the runtime reports an error.
+    # numpy's integer division rounds down, but runtimes round towards zero, so negative operands are not folded.
+    # Neither are zero divisors, for which the runtime raises an error.
     if node.op_type in ("Div", "Mod") and any(
         array is not None and np.any(array < index) for index, array in enumerate(inputs)
     ):
@@ -130,9 +131,9 @@ def _evaluate(node: ir.Node, contents: dict[ir.Value, Array], opset: int) -> Arr
 
 
 def _elements(node: ir.Node, inputs: list[Array | None]) -> int:
-    """Return the greatest number of elements that the result can have.
+    """Returns the maximum number of elements that the result can have.
 
-    Computed before the result is, as a hostile file may ask for terabytes, e.g. with a ConstantOfShape.
+    Checked before computing the result, because a hostile file may ask for terabytes, e.g. with a ConstantOfShape.
     """
     shapes = [array.shape for array in inputs if array is not None]
     first = inputs[0] if inputs else None
@@ -150,7 +151,7 @@ def _elements(node: ir.Node, inputs: list[Array | None]) -> int:
         return int(first.size * inputs[1].size)
     if node.op_type == "Concat" or len(shapes) < 2:
         return sum(map(math.prod, shapes))
-    # Elementwise ops broadcast; the result of any other one is no bigger than its biggest input.
+    # Elementwise ops broadcast; the output of any other op is no larger than its largest input.
     try:
         return int(math.prod(np.broadcast_shapes(*shapes)))
     except ValueError:
@@ -158,7 +159,7 @@ def _elements(node: ir.Node, inputs: list[Array | None]) -> int:
 
 
 def _shape_of(node: ir.Node) -> Array | None:
-    """Return the result of a Shape or Size; None for a Size with a symbolic dimension."""
+    """Returns the result of a Shape or Size; None for a Size with a symbolic dimension."""
     shape = None if node.inputs[0] is None else node.inputs[0].shape
     if shape is None:
         return None
@@ -170,11 +171,20 @@ def _shape_of(node: ir.Node) -> Array | None:
 
 
 def run_node(node: ir.Node, inputs: Sequence[Array | None], opset: int) -> list[Array] | None:
-    """Run one node in ONNX's reference evaluator, None for omitted inputs; return its outputs, or None if it fails."""
-    # Imported here: it takes longer than the rest of this package together, and many models need no folding.
+    """Runs a node in ONNX's reference evaluator.
+
+    Args:
+        node: the node.
+        inputs: its inputs, with None for omitted ones.
+        opset: version of the standard domain.
+
+    Returns:
+        The outputs; None if the evaluation fails.
+    """
+    # Imported here, because it takes longer than the rest of this package, and many models need no folding.
     from onnx.reference import ReferenceEvaluator
 
-    # Made-up names: two inputs of the node may be one value, and values that passes have written may have none yet.
+    # New names, because two inputs may be the same value, and values added by passes may not have names yet.
     names = ["" if array is None else f"x{index}" for index, array in enumerate(inputs)]
     proto = ir.serde.serialize_node(node)
     del proto.input[:], proto.output[:]
@@ -192,19 +202,19 @@ def run_node(node: ir.Node, inputs: Sequence[Array | None], opset: int) -> list[
     try:
         with np.errstate(all="ignore"):
             return [np.asarray(result) for result in ReferenceEvaluator(model).run(None, feed)]
-    # The reference evaluator lacks some ops and dtypes that runtimes have. The node stays.
+    # The reference evaluator lacks some ops and dtypes that runtimes support; the node is not folded.
     except Exception:
         return None
 
 
 def _replace(model: ir.Model, output: ir.Value, array: Array) -> None:
-    """Let an initializer of the same name, marked as a constant, take the place of `output`."""
+    """Replaces `output` by an initializer of the same name, marked as a constant."""
     name, output.name = output.name, None
     output.replace_all_uses_with(add_constant(model.graph, ir.tensor(array, name=name)))
 
 
 def _remove_unused(model: ir.Model, folded: list[ir.Node], contents: dict[ir.Value, Array]) -> bool:
-    """Remove folded nodes, partly known shapes and constants that nothing reads any more; return if there are any."""
+    """Removes folded nodes, partly known shapes and constants that are unread. Returns True if there were any."""
     candidates = set(folded) | {node for value in contents if (node := value.producer()) is not None}
     sources = {
         value for node in candidates for value in node.inputs if value is not None and value in contents

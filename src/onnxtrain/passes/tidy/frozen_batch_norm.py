@@ -1,4 +1,4 @@
-"""Fold a frozen BatchNormalization into the convolution in front of it."""
+"""Folds a frozen BatchNormalization into the preceding convolution."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ Array = np.ndarray[Any, Any]
 
 
 class FoldFrozenBatchNormPass(ir.passes.InPlacePass):
-    """Rewrite BatchNormalization(Conv(x, W, b)) as Conv(x, W', b') where all but x is constant.
+    """Rewrites BatchNormalization(Conv(x, W, b)) as Conv(x, W', b') if everything but x is constant.
 
-    In inference mode BatchNormalization multiplies each channel by a factor and adds a constant, which the weight and
-    the bias of the Conv can do. A frozen backbone so has one pass over memory less per layer, and keeps one value less
-    where gradients pass through. ONNX Runtime folds it, too, but not behind a function that has a native kernel.
+    In inference mode, BatchNormalization scales and shifts each channel, which the Conv's weight and bias can do. This
+    saves a pass over the activations per layer of a frozen backbone, and a saved activation where gradients flow
+    through. ONNX Runtime does the same fusion, but not after a function that has a native kernel.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Rewrite in place; the results keep their names."""
+        """Rewrites the model in place; the outputs keep their names."""
         modified = False
         for norm in tuple(model.graph):
             conv = _convolution_before(norm)
             if conv is None:
                 continue
             weight, bias = _folded(conv, norm)
-            # New initializers, as other nodes may read the old ones.
+            # New initializers, because other nodes may read the old ones.
             inputs = [conv.inputs[0], *(_initializer(model.graph, norm, value) for value in (weight, bias))]
             result = norm.outputs[0]
             folded = ir.Node(
@@ -39,7 +39,7 @@ class FoldFrozenBatchNormPass(ir.passes.InPlacePass):
             folded.outputs[0].type, folded.outputs[0].shape = result.type, result.shape
             name = result.name
             result.replace_all_uses_with(folded.outputs[0], replace_graph_outputs=True)
-            # The result of the old node gives its name away before the node goes.
+            # The old output gives up its name before its node is removed.
             result.name, folded.outputs[0].name = f"{name}.folded", name
             model.graph.remove([norm, conv], safe=True)
             modified = True
@@ -47,28 +47,28 @@ class FoldFrozenBatchNormPass(ir.passes.InPlacePass):
 
 
 def _convolution_before(norm: ir.Node) -> ir.Node | None:
-    """Return the Conv that a frozen BatchNormalization reads if both can be one Conv; else None."""
-    # In training mode the statistics are those of the batch.
+    """Returns the Conv that precedes a frozen BatchNormalization if both can be merged, else None."""
+    # In training mode, the statistics are those of the batch.
     if norm.op_type != "BatchNormalization" or norm.domain != "" or is_training_batch_norm(norm):
         return None
     value = norm.inputs[0]
     conv = value.producer() if value is not None else None
     if value is None or conv is None or conv.op_type != "Conv" or conv.domain != "":
         return None
-    # Another reader needs the result before the normalisation.
+    # Another reader needs the Conv's own output.
     if len(value.uses()) != 1 or value.is_graph_output():
         return None
-    # Parameters are graph inputs here, whose values the device sets.
+    # Parameters are graph inputs here; the device provides their values.
     constants = [*conv.inputs[1:], *norm.inputs[1:5]]
     if any(c is not None and (c.const_value is None or c.is_graph_input()) for c in constants):
         return None
-    # In float16 the folded weight would be rounded a second time.
+    # In float16, the folded weight would be rounded a second time.
     kinds = {c.dtype for c in constants if c is not None}
     return conv if kinds <= {ir.DataType.FLOAT, ir.DataType.DOUBLE} and len(kinds) == 1 else None
 
 
 def _folded(conv: ir.Node, norm: ir.Node) -> tuple[Array, Array]:
-    """Compute weight and bias of the one Conv, in float64 and rounded once."""
+    """Computes weight and bias of the merged Conv in float64, rounded once."""
     weight, *others = (_array(value) for value in conv.inputs[1:])
     scale, shift, mean, variance = (_array(value) for value in norm.inputs[1:5])
     bias = others[0] if others and others[0] is not None else np.zeros(())
@@ -91,7 +91,7 @@ def _array(value: ir.Value | None) -> Any:
 
 
 def _initializer(graph: ir.Graph, norm: ir.Node, array: Array) -> ir.Value:
-    """Add an initializer named after the normalisation, e.g. `bn1_out.folded_weight`."""
+    """Adds an initializer named after the normalization, e.g. `bn1_out.folded_weight`."""
     kind = "weight" if array.ndim > 1 else "bias"
     name = f"{norm.outputs[0].name}.folded_{kind}"
     return add_initializer(graph, ir.tensor(array, name=name))

@@ -1,4 +1,4 @@
-"""Remove Expands before elementwise ops, which broadcast by themselves."""
+"""Removes Expands before elementwise ops, which broadcast implicitly."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from onnxtrain.op_facts import ARITHMETIC
 
 
 class ImplicitExpandPass(ir.passes.InPlacePass):
-    """Let an elementwise op read the input of an Expand if the op's other operand has the expanded shape already.
+    """Makes an elementwise op read the input of an Expand if the op's other operand has the expanded shape.
 
-    The gradient of a mean expands its cotangent, and the next op most often multiplies that by a tensor of the same
-    shape: Mul(Expand(ct, shape), x) becomes Mul(ct, x). An op whose other operand is a scalar moves before the Expand.
+    The gradient of a mean expands its cotangent, and usually the next op multiplies the result by a tensor of the same
+    shape: Mul(Expand(ct, shape), x) becomes Mul(ct, x). An op whose other operand is a scalar is moved before the
+    Expand.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Rewrite the main graph in place; Expands that lose their readers are left for the caller to remove."""
-        # Subgraphs and readers in them stay as they are: a subgraph may be copied and run without the graph around it.
+        """Rewrites the main graph in place; the caller removes Expands that are no longer read."""
+        # Not in subgraphs: a subgraph may be copied and run without the enclosing graph.
         modified = False
         for node in tuple(model.graph):
             if (node.op_type, node.domain) == ("Expand", ""):
@@ -25,7 +26,7 @@ class ImplicitExpandPass(ir.passes.InPlacePass):
 
 
 def _leave_to_readers(expand: ir.Node) -> bool:
-    """Let those readers of an Expand that broadcast read its input; return whether there were any."""
+    """Makes readers of an Expand that broadcast read its input. Returns True if there were any."""
     small, large = expand.inputs[0], expand.outputs[0]
     if small is None or small.shape is None or large.shape is None:
         return False
@@ -34,7 +35,7 @@ def _leave_to_readers(expand: ir.Node) -> bool:
         reader, other = use.node, None
         if reader.op_type in ARITHMETIC and reader.domain == "" and reader.graph is expand.graph:
             other = reader.inputs[1 - use.idx]
-        # An op that reads the Expand twice, e.g. to square it, has no other operand of the large shape.
+        # An op that reads the Expand twice, e.g. to square it, has no other operand with the expanded shape.
         if other is None or other is large or other.shape is None:
             continue
         if _same(other.shape, large.shape):
@@ -47,13 +48,13 @@ def _leave_to_readers(expand: ir.Node) -> bool:
 
 
 def _same(first: ir.Shape, second: ir.Shape) -> bool:
-    """Tell if two shapes are certainly equal: static sizes, or symbols of one name."""
-    # A symbol without a name is equal to any other such symbol, but may stand for another size.
+    """True if two shapes are certainly equal: all dimensions are equal sizes or symbols with the same name."""
+    # Symbols without a name compare equal but may differ in size.
     return first == second and all(isinstance(dim, int) or dim.value is not None for dim in first)
 
 
 def _expand_afterwards(expand: ir.Node, reader: ir.Node, index: int) -> None:
-    """Swap an Expand and its reader, whose other operand is a scalar: Mul(Expand(x), 2) to Expand(Mul(x, 2))."""
+    """Swaps an Expand and its reader, whose other operand is a scalar: Mul(Expand(x), 2) to Expand(Mul(x, 2))."""
     small, result = expand.inputs[0], reader.outputs[0]
     assert small is not None
     assert small.shape is not None
@@ -64,5 +65,5 @@ def _expand_afterwards(expand: ir.Node, reader: ir.Node, index: int) -> None:
     reader.replace_input_with(index, small)
     result.shape = ir.Shape(small.shape)
     reader.append(again)
-    # The readers of the swapped op may broadcast in turn.
+    # The readers of the swapped op may broadcast as well.
     _leave_to_readers(again)

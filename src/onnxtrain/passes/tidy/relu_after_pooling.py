@@ -1,4 +1,4 @@
-"""Move a Relu behind the max-pooling that reads it."""
+"""Moves a Relu after the max pooling that reads it."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import onnx_ir as ir
 
 
 class ReluAfterMaxPoolPass(ir.passes.InPlacePass):
-    """Rewrite MaxPool(Relu(x)) as Relu(MaxPool(x)) if nothing else reads the Relu, and nothing the indices.
+    """Rewrites MaxPool(Relu(x)) as Relu(MaxPool(x)) if nothing else reads the Relu and the indices are unread.
 
-    Relu is monotone, so the values are the same. So are the gradients: in a window with a positive element both orders
-    choose its first maximum; in a window without one both gradients are zero. The Relu and the mask of its gradient
-    then cover fewer elements, a quarter for windows of 2 x 2.
+    Relu is monotonic, so the values are the same. So are the gradients: in a window with a positive element, both
+    orders select the first maximum, and in all other windows both gradients are zero. The Relu and the mask of its
+    gradient then have fewer elements, a quarter for windows of 2 x 2.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Rewrite in place; the names of the values that the rest of the graph reads change."""
+        """Rewrites the model in place; intermediate values are renamed."""
         modified = False
         for pool in tuple(model.graph):
             relu = _relu_before(pool)
@@ -32,10 +32,10 @@ class ReluAfterMaxPoolPass(ir.passes.InPlacePass):
 
 
 def _relu_before(node: ir.Node) -> ir.Node | None:
-    """Return the Relu that a MaxPool reads if it may move behind the MaxPool; else None."""
+    """Returns the Relu that a MaxPool reads if it may be moved after the MaxPool, else None."""
     if node.op_type != "MaxPool" or node.domain != "" or node.outputs[0].is_graph_output():
         return None
-    # In a window without positive elements the Relu makes all equal, and the index of the maximum is another one.
+    # The indices may differ: in a window without positive elements, all outputs of the Relu are equal.
     if any(output.uses() or output.is_graph_output() for output in node.outputs[1:]):
         return None
     value = node.inputs[0]

@@ -1,4 +1,4 @@
-"""Replace values and nodes, and write nodes, with the names of graph outputs kept."""
+"""Inserts nodes, and replaces nodes and values while keeping the names of graph outputs."""
 
 from __future__ import annotations
 
@@ -10,26 +10,27 @@ import onnx_ir as ir
 
 
 def stand_in(output: ir.Value, result: ir.Value, before: ir.Node) -> None:
-    """Let all readers of a node's output read another value; a graph output keeps its name.
+    """Redirects all readers of a node's output to another value; a graph output keeps its name.
 
     Args:
-        output: Output of a node; nothing reads it afterwards.
-        result: The value to read instead.
-        before: If `output` is a graph output, an Identity of `result` with its name is written before this node.
+        output: output of a node, unread afterwards.
+        result: the replacement value.
+        before: if `output` is a graph output, an Identity of `result` with the output's name is inserted before this
+            node.
     """
     if not output.is_graph_output():
         output.replace_all_uses_with(result)
         return
-    # `result` itself cannot take the name: it may be an input or another output of the graph.
+    # `result` itself cannot be renamed: it may be an input or another output of the graph.
     kept = successor(output)
     kept.type, kept.shape = result.type, result.shape
     before.prepend(ir.node("Identity", [result], outputs=[kept]))
 
 
 def successor(output: ir.Value) -> ir.Value:
-    """Give the name of a node's output to a new value that its readers, and graph outputs, read from now on.
+    """Returns a new value that takes the name, readers and graph outputs of a node's output.
 
-    The caller makes the new value the output of a node that reads `output`. `output` is left without a name.
+    The caller makes the new value the output of a node that reads `output`, which no longer has a name.
     """
     value = ir.Value(name=output.name, type=output.type, shape=output.shape)
     output.name = None
@@ -38,7 +39,10 @@ def successor(output: ir.Value) -> ir.Value:
 
 
 def replace_node(node: ir.Node, result: ir.Value) -> None:
-    """Remove a node of one output; `result` stands in for the output, and takes its dtype and shape if it has none."""
+    """Removes a node with one output and redirects its readers to `result`.
+
+    `result` takes dtype and shape of the output if it has none.
+    """
     output = node.outputs[0]
     result.type = output.type if result.type is None else result.type
     result.shape = output.shape if result.shape is None else result.shape
@@ -50,15 +54,15 @@ def replace_node(node: ir.Node, result: ir.Value) -> None:
 def write_before(
     node: ir.Node, role: str | None, op_type: str, *inputs: ir.Value | None, **attributes: Any
 ) -> ir.Value:
-    """Write a node of a standard op before another node; return its result, without dtype and shape.
+    """Inserts a node of a standard op before another node; returns its output, without dtype and shape.
 
     Args:
-        node: The node to write before.
-        role: Purpose of the result, e.g. "axes"; the result is named `<first output of node>/<role>`. None lets
-            onnx_ir number it, for a node whose first output may be omitted or that gets several results of one purpose.
-        op_type: Op of the new node, e.g. "Slice".
-        inputs: Inputs of the new node.
-        attributes: Attributes of the new node.
+        node: the node before which the new one is inserted.
+        role: purpose of the output, e.g. "axes", which is then named `<first output of node>/<role>`. None lets onnx_ir
+            number it: if the first output of `node` may be omitted, or several new values have the same purpose.
+        op_type: op of the new node, e.g. "Slice".
+        inputs: inputs of the new node.
+        attributes: attributes of the new node.
     """
     new = ir.node(op_type, inputs, attributes)
     if role is not None:

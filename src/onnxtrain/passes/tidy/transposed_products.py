@@ -1,4 +1,4 @@
-"""Write transposed matrix products as products of transposed factors."""
+"""Rewrites transposed matrix products as products of transposed factors."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ _SWAP = (1, 0)
 
 
 class TransposedProductPass(ir.passes.InPlacePass):
-    """Rewrite (A B)^T as B^T A^T if one of the factors is a transposed matrix already.
+    """Rewrites (A B)^T as B^T A^T if one of the factors is already a transposed matrix.
 
-    Exporters write a linear layer as `x @ W.T`, and the gradient of W is then (x^T ct)^T. Transposing the product costs
-    a pass over a matrix of W's size in every step. Transposed factors cost nothing: runtimes merge a Transpose into the
-    product that reads it. A Gemm has attributes for it.
+    Exporters write a linear layer as `x @ W.T`, so that the gradient of W is (x^T ct)^T. Transposing the product costs
+    a pass over a matrix as large as W in every step. Transposed factors are free, because runtimes fuse a Transpose
+    into the product that reads it. For a Gemm, they are attributes.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Rewrite in place; transposes that nothing reads any more are left."""
+        """Rewrites the model in place; transposes that are no longer read are not removed."""
         modified = False
-        # Transposes that this pass has written, by their input: several products may read one factor.
+        # Transposes that were inserted, by their input, because several products may read one factor.
         made: dict[ir.Value, ir.Value] = {}
         for node in tuple(model.graph):
             product = _product(node)
@@ -41,11 +41,11 @@ class TransposedProductPass(ir.passes.InPlacePass):
 
 
 def _exchange_factors(node: ir.Node, gemm: ir.Node) -> None:
-    """Turn a Transpose of a Gemm into a Gemm of the exchanged factors."""
+    """Turns a Transpose of a Gemm into a Gemm with exchanged factors."""
     node.op_type = "Gemm"
     node.attributes.clear()
     node.attributes.add(ir.AttrFloat32("alpha", gemm.attributes.get_float("alpha", 1.0)))
-    # (op(A) op(B))^T = op(B)^T op(A)^T: each factor changes its side and its transposition.
+    # (op(A) op(B))^T = op(B)^T op(A)^T: the factors are swapped and each is transposed.
     for name, other in (("transA", "transB"), ("transB", "transA")):
         node.attributes.add(ir.AttrInt64(name, int(not gemm.attributes.get_int(other, 0))))
     node.resize_inputs(2)
@@ -54,7 +54,7 @@ def _exchange_factors(node: ir.Node, gemm: ir.Node) -> None:
 
 
 def _product(node: ir.Node) -> ir.Node | None:
-    """Return the product that `node` transposes if nothing else reads it and one of its factors is transposed."""
+    """Returns the product that `node` transposes if nothing else reads it and one of its factors is transposed."""
     if not _is_transpose(node):
         return None
     value = node.inputs[0]
@@ -63,15 +63,15 @@ def _product(node: ir.Node) -> ir.Node | None:
         return None
     if len(product.outputs[0].uses()) != 1 or product.outputs[0].is_graph_output():
         return None
-    # The bias of a Gemm would have to be transposed, too.
+    # The bias of a Gemm would have to be transposed as well.
     if product.op_type == "Gemm":
         return product if all(summand is None for summand in product.inputs[2:]) else None
-    # Product and transposed factor are matrices, so the other factor is no batch and no vector.
+    # Product and transposed factor are matrices, so the other factor is a matrix, too.
     return product if any(_is_transpose(factor.producer()) for factor in product.inputs if factor) else None
 
 
 def _is_transpose(node: ir.Node | None) -> bool:
-    """Tell if `node` transposes a matrix."""
+    """True if `node` transposes a matrix."""
     if node is None or node.op_type != "Transpose" or node.domain != "":
         return False
     permutation = node.attributes.get("perm")
@@ -79,12 +79,12 @@ def _is_transpose(node: ir.Node | None) -> bool:
 
 
 def _transposed(made: dict[ir.Value, ir.Value], before: ir.Node, factor: ir.Value | None) -> ir.Value:
-    """Return the transpose of a factor: the input of the Transpose that computes it, or the result of a new one.
+    """Returns the transpose of a factor: the input of the Transpose that computes it, or a new Transpose's output.
 
     Args:
-        made: Transposes written so far, by their input; a new one is added.
-        before: The node to write a new Transpose before.
-        factor: The factor, a matrix.
+        made: new transposes by their input; updated.
+        before: the node before which a new Transpose is inserted.
+        factor: the factor, a matrix.
     """
     assert factor is not None
     if factor in made:

@@ -1,4 +1,4 @@
-"""Remove nodes and initializers that nothing reads."""
+"""Removes unread nodes and initializers."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import onnx_ir as ir
 
 
 def is_read(value: ir.Value) -> bool:
-    """Return whether a node reads the value, or it is an output of its graph."""
+    """True if a node reads the value, or it is an output of its graph."""
     return bool(value.uses()) or value.is_graph_output()
 
 
 def remove_unread_nodes(graph: ir.Graph, among: Collection[ir.Node] | None = None) -> bool:
-    """Remove the nodes whose results nothing reads, and those that only they read; return whether there are any.
+    """Removes nodes with unread outputs, and nodes that only these read. Returns True if there were any.
 
     Args:
-        graph: A graph, topologically sorted.
-        among: Nodes that may be removed; None allows all.
+        graph: a graph, topologically sorted.
+        among: nodes that may be removed. Default: all.
     """
     modified = False
-    # Backwards, so that one walk also finds the nodes that only removed ones read.
+    # In reverse order, so that one pass also finds nodes that only removed ones read.
     for node in reversed(graph):
         if (among is None or node in among) and not any(map(is_read, node.outputs)):
             _remove(graph, node)
@@ -29,13 +29,13 @@ def remove_unread_nodes(graph: ir.Graph, among: Collection[ir.Node] | None = Non
 
 
 def remove_unread_chains(graph: ir.Graph, ends: Iterable[ir.Node | None]) -> None:
-    """Remove nodes whose results nothing reads, and then the unread ones among the nodes before them.
+    """Removes nodes with unread outputs, and then their producers if these have become unread.
 
     Args:
-        graph: The graph; nodes of other graphs stay.
-        ends: Nodes to start from. None stands for the missing producer of an input.
+        graph: the graph; nodes of other graphs are not removed.
+        ends: nodes to start from; None, as the missing producer of an input, is ignored.
     """
-    # No walk through the whole graph: callers do this for each of many nodes.
+    # Does not visit the whole graph, because callers do this for many nodes in turn.
     nodes = list(ends)
     while nodes:
         node = nodes.pop()
@@ -45,8 +45,8 @@ def remove_unread_chains(graph: ir.Graph, ends: Iterable[ir.Node | None]) -> Non
 
 
 def remove_unread_initializers(graph: ir.Graph, values: Iterable[ir.Value | None]) -> None:
-    """Remove those of `values` that are initializers which nothing reads; graph inputs stay."""
-    # ONNX Runtime warns of every initializer that nothing reads.
+    """Removes those of `values` that are unread initializers, except graph inputs."""
+    # ONNX Runtime warns about unread initializers.
     for value in values:
         if value is None or is_read(value) or value.is_graph_input():
             continue
@@ -55,9 +55,9 @@ def remove_unread_initializers(graph: ir.Graph, values: Iterable[ir.Value | None
 
 
 def read_nothing(subgraph: ir.Graph) -> None:
-    """Disconnect the nodes of a dropped subgraph from their inputs.
+    """Disconnects the nodes of a dropped subgraph from their inputs.
 
-    onnx_ir counts them as readers otherwise, and values around the subgraph that only they read would never be removed.
+    Otherwise onnx_ir would count them as readers, so that values of enclosing graphs are never removed.
     """
     for node in subgraph.all_nodes():
         for index in range(len(node.inputs)):
@@ -65,7 +65,7 @@ def read_nothing(subgraph: ir.Graph) -> None:
 
 
 def _remove(graph: ir.Graph, node: ir.Node) -> None:
-    """Remove a node, and its subgraphs as readers of other values."""
+    """Removes a node, and disconnects its subgraphs from the values that they read."""
     for attribute in node.attributes.values():
         if attribute.type == ir.AttributeType.GRAPH:
             read_nothing(attribute.as_graph())

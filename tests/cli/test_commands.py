@@ -495,7 +495,7 @@ def test_check_of_an_embedding_with_named_dimension(run: Any, tmp_path: Path) ->
     assert "write it as NAME=SIZE" in wrong.err
     unknown = run("check", tmp_path / "embedding.onnx", "--dim", "length=3")
     assert unknown.code == 1
-    assert "no symbolic dimension 'length'; those that they have are batch, sequence" in unknown.err
+    assert "no symbolic dimension 'length'; they have batch, sequence" in unknown.err
 
 
 def test_output_into_a_closed_pipe_is_no_error() -> None:

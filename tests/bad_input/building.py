@@ -44,7 +44,7 @@ cases(
         "block of `onnxblock` with sparse gradients": lambda b: b.generate(
             _embedding(), sparse_gradients=["emb"], optimizer=onnxblock.optim.SGD()
         ),
-        "string where a list of names belongs": lambda b: b.generate(requires_grad="w1"),
+        "mapping where a list of names belongs": lambda b: b.generate(requires_grad={"w1": True}),
         "parameter is frozen and to be trained": lambda b: b.generate(
             requires_grad=["w1", "w2"], frozen_params=["w2"]
         ),

@@ -162,7 +162,7 @@ def test_the_axis_of_classes_is_set_as_the_message_says(run: Any, tmp_path: Path
 
 def test_the_help_of_loss_input_holds(run: Any, tmp_path: Path) -> None:
     help_text = " ".join(run("artifacts", "--help").out.replace("│", " ").split())
-    assert "a second NAME is the value of the model to take as the target" in help_text
+    assert "A second NAME is the value of the model to use as the target" in help_text
     assert "Default: the only output; without --loss the first." in help_text
     model = make_model(
         parse_nodes("a = MatMul(x, w)  b = Tanh(a)  total = ReduceMean<keepdims = 0>(b)"),

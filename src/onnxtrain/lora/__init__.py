@@ -1,12 +1,12 @@
-"""Trains low-rank adapters (LoRA) beside the weights of a deployed model, and exchanges them with PEFT and genai.
+"""Trains low-rank adapters (LoRA) for a deployed model, and exchanges them with PEFT and onnxruntime-genai.
 
-`add_lora` puts adapters into a model, `adapter_model` gives a deployed model inputs for them, `save_adapter` and
-`load_adapter` write and read their files, `merge` adds them to the weights.
+`add_lora` adds adapters to a model, `adapter_model` adds inputs for adapters to a deployed model, `save_adapter` and
+`load_adapter` write and read adapter files, and `merge` adds adapters to the weights.
 """
 
 from __future__ import annotations
 
-# First of all imports: where onnx is missing, the error then says what to install.
+# The first import: if onnx is missing, its error message says what to install.
 import onnxtrain._desk  # noqa: F401  # isort: skip
 
 from onnxtrain.errors import AdapterMismatchError

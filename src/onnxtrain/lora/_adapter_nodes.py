@@ -1,4 +1,4 @@
-"""Writes the nodes of adapters: the products with A and B, and the Add to what a layer computes."""
+"""Emits the nodes of adapters: the products with A and B, and the Add to the output of a layer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Adapter:
         target: the layer.
         a: A transposed, [in, r]; for a convolution A itself, [r, in, 1, 1].
         b: B transposed, [r, out]; for a convolution [out, r, 1, 1].
-        scaling: factor of the product of both.
+        scaling: factor of their product.
     """
 
     target: Target
@@ -34,28 +34,28 @@ class Adapter:
 def write_adapters(
     model: ir.Model, targets: Sequence[Target], adapters: dict[str, Adapter], *, dropout: float
 ) -> None:
-    """Adds the product of each adapter to what its layer computes."""
+    """Adds the product of each adapter to the output of its layer."""
     op = Emitter(model.graph, functions=model.functions)
-    # Parts of a merged layer stand side by side, and get one Add.
+    # Parts of a merged layer are adjacent, and share one Add.
     for node, parts in groupby(targets, key=lambda target: target.node):
         # A layer that runs twice has one adapter and two nodes.
         chosen = [replace(adapters[target.module], target=target) for target in parts]
         output, form = _output_of(chosen[0].target)
         producer = output.producer()
         assert producer is not None
-        # Listed before the Add is written, which reads the output itself.
+        # Before the Add, which reads the output itself, is emitted.
         uses, is_output, name = list(output.uses()), output.is_graph_output(), output.name
         with op.placing(after=producer):
             op.scope = f"{chosen[0].target.module.rpartition('.')[0] or 'lora'}/lora/"
             delta = _delta(op, chosen, node, dropout)
             total = form.rounded(op, op.Add(form.real(op, output), delta))
-            # Later passes rely on shapes that the file declares.
+            # Later passes rely on declared shapes.
             total.shape = output.shape
             if total.dtype is None:
                 total.type = output.type
         for use in uses:
             use.node.replace_input_with(use.idx, total)
-        # Callers ask for an output by its name, which goes to the sum.
+        # Callers request an output by its name, which is transferred to the sum.
         if is_output:
             model.graph.outputs[list(model.graph.outputs).index(output)] = total
             output.name, total.name = f"{name}.base", name
@@ -64,24 +64,25 @@ def write_adapters(
 
 @dataclass(frozen=True)
 class _Form:
-    """Tells in which form a layer's output is, to which an adapter is added in floating point.
+    """The form of a layer's output, to which an adapter is added in floating point.
 
     Attributes:
         scale: scale and zero point of the layer's output, e.g. values `y_scale` and `y_zero_point`; [] if it is not
             quantized.
-        is_integer: True if the output itself is integers, False if it is what DequantizeLinear makes of them.
+        is_integer: True if the output itself is integers, False if it has been dequantized.
     """
 
     scale: Sequence[ir.Value]
     is_integer: bool = False
 
     def real(self, op: Emitter, output: ir.Value) -> ir.Value:
-        """Writes the output in floating point."""
+        """Emits the output in floating point."""
         return op.DequantizeLinear(output, *self.scale) if self.is_integer else output
 
     def rounded(self, op: Emitter, total: ir.Value) -> ir.Value:
-        """Writes the sum in the form of the output."""
-        # The next layer multiplies integers. Without an adapter the sum is the output, and is rounded to itself.
+        """Emits the sum in the form of the output."""
+        # The next layer multiplies integers. Without an active adapter, the sum equals the output, and rounding has no
+        # effect.
         if self.scale:
             total = op.QuantizeLinear(total, *self.scale)
         return op.DequantizeLinear(total, *self.scale) if self.scale and not self.is_integer else total
@@ -93,37 +94,37 @@ def _output_of(target: Target) -> tuple[ir.Value, _Form]:
     if target.is_integer:
         indices = INTEGER_PRODUCTS[node.domain, node.op_type][:2]
         scale = [value for i in indices if i < len(node.inputs) and (value := node.inputs[i]) is not None]
-        # QGemm without a scale of its result computes it in floating point.
+        # QGemm without an output scale returns floating point.
         return output, _Form(scale, is_integer=bool(scale))
     output = _with_bias(output)
     quantize = _sole_reader(output, "QuantizeLinear")
     dequantize = None if quantize is None else _sole_reader(quantize.outputs[0], "DequantizeLinear")
-    # ONNX Runtime computes a product between DequantizeLinear and QuantizeLinear in integers. An Add between the two
-    # would make it a product in floating point, which is rounded otherwise now and then.
+    # ONNX Runtime computes a product between DequantizeLinear and QuantizeLinear in integers. An Add in between would
+    # make it a floating-point product, which is sometimes rounded differently.
     if quantize is None or dequantize is None or quantize.inputs[1:] != dequantize.inputs[1:]:
         return output, _Form([])
     return dequantize.outputs[0], _Form([value for value in quantize.inputs[1:] if value is not None])
 
 
 def _with_bias(output: ir.Value) -> ir.Value:
-    """Returns the sum of a layer's output and its bias, where an Add behind the layer computes it; else the output."""
+    """Returns the output of the bias Add after the layer; `output` if there is none, or it feeds a Gelu."""
     add = _sole_reader(output, "Add", any_input=True)
     bias = None if add is None else next((value for value in add.inputs if value is not output), None)
-    # ONNX Runtime (1.32) makes one node of a product and such an Add, e.g. of MatMulNBits, which rounds otherwise than
-    # two nodes. An adapter between both would change the results of a file that no adapter is active on.
+    # ONNX Runtime (1.32) fuses a product such as MatMulNBits and this Add, with other rounding than two nodes. An
+    # adapter in between would change the results of a model without active adapters.
     if add is None or bias is None or bias.const_value is None or len(bias.const_value.shape) != 1:
         return output
-    # It joins the Add with a Gelu behind it, and then not with the product.
+    # If a Gelu follows, the Add is fused with it instead of with the product.
     return output if _feeds_gelu(add.outputs[0]) else add.outputs[0]
 
 
 def _feeds_gelu(value: ir.Value) -> bool:
-    """Says if ONNX Runtime joins a Gelu with the Add of a bias that computes the value."""
+    """True if ONNX Runtime fuses a Gelu with the bias Add that computes the value."""
     readers = [use.node for use in value.uses()]
     if len(readers) == 1 and readers[0].op_type in ("Gelu", "FastGelu"):
         return True
-    # It (1.32) joins the formula with Erf, in which the value is divided by the root of 2, before it looks for biases
-    # of products. Others stay as they are, or become a Gelu when their biases are part of products already.
+    # ONNX Runtime (1.32) fuses the formula with Erf, in which the value is divided by the root of 2, before the biases
+    # of products. Other formulas are not fused, or only after the biases have been fused with their products.
     node = next((reader for reader in readers if reader.op_type == "Div"), None)
     for op_type in ("Erf", "Add", "Mul"):
         node = None if node is None else _sole_reader(node.outputs[0], op_type, any_input=True)
@@ -134,7 +135,7 @@ def _feeds_gelu(value: ir.Value) -> bool:
 
 
 def _sole_reader(value: ir.Value, op_type: str, *, any_input: bool = False) -> ir.Node | None:
-    """Returns the node of this op that alone reads a value; None if there is another reader, or none.
+    """Returns the only reader of a value if it has this op type, else None.
 
     Args:
         value: the value.
@@ -150,13 +151,13 @@ def _sole_reader(value: ir.Value, op_type: str, *, any_input: bool = False) -> i
 
 
 def _delta(op: Emitter, adapters: Sequence[Adapter], node: ir.Node, dropout: float) -> ir.Value:
-    """Writes what the adapters of one node add to its output."""
+    """Emits the sum that the adapters of one node add to its output."""
     x = node.inputs[0]
     assert x is not None
     weights = adapters[0].a.dtype
     differs = adapters[0].target.dtype != weights
-    # Adapters are trained in float32 beside a float16 model, as PEFT does (autocast_adapter_dtype). ONNX Runtime drops
-    # casts that turn out to be none.
+    # Adapters of a float16 model are trained in float32, as in PEFT (autocast_adapter_dtype). ONNX Runtime removes
+    # casts without effect.
     if adapters[0].target.is_integer:
         x = op.DequantizeLinear(x, *(value for value in node.inputs[1:3] if value is not None))
     read = x
@@ -174,8 +175,8 @@ def _delta(op: Emitter, adapters: Sequence[Adapter], node: ir.Node, dropout: flo
 def _dropped(op: Emitter, x: ir.Value, dropout: float) -> ir.Value:
     if not dropout:
         return x
-    # Before opset 12 the op has no mode. Marked as an adapter's, it is switched on in training, and `batch_norm` and
-    # `dropout`, which choose the modes of the model's own layers, leave it alone.
+    # Before opset 12, Dropout has no mode. The mark makes training enable this Dropout, and excludes it from
+    # `batch_norm` and `dropout`, which set the modes of the model's own layers.
     if op.opset < 12:
         dropped: ir.Value = op.Dropout(x, ratio=dropout)
     else:
@@ -187,25 +188,25 @@ def _dropped(op: Emitter, x: ir.Value, dropout: float) -> ir.Value:
 
 
 def _scaled(op: Emitter, value: ir.Value, scaling: float) -> ir.Value:
-    # A factor of 1 would be a node for nothing: adapters of a deployed model have it.
+    # Adapters of a deployed model have a factor of 1, which needs no node.
     return value if scaling == 1 else op.Mul(value, scaling)
 
 
 def _convolved(op: Emitter, adapter: Adapter, x: ir.Value, node: ir.Node, dropout: float) -> ir.Value:
-    # As PEFT's layer of a convolution: the first of both has its stride, the second none.
+    # As in PEFT, the first of both convolutions has the layer's stride, and the second has none.
     strides = list(node.attributes.get_ints("strides", ())) or None
     hidden = op.Conv(_dropped(op, x, dropout), adapter.a, **({"strides": strides} if strides else {}))
     return op.Conv(_scaled(op, hidden, adapter.scaling), adapter.b)
 
 
 def _multiplied(op: Emitter, adapters: Sequence[Adapter], x: ir.Value, dropout: float) -> ir.Value:
-    """Writes x A B for one layer, or for the parts of a merged layer."""
+    """Emits x A B for one layer, or for the parts of a merged layer."""
     total = adapters[0].target.total
     if len(adapters) == 1 and adapters[0].target.output_size == total:
         # The scaling multiplies the smallest of the three tensors.
         hidden = op.MatMul(_dropped(op, x, dropout), adapters[0].a)
         return op.MatMul(_scaled(op, hidden, adapters[0].scaling), adapters[0].b)
-    # Parts share one product with x, and one with B: each B is padded by zeros to the outputs of the whole, so that
+    # Parts share one product with x, and one with B: each B is zero-padded to the outputs of the whole layer, so that
     # parts without an adapter get zeros.
     parts = []
     for adapter in adapters:
@@ -215,7 +216,7 @@ def _multiplied(op: Emitter, adapters: Sequence[Adapter], x: ir.Value, dropout: 
         parts.append(op.Pad(b, pads=pads) if op.opset < 11 else op.Pad(b, op.const(np.array(pads, np.int64))))
     b = op.Concat(*parts, axis=0)
     if dropout:
-        # Each adapter drops elements of its own, as each of PEFT's layers does.
+        # Each adapter drops different elements, as PEFT's layers do.
         hidden = op.Concat(*(op.MatMul(_dropped(op, x, dropout), adapter.a) for adapter in adapters), axis=-1)
     else:
         hidden = op.MatMul(x, op.Concat(*(adapter.a for adapter in adapters), axis=1))

@@ -1,4 +1,4 @@
-"""Reads and writes the packed weights of MatMulNBits: 2, 4 or 8 bits, a scale for each block of a column."""
+"""Unpacks and packs weights of MatMulNBits: 2, 4 or 8 bits, with a scale for each block of a column."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from onnxtrain.errors import GraphBuildError
 from onnxtrain.lora._description import Array
 from onnxtrain.passes.parameters.packed_codes import unpacked
 
-# onnxruntime's own rounding, as its MatMulNBitsQuantizer calls it.
+# onnxruntime's own quantizers, as called by its MatMulNBitsQuantizer.
 _ROUNDERS = {2: "quantize_matmul_2bits", 4: "quantize_matmul_4bits", 8: "quantize_matmul_8bits"}
 
 
 @dataclass(frozen=True)
 class BlockWeights:
-    """The weight of a MatMulNBits, as com.microsoft defines it (onnxruntime 1.32).
+    """The weight of a MatMulNBits, as defined by com.microsoft (onnxruntime 1.32).
 
     Attributes:
-        packed: codes, uint8 [N, blocks, block_size * bits / 8], the lowest bits first.
-        scales: [N * blocks], floating-point.
-        zero_points: packed uint8 [N * ceil(blocks * bits / 8)] or floating-point [N * blocks]; None for 2^(bits-1).
-        order: block of each of the K rows, int32 [K]; None for one block after the other.
+        packed: codes, uint8 [N, blocks, block_size * bits / 8], lowest bits first.
+        scales: [N * blocks], floating point.
+        zero_points: packed uint8 [N * ceil(blocks * bits / 8)] or floating point [N * blocks]; None for 2^(bits-1).
+        order: block of each of the K rows (`g_idx`), int32 [K]; None for consecutive blocks.
         bits: 2, 4 or 8.
-        block_size: rows that share a scale, e.g. 32.
+        block_size: number of rows that share a scale, e.g. 32.
         shape: (K, N), inputs and outputs.
     """
 
@@ -75,19 +75,19 @@ class BlockWeights:
 
     @property
     def blocks(self) -> int:
-        """Number of blocks of a column."""
+        """Number of blocks per column."""
         return math.ceil(self.shape[0] / self.block_size)
 
     def matrix(self) -> Array:
-        """Computes the weight in float32 [K, N]: scale · (code - zero point)."""
+        """Dequantizes the weight to float32 [K, N]: scale · (code - zero point)."""
         rows, columns = self.shape
-        # The last block of a column is padded: with 40 rows in blocks of 32, codes 40 to 63 mean nothing.
+        # The last block of a column is padded: with 40 rows in blocks of 32, codes 40 to 63 are unused.
         codes = _floats(self.packed.reshape(columns, -1), self.bits)[:, : self.blocks * self.block_size]
         scales = self.scales.reshape(columns, self.blocks).astype(np.float32)
         if self.zero_points is None:
             zeros = np.full((columns, self.blocks), 2.0 ** (self.bits - 1), np.float32)
         elif self.zero_points.dtype == np.uint8:
-            # Each column begins with a new byte.
+            # Each column begins at a byte boundary.
             zeros = _floats(self.zero_points.reshape(columns, -1), self.bits)[:, : self.blocks]
         else:
             zeros = self.zero_points.reshape(columns, self.blocks).astype(np.float32)
@@ -95,16 +95,16 @@ class BlockWeights:
         return ((codes[:, :rows] - zeros[:, block]) * scales[:, block]).T.copy()
 
     def quantized_again(self, matrix: Array) -> dict[int, Array]:
-        """Rounds another weight to the same bits and blocks.
+        """Quantizes another weight to the same bits and blocks.
 
         Args:
             matrix: float32 [K, N].
 
         Returns:
-            New arrays by the index of the input of the node: codes, scales, and zero points if there are any.
+            New arrays by input index of the node: codes, scales, and zero points if there are any.
 
         Raises:
-            GraphBuildError: the rows are in an order of their own, or zero points are floating-point.
+            GraphBuildError: the weight has `g_idx` or floating-point zero points.
         """
         if self.order is not None or (self.zero_points is not None and self.zero_points.dtype != np.uint8):
             raise GraphBuildError(
@@ -115,7 +115,7 @@ class BlockWeights:
         packed = np.zeros((columns, self.blocks, self.block_size * self.bits // 8), np.uint8)
         scales = np.zeros(columns * self.blocks, np.float32)
         zero_points = np.zeros(columns * math.ceil(self.blocks * self.bits / 8), np.uint8)
-        # The rounder reads whole blocks.
+        # The quantizer reads whole blocks.
         whole = np.zeros((self.blocks * self.block_size, columns), np.float32)
         whole[:rows] = matrix
         rounder = getattr(_pybind_state, _ROUNDERS[self.bits])
@@ -130,5 +130,5 @@ class BlockWeights:
 
 
 def _floats(packed: Array, bits: int) -> Array:
-    """Unpacks codes to float32, in which a code less its zero point may be negative."""
+    """Unpacks codes to float32, because a code minus its zero point may be negative."""
     return unpacked(packed, bits).astype(np.float32)

@@ -15,7 +15,7 @@ from onnxtrain.lora._patterns import LONGEST, MOST, Matcher, is_plain, problem_o
 
 ALL_LINEAR = "all-linear"
 
-# Far above any useful rank: a mistyped one would take all memory.
+# Far above any useful rank; a typo would otherwise use up all memory.
 _MOST_RANK = 65_536
 
 
@@ -63,7 +63,7 @@ class LoraConfig:
 
     def __post_init__(self) -> None:
         integers_to_floats(self)
-        # PEFT makes sets of lists. The settings are written as JSON, which has none.
+        # PEFT converts lists to sets, which JSON does not support.
         for name in ("target_modules", "exclude_modules"):
             choice = getattr(self, name)
             if isinstance(choice, AbstractSet):
@@ -101,7 +101,7 @@ class LoraConfig:
         self._check_expressions()
 
     def _check_expressions(self) -> None:
-        """Raises GraphBuildError for expressions that are none, or cannot be matched in bounded time."""
+        """Raises GraphBuildError for invalid expressions, or ones that cannot be matched in bounded time."""
         length = 0
         for name in ("target_modules", "exclude_modules", "rank_pattern", "alpha_pattern"):
             value = getattr(self, name)
@@ -131,35 +131,35 @@ class LoraConfig:
         return Matcher()
 
     def rank(self, module: str) -> int:
-        """Returns the rank of the adapter of a module, e.g. of "model.layers.0.mlp.up_proj"."""
+        """Returns the rank of a module's adapter, e.g. for "model.layers.0.mlp.up_proj"."""
         return int(self._by_pattern(self.rank_pattern, module, self.r))
 
     def scaling(self, module: str) -> float:
-        """Returns the factor by which the product of a module's A and B is multiplied."""
+        """Returns the factor of the product of a module's A and B."""
         rank = self.rank(module)
         alpha = float(self._by_pattern(self.alpha_pattern, module, self.lora_alpha))
         return alpha / (math.sqrt(rank) if self.use_rslora else rank)
 
     def names(self, module: str) -> bool:
-        """Says if `target_modules` names a module; always False for "all-linear", which names none."""
+        """True if `target_modules` names a module; always False for "all-linear"."""
         return self.target_modules != ALL_LINEAR and self._matches(self.target_modules, module)
 
     def excludes(self, module: str) -> bool:
-        """Says if `exclude_modules` names a module."""
+        """True if `exclude_modules` names a module."""
         return self.exclude_modules is not None and self._matches(self.exclude_modules, module)
 
     def matches_end(self, pattern: str, module: str) -> bool:
-        """Says if a key of `rank_pattern` or `alpha_pattern` is for a module."""
+        """True if a key of `rank_pattern` or `alpha_pattern` applies to a module."""
         return self._matcher.matches_end(pattern, module)
 
     def _matches(self, choice: str | Sequence[str], module: str) -> bool:
-        # As PEFT: a text is a regular expression that matches the whole path, a list holds names.
+        # As in PEFT, a string is a regular expression for the whole path, and a list contains names.
         if isinstance(choice, str):
             return self._matcher.full_match(choice, module)
         return any(is_named(name, module) for name in choice)
 
     def _by_pattern(self, patterns: Mapping[str, Any] | None, module: str, default: Any) -> Any:
-        """Returns the value of the first pattern that matches the end of a path, else the default."""
+        """Returns the value of the first pattern that matches the end of a path, or else the default."""
         return next(
             (value for key, value in (patterns or {}).items() if self.matches_end(key, module)), default
         )
@@ -168,10 +168,10 @@ class LoraConfig:
         """Returns the content of PEFT's `adapter_config.json`.
 
         Args:
-            modules: paths of all modules that have an adapter; they become `target_modules`, as "all-linear" would
-                choose others in another framework.
+            modules: paths of all modules with an adapter; they become `target_modules`, because "all-linear" might
+                select others in another framework.
         """
-        # PEFT refuses unknown settings with a warning only; the seed is no setting of its.
+        # PEFT warns about unknown settings such as the seed.
         settings = asdict(self)
         del settings["seed"]
         return settings | {
@@ -187,7 +187,7 @@ class LoraConfig:
 
 
 def _is_rank(value: object) -> bool:
-    # True is an int to isinstance.
+    # True is an int for isinstance.
     return type(value) is int and 1 <= value <= _MOST_RANK
 
 
@@ -213,5 +213,5 @@ def _all_values(holds: Any) -> Any:
 
 
 def is_named(name: str, module: str) -> bool:
-    """Says if a name of a list is for a module: if it is the path or its end."""
+    """True if a name of a list applies to a module: if it is the path or its end."""
     return module == name or module.endswith(f".{name}")

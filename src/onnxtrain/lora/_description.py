@@ -1,4 +1,4 @@
-"""Describes the adapters of a model: which modules have one, with which settings, on top of which base."""
+"""Describes the adapters of a model: which modules have one, their settings, and the base model."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from onnxtrain.runtime.manifest import ADAPTERS_KEY
 
 Array = np.ndarray[Any, Any]
 Pair = tuple[Array, Array]
-"""A and B of an adapter as the graph reads them, e.g. of the shapes [in, r] and [r, out]."""
+"""A and B of an adapter as the graph reads them, e.g. with shapes [in, r] and [r, out]."""
 
 METADATA_KEY = ADAPTERS_KEY
-"""Key of the description in the metadata of a model, and in the properties of a checkpoint."""
+"""Key of the description in the metadata of a model and in the properties of a checkpoint."""
 
 
 @dataclass(frozen=True)
 class Module:
-    """A layer that has an adapter.
+    """A layer with an adapter.
 
     Attributes:
-        path: of the module, e.g. "model.layers.0.self_attn.q_proj".
-        inputs: number of features that it reads.
-        outputs: number of features that it computes.
-        convolution: True for a convolution with a kernel of size one.
-        dtype: of its activations, e.g. "float"; adapters of a deployed model have it.
+        path: path of the module, e.g. "model.layers.0.self_attn.q_proj".
+        inputs: number of input features.
+        outputs: number of output features.
+        convolution: True for a convolution with kernel size 1.
+        dtype: dtype of its activations, e.g. "float", and of adapters of a deployed model.
     """
 
     path: str
@@ -44,12 +44,12 @@ class Module:
 
 @dataclass(frozen=True)
 class AdapterDescription:
-    """All that is known of the adapters of a model.
+    """Description of the adapters of a model.
 
     Attributes:
         config: the settings.
         modules: the layers with an adapter, each once, in graph order.
-        base: fingerprint of the weights of the model without adapters, see :func:`base_fingerprint`.
+        base: fingerprint of the base model, see :func:`base_fingerprint`.
     """
 
     config: LoraConfig
@@ -58,7 +58,7 @@ class AdapterDescription:
 
     @classmethod
     def of(cls, config: LoraConfig, modules: Sequence[Module], base: str) -> AdapterDescription:
-        """Makes the description; modules that are named twice count once."""
+        """Returns the description; duplicate modules count once."""
         return cls(config, tuple({module.path: module for module in modules}.values()), base)
 
     def to_json(self) -> dict[str, Any]:
@@ -71,16 +71,16 @@ class AdapterDescription:
 
     @classmethod
     def from_text(cls, text: str, doing: str) -> AdapterDescription:
-        """Reads the description from a JSON text.
+        """Parses the description from JSON.
 
         Raises:
-            AdapterMismatchError: the text is no description.
+            AdapterMismatchError: the text is not a description.
         """
         try:
             read: Mapping[str, Any] = json.loads(text)
             modules = [Module(**entry) for entry in read["modules"]]
             return cls.of(LoraConfig(**read["config"]), modules, str(read["base"]))
-        # A model of somebody else may hold any text there.
+        # An untrusted model may contain any text.
         except (TypeError, ValueError, KeyError, RuntimeError) as error:
             raise AdapterMismatchError(
                 f"{doing}: its description of the adapters is damaged ({error}); make it again by add_lora, "
@@ -89,15 +89,15 @@ class AdapterDescription:
 
 
 def base_fingerprint(model: ir.Model) -> str:
-    """Computes the SHA-256 (hexadecimal) of all tensors of at least two axes that a model stores, without adapters.
+    """Returns the SHA-256 (hexadecimal) of all stored tensors with at least two axes, except adapters.
 
-    The digest is over name, dtype, shape and bytes of the initializers in the order of their names. Constants that
-    a pass adds or folds are scalars and vectors, and do not change it.
+    The digest covers name, dtype, shape and bytes of the initializers, sorted by name. Constants that a pass adds or
+    folds are scalars and vectors, and do not change it.
     """
     digest = hashlib.sha256()
     for name, value in sorted(model.graph.initializers.items()):
         tensor = value.const_value
-        # Passes fold and merge scalars and vectors; an input of an adapter is no weight.
+        # Passes fold and merge scalars and vectors. Inputs for adapters are not weights.
         if tensor is None or len(tensor.shape) < 2 or value.is_graph_input():
             continue
         signature = [name, tensor.dtype.name, [int(size) for size in tensor.shape.numpy()]]

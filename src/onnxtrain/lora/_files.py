@@ -1,4 +1,4 @@
-"""Writes and reads files of adapters: `.onnx_adapter` of ONNX Runtime and genai, and folders of PEFT."""
+"""Writes and reads adapter files: `.onnx_adapter` of ONNX Runtime and genai, and folders of PEFT."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ from onnxtrain.selection import some_names
 
 Format = Literal["onnx_adapter", "peft"]
 _PREFIX = "base_model.model."
-# Settings of PEFT (0.21) with which an adapter is plain LoRA: what is adapted, ranks and scalings, and how the training
-# began, of which `_INITIAL` says more. Others, such as `use_dora`, change what it computes.
+# Settings of PEFT (0.21) that are compatible with plain LoRA: adapted modules, ranks and scalings, and the
+# initialization, see `_INITIAL`. Others, such as `use_dora`, change what an adapter computes.
 _NEUTRAL = frozenset(
     {
         "alpha_pattern", "auto_mapping", "base_model_name_or_path", "corda_config", "ensure_weight_tying", "eva_config",
@@ -53,27 +53,27 @@ _NEUTRAL = frozenset(
         "task_type", "use_rslora",
     }
 )  # fmt: skip
-# Initializations that leave the weights of the base as they are. PiSSA, OLoRA, CorDA, LoftQ and LoRA-GA change them.
+# Initializations that do not change the base weights, unlike PiSSA, OLoRA, CorDA, LoftQ and LoRA-GA.
 _INITIAL = frozenset({"true", "false", "gaussian", "eva", "orthogonal", "mica"})
 
 
 def save_adapter(
     state: CheckpointState | ModelSource, path: str | os.PathLike[str], format: Format = "onnx_adapter"
 ) -> None:
-    """Writes trained adapters to a file of ONNX Runtime or to a folder of PEFT.
+    """Writes trained adapters to a file of ONNX Runtime or a folder of PEFT.
 
     Args:
-        state: what was trained with `lora=`: a `CheckpointState`, or the path of a checkpoint, e.g. "run/checkpoint";
-            or a model with adapters, from :func:`add_lora` or :func:`load_adapter`, as an `onnx_ir.Model`,
-            `ModelProto` or path of an `.onnx` file.
-        path: file to write, e.g. "french.onnx_adapter"; for PEFT the folder, which is made if missing.
-        format: "onnx_adapter" for `RunOptions.add_active_adapter` and genai's `Adapters`, beside a model of
-            :func:`adapter_model`: names as Olive's `convert-adapters` writes them, A and B transposed, B multiplied by
-            the scaling, in the dtype of the layers' activations. "peft" for `PeftModel.from_pretrained`: float32 A
-            [r, in] and B [out, r] in `adapter_model.safetensors`, and `adapter_config.json`.
+        state: the result of training with `lora=`: a `CheckpointState`, or the path of a checkpoint, e.g.
+            "run/checkpoint"; or a model with adapters, from :func:`add_lora` or :func:`load_adapter`, as an
+            `onnx_ir.Model`, `ModelProto` or path of an `.onnx` file.
+        path: file to write, e.g. "french.onnx_adapter", or folder for PEFT, which is created if missing.
+        format: "onnx_adapter" for `RunOptions.add_active_adapter` and genai's `Adapters`, together with a model from
+            :func:`adapter_model`: names as written by Olive's `convert-adapters`, A and B transposed, B multiplied by
+            the scaling, in the dtype of the layers' activations. "peft" for `PeftModel.from_pretrained`: float32 A [r,
+            in] and B [out, r] in `adapter_model.safetensors`, and `adapter_config.json`.
 
     Raises:
-        AdapterMismatchError: `state` has no adapters, or adapters with values that are nan or infinite.
+        AdapterMismatchError: `state` has no adapters, or adapters with NaN or infinite values.
         CheckpointError: the file cannot be written.
         ValueError: `format` is neither "onnx_adapter" nor "peft".
     """
@@ -93,22 +93,22 @@ def save_adapter(
 
 
 def load_adapter(path: str | os.PathLike[str], model: ModelSource) -> onnx.ModelProto | ir.Model:
-    """Reads an adapter, checks that it fits a model, and returns the model with the adapter in it.
+    """Reads an adapter, checks that it matches a model, and returns the model with the adapter.
 
-    The result is what :func:`add_lora` returns, with trained weights: it runs in any session, can be trained on by
-    `generate_artifacts` and `Trainer`, and :func:`save_adapter` writes its adapter in the other format.
+    Like the result of :func:`add_lora`, but with trained weights, the returned model runs in any session, can be
+    trained by `generate_artifacts` and `Trainer`, and :func:`save_adapter` writes its adapter in the other format.
 
     Args:
-        path: an `.onnx_adapter` file, or a folder that PEFT or `save_adapter(..., format="peft")` has written.
+        path: an `.onnx_adapter` file, or a folder written by PEFT or `save_adapter(..., format="peft")`.
         model: the model without adapters, e.g. in int4: path of a `.onnx` file, `ModelProto` or `onnx_ir.Model`.
 
     Returns:
         The model with adapters: an `onnx_ir.Model` if `model` is one, else a `ModelProto`.
 
     Raises:
-        AdapterMismatchError: the adapter is damaged or partial, or belongs to another model: it names layers that
-            `model` does not have, has other sizes, or was trained on other weights.
-        GraphBuildError: `model` has adapters already.
+        AdapterMismatchError: the adapter is damaged or incomplete, or belongs to another model: it has layers that
+            `model` lacks, has other sizes, or was trained on other weights.
+        GraphBuildError: `model` already has adapters.
     """
     loaded = loaded_for_adapters(model)
     base = base_fingerprint(loaded)
@@ -119,15 +119,15 @@ def load_adapter(path: str | os.PathLike[str], model: ModelSource) -> onnx.Model
 def read_adapter(
     path: str | os.PathLike[str], model: ir.Model, base: str
 ) -> tuple[LoraConfig, dict[str, Pair]]:
-    """Reads an adapter and checks that it fits a loaded model; see :func:`load_adapter`.
+    """Reads an adapter and checks that it matches a loaded model; see :func:`load_adapter`.
 
     Args:
         path: the file or folder.
         model: the model without adapters.
-        base: its fingerprint, of :func:`base_fingerprint`.
+        base: fingerprint of the model, see :func:`base_fingerprint`.
 
     Returns:
-        Settings that choose the adapter's modules, and A and B by module in the shapes that the graph reads.
+        Settings that select the adapter's modules, and A and B by module, in the shapes that the graph reads.
     """
     where = Path(path)
     doing = f"loading the adapter '{os.fspath(path)}'"
@@ -136,7 +136,7 @@ def read_adapter(
     read = _read_peft if where.is_dir() else _read_onnx_adapter
     try:
         return read(where, model, base, doing)
-    # An expression of the configuration that takes too long to match.
+    # The configuration contains an expression that takes too long to match.
     except GraphBuildError as error:
         raise AdapterMismatchError(f"{doing}: {error}") from error
 
@@ -145,7 +145,7 @@ def _adapters_of(
     state: CheckpointState | ModelSource, doing: str
 ) -> tuple[AdapterDescription, dict[str, Pair]]:
     """Returns description and weights of the adapters in a state or a model."""
-    # A checkpoint has no ending of its own.
+    # Checkpoints have no file extension.
     if isinstance(state, str | os.PathLike) and Path(state).suffix != ".onnx":
         state = CheckpointState.load_checkpoint(state)
     if isinstance(state, CheckpointState):
@@ -191,13 +191,13 @@ def _write_onnx_adapter(path: Path, description: AdapterDescription, weights: Ma
             _check_finite(contiguous, name, f"saving the adapter '{path}'")
             values[name] = onnxruntime.OrtValue.ortvalue_from_numpy(contiguous)
     file = onnxruntime.AdapterFormat()
-    # The format has no text for a fingerprint; two versions that writers are free in take the number of adapters, by
-    # which a part of a file is told from the whole, and the beginning of the fingerprint.
+    # The format has no field for a fingerprint, but two version numbers. One is used for the number of adapters, which
+    # detects incomplete files, the other for the beginning of the fingerprint.
     file.set_adapter_version(len(description.modules))
     file.set_model_version(_short(description.base))
-    # The values must live until the file is written: onnxruntime 1.32 keeps pointers to their memory.
+    # The values must remain alive until the file is written: onnxruntime 1.32 keeps pointers to their memory.
     file.set_parameters(values)
-    # onnxruntime writes to a path only, and would leave half a file if the process is killed.
+    # onnxruntime only writes to a path, and would leave an incomplete file if the process is killed.
     with tempfile.TemporaryDirectory() as directory:
         temporary = os.path.join(directory, "adapter")
         file.export_adapter(temporary)
@@ -208,7 +208,7 @@ def _write_onnx_adapter(path: Path, description: AdapterDescription, weights: Ma
 
 
 def _check_finite(array: np.ndarray[Any, Any], name: str, doing: str) -> None:
-    """Raises AdapterMismatchError for a weight that nothing can be computed with."""
+    """Raises AdapterMismatchError for a weight with NaN or infinite values."""
     if not np.isfinite(array.astype(np.float32)).all():
         raise AdapterMismatchError(
             f"{doing}: {name} has values that are nan, infinite, or beyond the range of {array.dtype}; save a state "
@@ -217,7 +217,7 @@ def _check_finite(array: np.ndarray[Any, Any], name: str, doing: str) -> None:
 
 
 def _short(fingerprint: str) -> int:
-    """Returns the first 28 bits of a fingerprint, which fit the signed 32 bits of a version."""
+    """Returns the first 28 bits of a fingerprint, which fit a signed 32-bit version number."""
     return int(fingerprint[:7], 16)
 
 
@@ -225,12 +225,12 @@ def _write_peft(path: Path, description: AdapterDescription, weights: Mapping[st
     tensors: dict[str, np.ndarray[Any, Any]] = {}
     for module in description.modules:
         for letter, array in zip("AB", weights[module.path], strict=True):
-            # PEFT holds weights of torch.nn.Linear: [out, in] each.
+            # PEFT stores weights of torch.nn.Linear: [out, in] each.
             stored = array if module.convolution else array.T
             _check_finite(array, f"{module.path}.lora_{letter}.weight", f"saving the adapter '{path}'")
             tensors[f"{_PREFIX}{module.path}.lora_{letter}.weight"] = np.ascontiguousarray(stored, np.float32)
     config = description.config.to_peft([module.path for module in description.modules])
-    # transformers refuses safetensors files that do not say which framework wrote them.
+    # transformers rejects safetensors files without the name of a framework.
     content = safetensors.numpy.save(tensors, {"format": "pt", BASE_KEY: description.base})
     path.mkdir(parents=True, exist_ok=True)
     with FileSet(path.absolute()) as files:
@@ -245,31 +245,31 @@ def _read_onnx_adapter(
 ) -> tuple[LoraConfig, dict[str, Pair]]:
     try:
         file = onnxruntime.AdapterFormat.read_adapter(str(path))
-        # Copied: the arrays would point into a file that is closed.
+        # Copied, because the arrays point to a file that will be closed.
         arrays = {name: np.array(value.numpy()) for name, value in file.get_parameters().items()}
         count, trained_on = file.get_adapter_version(), file.get_model_version()
-    # onnxruntime raises errors of several classes for a damaged file.
+    # onnxruntime raises various errors for a damaged file.
     except Exception as error:
         raise AdapterMismatchError(
             f"{doing}: it is no adapter of ONNX Runtime ({error}); check the file"
         ) from error
     weights, layers = pairs(arrays, doing), layers_of(model)
-    # Of a file of ours both versions are known; other writers leave 0 or 1 there, or count.
+    # In files written here, both version numbers are meaningful; other programs write 0 or 1, or a counter.
     if count == len(weights) and trained_on > 1 and trained_on != _short(base):
         raise AdapterMismatchError(other_base(doing))
-    # Both versions are those of one of our files, but adapters are missing.
+    # Both version numbers are ours, but adapters are missing.
     if count > len(weights) and trained_on == _short(base):
         raise AdapterMismatchError(
             f"{doing}: it was written with adapters of {count} layers, and has those of {len(weights)} only; save the "
             "whole adapter again"
         )
-    # A file of another writer, or one whose versions another program has changed.
+    # The file was written by another program, or its version numbers were changed.
     if count != len(weights):
         check_whole(layers, weights, doing)
     ranks = {
         module: rank_of(layer_of(layers, module, doing), pair, doing) for module, pair in weights.items()
     }
-    # B holds the scaling: alpha = r makes it 1.
+    # B includes the scaling, and alpha = r makes the factor 1.
     return _config_of(ranks, {module: float(rank) for module, rank in ranks.items()}), weights
 
 
@@ -287,7 +287,7 @@ def _read_peft(path: Path, model: ir.Model, base: str, doing: str) -> tuple[Lora
         raise AdapterMismatchError(
             f"{doing}: it is no folder of PEFT with {CONFIG_FILE} and {WEIGHTS_FILE} ({error}); check the path"
         ) from error
-    # Read without them, the adapter would compute something else than in PEFT, silently.
+    # Without these settings, the adapter would silently compute something else than in PEFT.
     refused = sorted(
         name for name in settings.keys() - _NEUTRAL if settings[name] and settings[name] != "none"
     )
@@ -303,7 +303,7 @@ def _read_peft(path: Path, model: ir.Model, base: str, doing: str) -> tuple[Lora
             "base, and the model has the unchanged ones. Save it as plain LoRA in PEFT, by save_pretrained(path, "
             "path_initial_model_for_weight_conversion=...), or merge it there and export the result"
         )
-    # PEFT itself writes no fingerprint: its adapters are of the float model, and fit quantized ones.
+    # PEFT itself writes no fingerprint: its adapters belong to the float model, and may be used for quantized ones.
     if metadata.get(BASE_KEY, base) != base:
         raise AdapterMismatchError(other_base(doing))
     named = {name.removeprefix(_PREFIX): array for name, array in arrays.items()}
@@ -321,14 +321,14 @@ def _read_peft(path: Path, model: ir.Model, base: str, doing: str) -> tuple[Lora
                 f"{doing}: the adapter of {module} has rank {rank}, and {CONFIG_FILE} says {config.rank(module)}; take "
                 "both files from one training"
             )
-    # Layers may be left out on purpose by settings of PEFT that are not read here.
+    # These settings of PEFT, which are not supported here, may exclude layers intentionally.
     if not any(settings.get(name) for name in ("layers_to_transform", "target_parameters")):
         check_named(layers, config, weights, doing)
     return _config_of(ranks, {module: config.scaling(module) * ranks[module] for module in ranks}), weights
 
 
 def _peft_config(settings: Mapping[str, Any]) -> LoraConfig:
-    """Makes the configuration of what is written in PEFT's file."""
+    """Returns the configuration for the settings in PEFT's file."""
     names = (
         "r",
         "lora_alpha",
@@ -342,11 +342,11 @@ def _peft_config(settings: Mapping[str, Any]) -> LoraConfig:
 
 
 def _config_of(ranks: Mapping[str, int], alphas: Mapping[str, float]) -> LoraConfig:
-    """Makes the configuration for modules whose ranks and values of alpha are known one by one."""
-    # The first module's values are the common ones, so that an adapter of one rank has no patterns.
+    """Returns the configuration for modules with individual ranks and values of alpha."""
+    # The first module's values are the defaults, so that an adapter with a single rank has no patterns.
     first = next(iter(ranks))
     config = LoraConfig(r=ranks[first], lora_alpha=alphas[first], target_modules=tuple(ranks))
-    # A dot of a regular expression would match any character.
+    # Unescaped, a dot would match any character.
     return replace(
         config,
         rank_pattern={re.escape(m): rank for m, rank in ranks.items() if rank != config.r} or None,

@@ -1,4 +1,4 @@
-"""Checks that an adapter that was read is whole, and fits the layers of a model."""
+"""Checks that an adapter is complete and matches the layers of a model."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from onnxtrain.lora._targets import Target, find_targets
 from onnxtrain.selection import some_names
 
 Layers = Mapping[str, Target]
-"""The layers of a model by the paths of their modules."""
+"""The layers of a model by module path."""
 
 WEIGHTS_FILE, CONFIG_FILE = "adapter_model.safetensors", "adapter_config.json"
 BASE_KEY = "onnxtrain.base"
-"""Key of the fingerprint of the base in the metadata of PEFT's safetensors file."""
+"""Key of the base model's fingerprint in the metadata of PEFT's safetensors file."""
 
 
 def pairs(arrays: Mapping[str, np.ndarray[Any, Any]], doing: str) -> dict[str, Pair]:
-    """Groups arrays by module; raises AdapterMismatchError for foreign names and halves of adapters."""
+    """Groups arrays by module; raises AdapterMismatchError for unknown names and incomplete adapters."""
     found: dict[str, dict[str, np.ndarray[Any, Any]]] = {}
     foreign = []
     for name, array in arrays.items():
@@ -48,15 +48,15 @@ def pairs(arrays: Mapping[str, np.ndarray[Any, Any]], doing: str) -> dict[str, P
 
 
 def _trainable(array: np.ndarray[Any, Any], name: str, doing: str) -> np.ndarray[Any, Any]:
-    """Returns an array in float32, in which adapters are trained; raises AdapterMismatchError for other numbers."""
-    # bfloat16 is no kind of numpy's own: only the cast tells that its values are real numbers.
+    """Returns an array in float32, in which adapters are trained; raises AdapterMismatchError for other dtypes."""
+    # numpy does not classify bfloat16 of ml_dtypes as floating point.
     if not (np.issubdtype(array.dtype, np.floating) or array.dtype.name == "bfloat16"):
         raise AdapterMismatchError(
             f"{doing}: {name} has the dtype {array.dtype}, and weights of LoRA are floating-point; save the adapter "
             "again, not quantized"
         )
     result = array.astype(np.float32)
-    # A training that has diverged, or damage: such an adapter makes every output nan.
+    # After diverged training, or in a damaged file; such an adapter makes every output NaN.
     if not np.isfinite(result).all():
         raise AdapterMismatchError(
             f"{doing}: {name} has values that are nan or infinite; take an adapter from before the training diverged"
@@ -80,7 +80,7 @@ def layer_of(layers: Layers, module: str, doing: str) -> Target:
 
 
 def rank_of(target: Target, pair: Pair, doing: str) -> int:
-    """Returns the rank of an adapter; raises AdapterMismatchError if its shapes do not fit the layer."""
+    """Returns the rank of an adapter; raises AdapterMismatchError if its shapes do not match the layer."""
     axis = 0 if target.is_convolution else 1
     rank = pair[0].shape[axis] if pair[0].ndim > axis else 0
     expected = adapter_shapes(target, rank)
@@ -94,9 +94,9 @@ def rank_of(target: Target, pair: Pair, doing: str) -> int:
 
 
 def check_named(layers: Layers, config: LoraConfig, weights: Mapping[str, Pair], doing: str) -> None:
-    """Raises AdapterMismatchError if a layer that PEFT's settings name has no adapter in the file."""
-    # PEFT writes the names that it found in the place of "all-linear". Where that stands all the same, no layer of a
-    # name may be missing.
+    """Raises AdapterMismatchError if a layer named in PEFT's settings has no adapter in the file."""
+    # PEFT replaces "all-linear" by the names that it selected. If the file still has "all-linear", all layers with the
+    # same name must have adapters.
     if config.target_modules == ALL_LINEAR:
         check_whole(layers, weights, doing)
     missing = [
@@ -112,8 +112,8 @@ def check_named(layers: Layers, config: LoraConfig, weights: Mapping[str, Pair],
 
 
 def check_whole(layers: Layers, weights: Mapping[str, Pair], doing: str) -> None:
-    """Raises AdapterMismatchError if layers of one name have adapters in some blocks of the model only."""
-    # The file does not say which layers were meant; blocks of a transformer are alike, and adapted alike.
+    """Raises AdapterMismatchError if layers with the same name have adapters in only some blocks of the model."""
+    # The file does not list the intended layers, but all blocks of a transformer are adapted alike.
     ends = {module.rpartition(".")[2] for module in weights}
     missing = [module for module in layers if module.rpartition(".")[2] in ends and module not in weights]
     if missing:

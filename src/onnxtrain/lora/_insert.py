@@ -1,4 +1,4 @@
-"""Writes adapters beside the linear layers of a model: as weights to train, or as optional inputs to run."""
+"""Adds adapters to the linear layers of a model: as weights to train, or as optional inputs."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from onnxtrain.passes.tidy.constants import add_initializer
 
 
 def target_names(model: ModelSource) -> list[str]:
-    """Lists the names by which `target_modules` can choose the linear layers of a model: the last parts of their paths.
+    """Returns the names by which `target_modules` can select linear layers: the last parts of their paths.
 
-    Layers are MatMul, Gemm, FusedMatMul and MatMulNBits with a weight in the file, also behind Cast, Transpose and
-    DequantizeLinear, QLinearMatMul and QGemm, and convolutions with kernels of size 1. Queries, keys and values that
-    the model builder of onnxruntime-genai has merged into one product are listed as "q_proj", "k_proj" and "v_proj".
+    Layers are MatMul, Gemm, FusedMatMul and MatMulNBits with a stored weight, possibly followed by Cast, Transpose and
+    DequantizeLinear, QLinearMatMul and QGemm, and convolutions with kernel size 1. Queries, keys and values that the
+    model builder of onnxruntime-genai has merged into one product are listed as "q_proj", "k_proj" and "v_proj".
 
     Args:
         model: path of a `.onnx` file, `ModelProto` or `onnx_ir.Model`.
@@ -42,20 +42,20 @@ def target_names(model: ModelSource) -> list[str]:
 def add_lora(model: ModelSource, config: LoraConfig) -> onnx.ModelProto | ir.Model:
     """Adds adapters to a model, as initializers `<module>.lora_A.weight` and `<module>.lora_B.weight`.
 
-    The two are A and B of :class:`LoraConfig` transposed, float32 [in, r] and [r, out], as products in ONNX read them
-    (of a convolution [r, in, 1, 1] and [out, r, 1, 1]). At first B is zero. `generate_artifacts(..., lora=config)` and
-    `Trainer(..., lora=config)` call this function, and train the adapters alone.
+    These are A and B of :class:`LoraConfig` transposed, float32 [in, r] and [r, out], as products in ONNX read them
+    ([r, in, 1, 1] and [out, r, 1, 1] for a convolution). Initially, B is zero. `generate_artifacts(..., lora=config)`
+    and `Trainer(..., lora=config)` call this function, and train only the adapters.
 
     Args:
-        model: path of a `.onnx` file, `ModelProto` or `onnx_ir.Model`; not changed. Its opset is kept.
-        config: which layers get an adapter, of which rank.
+        model: path of a `.onnx` file, `ModelProto` or `onnx_ir.Model`; not modified. Its opset is kept.
+        config: selects the layers that get an adapter, and the ranks.
 
     Returns:
         The model with adapters: an `onnx_ir.Model` if `model` is one, else a `ModelProto`.
 
     Raises:
-        GraphBuildError: `config` chooses no layer, names one that is not there, or the model has adapters already.
-        ModelError: the model cannot be loaded, or is too big for one proto.
+        GraphBuildError: `config` selects no layer, names one that does not exist, or the model already has adapters.
+        ModelError: the model cannot be loaded, or is too large for one proto.
 
     Example:
         >>> import onnx
@@ -75,12 +75,12 @@ def insert_adapters(
 
     Args:
         model: the model.
-        config: which layers get an adapter.
-        weights: A and B by module, in the shapes of :func:`add_lora`; None for initial ones.
-        base: fingerprint of the model; None to compute it, which reads all weights.
+        config: selects the layers that get an adapter.
+        weights: A and B by module, in the shapes of :func:`add_lora`. Default: initial ones.
+        base: fingerprint of the model. Default: computed, which reads all weights.
     """
     targets = _chosen(model, config)
-    # Before adapters are registered: the fingerprint is that of the weights that the user deployed.
+    # Before adapters are added, because the fingerprint is that of the deployed weights.
     generator, fingerprint = np.random.default_rng(config.seed), base or base_fingerprint(model)
 
     def make(name: str, array: np.ndarray) -> ir.Value:
@@ -106,24 +106,24 @@ def insert_adapters(
 
 @same_kind
 def adapter_model(model: ModelSource, config: LoraConfig) -> onnx.ModelProto | ir.Model:
-    """Gives a deployed model optional inputs for adapters, which ONNX Runtime and onnxruntime-genai then exchange.
+    """Adds optional adapter inputs to a deployed model, so that ONNX Runtime and genai can exchange adapters.
 
     The inputs `<module>.lora_A.weight` [in, rank] and `<module>.lora_B.weight` [rank, out] have the dtype of the
-    layer's activations, and defaults of rank 0. A session that activates no adapter computes what `model` computes.
-    One that activates an adapter of :func:`save_adapter`, by `RunOptions.add_active_adapter` or genai's `Adapters`,
-    computes what was trained. Adapters of any rank fit.
+    layer's activations, and default values of rank 0. Without an active adapter, a session computes the same as
+    `model`. With an active adapter from :func:`save_adapter`, by `RunOptions.add_active_adapter` or genai's `Adapters`,
+    it computes the trained model. Adapters may have any rank.
 
     Args:
-        model: path of a `.onnx` file, `ModelProto` or `onnx_ir.Model`; not changed. Its opset is kept.
-        config: which layers get inputs. Ranks and scalings do not count: :func:`save_adapter` multiplies B by the
-            scaling.
+        model: path of a `.onnx` file, `ModelProto` or `onnx_ir.Model`; not modified. Its opset is kept.
+        config: selects the layers that get inputs. Ranks and scalings are not used: :func:`save_adapter` multiplies B
+            by the scaling.
 
     Returns:
         The model with inputs: an `onnx_ir.Model` if `model` is one, else a `ModelProto`.
 
     Raises:
-        GraphBuildError: `config` chooses no layer, names one that is not there, or the model has adapters already.
-        ModelError: the model cannot be loaded, or is too big for one proto.
+        GraphBuildError: `config` selects no layer, names one that does not exist, or the model already has adapters.
+        ModelError: the model cannot be loaded, or is too large for one proto.
     """
     loaded = loaded_for_adapters(model)
     targets = _chosen(loaded, config)
@@ -132,7 +132,7 @@ def adapter_model(model: ModelSource, config: LoraConfig) -> onnx.ModelProto | i
         sizes = [0 if isinstance(size, str) else size for size in shape]
         value = ir.Value(name=name, const_value=ir.tensor(np.zeros(sizes, dtype.numpy()), name=name))
         value.type, value.shape = ir.TensorType(dtype), ir.Shape(shape)
-        # An input and an initializer of one name are ONNX's optional input.
+        # In ONNX, an input and an initializer with the same name form an optional input.
         loaded.graph.inputs.append(value)
         loaded.graph.register_initializer(value)
         return value
@@ -141,8 +141,8 @@ def adapter_model(model: ModelSource, config: LoraConfig) -> onnx.ModelProto | i
     fingerprint = base_fingerprint(loaded)
     for target in targets:
         if target.module not in adapters:
-            # A name for each module: onnxruntime reuses buffers among values whose symbolic sizes have one name, and
-            # ranks may differ.
+            # A separate name for each module: onnxruntime reuses buffers among values whose symbolic sizes have the
+            # same name, and ranks may differ.
             a, b = adapter_shapes(target, f"{target.module}.rank")
             dtype = target.dtype or ir.DataType.FLOAT
             adapters[target.module] = Adapter(
@@ -163,13 +163,13 @@ def train_adapters(
     """Adds adapters to a loaded model, in place, and returns which parameters are trained.
 
     Args:
-        model: the model, which may have adapters already.
-        config: which layers get an adapter; None adds none.
-        requires_grad: names and patterns of further parameters to train; None if the caller has named none.
+        model: the model, which may already have adapters.
+        config: selects the layers that get an adapter; None to add none.
+        requires_grad: names and patterns of further parameters to train; None if the caller has not specified any.
 
     Returns:
-        The adapters and `requires_grad`. Without `config`, `requires_grad` as it is, but if that is None and the model
-        has adapters already, the adapters.
+        The adapters and `requires_grad`. Without `config`, `requires_grad` itself; but if that is None and the model
+        already has adapters, the adapters.
     """
     if config is not None:
         if not isinstance(config, LoraConfig):
@@ -196,7 +196,7 @@ def loaded_for_adapters(model: ModelSource) -> ir.Model:
 
 
 def _chosen(model: ir.Model, config: LoraConfig) -> list[Target]:
-    """Chooses the layers; raises GraphBuildError if the model has adapters already."""
+    """Returns the selected layers; raises GraphBuildError if the model already has adapters."""
     if METADATA_KEY in model.metadata_props:
         raise GraphBuildError(
             "adding LoRA adapters: the model has adapters already; pass the model as it was before add_lora or "
@@ -221,7 +221,7 @@ def adapter_shapes(target: Target, rank: int | str) -> tuple[tuple[int | str, ..
 
 
 def _weight_dims(target: Target) -> Sequence[int]:
-    # A convolution's weight may stand behind DequantizeLinear, which keeps its axes.
+    # A convolution's weight may be dequantized, which keeps its axes.
     weight = target.node.inputs[target.weight_index]
     while weight is not None and weight.const_value is None:
         producer = weight.producer()
@@ -234,10 +234,10 @@ def _weight_dims(target: Target) -> Sequence[int]:
 def _initial(
     generator: np.random.Generator, target: Target, rank: int, config: LoraConfig
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Draws the initial A and B."""
+    """Returns initial values of A and B."""
     shape_a, shape_b = (tuple(map(int, shape)) for shape in adapter_shapes(target, rank))
-    # One generator for all layers, in graph order: the seed then gives the same weights on every machine.
-    # PEFT's reset_lora_parameters: Kaiming's uniform distribution with a = sqrt(5), of a bound of 1/sqrt(fan_in).
+    # One generator for all layers, in graph order, so that a seed gives the same weights on every machine. As in PEFT's
+    # reset_lora_parameters: Kaiming uniform initialization with a = sqrt(5), i.e. a bound of 1/sqrt(fan_in).
     if config.init_lora_weights == "gaussian":
         a = generator.normal(0, 1 / rank, shape_a)
     else:

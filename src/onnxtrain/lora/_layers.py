@@ -1,4 +1,4 @@
-"""Lists the linear layers of a model for readers outside of this room, which do not change the graph."""
+"""Lists the linear layers of a model for other packages, without changing the graph."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class LinearLayer:
 
     Attributes:
         path: path of its module, e.g. "model.layers.0.self_attn.q_proj".
-        inputs: number of features that it reads, e.g. 128.
-        outputs: number of features that it computes, e.g. 64.
+        inputs: number of input features, e.g. 128.
+        outputs: number of output features, e.g. 64.
         is_quantised: True if its weight is stored in integers.
-        part_of: path of the merged layer that it is a part of, e.g. "model.layers.0.self_attn.qkv_proj"; else None.
+        part_of: path of the merged layer that contains it, e.g. "model.layers.0.self_attn.qkv_proj"; else None.
     """
 
     path: str
@@ -32,15 +32,15 @@ class LinearLayer:
 
 
 def linear_layers(model: ModelSource, config: LoraConfig | None = None) -> list[LinearLayer]:
-    """Lists the linear layers of a model, each once, in graph order.
+    """Returns the linear layers of a model, each once, in graph order.
 
     Args:
-        model: path of a `.onnx` file, `ModelProto` or `onnx_ir.Model`; not changed.
-        config: lists the layers that get an adapter. None lists all, a merged layer of queries, keys and values before
-            its parts.
+        model: path of a `.onnx` file, `ModelProto` or `onnx_ir.Model`; not modified.
+        config: selects the layers that would get an adapter. Default: all layers, with a merged layer of queries, keys
+            and values before its parts.
 
     Raises:
-        GraphBuildError: `config` chooses no layer, or names one that is not there.
+        GraphBuildError: `config` selects no layer, or names one that does not exist.
 
     Example:
         >>> import onnx
@@ -69,7 +69,7 @@ def linear_layers(model: ModelSource, config: LoraConfig | None = None) -> list[
 
 
 def _is_quantised(weight: ir.Value | None) -> bool:
-    """Says if a weight is stored in integers."""
+    """True if a weight is stored in integers."""
     while weight is not None and not weight.is_initializer():
         node = weight.producer()
         weight = None if node is None else node.inputs[0]

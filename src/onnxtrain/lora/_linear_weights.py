@@ -1,4 +1,4 @@
-"""Reads weights that Cast, Transpose, DequantizeLinear and integer products read, and rounds them to integers again."""
+"""Reads weights behind Cast, Transpose, DequantizeLinear and integer products, and quantizes them again."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from onnxtrain.passes.parameters.integer_weights import IntegerWeight, constant,
 
 
 def constant_value(value: ir.Value) -> Array:
-    """Computes a value that depends on initializers alone, in float32."""
+    """Computes a value that depends only on initializers, in float32."""
     if value.const_value is not None:
         return np.asarray(value.const_value.numpy(), np.float32)
-    # The chain runs in onnx's evaluator, so that each op has the meaning of the standard.
+    # Evaluated by onnx's reference evaluator, so that each op follows the standard.
     nodes: list[ir.Node] = []
     tensors: dict[str, onnx.TensorProto] = {}
     pending = [value]
@@ -34,7 +34,7 @@ def constant_value(value: ir.Value) -> Array:
     output = onnx.helper.make_tensor_value_info(str(value.name), onnx.TensorProto.FLOAT, None)
     protos = [ir.to_proto(node) for node in nodes]
     for proto in protos:
-        # DequantizeLinear of com.microsoft is that of the standard, which onnx's evaluator knows.
+        # The evaluator only knows the standard DequantizeLinear, which equals that of com.microsoft.
         proto.domain = ""
     graph = onnx.helper.make_graph(protos, "weight", [], [output], list(tensors.values()))
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 21)])
@@ -43,7 +43,7 @@ def constant_value(value: ir.Value) -> Array:
 
 
 def codes_of(node: ir.Node) -> IntegerWeight:
-    """Returns the weight in int8 or uint8 that a DequantizeLinear, QLinearConv, QLinearMatMul or QGemm reads.
+    """Returns the int8 or uint8 weight that a DequantizeLinear, QLinearConv, QLinearMatMul or QGemm reads.
 
     Raises:
         GraphBuildError: the node has a scale per block, or codes that are neither int8 nor uint8.
@@ -59,35 +59,35 @@ def codes_of(node: ir.Node) -> IntegerWeight:
 
 
 def quantized_linear(old: IntegerWeight, matrix: Array) -> dict[int, Array]:
-    """Rounds a weight to the integers of an old one, with new scales.
+    """Quantizes a weight to the integer type of an old one, with new scales.
 
     Args:
         old: the old weight.
         matrix: the new weight, float32.
 
     Returns:
-        New arrays by the index of the input of the node of `old`: codes, scales, zero points.
+        New arrays by input index of the node of `old`: codes, scales, zero points.
     """
     codes, scales = constant(old.value), constant(old.scale)
     zero_points = None if old.zero_point is None else constant(old.zero_point)
     limits = np.iinfo(codes.dtype)
-    # One scale may be written as [] or [1].
+    # A single scale may have shape [] or [1].
     others = tuple(i for i in range(matrix.ndim) if i != old.axis) if scales.size > 1 else None
     if codes.dtype == np.int8 and (zero_points is None or not zero_points.any()):
-        # Symmetric, from -127 to 127, as onnxruntime's quantizer rounds such weights.
+        # Symmetric, from -127 to 127, as in onnxruntime's quantizer.
         new = np.abs(matrix).max(axis=others, keepdims=True) / limits.max
         zeros = np.zeros_like(new)
     else:
-        # Zero must be a code, as padding and ReLU rely on it.
+        # Zero must be representable, because padding and ReLU rely on it.
         least = np.minimum(matrix.min(axis=others, keepdims=True), 0)
         new = (np.maximum(matrix.max(axis=others, keepdims=True), 0) - least) / (
             int(limits.max) - int(limits.min)
         )
         zeros = np.rint(limits.min - least / np.where(new == 0, 1, new))
-    # A column of zeros has any scale but zero, by which nothing can be divided.
+    # For a column of zeros, any scale but zero will do.
     new = np.where(new == 0, 1, new).astype(np.float32)
     rounded = np.clip(np.rint(matrix / new) + zeros, limits.min, limits.max).astype(codes.dtype)
-    # Scales and zero points follow the codes in all of these ops.
+    # In all these ops, scale and zero point follow the codes.
     result: dict[int, Array] = {
         old.index: rounded,
         old.index + 1: new.reshape(scales.shape).astype(scales.dtype),

@@ -1,4 +1,4 @@
-"""Adds adapters to the weights of a model, which then computes the same without them."""
+"""Adds adapters to the weights of a model, so that it computes the same without them."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from onnxtrain.passes.parameters.integer_weights import bias_codes, constant
 from onnxtrain.passes.tidy.constants import add_initializer
 
 REPORT_KEY = "onnxtrain.merge"
-"""Key of the losses before and after in the metadata of a merged model."""
+"""Key of the losses before and after merging in the metadata of a merged model."""
 
 _MERGED = ".merged"
-"""End of the names of new initializers, while the old ones are there."""
+"""Suffix of the names of new initializers, while the old ones exist."""
 
 _log = get_logger()
 Evaluate = Callable[[onnx.ModelProto], float]
@@ -48,34 +48,34 @@ def merge(
     *,
     evaluate: Evaluate | None = None,
 ) -> onnx.ModelProto | ir.Model:
-    """Adds an adapter to the weights of a model: W + scaling · B A takes the place of W.
+    """Adds an adapter to the weights of a model: W becomes W + scaling · B A.
 
     Args:
-        model: the model without adapters: path of a `.onnx` file, `ModelProto` or `onnx_ir.Model`; not changed.
+        model: the model without adapters: path of a `.onnx` file, `ModelProto` or `onnx_ir.Model`; not modified.
         adapter: an `.onnx_adapter` file or a folder of PEFT, as for :func:`load_adapter`.
-        requantize: what becomes of quantized weights (MatMulNBits, DequantizeLinear). False writes them as float32,
-            so that the result computes what the model with the adapter computes, and is larger. True rounds them again
-            to the same bits and blocks, with new scales; what the adapter has learned may be lost in the rounding.
-            Weights of QLinearConv, QLinearMatMul and QGemm can only be rounded again. An output that is rounded to int8
-            is cut off at the end of its range after the merge, where before the adapter was added to what was cut off.
-        evaluate: computes the loss of a `ModelProto` on data of yours, e.g. by a session of its
-            `SerializeToString()`. It is called with the model with the adapter before the merge, and with the result.
-            Both losses are logged, and are in the result's metadata as JSON, {"before": 1.25, "after": 1.5}, with the
-            key "onnxtrain.merge".
+        requantize: treatment of quantized weights (MatMulNBits, DequantizeLinear). False stores them as float32, so
+            that the result computes the same as the model with the adapter, and is larger. True quantizes them again to
+            the same bits and blocks, with new scales; the effect of the adapter may be lost by rounding. Weights of
+            QLinearConv, QLinearMatMul and QGemm can only be quantized again. After the merge, an output that is
+            quantized to int8 saturates with the adapter included; before, the adapter was added to the saturated
+            output.
+        evaluate: computes the loss of a `ModelProto` on your data, e.g. by a session of its `SerializeToString()`. It
+            is called with the model with the adapter before the merge, and with the result. Both losses are logged, and
+            are in the result's metadata as JSON, {"before": 1.25, "after": 1.5}, with the key "onnxtrain.merge".
 
     Returns:
         The merged model, with the inputs and outputs of `model`: an `onnx_ir.Model` if `model` is one, else a
         `ModelProto`.
 
     Raises:
-        AdapterMismatchError: the adapter does not fit the model; see :func:`load_adapter`.
-        GraphBuildError: the model has adapters already, or a weight cannot be rounded again.
+        AdapterMismatchError: the adapter does not match the model; see :func:`load_adapter`.
+        GraphBuildError: the model already has adapters, or a weight cannot be quantized again.
     """
     loaded = loaded_for_adapters(model)
     base = base_fingerprint(loaded)
     config, weights = read_adapter(adapter, loaded, base)
     before = None
-    # A second copy is loaded: the weights of the first one are changed below.
+    # A second copy, because the weights of the first one are modified below.
     if evaluate is not None:
         unmerged = insert_adapters(loaded_for_adapters(model), config, weights, base)
         before = float(evaluate(ir.to_proto(unmerged)))
@@ -88,7 +88,7 @@ def merge(
         # Parts of a merged layer fill their columns of one matrix.
         part = slice(target.start, target.start + target.output_size)
         delta[:, part] += np.float32(config.scaling(target.module)) * (a @ b)
-    # The parts of a merged layer have one weight, which has the name of the whole.
+    # The parts of a merged layer have one weight, named after the whole.
     wholes = {target.node: target for target in find_targets(loaded) if target.output_size == target.total}
     made: dict[str, list[ir.Value]] = {}
     for node, delta in deltas.items():
@@ -113,7 +113,7 @@ def merge(
 
 
 def _share(graph: ir.Graph, new: Sequence[ir.Value], made: list[ir.Value]) -> None:
-    """Replaces new weights by equal ones that were made for the same layer, which keeps one weight if it runs twice.
+    """Replaces new weights by equal ones of the same layer, so that a layer that runs twice keeps one weight.
 
     Args:
         graph: the graph.
@@ -140,7 +140,7 @@ def _are_equal(one: ir.Value, other: ir.Value) -> bool:
 def _merge_into(model: ir.Model, target: Target, delta: Array, requantize: bool) -> None:
     """Adds `delta` [in, out] to the weight of a layer."""
     node = target.node
-    # What nothing reads any more is removed at the end.
+    # Inputs that become unread are removed at the end.
     old = list(node.inputs)
     if node.op_type == "MatMulNBits":
         blocks = BlockWeights.of(node)
@@ -149,7 +149,7 @@ def _merge_into(model: ir.Model, target: Target, delta: Array, requantize: bool)
             for index, array in blocks.quantized_again(merged).items():
                 _replace_input(model, node, index, array)
         else:
-            # Scales have the dtype of the activations, e.g. float16, which a plain product wants of its weight.
+            # Scales have the dtype of the activations, e.g. float16, which a plain product requires of its weight.
             weight = merged.astype(blocks.scales.dtype)
             _replace_by_product(model, node, _initializer(model, f"{target.module}.weight", weight))
     elif target.is_integer:
@@ -163,10 +163,10 @@ def _merge_into(model: ir.Model, target: Target, delta: Array, requantize: bool)
         read = old[1]
         assert read is not None
         array = constant_value(read)
-        # The delta in the orientation in which the node reads its weight.
+        # The delta in the orientation of the node's weight.
         if target.is_convolution or node.attributes.get_int("transB", 0) == 1:
             delta = delta.T.reshape(array.shape)
-        # alpha multiplies the product with the weight, and not that with the adapter.
+        # alpha multiplies the product with the weight, but not that with the adapter.
         merged = array + delta / np.float32(node.attributes.get_float("alpha", 1.0))
         producer = read.producer()
         if requantize and producer is not None and producer.op_type != "Cast":
@@ -179,13 +179,13 @@ def _merge_into(model: ir.Model, target: Target, delta: Array, requantize: bool)
 
 
 def _requantize(model: ir.Model, node: ir.Node, producer: ir.Node, merged: Array) -> None:
-    """Gives a product a DequantizeLinear of its own, of the rounded weight."""
+    """Gives a product its own DequantizeLinear, of the quantized merged weight."""
     if producer.op_type == "Transpose":
         raise GraphBuildError(
             f"merging adapters: the weight of {node.op_type} '{node.name}' is dequantized and then transposed, which "
             "cannot be rounded again; pass requantize=False"
         )
-    # A copy: other products may read the same dequantized weight, e.g. a tied head.
+    # A copy, because other products may read the same dequantized weight, e.g. a tied head.
     copy = ir.Node(
         producer.domain, "DequantizeLinear", list(producer.inputs), list(producer.attributes.values()), num_outputs=1,
         name=f"{producer.name}.merged",
@@ -201,30 +201,30 @@ def _requantize(model: ir.Model, node: ir.Node, producer: ir.Node, merged: Array
 
 
 def _requantize_integers(model: ir.Model, target: Target, delta: Array) -> None:
-    """Rounds the merged weight of a product of integers, and its bias, whose scale is that of the products."""
+    """Quantizes the merged weight of an integer product, and its bias, which has the scale of the products."""
     node = target.node
     codes = codes_of(node)
     old = codes.real()
-    # As of Gemm: alpha multiplies the product with the weight, and not that with the adapter.
+    # As for Gemm, alpha multiplies the product with the weight, but not that with the adapter.
     delta = delta / np.float32(node.attributes.get_float("alpha", 1.0))
     new = quantized_linear(codes, old + (delta.T.reshape(old.shape) if codes.axis == 0 else delta))
     bias_index = INTEGER_PRODUCTS[node.domain, node.op_type][2]
     bias = node.inputs[bias_index] if bias_index < len(node.inputs) else None
     if bias is not None and bias.const_value is not None:
         real = bias.const_value.numpy().astype(np.float64) * constant(codes.scale).ravel()
-        # The scale of the activations is a factor of the old bias and of the new one.
+        # The scale of the activations is a factor of both the old and the new bias.
         _replace_input(model, node, bias_index, bias_codes(real, new[codes.index + 1]))
     for index, array in new.items():
         _replace_input(model, node, index, array)
 
 
 def _rescale_bias(model: ir.Model, node: ir.Node, weight_scales: Array) -> None:
-    """Rounds the int32 bias of a layer with the scale of its products: that of the activations times the weight's."""
+    """Quantizes the int32 bias of a layer with the scale of its products: activation scale times weight scale."""
     x, bias = node.inputs[0], node.inputs[2] if len(node.inputs) > 2 else None
     activations, dequantize = (None if value is None else value.producer() for value in (x, bias))
     if bias is None or dequantize is None or dequantize.op_type != "DequantizeLinear":
         return
-    # A bias in floating point has no scale; nor have activations that no DequantizeLinear makes.
+    # A floating-point bias has no scale, and neither have activations that are not dequantized.
     if activations is None or activations.op_type != "DequantizeLinear" or activations.inputs[1] is None:
         return
     if dequantize.inputs[0] is None or dequantize.inputs[0].dtype != ir.DataType.INT32:
@@ -244,9 +244,9 @@ def _rescale_bias(model: ir.Model, node: ir.Node, weight_scales: Array) -> None:
 
 
 def _replace_by_product(model: ir.Model, node: ir.Node, weight: ir.Value) -> None:
-    """Writes MatMul, and Add for a bias, in the place of MatMulNBits."""
+    """Replaces MatMulNBits by MatMul, and Add for a bias."""
     op = Emitter(model.graph)
-    # Readers find the value under its old name, which may be that of an output.
+    # The old name is kept, which may be that of an output.
     output, bias = node.outputs[0], node.inputs[5] if len(node.inputs) > 5 else None
     with op.placing(before=node):
         product = op.MatMul(node.inputs[0], weight)
@@ -259,14 +259,14 @@ def _replace_by_product(model: ir.Model, node: ir.Node, weight: ir.Value) -> Non
 
 
 def _replace_input(model: ir.Model, node: ir.Node, index: int, array: Array) -> None:
-    """Makes an array an input of a node, in the place of an initializer that other nodes may read."""
+    """Replaces an input of a node by a new initializer; other nodes may read the old one."""
     old = node.inputs[index]
     assert old is not None
     node.replace_input_with(index, _initializer(model, f"{old.name}{_MERGED}", array))
 
 
 def _take_old_names(graph: ir.Graph) -> None:
-    """Gives new weights the names of the old ones that are gone: layers are known by the names of their weights."""
+    """Renames new weights to removed old ones: layers are identified by the names of their weights."""
     for name, value in list(graph.initializers.items()):
         old = name.removesuffix(_MERGED)
         if old != name and old not in graph.initializers:

@@ -1,4 +1,4 @@
-"""Gives the layers of a quantized file the module names that onnxruntime's quantizer has dropped."""
+"""Restores module names of layers that onnxruntime's quantizer has dropped."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ _END = re.compile(r"_(quantized|QuantizeLinear_Input)$")
 
 @same_kind
 def copy_module_names(model: ModelSource, names_from: ModelSource) -> onnx.ModelProto | ir.Model:
-    """Names the linear layers of a quantized model after the modules that its float file names.
+    """Names the linear layers of a quantized model after the modules in its float model.
 
-    PyTorch's exporter notes the module of each node, e.g. "model.layers.0.self_attn.q_proj". `MatMulNBitsQuantizer` of
-    onnxruntime (1.32) writes new nodes without that note, and the layers are called "node_linear", "node_linear_1" and
-    so on; so does `quantize_static` with QuantFormat.QOperator. Adapters of PEFT name modules, and fit only a model
-    whose layers have these names.
+    PyTorch's exporter records the module of each node, e.g. "model.layers.0.self_attn.q_proj". onnxruntime's
+    `MatMulNBitsQuantizer` (1.32), and `quantize_static` with QuantFormat.QOperator, create new nodes without this
+    metadata, so that the layers are called "node_linear", "node_linear_1" and so on. PEFT's adapters refer to modules,
+    and only match a model whose layers have these names.
 
     Args:
-        model: the quantized model: path of a `.onnx` file, `ModelProto` or `onnx_ir.Model`; not changed.
+        model: the quantized model: path of a `.onnx` file, `ModelProto` or `onnx_ir.Model`; not modified.
         names_from: the float model that was quantized.
 
     Returns:
-        The quantized model with the names in the metadata of its nodes, else the same: an `onnx_ir.Model` if `model`
-        is one, else a `ModelProto`. Its weights are the same, so adapters that were trained on the file fit.
+        The quantized model with the names in the metadata of its nodes: an `onnx_ir.Model` if `model` is one, else a
+        `ModelProto`. Its weights are unchanged, so adapters that were trained on the file still match.
 
     Raises:
         GraphBuildError: no layer of `names_from` has the output and sizes of a layer of `model`.
@@ -40,7 +40,7 @@ def copy_module_names(model: ModelSource, names_from: ModelSource) -> onnx.Model
         `copy_module_names("model-int4.onnx", "model.onnx")`
     """
     loaded = loaded_for_adapters(model)
-    # Quantizers replace the product and keep its output, on which the rest of the graph depends.
+    # Quantizers replace the product but keep the name of its output, on which the rest of the graph depends.
     modules = {_key(target): target.module for target in _layers(loaded_for_adapters(names_from))}
     layers = _layers(loaded)
     named = [target for target in layers if _key(target) in modules]
@@ -55,12 +55,12 @@ def copy_module_names(model: ModelSource, names_from: ModelSource) -> onnx.Model
 
 
 def _layers(model: ir.Model) -> list[Target]:
-    """Returns the linear layers; a layer of merged queries, keys and values once, as a whole."""
+    """Returns the linear layers; merged queries, keys and values are listed once, as a whole."""
     return [target for target in find_targets(model) if target.output_size == target.total]
 
 
 def _key(target: Target) -> tuple[str, int, int]:
-    """Returns what a layer has in common in both files: the name of its output, and its sizes."""
-    # Of integers, onnxruntime's quantizer (1.32) writes the name of the float value with an ending.
+    """Returns the key by which a layer is matched between the two files: output name and sizes."""
+    # onnxruntime's quantizer (1.32) names integers after the float value, with a suffix.
     output = _END.sub("", str(target.node.outputs[0].name))
     return output, target.input_size, target.output_size

@@ -1,4 +1,4 @@
-"""Matches regular expressions of a received adapter in bounded time, which Python's `re` does not."""
+"""Matches regular expressions of untrusted adapters in bounded time, unlike Python's `re`."""
 
 from __future__ import annotations
 
@@ -10,35 +10,35 @@ from typing import Any
 
 from onnxtrain.errors import GraphBuildError
 
-# Parser and compiler of `re`, which have no public name: the grammar is Python's own, as in PEFT.
+# Parser and compiler of `re`, which have no public name; the grammar must be Python's, as in PEFT.
 _parser, _compiler, _kind = (
     importlib.import_module(f"re._{name}") for name in ("parser", "compiler", "constants")
 )
 
 LONGEST = 1 << 16
-"""Most characters of a key, and of all expressions of one configuration together; tools write some hundreds."""
+"""Maximum length of a key, and of all expressions of one configuration together; tools write a few hundred."""
 
 MOST = 50_000
-"""Most names, or keys of patterns, that a configuration may list; a model of 60 blocks of 128 experts has 23,000."""
+"""Maximum number of names, or keys of patterns, of a configuration; a model of 60 blocks of 128 experts has 23,000."""
 
 STEPS = 2_000_000
-"""Steps that all matches of one configuration may take together, some seconds. 1,000 modules take about 60,000."""
+"""Maximum number of steps of all matches of one configuration, a few seconds. 1,000 modules take about 60,000."""
 
-# Texts that match themselves, dots aside: `re` cannot go back in them.
+# Literals and dots only, for which `re` cannot backtrack.
 _PLAIN = re.compile(r"(?:[^\\^$*+?{}\[\]|()]|\\\W)*")
 _CHARACTER_SETS = re.ASCII | re.LOCALE | re.UNICODE
 _REPEATS = frozenset({_kind.MAX_REPEAT, _kind.MIN_REPEAT})
 _LOOKS = frozenset({_kind.ASSERT, _kind.ASSERT_NOT})
-# What matches one character or a position; `re` itself says where.
+# Nodes that match one character or a position; `re` itself finds where.
 _LEAVES = frozenset({_kind.ANY, _kind.AT, _kind.FAILURE, _kind.IN, _kind.LITERAL, _kind.NOT_LITERAL})
 
 
 class Matcher:
     """Matches expressions of one configuration against names of modules.
 
-    `re` goes back and tries again: `(a+)+b` takes 2^n steps for n letters. Here every part of an expression maps the
-    set of positions at which it may begin to the set of those at which it may end, all at once. Sets are integers with
-    a bit per position. The result is that of `re.fullmatch`.
+    `re` backtracks: `(a+)+b` takes 2^n steps for n letters. Here, each part of an expression maps the set of positions
+    at which it may begin to the set of positions at which it may end, all at once. Sets are integers with one bit per
+    position. The result equals that of `re.fullmatch`.
     """
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class Matcher:
         self._known: dict[tuple[str, str], bool] = {}
 
     def full_match(self, pattern: str, text: str) -> bool:
-        """Returns whether an expression matches a whole text.
+        """True if an expression matches a whole text.
 
         Raises:
             GraphBuildError: the matches of this matcher take too many steps.
@@ -59,7 +59,7 @@ class Matcher:
         return self._known[key]
 
     def matches_end(self, pattern: str, text: str) -> bool:
-        """Returns whether an expression matches a whole path, or what follows one of its dots."""
+        """True if an expression matches a whole path, or the rest after one of its dots."""
         if is_plain(pattern):
             return _compiled(with_any_parent(pattern)).fullmatch(text) is not None
         return self.full_match(with_any_parent(pattern), text)
@@ -81,13 +81,13 @@ class Matcher:
 
 @functools.lru_cache(maxsize=MOST)
 def is_plain(pattern: str) -> bool:
-    """Returns whether an expression has no special characters but dots, as keys that are paths, e.g. "layers.0.fc1"."""
+    """True if an expression has no special characters but dots, as keys that are paths, e.g. "layers.0.fc1"."""
     return _PLAIN.fullmatch(pattern) is not None
 
 
 def with_any_parent(pattern: str) -> str:
-    """Returns the expression that matches where `pattern` matches a path, or what follows one of its dots."""
-    # PEFT's own rule for keys of rank_pattern and alpha_pattern.
+    """Returns the expression that matches where `pattern` matches a path, or the rest after one of its dots."""
+    # PEFT's rule for keys of rank_pattern and alpha_pattern.
     return rf"(.*\.)?({pattern})"
 
 
@@ -104,14 +104,14 @@ def problem_of(pattern: str) -> str | None:
 
 
 def shortened(value: object) -> str:
-    """Returns `repr` of a text or a mapping for a message, without its middle if it is long."""
+    """Returns the `repr` of a value for a message, with an ellipsis if it is long."""
     text = repr(value)
     return text if len(text) <= 120 else f"{text[:80]} ... {text[-30:]}"
 
 
 @functools.lru_cache(maxsize=MOST)
 def _compiled(pattern: str) -> re.Pattern[str]:
-    # `re` itself remembers 512.
+    # The cache of `re` itself has 512 entries.
     return re.compile(pattern)
 
 
@@ -120,7 +120,7 @@ class _Expression:
 
     Attributes:
         pattern: its text.
-        tree: what `re` has parsed.
+        tree: the parse tree of `re`.
         leaves: compiled leaves, by the `id` of their nodes and their flags.
     """
 
@@ -167,11 +167,11 @@ class _Run:
         self._known: dict[tuple[int, int, int], int] = {}
 
     def sequence(self, nodes: Any, starts: int, flags: int) -> int:
-        """Returns where a sequence of nodes can end that begins at one of `starts`."""
+        """Returns the positions at which a sequence of nodes can end if it begins at one of `starts`."""
         for node in nodes:
             if not starts:
                 break
-            # A set of positions of a long name takes as long as several.
+            # For a long name, operations on sets take proportionally longer.
             self._spend(1 + len(self._text) // 1024)
             if node[0] in _LEAVES:
                 places, width = self._places_of(node, flags)
@@ -182,7 +182,7 @@ class _Run:
         return starts
 
     def _part(self, node: Any, starts: int, flags: int) -> int:
-        # Nested repetitions ask for the same sets again. The parser has one object for all `\b`, with any flags.
+        # Nested repetitions repeat the same sets. The parser has a single object for all `\b`, with any flags.
         key = (id(node), starts, flags)
         if key not in self._known:
             self._known[key] = self._composite(node, starts, flags)
@@ -214,9 +214,9 @@ class _Run:
     def _repeat(self, least: int, most: int, body: Any, starts: int, flags: int) -> int:
         if least == 0 and most == _kind.MAXREPEAT and len(body) == 1 and body[0][0] in _LEAVES:
             places, width = self._places_of(body[0], flags)
-            # The sum carries a start to the end of the places in a row, which is what `.*` and `\w*` do.
+            # The carry of the sum moves a start to the end of adjacent positions, as `.*` and `\w*` do.
             return starts | ((((starts & places) + places) ^ places) if width else 0)
-        # The sets stay the same after as many repetitions as the text has characters, at the latest.
+        # The sets converge after at most as many repetitions as the text has characters.
         for _ in range(least):
             after = self.sequence(body, starts, flags)
             if after == starts:
@@ -233,12 +233,12 @@ class _Run:
     def _looks(self, direction: int, body: Any, position: int, flags: int) -> bool:
         if direction > 0:
             return self.sequence(body, 1 << position, flags) != 0
-        # `re` allows one width alone.
+        # `re` only allows a fixed width here.
         start = position - body.getwidth()[0]
         return start >= 0 and bool(self.sequence(body, 1 << start, flags) >> position & 1)
 
     def _places_of(self, leaf: Any, flags: int) -> tuple[int, int]:
-        """Returns the positions at which a leaf matches, and the number of characters that it takes."""
+        """Returns the positions at which a leaf matches, and the number of characters that it consumes."""
         kind, value = leaf
         if kind == _kind.LITERAL and not flags & re.IGNORECASE:
             return self._letters.get(chr(value), 0), 1
@@ -248,7 +248,7 @@ class _Run:
         return self._places[key], 0 if kind == _kind.AT else 1
 
     def _find(self, leaf: Any, flags: int) -> int:
-        # `re` goes through the characters of a range if upper and lower case are the same.
+        # `re` enumerates the characters of a range for case-insensitive matches.
         items = leaf[1] if leaf[0] == _kind.IN else ()
         widths = [item[1][1] - item[1][0] for item in items if item[0] == _kind.RANGE]
         self._spend((len(self._text) + sum(widths)) // 8)

@@ -14,7 +14,7 @@ lose digits; the result has the dtype of the scores again, as in PyTorch.
 
 from __future__ import annotations
 
-# First of all imports: where onnx is missing, the error then says what to install.
+# The first import: if onnx is missing, its error message says what to install.
 import onnxtrain._desk  # noqa: F401  # isort: skip
 
 import json
@@ -77,23 +77,23 @@ __all__ = [
 ]
 
 LOSSES: dict[str, type[Loss]] = {name: globals()[kind] for name, (kind, _) in LOSS_NAMES.items()}
-"""The losses by the names that :func:`make_loss` takes."""
+"""The losses by the names that :func:`make_loss` accepts."""
 
 
 def loss_class(name: str) -> type[Loss]:
-    """Finds a loss by the name of its class, e.g. "MSELoss"; gives :class:`Loss` itself for names of other packages."""
+    """Returns the loss class with this name, e.g. "MSELoss"; :class:`Loss` itself for losses of other packages."""
     return next((kind for kind in LOSSES.values() if kind.__name__ == name), Loss)
 
 
-# Reshapes and casts give labels another shape or dtype, but not another range.
+# Reshapes and casts change shape or dtype of labels, but not their range.
 _SAME_ELEMENTS = VIEWS | CASTS
 
 
 def make_loss(spec: str | Loss) -> Loss:
-    """Makes the loss of a name in :data:`LOSSES` with default settings; returns a :class:`Loss` unchanged.
+    """Returns the loss with a name in :data:`LOSSES`, with default settings; returns a :class:`Loss` unchanged.
 
     Raises:
-        GraphBuildError: there is no loss of that name.
+        GraphBuildError: there is no loss with that name.
 
     Example:
         >>> make_loss("mse")
@@ -121,30 +121,32 @@ def attach_loss(
     """Appends a loss to a graph, with new graph inputs for its targets.
 
     Args:
-        op: writes into the model's graph.
+        op: emitter of the model's graph.
         loss: the loss to append, e.g. MSELoss().
-        scores: name of the value that the loss compares with the target, e.g. "logits".
-        target: name of an existing value to use as the target (see :func:`mark_target`); None adds an input.
-        new_target: name for the added input. Default: "target" or, for class labels, "labels". If the name is taken, a
+        scores: name of the model output that is compared with the target, e.g. "logits".
+        target: name of an existing value to use as the target (see :func:`mark_target`). Default: a new input.
+        new_target: name of the new input. Default: "target" or, for class labels, "labels". If the name is in use, a
             number is appended.
-        origin: the model's graph, if `op` writes into another graph that will become part of the model.
-        sample_weight: True adds an input with one weight per sample (see :meth:`Loss.build_weighted`).
+        origin: the model's graph, if `op` writes to another graph that will become part of the model.
+        sample_weight: True to add an input with one weight per sample (see :meth:`Loss.build_weighted`).
 
     Returns:
-        The loss, named `loss`, or `loss` and a number if that name is taken. Its metadata holds :meth:`Loss.mean_over`.
+        The loss, named `loss`, or `loss` and a number if that name is in use. Its metadata contains
+        :meth:`Loss.mean_over`.
 
     Raises:
-        GraphBuildError: a name is no value of the graph, or the loss does not fit the values.
+        GraphBuildError: a name is not a value of the graph, or the loss does not support the values.
     """
     scored = _find(op.graph, scores, loss)
-    # The model and not `op.graph` shows by which ops the scores are computed.
+    # Looked up in the model, not in `op.graph`, because the ops that compute the scores are there.
     of_model = _find(origin or op.graph, scores, loss)
     spec = loss.targets(of_model)[0]
     warn_of_probabilities(loss, of_model)
     source: ir.Value | None
     if target is not None:
         value = _find(op.graph, target, loss)
-        # In another graph the target is an input even if the model computes it: its source is found in the model's.
+        # In another graph, the target is an input even if the model computes it, so its source is looked up in the
+        # model.
         source = mark_target(_find(origin or op.graph, target, loss), spec)
     else:
         value = source = spec.as_input()
@@ -154,12 +156,12 @@ def attach_loss(
     if sample_weight:
         weight = _add_weight(op, scored, loss)
         result = loss.build_weighted(op, scored, value, weight)
-        # None is a sum, and the sums of several batches are added up whatever the samples weigh.
+        # None means a sum, which is added up over batches regardless of sample weights.
         mean = mean if mean is None else mean | {"sample_weight": weight.name}
     else:
         result = loss.build(op, scored, value)
     result.name = op.unique_name("loss")
-    # A model may multiply this loss or add others before it is trained; `loss_mean` then starts from this note.
+    # A model may scale this loss or add others before it is trained; `loss_mean` then starts from this metadata.
     result.metadata_props[MEAN_KEY] = json.dumps(mean)
     return result
 
@@ -174,7 +176,7 @@ def _add_weight(op: Emitter, scores: ir.Value, loss: Loss) -> ir.Value:
     assert scores.shape is not None
     first = scores.shape[0]
     size = first if isinstance(first, int) else first.value
-    # A float16 or bfloat16 loss is computed in float32, and the weights multiply its terms there.
+    # A float16 or bfloat16 loss is computed in float32, where the weights multiply its terms.
     dtype = ir.DataType.DOUBLE if scores.dtype == ir.DataType.DOUBLE else ir.DataType.FLOAT
     weight = TargetSpec(WEIGHT_NAME, dtype, (size,)).as_input()
     weight.name = op.unique_name(WEIGHT_NAME)
@@ -184,20 +186,20 @@ def _add_weight(op: Emitter, scores: ir.Value, loss: Loss) -> ir.Value:
 
 
 def mark_target(target: ir.Value, spec: TargetSpec) -> ir.Value | None:
-    """Marks the graph input that holds a target, so that the runtime can check its labels before a run.
+    """Marks the graph input with a target, so that the runtime can check its labels before a run.
 
-    The target may be the input itself, or a Cast, Reshape, ... of the input. An input that the model also reads for
-    another purpose stays a user input. Marks of another loss are not overwritten.
+    The target may be the input itself, or a Cast, Reshape, ... of it. An input that the model also reads for another
+    purpose remains a user input. Marks of other losses are not overwritten.
 
     Args:
         target: the value that a loss uses as its target.
-        spec: specification of the target, as the loss's `targets` returns it.
+        spec: specification of the target, as returned by the loss's `targets`.
 
     Returns:
         The marked input, or None if the model computes the target.
     """
     source, readers = _follow_back(target)
-    # A target that the model computes has no labels that could be checked before the run.
+    # A computed target has no labels that could be checked before the run.
     if not source.is_graph_input():
         return None
     _mark(source, spec, LABELS_KEY if readers else TARGET_KEY)
@@ -207,10 +209,10 @@ def mark_target(target: ir.Value, spec: TargetSpec) -> ir.Value | None:
 def mark_labels(graph: ir.Graph) -> None:
     """Marks the labels of losses that the model already contains, for the same check as :func:`mark_target`.
 
-    The inputs stay user inputs: the model was exported with them.
+    The inputs remain user inputs, because the model was exported with them.
     """
-    # A negative label counts classes from the end in the kernels of these ops, so that a wrong one trains without an
-    # error if nobody checks it before.
+    # In the kernels of these ops, a negative label counts classes from the end, so without a check a wrong one would
+    # silently be trained on.
     for node in graph:
         if node.domain != "" or node.op_type not in LABEL_OPS:
             continue
@@ -218,9 +220,9 @@ def mark_labels(graph: ir.Graph) -> None:
         assert scores is not None
         assert target is not None
         source, _ = _follow_back(target)
-        # If a Cast makes the labels from a floating-point input, the runtime has no integers to check.
+        # If a Cast converts a floating-point input to labels, the runtime has no integers to check.
         if source.is_graph_input() and source.dtype is not None and source.dtype.is_integer():
-            # ONNX's two losses have the classes along axis 1, whatever the rank.
+            # The class axis of ONNX's two losses is 1, whatever the rank.
             count = (static_dims(scores) or (None, None))[1]
             labels = ClassLabels(count, node.attributes.get_int("ignore_index", None))
             _mark(source, TargetSpec(str(source.name), source.dtype, (), labels), LABELS_KEY)
@@ -238,9 +240,9 @@ def _follow_back(value: ir.Value) -> tuple[ir.Value, int]:
 
 
 def _mark(source: ir.Value, spec: TargetSpec, key: str) -> None:
-    """Writes the specification of a target into the metadata of its input, unless a fuller one is there."""
+    """Stores the specification of a target in the metadata of its input, unless there is a more complete one."""
     marks = source.metadata_props
-    # An input stays a target if one loss uses it as such, even if the model reads it for another loss.
+    # An input remains a target if one loss uses it as such, even if the model reads it for another loss.
     key = TARGET_KEY if TARGET_KEY in marks else key
     # "{}" marks a target without class labels; the labels of a second loss on the same input add what to check.
     if marks.get(key, "{}") == "{}":
@@ -248,7 +250,7 @@ def _mark(source: ir.Value, spec: TargetSpec, key: str) -> None:
 
 
 def _find(graph: ir.Graph, name: str, loss: Loss) -> ir.Value:
-    """Returns the value of a name; raises GraphBuildError if there is none."""
+    """Returns the value with this name; raises GraphBuildError if there is none."""
     value = find_value(graph, name)
     if value is not None:
         return value

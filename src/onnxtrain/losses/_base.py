@@ -16,13 +16,13 @@ from onnxtrain.emitter import Emitter, static_dims
 from onnxtrain.errors import GraphBuildError
 from onnxtrain.passes import why_untyped
 
-# The notes of a loss are metadata of values, as metadata survives serialization, cloning and the conversion of opsets.
+# Stored as metadata of values, which is kept by serialization, cloning and opset conversion.
 TARGET_KEY = "onnxtrain.target"
 """Metadata key of a graph input that is a target: JSON, `{}` or
 `{"class_labels": {"count": 10, "ignore_index": -100}}`."""
 
 LABELS_KEY = "onnxtrain.class_labels"
-"""Metadata key of a graph input that both the model and a loss read, the loss as labels: JSON as above."""
+"""Metadata key of a graph input that is read by the model as well as, as labels, by a loss: JSON as above."""
 
 MEAN_KEY = "onnxtrain.loss_mean"
 """Metadata key of a loss: the result of :meth:`Loss.mean_over` as JSON."""
@@ -31,10 +31,10 @@ WEIGHT_NAME = "sample_weight"
 """Suggested name of the graph input with one weight per sample."""
 
 Reduction = Literal["mean", "sum", "none"]
-"""Reduction of the terms of a loss, one per sample or element: to their mean, to their sum, or none."""
+"""Reduction of the terms of a loss (one per sample or element) to their mean or their sum, or none."""
 Activation = Literal["softmax", "exp", "sigmoid"]
 
-# A sum of these overflows (float16 ends at 65,504) or stops growing (bfloat16 has 8 bits of precision).
+# Sums of these dtypes overflow (float16 ends at 65,504) or stop growing (bfloat16 has 8 bits of precision).
 _HALF = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 _LABEL_DTYPES = (ir.DataType.INT64, ir.DataType.INT32)
 
@@ -45,10 +45,10 @@ class ClassLabels:
 
     Attributes:
         count: number of classes, e.g. 10; None if it is symbolic.
-        ignore_index: label of positions that do not count, e.g. -100; None if every label counts.
-        axis: axis of the scores along which the classes lie, e.g. 1.
+        ignore_index: label of positions that are ignored, e.g. -100; None if there is none.
+        axis: class axis of the scores, e.g. 1.
         scores: dimensions of scores with more than two axes, e.g. ("batch", 7, 512), for error messages; else None.
-        shift: the scores at position t of axis 1 belong to the label at t + shift: 1 where the next token is predicted.
+        shift: the scores at position t of axis 1 predict the label at t + shift: 1 for next-token prediction.
     """
 
     count: int | None
@@ -66,13 +66,13 @@ class ClassLabels:
 
 @dataclass(frozen=True)
 class TargetSpec:
-    """The target that a loss needs besides the scores.
+    """The target of a loss.
 
     Attributes:
         name: suggested name of the graph input, e.g. "labels".
         dtype: element type of the input, e.g. INT64.
-        shape: dimensions of the input, e.g. ("batch", 10); symbolic ones are named as in the scores.
-        class_labels: allowed labels; None for a target that holds no class labels.
+        shape: dimensions of the input, e.g. ("batch", 10); symbolic ones have the same names as in the scores.
+        class_labels: allowed labels; None for a target without class labels.
     """
 
     name: str
@@ -81,25 +81,25 @@ class TargetSpec:
     class_labels: ClassLabels | None = None
 
     def as_input(self) -> ir.Value:
-        """Returns a new value of this name, dtype and shape, marked as a target by :data:`TARGET_KEY`."""
+        """Returns a new value with this name, dtype and shape, marked as a target by :data:`TARGET_KEY`."""
         value = ir.Value(name=self.name, shape=ir.Shape(self.shape), type=ir.TensorType(self.dtype))
         value.metadata_props[TARGET_KEY] = self.described
         return value
 
     @property
     def described(self) -> str:
-        """JSON for the metadata of the graph input that holds this target."""
+        """JSON for the metadata of the graph input with this target."""
         return json.dumps({"class_labels": self.class_labels.described()} if self.class_labels else {})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Loss(ABC):
-    """A loss function of scores and a target.
+    """A loss function of scores (the model's output) and a target.
 
     Attributes:
-        reduction: "mean" or "sum" for a scalar of shape [], "none" for one number per position.
-        activation: function that turns the scores into probabilities, e.g. "softmax" along the axis of the classes;
-            None if they stand for no probabilities, as in regression.
+        reduction: "mean" or "sum" for a scalar of shape [], "none" for one value per position.
+        activation: function that converts the scores to probabilities, e.g. "softmax" along the class axis; None if
+            they are not logits, as in regression.
         label_metrics: names of the metrics that `Trainer` records for class labels, e.g. ("accuracy",).
         default_metrics: names of the metrics that `Trainer` records for targets without class labels, e.g. ("mae",).
     """
@@ -119,7 +119,7 @@ class Loss(ABC):
         """Returns the targets that this loss needs for these scores.
 
         Raises:
-            GraphBuildError: the dtype or rank of the scores is unknown or does not fit the loss.
+            GraphBuildError: the dtype or rank of the scores is unknown or not supported by the loss.
         """
 
     @abstractmethod
@@ -141,32 +141,31 @@ class Loss(ABC):
     def build_weighted(self, op: Emitter, scores: ir.Value, target: ir.Value, weight: ir.Value) -> ir.Value:
         """Appends the loss with one weight per sample to a graph.
 
-        A sample of weight 0 has no effect, one of weight 2 acts as two equal samples. The mean is
-        sum(w[i]·l[i]) / sum(w[i]·c[i]) over the samples i. l[i] is the sum of the terms of a sample, c[i] the sum of
-        the weights of these terms in the mean: PyTorch's mean of a loss with class weights, Keras'
-        `mean_with_sample_weight`. If all terms have weight 1, l[i] is their mean and c[i] is 1. The sum is
-        sum(w[i]·l[i]).
+        A sample with weight 0 has no effect; one with weight 2 acts like two equal samples. The mean is sum(w[i]·l[i])
+        / sum(w[i]·c[i]) over the samples i, where l[i] is the sum of the terms of a sample and c[i] the sum of their
+        weights in the mean. This is PyTorch's mean for a loss with class weights, and Keras' `mean_with_sample_weight`.
+        If all terms have weight 1, l[i] is their mean and c[i] is 1. The sum is sum(w[i]·l[i]).
 
         Args:
-            op: writes into the graph of the three values.
+            op: emitter of the graph of the three values.
             scores: as for :meth:`build`.
             target: as for :meth:`build`.
-            weight: not negative, shape [N], in the scores' dtype (float32 for float16 and bfloat16 scores).
+            weight: non-negative, shape [N], in the scores' dtype (float32 for float16 and bfloat16 scores).
 
         Returns:
             The loss, in the dtype of the scores, of shape [].
 
         Raises:
-            GraphBuildError: as :meth:`build`; the reduction is "none".
+            GraphBuildError: as for :meth:`build`, or the reduction is "none".
         """
         if self.reduction == "none":
             raise self._error("sample weights need the reduction 'mean' or 'sum'")
         wide = widen(op, scores)
         target = widen(op, target)
-        # From widened scores `build` returns terms in float32, which are weighted and summed before they are rounded.
+        # For widened scores, `build` returns float32 terms, which are weighted and summed before rounding.
         terms = replace(self, reduction="none").build(op, wide, target)
         counts = self._counts(op, wide, target) if self.reduction == "mean" else None
-        # Every sample has the same number of terms, so that a mean per sample saves counting them.
+        # Every sample has the same number of terms, so a mean per sample avoids counting them.
         share = self.reduction == "mean" and counts is None
         loss = _weighted_sum(op, _per_sample(op, terms, mean=share), weight)
         if self.reduction == "mean":
@@ -180,28 +179,28 @@ class Loss(ABC):
         return narrow(op, loss, scores)
 
     def _counts(self, op: Emitter, scores: ir.Value, target: ir.Value) -> ir.Value | None:
-        """Returns the weight of each term in the mean, of the shape of the terms; None if all are 1."""
+        """Returns the weight of each term in the mean, with the shape of the terms; None if all are 1."""
         return None
 
     def mean_over(self, labels: str | None) -> dict[str, Any] | None:
         """Describes the mean for the manifest, so that a host can average the losses of several batches.
 
         Args:
-            labels: name of the graph input that holds the target; None if the model computes the target.
+            labels: name of the graph input with the target; None if the model computes the target.
 
         Returns:
             None for a sum, {} for a mean over samples. For a mean over the labels that are not ignored, weighted by
-            class: {"labels": "labels", "ignore_index": -100, "weight": None}, where the weight None is 1 for all. With
-            "shift": 1 the first label of each sequence does not count.
+            class: {"labels": "labels", "ignore_index": -100, "weight": None}, where the weight None means 1 for all.
+                With "shift": 1, the first label of each sequence does not count.
         """
         return {} if self.reduction == "mean" else None
 
     def _error(self, problem: str) -> GraphBuildError:
-        """Returns the error for scores, targets or settings that do not fit this loss."""
+        """Returns the error for scores, targets or settings that this loss does not support."""
         return GraphBuildError(f"building {type(self).__name__}: {problem}")
 
     def _scores_dims(self, scores: ir.Value) -> tuple[int | str | None, ...]:
-        """Returns the dimensions of the scores; raises GraphBuildError if dtype or rank is unknown, or no float."""
+        """Returns the dimensions of the scores; raises GraphBuildError if dtype or rank is unknown or unsupported."""
         if scores.dtype is None:
             raise self._error(f"the dtype of scores {scores.name!r} is unknown.{why_untyped(scores)}")
         if not scores.dtype.is_floating_point():
@@ -214,14 +213,14 @@ class Loss(ABC):
         return tuple(dim if isinstance(dim, int) else dim.value for dim in scores.shape)
 
     def _check_target(self, spec: TargetSpec, target: ir.Value) -> None:
-        """Raises GraphBuildError unless the target has the dtype and may have the shape of `spec`."""
-        # ONNX's losses take int32 labels as well as the int64 that new inputs get.
+        """Raises GraphBuildError unless the target has the dtype and possibly the shape of `spec`."""
+        # ONNX's losses accept int32 labels as well as the int64 of new inputs.
         allowed = _LABEL_DTYPES if spec.class_labels else (spec.dtype,)
         if target.dtype not in allowed:
             wanted = " or ".join(str(dtype) for dtype in allowed)
             raise self._error(f"target {target.name!r} is {target.dtype}, not {wanted}; convert the target")
         dims = static_dims(target)
-        # Only numbers are compared: a symbolic size that differs at run time is an error of ONNX Runtime's kernels.
+        # Only static sizes are compared: if a symbolic size differs at run time, ONNX Runtime's kernels raise an error.
         if dims is not None and (
             len(dims) != len(spec.shape)
             or any(
@@ -235,7 +234,7 @@ class Loss(ABC):
             )
 
     def _fitting(self, spec: TargetSpec) -> str:
-        """Says, for the error, how to repair a target whose shape differs from that of `spec`."""
+        """Returns advice, for the error, about a target whose shape differs from that of `spec`."""
         return "reshape the target or the scores"
 
 
@@ -247,7 +246,8 @@ def reduce(op: Emitter, terms: ir.Value, reduction: Reduction) -> ir.Value:
     loss: ir.Value = (
         op.ReduceMean(terms, keepdims=0) if reduction == "mean" else op.ReduceSum(terms, keepdims=0)
     )
-    # The emitter infers dtypes, but no shapes: else it would take shape inference of the whole model to see a scalar.
+    # The emitter infers dtypes but not shapes; otherwise, shape inference of the whole model would be needed to find
+    # that this is a scalar.
     loss.shape = ir.Shape(())
     return loss
 
@@ -278,7 +278,7 @@ def widen(op: Emitter, value: ir.Value) -> ir.Value:
 
 
 def narrow(op: Emitter, loss: ir.Value, scores: ir.Value) -> ir.Value:
-    """Casts a loss to the dtype of the scores, from the float32 of :func:`widen`."""
+    """Casts a loss from the float32 of :func:`widen` to the dtype of the scores."""
     if loss.dtype == scores.dtype:
         return loss
     narrow: ir.Value = op.Cast(loss, to=scores.dtype)
@@ -294,7 +294,7 @@ def numbers(loss: Loss, field: str, value: npt.ArrayLike) -> np.ndarray:
         raise GraphBuildError(
             f"making {type(loss).__name__}: {field} is {value!r}; give an array of numbers"
         ) from error
-    # A NaN weight would only show as a NaN loss in training.
+    # A NaN weight would only become apparent as a NaN loss in training.
     if not np.isfinite(array).all():
         raise GraphBuildError(
             f"making {type(loss).__name__}: {field} holds NaN or infinity; give finite numbers"

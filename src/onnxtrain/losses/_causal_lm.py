@@ -1,4 +1,4 @@
-"""Defines the loss of language models that predict the next token."""
+"""Defines the loss of language models for next-token prediction."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ _POSITIONS = "loss_positions"
 
 @dataclass(frozen=True, kw_only=True)
 class CausalLMLoss(Loss):
-    """Cross-entropy of the scores at each token against the token that comes next, as in transformers.
+    """Cross-entropy of the logits at each token against the next token, as in transformers.
 
-    Scores are [batch, sequence, vocabulary], labels int64 [batch, sequence]: usually the tokens of the input
-    themselves. The scores at position t are compared with the label at t + 1, so the labels are passed as they are, not
-    shifted. The mean is over all labels that count: neither the first of a sequence nor equal to `ignore_index`.
+    Scores are logits [batch, sequence, vocabulary], labels int64 [batch, sequence]: usually the tokens of the input
+    themselves. The logits at position t are compared with the label at t + 1, so labels must not be shifted by the
+    caller. The mean is over all labels except the first of each sequence and those equal to `ignore_index`.
 
     Attributes:
-        activation: "softmax", along the axis of the vocabulary.
+        activation: "softmax", along the vocabulary axis.
         label_metrics: "perplexity".
-        ignore_index: label of tokens that do not count, e.g. -100 for padding and for the text of a prompt.
+        ignore_index: label of ignored tokens, e.g. -100 for padding and for the text of a prompt.
     """
 
     activation: ClassVar[Activation | None] = "softmax"
@@ -59,13 +59,13 @@ class CausalLMLoss(Loss):
     def build(self, op: Emitter, scores: ir.Value, target: ir.Value) -> ir.Value:
         spec = self.targets(scores)[0]
         self._check_target(spec, target)
-        # The labels are shifted, not the scores, which are 1,000 times as many numbers. The scores become a matrix:
-        # ONNX Runtime reshapes without a copy, and its cross-entropy reads each row in one piece.
+        # The labels are shifted, not the logits, which have 1,000 times as many elements. The logits become a matrix:
+        # ONNX Runtime reshapes without a copy, and its cross-entropy reads each row contiguously.
         vocabulary = static_dims(scores)[2]  # type: ignore[index]  # `targets` checked the rank
         size = op.const([vocabulary]) if vocabulary is not None else op.Shape(scores, start=2)
         rows: ir.Value = op.Reshape(scores, op.Concat([-1], size, axis=0))
-        # One name for the size of both, so that the gradient takes the memory of the scores: ONNX Runtime writes a
-        # result over an input only where the model gives both the same sizes.
+        # The same name for both sizes, so that the gradient reuses the memory of the logits: ONNX Runtime overwrites an
+        # input only if both have equal sizes according to the model.
         rows.shape = ir.Shape([_POSITIONS, vocabulary])
         labels: ir.Value = op.Reshape(self._next_tokens(op, target), [-1])
         labels.shape = ir.Shape([_POSITIONS])
@@ -77,7 +77,7 @@ class CausalLMLoss(Loss):
         return loss
 
     def _next_tokens(self, op: Emitter, labels: ir.Value) -> ir.Value:
-        """Shifts labels [batch, sequence] left by one; the last of each sequence becomes `ignore_index`."""
+        """Shifts labels [batch, sequence] left by one; the last one of each sequence becomes `ignore_index`."""
         rest = op.Slice(labels, [1], [sys.maxsize], [1])
         shifted: ir.Value = op.Pad(rest, [0, 0, 0, 1], op.const(self.ignore_index, labels.dtype))
         shifted.shape = labels.shape

@@ -17,20 +17,20 @@ from onnxtrain.errors import GraphBuildError
 from ._base import Activation, ClassLabels, Loss, TargetSpec, narrow, numbers, reduce, widen
 
 
-# Without `eq`: a weight may be an array, whose comparison gives an array of bools in place of one.
+# Without `eq`, because a weight may be an array, whose comparison returns an array.
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _ClassLoss(Loss):
     """A loss with one class label per position.
 
-    Scores are [N, C, d1, ...], or with `axis=-1` [N, d1, ..., C]; labels are [N, d1, ...], in 0 .. C-1 or
+    Scores are [N, C, d1, ...], or [N, d1, ..., C] with `axis=-1`; labels are [N, d1, ...], in 0 .. C-1 or
     `ignore_index`. The mean is the sum of the terms over the sum of the weights of all labels that are not ignored. As
-    in PyTorch, the mean of a batch of ignored labels is 0/0 = NaN, with zero gradients.
+    in PyTorch, the mean for a batch of ignored labels is 0/0 = NaN, with zero gradients.
 
     Attributes:
-        weight: one weight per class, float [C], e.g. [1.0, 5.0]; None for a weight of 1 each.
-        ignore_index: label of positions that do not count, e.g. -100; None if every label counts.
-        axis: axis of the scores along which the classes lie, e.g. -1 for [batch, sequence, vocabulary] of a language
-            model. None means 1, as in ONNX and PyTorch, and is an error if the shape leaves that in doubt.
+        weight: one weight per class, float [C], e.g. [1.0, 5.0]; None for weights of 1.
+        ignore_index: label of ignored positions, e.g. -100; None to ignore none.
+        axis: class axis of the scores, e.g. -1 for [batch, sequence, vocabulary] of a language model. None means 1, as
+            in ONNX and PyTorch, and is an error if the shape is ambiguous.
     """
 
     weight: npt.ArrayLike | None = None
@@ -47,7 +47,7 @@ class _ClassLoss(Loss):
                     "give one weight per class, shape [C]"
                 )
         if self.axis is not None:
-            # By type and not by isinstance, for which True is an int: axis=True would silently be axis 1.
+            # By type, because True is an int for isinstance: axis=True would silently mean axis 1.
             require(
                 self, "axis", lambda axis: type(axis) is int and axis != 0, "an axis, and not 0, the batch"
             )
@@ -62,16 +62,16 @@ class _ClassLoss(Loss):
         axis = self._class_axis(scores, dims)
         weights = None if self.weight is None else numbers(self, "weight", self.weight).size
         classes = dims[axis]
-        # The number of class weights bounds the labels of scores with a symbolic number of classes.
+        # The number of class weights limits the labels if the number of classes is symbolic.
         count = classes if isinstance(classes, int) else weights
         labels = ClassLabels(count, self.ignore_index, axis, dims if len(dims) > 2 else None)
         return [TargetSpec("labels", ir.DataType.INT64, (*dims[:axis], *dims[axis + 1 :]), labels)]
 
     def _class_axis(self, scores: ir.Value, dims: tuple[int | str | None, ...]) -> int:
-        """Returns the axis of the classes, counted from the front.
+        """Returns the class axis as a non-negative number.
 
         Raises:
-            GraphBuildError: the scores have no such axis, or `axis` is None and the shape leaves it in doubt.
+            GraphBuildError: the scores have no such axis, or `axis` is None and the shape is ambiguous.
         """
         rank = len(dims)
         if self.axis is not None:
@@ -82,9 +82,10 @@ class _ClassLoss(Loss):
                 )
             return self.axis % rank
         is_static, last_is_static = isinstance(dims[1], int), isinstance(dims[-1], int)
-        # Scores [batch, sequence, classes] that are taken for [batch, classes, sequence] train without an error if
-        # sequence and classes have the same size, so axis 1 is taken only if that is ruled out. Images [N, C, H, W] of
-        # unknown sizes always have their classes there in PyTorch, and a mistake is an error at the first batch.
+        # If scores [batch, sequence, classes] are interpreted as [batch, classes, sequence], and sequence and classes
+        # have the same size, training raises no error. So axis 1 is only assumed if this is ruled out. Images [N, C, H,
+        # W] of unknown size always have their classes there in PyTorch, and a mistake raises an error for the first
+        # batch.
         if rank == 2 or (
             dims[1] != dims[2] if is_static and rank == 3 else is_static or not (rank == 3 or last_is_static)
         ):
@@ -119,7 +120,7 @@ class _ClassLoss(Loss):
         )
 
     def _classes_second(self, op: Emitter, value: ir.Value, axis: int) -> ir.Value:
-        """Moves the axis of the classes to position 1, after the batch."""
+        """Moves the class axis to position 1, after the batch."""
         assert value.shape is not None
         order = [0, axis, *(k for k in range(1, value.shape.rank()) if k != axis)]
         moved: ir.Value = op.Transpose(value, perm=order)
@@ -129,20 +130,20 @@ class _ClassLoss(Loss):
     def _with_classes_second(
         self, op: Emitter, scores: ir.Value, target: ir.Value
     ) -> tuple[Self, ir.Value, ir.Value]:
-        """Transposes scores (and probabilities) so that classes lie along axis 1, where ONNX's losses want them.
+        """Transposes scores (and probabilities) so that the class axis is 1, as ONNX's losses require.
 
         Returns:
-            This loss with `axis=1`, the scores and the target: all unchanged if the classes lie along axis 1 already.
+            This loss with `axis=1`, the scores and the target, all unchanged if the class axis is already 1.
         """
         spec = self.targets(scores)[0]
-        # Before anything is moved: the message names the axis that the user chose.
+        # Before the transposition, because the message contains the axis that the user chose.
         self._check_target(spec, target)
         axis = self._class_axis(scores, self._scores_dims(scores))
         if axis == 1:
             return self, scores, target
-        # Labels have no axis of classes to move.
+        # Labels have no class axis to move.
         moved = target if spec.class_labels else self._classes_second(op, target, axis)
-        # The axis is not None any more, as the sizes need not tell where the classes lie after the transposition.
+        # `axis` is set, because after the transposition the sizes may be ambiguous.
         return replace(self, axis=1), self._classes_second(op, scores, axis), moved
 
     def build(self, op: Emitter, scores: ir.Value, target: ir.Value) -> ir.Value:
@@ -150,13 +151,13 @@ class _ClassLoss(Loss):
         return loss._build(op, scores, target)
 
     def build_weighted(self, op: Emitter, scores: ir.Value, target: ir.Value, weight: ir.Value) -> ir.Value:
-        # Moved here as well as in `build`: the counts of the mean are gathered along axis 1, too.
+        # Here as well as in `build`, because the counts of the mean are gathered along axis 1, too.
         loss, scores, target = self._with_classes_second(op, scores, target)
         return super(_ClassLoss, loss).build_weighted(op, scores, target, weight)
 
     @abstractmethod
     def _build(self, op: Emitter, scores: ir.Value, target: ir.Value) -> ir.Value:
-        """Appends the loss, for scores whose classes lie along axis 1."""
+        """Appends the loss, for scores with class axis 1."""
 
     def mean_over(self, labels: str | None) -> dict[str, Any] | None:
         mean = super().mean_over(labels)
@@ -166,7 +167,7 @@ class _ClassLoss(Loss):
         return {"labels": labels, "ignore_index": self.ignore_index, "weight": weight}
 
     def _ignored(self, op: Emitter, labels: ir.Value) -> ir.Value | None:
-        """Returns a bool mask of the ignored labels; None if there is no `ignore_index`."""
+        """Returns a Boolean mask of the ignored labels; None if there is no `ignore_index`."""
         if self.ignore_index is None:
             return None
         ignored: ir.Value = op.Equal(labels, op.const(self.ignore_index, labels.dtype))
@@ -181,7 +182,7 @@ class _ClassLoss(Loss):
         elif ignored is None:
             counts = op.Gather(weight, target)
         else:
-            # An ignored label such as -100 is out of range for Gather, and its kernel ends the run with an error.
+            # An ignored label such as -100 is out of range for Gather, whose kernel raises an error.
             safe = op.Where(ignored, op.const(0, target.dtype), target)
             counts = op.Where(ignored, 0.0, op.Gather(weight, safe))
         if counts is not None:
@@ -194,7 +195,7 @@ class _ClassLoss(Loss):
             return None
         array = numbers(self, "weight", self.weight)
         classes = (static_dims(scores) or (None, None))[1]
-        # A symbolic number of classes is compared by the kernels, at the first batch.
+        # For a symbolic number of classes, the kernels compare it at the first batch.
         if classes is not None and classes != array.size:
             raise self._error(
                 f"weight has {array.size} entries, and scores {scores.name!r} of shape {scores.shape} have "
@@ -205,10 +206,10 @@ class _ClassLoss(Loss):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class NLLLoss(_ClassLoss):
-    """Negative log-likelihood: -weight[label]·scores[label], with scores that are log-probabilities.
+    """Negative log-likelihood: -weight[label]·scores[label], for scores that are log-probabilities.
 
     Attributes:
-        activation: "exp", the inverse of the logarithm that the model has taken.
+        activation: "exp", the inverse of the model's logarithm.
     """
 
     activation: ClassVar[Activation | None] = "exp"
@@ -226,16 +227,16 @@ class NLLLoss(_ClassLoss):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CrossEntropyLoss(_ClassLoss):
-    """Cross-entropy of softmax(scores) along the axis of the classes against class labels, or class probabilities.
+    """Cross-entropy of softmax(scores) along the class axis against class labels or class probabilities.
 
-    With `probabilities` the target has the shape and dtype of the scores; the mean is then over positions,
-    and weights scale the classes' terms only.
+    With `probabilities`, the target has the shape and dtype of the scores; the mean is then over positions, and weights
+    only scale the terms of the classes.
 
     Attributes:
-        activation: "softmax", along the axis of the classes.
-        default_metrics: "probability_accuracy", as targets without class labels are probabilities.
-        label_smoothing: fraction of the target's mass that is spread evenly over all classes, e.g. 0.1 (Szegedy et
-            al., 2016, section 7).
+        activation: "softmax", along the class axis.
+        default_metrics: "probability_accuracy", because targets without class labels are probabilities.
+        label_smoothing: fraction of the target that is distributed evenly over all classes, e.g. 0.1 (Szegedy et al.,
+            2016, section 7).
         probabilities: True for targets that are class probabilities instead of labels.
     """
 
@@ -248,7 +249,7 @@ class CrossEntropyLoss(_ClassLoss):
         super().__post_init__()
         require(self, "label_smoothing", lambda value: 0 <= value <= 1, "between 0 and 1")
         if self.probabilities:
-            # The default -100 passes: nobody can tell it from one that was left out.
+            # The default -100 is accepted, because it cannot be distinguished from an omitted argument.
             require(
                 self,
                 "ignore_index",
@@ -278,7 +279,8 @@ class CrossEntropyLoss(_ClassLoss):
             # ONNX's SoftmaxCrossEntropyLoss has no label smoothing.
             loss = self._smoothed(op, wide, target, weight, positions)
         else:
-            # One op in place of LogSoftmax and a sum, as its gradient, softmax minus one-hot labels, is one kernel.
+            # A single op instead of LogSoftmax and a sum, because its gradient, softmax minus one-hot labels, is one
+            # kernel.
             loss = op.SoftmaxCrossEntropyLoss(
                 wide, target, weight, ignore_index=self.ignore_index, reduction=self.reduction
             )
@@ -288,7 +290,7 @@ class CrossEntropyLoss(_ClassLoss):
     def _probability_terms(
         self, op: Emitter, scores: ir.Value, target: ir.Value, weight: ir.Value | None
     ) -> ir.Value:
-        """Writes -sum_c weight[c]·target[c]·log p[c] for smoothed target probabilities."""
+        """Emits -sum_c weight[c]·target[c]·log p[c] for smoothed target probabilities."""
         if self.label_smoothing:
             target = op.Add(op.Mul(target, 1 - self.label_smoothing), self._smoothing_share(op, scores))
         return _class_sum(op, op.Mul(op.LogSoftmax(scores, axis=1), target), weight, like=scores)
@@ -296,7 +298,7 @@ class CrossEntropyLoss(_ClassLoss):
     def _smoothed(
         self, op: Emitter, scores: ir.Value, labels: ir.Value, weight: ir.Value | None, positions: ir.Shape
     ) -> ir.Value:
-        """Writes -(1 - s)·w[label]·log p[label] - (s/C)·sum_c w[c]·log p[c] with s = label_smoothing, reduced."""
+        """Emits -(1 - s)·w[label]·log p[label] - (s/C)·sum_c w[c]·log p[c] with s = label_smoothing, reduced."""
         log_p: ir.Value = op.LogSoftmax(scores, axis=1)
         of_label = op.NegativeLogLikelihoodLoss(
             log_p, labels, weight, ignore_index=self.ignore_index, reduction="none"
@@ -304,11 +306,12 @@ class CrossEntropyLoss(_ClassLoss):
         spread = op.Mul(_class_sum(op, log_p, weight, like=scores), self._smoothing_share(op, scores))
         terms: ir.Value = op.Add(op.Mul(of_label, 1 - self.label_smoothing), spread)
         ignored = self._ignored(op, labels)
-        # NegativeLogLikelihoodLoss is 0 at an ignored position; the part that is spread over all classes is not.
+        # NegativeLogLikelihoodLoss is 0 at an ignored position, unlike the part that is distributed over all classes.
         if ignored is not None:
             terms = op.Where(ignored, 0.0, terms)
         terms.shape = positions
-        # PyTorch divides both parts by the sum of the labels' weights, though the second has those of all classes.
+        # PyTorch divides both parts by the sum of the labels' weights, although the second one contains those of all
+        # classes.
         if self.reduction != "mean" or (ignored is None and weight is None):
             return reduce(op, terms, self.reduction)
         total = op.ReduceSum(terms, keepdims=0)
@@ -318,20 +321,20 @@ class CrossEntropyLoss(_ClassLoss):
         return loss
 
     def _counts(self, op: Emitter, scores: ir.Value, target: ir.Value) -> ir.Value | None:
-        # PyTorch's mean over probabilities divides by the number of positions, class weights or not.
+        # PyTorch's mean over probabilities divides by the number of positions, regardless of class weights.
         return None if self.probabilities else super()._counts(op, scores, target)
 
     def _smoothing_share(self, op: Emitter, scores: ir.Value) -> ir.Value:
-        """Returns label_smoothing / C as a tensor of one element."""
+        """Returns label_smoothing / C as a tensor with one element."""
         classes = (static_dims(scores) or (None, None))[1]
         if classes is not None:
-            # No classes, no terms: any finite share will do, and 1/0 would be an error of the build.
+            # Without classes there are no terms: any finite value will do, whereas 1/0 would be an error.
             return op.const(self.label_smoothing / max(classes, 1), like=scores)
         return op.Div(self.label_smoothing, op.Cast(op.dim(scores, 1), to=scores.dtype))
 
 
 def _other_axis(loss: str, scores: tuple[int | str | None, ...], axis: int) -> str:
-    """Says, for errors, how to pass the loss if the classes do not lie along `axis`: the other axis and its labels."""
+    """Returns advice, for errors, to pass the loss with the other class axis, with the shape of the labels."""
     last = axis != len(scores) - 1
     labels = ir.Shape(scores[:-1] if last else (scores[0], *scores[2:]))
     where = "the last axis, as the vocabulary of a language model" if last else "axis 1"
@@ -339,7 +342,7 @@ def _other_axis(loss: str, scores: tuple[int | str | None, ...], axis: int) -> s
     return f"If they lie along {where}, pass {setting}, with labels of shape {labels}."
 
 
-# Ops between a linear layer and the scores that leave the axes in their places.
+# Ops between a linear layer and the scores that do not move axes.
 _KEEPING_AXES = frozenset(
     {"Add", "Cast", "Clip", "DequantizeLinear", "Div", "Identity", "Mul", "QuantizeLinear", "Sub", "Tanh"}
 )
@@ -347,9 +350,9 @@ _OF_WEIGHTS = frozenset({"Cast", "DequantizeLinear", "Identity", "Transpose"})
 
 
 def _last_axis_product(scores: ir.Value) -> str | None:
-    """Names the linear layer along the last axis that computes the scores, e.g. "MatMul 'lm_head'"; None for other ops.
+    """Returns the linear layer along the last axis that computes the scores, e.g. "MatMul 'lm_head'", or None.
 
-    A bias, a scale or a soft cap may come after the layer.
+    A bias, a scale or a soft cap may follow the layer.
     """
     node = scores.producer()
     while node is not None and node.op_type in _KEEPING_AXES:
@@ -365,7 +368,7 @@ def _last_axis_product(scores: ir.Value) -> str | None:
 
 
 def _is_weight_matrix(value: ir.Value | None) -> bool:
-    """Says if a value is an initializer of rank 2, or one that was transposed, cast or dequantized."""
+    """True if a value is an initializer of rank 2, possibly transposed, cast or dequantized."""
     while value is not None and (node := value.producer()) is not None and node.op_type in _OF_WEIGHTS:
         value = node.inputs[0]
     return (
@@ -374,9 +377,9 @@ def _is_weight_matrix(value: ir.Value | None) -> bool:
 
 
 def _class_sum(op: Emitter, terms: ir.Value, weight: ir.Value | None, *, like: ir.Value) -> ir.Value:
-    """Returns -sum_c weight[c]·terms[:, c, ...], for terms of the shape of `like`."""
+    """Returns -sum_c weight[c]·terms[:, c, ...], for terms with the shape of `like`."""
     if weight is not None:
-        # [C] would broadcast along the last axis; [1, C, 1, ...] goes along the axis of the classes.
+        # [C] would broadcast along the last axis; [1, C, 1, ...] broadcasts along the class axis.
         rank = len(static_dims(like) or ())
         terms = op.Mul(terms, op.Reshape(weight, [1, -1] + [1] * (rank - 2)))
     return op.Neg(op.ReduceSum(terms, [1], keepdims=0))

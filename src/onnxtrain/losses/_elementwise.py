@@ -1,4 +1,4 @@
-"""Defines the losses with one term per score, such as the squared error, and the base of those with one per sample."""
+"""Defines the losses with one term per element, such as the squared error, and the base class for one per sample."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ._base import Activation, Loss, TargetSpec, narrow, numbers, reduce, widen
 
 
 class _TermwiseLoss(Loss):
-    """A loss whose target has the shape and dtype of the scores; subclasses write its terms."""
+    """Base class of losses whose target has the shape and dtype of the scores; subclasses define the terms."""
 
     def targets(self, scores: ir.Value) -> list[TargetSpec]:
         dims = self._scores_dims(scores)
@@ -27,13 +27,13 @@ class _TermwiseLoss(Loss):
     def build(self, op: Emitter, scores: ir.Value, target: ir.Value) -> ir.Value:
         self._check_target(self.targets(scores)[0], target)
         terms = self._terms(op, widen(op, scores), widen(op, target))
-        # The emitter infers dtypes, but no shapes, and sample weights need the rank of the terms.
+        # The emitter infers dtypes but not shapes, and sample weights need the rank of the terms.
         terms.shape = self._terms_shape(scores)
         return narrow(op, reduce(op, terms, self.reduction), scores)
 
     @abstractmethod
     def _terms(self, op: Emitter, scores: ir.Value, target: ir.Value) -> ir.Value:
-        """Writes the terms from scores and target in float32 or float64."""
+        """Emits the terms of scores and target in float32 or float64."""
 
     @abstractmethod
     def _terms_shape(self, scores: ir.Value) -> ir.Shape | None:
@@ -41,9 +41,9 @@ class _TermwiseLoss(Loss):
 
 
 class ElementwiseLoss(_TermwiseLoss):
-    """A loss with one term per score, and a target of the scores' shape and dtype; subclasses write `_terms`."""
+    """A loss with one term per element, and a target with the scores' shape and dtype; subclasses define `_terms`."""
 
-    # Of a regression; subclasses for probabilities replace them.
+    # For regression; subclasses for probabilities override them.
     default_metrics: ClassVar[tuple[str, ...]] = ("mae", "rmse")
 
     def _terms_shape(self, scores: ir.Value) -> ir.Shape | None:
@@ -53,7 +53,7 @@ class ElementwiseLoss(_TermwiseLoss):
 class SampleLoss(_TermwiseLoss):
     """A loss with one term per sample, shape [N], of scores and a target of shape [N, d1, ...].
 
-    Subclasses write `_terms`, with :func:`sample_sum` for sums over the positions of a sample.
+    Subclasses define `_terms`, with :func:`sample_sum` for sums over the positions of a sample.
     """
 
     def targets(self, scores: ir.Value) -> list[TargetSpec]:
@@ -90,7 +90,7 @@ class HuberLoss(ElementwiseLoss):
     """With d = scores - target: d²/2 where |d| <= delta, delta·(|d| - delta/2) elsewhere.
 
     Attributes:
-        delta: error at which the square turns into a line; positive, in units of the scores, e.g. 1.0.
+        delta: error at which the loss changes from quadratic to linear; positive, in units of the scores, e.g. 1.0.
     """
 
     delta: float = 1.0
@@ -105,10 +105,10 @@ class HuberLoss(ElementwiseLoss):
 
 @dataclass(frozen=True, kw_only=True)
 class SmoothL1Loss(ElementwiseLoss):
-    """Huber's loss divided by its threshold: d²/(2·beta) where |d| < beta, else |d| - beta/2; beta = 0 gives |d|.
+    """Huber loss divided by its threshold: d²/(2·beta) where |d| < beta, else |d| - beta/2; |d| for beta = 0.
 
     Attributes:
-        beta: error at which the square turns into a line; not negative, in units of the scores, e.g. 1.0.
+        beta: error at which the loss changes from quadratic to linear; non-negative, in units of the scores, e.g. 1.0.
     """
 
     beta: float = 1.0
@@ -119,22 +119,22 @@ class SmoothL1Loss(ElementwiseLoss):
 
     def _terms(self, op: Emitter, scores: ir.Value, target: ir.Value) -> ir.Value:
         difference: ir.Value = op.Sub(scores, target)
-        # Division by 0 has no result, but the loss has a limit, the absolute error; PyTorch returns that, too.
+        # As in PyTorch, the limit for beta = 0 is the absolute error.
         if self.beta == 0:
             return op.Abs(difference)
         return op.Mul(_huber(op, difference, self.beta), 1 / self.beta)
 
 
-# Without `eq`: weights may be arrays, whose comparison gives an array of bools in place of one.
+# Without `eq`, because weights may be arrays, whose comparison returns an array.
 @dataclass(frozen=True, kw_only=True, eq=False)
 class BCEWithLogitsLoss(ElementwiseLoss):
     """Binary cross-entropy of sigmoid(scores); targets are probabilities in [0, 1].
 
-    (1 - t)·x + (1 + (p - 1)·t)·softplus(-x) with p = pos_weight, which does not overflow for large |x|.
+    Computed as (1 - t)·x + (1 + (p - 1)·t)·softplus(-x) with p = pos_weight, which is numerically stable.
 
     Attributes:
         activation: "sigmoid".
-        default_metrics: "binary_accuracy", as the targets are probabilities of one class.
+        default_metrics: "binary_accuracy", because the targets are probabilities of one class.
         weight: factor of each term, an array that broadcasts to the scores, e.g. one weight per label; None for 1.
         pos_weight: factor of the terms of positive targets, e.g. 5.0 if they are rare; broadcasts likewise; None for 1.
     """
@@ -156,9 +156,9 @@ class BCEWithLogitsLoss(ElementwiseLoss):
         return terms
 
     def _weight_for(self, field: str, value: npt.ArrayLike, scores: ir.Value) -> np.ndarray:
-        """Returns a weight as an array after a check that it broadcasts to the scores."""
+        """Returns a weight as an array after checking that it broadcasts to the scores."""
         array = numbers(self, field, value)
-        # NumPy's and ONNX's broadcasting aligns shapes at their ends; a symbolic size (None) fits any weight.
+        # NumPy's and ONNX's broadcasting aligns the last axes; a symbolic size (None) matches any weight.
         dims = static_dims(scores) or ()
         tail = dims[len(dims) - array.ndim :] if array.ndim <= len(dims) else ()
         if array.ndim > len(dims) or any(
@@ -173,8 +173,8 @@ class BCEWithLogitsLoss(ElementwiseLoss):
 
 def softplus(op: Emitter, x: ir.Value) -> ir.Value:
     """Returns log(1 + exp(x))."""
-    # ONNX Runtime's CPU has no kernel of Softplus for float64, so it is max(x, 0) + log(1 + exp(-|x|)) there. By Where
-    # and not by Max and Abs: at x = 0 both halves then take the same side, and the derivative is 1/2 there, too.
+    # ONNX Runtime has no float64 CPU kernel for Softplus, so it is max(x, 0) + log(1 + exp(-|x|)) there. Where is used
+    # instead of Max and Abs, so that at x = 0 both parts take the same branch, and the derivative is 1/2.
     if x.dtype != ir.DataType.DOUBLE:
         return op.Softplus(x)
     positive = op.Greater(x, 0.0)
@@ -183,13 +183,13 @@ def softplus(op: Emitter, x: ir.Value) -> ir.Value:
 
 
 def sample_sum(op: Emitter, values: ir.Value, like: ir.Value) -> ir.Value:
-    """Sums values of the shape of `like`, e.g. the scores, over all axes but the first: shape [N]."""
+    """Sums values with the shape of `like`, e.g. the scores, over all axes but the first: shape [N]."""
     assert like.shape is not None
     result: ir.Value = op.ReduceSum(values, list(range(1, len(like.shape))), keepdims=0)
     return result
 
 
 def _huber(op: Emitter, difference: ir.Value, delta: float) -> ir.Value:
-    """Returns c·(d - c/2) with c = clip(d, -delta, delta): Huber's two branches without a comparison."""
+    """Returns c·(d - c/2) with c = clip(d, -delta, delta), which equals both branches of the Huber loss."""
     clipped = op.Clip(difference, -delta, delta)
     return op.Mul(clipped, op.Sub(difference, op.Mul(clipped, 0.5)))

@@ -1,4 +1,4 @@
-"""Defines the focal loss for binary labels of which one is rare."""
+"""Defines the focal loss for imbalanced binary labels."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from ._elementwise import ElementwiseLoss, softplus
 
 @dataclass(frozen=True, kw_only=True)
 class FocalLoss(ElementwiseLoss):
-    """Binary cross-entropy that counts easy examples less (Lin et al., 2017, equation 5); targets are 0 or 1.
+    """Binary cross-entropy that down-weights easy examples (Lin et al., 2017, equation 5); targets are 0 or 1.
 
-    With p = sigmoid(score): -alpha·(1 - p)^gamma·log(p) for target 1, -(1 - alpha)·p^gamma·log(1 - p) for target 0.
-    A target t between 0 and 1 gives t times the first plus 1 - t times the second, as in binary cross-entropy.
+    With p = sigmoid(score): -alpha·(1 - p)^gamma·log(p) for target 1, -(1 - alpha)·p^gamma·log(1 - p) for target 0. For
+    a target t between 0 and 1, the loss is t times the first plus 1 - t times the second, as in binary cross-entropy.
 
     Attributes:
         activation: "sigmoid".
         default_metrics: "binary_accuracy".
-        alpha: weight of target 1, from 0 to 1, e.g. 0.25; target 0 has 1 - alpha. None gives both the weight 1.
+        alpha: weight of target 1, from 0 to 1, e.g. 0.25; target 0 has 1 - alpha. With None, both have weight 1.
         gamma: exponent, e.g. 2.0. The larger it is, the less well-classified examples count; 0 is binary cross-entropy.
     """
 
@@ -39,8 +39,8 @@ class FocalLoss(ElementwiseLoss):
         require(self, "gamma", lambda gamma: 0 <= gamma < float("inf"), "zero or a positive number")
 
     def _terms(self, op: Emitter, scores: ir.Value, target: ir.Value) -> ir.Value:
-        # log(p) = -softplus(-x) and log(1 - p) = -softplus(x). Powers of p as exp(gamma·log(p)) keep a finite gradient
-        # where p is rounded to 0 or 1, which Pow of a sigmoid has not for gamma below 1.
+        # log(p) = -softplus(-x) and log(1 - p) = -softplus(x). Computing powers of p as exp(gamma·log(p)) keeps
+        # gradients finite where p is rounded to 0 or 1, unlike Pow of a sigmoid for gamma below 1.
         minus_log_p, minus_log_q = softplus(op, op.Neg(scores)), softplus(op, scores)
 
         def term(minus_log_target: ir.Value, minus_log_other: ir.Value) -> ir.Value:

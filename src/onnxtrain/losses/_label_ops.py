@@ -1,4 +1,4 @@
-"""Reads ONNX's losses of class labels, which a model that was exported with its loss contains."""
+"""Analyzes ONNX's losses of class labels in a model that was exported with its loss."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from onnxtrain.emitter import known_array
 from onnxtrain.op_facts import CASTS, VIEWS
 
 LABEL_OPS = frozenset({"NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss"})
-"""The ops whose second input is class labels, and whose first output is the loss."""
+"""Ops with class labels as second input and the loss as first output."""
 
 
 def label_mean(node: ir.Node) -> dict[str, Any] | None:
-    """Describes what the loss of one of :data:`LABEL_OPS` is a mean over, as :meth:`Loss.mean_over` does.
+    """Describes the mean of one of :data:`LABEL_OPS`, as :meth:`Loss.mean_over` does.
 
     Returns:
-        The entry `loss_mean` of the manifest: None for a sum, and {} if no input of the model says which labels count.
+        The entry `loss_mean` of the manifest: None for a sum, and {} if no input of the model determines which labels
+        count.
     """
     reduction = node.attributes.get_string("reduction", "mean")
     if reduction == "sum":
@@ -27,7 +28,7 @@ def label_mean(node: ir.Node) -> dict[str, Any] | None:
     labels, shift = _follow_labels(node.inputs[1], ignore_index)
     weight = node.inputs[2] if len(node.inputs) > 2 else None
     weights = known_array(weight)
-    # The runtime checks labels before it looks up their weights, but not those of which the model cuts some off.
+    # The runtime checks labels before it looks up their weights, except labels that the model partly removes.
     unknown_weight = weight is not None and (weights is None or shift > 0)
     if reduction != "mean" or labels is None or unknown_weight:
         return {}
@@ -42,12 +43,12 @@ def label_mean(node: ir.Node) -> dict[str, Any] | None:
 def _follow_labels(value: ir.Value | None, ignore_index: int | None) -> tuple[ir.Value | None, int]:
     """Follows labels back to an input of the model, through casts and reshapes.
 
-    A language model cuts off the first label of each sequence, as no token predicts it. It may add a label to ignore at
-    the end, so that the scores can stay whole.
+    A language model removes the first label of each sequence, because no token predicts it. It may append an ignored
+    label, so that the logits need not be sliced.
 
     Returns:
-        The input of integers, and the number of labels that are cut off at the start of axis 1; (None, 0) if the labels
-        are computed in another way.
+        The integer input, and the number of labels removed at the start of axis 1; (None, 0) if the labels are computed
+        in another way.
     """
     shift = 0
     while value is not None and not value.is_graph_input():
@@ -55,7 +56,7 @@ def _follow_labels(value: ir.Value | None, ignore_index: int | None) -> tuple[ir
         kind = "" if node is None or node.domain else node.op_type
         if node is None or not (
             kind in CASTS
-            # In front of the cut, axis 1 has to be that of the input.
+            # Before the Slice, axis 1 must be that of the input.
             or (kind in VIEWS and not shift)
             or (kind == "Slice" and not shift and _cut(node))
             or (kind == "Pad" and _adds_ignored(node, ignore_index))
@@ -69,7 +70,7 @@ def _follow_labels(value: ir.Value | None, ignore_index: int | None) -> tuple[ir
 
 
 def _cut(node: ir.Node) -> int:
-    """Returns k of a Slice that computes `labels[:, k:]`, e.g. 1; 0 for any other Slice."""
+    """Returns k for a Slice that computes `labels[:, k:]`, e.g. 1; 0 for any other Slice."""
     starts, ends, axes = (known_array(value) for value in [*node.inputs[1:], None][:3])
     steps = np.ones(1) if len(node.inputs) < 5 or node.inputs[4] is None else known_array(node.inputs[4])
     source = node.inputs[0]
@@ -86,13 +87,13 @@ def _cut(node: ir.Node) -> int:
     if not one_axis or starts.item() <= 0:
         return 0
     size = source.shape[1]
-    # Exporters write the largest int64 for "up to the end".
+    # Exporters write the maximum int64 for "up to the end".
     end = size if isinstance(size, int) else np.iinfo(np.int32).max
     return int(starts.item()) if ends.item() >= end else 0
 
 
 def _adds_ignored(node: ir.Node, ignore_index: int | None) -> bool:
-    """Says if a Pad adds labels at the ends of axes, of which none counts."""
+    """True if a Pad only appends ignored labels at the ends of axes."""
     pads, fill = known_array(node.inputs[1]), known_array(node.inputs[2] if len(node.inputs) > 2 else None)
     if node.attributes.get_string("mode", "constant") != "constant" or pads is None or fill is None:
         return False

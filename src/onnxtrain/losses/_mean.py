@@ -1,4 +1,4 @@
-"""Finds the set that a model's loss is a mean over, if the loss combines losses that are known: 0.5·loss_a + loss_b."""
+"""Determines what a model's loss is a mean over, also for combinations of known losses such as 0.5·loss_a + loss_b."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ from onnxtrain.losses._base import MEAN_KEY
 from onnxtrain.losses._label_ops import LABEL_OPS, label_mean
 from onnxtrain.op_facts import CASTS, VIEWS
 
-# JSON of `Loss.mean_over`. An unknown loss is taken for a mean over samples, by far the most common.
+# JSON of `Loss.mean_over`. An unknown loss is assumed to be a mean over samples, by far the most common case.
 _UNKNOWN = "{}"
 _SUM = "null"
-# The sign of a loss does not matter for the average of several batches.
+# The sign of a loss does not matter for averaging batches.
 _SAME = VIEWS | CASTS | {"Neg"}
 _SCALED = frozenset({"Div", "Mul"})
 _ADDED = frozenset({"Add", "Sub", "Sum"})
 
 
 def loss_mean(loss: ir.Value) -> dict[str, Any] | None:
-    """Returns :meth:`Loss.mean_over` of the losses that a value is computed from.
+    """Returns :meth:`Loss.mean_over` of the losses from which a value is computed.
 
-    Losses are those of onnxtrain, and nodes of ONNX's losses of class labels. Three kinds of values are a mean over the
-    same set as the losses in them: a multiple of a loss, a sum of losses over one and the same set, and a loss plus a
-    value that depends on no input, such as a penalty on the weights. Any other value counts as a mean over samples, {}.
+    Losses are those of onnxtrain, and ONNX's losses of class labels. Three kinds of values are a mean over the same
+    samples or labels as their losses: a multiple of a loss, a sum of losses with the same mean, and a loss plus a value
+    that does not depend on any input, such as a penalty on the weights. Any other value is assumed to be a mean over
+    samples, {}.
     """
     result: dict[str, Any] | None = json.loads(_described(loss) or _UNKNOWN)
     return result
@@ -40,29 +41,29 @@ def _described(value: ir.Value) -> str | None:
     if node is not None and kind in LABEL_OPS and value is node.outputs[0]:
         return json.dumps(label_mean(node))
     if kind in _SAME:
-        # The other operands of such an op are shapes or axes.
+        # The other operands of these ops are shapes or axes.
         return _described(_operands(value)[0])
     if kind in _SCALED or kind in _ADDED:
         parts = [_described(operand) for operand in _operands(value)]
         varying = {part for part in parts if part is not None}
-        # One factor is the loss, the other is the same for every batch. A quotient by a loss is no mean at all.
+        # One factor is the loss, and the other one is the same for every batch. A quotient by a loss is not a mean.
         if kind in _SCALED and parts.count(None) == 1:
             return _UNKNOWN if kind == "Div" and parts[0] is None else varying.pop()
-        # A sum over samples plus a penalty is not a sum over samples: the penalty does not grow with the batch.
+        # A sum over samples plus a penalty is not a sum over samples, because the penalty does not grow with the batch.
         if kind in _ADDED and len(varying) == 1 and not (None in parts and _SUM in varying):
             return varying.pop()
     return _UNKNOWN if _varies(value) else None
 
 
 def _operands(value: ir.Value) -> list[ir.Value]:
-    """Returns the values that a value is computed from; none for an input or initializer."""
+    """Returns the values from which a value is computed; none for an input or initializer."""
     node = value.producer()
     return [] if node is None else [operand for operand in node.inputs if operand is not None]
 
 
 def _varies(value: ir.Value) -> bool:
-    """Says if a value depends on an input of the graph."""
-    # Without recursion: a chain of nodes may be longer than Python's stack.
+    """True if a value depends on an input of the graph."""
+    # Not recursive, because a chain of nodes may be longer than Python's stack.
     seen = {value}
     todo = [value]
     while todo:

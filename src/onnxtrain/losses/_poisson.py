@@ -1,4 +1,4 @@
-"""Defines the negative log-likelihood of counts after Poisson."""
+"""Defines the negative log-likelihood of counts under a Poisson distribution."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from ._elementwise import ElementwiseLoss
 
 @dataclass(frozen=True, kw_only=True)
 class PoissonNLLLoss(ElementwiseLoss):
-    """Negative log-likelihood of counts t whose logarithm of the rate is the score x: exp(x) - t·x.
+    """Negative log-likelihood of counts t with log-rates x, the scores: exp(x) - t·x.
 
     Attributes:
-        default_metrics: none, as the scores are logarithms of what the targets count.
-        log_input: False if the scores are rates themselves: x - t·log(x + eps).
-        full: True adds Stirling's approximation of log t! where t > 1: t·log(t) - t + log(2·pi·t)/2.
-        eps: added to rates, so that the logarithm of a rate 0 is finite; positive, e.g. 1e-8.
+        default_metrics: none, because the scores are logarithms of rates.
+        log_input: False if the scores are rates: x - t·log(x + eps).
+        full: True to add Stirling's approximation of log t! where t > 1: t·log(t) - t + log(2·pi·t)/2.
+        eps: added to rates, so that the logarithm of a rate of 0 is finite; positive, e.g. 1e-8.
     """
 
     default_metrics: ClassVar[tuple[str, ...]] = ()
@@ -41,7 +41,7 @@ class PoissonNLLLoss(ElementwiseLoss):
             terms = op.Sub(scores, op.Mul(target, op.Log(op.Add(scores, self.eps))))
         if not self.full:
             return terms
-        # Not the logarithm of 0, also where Where takes the other side.
+        # Avoids the logarithm of 0 even where Where selects the other branch.
         many = op.Greater(target, 1.0)
         count = op.Where(many, target, 1.0)
         half = op.Mul(op.Log(op.Mul(count, 2 * math.pi)), 0.5)

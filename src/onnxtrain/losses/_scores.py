@@ -1,4 +1,4 @@
-"""Warns of scores that are probabilities already."""
+"""Warns if a loss of logits reads probabilities."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _PROBABILITIES = ("Softmax", "Sigmoid")
 
 
 def warn_of_probabilities(loss: Loss, scores: ir.Value) -> None:
-    """Warns if a loss that takes scores gets the output of a Softmax or Sigmoid.
+    """Warns if a loss that expects logits reads the output of a Softmax or Sigmoid.
 
     Args:
-        loss: the loss; one without an `activation`, e.g. MSELoss, may well compare probabilities.
+        loss: the loss. One without an `activation`, e.g. MSELoss, may compare probabilities.
         scores: value of the model that the loss reads, e.g. the output "prob" of a classifier from a model zoo.
     """
     if loss.activation is None:
@@ -29,7 +29,7 @@ def warn_of_probabilities(loss: Loss, scores: ir.Value) -> None:
     if node is None or node.op_type not in _PROBABILITIES or node.domain or node.inputs[0] is None:
         return
     wanted = "log-probabilities" if loss.activation == "exp" else "scores (logits)"
-    # The log of the scores' softmax is what `nll` wants, and no value of the model.
+    # `nll` needs the logarithm of the softmax, which is not a value of the model.
     remedy = (
         "Choose cross_entropy, and the scores"
         if loss.activation == "exp"

@@ -1,4 +1,4 @@
-"""Defines the Tversky loss for the overlap of regions, of which Dice's is a case."""
+"""Defines the Tversky loss for the overlap of regions, which includes the Dice loss."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ class TverskyLoss(SampleLoss):
     """1 minus the Tversky index of each sample (Salehi et al., 2017, equation 3); targets are 0 or 1, or between.
 
     With p = sigmoid(score) and sums over all positions of a sample: TP = Σ p·t, FP = Σ p·(1 - t), FN = Σ (1 - p)·t, and
-    the loss is 1 - (TP + smooth) / (TP + alpha·FP + beta·FN + smooth). alpha = beta = 0.5 is the Dice loss.
+    the loss is 1 - (TP + smooth) / (TP + alpha·FP + beta·FN + smooth). With alpha = beta = 0.5, it is the Dice loss.
 
     Attributes:
         activation: "sigmoid".
         default_metrics: "binary_accuracy".
-        alpha: weight of false positives, zero or positive, e.g. 0.3.
-        beta: weight of false negatives, zero or positive, e.g. 0.7; larger than alpha, it favors recall.
-        smooth: added to numerator and denominator, positive, in positions, e.g. 1.0; without it a sample without
+        alpha: weight of false positives, non-negative, e.g. 0.3.
+        beta: weight of false negatives, non-negative, e.g. 0.7; larger than alpha, it favors recall.
+        smooth: added to numerator and denominator, positive, in positions, e.g. 1.0. Without it, a sample without
             positive targets would have no gradient.
     """
 
@@ -48,5 +48,5 @@ class TverskyLoss(SampleLoss):
         false_alarms = op.Mul(sample_sum(op, op.Mul(p, not_target), scores), self.alpha)
         missed = op.Mul(sample_sum(op, op.Mul(not_p, target), scores), self.beta)
         errors = op.Add(false_alarms, missed)
-        # 1 - (TP + s) / (TP + e + s) = e / (TP + e + s), in which no digits cancel where the loss is near 0.
+        # 1 - (TP + s) / (TP + e + s) = e / (TP + e + s), which loses no digits to cancellation for losses near 0.
         return op.Div(errors, op.Add(op.Add(hits, errors), self.smooth))

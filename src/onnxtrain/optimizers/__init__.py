@@ -1,6 +1,6 @@
-"""Writes one step of an optimizer as an ONNX model: `optimizer_model.onnx` of a training run.
+"""Builds one step of an optimizer as an ONNX model: `optimizer_model.onnx` of a training run.
 
-The room `optim` is another one: it holds the PyTorch optimizer of onnxruntime-training.
+Not to be confused with `onnxtrain.optim`, the PyTorch optimizer of onnxruntime-training.
 
 >>> from onnxtrain.optimizers import AdamW, ClipGradNorm, ParameterSpec, build_optimizer_model
 >>> optimizer = AdamW(weight_decay=0.01, clip_grad=ClipGradNorm(1.0))
@@ -11,7 +11,7 @@ The room `optim` is another one: it holds the PyTorch optimizer of onnxruntime-t
 
 from __future__ import annotations
 
-# First of all imports: where onnx is missing, the error then says what to install.
+# The first import: if onnx is missing, its error message says what to install.
 import onnxtrain._desk  # noqa: F401  # isort: skip
 
 from onnxtrain._names import OPTIMIZERS as OPTIMIZER_NAMES
@@ -56,14 +56,14 @@ __all__ = [
 ]
 
 OPTIMIZERS: dict[str, type[Optimizer]] = {name: globals()[kind] for name, kind in OPTIMIZER_NAMES.items()}
-"""Optimizers by the names that :func:`make_optimizer`, `Trainer` and `--optimizer` take."""
+"""Optimizers by the names that :func:`make_optimizer`, `Trainer` and `--optimizer` accept."""
 
 
 def make_optimizer(spec: str | Optimizer) -> Optimizer:
-    """Makes the optimizer of a name in :data:`OPTIMIZERS` with default settings; returns an Optimizer unchanged.
+    """Returns the optimizer with a name in :data:`OPTIMIZERS`, with default settings; returns an Optimizer unchanged.
 
     Raises:
-        GraphBuildError: there is no optimizer of that name.
+        GraphBuildError: there is no optimizer with that name.
 
     Example:
         >>> make_optimizer("sgd").state_spec()

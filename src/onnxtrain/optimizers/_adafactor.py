@@ -1,4 +1,4 @@
-"""Defines Adafactor, whose state is one number per row and per column instead of one per element."""
+"""Defines Adafactor, whose state has one element per row and per column instead of one per element."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Adafactor(Optimizer):
         require_not_negative(self, "weight_decay")
 
     def moments(self, shape: tuple[int, ...]) -> Sequence[Moment]:
-        # A vector is its own row: keeping row and column would save nothing. Rows of an empty matrix may have no mean.
+        # A factored vector would save nothing. Rows of an empty matrix may have no mean.
         if len(shape) < 2 or 0 in shape:
             return [Moment("running mean of the gradient's square")]
         return [
@@ -67,7 +67,7 @@ class Adafactor(Optimizer):
 
     def scalars(self, op: Emitter, learning_rate: ir.Value, step: ir.Value) -> Sequence[Operand]:
         count = op.Cast(step, to=learning_rate.dtype)
-        # 1 at the first step: the running means then start as the first squares, without a bias.
+        # 1 at the first step, so that the running means start at the first squares, without a bias.
         renew = op.Pow(count, self.beta2_decay)
         rho = op.Min(learning_rate, op.Reciprocal(op.Sqrt(count)))
         decay = op.Sub(1.0, op.Mul(learning_rate, self.weight_decay))
@@ -78,9 +78,9 @@ class Adafactor(Optimizer):
     ) -> tuple[ir.Value, ...]:
         assert w.dtype is not None
         assert w.shape is not None
-        # Of the dtype of the computation: float32 for a parameter of float16.
+        # For the dtype of the computation: float32 for a float16 parameter.
         eps1 = float(np.finfo(w.dtype.numpy()).eps) if self.eps[0] is None else self.eps[0]
-        # An empty parameter has no root mean square; PyTorch divides by its 0 elements.
+        # An empty parameter has no root mean square, because it has 0 elements.
         count = float(max(1, math.prod(w.shape.numpy())))
         settings = (count, eps1, eps1**2, self.eps[1], self.d)
         step = adafactor_step if len(moments) == 1 else adafactor_matrix_step

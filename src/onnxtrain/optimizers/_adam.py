@@ -1,4 +1,4 @@
-"""Defines Adam, AdamW and SparseAdam, which share moments, bias correction and the composite ops of their steps."""
+"""Defines Adam, AdamW and SparseAdam, which share moments, bias correction and composite ops."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _MOMENTS = (Moment("running mean of the gradient"), Moment("running mean of its 
 
 @dataclass(frozen=True, kw_only=True)
 class _AdamFamily(Optimizer):
-    """The settings, moments and coefficients that Adam, AdamW and SparseAdam share."""
+    """The settings, moments and coefficients common to Adam, AdamW and SparseAdam."""
 
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
@@ -41,7 +41,7 @@ class _AdamFamily(Optimizer):
         return _MOMENTS
 
     def scaled(self, op: Emitter, scalars: Sequence[Operand], factor: ir.Value) -> Sequence[Operand] | None:
-        # `_step` takes a further scalar for the factor.
+        # `_step` accepts another scalar for the factor.
         return *scalars, factor
 
     def _coefficients(self) -> tuple[float, float, float, float]:
@@ -60,7 +60,7 @@ class _AdamFamily(Optimizer):
         *,
         decays: bool = False,
     ) -> tuple[ir.Value, ...]:
-        """Calls the composite op of the step, by the number of its scalars the one with a factor of the gradient."""
+        """Calls the composite op of the step; the number of scalars determines if the gradient is scaled."""
         # The step without decay has one multiplication per element less.
         plain, clipped = (adamw_step, clipped_adamw_step) if decays else (adam_step, clipped_adam_step)
         count = len(plain.inputs) - 2 - len(moments)
@@ -75,7 +75,7 @@ class _AdamFamily(Optimizer):
         With c = 1 - beta**step: step_size·m/(sqrt(v) + eps·sqrt(c2)) equals lr·(m/c1)/(sqrt(v/c2) + eps).
 
         Returns:
-            The step size lr·sqrt(c2)/c1, and eps·sqrt(c2), or the plain eps unless `scale_eps` is set.
+            The step size lr·sqrt(c2)/c1, and eps·sqrt(c2), or eps unless `scale_eps` is True.
         """
         root2 = op.Sqrt(bias_correction(op, self.betas[1], step, learning_rate))
         correction1 = bias_correction(op, self.betas[0], step, learning_rate)
@@ -89,10 +89,9 @@ class AdamW(_AdamFamily):
 
     With m' and v' the running means of g and g², c1 = 1 - beta1**step, c2 = 1 - beta2**step:
 
-    - adam_mode 0, the default, as torch.optim.AdamW:
-      w' = w·(1 - lr·weight_decay) - lr·(m'/c1)/(sqrt(v'/c2) + eps).
-    - adam_mode 1, as Hugging Face's former AdamW and onnxruntime-training:
-      u = w - lr·sqrt(c2)/c1·m'/(sqrt(v') + eps);  w' = u - lr·weight_decay·u.
+    - adam_mode 0, the default, as torch.optim.AdamW: w' = w·(1 - lr·weight_decay) - lr·(m'/c1)/(sqrt(v'/c2) + eps).
+    - adam_mode 1, as Hugging Face's former AdamW and onnxruntime-training: u = w - lr·sqrt(c2)/c1·m'/(sqrt(v') + eps);
+      w' = u - lr·weight_decay·u.
 
     The name "adamw" stands for `AdamW()`; `OptimType.AdamW` and `onnxblock.optim.AdamW()` stand for
     :meth:`of_onnxruntime_training`.
@@ -112,7 +111,7 @@ class AdamW(_AdamFamily):
 
     @classmethod
     def of_onnxruntime_training(cls) -> AdamW:
-        """Makes AdamW with the defaults of onnxruntime-training: eps 1e-6, no weight decay, adam_mode 1."""
+        """Returns AdamW with the defaults of onnxruntime-training: eps 1e-6, no weight decay, adam_mode 1."""
         return cls(eps=1e-6, weight_decay=0.0, adam_mode=1)
 
     def __post_init__(self) -> None:
@@ -127,7 +126,7 @@ class AdamW(_AdamFamily):
         if not self.weight_decay:
             return *self._coefficients(), step_size, eps
         decay = op.Sub(1.0, op.Mul(learning_rate, self.weight_decay))
-        # Hugging Face's form decays the parameter after the step, so that the decay shrinks the step, too.
+        # Hugging Face's form decays the parameter after the step, so that the decay shrinks the step as well.
         if self.adam_mode == 1:
             step_size = op.Mul(step_size, decay)
         return *self._coefficients(), step_size, eps, decay
@@ -143,8 +142,8 @@ class AdamW(_AdamFamily):
 class Adam(_AdamFamily):
     """Adam (Kingma and Ba, 2015), as torch.optim.Adam: weight decay is an L2 penalty, added to the gradient.
 
-    w' = w - lr·(m'/c1)/(sqrt(v'/c2) + eps), with m' and v' the running means of g + weight_decay·w and its
-    square, c1 = 1 - beta1**step, c2 = 1 - beta2**step.
+    w' = w - lr·(m'/c1)/(sqrt(v'/c2) + eps), with m' and v' the running means of g + weight_decay·w and its square, c1 =
+    1 - beta1**step, c2 = 1 - beta2**step.
 
     Attributes:
         betas: decay rates of the running means m and v, e.g. (0.9, 0.999).
@@ -162,7 +161,8 @@ class Adam(_AdamFamily):
         return *self._coefficients(), *self._corrected(op, learning_rate, step, scale_eps=True)
 
     def scaled(self, op: Emitter, scalars: Sequence[Operand], factor: ir.Value) -> Sequence[Operand] | None:
-        # The penalty is added to the clipped gradient and not clipped itself: a factor in the scalars would scale both.
+        # The penalty is added to the clipped gradient, and not clipped itself: a factor in the scalars would scale
+        # both.
         return None if self.weight_decay else super().scaled(op, scalars, factor)
 
     @takes_ranked_scalars
@@ -189,7 +189,7 @@ class SparseAdam(_AdamFamily):
     """
 
     def gradient_refusal(self, *, sparse: bool) -> str | None:
-        # As torch.optim.SparseAdam, which refuses dense gradients and names Adam.
+        # Like torch.optim.SparseAdam, which rejects dense gradients and suggests Adam.
         return (
             None
             if sparse

@@ -1,4 +1,4 @@
-"""Defines the base class of optimizers, their moments, and groups of parameters with settings of their own."""
+"""Defines the base class of optimizers, their moments, and parameter groups with their own settings."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class MomentSpec:
 
 
 class Moment(NamedTuple):
-    """One tensor of optimizer state, as `Optimizer.moments` declares it.
+    """One tensor of optimizer state, as declared by `Optimizer.moments`.
 
     Attributes:
         meaning: a description, e.g. "running mean of the gradient".
@@ -53,7 +53,7 @@ class StepInputs(NamedTuple):
 
     Attributes:
         w: the parameter.
-        g: the clipped gradient, of the same shape.
+        g: the clipped gradient, with the same shape.
         moments: one per entry of :meth:`Optimizer.moments`.
     """
 
@@ -64,15 +64,15 @@ class StepInputs(NamedTuple):
 
 @dataclass(frozen=True)
 class ParameterGroup:
-    """Parameters with other settings than the rest.
+    """Parameters with their own settings.
 
-    If a parameter is in several groups, the last group that gives a setting wins.
+    If a parameter is in several groups, the last group with a setting wins.
 
     Attributes:
         parameters: names, or patterns of names such as "*.bias"; each must match at least one parameter.
         learning_rate_scale: factor of the learning rate, e.g. 0.1; None for 1.
-        weight_decay: the group's weight decay, e.g. 0.0; None keeps the optimizer's.
-        optimizer: the group's optimizer, e.g. Muon(), without clipping and groups; None keeps the optimizer.
+        weight_decay: the group's weight decay, e.g. 0.0; None for the optimizer's.
+        optimizer: the group's optimizer, e.g. Muon(), without clipping and groups; None for the optimizer itself.
 
     Example:
         >>> from onnxtrain.optimizers import AdamW
@@ -85,14 +85,14 @@ class ParameterGroup:
     optimizer: Optimizer | None = None
 
     def __post_init__(self) -> None:
-        # A str is a sequence, too: it would be taken for names of one letter each.
+        # A str is also a sequence: of names with one letter each.
         names = [self.parameters] if isinstance(self.parameters, str) else list(self.parameters)
         object.__setattr__(self, "parameters", tuple(names))
         require(self, "parameters", lambda names: names and all(isinstance(n, str) for n in names), "names")
         for field in ("learning_rate_scale", "weight_decay"):
             if getattr(self, field) is not None:
                 require_not_negative(self, field)
-        # The gradients of all groups are clipped together, so only the outermost optimizer has a say.
+        # The gradients of all groups are clipped together, so only the outermost optimizer may have clipping.
         require(
             self,
             "optimizer",
@@ -106,17 +106,17 @@ class ParameterGroup:
 
 @dataclass(frozen=True, kw_only=True)
 class Optimizer(ABC):
-    """An optimizer: its settings, and the methods that write its step as ONNX nodes.
+    """An optimizer: its settings, and the methods that emit its step as ONNX nodes.
 
-    The learning rate is an input of the optimizer model, not a field: a schedule changes it at every step.
+    The learning rate is an input of the optimizer model, not a field, so that a schedule can change it at every step.
 
     Attributes:
-        clip_grad: clipping of the gradients, e.g. ClipGradNorm(1.0), applied before any weight decay is added.
-        groups: parameters with other settings, e.g. (ParameterGroup("*.bias", weight_decay=0.0),).
+        clip_grad: gradient clipping, e.g. ClipGradNorm(1.0), applied before weight decay is added.
+        groups: parameters with their own settings, e.g. (ParameterGroup("*.bias", weight_decay=0.0),).
     """
 
     elementwise: ClassVar[bool] = True
-    """True if each element is updated independently of the others: :meth:`update` may then get a vector of them."""
+    """True if each element is updated independently of the others: :meth:`update` may get a flattened parameter."""
 
     clip_grad: GradientClipping | None = None
     groups: Sequence[ParameterGroup] = ()
@@ -130,7 +130,7 @@ class Optimizer(ABC):
             lambda clip: clip is None or isinstance(clip, GradientClipping),
             "ClipGradNorm(...), ClipGradValue(...) or None",
         )
-        # A tuple, because settings are hashed: parameters with equal ones share their scalars.
+        # A tuple, because settings are hashed: parameters with equal settings share their scalars.
         if isinstance(self.groups, Sequence):
             object.__setattr__(self, "groups", tuple(self.groups))
         require(
@@ -141,8 +141,8 @@ class Optimizer(ABC):
         )
 
     def state_spec(self, shape: tuple[int, ...] = ()) -> tuple[MomentSpec, ...]:
-        """Names the moments of a parameter of this shape, in the order of the optimizer model's inputs."""
-        # By number, as in onnxruntime-training, so that a host needs to know no optimizer to carry its state.
+        """Returns the moments of a parameter with this shape, in the order of the optimizer model's inputs."""
+        # Numbered, as in onnxruntime-training, so that a host can keep the state of any optimizer.
         return tuple(
             MomentSpec(f"momentum{index}", value, meaning, shape if moment_shape is None else moment_shape)
             for index, (meaning, value, moment_shape) in enumerate(self.moments(shape))
@@ -150,17 +150,18 @@ class Optimizer(ABC):
 
     @abstractmethod
     def moments(self, shape: tuple[int, ...]) -> Sequence[Moment]:
-        """Returns the moments of a parameter of this shape."""
+        """Returns the moments of a parameter with this shape."""
 
     def refusal(self, shape: tuple[int, ...]) -> str | None:
-        """Returns the reason why a parameter of this shape cannot be updated, for the error; None if it can."""
+        """Returns why a parameter with this shape cannot be updated, for the error; None if it can."""
         return None
 
     def gradient_refusal(self, *, sparse: bool) -> str | None:
-        """Returns the reason why a sparse (or a dense) gradient cannot be used, for the error; None if it can.
+        """Returns why a sparse (or a dense) gradient cannot be used, for the error; None if it can.
 
-        With a sparse gradient the step runs on the rows that the batch read, as if they were the parameter. This gives
-        the dense step's result if the optimizer is elementwise and does not move elements whose gradient is zero.
+        With a sparse gradient, the step runs on the rows that the batch read, as if they were the parameter. The result
+        equals that of the dense step if the optimizer is elementwise and does not change elements whose gradient is
+        zero.
         """
         return "moments and weight decay move rows without a gradient too" if sparse else None
 
@@ -169,7 +170,7 @@ class Optimizer(ABC):
         """Returns the scalars for :meth:`update` that are the same for all parameters, e.g. the corrected step size.
 
         Args:
-            op: writes into the optimizer model.
+            op: emitter of the optimizer model.
             learning_rate: float [], in the dtype of the computation.
             step: int64 [], 1 at the first step.
         """
@@ -179,23 +180,23 @@ class Optimizer(ABC):
     ) -> Sequence[Operand]:
         """Returns the scalars for :meth:`update` if they depend on the parameters; by default `scalars` unchanged.
 
-        Called once for all parameters that have the same settings, learning rate and dtype. :class:`Prodigy` estimates
-        its step size from all of them here.
+        Called once for all parameters with the same settings, learning rate and dtype. :class:`Prodigy` uses it to
+        estimate its step size from all of them.
 
         Args:
-            op: writes into the optimizer model.
+            op: emitter of the optimizer model.
             scalars: the result of :meth:`scalars`.
             inputs: one entry per parameter, in graph order.
         """
         return scalars
 
     def scaled(self, op: Emitter, scalars: Sequence[Operand], factor: ir.Value) -> Sequence[Operand] | None:
-        """Returns scalars with which :meth:`update` treats `g` as `factor`·`g`; None if no scalars can.
+        """Returns scalars with which :meth:`update` treats `g` as `factor`·`g`; None if there are none.
 
-        With such scalars, clipping by the norm costs no operation per element of the gradients.
+        With such scalars, clipping by the norm needs no operation per element of the gradients.
 
         Args:
-            op: writes into the optimizer model.
+            op: emitter of the optimizer model.
             scalars: the result of :meth:`scalars`.
             factor: [], in the dtype of the computation.
         """
@@ -208,10 +209,10 @@ class Optimizer(ABC):
         """Returns the new parameter and its new moments, in the dtype of `w`.
 
         Args:
-            op: writes into the optimizer model.
-            w: the parameter, or the rows of it that a sparse gradient names.
-            g: the clipped gradient, of the same shape and dtype.
-            moments: one per entry of :meth:`state_spec`, of the same dtype.
+            op: emitter of the optimizer model.
+            w: the parameter, or its rows for a sparse gradient.
+            g: the clipped gradient, with the same shape and dtype.
+            moments: one per entry of :meth:`state_spec`, with the same dtype.
             scalars: the result of :meth:`shared_scalars`.
         """
 
@@ -222,29 +223,29 @@ _Update = TypeVar("_Update", bound=Callable[..., Any])
 def takes_ranked_scalars(update: _Update) -> _Update:
     """Marks an `Optimizer.update` that combines tensors only with each other and with :func:`ranked` scalars.
 
-    Parameters whose last axis has size one then keep their shape, and are not flattened: a Reshape of a graph input
-    copies it. An `update` that overrides the marked function is not marked: its scalars may need shape [].
+    Parameters whose last axis has size one are then not flattened, which avoids a Reshape that copies the graph input.
+    An `update` that overrides the marked method is not marked, because its scalars may need shape [].
     """
     update.__dict__["takes_ranked_scalars"] = True
     return update
 
 
 def has_unit_tail(shape: ir.Shape | None) -> bool:
-    """Returns True if the last of several axes has size one, as in the weight of a 1x1 convolution."""
+    """True if the last of several axes has size one, as in the weight of a 1x1 convolution."""
     return shape is not None and shape.rank() > 1 and shape[-1] == 1
 
 
 def ranked(op: Emitter, scalar: Operand, shape: ir.Shape | None, like: ir.Value) -> Operand:
-    """Returns a scalar in the shape in which ONNX Runtime combines it fastest with tensors of `shape`.
+    """Returns a scalar in the shape with which ONNX Runtime combines it fastest with tensors of `shape`.
 
     If the last axis has size one, ONNX Runtime (1.20 to 1.32) combines a tensor with a scalar of shape [] element by
-    element, and takes 60 times as long as for a vector. It skips axes that have size one in both, hence [1, ..., 1].
+    element, which takes 60 times as long as for a vector. It skips axes that have size one in both, hence [1, ..., 1].
 
     Args:
-        op: writes into the optimizer model.
+        op: emitter of the optimizer model.
         scalar: a number, or a value of shape [].
         shape: shape of the tensors, e.g. [64, 32, 1, 1]; None if it is unknown.
-        like: a value of the tensors' dtype.
+        like: a value with the tensors' dtype.
     """
     if shape is None or not has_unit_tail(shape):
         return scalar
@@ -255,7 +256,7 @@ def ranked(op: Emitter, scalar: Operand, shape: ir.Shape | None, like: ir.Value)
 
 
 def require_not_negative(owner: object, *fields: str) -> None:
-    """Raises GraphBuildError unless these fields of an optimizer are zero or positive."""
+    """Raises GraphBuildError unless these fields of an optimizer are non-negative."""
     for field in fields:
         require(owner, field, lambda value: 0 <= value < float("inf"), "zero or a positive number")
 
@@ -271,7 +272,7 @@ def require_betas(owner: object) -> None:
 
 
 def moved_by(owner: object, *fields: str) -> str | None:
-    """Returns the reason why sparse gradients cannot be used if one of these fields is not zero, else None.
+    """Returns why sparse gradients cannot be used if one of these fields is not zero, else None.
 
     >>> from onnxtrain.optimizers import SGD
     >>> moved_by(SGD(weight_decay=0.1), "momentum", "weight_decay")
@@ -283,15 +284,15 @@ def moved_by(owner: object, *fields: str) -> str | None:
 
 def add_l2(op: Emitter, w: ir.Value, g: ir.Value, weight_decay: float) -> ir.Value:
     """Returns g + weight_decay·w, the gradient of the loss with an L2 penalty."""
-    # Without decay no node is written: ONNX Runtime would compute a product with 0 and a sum for every element.
+    # No node without decay: ONNX Runtime would compute a product with 0 and a sum for every element.
     return op.Add(g, op.Mul(w, ranked(op, weight_decay, w.shape, w))) if weight_decay else g
 
 
 def bias_correction(op: Emitter, beta: float, step: ir.Value, like: ir.Value) -> ir.Value:
     """Returns 1 - beta**step in the dtype of `like`."""
-    # As -2t/(1 - t) with t = tanh(step·log(beta)/2): subtracting a power from one loses five of float32's seven digits
-    # for beta = 0.9999, and float64 kernels are missing from the smaller web builds of ONNX Runtime.
-    # The logarithm of 0 does not exist; 1 - 0**step is 1.
+    # As -2t/(1 - t) with t = tanh(step·log(beta)/2): subtracting a power from one would lose five of float32's seven
+    # digits for beta = 0.9999, and the smaller web builds of ONNX Runtime lack float64 kernels. For beta = 0, where the
+    # logarithm does not exist, 1 - 0**step is 1.
     if beta == 0:
         return op.const(1.0, like=like)
     count = op.Cast(step, to=like.dtype)

@@ -1,4 +1,4 @@
-"""Builds the ONNX model of one optimizer step over all parameters."""
+"""Builds the ONNX model of one optimizer step for all parameters."""
 
 from __future__ import annotations
 
@@ -27,27 +27,27 @@ _Settings = tuple[Optimizer, float, ir.DataType]
 def build_optimizer_model(
     optimizer: Optimizer, parameters: Sequence[ParameterSpec], opset: int = CANONICAL_OPSET
 ) -> ir.Model:
-    """Builds the model of one optimizer step over all parameters.
+    """Builds the model of one optimizer step for all parameters.
 
-    Inputs: `learning_rate` (float32 []), `step` (int64 [], 1 at the first step), then for every parameter `<p>`,
-    `<p>_grad`, `<p>_momentum0`, ... Outputs: for every parameter `<p>_updated`, `<p>_momentum0_updated`, ... of the
-    same shapes and dtypes. Every output may be bound onto the buffer of its input.
+    Inputs: `learning_rate` (float32 []), `step` (int64 [], 1 at the first step), then for each parameter `<p>`,
+    `<p>_grad`, `<p>_momentum0`, ... Outputs: for each parameter `<p>_updated`, `<p>_momentum0_updated`, ... with the
+    same shapes and dtypes. Every output may be bound to the buffer of its input.
 
     A sparse gradient `<p>_grad` is `[reads, *rest]`, followed by the input `<p>_grad_indices`, int64 `[reads]`. The
-    gradients of rows that were read several times are added up. Rows that were not read stay, as do their moments.
+    gradients of rows that were read several times accumulate. Rows that were not read, and their moments, don't change.
 
-    Parameters of float16 and bfloat16 are converted to float32, updated, and rounded back; their moments are
-    float32. Changes smaller than half a unit in the last place of such a parameter are lost.
+    float16 and bfloat16 parameters are converted to float32, updated, and rounded; their moments are float32. Changes
+    smaller than half a unit in the last place of such a parameter are lost.
 
     Args:
         optimizer: the optimizer and its hyperparameters.
-        parameters: the trainable parameters, in graph order.
+        parameters: the trained parameters, in graph order.
         opset: opset of the model, 21 to 26.
 
     Raises:
         NothingToTrain: there are no parameters.
-        GraphBuildError: a parameter has a dtype that cannot be trained, or a shape or gradient that its optimizer
-            cannot use, a group names no parameter, or two inputs or outputs would have the same name.
+        GraphBuildError: a parameter has a dtype that cannot be trained, or a shape or gradient that its optimizer does
+            not support, a group matches no parameter, or two inputs or outputs would have the same name.
 
     Example:
         >>> from onnxtrain.optimizers import SGD
@@ -72,7 +72,7 @@ def build_optimizer_model(
     model = ir.Model(graph, ir_version=10, producer_name="onnxtrain")
     op = Emitter(graph, functions=model.functions)
     for name in (name for slot in slots for name in slot.outputs):
-        # Reserved: a parameter may be called as the emitter would call an intermediate value.
+        # Reserved, because a parameter may have the name that the emitter would choose for an intermediate value.
         op.unique_name(name)
     _write(op, optimizer, slots, learning_rate, step)
     LongSumsPass()(model)
@@ -83,16 +83,17 @@ def build_optimizer_model(
 def manifest_entry(optimizer: Optimizer, parameters: Sequence[ParameterSpec]) -> dict[str, Any]:
     """Returns the manifest entry of the model that :func:`build_optimizer_model` builds from these arguments."""
     updates = plan_updates(optimizer, parameters)
-    # One value per name: the plan numbers moments such that equal names start from equal values.
+    # One value per name: the plan numbers moments so that equal names have equal initial values.
     values = {moment.name: moment.initial_value for update in updates for moment in update.moments}
-    # As numbers: momentum10 comes behind momentum9.
+    # Numerically: momentum10 follows momentum9.
     names = sorted(values, key=lambda name: int(name.removeprefix("momentum")))
     return {
         "type": type(optimizer).__name__,
         "settings": _settings(optimizer),
         "moments": names,
         "initial_values": [values[name] for name in names],
-        # Sizes too: a host without Python need not read them from the model, whose moments may be smaller.
+        # Including sizes, because moments may be smaller than parameters, and a host without Python cannot easily read
+        # them from the model.
         "states": [
             {
                 "parameter": update.parameter.name,
@@ -115,7 +116,7 @@ def _settings(owner: Any) -> dict[str, Any]:
 
 
 def _plain(value: object) -> Any:
-    """Returns a setting as a JSON value; the text of what JSON does not have, e.g. "inf"."""
+    """Returns a setting as a JSON value, or as a string if JSON cannot represent it, e.g. "inf"."""
     if is_dataclass(value) and not isinstance(value, type):
         return {"type": type(value).__name__, **_settings(value)}
     if isinstance(value, list | tuple):
@@ -127,12 +128,12 @@ def _plain(value: object) -> Any:
 
 @dataclass(frozen=True)
 class _Slot:
-    """The graph inputs of one parameter, and its update from the plan.
+    """The graph inputs of one parameter, and its update.
 
     Attributes:
         w: the parameter, e.g. the input `fc.weight`.
         g: the gradient, e.g. the input `fc.weight_grad`.
-        indices: row numbers of a sparse gradient, int64 [reads]; None for a dense gradient.
+        indices: row indices of a sparse gradient, int64 [reads]; None for a dense gradient.
         moments: the optimizer state, e.g. [`fc.weight_momentum0`].
         update: optimizer, factor of the learning rate and specification of the moments.
     """
@@ -145,7 +146,7 @@ class _Slot:
 
     @classmethod
     def of(cls, update: Update) -> _Slot:
-        """Makes the graph inputs of one parameter."""
+        """Creates the graph inputs of one parameter."""
         parameter = update.parameter
         name, dtype = parameter.name, parameter.data_type
 
@@ -167,20 +168,20 @@ class _Slot:
 
     @property
     def dtype(self) -> ir.DataType:
-        """The dtype of the computation, e.g. float32 for a parameter of float16."""
+        """The dtype of the computation, e.g. float32 for a float16 parameter."""
         assert self.w.dtype is not None
         return moment_dtype(self.w.dtype)
 
     @property
     def settings(self) -> _Settings:
-        """The key by which parameters share scalars: those with equal settings have the same."""
+        """The key for sharing scalars: parameters with equal settings have the same."""
         return self.update.optimizer, self.update.learning_rate_scale, self.dtype
 
     @property
     def is_flat(self) -> bool:
         """True if the step is computed on the flattened parameter."""
-        # A step written outside of this package may have scalars of its own, with which ONNX Runtime combines such a
-        # tensor slowly, see `ranked`. The Reshape nodes copy the tensors, which is the smaller evil.
+        # A step defined outside this package may have scalars with shape [], with which ONNX Runtime combines such a
+        # tensor slowly, see `ranked`. Copying the tensors with Reshape is faster.
         optimizer = self.update.optimizer
         return optimizer.elementwise and not self.takes_ranked_scalars and has_unit_tail(self.w.shape)
 
@@ -202,7 +203,7 @@ class _Slot:
 
 def _check_names(names: Sequence[str]) -> None:
     """Raises GraphBuildError if two inputs or outputs would have the same name."""
-    # Names of parameters come from the file, and `a_grad` beside `a` is as good a name as any there.
+    # Names of parameters come from the file, which may contain both `a` and `a_grad`.
     taken: set[str] = set()
     for name in names:
         if name in taken:
@@ -217,7 +218,7 @@ def _check_names(names: Sequence[str]) -> None:
 def _write(
     op: Emitter, optimizer: Optimizer, slots: Sequence[_Slot], learning_rate: ir.Value, step: ir.Value
 ) -> None:
-    """Writes the nodes in three stages: clipped gradients, scalars per settings, the update of each parameter."""
+    """Emits the nodes in three stages: clipped gradients, scalars per settings, the update of each parameter."""
     reshaped: dict[tuple[ir.Value, int], Operand] = {}
 
     def for_shape_of(w: ir.Value, scalar: Operand, like: ir.Value) -> Operand:
@@ -230,12 +231,12 @@ def _write(
         return reshaped[key]
 
     gradients = [cast(op, slot.g, slot.dtype) for slot in slots]
-    # Sparse gradients are summed per row before clipping, whose norm is that of the whole gradient.
+    # Sparse gradients are summed per row before clipping, which needs the norm of the whole gradient.
     rows_of = [None if slot.indices is None else Rows(op, slot.indices) for slot in slots]
     gradients = [g if rows is None else rows.add_up(g) for g, rows in zip(gradients, rows_of, strict=True)]
-    # Clipping is by the norm of the whole model's gradient, whatever the groups.
+    # Clipping uses the norm of the whole model's gradient, regardless of groups.
     factor = optimizer.clip_grad.factor(op, gradients) if optimizer.clip_grad is not None else None
-    # Clipping by value limits each element: there is no common factor.
+    # Clipping by value limits each element, so there is no common factor.
     if optimizer.clip_grad is not None and factor is None:
         gradients = optimizer.clip_grad.apply(op, gradients)
     scalars_of: dict[_Settings, tuple[Sequence[Operand], ir.Value | None]] = {}
@@ -244,11 +245,11 @@ def _write(
     for slot, rows, gradient in zip(slots, rows_of, gradients, strict=True):
         own_optimizer, scale, dtype = settings = slot.settings
         if settings not in scalars_of:
-            # A factor of 1 is left out, so that a group without one has the same nodes as no group.
+            # A factor of 1 is omitted, so that a group without a factor has the same nodes as no group.
             rate = cast(op, learning_rate, dtype)
             scalars = own_optimizer.scalars(op, rate if scale == 1 else op.Mul(rate, scale), step)
             pending = factor if factor is None else cast(op, factor, dtype)
-            # Folded into the scalars if the optimizer can: that saves a product per element of the gradients.
+            # Folded into the scalars if possible, which saves a product per element of the gradients.
             scaled = None if pending is None else own_optimizer.scaled(op, scalars, pending)
             scalars_of[settings] = (scalars, pending) if scaled is None else (scaled, None)
         pending = scalars_of[settings][1]
@@ -259,7 +260,7 @@ def _write(
         w, g, *moments = (op.Reshape(value, [-1]) for value in values) if slot.is_flat else values
         states.append(state)
         inputs.append(StepInputs(w, g, moments))
-    # A second loop, as scalars shared by several parameters may depend on the clipped gradients of all of them.
+    # A second loop, because scalars shared by several parameters may depend on the clipped gradients of all of them.
     shared = {}
     for settings, (scalars, _) in scalars_of.items():
         members = [entry for slot, entry in zip(slots, inputs, strict=True) if slot.settings == settings]

@@ -14,11 +14,11 @@ from onnxtrain.emitter import Emitter
 
 
 class GradientClipping(ABC):
-    """Base class of clippings, which limit gradients before an optimizer uses them."""
+    """Base class of gradient clipping, which limits gradients before an optimizer uses them."""
 
     @abstractmethod
     def apply(self, op: Emitter, gradients: Sequence[ir.Value]) -> list[ir.Value]:
-        """Returns the clipped gradients, of their shapes and dtypes (float or double)."""
+        """Returns the clipped gradients, with the same shapes and dtypes (float or double)."""
 
     def factor(self, op: Emitter, gradients: Sequence[ir.Value]) -> ir.Value | None:
         """Returns the scalar, float or double, by which clipping multiplies all gradients; None if there is none."""
@@ -27,13 +27,13 @@ class GradientClipping(ABC):
 
 @dataclass(frozen=True)
 class ClipGradNorm(GradientClipping):
-    """Scales all gradients by max_norm/norm if their common Euclidean norm is larger than max_norm.
+    """Scales all gradients by max_norm/norm if their total Euclidean norm is larger than max_norm.
 
     The formula is that of onnxruntime-training. `torch.nn.utils.clip_grad_norm_` divides by norm + 1e-6, a relative
     difference of 1e-6/norm. As in PyTorch, one NaN makes all gradients NaN; infinity becomes NaN, and all others 0.
 
     Attributes:
-        max_norm: largest norm of all gradients together, positive, e.g. 1.0.
+        max_norm: maximum norm of all gradients together, positive, e.g. 1.0.
     """
 
     max_norm: float = 1.0
@@ -48,11 +48,12 @@ class ClipGradNorm(GradientClipping):
         return [op.Mul(gradient, factors[gradient.dtype]) for gradient in gradients if gradient.dtype]
 
     def factor(self, op: Emitter, gradients: Sequence[ir.Value]) -> ir.Value:
-        # Gradients of several dtypes share one norm, summed in the widest of them.
+        # Gradients of different dtypes share one norm, computed in the widest of them.
         dtypes = {gradient.dtype for gradient in gradients}
         wide = ir.DataType.DOUBLE if ir.DataType.DOUBLE in dtypes else ir.DataType.FLOAT
         norm = _norm(op, gradients, wide)
-        # Squares of float32 overflow from 2e19 on, where the norm itself need not. Only then is it computed again.
+        # Squares of float32 overflow from 2e19 on, even if the norm itself does not. Only then is it computed again
+        # with scaling.
         scaled, plain = op.subgraph({}), op.subgraph({})
         down, up = _SCALES[wide]
         small = [scaled.Mul(cast(scaled, gradient, wide), down) for gradient in gradients]
@@ -63,18 +64,18 @@ class ClipGradNorm(GradientClipping):
         norm = op.If(op.IsInf(norm), then_branch=scaled.graph, else_branch=plain.graph)
         for value in (norm, *scaled.graph.outputs, *plain.graph.outputs):
             value.type, value.shape = ir.TensorType(wide), ir.Shape(())
-        # The maximum makes the factor 1 for norms up to max_norm, and never divides by a norm of zero.
+        # With Max, the factor is 1 for norms up to max_norm, and a norm of zero is never a divisor.
         return op.Div(self.max_norm, op.Max(norm, self.max_norm))
 
 
 # Powers of two, which do not round: the square of the largest number times the first is far from overflow.
 _SCALES = {ir.DataType.FLOAT: (2.0**-70, 2.0**70), ir.DataType.DOUBLE: (2.0**-520, 2.0**520)}
-# ONNX Runtime adds the inputs of Sum one after the other.
+# ONNX Runtime adds the inputs of Sum sequentially.
 _TERMS = 16
 
 
 def _norm(op: Emitter, gradients: Sequence[ir.Value], wide: ir.DataType) -> ir.Value:
-    """Returns the common Euclidean norm of tensors in a dtype at least as wide as theirs, shape []."""
+    """Returns the total Euclidean norm of tensors in a dtype at least as wide as theirs, shape []."""
     squares = [_scalar(cast(op, _scalar(op.ReduceSumSquare(g, keepdims=0)), wide)) for g in gradients]
     while len(squares) > 1:
         squares = [_scalar(op.Sum(*squares[i : i + _TERMS])) for i in range(0, len(squares), _TERMS)]
@@ -82,17 +83,17 @@ def _norm(op: Emitter, gradients: Sequence[ir.Value], wide: ir.DataType) -> ir.V
 
 
 def _scalar(value: ir.Value) -> ir.Value:
-    """Returns the value, marked as one of shape []: onnx's checker wants shapes in subgraphs."""
+    """Returns the value, annotated with shape [], because onnx's checker requires shapes in subgraphs."""
     value.shape = ir.Shape(())
     return value
 
 
 @dataclass(frozen=True)
 class ClipGradValue(GradientClipping):
-    """Limits each entry of each gradient to [-value, value].
+    """Clamps each element of each gradient to [-value, value].
 
     Attributes:
-        value: largest absolute value, positive, e.g. 0.5.
+        value: maximum absolute value, positive, e.g. 0.5.
     """
 
     value: float = 1.0
@@ -116,10 +117,10 @@ def _require_positive(owner: GradientClipping, field: str) -> None:
 
 
 def cast(op: Emitter, value: ir.Value, dtype: ir.DataType) -> ir.Value:
-    """Casts a value to a dtype; returns a value of that dtype unchanged."""
+    """Casts a value to a dtype; returns a value with that dtype unchanged."""
     if value.dtype == dtype:
         return value
     result = op.Cast(value, to=dtype)
-    # Muon and Adafactor need the shape of a parameter that is cast.
+    # Muon and Adafactor need the shape of a parameter after the Cast.
     result.shape = value.shape
     return result

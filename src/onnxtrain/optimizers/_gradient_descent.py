@@ -25,9 +25,8 @@ from ._base import Moment, Optimizer, add_l2, moved_by, require_not_negative, ta
 class SGD(Optimizer):
     """Stochastic gradient descent, as torch.optim.SGD.
 
-    With g + weight_decay·w for g: w' = w - lr·g without momentum; with it b' = momentum·b + (1 -
-    dampening)·g (but b' = g at the first step) and w' = w - lr·b', or with nesterov w' = w - lr·(g +
-    momentum·b').
+    With g + weight_decay·w for g: w' = w - lr·g without momentum; with it b' = momentum·b + (1 - dampening)·g (but b' =
+    g at the first step) and w' = w - lr·b', or with nesterov w' = w - lr·(g + momentum·b').
 
     Attributes:
         momentum: decay rate of the momentum b, e.g. 0.9; 0 keeps no state.
@@ -45,7 +44,7 @@ class SGD(Optimizer):
         super().__post_init__()
         require_not_negative(self, "momentum", "weight_decay")
         require(self, "dampening", lambda value: abs(value) < float("inf"), "a number")
-        # torch.optim.SGD refuses the same two.
+        # torch.optim.SGD rejects the same combinations.
         if self.nesterov and (self.momentum <= 0 or self.dampening != 0):
             raise GraphBuildError(
                 f"making SGD: nesterov with momentum {self.momentum} and dampening {self.dampening}; "
@@ -63,13 +62,13 @@ class SGD(Optimizer):
             return (learning_rate,)
         if not self.dampening:
             return (learning_rate, self.momentum)
-        # PyTorch starts the momentum from the whole gradient, without dampening.
+        # PyTorch initializes the momentum with the whole gradient, without dampening.
         first = op.const(1.0, like=learning_rate)
         gain = op.Where(op.Equal(step, 1), first, op.const(1 - self.dampening, like=learning_rate))
         return (learning_rate, self.momentum, gain)
 
     def scaled(self, op: Emitter, scalars: Sequence[Operand], factor: ir.Value) -> Sequence[Operand] | None:
-        # Without momentum and penalty, the learning rate multiplies nothing but the gradient, and takes the factor.
+        # Without momentum and penalty, the learning rate only multiplies the gradient, so it can include the factor.
         return None if self.momentum or self.weight_decay else [op.Mul(factor, scalar) for scalar in scalars]
 
     @takes_ranked_scalars
@@ -80,7 +79,7 @@ class SGD(Optimizer):
         if not moments:
             return (op.call(sgd_step, w, g, *scalars),)
         learning_rate, momentum, *gain = scalars
-        # Only with dampening, which is rare: it costs a multiplication per element of the gradient.
+        # Only with dampening, which is rare, because it costs a multiplication per element of the gradient.
         if gain:
             g = op.Mul(g, *gain)
         step = nesterov_step if self.nesterov else momentum_step
@@ -117,7 +116,7 @@ class Adagrad(Optimizer):
 
     def scalars(self, op: Emitter, learning_rate: ir.Value, step: ir.Value) -> Sequence[Operand]:
         if self.lr_decay:
-            # The first step has number 1 and, as in PyTorch, the whole learning rate.
+            # The first step has number 1 and, as in PyTorch, the full learning rate.
             done = op.Cast(op.Sub(step, 1), to=learning_rate.dtype)
             learning_rate = op.Div(learning_rate, op.Add(op.Mul(done, self.lr_decay), 1.0))
         return (learning_rate, self.eps)
@@ -134,9 +133,9 @@ class Adagrad(Optimizer):
 class RMSprop(Optimizer):
     """RMSprop (Tieleman and Hinton, 2012), as torch.optim.RMSprop.
 
-    With g + weight_decay·w for g: v' = alpha·v + (1 - alpha)·g², change = g/(sqrt(v') + eps), b' =
-    momentum·b + change, w' = w - lr·b'. If centered, v' - m'² stands for v' under the root, m' = alpha·m +
-    (1 - alpha)·g; where rounding makes it negative (NaN in PyTorch) it counts as zero.
+    With g + weight_decay·w for g: v' = alpha·v + (1 - alpha)·g², change = g/(sqrt(v') + eps), b' = momentum·b + change,
+    w' = w - lr·b'. If centered, v' - m'² stands for v' under the root, m' = alpha·m + (1 - alpha)·g; where rounding
+    makes it negative (NaN in PyTorch) it counts as zero.
 
     Attributes:
         alpha: decay rate of the running means v and m, e.g. 0.99.

@@ -1,4 +1,4 @@
-"""Defines Muon, which makes the momentum of a matrix orthogonal before the step."""
+"""Defines Muon, which orthogonalizes the momentum of a matrix before the step."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Muon(Optimizer):
             lambda numbers: len(numbers) == 3 and all(abs(number) < math.inf for number in numbers),
             "three numbers",
         )
-        # The upper bound is that of torch.optim.Muon; each step is nodes of their own in the model.
+        # The upper bound is that of torch.optim.Muon; each step adds nodes to the model.
         require(
             self, "ns_steps", lambda steps: isinstance(steps, int) and 1 <= steps < 100, "an int from 1 to 99"
         )
@@ -74,7 +74,7 @@ class Muon(Optimizer):
         return [Moment("running mean of the gradient")]
 
     def refusal(self, shape: tuple[int, ...]) -> str | None:
-        # As torch.optim.Muon, which takes 2D parameters only.
+        # Like torch.optim.Muon, which supports only 2D parameters.
         if len(shape) == 2:
             return None
         return (
@@ -92,11 +92,12 @@ class Muon(Optimizer):
         rows, columns = static_dims(w) or (None, None)
         assert rows is not None
         assert columns is not None
-        # PyTorch's `lerp`: the gradient enters with 1 - momentum, unlike in SGD.
+        # PyTorch's `lerp`: unlike in SGD, the gradient is multiplied by 1 - momentum.
         renewed = op.Mul(g, 1 - self.momentum)
         momentum = op.Add(op.Mul(moments[0], self.momentum), renewed)
         direction = op.Add(op.Mul(momentum, self.momentum), renewed) if self.nesterov else momentum
-        # The products x·xᵀ are square, of the number of x's rows: transposed, of the smaller number.
+        # The products x·xᵀ are square, with as many rows as x, so the matrix is transposed if it has more rows than
+        # columns.
         if rows > columns:
             orthogonal = op.Transpose(self._orthogonal(op, op.Transpose(direction, perm=[1, 0])), perm=[1, 0])
         else:
@@ -109,13 +110,13 @@ class Muon(Optimizer):
         return op.Sub(op.Mul(w, decay), change), momentum
 
     def _orthogonal(self, op: Emitter, x: ir.Value) -> ir.Value:
-        """Scales a matrix `[n, m]`, n <= m, to norm one and takes the Newton-Schulz steps."""
-        # The iteration needs singular values of at most 1, and the Euclidean norm is at least the largest of them.
+        """Scales a matrix `[n, m]`, n <= m, to norm one and applies the Newton-Schulz steps."""
+        # The iteration requires singular values of at most 1, and the Euclidean norm is at least the largest of them.
         a, b, c = self.ns_coefficients
         x = op.Div(x, op.Max(op.Sqrt(op.ReduceSumSquare(x, keepdims=0)), self.eps))
         for _ in range(self.ns_steps):
             gram = op.MatMul(x, op.Transpose(x, perm=[1, 0]))
             polynomial = op.Add(op.Mul(gram, b), op.Mul(op.MatMul(gram, gram), c))
-            # Not by Gemm, whose attributes alpha and beta are float32 even in a float64 model.
+            # Not with Gemm, whose attributes alpha and beta are float32 even in a float64 model.
             x = op.Add(op.Mul(x, a), op.MatMul(polynomial, x))
         return x

@@ -14,7 +14,7 @@ from onnxtrain.selection import matched_names, some_names
 
 from ._base import MomentSpec, Optimizer, ParameterGroup
 
-# By the names that manifests have for them.
+# By their names in manifests.
 _DTYPES = {
     "float32": ir.DataType.FLOAT,
     "float64": ir.DataType.DOUBLE,
@@ -25,13 +25,13 @@ _DTYPES = {
 
 @dataclass(frozen=True)
 class ParameterSpec:
-    """A parameter to train.
+    """A trained parameter.
 
     Attributes:
         name: name in the training model, e.g. "fc.weight".
-        dtype: element type, or the name that manifests have for it, e.g. "float32".
+        dtype: element type, or its name in manifests, e.g. "float32".
         shape: dimensions, e.g. (784, 10).
-        sparse: True if the gradient holds only the rows that a batch reads, and their indices.
+        sparse: True if the gradient consists of the rows that a batch reads, and their indices.
     """
 
     name: str
@@ -57,8 +57,8 @@ class ParameterSpec:
 
 def moment_dtype(dtype: ir.DataType) -> ir.DataType:
     """Returns the dtype of the moments and of the computation for parameters of `dtype`: at least float32."""
-    # In bfloat16 a running mean stands still, as 0.001·(g² - v) is lost by rounding, and in float16 squares below 3e-8
-    # are 0.
+    # In bfloat16, a running mean would not change, because 0.001·(g² - v) is lost by rounding. In float16, squares
+    # below 3e-8 are 0.
     return ir.DataType.DOUBLE if dtype == ir.DataType.DOUBLE else ir.DataType.FLOAT
 
 
@@ -70,7 +70,8 @@ class Update:
         parameter: name, dtype and shape.
         optimizer: the optimizer with the settings of the parameter's groups, without groups and clipping.
         learning_rate_scale: factor of the learning rate, e.g. 0.1.
-        moments: the optimizer state. Moments of one name, e.g. "momentum1", have one initial value in the whole model.
+        moments: the optimizer state. Moments with the same name, e.g. "momentum1", have the same initial value in the
+            whole model.
     """
 
     parameter: ParameterSpec
@@ -83,8 +84,8 @@ def plan_updates(optimizer: Optimizer, parameters: Sequence[ParameterSpec]) -> l
     """Plans the update of each parameter, in order.
 
     Raises:
-        GraphBuildError: a group names no parameter, or gives a setting that the optimizer lacks; a parameter has a
-            shape or a gradient that its optimizer cannot use.
+        GraphBuildError: a group matches no parameter, or has a setting that the optimizer lacks; a parameter has a
+            shape or a gradient that its optimizer does not support.
     """
     members = _group_members(optimizer.groups, [parameter.name for parameter in parameters])
     names_of_values: dict[str, float] = {}
@@ -98,7 +99,7 @@ def plan_updates(optimizer: Optimizer, parameters: Sequence[ParameterSpec]) -> l
             )
         _check_gradient(own_optimizer, parameter)
         moments = own_optimizer.state_spec(parameter.shape)
-        # The manifest has one initial value per name, so that moments with another initial value get higher numbers.
+        # The manifest has one initial value per name, so moments with another initial value get higher numbers.
         start = next(n for n in range(len(names_of_values) + 1) if _agrees(moments, n, names_of_values))
         moments = tuple(
             dataclasses.replace(moment, name=f"momentum{start + index}")
@@ -110,7 +111,7 @@ def plan_updates(optimizer: Optimizer, parameters: Sequence[ParameterSpec]) -> l
 
 
 def _check_gradient(optimizer: Optimizer, parameter: ParameterSpec) -> None:
-    """Raises GraphBuildError if the optimizer cannot use the sparse or dense gradient of a parameter."""
+    """Raises GraphBuildError if the optimizer does not support the sparse or dense gradient of a parameter."""
     refusal, name = optimizer.gradient_refusal(sparse=parameter.sparse), parameter.name
     if refusal is None:
         return
@@ -125,7 +126,7 @@ def _check_gradient(optimizer: Optimizer, parameter: ParameterSpec) -> None:
 
 
 def _agrees(moments: Sequence[MomentSpec], start: int, names_of_values: dict[str, float]) -> bool:
-    """Says if moments, numbered from `start` on, have the initial values that the names already stand for."""
+    """True if the moments, numbered from `start`, match the initial values of names that are already in use."""
     return all(
         names_of_values.get(f"momentum{start + index}", moment.initial_value) == moment.initial_value
         for index, moment in enumerate(moments)
@@ -135,20 +136,20 @@ def _agrees(moments: Sequence[MomentSpec], start: int, names_of_values: dict[str
 def _settings_of(optimizer: Optimizer, name: str, members: Sequence[set[str]]) -> tuple[Optimizer, float]:
     """Returns the optimizer of a parameter, without groups and clipping, and the factor of its learning rate."""
     own_optimizer, decay, scale = optimizer, None, 1.0
-    # In order, so that the last group that gives a setting wins.
+    # In order, so that the last group with a setting wins.
     for group, names in zip(optimizer.groups, members, strict=True):
         if name in names:
             own_optimizer = group.optimizer or own_optimizer
             decay = decay if group.weight_decay is None else group.weight_decay
             scale = scale if group.learning_rate_scale is None else group.learning_rate_scale
-    # Optimizers without weight decay, such as SparseAdam, have no such field to replace.
+    # Optimizers without weight decay, such as SparseAdam, do not have the field.
     changes = {} if decay is None else {"weight_decay": decay}
     if decay is not None and not hasattr(own_optimizer, "weight_decay"):
         raise GraphBuildError(
             f"building the optimizer model: a group gives {name!r} a weight_decay, which "
             f"{type(own_optimizer).__name__} has not; leave it out of the group"
         )
-    # Without clipping and groups, parameters with the same settings compare equal and share their scalars.
+    # Without clipping and groups, so that parameters with the same settings compare equal and share their scalars.
     return dataclasses.replace(own_optimizer, clip_grad=None, groups=(), **changes), scale
 
 

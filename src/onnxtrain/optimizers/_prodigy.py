@@ -20,10 +20,9 @@ from ._base import Moment, Optimizer, StepInputs, require_betas, require_not_neg
 class Prodigy(Optimizer):
     """Prodigy (Mishchenko and Defazio, 2024, algorithm 4): Adam whose step size d is estimated, so that lr is 1.
 
-    At the first step x0 = w. With c = sqrt(beta2), and sums over all parameters:
-    d = max(d, d_coef·r/||s||_1);  r' = c·r + (1 - c)·lr·d²·<g, x0 - w>;  s' = c·s + (1 - c)·lr·d²·g;
-    m' = beta1·m + (1 - beta1)·d·g;  v' = beta2·v + (1 - beta2)·d²·g²;
-    w' = (1 - lr·d·weight_decay)·w - lr·d·m'/(sqrt(v') + d·eps).
+    At the first step x0 = w. With c = sqrt(beta2), and sums over all parameters: d = max(d, d_coef·r/||s||_1);  r' =
+    c·r + (1 - c)·lr·d²·<g, x0 - w>;  s' = c·s + (1 - c)·lr·d²·g; m' = beta1·m + (1 - beta1)·d·g;  v' = beta2·v + (1 -
+    beta2)·d²·g²; w' = (1 - lr·d·weight_decay)·w - lr·d·m'/(sqrt(v') + d·eps).
 
     Pass `learning_rate=1.0` to the trainer; a schedule may lower it. Parameters of a group with another rate or weight
     decay have an estimate of their own.
@@ -70,16 +69,16 @@ class Prodigy(Optimizer):
     ) -> Sequence[Operand]:
         learning_rate, is_first = scalars
         _, _, s, _, r, d = zip(*(entry.moments for entry in inputs), strict=True)
-        # The paper computes the estimate at the end of a step, for the next step. Here it is computed at the beginning,
-        # from the r and s that the previous step has left, so that it needs no gradient.
+        # The paper computes the estimate at the end of a step, for the next one. Here it is computed at the beginning,
+        # from the r and s of the previous step, so that it does not depend on the gradient.
         norm = op.Sum(*(op.ReduceL1(value, keepdims=0) for value in s))
-        # Before the first step r and s are zero, and the estimate is 0/tiny = 0, not 0/0.
+        # Before the first step, r and s are zero, and the estimate is 0/tiny = 0 instead of 0/0.
         estimate = op.Div(op.Sum(*r), op.Max(norm, 1e-37))
-        # Every parameter has a copy of d, as state belongs to parameters; all copies are equal.
+        # Every parameter has a copy of d, because state belongs to parameters; all copies are equal.
         new_d = op.Max(*d, op.Mul(estimate, self.d_coef))
         step_size = op.Mul(learning_rate, new_d)
-        # r and s are only used as r/||s||, so both are kept without the factor d0² = 1e-12, with which they would come
-        # near the smallest number of float32.
+        # r and s are only used as r/||s||, so both are stored without the factor d0² = 1e-12, with which they would
+        # approach the smallest float32.
         ratio = op.Mul(new_d, 1 / self.d0)
         gain = op.Mul(op.Mul(learning_rate, op.Mul(ratio, ratio)), 1 - math.sqrt(self.betas[1]))
         return new_d, step_size, gain, is_first
@@ -91,8 +90,8 @@ class Prodigy(Optimizer):
         m, v, s, x0, r, _ = moments
         (beta1, beta2), decay = self.betas, math.sqrt(self.betas[1])
         start = op.Where(is_first, w, x0)
-        # A host may write w' over w, so w must have been read by then. r' and w' both read it through `moved`, which is
-        # therefore computed before w'.
+        # A host may bind w' to the memory of w, so all reads of w must precede w'. Both r' and w' read it through
+        # `moved`, which is computed before w'.
         moved = op.Sub(w, start)
         new_s = op.Add(op.Mul(s, decay), op.Mul(g, gain))
         new_r = op.Sub(op.Mul(r, decay), op.Mul(op.ReduceSum(op.Mul(g, moved), keepdims=0), gain))
@@ -102,5 +101,5 @@ class Prodigy(Optimizer):
         squared = op.Mul(op.Mul(d, d), 1 - beta2)
         adam = (beta1, op.Mul(d, 1 - beta1), beta2, squared, step_size, op.Mul(d, self.eps))
         result, new_m, new_v = op.call(adam_step, shrunk, g, m, v, *adam, _outputs=3)
-        # An output of each parameter must be a value of its own, so d is copied.
+        # Each output must be a value of its own, so d is copied.
         return op.Add(start, result), new_m, new_v, new_s, start, new_r, op.Identity(d)

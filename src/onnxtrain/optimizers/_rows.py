@@ -1,4 +1,4 @@
-"""Gathers and writes back the rows of a table that a sparse gradient names, so that a step touches no others."""
+"""Gathers and scatters the rows of a table that a sparse gradient contains, so that a step only touches these."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from onnxtrain.functions import embedding_gradient
 
 
 class Rows:
-    """The distinct rows that a sparse gradient names.
+    """The distinct rows of a sparse gradient.
 
     Args:
-        op: writes into the optimizer model.
-        reads: int64 [reads], the row of each read, in any order, with repetitions.
+        op: emitter of the optimizer model.
+        reads: int64 [reads], the row index of each read, in any order, with repetitions.
     """
 
     def __init__(self, op: Emitter, reads: ir.Value) -> None:
         self._op = op
-        # Distinct rows by TopK, which sorts, and a comparison of neighbors: Unique takes eight times as long (ONNX
-        # Runtime 1.32) and runs on CPUs only.
+        # Distinct rows by TopK, which sorts, and a comparison of neighbors. Unique takes eight times as long (ONNX
+        # Runtime 1.32) and only runs on CPUs.
         ordered, order = op.TopK(reads, op.Shape(reads), largest=0, _outputs=2)
-        # Row numbers are not negative, so -1 in front makes the first one differ from its neighbor.
+        # Row indices are non-negative, so a leading -1 makes the first one differ from its predecessor.
         previous = op.Slice(op.Concat([-1], ordered, axis=0), [0], [-1])
         is_first = op.Not(op.Equal(ordered, previous))
         rows = op.Compress(ordered, is_first, axis=0)
@@ -31,7 +31,7 @@ class Rows:
         self._rows = rows
 
     def add_up(self, gradient: ir.Value) -> ir.Value:
-        """Adds up the gradients [reads, *rest] of equal rows: [rows, *rest]."""
+        """Sums the gradients [reads, *rest] of equal rows: [rows, *rest]."""
         op = self._op
         shape = op.Concat(self._count, op.Shape(gradient, start=1), axis=0)
         return op.call(embedding_gradient, gradient, self._places, shape)
@@ -42,5 +42,5 @@ class Rows:
 
     def write(self, table: ir.Value, values: ir.Value) -> ir.Value:
         """Replaces the rows of a table by `values` [rows, *rest]; returns the table."""
-        # If a host binds the result onto the table, ONNX Runtime's ScatterND writes these rows only.
+        # If a host binds the result to the table's memory, ONNX Runtime's ScatterND only writes these rows.
         return self._op.ScatterND(table, self._op.Unsqueeze(self._rows, [-1]), values)

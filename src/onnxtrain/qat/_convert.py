@@ -1,4 +1,4 @@
-"""Rounds the float32 masters of a trained model to integers again."""
+"""Rounds the float32 masters of a trained model to integers."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ _LAYERS = frozenset({"Conv", "ConvTranspose", "Gemm"})
 
 @same_kind
 def convert(model: ModelSource) -> onnx.ModelProto | ir.Model:
-    """Writes the integers of a model that was prepared by :func:`prepare`, trained and exported.
+    """Restores the integers of a model that was prepared by :func:`prepare`, trained and exported.
 
-    Masters are rounded as the training graph rounded them, so the integers are those that were trained with. Biases are
-    rounded to int32 with the scale of the products that they are added to. ONNX Runtime then
-    computes the layers in integers, as it did with the model that was prepared: results differ from those of training
-    by one step of the output's scale at most, where a sum lies between two integers.
+    Masters are rounded as in the training graph, so the integers are those used in training. Biases are rounded to
+    int32 with the scale of the products to which they are added. ONNX Runtime then computes the layers in integers, as
+    for the original model: results differ from those in training by at most one step of the output's scale, where a sum
+    is between two integers.
 
     Args:
-        model: the exported model: path of a `.onnx` file, `ModelProto` or `onnx_ir.Model`; not changed.
+        model: the exported model: path of a `.onnx` file, `ModelProto` or `onnx_ir.Model`; not modified.
 
     Returns:
         The model with integer weights: an `onnx_ir.Model` if `model` is one, else a `ModelProto`.
@@ -46,7 +46,7 @@ def convert(model: ModelSource) -> onnx.ModelProto | ir.Model:
     """
     converted = canonicalize(load_model(model))
     graph = converted.graph
-    # Scales first: the masters are rounded with them.
+    # Scales first, because masters are rounded with them.
     _compute_scales(graph)
     masters = [node for node in graph if node.op_type == "QuantizeLinear" and _is_constant(node.inputs[0])]
     if not masters:
@@ -56,7 +56,7 @@ def convert(model: ModelSource) -> onnx.ModelProto | ir.Model:
         )
     for node in masters:
         _round(graph, node)
-    # A float bias would keep onnxruntime from computing the layer in integers.
+    # With a float bias, onnxruntime would not compute the layer in integers.
     for node in list(graph):
         if node.domain == "" and node.op_type in _LAYERS:
             _round_bias(converted, node)
@@ -70,7 +70,7 @@ def _is_constant(value: ir.Value | None) -> bool:
 
 
 def _compute_scales(graph: ir.Graph) -> None:
-    """Replaces Exp of a trained logarithm by the scale that it computes."""
+    """Replaces Exp of a trained logarithm by the scale."""
     for node in list(graph):
         source = node.inputs[0] if node.op_type == "Exp" else None
         if source is None or not _is_constant(source) or LOGARITHM not in str(source.name):
@@ -80,7 +80,7 @@ def _compute_scales(graph: ir.Graph) -> None:
 
 
 def _round(graph: ir.Graph, node: ir.Node) -> None:
-    """Replaces QuantizeLinear of a master by the integers that it computes."""
+    """Replaces the QuantizeLinear of a master by its integers."""
     master, scale = node.inputs[0], node.inputs[1]
     assert master is not None
     if not _is_constant(scale):
@@ -89,7 +89,7 @@ def _round(graph: ir.Graph, node: ir.Node) -> None:
             "the graph; train it as qat.prepare writes it"
         )
     zero_point = node.inputs[2] if len(node.inputs) > 2 else None
-    # onnx's own evaluator rounds: half to even, saturating, by axis or block, as the standard says.
+    # Rounded by onnx's reference evaluator: half to even, saturating, per axis or block, as in the standard.
     name = f"{master.name}_quantized"
     inputs = {"x": master, "s": scale, **({} if zero_point is None else {"z": zero_point})}
     proto = onnx.helper.make_node("QuantizeLinear", list(inputs), ["y"])
@@ -114,23 +114,23 @@ def _round_bias(model: ir.Model, layer: ir.Node) -> None:
     activations, weights = steps
     if activations is None or weights is None:
         return
-    # The layer adds up products of both integers. onnxruntime wants the bias in the same steps, one per output channel.
+    # The layer sums integer products. onnxruntime requires the bias to have their scale, one per output channel.
     scale = np.asarray(activations * weights, np.float32)
-    # Activations have one scale in all ops that onnxruntime computes in integers.
+    # Activations have a single scale in all ops that onnxruntime computes in integers.
     if activations.size != 1 or scale.size not in (1, constant(bias).size):
         return
     rounded = bias_codes(constant(bias), scale)
     op = Emitter(model.graph)
     with op.placing(before=layer):
         codes = _add(op, f"{bias.name}_quantized", rounded)
-        # A vector of one scale would belong to an axis.
+        # A vector with one scale would refer to an axis.
         step = _add(op, f"{bias.name}_scale", scale.reshape(() if scale.size == 1 else -1))
         real = op.DequantizeLinear(codes, step, axis=0)
     layer.replace_input_with(2, real)
 
 
 def _round_integer_bias(model: ir.Model, layer: ir.Node) -> None:
-    """Puts int32 integers in the place of the rounding of a bias that :func:`prepare` has written."""
+    """Replaces the rounding of a bias that :func:`prepare` has added by int32 integers."""
     bias = integer_bias(layer)
     chain = [] if bias is None else _rounding(bias.value)
     if bias is None or not chain:
@@ -143,7 +143,7 @@ def _round_integer_bias(model: ir.Model, layer: ir.Node) -> None:
 
 
 def _rounding(value: ir.Value | None) -> list[ir.Node]:
-    """Returns the nodes that round a float32 master to int32, from the last to the first; [] for any other value."""
+    """Returns the nodes that round a float32 master to int32, from the last to the first; [] for other values."""
     chain: list[ir.Node] = []
     for op_type in ("Cast", "Round", "Clip", "Div"):
         node = value.producer() if value is not None else None
@@ -155,7 +155,7 @@ def _rounding(value: ir.Value | None) -> list[ir.Node]:
 
 
 def _scale_of(value: ir.Value | None) -> Array | None:
-    """Returns the scale of the DequantizeLinear that a value comes from; None if there is none of fixed scale."""
+    """Returns the scale of the DequantizeLinear that computes a value; None without a constant scale."""
     node = value.producer() if value is not None else None
     if node is None or node.op_type != "DequantizeLinear" or node.attributes.get_int("block_size", 0) != 0:
         return None
@@ -164,12 +164,12 @@ def _scale_of(value: ir.Value | None) -> Array | None:
 
 
 def _replace(graph: ir.Graph, node: ir.Node, name: str, array: Array) -> None:
-    """Puts an initializer in the place of a node."""
+    """Replaces a node by an initializer."""
     value = _add(Emitter(graph), name, array)
     node.outputs[0].replace_all_uses_with(value, replace_graph_outputs=True)
     graph.remove(node, safe=True)
 
 
 def _add(op: Emitter, name: str, array: Array) -> ir.Value:
-    """Adds an initializer; the name gets a number if it is taken."""
+    """Adds an initializer; a number is appended to the name if it is in use."""
     return add_initializer(op.graph, ir.tensor(array, name=op.unique_name(name)))

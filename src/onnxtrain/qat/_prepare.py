@@ -1,4 +1,4 @@
-"""Puts float32 masters under the integer weights of a quantized model."""
+"""Replaces the integer weights of a quantized model by quantized float32 masters."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from onnxtrain.passes.parameters.integer_weights import (
 from onnxtrain.passes.tidy.constants import add_initializer
 
 LOGARITHM = ".log_of_scale"
-"""End of the name of the logarithm that is trained in the place of a scale."""
-# Ends that quantizers give to the names of integers.
+"""Suffix of the name of the logarithm that is trained instead of a scale."""
+# Suffixes that quantizers append to the names of integers.
 _END = re.compile(r"_quantized$|_(u?int8|QuantizeLinear|q)$")
 
 
@@ -38,18 +38,17 @@ _END = re.compile(r"_quantized$|_(u?int8|QuantizeLinear|q)$")
 def prepare(model: ModelSource, train_scales: bool = False) -> onnx.ModelProto | ir.Model:
     """Makes the integer weights of a quantized model trainable.
 
-    Each int8 or uint8 weight becomes `QuantizeLinear(master)`, where the master is a float32 initializer of the values
-    that the integers stand for, e.g. `fc.weight` for `fc.weight_quantized`. The model computes what it computed before.
-    An int32 bias becomes a float32 one; where the layer adds integers, the graph rounds it. Train the result with
-    `straight_through=True`: gradients then pass the rounding, and are zero where a value lies outside of the integers'
-    range.
+    Each int8 or uint8 weight becomes `QuantizeLinear(master)`, where the master is a float32 initializer with the
+    dequantized values, e.g. `fc.weight` for `fc.weight_quantized`. The results of the model don't change. An int32 bias
+    becomes float32; where the layer adds integers, the graph rounds it. Train the result with `straight_through=True`:
+    gradients then pass through the rounding, and are zero for values outside the range of the integers.
 
     Args:
-        model: path of a `.onnx` file, `ModelProto` or `onnx_ir.Model`, in int8 by onnxruntime's quantizer: with
+        model: path of a `.onnx` file, `ModelProto` or `onnx_ir.Model`, quantized to int8 by onnxruntime: with
             QuantizeLinear and DequantizeLinear (QDQ), or with QLinearConv, QLinearMatMul and QGemm (QOperator). Not
-            changed.
-        train_scales: True also makes the scales trainable (Learned Step Size Quantization, Esser et al. 2020). Trained
-            is the logarithm of each scale, `<scale>.log_of_scale`, so that scales stay positive.
+            modified.
+        train_scales: True to make the scales trainable as well (Learned Step Size Quantization, Esser et al. 2020). The
+            logarithm of each scale, `<scale>.log_of_scale`, is trained, so that scales remain positive.
 
     Returns:
         The model in canonical form (opset 21 or newer): an `onnx_ir.Model` if `model` is one, else a `ModelProto`.
@@ -77,7 +76,7 @@ def prepare(model: ModelSource, train_scales: bool = False) -> onnx.ModelProto |
             "Beside weights in MatMulNBits adapters can be trained: lora=LoraConfig()"
         )
     op = Emitter(prepared.graph, functions=prepared.functions)
-    # Masters first: the logarithms below take the places of scales that they read, too.
+    # Masters first, because the logarithms below also replace the scales that masters read.
     for weight in weights:
         _replace_by_master(op, weight)
     biases = [bias for node in prepared.graph if (bias := integer_bias(node)) is not None]
@@ -90,26 +89,26 @@ def prepare(model: ModelSource, train_scales: bool = False) -> onnx.ModelProto |
 
 
 def _replace_by_master(op: Emitter, weight: IntegerWeight) -> None:
-    """Writes QuantizeLinear of a float32 master in the place of integers."""
-    # Listed first, as uses change while inputs are replaced. A weight that two layers read has one master.
+    """Replaces integers by QuantizeLinear of a float32 master."""
+    # Listed first, because uses change while inputs are replaced. A weight that two layers read has one master.
     readers = [(use.node, use.idx) for use in weight.value.uses()]
     array = weight.real()
     if weight.is_bias:
-        # Rounded to 32 bits, biases have errors below those of float32. `convert` rounds them.
+        # Rounding biases to 32 bits has smaller errors than float32 itself. `convert` rounds them.
         name = str(readers[0][0].outputs[0].name)
         for node, _ in readers:
-            # The master takes the name, which is that of the bias before it was quantized.
+            # The master takes the name of the bias before quantization.
             node.outputs[0].name = f"{node.outputs[0].name}.dequantized"
         master = add_initializer(op.graph, ir.tensor(array, name=name))
         for node, _ in readers:
             node.outputs[0].replace_all_uses_with(master, replace_graph_outputs=True)
         op.graph.remove([node for node, _ in readers], safe=True)
     else:
-        # Freezing and groups of parameters go by the name that the weight had before it was quantized.
+        # Parameters are frozen and grouped by their name before quantization.
         name = _END.sub("", str(weight.value.name))
         name = name if name != weight.value.name else f"{name}.master"
         master = add_initializer(op.graph, ir.tensor(array, name=op.unique_name(name)))
-        # ONNX wants nodes in order: the rounding stands before the first node that reads its integers.
+        # ONNX requires sorted nodes, so the rounding is inserted before the first node that reads the integers.
         first = min((node for node, _ in readers), key=list(op.graph).index)
         zero_point = weight.zero_point or _zero(op, weight)
         with op.placing(before=first):
@@ -123,20 +122,21 @@ def _replace_by_master(op: Emitter, weight: IntegerWeight) -> None:
 
 
 def _round_master_of_bias(op: Emitter, bias: IntegerBias) -> None:
-    """Writes the rounding of a float32 master in the place of the int32 bias of a product of integers."""
+    """Replaces the int32 bias of an integer product by the rounding of a float32 master."""
     integers = bias.value
     name = _END.sub("", str(integers.name))
     name = name if name != integers.name else f"{name}.master"
     real = (constant(integers) * bias.step().astype(np.float64)).astype(np.float32)
     master = add_initializer(op.graph, ir.tensor(real, name=op.unique_name(name)))
     with op.placing(before=bias.node):
-        # DequantizeLinear of ones gives the scale. A scale that an op of plain numbers read would count as a parameter.
+        # DequantizeLinear of ones returns the scale. A scale that is read by an arithmetic op would count as a
+        # parameter.
         steps = [
             op.DequantizeLinear(op.const(np.ones(constant(scale).shape, np.int32)), scale, axis=0)
             for scale in bias.scales
         ]
         step = op.Mul(*steps) if bias.factor == 1 else op.Mul(op.Mul(*steps), bias.factor)
-        # ONNX's QuantizeLinear has no int32. The last float32 below 2^31 is 2^31 - 128.
+        # ONNX's QuantizeLinear does not support int32. The largest float32 below 2^31 is 2^31 - 128.
         bounded = op.Clip(op.Div(master, step), -(2.0**31), 2.0**31 - 128)
         codes = op.Cast(op.Round(bounded), to=ir.DataType.INT32)
     codes.type, codes.shape = integers.type, integers.shape
@@ -145,17 +145,17 @@ def _round_master_of_bias(op: Emitter, bias: IntegerBias) -> None:
 
 
 def _zero(op: Emitter, weight: IntegerWeight) -> ir.Value:
-    """Returns the zero point 0 of the dtype of the integers, without which QuantizeLinear gives uint8."""
+    """Returns a zero point of 0 with the dtype of the integers, because without one QuantizeLinear returns uint8."""
     assert weight.value.dtype is not None
     zeros = np.zeros(constant(weight.scale).shape, weight.value.dtype.numpy())
     return op.const(zeros, weight.value.dtype)
 
 
 def _replace_scales(op: Emitter, values: list[ir.Value]) -> None:
-    """Writes Exp of a trainable logarithm in the place of each scale."""
+    """Replaces each scale by Exp of a trainable logarithm."""
     for scale in values:
         array = constant(scale).astype(np.float32)
-        # A scale of zero belongs to a weight of zeros, and has no logarithm.
+        # A scale of zero, for a weight of zeros, has no logarithm.
         if (array <= 0).any():
             continue
         exponent = np.log(array.astype(np.float64)).astype(np.float32)

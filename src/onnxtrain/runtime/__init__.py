@@ -1,7 +1,7 @@
-"""Trains on the device, with numpy, onnxruntime and safetensors only. Users import from `onnxtrain.api`."""
+"""The on-device runtime: training with only numpy, onnxruntime and safetensors. Users import from `onnxtrain.api`."""
 
-# The package can be installed without onnxruntime (ONNXTRAIN_ONNXRUNTIME="" in hatch_build.py), for builds of it that
-# no index has.
+# The package can be installed without onnxruntime (ONNXTRAIN_ONNXRUNTIME="" in hatch_build.py), for use with builds
+# that are in no package index.
 try:
     import onnxruntime as _onnxruntime  # noqa: F401
 except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""Finds the manifest in a folder of artifacts, which names the other files, and keeps reads inside the folder."""
+"""Finds the manifest in a folder of artifacts, and keeps reads and writes inside the folder."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ MANIFEST = "manifest.json"
 
 
 def find_manifest(directory: Path) -> str | None:
-    """Finds the manifest in a directory: `manifest.json`, else the only file with a prefix before that name.
+    """Finds the manifest in a directory: `manifest.json`, or else the only file with a prefix before that name.
 
     Returns:
         The name of the file, e.g. "net_manifest.json"; None without a manifest.
 
     Raises:
-        CheckpointError: Several files have a prefix, or the manifest is not a file in the directory.
+        CheckpointError: several files have a prefix, or the manifest is not a file in the directory.
     """
     # `generate_artifacts(prefix="my_")` writes "my_manifest.json".
     names = sorted(path.name for path in directory.glob(f"*{MANIFEST}"))
@@ -39,7 +39,7 @@ def find_manifest(directory: Path) -> str | None:
 
 
 def is_manifest(path: Path) -> bool:
-    """True if a file is the manifest of artifacts, and not e.g. that of a web app."""
+    """True if a file is a manifest of artifacts, as opposed to, e.g., that of a web app."""
     try:
         content = parse_json(own_file(path.parent, path.name).read_bytes())
     except (OSError, ValueError, CheckpointError):
@@ -48,14 +48,14 @@ def is_manifest(path: Path) -> bool:
 
 
 def own_file(directory: Path, name: str) -> Path:
-    """Returns the path of a file of a run, which may be missing; its directory may come from a stranger.
+    """Returns the path of a file in a directory from an untrusted source. The file may be missing.
 
     Args:
         directory: directory of the run. It may be a symbolic link itself.
         name: name in the directory, e.g. "checkpoint".
 
     Raises:
-        CheckpointError: it is a symbolic link that leads out of the directory, or a pipe or a device.
+        CheckpointError: the file is a symbolic link that leads out of the directory, or a pipe or a device.
     """
     path = directory / name
     if path.is_symlink() and not path.resolve().is_relative_to(directory.resolve()):
@@ -64,7 +64,7 @@ def own_file(directory: Path, name: str) -> Path:
             "the run's directory, and nothing outside is read. Put the file itself there, e.g. by "
             "huggingface_hub.snapshot_download(..., local_dir=DIR) or cp -rL."
         )
-    # A pipe would be waited for without end.
+    # Reading a pipe would block forever.
     if path.exists() and not path.is_file():
         raise CheckpointError(
             f"Opening the training run in '{directory}': '{name}' is a directory, a pipe or a device, and a file "
@@ -74,7 +74,7 @@ def own_file(directory: Path, name: str) -> Path:
 
 
 def require_inside(folder: str | os.PathLike[str], directory: Path) -> None:
-    """Raises CheckpointError if a folder below the directory of a run is, or lies behind, a link that leads outside."""
+    """Raises CheckpointError if a folder in a run's directory is, or is reached by, a link that leads outside."""
     folder = Path(folder).absolute()
     below = folder.is_relative_to(directory.absolute())
     if below and not folder.resolve().is_relative_to(directory.resolve()):
@@ -85,9 +85,9 @@ def require_inside(folder: str | os.PathLike[str], directory: Path) -> None:
 
 
 def keep_inside(path: str | os.PathLike[str], directory: Path) -> None:
-    """Removes a symbolic link, pipe or device at `path` below the directory of a run, so that a write stays there.
+    """Removes a symbolic link, pipe or device at `path` in a run's directory, so that a write stays there.
 
-    Elsewhere such a file is the user's own, and stays.
+    Elsewhere, such a file belongs to the user and is not removed.
 
     Raises:
         CheckpointError: a link in the directory leads outside.

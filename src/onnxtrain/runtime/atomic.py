@@ -1,17 +1,17 @@
-"""Replaces files, one or several together, so that a killed process leaves the old files or the new ones.
+"""Replaces files, one or several together, so that a killed process leaves either the old files or the new ones.
 
-New content goes to temporary files in the same directory, which are flushed to the disk. A single file is then renamed
-to its place, which is atomic. For several files, the list of renames is first written to a journal in their directory.
-The new files count from the moment at which the journal itself is renamed to its place. A process that is killed
-earlier leaves the old files. A process that is killed later leaves the journal, and the next reader or writer of the
-directory makes the remaining renames (:func:`finish_interrupted`).
+New content is written to temporary files in the same directory, which are flushed to disk. A single file is then
+renamed to its final name, which is atomic. For several files, the list of renames is first written to a journal in the
+directory. Renaming the journal itself to its final name commits the new files. A process that is killed before leaves
+the old files. A process that is killed afterwards leaves the journal, and the next reader or writer of the directory
+completes the renames (:func:`finish_interrupted`).
 
-External data of a large model gets a name that no file had before. So a reader that knows no journals, e.g. a plain
-ONNX Runtime, never combines the new model with the old data.
+External data of a large model gets a new file name each time. So a reader that ignores journals, e.g. plain ONNX
+Runtime, never combines the new model with old data.
 
-A directory may come from a stranger. Nothing here follows a symbolic link at a name inside the directory of a
-:class:`FileSet`, or waits for a pipe there. Only :func:`replace_file`, whose path a user has named, follows links, and
-writes into a device or a pipe instead of replacing it.
+A directory may come from an untrusted source. Nothing here follows a symbolic link inside the directory of a
+:class:`FileSet`, or blocks on a pipe there. Only :func:`replace_file`, whose path is given by the user, follows links,
+and writes to a device or pipe instead of replacing it.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ JOURNAL = ".onnxtrain-commit"
 """Name of the journal: JSON text `{"moves": [[temporary, final], ...], "remove": [name, ...]}`."""
 
 _SUFFIX = ".onnxtrain-tmp"
-# Glob pattern of the 12 random hexadecimal digits in the names of temporary files and of external data.
+# Glob pattern for the 12 random hexadecimal digits in the names of temporary files and external data.
 _RANDOM = "[0-9a-f]" * 12
-# Bytes that are read of a journal, at most: a directory that somebody else has made may hold a file of any size.
+# Maximum number of bytes read from a journal: a file in an untrusted directory may have any size.
 _MAX_JOURNAL = 2**20
-# Names that a journal may remove: only files that this package writes. A journal in a directory that comes from
-# somebody else must not be able to delete other files.
+# Names that a journal may remove: only files that this package writes, because a journal in an untrusted directory must
+# not be able to delete other files.
 _REMOVABLE = re.compile(r"best|.+\.[0-9a-f]{12}\.data", re.DOTALL)
-# Errors by which file systems (network, FUSE) say that they cannot flush a directory.
+# Errors by which file systems (network, FUSE) report that they cannot flush a directory.
 _NO_SYNC = {
     errno.EINVAL,
     errno.EBADF,
@@ -58,24 +58,24 @@ def open_regular(path: str | os.PathLike[str], flags: int) -> int:
     """Opens an existing regular file; returns its descriptor.
 
     Args:
-        path: the file. A link at its end is not followed.
+        path: the file. A symbolic link is not followed.
         flags: flags of :func:`os.open`, e.g. `os.O_RDWR`.
 
     Raises:
         OSError: there is no such file, or it is a symbolic link, a directory, a pipe or a device.
     """
-    # Looked at first: opening a device can have effects of its own.
+    # Checked first, because opening a device can have side effects.
     if stat.S_ISREG(os.lstat(path).st_mode):
-        # Neither flag exists on Windows, where the check above has to do.
+        # Windows has neither flag, so the check above must suffice.
         flags |= getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
         return os.open(path, flags)
     raise OSError(errno.EINVAL, "it is a symbolic link, a directory, a pipe or a device", os.fspath(path))
 
 
 def drop_link(path: str | os.PathLike[str]) -> None:
-    """Removes the name `path` if it is a symbolic link, a pipe, a socket or a device, so that a write stays beside it.
+    """Removes `path` if it is a symbolic link, a pipe, a socket or a device, so that a write creates a new file.
 
-    Call it before a write to a name that the user has not given, in a directory that a stranger may have made.
+    Call it before writing to a name not given by the user, in a directory from an untrusted source.
     """
     with contextlib.suppress(FileNotFoundError):
         mode = os.lstat(path).st_mode
@@ -84,7 +84,7 @@ def drop_link(path: str | os.PathLike[str]) -> None:
 
 
 def is_stream(path: str | os.PathLike[str]) -> bool:
-    """True if a path leads to a device, a pipe or a socket, or is one of the links that stand for open files.
+    """True if a path leads to a device, a pipe or a socket, or is a link to an open file.
 
     >>> is_stream(os.devnull), is_stream("model.onnx")
     (True, False)
@@ -95,17 +95,17 @@ def is_stream(path: str | os.PathLike[str]) -> bool:
         return False
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
         return True
-    # /dev/stdout leads to whatever the shell has opened, e.g. to a file, which a rename would take from the shell.
+    # /dev/stdout leads to whatever the shell has opened, e.g. a file, which must not be replaced by a rename.
     folder = os.path.realpath(os.path.dirname(os.path.abspath(path)))
     return os.path.islink(path) and (folder == "/dev" or folder.startswith("/proc/"))
 
 
 def _lock(descriptor: int, *, wait: bool = False) -> bool:
-    """Locks an open file or directory until it is closed or the process dies, and tells if it succeeded.
+    """Locks an open file or directory until it is closed or the process dies. Returns True if this succeeded.
 
-    It does not if the file system has no locks, or, unless it may wait, if another process holds the lock.
+    It fails if the file system has no locks or, unless `wait` is True, if another process holds the lock.
     """
-    # Windows needs no lock: a file that another process has open cannot be removed there.
+    # Windows needs no lock: a file that another process has open cannot be removed.
     if sys.platform == "win32":
         return True
     import fcntl
@@ -119,7 +119,7 @@ def _lock(descriptor: int, *, wait: bool = False) -> bool:
 
 def _unlock(descriptor: int) -> None:
     """Unlocks an open file or directory."""
-    # Closing is not enough: a forked process may still have the file open, and the two share the lock.
+    # Closing is not sufficient: a forked process may still have the file open and shares the lock.
     if sys.platform != "win32":
         import fcntl
 
@@ -129,10 +129,10 @@ def _unlock(descriptor: int) -> None:
 
 @contextlib.contextmanager
 def _exclusive(directory: str) -> Iterator[None]:
-    """Locks `directory`, if the system can, so that no other process that uses this package renames files in it."""
+    """Locks `directory`, if possible, so that no other process that uses this package renames files in it."""
     descriptor = None
     if sys.platform != "win32":
-        # A directory may be writable but not readable. Saving there works, without the lock.
+        # A directory may be writable but not readable; saving there works, but without the lock.
         with contextlib.suppress(PermissionError):
             descriptor = os.open(directory, os.O_RDONLY)
     if descriptor is None:
@@ -147,15 +147,15 @@ def _exclusive(directory: str) -> Iterator[None]:
 
 
 def _create_temporary(path: str) -> tuple[str, int]:
-    """Creates a locked, empty file beside `path`; returns its path and its descriptor."""
+    """Creates a locked, empty file next to `path`; returns its path and descriptor."""
     directory, name = os.path.split(path)
     while True:
         temporary = os.path.join(directory, f".{name}.{os.urandom(6).hex()}{_SUFFIX}")
         flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | getattr(os, "O_BINARY", 0)
         descriptor = os.open(temporary, flags, 0o666)
-        # Another save may take the file for a leftover between its creation and its lock, and remove it. That save
-        # holds the lock until the file is removed, so the check has to wait for the lock. Without the wait, about one
-        # in eight runs of the test with four saving threads lost a file.
+        # Between creation and locking, another save may take the file for a leftover and remove it. That save holds the
+        # lock until the file is removed, so the check must wait for the lock. Without waiting, about one in eight runs
+        # of the test with four saving threads lost a file.
         _lock(descriptor, wait=True)
         if os.path.exists(temporary):
             return temporary, descriptor
@@ -163,7 +163,7 @@ def _create_temporary(path: str) -> tuple[str, int]:
 
 
 def _remove_leftovers(path: str, kept: Collection[str] = ()) -> None:
-    """Removes temporary files that killed saves of `path` and its external data have left, but not the `kept` ones."""
+    """Removes temporary files left by killed saves of `path` and its external data, except the `kept` ones."""
     directory, name = os.path.split(path)
     start = os.path.join(glob.escape(directory), f".{glob.escape(name)}")
     temporaries = {
@@ -174,18 +174,18 @@ def _remove_leftovers(path: str, kept: Collection[str] = ()) -> None:
         with contextlib.suppress(OSError):
             descriptor = open_regular(leftover, os.O_WRONLY)
             try:
-                # A save that is still running holds the lock of its temporary file.
+                # A running save holds the lock of its temporary file.
                 if _lock(descriptor) and sys.platform != "win32":
                     os.unlink(leftover)
             finally:
                 os.close(descriptor)
-            # Windows refuses to remove open files, and so also the files of running saves.
+            # Windows does not remove open files, including those of running saves.
             if sys.platform == "win32":
                 os.unlink(leftover)
 
 
 def _sync_directory(directory: str) -> None:
-    """Flushes a directory to the disk, so that renames in it survive a power failure."""
+    """Flushes a directory to disk, so that renames in it survive a power failure."""
     # Windows cannot open directories, and flushes renames itself.
     if sys.platform == "win32":
         return
@@ -196,7 +196,7 @@ def _sync_directory(directory: str) -> None:
         finally:
             os.close(descriptor)
     except OSError as error:
-        # The files are complete and in their places, so the save has not failed: a warning is enough.
+        # The files are complete and renamed, so the save has not failed, and a warning suffices.
         if error.errno not in _NO_SYNC:
             # Imported here, as in several places of the runtime: a device does not need it to start.
 
@@ -206,7 +206,7 @@ def _sync_directory(directory: str) -> None:
 
 
 def rename_directory(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
-    """Renames a directory to a free name and flushes the rename to the disk.
+    """Renames a directory to an unused name and flushes the rename to disk.
 
     Raises:
         OSError: the directory cannot be renamed.
@@ -216,7 +216,7 @@ def rename_directory(source: str | os.PathLike[str], target: str | os.PathLike[s
 
 
 def external_data_name(model: str) -> str:
-    """Makes a new name for the external data of a model file, e.g. "net.onnx.0123456789ab.data" for "net.onnx".
+    """Returns a new name for the external data of a model file, e.g. "net.onnx.0123456789ab.data" for "net.onnx".
 
     >>> import re
     >>> bool(re.fullmatch(r"net[.]onnx[.][0-9a-f]{12}[.]data", external_data_name("net.onnx")))
@@ -226,12 +226,12 @@ def external_data_name(model: str) -> str:
 
 
 def _is_name(name: object) -> bool:
-    """Tells if a value from a file is the name of a file in the same directory."""
+    """True if a value from a file is the name of a file in the same directory."""
     return isinstance(name, str) and name not in ("", ".", "..") and not re.search(r"[/\\\0]", name)
 
 
 def _parse_journal(text: bytes) -> tuple[list[tuple[str, str]], list[str]]:
-    """Reads a journal: pairs of temporary and final name, and names to remove.
+    """Parses a journal: pairs of temporary and final names, and names to remove.
 
     Raises:
         ValueError: the journal has a name outside its directory, or one that this package does not write.
@@ -255,7 +255,7 @@ def _carry_out(
 ) -> None:
     """Makes the renames and removals of a journal, then removes the journal."""
     for temporary, name in moves:
-        # `again`: an interrupted process may have made some of the renames already.
+        # With `again`, an interrupted process may already have made some of the renames.
         try:
             os.replace(os.path.join(directory, temporary), os.path.join(directory, name))
         except FileNotFoundError:
@@ -264,21 +264,21 @@ def _carry_out(
     for name in removals:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(os.path.join(directory, name))
-    # In this order: a journal that disappears before the renames are on the disk could not finish them.
+    # In this order: a journal that disappears before the renames are on disk could not complete them.
     _sync_directory(directory)
     with contextlib.suppress(FileNotFoundError):
         os.unlink(os.path.join(directory, JOURNAL))
 
 
 def _finish(directory: str) -> None:
-    """Carries out the journal in a directory, if there is one; the caller has locked the directory."""
+    """Completes the journal in a directory if there is one; the caller has locked the directory."""
     path = os.path.join(directory, JOURNAL)
     try:
         with os.fdopen(open_regular(path, os.O_RDONLY), "rb") as file:
             text = file.read(_MAX_JOURNAL)
         moves, removals = _parse_journal(text)
         for temporary, _ in moves:
-            # No save makes a link, which would take the place of a file.
+            # Saves never create links. Renamed, a link would replace a file.
             if os.path.islink(os.path.join(directory, temporary)):
                 raise ValueError(f"it names the symbolic link {temporary!r}")
         _carry_out(directory, moves, removals, again=True)
@@ -299,34 +299,34 @@ def _finish(directory: str) -> None:
 
 
 def finish_interrupted(path: str | os.PathLike[str]) -> None:
-    """Finishes the save that was killed after it had put its journal into the directory of the file `path`.
+    """Completes a save that was killed after it had committed its journal in the directory of the file `path`.
 
-    Call it before you read a file that is saved together with others.
+    Call it before reading a file that is saved together with others.
 
     Raises:
-        OSError: renames are left, and they cannot be made, e.g. because the directory is not writable.
+        OSError: renames are pending and cannot be made, e.g. because the directory is not writable.
     """
     path = os.path.abspath(os.fspath(path))
-    # A link that stands for the file and the file itself may lie in different directories.
+    # A link and its target may be in different directories.
     for directory in {os.path.dirname(path), os.path.dirname(os.path.realpath(path))}:
-        # Looked for first: directories without a journal are read without a lock, and may be read-only.
+        # Checked first: directories without a journal are read without a lock, and may be read-only.
         if os.path.lexists(os.path.join(directory, JOURNAL)):
             with _exclusive(directory):
                 _finish(directory)
 
 
 class FileSet:
-    """Writes several files of one directory that take their places together or not at all.
+    """Writes several files of a directory that replace the old ones together or not at all.
 
-    Use it in a `with` statement. The new files are in place when the statement ends without an exception; after an
-    exception nothing has changed. A symbolic link is replaced by the file. Older external data of a model that is
-    written (see :func:`external_data_name`) is removed.
+    Use it in a `with` statement. The new files replace the old ones when the statement ends without an exception; after
+    an exception nothing has changed. A symbolic link is replaced by the file. Older external data of a written model
+    (see :func:`external_data_name`) is removed.
 
     Args:
         directory: directory of the files; it must exist.
 
     Raises:
-        OSError: the directory is missing or not writable, or the disk is full. The old files are untouched.
+        OSError: the directory is missing or not writable, or the disk is full. The old files are not modified.
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
@@ -356,7 +356,7 @@ class FileSet:
         if os.path.isdir(path) and not os.path.islink(path):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
         with _exclusive(self._directory):
-            # First, because the temporary files that a journal names are new content, not leftovers.
+            # First, because temporary files named in a journal are new content, not leftovers.
             _finish(self._directory)
             _remove_leftovers(path, [temporary for temporary, _ in self._temporaries.values()])
         temporary, descriptor = _create_temporary(path)
@@ -365,7 +365,7 @@ class FileSet:
         yield file
         file.flush()
         os.fsync(file.fileno())
-        # Windows cannot rename open files. Elsewhere the file stays open, and so locked, until it is renamed.
+        # Windows cannot rename open files. Elsewhere, the file remains open, and thus locked, until it is renamed.
         if sys.platform == "win32":
             file.close()
 
@@ -376,17 +376,17 @@ class FileSet:
                 file.write(chunk)
 
     def remove(self, name: str) -> None:
-        """Removes the file `name`, if it exists, at the moment when the new files take their places."""
+        """Removes the file `name`, if it exists, when the new files replace the old ones."""
         if not _REMOVABLE.fullmatch(name):
             raise ValueError(f"'{name}' is not among the files that can be removed")
         self._removals.add(name)
 
     def _commit(self) -> None:
-        """Puts the new files in their places, and removes the files that they replace."""
+        """Renames the new files to their final names, and removes the files that they replace."""
         moves = [(os.path.basename(temporary), name) for name, (temporary, _) in self._temporaries.items()]
         with _exclusive(self._directory):
             _finish(self._directory)
-            # External data of the model that is replaced: no reader needs it once the new model is in its place.
+            # No reader needs the external data of the replaced model once the new model exists.
             for name in self._temporaries:
                 pattern = f"{glob.escape(name)}.{_RANDOM}.data"
                 self._removals.update(glob.glob(pattern, root_dir=self._directory))
@@ -396,21 +396,21 @@ class FileSet:
                 for name in self._removals - self._temporaries.keys()
                 if exists(os.path.join(self._directory, name))
             )
-            # One rename alone is atomic and needs no journal.
+            # A single rename is atomic and needs no journal.
             if len(moves) + len(removals) > 1:
                 self._write_journal(moves, removals)
             try:
                 _carry_out(self._directory, moves, removals)
             except OSError:
-                # Nothing has been renamed: without the journal the old files count again. After the first rename the
-                # journal has to stay, so that the next reader completes the set.
+                # If nothing has been renamed, removing the journal restores the old files. After the first rename, the
+                # journal must remain, so that the next reader completes the set.
                 if all(os.path.exists(temporary) for temporary, _ in self._temporaries.values()):
                     with contextlib.suppress(OSError):
                         os.unlink(os.path.join(self._directory, JOURNAL))
                 raise
 
     def _write_journal(self, moves: list[tuple[str, str]], removals: list[str]) -> None:
-        """Writes the journal and renames it to its place; from then on the new files count."""
+        """Writes the journal and renames it to its final name, which commits the new files."""
         path = os.path.join(self._directory, JOURNAL)
         _remove_leftovers(path)
         temporary, descriptor = _create_temporary(path)
@@ -419,7 +419,7 @@ class FileSet:
                 file.write(json.dumps({"moves": moves, "remove": removals}).encode())
                 file.flush()
                 os.fsync(file.fileno())
-            # After a power failure, a journal must not name temporary files that never reached the disk.
+            # After a power failure, a journal must not contain temporary files that never reached the disk.
             _sync_directory(self._directory)
             os.replace(temporary, path)
         except BaseException:
@@ -444,25 +444,26 @@ class FileSet:
 def replace_file(uri: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """Opens a binary file whose content replaces the file `uri` when the block ends without an exception.
 
-    A process that is killed at any moment leaves the old content or the new one. The next save of the same `uri`
-    removes the temporary file that a killed process has left. A symbolic link stays, and its target is replaced.
-    A device or a pipe stays, too: the content is written into it when the block ends.
+    A process that is killed at any time leaves either the old or the new content. The next save of the same `uri`
+    removes the temporary file that a killed process has left. A symbolic link is kept, and its target is replaced. A
+    device or pipe is kept as well: the content is written to it when the block ends.
 
     Args:
-        uri: path that the user has named; for a name in a run's directory use :class:`FileSet`.
+        uri: path given by the user; for a name in a run's directory use :class:`FileSet`.
 
     Raises:
-        OSError: the directory is missing or not writable, or the disk is full. The old content is untouched.
+        OSError: the directory is missing or not writable, or the disk is full. The old content is not modified.
     """
     if is_stream(uri):
-        # Imported here, as few devices write to pipes. Whole first: a block that fails has written nothing.
+        # Imported here, because few devices write to pipes. The content is collected first, so that a block that fails
+        # writes nothing.
         import shutil
         import tempfile
 
         with tempfile.TemporaryFile() as content:
             yield content
             content.seek(0)
-            # Appended: behind /dev/stdout may be a file that the shell has written to already.
+            # Appended, because /dev/stdout may be a file to which the shell has already written.
             with open(uri, "ab") as stream:
                 shutil.copyfileobj(content, stream)
         return

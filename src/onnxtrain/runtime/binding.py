@@ -14,15 +14,15 @@ from onnxtrain.runtime.store import Buffer
 
 
 class Binding:
-    """Runs one session by IO binding: buffers are bound once, arguments and results at each run.
+    """Runs a session with IO binding: buffers are bound once, arguments and results on each run.
 
     Args:
         session: the session.
         device: device on which results are allocated.
-        arguments: names of the inputs whose values :meth:`run` receives, e.g. ["x", "labels"].
+        arguments: names of the inputs whose values are passed to :meth:`run`, e.g. ["x", "labels"].
         results: names of the outputs that :meth:`run` returns, e.g. ["loss"].
-        inputs: per other input, the buffer that the session reads, e.g. {"fc.weight": Buffer}.
-        outputs: per other output, the buffer that the session writes, e.g. {"fc.weight_grad": Buffer}.
+        inputs: buffer of each other input, e.g. {"fc.weight": Buffer}.
+        outputs: buffer of each other output, e.g. {"fc.weight_grad": Buffer}.
         doing: name of a run in messages, e.g. "The training step".
     """
 
@@ -45,8 +45,8 @@ class Binding:
         self._doing = doing
         self._checked = False
         self._io = session.io_binding()
-        # Results first: ONNX Runtime returns outputs in the order in which they were first bound, and `run` counts on
-        # the results being the first ones.
+        # Results first: ONNX Runtime returns outputs in the order in which they were first bound, and `run` expects
+        # results to be the first ones.
         self._bind_results()
         for name, buffer in inputs.items():
             self._io.bind_ortvalue_input(name, buffer.value)
@@ -54,8 +54,8 @@ class Binding:
             self._io.bind_ortvalue_output(name, buffer.value)
 
     def _bind_results(self) -> None:
-        """Lets ONNX Runtime allocate new memory for the results."""
-        # At each run: otherwise ONNX Runtime writes into the memory of the last results, which the caller still holds.
+        """Makes ONNX Runtime allocate new memory for the results."""
+        # On each run: otherwise ONNX Runtime overwrites the previous results, which the caller may still hold.
         for name in self._results:
             self._io.bind_output(name, self._device.type, self._device.index)
 
@@ -73,22 +73,22 @@ class Binding:
         self._bind_results()
         try:
             self._session.run_with_iobinding(self._io)
-        # onnxruntime's own exceptions share no base class but Exception, and are exported nowhere.
+        # onnxruntime's exceptions have no common base class but Exception, and are not exported.
         except Exception as error:
             raise InputError(f"{self._doing} failed in onnxruntime {ort.__version__}: {error}") from error
-        # Kernels on a GPU may still be running; the CPU reads gradients and statistics next.
+        # Kernels on a GPU may still be running, and the CPU reads gradients and statistics next.
         if self._device.type != "cpu":
             self._io.synchronize_outputs()
         produced = self._io.get_outputs_as_ortvaluevector()
-        # On the first run only: it would take time in each step.
+        # Only on the first run, because it would take time in each step.
         if not self._checked:
             self._check_addresses(produced)
         return [ort.OrtValue(produced[index]) for index in range(len(self._results))]
 
     def _check_addresses(self, produced: Sequence[ort.OrtValue]) -> None:
-        """Raises RuntimeError if onnxruntime wrote an output elsewhere than into the buffer bound to it."""
-        # The parameter store rests on aliased memory: a copy would leave weights or gradients as they were, silently,
-        # as onnxruntime-web does.
+        """Raises RuntimeError if onnxruntime did not write an output to the buffer bound to it."""
+        # The parameter store relies on aliased memory: with a copy, as onnxruntime-web makes, weights or gradients
+        # would silently not change.
         for index, (name, buffer) in enumerate(self._outputs.items(), start=len(self._results)):
             if buffer.size and produced[index].data_ptr() != buffer.value.data_ptr():
                 raise RuntimeError(

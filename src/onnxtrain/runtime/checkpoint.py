@@ -1,6 +1,6 @@
 """Reads and writes checkpoints: one safetensors file each (`docs/contracts.md`, "The checkpoint").
 
-Checkpoints of onnxruntime-training are read, too.
+Checkpoints of onnxruntime-training can be read as well.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ _PARAMETER, _STATISTIC = "parameter", "statistic"
 
 
 def signatures(buffers: Mapping[str, Buffer]) -> list[Signature]:
-    """Lists name, dtype and shape of each buffer, e.g. [("w", "float32", (2, 3))]."""
+    """Returns name, dtype and shape of each buffer, e.g. [("w", "float32", (2, 3))]."""
     return [(name, b.dtype.name, b.shape) for name, b in buffers.items()]
 
 
 def store_fingerprint(store: Store) -> str:
-    """Computes the fingerprint of the model that `store` belongs to."""
+    """Returns the fingerprint of the model to which `store` belongs."""
     return fingerprint(signatures(store.parameters), signatures(store.statistics))
 
 
 def common_metadata(store: Store, file_format: str, with_optimizer: bool) -> dict[str, str]:
-    """Makes the metadata that checkpoints and deltas share; `file_format` is `FORMAT` or `DELTA_FORMAT`."""
+    """Returns the metadata common to checkpoints and deltas; `file_format` is `FORMAT` or `DELTA_FORMAT`."""
     progress = store.optimizer if with_optimizer else None
-    # safetensors allows texts only as values of its metadata: lists and objects are JSON texts.
+    # Values of safetensors metadata must be strings, so lists and objects are JSON.
     return {
         "format": file_format,
         "version": VERSION,
@@ -51,7 +51,7 @@ def common_metadata(store: Store, file_format: str, with_optimizer: bool) -> dic
 
 
 def tensors_by_key(parameters: Mapping[str, Buffer], store: Store, with_optimizer: bool) -> dict[str, Buffer]:
-    """Collects `parameters` and the statistics and moments of `store` by their keys, e.g. "parameter/fc.weight"."""
+    """Returns `parameters` and the statistics and moments of `store` by key, e.g. "parameter/fc.weight"."""
     groups = {_STATISTIC: store.statistics, _PARAMETER: parameters}
     if with_optimizer:
         groups |= store.moments
@@ -61,18 +61,19 @@ def tensors_by_key(parameters: Mapping[str, Buffer], store: Store, with_optimize
 def encode_checkpoint(
     store: Store, doing: str, *, include_optimizer_state: bool = False, nominal: bool = False
 ) -> Callable[[BinaryIO], None]:
-    """Checks that `store` can be saved, and makes the function that writes it to an open file.
+    """Checks that `store` can be saved, and returns a function that writes it to an open file.
 
     Args:
         store: the store to save.
-        doing: begins the message of an error, e.g. "Saving the checkpoint 'run/checkpoint'".
-        include_optimizer_state: also save moments, step count and learning rate.
-        nominal: save names, dtypes and shapes of the parameters instead of their data. Statistics keep their data.
+        doing: beginning of error messages, e.g. "Saving the checkpoint 'run/checkpoint'".
+        include_optimizer_state: True to save moments, step count and learning rate as well.
+        nominal: True to save names, dtypes and shapes of the parameters instead of their data. Statistics keep their
+            data.
 
     Raises:
         CheckpointError: some parameters have no data.
     """
-    # A nominal checkpoint that was loaded and not yet completed has nothing else to save.
+    # A nominal checkpoint that was loaded and not completed has no data to save.
     nominal = nominal or (bool(store.parameters) and len(store.undefined()) == len(store.parameters))
     store.require_shapes(doing)
     metadata = common_metadata(store, FORMAT, include_optimizer_state and not nominal)
@@ -81,7 +82,8 @@ def encode_checkpoint(
         metadata["shapes"] = json.dumps(
             {n: [b.dtype.name, list(b.shape)] for n, b in store.parameters.items()}
         )
-        # Statistics are saved: `Module.copy_buffer_to_parameters`, which completes the checkpoint, does not have them.
+        # Statistics are saved, because `Module.copy_buffer_to_parameters`, which completes the checkpoint, does not set
+        # them.
         tensors = tensors_by_key({}, store, with_optimizer=False)
     else:
         store.require_defined(doing)
@@ -96,7 +98,7 @@ def write_checkpoint(
     include_optimizer_state: bool = False,
     nominal: bool = False,
 ) -> None:
-    """Writes `store` to the file `uri`, which a killed process leaves old or new; see :func:`encode_checkpoint`.
+    """Writes `store` to the file `uri`, atomically; see :func:`encode_checkpoint`.
 
     Raises:
         CheckpointError: the file cannot be written (a previous one is intact), or some parameters have no data.
@@ -108,7 +110,7 @@ def write_checkpoint(
 
 
 def _properties(text: str) -> dict[str, int | float | str]:
-    """Reads the user's own values from a JSON text; ValueError if one is neither int, float nor str."""
+    """Parses the user's properties from JSON; raises ValueError if one is neither int, float nor str."""
     properties = parse_json(text)
     if not isinstance(properties, dict):
         raise ValueError("the properties are no JSON object")
@@ -118,27 +120,27 @@ def _properties(text: str) -> dict[str, int | float | str]:
 
 
 def _progress(text: str) -> OptimizerProgress | None:
-    """Reads step count and learning rates from a JSON text, which may be null; ValueError if one is out of range."""
+    """Parses step count and learning rates from JSON, or null; raises ValueError if one is out of range."""
     progress = parse_json(text)
     if progress is None:
         return None
     step = progress["step"]
     rates = [float(progress[key]) for key in ("learning_rate", "initial_learning_rate")]
-    # The number of the next step is an int64, and a NaN rate would make NaN of every parameter.
+    # The number of the next step is an int64, and a NaN rate would turn all parameters into NaN.
     if type(step) is not int or not 0 <= step < 2**62 or not all(0 <= rate < math.inf for rate in rates):
         raise ValueError(f"the optimizer cannot be at step {step} with the learning rate {rates[0]}")
     return OptimizerProgress(step, *rates)
 
 
 def parse_store(metadata: Mapping[str, str], tensors: Mapping[str, Buffer]) -> Store:
-    """Makes the store that a checkpoint or a delta describes.
+    """Returns the store that a checkpoint or delta describes.
 
     Args:
         metadata: the safetensors metadata of the file.
-        tensors: tensor per key, e.g. {"parameter/fc.weight": Buffer}.
+        tensors: tensors by key, e.g. {"parameter/fc.weight": Buffer}.
 
     Raises:
-        ValueError: the parts of the file contradict each other, or the version is newer.
+        ValueError: the file is inconsistent, or has a newer version.
         KeyError: an entry of the metadata is missing.
     """
     if metadata["version"] != VERSION:
@@ -156,7 +158,7 @@ def parse_store(metadata: Mapping[str, str], tensors: Mapping[str, Buffer]) -> S
         for name, (dtype, shape) in parse_json(metadata["shapes"]).items():
             parameters[name] = Buffer.zeros(dtypes.BY_NAME[dtype], sizes(shape, f"'{name}'"), defined=False)
     trainable = list_of_texts(parse_json(metadata["trainable"]), "what is trainable")
-    # A delta has no `order`: it holds the trainable parameters only.
+    # A delta has no `order`: it contains only the trainable parameters.
     order = trainable
     if "order" in metadata:
         order = list_of_texts(parse_json(metadata["order"]), "the order of the parameters")
@@ -165,7 +167,7 @@ def parse_store(metadata: Mapping[str, str], tensors: Mapping[str, Buffer]) -> S
     if not set(trainable) <= set(order):
         raise ValueError("a trainable parameter is missing")
     for group in groups.values():
-        # Shapes are compared by `Optimizer`: the moments of Adafactor have others than their parameters.
+        # `Optimizer` checks the shapes: for Adafactor, those of moments and parameters differ.
         if not group.keys() <= parameters.keys():
             raise ValueError("optimizer state does not match the parameters")
     return Store(
@@ -179,13 +181,14 @@ def parse_store(metadata: Mapping[str, str], tensors: Mapping[str, Buffer]) -> S
 
 
 def _assemble(metadata: Mapping[str, str], tensors: Mapping[str, Buffer]) -> Store:
-    """Makes the store of a full checkpoint; ValueError if the file is of another kind or damaged."""
+    """Returns the store of a full checkpoint; raises ValueError if the file is of another kind or damaged."""
     if metadata.get("format") != FORMAT:
         raise ValueError("it is a safetensors file, but not a checkpoint of onnxtrain")
     if not {"order", "nominal"} <= metadata.keys():
         raise ValueError("its list of parameters is missing")
     store = parse_store(metadata, tensors)
-    # A missing fingerprint is accepted: `fit_store` compares all names, dtypes and shapes with the model anyway.
+    # A missing fingerprint is accepted, because `fit_store` compares all names, dtypes and shapes with the model
+    # anyway.
     expected = metadata.get("fingerprint")
     if expected and expected != store_fingerprint(store):
         raise ValueError("the fingerprint does not match the tensors")
@@ -193,10 +196,11 @@ def _assemble(metadata: Mapping[str, str], tensors: Mapping[str, Buffer]) -> Sto
 
 
 def read_checkpoint(uri: str | os.PathLike[str]) -> Store:
-    """Reads a checkpoint file of onnxtrain or of onnxruntime-training.
+    """Reads a checkpoint file of onnxtrain or onnxruntime-training.
 
     Raises:
-        CheckpointError: the file is missing, truncated, corrupt, no checkpoint, or a delta without its base.
+        CheckpointError: the file is missing, truncated, corrupt, not a checkpoint, or a delta without its base
+            checkpoint.
     """
     path = os.fspath(uri)
     source = f"'{path}'"
@@ -204,8 +208,8 @@ def read_checkpoint(uri: str | os.PathLike[str]) -> Store:
         finish_interrupted(path)
         require_file(path)
         with open(path, "rb") as file:
-            # A FlatBuffer of onnxruntime-training has its identifier in bytes 4 to 8. In a safetensors file these bytes
-            # are the upper half of the header's length, which is zero.
+            # A FlatBuffer of onnxruntime-training has its identifier in bytes 4 to 8. In a safetensors file, these are
+            # the upper half of the header length, which is zero.
             head = file.read(8)
             if head[4:] == IDENTIFIER:
                 return read_legacy_checkpoint(head + file.read(), source)

@@ -1,7 +1,7 @@
-"""Reads and writes deltas: checkpoints with the trained parameters only (`docs/contracts.md`, "The checkpoint").
+"""Reads and writes deltas: checkpoints with only the trained parameters (`docs/contracts.md`, "The checkpoint").
 
-A model that was trained with a frozen backbone differs from its base in a few tensors. A delta holds these tensors and
-a digest of the frozen ones, so that it cannot be loaded on top of other frozen values.
+A model trained with a frozen backbone differs from its base checkpoint in a few tensors. A delta contains these tensors
+and a digest of the frozen ones, so that it cannot be loaded on top of other frozen values.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from onnxtrain.runtime.tensor_file import read_tensors, verification, write_tens
 
 
 def frozen_digest(parameters: dict[str, Buffer], trainable: set[str]) -> str:
-    """Computes the SHA-256 (hexadecimal) of the frozen parameters.
+    """Returns the SHA-256 (hexadecimal) of the frozen parameters.
 
-    The digest is over all frozen parameters in the order of their names: of each the UTF-8 text of
-    `[name, dtype, shape]` (compact JSON without ASCII escapes), then its bytes.
+    The digest covers all frozen parameters, sorted by name: for each, the UTF-8 text of `[name, dtype, shape]` (compact
+    JSON without ASCII escapes), followed by its bytes.
     """
     digest = hashlib.sha256()
     for name, buffer in sorted(parameters.items()):
@@ -59,19 +59,19 @@ def write_delta(store: Store, uri: str | os.PathLike[str], *, include_optimizer_
 
 
 def read_delta(uri: str | os.PathLike[str], base: Store, base_uri: str | os.PathLike[str]) -> Store:
-    """Puts a delta on top of the checkpoint that it was trained from.
+    """Applies a delta to the base checkpoint with which it was trained.
 
     Args:
         uri: path of the delta.
-        base: content of the full checkpoint; it is not changed.
-        base_uri: path of the full checkpoint, for messages.
+        base: content of the base checkpoint, not modified.
+        base_uri: path of the base checkpoint, for messages.
 
     Returns:
-        The frozen parameters of `base` and everything that the delta holds: trained parameters, statistics, properties
-        and optimizer state (None if the delta was saved without it).
+        The frozen parameters of `base` and the content of the delta: trained parameters, statistics, properties and
+        optimizer state (None if the delta was saved without it).
 
     Raises:
-        CheckpointError: the delta is missing, truncated, corrupt, no delta, or was trained on top of other parameters
+        CheckpointError: the delta is missing, truncated, corrupt, not a delta, or was trained with other parameters
             than those in `base`.
     """
     source = f"'{os.fspath(uri)}'"
@@ -90,8 +90,8 @@ def read_delta(uri: str | os.PathLike[str], base: Store, base_uri: str | os.Path
             )
         delta = parse_store(metadata, tensors)
         model, frozen = metadata["fingerprint"], metadata["frozen"]
-    # Trained parameters are compared one by one, so that a message can name them. Of the frozen ones the delta knows
-    # only the fingerprint.
+    # Trained parameters are compared one by one, so that the message can name them. For the frozen ones, the delta has
+    # only a fingerprint.
     differences = _differences(base, delta)
     if not differences and fingerprint(signatures(base.parameters), signatures(delta.statistics)) != model:
         differences = ["names, dtypes or shapes of parameters that it does not hold differ"]
@@ -116,7 +116,7 @@ def read_delta(uri: str | os.PathLike[str], base: Store, base_uri: str | os.Path
 
 
 def _differences(base: Store, delta: Store) -> list[str]:
-    """Describes the trained parameters of a delta that the checkpoint lacks, or has in another dtype or shape."""
+    """Describes the trained parameters of a delta that are missing from the checkpoint, or differ in dtype or shape."""
     differences = []
     for name, buffer in delta.parameters.items():
         base_buffer = base.parameters.get(name)

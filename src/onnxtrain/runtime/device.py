@@ -1,4 +1,4 @@
-"""Translates device names of the API (`"cpu"`, `"cuda"`, `"cuda:1"`) into execution providers of ONNX Runtime."""
+"""Maps device names of the API (`"cpu"`, `"cuda"`, `"cuda:1"`) to execution providers of ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class Device:
         """Execution providers for a session on this device, preferred first."""
         if self.type == "cpu":
             return ["CPUExecutionProvider"]
-        # The CPU second: it runs ops for which ONNX Runtime has no CUDA kernel.
-        # Without TF32, in which ONNX Runtime would round the factors of float32 products to 10 bits.
+        # The CPU second, for ops for which ONNX Runtime has no CUDA kernel. Without TF32, which would round the factors
+        # of float32 products to 10 bits.
         options = {"device_id": self.index, "use_tf32": 0}
         return [(_PROVIDERS[self.type], options), "CPUExecutionProvider"]
 
@@ -43,7 +43,7 @@ CPU = Device("cpu")
 
 
 def parse_device(name: str) -> Device:
-    """Parses the name of a device and checks that the installed onnxruntime can use it.
+    """Parses the name of a device and checks that the installed onnxruntime supports it.
 
     Args:
         name: "cpu", "cuda" or "cuda:<index>".
@@ -58,7 +58,7 @@ def parse_device(name: str) -> Device:
         or (kind == "cpu" and index not in ("", "0"))
     ):
         raise InputError(f"Unknown device '{name}': expected 'cpu', 'cuda' or 'cuda:<index>'.")
-    # Asked beforehand: ONNX Runtime would warn and put the session on the CPU.
+    # Checked first: ONNX Runtime would only warn and run the session on the CPU.
     available = ort.get_available_providers()
     if _PROVIDERS[kind] not in available:
         raise InputError(
@@ -72,8 +72,8 @@ def parse_device(name: str) -> Device:
 
 @functools.cache
 def _load_nvidia_libraries() -> None:
-    """Loads CUDA and cuDNN from NVIDIA's packages of pip, where the system's loader does not look for them."""
-    # onnxruntime before 1.21 has no such function. What it cannot load it prints; a session then says what is missing.
+    """Loads CUDA and cuDNN from NVIDIA's pip packages, where the dynamic loader does not look for them."""
+    # Added in onnxruntime 1.21. It prints what it cannot load; a session then reports what is missing.
     load = getattr(ort, "preload_dlls", None)
     if load is not None:
         with contextlib.redirect_stdout(None):

@@ -1,7 +1,7 @@
-"""Translates element types between numpy, ONNX, ONNX Runtime and safetensors.
+"""Maps element types between numpy, ONNX, ONNX Runtime and safetensors.
 
-The manifest names an element type by a string, e.g. `"float32"`. numpy has no bfloat16: a bfloat16 tensor is held as a
-uint16 array of its raw bits, which ONNX Runtime binds as bfloat16 without a copy.
+The manifest names an element type by a string, e.g. `"float32"`. numpy has no bfloat16: a bfloat16 tensor is stored as
+a uint16 array of its raw bits, which ONNX Runtime binds as bfloat16 without a copy.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class DType:
-    """An element type, with its name in each of the libraries.
+    """An element type, with its name in each library.
 
     Attributes:
         name: name in the manifest, e.g. "bfloat16".
-        storage: little-endian numpy dtype of the arrays that hold such tensors, e.g. uint16 for bfloat16.
+        storage: little-endian numpy dtype of arrays that store such tensors, e.g. uint16 for bfloat16.
         onnx: number in `TensorProto.DataType`, e.g. 16.
         ort: type of a value in ONNX Runtime, e.g. "tensor(bfloat16)".
         safetensors: name in the header of a safetensors file, e.g. "BF16".
@@ -35,12 +35,12 @@ class DType:
 
     @property
     def held(self) -> np.dtype[Any]:
-        """Numpy dtype of data and results: `storage`, but float32 for bfloat16, whose numbers it holds exactly."""
+        """Numpy dtype of data and results: `storage`, or float32 for bfloat16, which it represents exactly."""
         return np.dtype(np.float32) if self.name == "bfloat16" else self.storage
 
 
-# Numbers instead of `onnx.TensorProto` constants: a device has no onnx. A test compares the table with onnx, ONNX
-# Runtime and safetensors.
+# Numbers instead of `onnx.TensorProto` constants, because a device has no onnx. A test compares the table with onnx,
+# ONNX Runtime and safetensors.
 _TABLE = [
     DType(name, np.dtype(storage), onnx, f"tensor({ort})", safetensors)
     for name, storage, onnx, ort, safetensors in [
@@ -67,13 +67,13 @@ BY_SAFETENSORS = {d.safetensors: d for d in _TABLE}
 
 
 def of_array(array: Array) -> DType | None:
-    """Returns the element type of an array, or None if the runtime does not hold such tensors."""
-    # By name: ml_dtypes calls its numpy dtype "bfloat16", and it need not be imported here.
+    """Returns the element type of an array; None if the runtime does not support it."""
+    # By name: ml_dtypes calls its numpy dtype "bfloat16", and need not be imported here.
     return BY_NAME.get(array.dtype.name)
 
 
 def widen(array: Array, dtype: DType) -> Array:
-    """Converts an array of float16 or of bfloat16 bits to float32; returns any other array as it is."""
+    """Converts an array of float16 or bfloat16 bits to float32; returns any other array unchanged."""
     if dtype.name == "bfloat16":
         # A bfloat16 is the upper half of a float32.
         return (array.astype(np.uint32) << np.uint32(16)).view(np.float32)

@@ -1,6 +1,6 @@
-"""Cuts an inference model out of the eval model and writes it with the trained parameters as initializers.
+"""Cuts an inference model out of the eval model, and writes it with the trained parameters as initializers.
 
-The code edits the protobuf message of the eval model byte by byte, with `onnx_wire`, because a device has no onnx.
+The protobuf message of the eval model is edited with `onnx_wire`, because a device has no onnx.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from onnxtrain.runtime.session import ModelSource, describe, open_session
 from onnxtrain.runtime.store import Buffer
 
 MAX_FILE_SIZE = 2**31 - 2**20
-"""Largest size of a model file in bytes: protobuf ends at 2 GiB. A larger model has its data in a file of its own."""
-# Bytes; onnx recommends offsets at page borders, so that readers can map the file into memory.
+"""Maximum size of a model file in bytes: protobuf's limit is 2 GiB. The data of larger models is in a second file."""
+# In bytes; onnx recommends page-aligned offsets, so that readers can memory-map the file.
 _ALIGNMENT = 4096
-# Number of names that an error message lists.
+# Maximum number of names in an error message.
 _SHOWN = 20
 
 
@@ -50,24 +50,24 @@ class _Tensor:
 
 
 def _parameter_tensor(name: str, buffer: Buffer) -> _Tensor:
-    """Makes an initializer with the content of `buffer`."""
-    # Bytes for every dtype: the length of the data is counted in bytes. bfloat16 is stored as its raw bits already.
+    """Returns an initializer with the content of `buffer`."""
+    # As bytes, because the length of the data is in bytes. bfloat16 is already stored as raw bits.
     dims = b"".join(wire.integer(proto.TENSOR_DIMS, d) for d in buffer.shape)
     fields = dims + wire.integer(proto.TENSOR_TYPE, buffer.dtype.onnx) + wire.text(proto.TENSOR_NAME, name)
     return _Tensor(fields, buffer.read().reshape(-1).view(np.uint8).data)
 
 
 def _embedded_tensor(tensor: Bytes, model: ModelSource) -> _Tensor:
-    """Reads an initializer of the eval model; data in an external file is mapped into memory.
+    """Reads an initializer of the eval model; external data is memory-mapped.
 
     Raises:
-        ModelLoadError: the external file is missing, too short, or outside the directory of the model.
+        ModelLoadError: the external file is missing, too short, or outside the model's directory.
     """
     try:
         fields = list(wire.parse(tensor))
         data = parse_reference(tensor)
         if data is None:
-            # Data in typed fields (float_data, ...) stays among the others. Of a field that occurs twice the last one
+            # Data in typed fields (float_data, ...) is part of the other fields. If a field occurs twice, the last one
             # counts.
             raw = [f.payload for f in fields if f.number == proto.TENSOR_RAW]
             others = b"".join(f.raw for f in fields if f.number != proto.TENSOR_RAW)
@@ -83,16 +83,16 @@ def _embedded_tensor(tensor: Bytes, model: ModelSource) -> _Tensor:
         ) from error
     others = b"".join(f.raw for f in fields if f.number not in (proto.TENSOR_EXTERNAL, proto.TENSOR_LOCATION))
     length = path.stat().st_size - data.offset if data.length is None else data.length
-    # mmap refuses a length of 0.
+    # mmap does not accept a length of 0.
     if length == 0:
         return _Tensor(others, b"")
     return _Tensor(others, np.memmap(path, np.uint8, "r", data.offset, (length,)).data)
 
 
 def _value_info(name: str, ort_type: str, shape: Iterable[int | str | None] | None) -> bytes:
-    """Makes the ValueInfoProto of an output from type and shape as onnxruntime reports them, e.g. "tensor(float)".
+    """Returns the ValueInfoProto of an output from type and shape as reported by onnxruntime, e.g. "tensor(float)".
 
-    `shape` is None if the rank is unknown. Raises InputError if the output is no tensor.
+    `shape` is None if the rank is unknown. Raises InputError if the output is not a tensor.
     """
     dtype = dtypes.BY_ORT.get(ort_type)
     if dtype is None:
@@ -109,9 +109,9 @@ def _value_info(name: str, ort_type: str, shape: Iterable[int | str | None] | No
 def _infer_outputs(
     model_parts: list[Bytes], graph: Graph, constants: Sequence[_Tensor], names: Sequence[str]
 ) -> dict[str, bytes]:
-    """Infers the ValueInfoProtos of the outputs `names` of a pruned graph by opening a session of it."""
-    # onnxruntime reports a scalar and an unknown rank alike, as []. The length of the value's Shape, a further output,
-    # tells them apart. Parameters are still graph inputs here, so the message is small.
+    """Infers the ValueInfoProtos of the outputs `names` of a pruned graph by opening a session."""
+    # onnxruntime reports [] for both a scalar and an unknown rank. An additional output, the value's Shape,
+    # distinguishes them by its length. Parameters are still graph inputs here, so the message is small.
     shapes = {name: f"{name}/shape" for name in names}
     untyped = {name: wire.text(1, name) for name in [*names, *shapes.values()]}
     parts = _graph_parts(graph, graph.inputs, untyped, set(graph.values) - set(names))
@@ -138,7 +138,7 @@ def _infer_outputs(
 def _graph_parts(
     graph: Graph, inputs: Mapping[str, Bytes], outputs: Mapping[str, Bytes], values: set[str]
 ) -> list[Bytes]:
-    """Makes the fields of a GraphProto without dense initializers; value infos are kept of the names in `values`."""
+    """Returns the fields of a GraphProto without dense initializers; value infos are kept for names in `values`."""
     parts: list[Bytes] = [node.raw for node in graph.nodes]
     parts += graph.rest
     parts += graph.sparse.values()
@@ -154,13 +154,13 @@ def _function_name(function: Bytes) -> tuple[str, str]:
 
 
 def _model_parts(model: list[wire.Field], graph: Graph) -> list[Bytes]:
-    """Collects the fields of the new ModelProto except its graph.
+    """Returns the fields of the new ModelProto except its graph.
 
-    These are the fields of the eval model without the manifest, without functions that no remaining node calls, and
-    without imports of domains that no remaining node uses.
+    These are the fields of the eval model without the manifest, functions that are no longer called, and imports of
+    domains that are no longer used.
     """
     functions = {_function_name(f.payload): f for f in model if f.number == proto.MODEL_FUNCTION}
-    # Functions call functions: follow the calls from the nodes of the graph.
+    # Functions may call functions, so calls are followed from the nodes of the graph.
     pending = set().union(*(node.calls for node in graph.nodes)) if graph.nodes else set()
     called_functions: set[tuple[str, str]] = set()
     while pending:
@@ -169,16 +169,17 @@ def _model_parts(model: list[wire.Field], graph: Graph) -> list[Bytes]:
         if key in functions:
             for node in wire.messages(functions[key].payload, proto.FUNCTION_NODE):
                 pending |= reads_and_calls(node)[1] - called_functions
-    # The standard domain stays even if no node is left: onnx asks every model for it. It has two spellings.
+    # The standard domain, which has two names, is kept even if no node is left, because onnx requires every model to
+    # import it.
     domains = {domain for domain, _ in called_functions} | {"", "ai.onnx"}
     parts: list[Bytes] = []
     for part in model:
         if part.number == proto.MODEL_GRAPH:
             continue
-        # The exported model is no model of a training run: `Module` must not take it for one.
+        # The exported model does not belong to a training run, and `Module` must reject it.
         if part.number == proto.MODEL_METADATA and wire.string(part.payload, 1) == METADATA_KEY:
             continue
-        # A domain that nothing uses any more would only ask readers of the model for ops that they may not know.
+        # An unused domain would only require readers of the model to know its ops.
         if part.number == proto.MODEL_OPSET and wire.string(part.payload, 1) not in domains:
             continue
         if part.number == proto.MODEL_FUNCTION and _function_name(part.payload) not in called_functions:
@@ -188,9 +189,9 @@ def _model_parts(model: list[wire.Field], graph: Graph) -> list[Bytes]:
 
 
 def _inline(tensors: Sequence[_Tensor]) -> list[Bytes]:
-    """Makes the initializer fields with the data inside, as chunks that share the memory of the tensors."""
+    """Returns the initializer fields with their data, as chunks that share the memory of the tensors."""
     chunks: list[Bytes] = []
-    # A chunk for the head and a chunk for the data: joined they would copy all weights.
+    # Separate chunks for header and data, because joining them would copy all weights.
     for tensor in tensors:
         raw = wire.header(proto.TENSOR_RAW, len(tensor.data)) if len(tensor.data) else b""
         length = len(tensor.fields) + len(raw) + len(tensor.data)
@@ -199,7 +200,7 @@ def _inline(tensors: Sequence[_Tensor]) -> list[Bytes]:
 
 
 def _external(tensors: Sequence[_Tensor], files: FileSet, name: str) -> list[Bytes]:
-    """Writes the data of the tensors to the file `name`, and makes the initializer fields that refer to it."""
+    """Writes the data of the tensors to the file `name`, and returns the initializer fields that refer to it."""
     chunks: list[Bytes] = []
     with files.open(name) as file:
         for tensor in tensors:
@@ -226,9 +227,9 @@ def _external(tensors: Sequence[_Tensor], files: FileSet, name: str) -> list[Byt
 
 
 def _check_names(graph: Graph, names: Sequence[str]) -> None:
-    """Raises InputError unless all names are different values of the graph and a node computes at least one of them."""
+    """Raises InputError unless all names are distinct values of the graph and at least one is computed by a node."""
     computed = [name for node in graph.nodes for name in node.writes if name]
-    # A model may return its inputs and parameters, too, beside what it computes.
+    # A model may return inputs and parameters in addition to computed values.
     unknown = [name for name in names if name not in {*computed, *graph.inputs, *graph.initializers}]
     if unknown:
         problem = f"unknown names {unknown}"
@@ -238,7 +239,7 @@ def _check_names(graph: Graph, names: Sequence[str]) -> None:
         problem = f"{list(names)} are inputs or parameters, so the model would compute nothing"
     else:
         return
-    # From the end of the graph: predictions are near the loss.
+    # From the end of the graph, because predictions are near the loss.
     candidates = [*graph.outputs, *(n for n in reversed(computed) if n not in graph.outputs)]
     raise InputError(
         f"Exporting for inference: {problem}. The eval model computes: {', '.join(candidates[:_SHOWN])}"
@@ -257,8 +258,8 @@ def export_inference_model(
 
     Args:
         eval_model: path or bytes of the eval model; its parameters and statistics are graph inputs.
-        parameters: per name, the value of a parameter or statistic.
-        uri: path of the model file to write. A killed process leaves the old file or the new one.
+        parameters: values of the parameters and statistics by name.
+        uri: path of the model file, which is replaced atomically.
         output_names: names of the outputs, in order, e.g. ["logits"].
 
     Raises:
@@ -290,14 +291,14 @@ def export_inference_model(
             del group[name]
     try:
         model_parts = _model_parts(model, graph)
-    # Names of functions and domains are read only here, and in a damaged file they may be no UTF-8.
+    # Names of functions and domains are only read here; in a damaged file they may not be UTF-8.
     except ValueError as error:
         raise ModelLoadError(f"Exporting for inference: reading the {source} failed: {error}.") from error
     tensors = [_embedded_tensor(t, eval_model) for t in graph.initializers.values()]
     output_infos: dict[str, Bytes] = {
         n: v for n, v in {**graph.values, **graph.inputs, **graph.outputs}.items() if n in output_names
     }
-    # A session costs time, so one is opened only if the eval model does not declare all outputs.
+    # Opening a session takes time, so it is only done if the eval model does not declare all outputs.
     if len(output_infos) < len(output_names):
         output_infos.update(_infer_outputs(model_parts, graph, tensors, output_names))
     tensors += [_parameter_tensor(n, b) for n, b in parameters.items() if n in needed]
@@ -320,7 +321,7 @@ def export_inference_model(
 def _write(
     model: Sequence[Bytes], graph: Sequence[Bytes], tensors: Sequence[_Tensor], path: str, large: bool
 ) -> None:
-    """Writes a model with the given fields to `path`; if it is large, the tensors' data goes to a file of its own."""
+    """Writes a model with these fields to `path`; if it is large, the tensors' data is written to a second file."""
 
     def write(file: BinaryIO, initializers: list[Bytes]) -> None:
         fields = [*graph, *initializers]
@@ -333,8 +334,7 @@ def _write(
         with replace_file(path) as file:
             write(file, _inline(tensors))
         return
-    # If `path` is a symbolic link, the model replaces the link: behind it the model would lie in another directory than
-    # its data.
+    # A symbolic link `path` is replaced, because its target would be in another directory than the data.
     directory, name = os.path.split(os.path.abspath(path))
     with FileSet(directory) as files:
         initializers = _external(tensors, files, external_data_name(name))

@@ -1,8 +1,8 @@
-"""Checks that the external data of a model lies in the model's directory and is complete.
+"""Checks that the external data of a model is in the model's directory and complete.
 
-A model names the files with its weights, and a runtime opens the files that the model names. Some versions of ONNX
-Runtime open files outside the model's directory (1.20), and some read beyond the end of a file. So every tensor of a
-model is checked before ONNX Runtime is given the model.
+A model names the files with its weights, and a runtime opens them. Some versions of ONNX Runtime open files outside the
+model's directory (1.20), and some read beyond the end of a file. So all tensors of a model are checked before it is
+passed to ONNX Runtime.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ from onnxtrain.runtime.onnx_wire import Bytes
 
 _KEY = b"location"
 _CHUNK = 2**20
-# protobuf itself reads at most 100 messages inside one another; a subgraph takes three of them.
+# protobuf itself supports at most 100 nested messages; a subgraph takes three of them.
 _MAX_DEPTH = 100
 # TensorProto.DataLocation.EXTERNAL.
 _EXTERNAL = 1
-# With this location onnxruntime takes the offset for an address in the memory of the process.
+# With this location, onnxruntime interprets the offset as an address in the memory of the process.
 _IN_MEMORY = "_ORT_MEM_ADDR_"
-# protobuf cuts the varint of an enumeration to 32 bits, so 2**32 + 1 is EXTERNAL, too.
+# protobuf truncates the varint of an enumeration to 32 bits, so 2**32 + 1 is EXTERNAL as well.
 _ENUM = 0xFFFFFFFF
 
 _CODES_BY_BITS = {2: (25, 26), 4: (21, 22, 23), 6: (27, 28), 8: (17, 18, 19, 20, 24), 64: (14,), 128: (15,)}
-# Bits per element of types that the runtime room does not hold: complex numbers, small floats and integers.
+# Bits per element of types that `dtypes` does not list: complex numbers, small floats and integers.
 _BITS_OF_OTHERS = {code: bits for bits, codes in _CODES_BY_BITS.items() for code in codes}
 
 
 class ExternalData(NamedTuple):
-    """The place of a tensor's data in an external file.
+    """The location of a tensor's data in an external file.
 
     Attributes:
         name: name of the tensor, e.g. "fc.weight".
         location: path of the file, relative to the model's directory, e.g. "net.onnx.data".
         offset: first byte of the data in the file, e.g. 4096.
-        length: size of the data in bytes according to the model; None if it does not say.
-        needed: size in bytes that follows from dtype and shape; None for texts and unknown dtypes.
+        length: size of the data in bytes according to the model; None if it is not given.
+        needed: size in bytes according to dtype and shape; None for strings and unknown dtypes.
     """
 
     name: str
@@ -54,14 +54,14 @@ class ExternalData(NamedTuple):
 
 
 def bits_of(code: int) -> int | None:
-    """Returns the bits per element of an ONNX data type, e.g. 32 for 1 (float32); None for texts and unknown types."""
+    """Returns the bits per element of an ONNX data type, e.g. 32 for 1 (float32); None for strings and others."""
     dtype = dtypes.BY_ONNX.get(code)
     return dtype.storage.itemsize * 8 if dtype is not None else _BITS_OF_OTHERS.get(code)
 
 
 def _dims(tensor: Bytes) -> list[int]:
     """Reads the sizes of a TensorProto."""
-    # A repeated number is written packed, or as one field per number; a reader of protobuf has to take both.
+    # A repeated number may be packed or have one field per number; protobuf readers must accept both.
     dims: list[int] = []
     for field in wire.parse(tensor):
         if field.number == proto.TENSOR_DIMS:
@@ -70,10 +70,10 @@ def _dims(tensor: Bytes) -> list[int]:
 
 
 def parse_reference(tensor: Bytes) -> ExternalData | None:
-    """Reads the place of a tensor's data from a TensorProto; returns None if the message holds the data itself.
+    """Reads the location of a tensor's data from a TensorProto; None if the message contains the data itself.
 
     Raises:
-        ValueError: the entries are malformed, or two readers could understand them differently.
+        ValueError: the entries are malformed, or two readers could interpret them differently.
     """
     fields = list(wire.parse(tensor))
     if not any(f.number == proto.TENSOR_LOCATION and f.integer & _ENUM == _EXTERNAL for f in fields):
@@ -82,21 +82,21 @@ def parse_reference(tensor: Bytes) -> ExternalData | None:
     entries: dict[str, str] = {}
     for entry in (f.payload for f in fields if f.number == proto.TENSOR_EXTERNAL):
         keys, values = wire.strings(entry, 1), wire.strings(entry, 2)
-        # Of a key that occurs twice, one reader takes the first value and another the last.
+        # If a key occurs twice, some readers use the first value and others the last.
         if len(keys) != 1 or len(values) > 1 or keys[0] in entries:
             raise ValueError(f"the entries that say where the data of '{name}' is are malformed")
         entries[keys[0]] = values[0] if values else ""
     numbers = {}
     for key in ("offset", "length"):
         if key in entries:
-            # 18 digits fit an int64. `int` alone would take "+1", " 1" and "1_000", too.
+            # 18 digits fit an int64. `int` alone would also accept "+1", " 1" and "1_000".
             if not re.fullmatch("[0-9]{1,18}", entries[key]):
                 raise ValueError(
                     f"the {key} of the data of '{name}' is {entries[key][:40]!r}, which is no size"
                 )
             numbers[key] = int(entries[key])
     dims = _dims(tensor)
-    # A varint of a negative number is its two's complement.
+    # The varint of a negative number is its two's complement.
     if any(d >= 2**63 for d in dims):
         raise ValueError(f"'{name}' has a negative size")
     code = next((f.integer for f in reversed(fields) if f.number == proto.TENSOR_TYPE), 0)
@@ -108,18 +108,18 @@ def parse_reference(tensor: Bytes) -> ExternalData | None:
 
 
 def locate(data: ExternalData, directory: str | os.PathLike[str]) -> Path:
-    """Finds the file with the data of a tensor.
+    """Returns the path of the file with the data of a tensor.
 
     Args:
-        data: the place that the model names.
+        data: the location according to the model.
         directory: directory of the model.
 
     Raises:
-        ValueError: the file is missing, too short, or outside `directory`; the text says which, and what to do.
+        ValueError: the file is missing, too short, or outside `directory`; the message says which, and what to do.
     """
     base = Path(directory).resolve()
     what = f"the data of '{data.name}' should be in '{Path(directory) / data.location}'"
-    # Both kinds of paths: a model that is safe here may be copied to the other system.
+    # Both kinds of paths, because a model that is safe here may be copied to the other operating system.
     names = PurePosixPath(data.location), PureWindowsPath(data.location)
     if not data.location or "\0" in data.location or _IN_MEMORY in data.location:
         raise ValueError(
@@ -128,7 +128,7 @@ def locate(data: ExternalData, directory: str | os.PathLike[str]) -> Path:
     outside = f"{what}, which is outside the model's directory '{base}'. Copy the file there."
     if any(name.is_absolute() or name.drive or ".." in name.parts for name in names):
         raise ValueError(outside)
-    # A name without `..` can still lead outside, through a symbolic link.
+    # A name without `..` can still lead outside by a symbolic link.
     path = (base / data.location).resolve()
     if not path.is_relative_to(base):
         raise ValueError(outside)
@@ -136,7 +136,7 @@ def locate(data: ExternalData, directory: str | os.PathLike[str]) -> Path:
         raise ValueError(f"{what}, which does not exist. Put it beside the model; the two belong together.")
     if data.needed is not None and data.length is not None and data.length < data.needed:
         raise ValueError(f"{what}, but its entry gives {data.length} bytes where {data.needed} are needed.")
-    # Some runtimes read beyond the end of the file instead of refusing it.
+    # Some runtimes read beyond the end of the file instead of rejecting it.
     size = path.stat().st_size
     end = data.offset + max(data.length or 0, data.needed or 0)
     if end > size:
@@ -149,13 +149,13 @@ def locate(data: ExternalData, directory: str | os.PathLike[str]) -> Path:
 
 def _joined(message: Bytes, number: int) -> Bytes:
     """Returns the payload of a message field that should occur once."""
-    # protobuf merges a field that occurs several times, which is the same as joining the bytes.
+    # protobuf merges repeated occurrences of a field, which is equivalent to concatenating the bytes.
     payloads = wire.messages(message, number)
     return payloads[0] if len(payloads) == 1 else b"".join(payloads)
 
 
 def _graph_tensors(graph: Bytes, depth: int) -> Iterator[Bytes]:
-    """Yields every TensorProto of a graph; `depth` is the number of messages around it."""
+    """Yields every TensorProto of a graph; `depth` is the number of enclosing messages."""
     if depth > _MAX_DEPTH:
         raise ValueError(f"its graphs are nested more than {_MAX_DEPTH // 3} deep")
     for field in wire.parse(graph):
@@ -163,7 +163,7 @@ def _graph_tensors(graph: Bytes, depth: int) -> Iterator[Bytes]:
             yield from _node_tensors(field.payload, depth + 1)
         elif field.number == proto.GRAPH_INITIALIZER:
             yield field.payload
-        # A sparse initializer is two tensors, values and indices.
+        # A sparse initializer consists of two tensors, values and indices.
         elif field.number == proto.GRAPH_SPARSE:
             yield from (_joined(field.payload, 1), _joined(field.payload, 2))
 
@@ -175,7 +175,7 @@ def _node_tensors(node: Bytes, depth: int) -> Iterator[Bytes]:
 
 
 def _attribute_tensors(attribute: Bytes, depth: int) -> Iterator[Bytes]:
-    """Yields every TensorProto of an attribute, and of the graphs in it."""
+    """Yields every TensorProto of an attribute, including its graphs."""
     # t and tensors, sparse_tensor and sparse_tensors, g and graphs.
     yield from (_joined(attribute, 5), *wire.messages(attribute, 10))
     for sparse in (_joined(attribute, 22), *wire.messages(attribute, 23)):
@@ -188,9 +188,9 @@ def _attribute_tensors(attribute: Bytes, depth: int) -> Iterator[Bytes]:
 
 
 def _tensors(model: Bytes) -> Iterator[Bytes]:
-    """Yields every TensorProto of a model: initializers and attributes, also those of subgraphs and functions."""
+    """Yields every TensorProto of a model: initializers and attributes, including subgraphs and functions."""
     yield from _graph_tensors(_joined(model, proto.MODEL_GRAPH), 0)
-    # training_info holds two graphs, initialization and algorithm, which a runtime may load.
+    # training_info contains two graphs, initialization and algorithm, which a runtime may load.
     for training in wire.messages(model, proto.MODEL_TRAINING):
         for number in (1, 2):
             yield from _graph_tensors(_joined(training, number), 0)
@@ -202,33 +202,33 @@ def _tensors(model: Bytes) -> Iterator[Bytes]:
 
 
 def _names_locations(path: str) -> bool:
-    """Returns True if a model file can refer to other files: if it has the word "location" somewhere."""
-    # Most models have no external data. Searching for the word is as fast as reading the file; parsing it is not.
+    """True if a model file may refer to other files, because it contains the word "location"."""
+    # Most models have no external data. Searching for the word is as fast as reading the file, unlike parsing it.
     with open(path, "rb") as file:
         tail = b""
         while chunk := file.read(_CHUNK):
             if _KEY in tail + chunk:
                 return True
-            # The word may lie across the border of two chunks.
+            # The word may span two chunks.
             tail = chunk[-len(_KEY) :]
     return False
 
 
 def _references(model: Bytes) -> Iterator[ExternalData]:
-    """Yields the place of each tensor whose data is in an external file."""
+    """Yields the location of each tensor whose data is in an external file."""
     for tensor in _tensors(model):
         if (data := parse_reference(tensor)) is not None:
             yield data
 
 
 def check_external_data(model: str | bytes) -> None:
-    """Checks that all external data of a model exists and lies in the model's directory.
+    """Checks that all external data of a model exists and is in the model's directory.
 
     Args:
         model: path of the model file, or its bytes.
 
     Raises:
-        ValueError: data is missing, incomplete or outside the directory; the text says which, and what to do.
+        ValueError: data is missing, incomplete or outside the directory; the message says which, and what to do.
         OSError: the model file cannot be read.
     """
     if isinstance(model, bytes):
@@ -243,7 +243,7 @@ def check_external_data(model: str | bytes) -> None:
 
 
 def external_files(path: str | os.PathLike[str]) -> list[Path]:
-    """Lists the files with the external data of a model file, each once.
+    """Returns the files with the external data of a model file, each once.
 
     Raises:
         ValueError: a file is missing, too short, or outside the model's directory.
@@ -252,7 +252,7 @@ def external_files(path: str | os.PathLike[str]) -> list[Path]:
     path = os.fspath(path)
     if not _names_locations(path):
         return []
-    # Imported here: few devices have models with external data, and the others start without it.
+    # Imported here, because few devices have models with external data.
     import mmap
 
     with open(path, "rb") as file:
@@ -264,6 +264,7 @@ def external_files(path: str | os.PathLike[str]) -> list[Path]:
 
 
 def is_ort_format(content: Bytes) -> bool:
-    """Tells if a model is in ORT format."""
-    # A FlatBuffer, whose identifier is in these bytes. It is no protobuf message, and has no external data.
+    """True if a model is in ORT format."""
+    # ORT format is a FlatBuffer, with its identifier in these bytes. It is not a protobuf message, and has no external
+    # data.
     return bytes(content[4:8]) == b"ORTM"

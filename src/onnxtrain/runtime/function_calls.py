@@ -1,4 +1,4 @@
-"""Counts the nodes that a model's functions become once they are inlined, without inlining them."""
+"""Computes the number of nodes after inlining a model's functions, without inlining them."""
 
 from __future__ import annotations
 
@@ -13,21 +13,20 @@ from onnxtrain.runtime.external_data import is_ort_format
 Key = TypeVar("Key", bound=Hashable)
 _Function = tuple[str, str, str]
 
-# Nodes that functions may become beyond ten times those of their bodies. ONNX Runtime (1.32) takes 20 s for 32,768.
+# Maximum number of inlined nodes in addition to ten times the original ones. ONNX Runtime (1.32) takes 20 s for 32,768.
 _ALLOWED = 10_000
 
 
 def inlined_sizes(
     calls: Mapping[Key, Sequence[Key]], sizes: Mapping[Key, int], roots: Iterable[Key]
 ) -> dict[Key, int]:
-    """Returns the number of nodes of each body that is reached, once all calls in it are inlined.
+    """Returns, for each reached body, the number of nodes after inlining all calls in it.
 
-    Forty functions that call the one before them twice each are 2^40 nodes. A call of a function that is being counted,
-    which calls itself then, counts as one node.
+    Forty functions that each call the previous one twice have 2^40 nodes. A recursive call counts as one node.
 
     Args:
-        calls: per body the functions that it calls, once for each call.
-        sizes: per body its number of nodes, calls included.
+        calls: for each body, the functions that it calls, once per call.
+        sizes: for each body, its number of nodes, including calls.
         roots: bodies to begin with.
     """
     counts: dict[Key, int] = {}
@@ -36,7 +35,7 @@ def inlined_sizes(
         if root in entered:
             continue
         entered.add(root)
-        # Not recursive: a chain of calls may be longer than Python's stack.
+        # Not recursive, because a chain of calls may be longer than Python's stack.
         path = [(root, iter(calls[root]))]
         while path:
             key, rest = path[-1]
@@ -51,17 +50,18 @@ def inlined_sizes(
 
 
 def check_function_calls(model: str | wire.Bytes) -> None:
-    """Checks that ONNX Runtime, which inlines functions when it loads a model, ends.
+    """Raises an error if inlining the functions of a model, as ONNX Runtime does when loading it, would take too long.
 
     Args:
         model: path of the model, or its bytes.
 
     Raises:
-        ValueError: the functions become far more nodes than there are in the file.
+        ValueError: inlining creates far more nodes than the file has.
         OSError: the file cannot be read.
     """
     if isinstance(model, str):
-        # Imported here, as a device may run models that are given as bytes. Mapped, so that weights are not read.
+        # Imported here, because a device may run models that are given as bytes. Memory-mapped, so that weights are not
+        # read.
         import mmap
 
         if not os.path.getsize(model):
@@ -72,7 +72,7 @@ def check_function_calls(model: str | wire.Bytes) -> None:
         return
     try:
         bodies = _bodies(model)
-    # Not an error yet: ONNX Runtime, which opens the model next, says more about it.
+    # Not an error here, because ONNX Runtime, which opens the model next, has a better message.
     except (ValueError, RecursionError):
         return
     calls = {name: [op for op in ops if op in bodies] for name, ops in bodies.items()}
@@ -87,7 +87,7 @@ def check_function_calls(model: str | wire.Bytes) -> None:
 
 
 def _bodies(model: wire.Bytes) -> dict[_Function, list[_Function]]:
-    """Reads the functions of a model; returns the ops of the nodes of each, those in subgraphs included."""
+    """Returns, for each function of a model, the ops of its nodes, including subgraphs."""
     bodies = {}
     for function in wire.messages(model, proto.MODEL_FUNCTION):
         name = (
@@ -100,7 +100,7 @@ def _bodies(model: wire.Bytes) -> dict[_Function, list[_Function]]:
 
 
 def _ops(node: wire.Bytes) -> Iterator[_Function]:
-    """Yields domain, name and overload of the op of a node, and of those in its subgraphs."""
+    """Yields domain, name and overload of the op of a node, and of the nodes in its subgraphs."""
     yield (
         wire.string(node, proto.NODE_DOMAIN),
         wire.string(node, proto.NODE_OP_TYPE),

@@ -1,4 +1,4 @@
-"""Seeds ONNX Runtime's random generator for one run of a training model."""
+"""Seeds ONNX Runtime's random generator for a run of a training model."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ _WORD = (1 << 64) - 1
 
 @contextmanager
 def seeded(seed: int, step: int, run: int) -> Iterator[None]:
-    """Lets Dropout inside the `with` block draw numbers that follow from these three alone, as after a resume.
+    """Context manager in which Dropout draws numbers that depend only on the arguments, so that resuming repeats them.
 
     Args:
-        seed: the number that the user gives, 64 bits.
-        step: number of optimizer steps taken so far.
-        run: number of runs of the training model since the last of these steps.
+        seed: the user's seed, 64 bits.
+        step: number of optimizer steps so far.
+        run: number of runs of the training model since the last step.
     """
-    # A process has one generator, which sessions of all threads draw from. The lock is held from seeding it to the end
-    # of the run: otherwise the masks would depend on the other threads.
+    # A process has one generator for the sessions of all threads. The lock is held from seeding to the end of the run;
+    # otherwise the masks would depend on other threads.
     with _generator:
-        # ONNX Runtime keeps 31 bits of the seed.
+        # ONNX Runtime uses 31 bits of the seed.
         ort.set_seed(_mixed(seed, step, run) >> 33)
         yield
 
 
 def _mixed(*numbers: int) -> int:
-    """Hashes integers into one of 64 bits by the steps of SplitMix64 (Steele, Lea and Flood, 2014)."""
-    # Close seeds give close first numbers in ONNX Runtime's generator, a linear one.
+    """Hashes integers to 64 bits by the steps of SplitMix64 (Steele, Lea and Flood, 2014)."""
+    # In ONNX Runtime's generator, which is linear, similar seeds give similar first numbers.
     state = 0
     for number in numbers:
         state = (state + number + 0x9E3779B97F4A7C15) & _WORD

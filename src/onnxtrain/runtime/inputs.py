@@ -1,4 +1,4 @@
-"""Checks the arguments of a training or evaluation step before ONNX Runtime sees them."""
+"""Checks the arguments of a training or evaluation step before they are passed to ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from onnxtrain.runtime.store import alias, require_unmasked
 
 def _dynamic_remedy() -> str:
     """Returns advice for an input whose first axis has a fixed size."""
-    # A model that was exported with one batch size is the usual reason of a wrong first axis.
+    # The usual reason for a wrong first axis is a model that was exported with a fixed batch size.
     return (
         " If this is the batch: export the model with a dynamic batch axis, or "
         f"{words().dynamic_batch('generate_artifacts')}."
@@ -39,7 +39,7 @@ def _mismatch(spec: InputSpec, shape: tuple[int, ...]) -> str:
 
 
 def _check_shape(spec: InputSpec, shape: tuple[int, ...], symbols: dict[str, tuple[int, str]]) -> None:
-    """Raises InputError if a shape does not fit an input; `symbols` collects the symbolic sizes that have been seen."""
+    """Raises InputError if a shape does not match an input; `symbols` collects the values of symbolic sizes."""
     if spec.shape is None:
         return
     if len(shape) != len(spec.shape):
@@ -54,7 +54,7 @@ def _check_shape(spec: InputSpec, shape: tuple[int, ...], symbols: dict[str, tup
                 raise InputError(
                     f"{_mismatch(spec, shape)}; axis {axis} must be {expected}.{remedy}{_class_axis(spec)}"
                 )
-        # A size that occurs in several inputs, e.g. "batch", must be the same in all of them.
+        # A symbolic size such as "batch" must have the same value in all inputs.
         elif expected:
             first, owner = symbols.setdefault(expected, (size, spec.name))
             if size != first:
@@ -65,9 +65,9 @@ def _check_shape(spec: InputSpec, shape: tuple[int, ...], symbols: dict[str, tup
 
 
 def _class_axis(spec: InputSpec) -> str:
-    """Returns advice about the axis of the classes for labels of a wrong shape; "" if there is no choice of axes."""
-    # Scores [batch, seq, 512] of a language model have their classes on the last axis, while ONNX and PyTorch take
-    # axis 1 by default. Labels that do not fit are the first sign of it.
+    """Returns advice about the class axis for labels of a wrong shape; "" if there is no choice of axes."""
+    # The classes of a language model's logits [batch, seq, 512] are on the last axis, while ONNX and PyTorch expect
+    # axis 1 by default. Labels of a wrong shape are the first symptom.
     labels = spec.class_labels
     if labels is None or labels.scores is None:
         return ""
@@ -81,15 +81,15 @@ def _class_axis(spec: InputSpec) -> str:
 
 
 def check_labels(name: str, labels: Array, allowed: ClassLabels) -> None:
-    """Raises InputError for labels that are no class: the graph would index out of range, or compute a wrong loss."""
+    """Raises InputError for invalid class labels: the graph would index out of range or compute a wrong loss."""
     # numpy has no minimum of an empty array.
     if labels.size == 0:
         return
     count = allowed.count
-    # The usual case, all labels valid, takes two passes and no memory.
+    # The usual case, only valid labels, takes two passes and no memory.
     if labels.min() >= 0 and (count is None or labels.max() < count):
         return
-    # The label to ignore may lie outside of the classes (-100) or among them.
+    # `ignore_index` may be a class, or not (-100).
     wrong = labels < 0
     if count is not None:
         wrong |= labels >= count
@@ -107,14 +107,14 @@ def check_labels(name: str, labels: Array, allowed: ClassLabels) -> None:
 
 
 def check_shapes(specs: Sequence[InputSpec], shapes: Sequence[tuple[int, ...]]) -> None:
-    """Raises InputError unless all ranks and sizes fit; equal symbolic sizes, e.g. "batch", must have equal values."""
+    """Raises InputError unless all ranks and sizes match; equal symbolic sizes, e.g. "batch", have equal values."""
     symbols: dict[str, tuple[int, str]] = {}
     for spec, shape in zip(specs, shapes, strict=True):
         _check_shape(spec, shape, symbols)
 
 
 def _from_array(spec: InputSpec, array: Array) -> Array:
-    """Converts an array to a C-contiguous one of the input's storage dtype, without a copy if it is one already."""
+    """Converts an array to a C-contiguous one of the input's storage dtype, without a copy if possible."""
     require_unmasked(f"Input '{spec.name}'", array)
     if spec.dtype.name == "bfloat16" and array.dtype == np.float32:
         return narrow(np.asarray(array, order="C"), spec.dtype)
@@ -124,7 +124,7 @@ def _from_array(spec: InputSpec, array: Array) -> Array:
                 f"Input '{spec.name}': expected {_show(spec)}, received dtype {array.dtype}. "
                 f"Convert with array.astype('{spec.dtype.held.name}')."
             )
-        # Of the same element type and another dtype are bfloat16 of ml_dtypes, and arrays of the other byte order.
+        # bfloat16 of ml_dtypes, and arrays of the other byte order, have the same element type but another dtype.
         array = array.view(np.uint16) if spec.dtype.name == "bfloat16" else array.astype(spec.dtype.storage)
     return np.asarray(array, order="C")
 
@@ -134,14 +134,14 @@ def check_arguments(specs: Sequence[InputSpec], arguments: Sequence[object]) -> 
 
     Args:
         specs: the inputs that the model expects.
-        arguments: one numpy array or OrtValue per input. Arrays are copied only if they are not C-contiguous, or of the
-            other byte order.
+        arguments: one numpy array or OrtValue per input. Arrays are copied only if they are not C-contiguous, or have
+            the other byte order.
 
     Returns:
         One value per input, to be bound to the session.
 
     Raises:
-        InputError: an argument does not fit; the message gives the input, the expected and the received value.
+        InputError: an argument does not match; the message contains the input, the expected and the received value.
     """
     if len(arguments) != len(specs):
         raise InputError(
@@ -171,7 +171,7 @@ def check_arguments(specs: Sequence[InputSpec], arguments: Sequence[object]) -> 
         if spec.class_labels is not None:
             labels = value if isinstance(value, np.ndarray) else value.numpy()
             check_labels(spec.name, labels, spec.class_labels)
-        # onnxruntime would take a uint16 array for a tensor of uint16; an OrtValue says that the bits are bfloat16.
+        # onnxruntime would interpret a uint16 array as uint16; an OrtValue declares that the bits are bfloat16.
         raw_bits = isinstance(value, np.ndarray) and spec.dtype.name == "bfloat16"
         values.append(alias(value, spec.dtype) if raw_bits else value)
     return values

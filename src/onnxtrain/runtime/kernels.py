@@ -1,8 +1,8 @@
 """Registers the native kernels of package `onnxtrain-kernels` with sessions, if the package is installed.
 
 Models call functions of domain `onnxtrain`. ONNX Runtime runs a native kernel of the same name if one is registered,
-and else the function's body of standard ops. The environment variable `ONNXTRAIN_KERNELS` is `off` (bodies only), `on`
-(an error if there are no kernels) or `auto`, the default.
+and otherwise the function body of standard ops. The environment variable `ONNXTRAIN_KERNELS` is `off` (bodies only),
+`on` (an error if there are no kernels) or `auto`, the default.
 """
 
 from __future__ import annotations
@@ -23,35 +23,35 @@ from onnxtrain.runtime import onnx_wire as wire
 from onnxtrain.runtime.lock import ProcessLock
 
 VARIABLE = "ONNXTRAIN_KERNELS"
-# Environment variable by which the kernels' package takes a level of instructions, e.g. "avx2".
+# Environment variable with the instruction set that the kernels use, e.g. "avx2".
 LEVEL = "ONNXTRAIN_KERNELS_LEVEL"
 LEVELS = ("baseline", "avx2", "avx512")
-"""Values of `ONNXTRAIN_KERNELS_LEVEL`; `kernels/csrc/processor.cpp` has the instructions of each."""
+"""Values of `ONNXTRAIN_KERNELS_LEVEL`; `kernels/csrc/processor.cpp` lists the instructions of each."""
 FUNCTIONS = 1
-"""Version of the functions in domain `onnxtrain` in artifacts; kernels of another version compute something else."""
+"""Version of the functions in domain `onnxtrain`; kernels of another version compute something else."""
 
-# Each different convolution of a model has functions of its own, told apart by a number: "ConvolutionGradient3_float".
-# At most four digits: a model that somebody else has made must not ask for a billion names.
+# Each distinct convolution of a model has functions of its own with a number in the name: "ConvolutionGradient3_float".
+# At most four digits, because an untrusted model must not request a billion names.
 _NUMBERED_NAME = re.compile(r"(.+?)(\d{1,4})_(float)")
-# Per numbered name, the count that the library registers unless the session config entry says otherwise.
+# For each numbered name, the count that the library registers unless the session config entry specifies another.
 _NUMBERED = {
     f"Convolution{form}{kind}#_float": count
     for form, counts in {"": (64, 16, 16), "Bfloat16": (64, 16, 16), "Transpose": (16, 4, 4)}.items()
     for kind, count in zip(("Gradient", "WeightGradient", "InputGradient"), counts, strict=True)
 } | {"WindowSpread#_float": 4}
-# Per session options and registration of the library, the number of names of each kind from then on. ONNX Runtime does
-# not tell what has been registered with options. Weak, so that the options can be freed.
+# For each session options object, the number of names of each kind after each registration of the library. ONNX Runtime
+# does not tell what has been registered. Weak, so that the options can be freed.
 _registered: weakref.WeakKeyDictionary[ort.SessionOptions, list[dict[str, int]]] = weakref.WeakKeyDictionary()
-# Two threads may open sessions with the same options, and a session fails whose options have one name registered twice
-# ("Domain already set in registry").
+# Two threads may open sessions with the same options, and registering one name twice makes a session fail ("Domain
+# already set in registry").
 _registering = ProcessLock()
 
 
 def kernel_library() -> str | None:
-    """Returns the path of the custom op library for sessions on the CPU; None if they run the functions' bodies.
+    """Returns the path of the custom op library for sessions on the CPU; None if function bodies are used.
 
     Raises:
-        InputError: `ONNXTRAIN_KERNELS` has another value than on, off and auto, or is `on` and no kernels can be used.
+        InputError: `ONNXTRAIN_KERNELS` is not on, off or auto, or is `on` and no kernels can be used.
     """
     setting = os.environ.get(VARIABLE, "").strip().lower() or "auto"
     if setting not in ("auto", "on", "off"):
@@ -66,7 +66,7 @@ def kernel_library() -> str | None:
 
 @functools.cache
 def _installed() -> tuple[str | None, str]:
-    """Finds the library; returns its path and "", or None and the reason why there is none."""
+    """Returns the path of the library and "", or None and the reason why there is none."""
     # By name: the package is optional, and type checkers need not have it.
     try:
         kernels = importlib.import_module("onnxtrain_kernels")
@@ -86,13 +86,13 @@ def _installed() -> tuple[str | None, str]:
 
 
 def register_kernels(options: ort.SessionOptions, names: Iterable[str] | None = None) -> None:
-    """Registers the native kernels with session options; the same options may be used for several sessions.
+    """Registers the native kernels with session options, which may be used for several sessions.
 
     Args:
-        options: the session options; changed in place.
-        names: names of the functions in the model, e.g. ["Convolution_float", "ConvolutionGradient0_float"]. They tell
-            how many numbers the session needs, as each different convolution has a function with a number of its own.
-            None registers as many numbers as the library does by default.
+        options: the session options; modified in place.
+        names: names of the functions in the model, e.g. ["Convolution_float", "ConvolutionGradient0_float"]. Since each
+            distinct convolution has a numbered function, these determine how many numbers the session needs. None
+            registers the library's default.
     """
     path = kernel_library()
     if path is None:
@@ -102,9 +102,9 @@ def register_kernels(options: ort.SessionOptions, names: Iterable[str] | None = 
 
 
 def _register(options: ort.SessionOptions, names: Iterable[str] | None, path: str) -> None:
-    """Registers the library at `path`, with the names that the options lack; the caller holds the lock."""
-    # As few names as the model needs: ONNX Runtime makes a schema of each, which takes some 20 microseconds. Without
-    # the default names, 192 at that time, opening a small model took 2.7 ms instead of 10.6.
+    """Registers the library at `path` with the names that the options lack; the caller holds the lock."""
+    # Only the names that the model needs: ONNX Runtime creates a schema for each, which takes about 20 microseconds.
+    # Without the default names, 192 at that time, opening a small model took 2.7 ms instead of 10.6.
     kernels = importlib.import_module("onnxtrain_kernels")
     _warn_of_level(os.environ.get(LEVEL), path)
     numbers = _registered.get(options)
@@ -113,12 +113,12 @@ def _register(options: ort.SessionOptions, names: Iterable[str] | None, path: st
             options.register_custom_ops_library(path)
             _registered[options] = [_NUMBERED]
         return
-    # Options that have served a smaller model get the names that are missing, as no name may be registered twice.
+    # Options that were used for a smaller model get the missing names, because no name may be registered twice.
     before = numbers[-1] if numbers else dict.fromkeys(_NUMBERED, 0)
     ranges = {stem: (before[stem], end) for stem, end in _needed_numbers(names).items() if end > before[stem]}
     if numbers and not ranges:
         return
-    # ONNX Runtime warns if an entry is set again, so each registration has an entry of its own.
+    # ONNX Runtime warns if an entry is set again, so each registration uses a separate entry.
     entry = f"{kernels.NUMBERED}.{len(numbers)}" if numbers else kernels.NUMBERED
     options.add_session_config_entry(entry, _config_entry(ranges))
     options.register_custom_ops_library(path)
@@ -126,22 +126,23 @@ def _register(options: ort.SessionOptions, names: Iterable[str] | None, path: st
 
 
 def function_names(model: str | bytes) -> list[str] | None:
-    """Lists the names of the functions in a model, a path or bytes; returns None if the file is no ONNX model."""
+    """Returns the names of the functions in a model, a path or bytes; None if it is not an ONNX model."""
     if isinstance(model, bytes):
         return _function_names(model)
-    # Imported here, as a device may run models that are given as bytes. Mapped, so that weights are not read.
+    # Imported here, because a device may run models that are given as bytes. Memory-mapped, so that weights are not
+    # read.
     import mmap
 
     try:
         with open(model, "rb") as file:
             return _function_names(memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)))
-    # Not an error yet: ONNX Runtime, which opens the file next, says more about it.
+    # Not an error here, because ONNX Runtime, which opens the file next, has a better message.
     except (OSError, ValueError):
         return None
 
 
 def _function_names(model: wire.Bytes) -> list[str] | None:
-    """Lists the names of the functions in the bytes of a model; None if they are no ONNX model."""
+    """Returns the names of the functions in the bytes of a model; None if they are not an ONNX model."""
     try:
         functions = wire.messages(model, proto.MODEL_FUNCTION)
         first_names = (
@@ -154,7 +155,7 @@ def _function_names(model: wire.Bytes) -> list[str] | None:
 
 
 def _needed_numbers(names: Iterable[str]) -> dict[str, int]:
-    """Counts the numbers that each numbered name needs, e.g. {"ConvolutionGradient#_float": 3}."""
+    """Returns how many numbers each numbered name needs, e.g. {"ConvolutionGradient#_float": 3}."""
     needed: dict[str, int] = {}
     for name in names:
         match = _NUMBERED_NAME.fullmatch(name)
@@ -164,13 +165,13 @@ def _needed_numbers(names: Iterable[str]) -> dict[str, int]:
 
 
 def _config_entry(ranges: Mapping[str, tuple[int, int]]) -> str:
-    """Writes the session config entry: per numbered name the first number and the last plus one, "Convolution=0:3"."""
+    """Returns the session config entry: first and last number plus one for each name, e.g. "Convolution=0:3"."""
     return ",".join(f"{stem.partition('#')[0]}={begin}:{end}" for stem, (begin, end) in ranges.items())
 
 
 @functools.cache
 def _warn_of_level(wanted: str | None, path: str) -> None:
-    """Warns, once per level, if sessions get kernels of another level of instructions than the user wants."""
+    """Warns, once per level, if sessions use kernels of another instruction set than the user requested."""
     level = importlib.import_module("onnxtrain_kernels").level()
     if not level:
         warnings.warn(

@@ -1,12 +1,11 @@
-"""Reads checkpoint files of onnxruntime-training, so that its users can go on training with their checkpoints.
+"""Reads checkpoint files of onnxruntime-training, so that its users can resume training.
 
 Such a file is a FlatBuffer with identifier `ODTC`, version 2 (schema `checkpoint.fbs` of onnxruntime 1.19). A
-FlatBuffer table starts with a signed offset back to its vtable. The vtable gives, per field, the field's offset in the
-table, or 0 if the field has its default. Offsets to strings, vectors and tables are relative to the place where they
-are stored.
+FlatBuffer table starts with a signed offset back to its vtable. The vtable contains, for each field, its offset in the
+table, or 0 if the field has its default. Offsets to strings, vectors and tables are relative to their own position.
 
-The reader needs no package `flatbuffers`, which devices do not have. Each offset is checked against the ends of the
-file.
+The reader does not need the package `flatbuffers`, which devices don't have. Each offset is checked against the ends of
+the file.
 """
 
 from __future__ import annotations
@@ -26,13 +25,11 @@ _VERSION = 2
 
 
 class _Table:
-    """A FlatBuffer table.
+    """A FlatBuffer table. Methods take the index of a field: its position in the schema, from 0.
 
     Args:
         data: the whole file.
         position: first byte of the table in the file.
-
-    Methods take the index of a field: its place in the schema, from 0.
     """
 
     def __init__(self, data: bytes, position: int) -> None:
@@ -42,15 +39,15 @@ class _Table:
         self._vtable_size = self._unpack("<H", self._vtable)
 
     def _unpack(self, layout: str, position: int) -> int:
-        # struct counts a negative position from the end of the data, silently.
+        # struct silently counts a negative position from the end of the data.
         if position < 0:
             raise ValueError("an offset points before the start of the file")
         return int(struct.unpack_from(layout, self._data, position)[0])
 
     def _field(self, index: int) -> int | None:
         """Returns the position of a field, None if it is absent."""
-        # The vtable begins with two sizes of two bytes. Files of an older schema have shorter vtables: a field that is
-        # not there has its default.
+        # The vtable begins with two sizes of two bytes each. Files of an older schema have shorter vtables; missing
+        # fields have their defaults.
         slot = 4 + 2 * index
         offset = self._unpack("<H", self._vtable + slot) if slot < self._vtable_size else 0
         return self._position + offset if offset else None
@@ -65,7 +62,7 @@ class _Table:
             return 0, 0
         start = self._target(position)
         length = self._unpack("<I", start)
-        # Checked before anything is allocated: a damaged length may be four billion.
+        # Checked before memory is allocated: a damaged length may be four billion.
         if start + 4 + length * itemsize > len(self._data):
             raise ValueError("a vector reaches beyond the end of the file")
         return start + 4, length
@@ -111,13 +108,13 @@ def _tensor(table: _Table, nominal: bool) -> tuple[str, Buffer]:
         return name, Buffer.zeros(dtype, dims, defined=False)
     if len(raw) != prod(dims) * dtype.storage.itemsize:
         raise ValueError(f"tensor '{name}' of shape {dims}, {dtype.name}, has {len(raw)} bytes of data")
-    # A copy: frombuffer gives a read-only view, and sessions write into buffers.
+    # A copy, because frombuffer returns a read-only view, and sessions write to buffers.
     return name, Buffer(np.frombuffer(raw, dtype.storage).reshape(dims).copy(), dtype)
 
 
 def _read_optimizer(group: _Table, store: Store) -> None:
     """Reads `OptimizerGroup{group_name, step, initial_learning_rate, optimizer_states}` into `store`."""
-    # The format has no current learning rate; the initial one is the nearest.
+    # The format does not include the current learning rate; the initial one is the closest.
     rate = group.real(2)
     store.optimizer = OptimizerProgress(group.integer(1, "<q"), rate, rate)
     for state in group.tables(3):
@@ -125,8 +122,8 @@ def _read_optimizer(group: _Table, store: Store) -> None:
         for momentum in state.tables(1):
             name, buffer = _tensor(momentum, nominal=False)
             store.moments.setdefault(name, {})[parameter] = buffer
-    # onnxruntime-training had two optimizers: AdamW with two moments, and SGD with one that it never used. Our SGD has
-    # no moments, and refuses a checkpoint that has some.
+    # onnxruntime-training had two optimizers: AdamW with two moments, and SGD with an unused one. Our SGD has no
+    # moments, and rejects a checkpoint with some.
     if set(store.moments) == {"momentum0"}:
         store.moments.clear()
 
@@ -152,7 +149,7 @@ def _read(data: bytes) -> Store:
         raise ValueError("it holds no parameters")
     if module.integer(3, "<?"):
         raise ValueError("its tensors are in an external data file, which is not supported")
-    # A nominal file has neither data nor shapes: `shapes_known` stays False until a Module supplies them.
+    # A nominal file has neither data nor shapes: `shapes_known` is False until a Module provides them.
     nominal = bool(module.integer(2, "<?"))
     trainable = dict(_tensor(t, nominal) for t in module.tables(0))
     frozen = dict(_tensor(t, nominal) for t in module.tables(1))
@@ -173,7 +170,7 @@ def read_legacy_checkpoint(data: bytes, source: str) -> Store:
     """Reads a checkpoint of onnxruntime-training from the content of the file; `source` names the file in messages.
 
     Raises:
-        CheckpointError: the file is corrupt, truncated, or of a kind that is not supported.
+        CheckpointError: the file is corrupt, truncated, or of an unsupported kind.
     """
     try:
         return _read(data)

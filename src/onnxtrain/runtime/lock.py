@@ -1,4 +1,4 @@
-"""Keeps the threads of a process apart: the lock of a checkpoint state, and the owner of its gradients."""
+"""Synchronizes threads of a process: the lock of a checkpoint state, and the owner of its gradients."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from types import TracebackType
 
 from onnxtrain.errors import TrainingStateError
 
-# Number of forks between the process that imported this module and this process.
+# Number of forks since this module was imported.
 _forks = 0
 
 
@@ -23,9 +23,9 @@ if hasattr(os, "register_at_fork"):
 
 
 class ProcessLock:
-    """Locks something that each process has one of, e.g. a registry. In a forked process the lock is free.
+    """Locks a resource that each process has of its own, e.g. a registry. In a forked process, the lock is free.
 
-    A plain `threading.Lock` that another thread held during the fork would stay locked in the new process for ever.
+    A plain `threading.Lock` that another thread held during the fork would remain locked in the new process.
     """
 
     __slots__ = ("_forks", "_lock")
@@ -47,11 +47,10 @@ class ProcessLock:
 
 
 class StateLock:
-    """Lets one thread at a time use a checkpoint state and everything that was made from it.
+    """Lets one thread at a time use a checkpoint state and everything made from it.
 
-    Use it in a `with` statement. The lock is reentrant: a thread that holds it may take it again. It is fair, which
-    `threading.RLock` is not: a thread that releases the lock and takes it again at once comes after the waiting
-    threads.
+    Use it in a `with` statement. The lock is reentrant. Unlike `threading.RLock`, it is fair: a thread that releases
+    the lock and immediately acquires it again comes after the waiting threads.
 
     >>> lock = StateLock()
     >>> with lock, lock:
@@ -62,8 +61,8 @@ class StateLock:
     __slots__ = ("_depth", "_forks", "_held", "_next")
 
     def __init__(self) -> None:
-        # Fairness takes two locks. The first thread that waits holds `_next` and waits for `_held`; all others wait for
-        # `_next`, and so does the thread that has just released `_held`.
+        # Fairness requires two locks. The first waiting thread holds `_next` and waits for `_held`; all others wait for
+        # `_next`, including the thread that has just released `_held`.
         self._next = threading.Lock()
         self._held = threading.RLock()
         self._depth = 0
@@ -75,7 +74,7 @@ class StateLock:
         return self._depth if self._is_mine() else 0
 
     def _is_mine(self) -> bool:
-        # Not documented, but threading.Condition relies on it.
+        # Undocumented, but threading.Condition relies on it.
         return bool(self._held._is_owned())  # type: ignore[attr-defined]
 
     def __enter__(self) -> StateLock:
@@ -88,8 +87,8 @@ class StateLock:
             with self._next:
                 self._held.acquire()
             self._depth = 1
-        # Ctrl-C may come while this thread waits, or when it has just got the lock: in both cases the lock is left
-        # free.
+        # Ctrl-C may occur while this thread waits, or when it has just acquired the lock; the lock must be free
+        # afterwards.
         except BaseException:
             if self._is_mine():
                 self._held.release()
@@ -116,21 +115,21 @@ class StateLock:
                 "state that this process has a copy of may be half changed. Load the checkpoint anew in this process, "
                 "or fork while no other thread uses the state."
             )
-        # A thread of the parent may have held one of the two without having begun anything.
+        # A thread of the parent may have held one of the two locks without having started anything.
         self._next, self._held, self._forks = threading.Lock(), threading.RLock(), _forks
         if mine:
             self._held.acquire()
 
 
 class GradientOwner:
-    """Remembers the thread that computed the gradients of a state, and refuses steps of other threads on them.
+    """Remembers the thread that computed the gradients of a state, and rejects steps of other threads.
 
-    A training step is several calls: `module(...)`, `optimizer.step()` and `module.lazy_reset_grad()`. If another
-    thread calls one of them in between, nothing tells whether it meant its own gradients. So the call is an error,
-    unless both threads hold the lock of the state from their first call to their last.
+    A training step consists of several calls: `module(...)`, `optimizer.step()` and `module.lazy_reset_grad()`. If
+    another thread makes one of them in between, it is unknown whether it meant its own gradients. So the call is an
+    error, unless both threads hold the lock of the state from their first call to their last.
 
     Args:
-        lock: lock of the state; callers of the methods hold it.
+        lock: lock of the state, which callers of the methods hold.
     """
 
     __slots__ = ("_lock", "_shared", "_thread", "_used")
@@ -139,9 +138,9 @@ class GradientOwner:
         self._lock = lock
         # The thread that computed the gradients.
         self._thread: threading.Thread | None = None
-        # True if that thread held the lock around its call, and so shares the gradients with threads that do as well.
+        # True if that thread held the lock around its call, and so shares the gradients with other threads that do.
         self._shared = False
-        # True after an optimizer step on the gradients or a reset: a new training step then loses nothing.
+        # True after an optimizer step with the gradients, or a reset: a new training step then loses nothing.
         self._used = True
 
     def check_replace(self, doing: str) -> None:
@@ -162,21 +161,21 @@ class GradientOwner:
         self._used = False
 
     def check_use(self, doing: str) -> None:
-        """Raises TrainingStateError if this thread must not update the parameters from the gradients."""
+        """Raises TrainingStateError if this thread must not use the gradients to update the parameters."""
         self._require(doing)
 
     def used(self) -> None:
-        """Records that this thread has updated the parameters from the gradients."""
+        """Records that this thread has used the gradients to update the parameters."""
         self._used = True
 
     def reset(self, doing: str) -> None:
-        """Records that this thread gives the gradients up; raises TrainingStateError if it must not."""
+        """Records that this thread discards the gradients; raises TrainingStateError if it must not."""
         if not self._used:
             self._require(doing)
         self._used = True
 
     def _held_outside(self) -> bool:
-        """Tells if the caller of a method of Module or Optimizer holds the lock."""
+        """True if the caller of a method of Module or Optimizer holds the lock."""
         # The method itself holds it once.
         return self._lock.depth > 1
 
@@ -184,14 +183,14 @@ class GradientOwner:
         """Raises TrainingStateError if the gradients belong to another thread.
 
         Args:
-            doing: begins the message, e.g. "Optimizer.step()".
-            even_if_ended: raise also if the owning thread has ended.
+            doing: beginning of the message, e.g. "Optimizer.step()".
+            even_if_ended: True to raise even if the owning thread has ended.
         """
         owner = self._thread
         if owner is None or owner is threading.current_thread() or (self._shared and self._held_outside()):
             return
-        # No call of a thread that has ended can follow, so its gradients may be used. Adding to them would still mix
-        # two threads' gradients.
+        # A thread that has ended makes no more calls, so its gradients may be used. Adding to them would still mix
+        # gradients of two threads.
         if not owner.is_alive() and not even_if_ended:
             return
         raise TrainingStateError(

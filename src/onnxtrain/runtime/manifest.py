@@ -1,4 +1,4 @@
-"""Reads manifests: the inputs and outputs of the models of a run (`docs/contracts.md`, "The manifest")."""
+"""Parses manifests: the inputs and outputs of the models of a run (`docs/contracts.md`, "The manifest")."""
 
 from __future__ import annotations
 
@@ -47,24 +47,25 @@ __all__ = [
 
 METADATA_KEY = "onnxtrain.manifest"
 ADAPTERS_KEY = "onnxtrain.lora"
-"""Key of the description of LoRA adapters in the metadata of a model, and in the properties of a checkpoint."""
+"""Key of the description of LoRA adapters in the metadata of a model and in the properties of a checkpoint."""
 _MOST_CLASSES = 10**7
 FORMAT = "onnxtrain"
 VERSION = 1
 SPARSE_VERSION = 2
-"""Version of manifests with sparse gradients: hosts that know version 1 only would ignore the rows, and refuse it."""
+"""Version of manifests with sparse gradients. Hosts that only support version 1 must reject them, instead of ignoring
+the row indices."""
 
 
 def fingerprint(parameters: Iterable[Signature], statistics: Iterable[Signature] = ()) -> str:
-    """Computes the SHA-256 (hexadecimal) of names, dtypes and shapes of parameters and statistics, in any order.
+    """Returns the SHA-256 (hexadecimal) of names, dtypes and shapes of parameters and statistics, in any order.
 
-    The digest is over the UTF-8 text of a JSON object without spaces. Its keys `parameters` and `statistics` hold
-    lists of `[name, dtype, shape]`, sorted by name.
+    The digest is over the UTF-8 text of a JSON object without spaces. Its keys `parameters` and `statistics` hold lists
+    of `[name, dtype, shape]`, sorted by name.
 
     >>> fingerprint([("w", "float32", (2, 3))])[:8]
     'f6e700ff'
     """
-    # Imported here: a device that loads a model and no checkpoint starts without it.
+    # Imported here, because a device that loads a model and no checkpoint does not need it.
     import hashlib
 
     groups = {"parameters": parameters, "statistics": statistics}
@@ -89,7 +90,7 @@ def _text(entry: Mapping[str, Any], key: str) -> str:
 
 
 def _optional(kind: type, value: Any, what: str) -> Any:
-    """Checks that `value` is None or of exactly the type `kind`, and returns it; ValueError if it is not."""
+    """Returns `value` if it is None or exactly of type `kind`; else raises ValueError."""
     # Exactly, because True is an integer for isinstance.
     if value is not None and type(value) is not kind:
         raise ValueError(f"{what} {value!r} is no {kind.__name__}")
@@ -97,9 +98,9 @@ def _optional(kind: type, value: Any, what: str) -> Any:
 
 
 def _count(value: Any) -> int | None:
-    """Checks a number of classes; None if it is unknown."""
+    """Checks a number of classes, or None if it is unknown."""
     count: int | None = _optional(int, value, "the number of classes")
-    # Weights and names of classes take memory for each.
+    # Weights and names of classes take memory for each class.
     if count is not None and not 0 <= count <= _MOST_CLASSES:
         raise ValueError(f"the number of classes is {count}, and {_MOST_CLASSES} are supported at most")
     return count
@@ -114,8 +115,8 @@ def _dims(shape: object) -> tuple[Dim, ...] | None:
 
 
 def _input(entry: Mapping[str, Any]) -> InputSpec:
-    """Reads an input or target from its entry in the manifest."""
-    # Entries that older manifests lack are read by `get`, and have the value that the old format stood for.
+    """Parses the entry of an input or target."""
+    # Keys read by `get` are optional; the contract defines their defaults.
     labels, weighs = entry.get("class_labels"), bool(entry.get("sample_weight"))
     if weighs and (entry["dtype"] not in ("float32", "float64") or len(entry["shape"]) != 1):
         raise ValueError(
@@ -139,10 +140,10 @@ def _input(entry: Mapping[str, Any]) -> InputSpec:
 
 
 def _loss_mean(entry: Mapping[str, Any] | None, arguments: Iterable[InputSpec]) -> LossMean | None:
-    """Reads the denominator of the loss; None if the loss is a sum."""
+    """Parses the denominator of the loss; None if the loss is a sum."""
     if entry is None:
         return None
-    # Names are checked here, as `LossMean.count` looks them up in the middle of a fit.
+    # Names are checked here, because `LossMean.count` looks them up during training.
     labels, weight = _optional(str, entry.get("labels"), "labels"), entry.get("weight")
     if labels is not None and labels not in {spec.name for spec in arguments}:
         raise ValueError(f"the labels {labels!r} that a loss is the mean over are no input")
@@ -159,12 +160,12 @@ def _loss_mean(entry: Mapping[str, Any] | None, arguments: Iterable[InputSpec]) 
 
 
 def _parameter(entry: Mapping[str, Any]) -> ParameterSpec:
-    """Reads a parameter from its entry in the manifest."""
+    """Parses the entry of a parameter."""
     name, trainable = _text(entry, "name"), bool(entry["trainable"])
     gradient = _text(entry, "gradient") if trainable else None
     indices = _text(entry, "gradient_indices") if trainable and "gradient_indices" in entry else None
     shape = sizes(entry["shape"], f"'{name}'")
-    # A sparse gradient is rows of a table.
+    # A sparse gradient consists of rows.
     if indices is not None and not shape:
         raise ValueError(f"'{name}' has no rows")
     return ParameterSpec(name, _dtype(entry["dtype"]), shape, trainable, gradient, indices)
@@ -178,7 +179,7 @@ def _statistic(entry: Mapping[str, Any]) -> StatisticSpec:
 
 
 def _host_input(entry: Mapping[str, Any]) -> HostInput:
-    """Reads an input that the host fills from its entry in the manifest."""
+    """Parses the entry of an input that the host fills."""
     name, holds = _text(entry, "name"), tuple(list_of_texts(entry["holds"], "the numbers of a host input"))
     unknown = sorted({*holds} - {*HOST_VALUES})
     if unknown or entry["dtype"] != "int64" or entry["shape"] != [len(holds)]:
@@ -190,14 +191,14 @@ def _host_input(entry: Mapping[str, Any]) -> HostInput:
 
 
 def _optimizer(entry: Mapping[str, Any]) -> OptimizerSpec:
-    """Reads the optimizer from its entry in the manifest."""
-    # Older manifests have no initial values: their moments start from 0.
+    """Parses the entry of the optimizer."""
+    # Optional: by default, moments start at 0.
     moments = tuple(list_of_texts(entry["moments"], "the moments"))
     values = tuple(map(float, entry.get("initial_values", [0.0] * len(moments))))
     if len(values) != len(moments):
         raise ValueError(f"{len(values)} initial values for {len(moments)} moments")
     settings = entry.get("settings", {})
-    # They are printed: a name that is an identifier has no control characters, and values are printed by repr.
+    # They are printed: identifiers contain no control characters, and values are printed with repr.
     if not isinstance(settings, dict) or not all(name.isidentifier() for name in settings):
         raise ValueError(f"the settings of the optimizer are {settings!r}")
     return OptimizerSpec(
@@ -209,11 +210,11 @@ def parse_manifest(text: str | bytes, source: str) -> Manifest:
     """Parses a manifest.
 
     Args:
-        text: the manifest as a JSON text, or the bytes of the text in UTF-8.
+        text: the manifest as JSON, or its bytes in UTF-8.
         source: name of the file in messages, e.g. "training model 'run/training_model.onnx'".
 
     Raises:
-        ModelLoadError: the text is no manifest, incomplete, or of a newer version.
+        ModelLoadError: the text is not a manifest, incomplete, or of a newer version.
     """
     try:
         raw = parse_json(text)
@@ -234,7 +235,7 @@ def parse_manifest(text: str | bytes, source: str) -> Manifest:
             parameters=tuple(parameters),
             statistics=tuple(statistics),
             optimizer=None if raw["optimizer"] is None else _optimizer(raw["optimizer"]),
-            # null is a sum; an older manifest without the entry has a mean over samples.
+            # null is a sum; without the entry, the loss is a mean over samples.
             loss_mean=_loss_mean(raw.get("loss_mean", {}), inputs + targets),
             inference_outputs=tuple(
                 list_of_texts(
@@ -253,13 +254,13 @@ def parse_manifest(text: str | bytes, source: str) -> Manifest:
         names = [s.name for group in (inputs, targets) for s in group] + [p.name for p in manifest.parameters]
         names += [spec.name for group in (manifest.statistics, manifest.host_inputs) for spec in group]
         list_of_texts(names, "what the model takes")
-        # The manifest in an optimizer model that onnxblock has built has no inputs, targets and outputs.
+        # The manifest in an optimizer model built with onnxblock has no inputs, targets and outputs.
         if not manifest.outputs and (inputs or targets):
             raise ValueError("there is no output")
         return manifest
-    # Of a JSON text with values of other types, each line above can raise one of these.
+    # If values have other types, each line above may raise one of these.
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        # A ModelLoadError is a ValueError, and says enough.
+        # A ModelLoadError is a ValueError with its own message.
         if isinstance(error, ModelLoadError):
             raise
         raise ModelLoadError(

@@ -1,4 +1,4 @@
-"""Defines what a manifest says: one class per kind of entry (`docs/contracts.md`, "The manifest")."""
+"""Defines the entries of a manifest, one class per kind (`docs/contracts.md`, "The manifest")."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ import numpy as np
 from onnxtrain.runtime.dtypes import Array, DType
 
 Dim = int | str | None
-"""Size of an axis: a number, a symbolic size such as "batch", or None if it is unknown."""
+"""Size of an axis: an integer, a symbolic size such as "batch", or None if it is unknown."""
 Signature = tuple[str, str, Sequence[int]]
 """Name, dtype and shape of one tensor, e.g. ("fc.weight", "float32", (2, 3))."""
 
 
 @dataclass(frozen=True)
 class ClassLabels:
-    """Allowed values of an integer target that holds class labels.
+    """Allowed values of an integer target with class labels.
 
     Attributes:
         count: number of classes, so that labels are 0 .. count - 1; None if it is unknown.
-        ignore_index: label whose elements do not count, e.g. -100; None if all count.
-        axis: axis of the scores along which the classes lie, e.g. -1 for [batch, sequence, vocabulary].
-        scores: sizes of the scores if they have more than two axes, e.g. ("batch", "seq", 512). Only such scores leave
-            a choice of axes.
-        shift: the scores at position t of axis 1 belong to the label at t + shift; 1 where the next token is predicted.
+        ignore_index: label of elements that are ignored, e.g. -100; None if there is none.
+        axis: class axis of the logits, e.g. -1 for [batch, sequence, vocabulary].
+        scores: sizes of the logits if they have more than two axes, e.g. ("batch", "seq", 512). Only then is there a
+            choice of axes.
+        shift: the logits at position t of axis 1 predict the label at t + shift; 1 for next-token prediction.
     """
 
     count: int | None
@@ -38,9 +38,9 @@ class ClassLabels:
 
 @dataclass(frozen=True)
 class LossMean:
-    """The denominator of the loss, which is a mean over the samples of a batch or over the labels in them.
+    """The denominator of the loss, which is a mean over the samples of a batch or over their labels.
 
-    The losses of several batches are combined by it: each batch counts with its :meth:`count`.
+    Losses of several batches are combined as a mean weighted by :meth:`count`.
 
     Attributes:
         labels: name of the input or target with the labels, e.g. "labels"; None for a mean over samples.
@@ -48,7 +48,7 @@ class LossMean:
         weight: weight per class, e.g. (1.0, 0.5); None if each label counts 1.
         sample_weight: name of the input with a weight per sample, by which the counts are multiplied; None if each
             sample counts 1.
-        shift: number of labels at the start of each sequence that do not count, as no scores belong to them, e.g. 1.
+        shift: number of labels at the start of each sequence that do not count, because no logits predict them, e.g. 1.
     """
 
     labels: str | None = None
@@ -58,11 +58,11 @@ class LossMean:
     shift: int = 0
 
     def count(self, specs: Sequence[InputSpec], arrays: Sequence[Array]) -> float:
-        """Computes the weight of a batch's loss in a mean over batches.
+        """Returns the weight of a batch's loss in a mean over batches.
 
         Args:
             specs: inputs and targets of the training model.
-            arrays: one array of the batch per input and target.
+            arrays: one array per input and target.
 
         Returns:
             The number of samples or labels, or the sum of their weights; 0 if no element of the batch counts.
@@ -78,22 +78,22 @@ class LossMean:
             return float(
                 labels.size if self.ignore_index is None else np.count_nonzero(labels != self.ignore_index)
             )
-        # First, because the label to ignore may be no index of the weights.
+        # First, because the ignored label may not be a valid index of the weights.
         if self.ignore_index is not None:
             labels = labels[labels != self.ignore_index]
         return float(np.asarray(self.weight)[labels].sum())
 
     def _weighted(self, named: Mapping[str, Array], weights: Array) -> float:
-        """Sums the weights of the samples, each times the number or weights of its labels that count."""
-        # In float64: a sum of many float32 weights would lose digits.
+        """Returns the sum of sample weights, each times the number or class weights of its counted labels."""
+        # In float64, because a sum of many float32 weights would lose digits.
         if self.labels is None or (self.ignore_index is None and self.weight is None):
-            # The loss is then the weighted mean of the losses of the samples.
+            # Then the loss is the weighted mean of the samples' losses.
             return float(weights.sum(dtype=np.float64))
         labels = named[self.labels]
         labels = labels[:, self.shift :] if self.shift else labels
         counted = np.ones(labels.shape, bool) if self.ignore_index is None else labels != self.ignore_index
         of_class = np.ones(1) if self.weight is None else np.asarray(self.weight)
-        # An ignored label, e.g. -100, is no index: it reads the weight of class 0, and the line below sets it to 0.
+        # An ignored label, e.g. -100, is not a valid index: it reads the weight of class 0, which is replaced by 0.
         index = np.where(counted, labels, 0) if self.weight is not None else np.zeros(labels.shape, int)
         counts = np.where(counted, of_class[index], 0.0).reshape(len(labels), -1).sum(axis=1)
         return float(counts @ weights.astype(np.float64))
@@ -101,14 +101,14 @@ class LossMean:
 
 @dataclass(frozen=True)
 class InputSpec:
-    """A user input or a target of the training model.
+    """A user input or target of the training model.
 
     Attributes:
         name: name of the graph input, e.g. "x".
         dtype: element type.
         shape: sizes, e.g. ("batch", 4); None if the rank is unknown.
-        class_labels: allowed labels if it is a target of class labels, else None.
-        sample_weight: True if it holds a weight for each sample.
+        class_labels: allowed labels if it is a target with class labels, else None.
+        sample_weight: True if it is a weight per sample.
     """
 
     name: str
@@ -128,8 +128,7 @@ class ParameterSpec:
         shape: sizes, e.g. (3, 4).
         trainable: False if the parameter is frozen.
         gradient: name of the output with the gradient, e.g. "fc.weight_grad"; None if the parameter is frozen.
-        gradient_indices: name of the output with the numbers of the rows that were read, if the gradient is sparse;
-            None if the gradient has the shape of the parameter.
+        gradient_indices: name of the output with the row indices of a sparse gradient; None for a dense gradient.
     """
 
     name: str
@@ -158,18 +157,18 @@ class StatisticSpec:
 
 
 HOST_VALUES = ("seed", "step", "run")
-"""Numbers that a host feeds beside data and parameters: the seed that the user gives, 0 by default; the number of
+"""Numbers that a host provides in addition to data and parameters: the user's seed, 0 by default; the number of
 optimizer steps taken so far, which checkpoints keep; and the number of runs of the training model since the last of
 these steps."""
 
 
 @dataclass(frozen=True)
 class HostInput:
-    """An input of the training model that holds numbers which the host knows, e.g. to draw masks of Dropout from.
+    """An input of the training model with numbers that the host knows, e.g. to draw Dropout masks.
 
     Attributes:
         name: name of the graph input, e.g. "onnxtrain.random".
-        holds: per element of the input, int64 [n], one of :data:`HOST_VALUES`, e.g. ("seed", "step", "run").
+        holds: for each element of the input, int64 [n], one of :data:`HOST_VALUES`, e.g. ("seed", "step", "run").
     """
 
     name: str
@@ -182,10 +181,9 @@ class OptimizerSpec:
 
     Attributes:
         type: name of the optimizer, e.g. "AdamW".
-        settings: its settings by name, e.g. {"eps": 1e-8, "weight_decay": 0.01}; empty if the manifest
-            lists none.
-        moments: names of its states, e.g. ("momentum0", "momentum1").
-        initial_values: per moment, the value from which each element starts, e.g. (0.0, 0.0).
+        settings: its settings by name, e.g. {"eps": 1e-8, "weight_decay": 0.01}; empty if the manifest has none.
+        moments: names of the optimizer state per parameter, e.g. ("momentum0", "momentum1").
+        initial_values: initial value of the elements of each moment, e.g. (0.0, 0.0).
         learning_rate: name of the input with the learning rate, e.g. "learning_rate".
         step: name of the input with the number of the step, from 1, e.g. "step".
     """
@@ -209,11 +207,11 @@ class Manifest:
         outputs: names of the outputs of the training and eval models, the loss first, e.g. ("loss", "logits").
         parameters: all parameters, in graph order.
         statistics: running statistics of BatchNorm layers.
-        optimizer: the optimizer, None if the run has no optimizer model.
+        optimizer: the optimizer; None if the run has no optimizer model.
         loss_mean: the denominator of the loss; None if the loss is a sum.
         inference_outputs: names of the outputs of the inference model; empty if the run has none.
-        inference_inputs: names of its user inputs. A language model that generates text has those of `inputs` and its
-            cache of keys and values, e.g. "past_key_values.0.key".
+        inference_inputs: names of the user inputs of the inference model. For a language model that generates text,
+            these are `inputs` and its key-value cache, e.g. "past_key_values.0.key".
         profile: "default", or "portable" for models that run in every build of ONNX Runtime.
         host_inputs: further inputs of the training model, which the runtime fills; empty for most models.
         draws: True if the training model may draw from ONNX Runtime's own generator, as Dropout does.
@@ -240,7 +238,7 @@ class Manifest:
 
     @property
     def sample_weight(self) -> InputSpec | None:
-        """The target that holds a weight for each sample, or None."""
+        """The target with a weight per sample, or None."""
         return next((spec for spec in self.targets if spec.sample_weight), None)
 
     @property
@@ -250,5 +248,5 @@ class Manifest:
 
     @property
     def sparse(self) -> tuple[ParameterSpec, ...]:
-        """The trainable parameters whose gradient is sparse, in graph order."""
+        """The trainable parameters with a sparse gradient, in graph order."""
         return tuple(p for p in self.trainable if p.gradient_indices is not None)

@@ -1,4 +1,4 @@
-"""Checks that a checkpoint belongs to a model, and brings its store into the order of the model's manifest."""
+"""Checks that a checkpoint belongs to a model, and sorts its store in the order of the model's manifest."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from onnxtrain.runtime.json_text import parse_json
 from onnxtrain.runtime.manifest import Manifest, ParameterSpec, StatisticSpec
 from onnxtrain.runtime.store import Buffer, Store
 
-# Number of differences that an error message lists.
+# Maximum number of differences in an error message.
 _SHOWN = 5
 
 
 def describe_mismatch(tensor: ParameterSpec | StatisticSpec | Buffer, place: str, buffer: Buffer) -> str:
-    """Describes how the dtype or shape of a tensor, e.g. in "the model", differs from a checkpoint's; "" if not."""
+    """Describes how dtype or shape of a tensor, e.g. in "the model", differ from the checkpoint's; "" if they don't."""
     if (tensor.dtype, tensor.shape) == (buffer.dtype, buffer.shape):
         return ""
     return (
@@ -46,27 +46,27 @@ def _differences(
 
 
 def _arrange(group: dict[str, Buffer], expected: Sequence[ParameterSpec | StatisticSpec]) -> None:
-    """Sorts the entries of a group into the manifest's order, in place."""
-    # In place, because `Parameters` of the state hold this dict.
+    """Sorts the entries of a group in the manifest's order, in place."""
+    # In place, because `Parameters` of the state refer to this dict.
     ordered = {spec.name: group[spec.name] for spec in expected}
     group.clear()
     group.update(ordered)
 
 
 def check_adapters(in_model: object, in_checkpoint: object, source: str) -> None:
-    """Checks that LoRA adapters of a checkpoint were trained beside the weights, and with the scaling, of a model.
+    """Raises an error if LoRA adapters of a checkpoint were trained on other base weights, or with another scaling.
 
     Args:
-        in_model: description of the adapters in the metadata of the training model, a JSON text; None if it has none.
-        in_checkpoint: the same of the checkpoint.
-        source: the training model in messages.
+        in_model: description of the adapters in the metadata of the training model, as JSON; None without adapters.
+        in_checkpoint: description in the checkpoint.
+        source: the training model, for messages.
 
     Raises:
-        CheckpointError: they were not. Their shapes may fit all the same, and results would be wrong.
+        CheckpointError: the descriptions differ. The shapes may match nonetheless, but results would be wrong.
     """
     if not isinstance(in_model, str) or not isinstance(in_checkpoint, str):
         return
-    # Other programs may keep another text under this name.
+    # Other programs may store something else under this name.
     try:
         model, checkpoint = (_base_and_scaling(text) for text in (in_model, in_checkpoint))
     except (ValueError, TypeError, KeyError, AttributeError):
@@ -82,32 +82,32 @@ def check_adapters(in_model: object, in_checkpoint: object, source: str) -> None
 
 
 def _base_and_scaling(text: str) -> tuple[object, object]:
-    """Returns the fingerprint of the weights beside adapters, and what ranks alone do not say of their scaling."""
+    """Returns the base model's fingerprint, and the adapter scalings."""
     description = parse_json(text)
     config = description["config"]
     return description["base"], {key: config[key] for key in ("lora_alpha", "use_rslora", "alpha_pattern")}
 
 
 def fit_store(store: Store, manifest: Manifest, source: str) -> None:
-    """Checks `store` against `manifest`, sorts it into the manifest's order and marks its trainable parameters.
+    """Checks `store` against `manifest`, sorts it in the manifest's order and marks its trainable parameters.
 
     Args:
-        store: content of a checkpoint; changed in place.
+        store: content of a checkpoint; modified in place.
         manifest: manifest of the training model.
-        source: the training model in messages, e.g. "training model 'run/training_model.onnx'".
+        source: the training model, for messages, e.g. "training model 'run/training_model.onnx'".
 
     Raises:
-        CheckpointError: the checkpoint belongs to another model; the message names the first differences. `store` is
-            unchanged.
+        CheckpointError: the checkpoint belongs to another model; the message lists the first differences. `store` is
+            not modified.
     """
-    # Names, dtypes and shapes are compared, and not only fingerprints: the message can say what differs, and a
+    # Names, dtypes and shapes are compared, not only fingerprints, so that the message can tell what differs. A
     # checkpoint of onnxruntime-training has no fingerprint. Its BatchNorm statistics are frozen parameters, which
     # become statistics.
     names = {spec.name for spec in manifest.statistics}
     moved = {name: b for name, b in store.parameters.items() if name in names}
     parameters = {name: b for name, b in store.parameters.items() if name not in moved}
     statistics = {**store.statistics, **moved}
-    # Nominal checkpoints of onnxruntime-training hold names only; dtypes and shapes come from the model.
+    # Nominal checkpoints of onnxruntime-training contain only names; dtypes and shapes come from the model.
     if not store.shapes_known:
         for spec in manifest.parameters:
             if spec.name in parameters:
@@ -119,7 +119,7 @@ def fit_store(store: Store, manifest: Manifest, source: str) -> None:
             f"The checkpoint does not belong to {source}: {join_differences(differences)}. Use the checkpoint that was "
             "generated with this model."
         )
-    # Nothing has been changed up to here, so that a refused store is as it was.
+    # All checks precede the first modification, so that a rejected store is unchanged.
     store.parameters.update(parameters)
     for name in moved:
         store.statistics[name] = store.parameters.pop(name)

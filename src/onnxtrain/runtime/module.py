@@ -32,25 +32,26 @@ from onnxtrain.runtime.uncopied import Uncopied
 class Module(Uncopied):
     """Runs the training model and the eval model on the parameters of a checkpoint state.
 
-    Gradients **add up** over calls in training mode until :meth:`lazy_reset_grad`, which takes effect at the next call
-    in training mode. The parameters exist once, in the state: modules and optimizers made from it work on them.
+    Gradients **accumulate** over calls in training mode until :meth:`lazy_reset_grad`, which takes effect at the next
+    call in training mode. The parameters exist once, in the state; all modules and optimizers made from the state share
+    them.
 
-    Threads may share a Module: their calls take turns. A thread that needs several calls in one go, such as those of a
-    training step, holds :attr:`lock`; see docs/threads.md.
+    Threads may share a Module: their calls take turns. A thread that needs several calls without interruption, such as
+    those of a training step, holds :attr:`lock`; see docs/threads.md.
 
     Args:
         train_model_uri: path of the training model, or the bytes of the file.
-        state: state with the parameters; it belongs to the model that it was generated with.
+        state: state with the parameters of this model.
         eval_model_uri: path or bytes of the eval model, for :meth:`eval` and :meth:`export_model_for_inferencing`.
-        device: "cpu", "cuda" or "cuda:<index>". On a GPU `Parameter.data` is a copy, and adding up gradients
-            goes through host memory.
+        device: "cpu", "cuda" or "cuda:<index>". On a GPU, `Parameter.data` is a copy, and accumulating gradients goes
+            through host memory.
         session_options: options for all sessions. Default: log errors only.
-        seed: number from which the training model draws random numbers, e.g. the masks of Dropout; see :attr:`seed`.
+        seed: seed of the random numbers that the training model draws, e.g. for Dropout masks; see :attr:`seed`.
 
     Raises:
-        InputError: the seed is no integer of 64 bits, the device is unknown, or the installed onnxruntime cannot use
-            it.
-        ModelLoadError: a model is missing, corrupt, no training model, or the two models are of different runs.
+        InputError: the seed is not a 64-bit integer, the device is unknown, or the installed onnxruntime does not
+            support it.
+        ModelLoadError: a model is missing, corrupt, not a training model, or the two models belong to different runs.
         CheckpointError: the state belongs to another model.
     """
 
@@ -83,7 +84,7 @@ class Module(Uncopied):
         source = describe(train_model_uri, "training model")
         drawn = {spec.name for spec in self._manifest.host_inputs}
         require_values(self._session, source, self._input_set() | drawn, self._output_set())
-        # Read again by an export, perhaps in another working directory.
+        # Read again by an export, perhaps with another working directory.
         if isinstance(eval_model_uri, str | os.PathLike):
             eval_model_uri = Path(eval_model_uri).absolute()
         self._eval_model = eval_model_uri
@@ -102,9 +103,9 @@ class Module(Uncopied):
         }
 
     def _suit_store(self, source: str) -> None:
-        """Prepares the store for this module: order, device, gradients; `source` is the training model in messages."""
+        """Prepares the store for this module: order, device, gradients; `source` names the training model."""
         described = self._session.get_modelmeta().custom_metadata_map.get(ADAPTERS_KEY)
-        # Gradients that another Module of the same state has made are shared.
+        # Gradients that another Module of the same state has created are shared.
         fit_store(self._store, self._manifest, source)
         check_adapters(described, self._store.properties.get(ADAPTERS_KEY), source)
         self._store.move_to(self._device)
@@ -117,12 +118,12 @@ class Module(Uncopied):
 
     @property
     def seed(self) -> int:
-        """The number from which the training model draws random numbers, e.g. the masks of Dropout.
+        """The seed of the random numbers that the training model draws, e.g. for Dropout masks.
 
-        They follow from this number, the count of optimizer steps and the count of runs since the last step. So a run
-        that goes on from a checkpoint with its optimizer state draws what it would have drawn without interruption.
-        Models of `profile="portable"` draw the same numbers on all hosts. Those of the default profile leave Dropout to
-        ONNX Runtime, whose generator, one for the whole process, each training run seeds (`onnxruntime.set_seed`).
+        The numbers depend on the seed, the number of optimizer steps, and the number of runs since the last step. So a
+        run resumed from a checkpoint with optimizer state draws the same numbers as an uninterrupted one. Models of
+        `profile="portable"` draw the same numbers on all hosts. In the default profile, Dropout uses ONNX Runtime's
+        generator, one for the whole process, which is seeded before each training run (`onnxruntime.set_seed`).
         """
         return self._seed
 
@@ -136,7 +137,7 @@ class Module(Uncopied):
     def lock(self) -> StateLock:
         """The lock of the state: while a thread holds it (`with module.lock:`), no other thread uses the state.
 
-        Every method holds it while it runs. It is reentrant, and shared by everything that was made from the state.
+        Every method holds it while it runs. It is reentrant, and shared by everything made from the state.
         """
         return self._store.lock
 
@@ -153,7 +154,8 @@ class Module(Uncopied):
 
     def _require_own_mode(self) -> None:
         """Raises TrainingStateError if another thread has switched the mode since this thread's last call."""
-        # The mode is the module's: without the error, a thread that evaluates would train because another one does.
+        # All threads share the mode: without the error, a thread that evaluates would train because another thread
+        # does.
         if getattr(self._modes, "mode", self._training) != self._training:
             mode = "training" if self._training else "evaluation"
             raise TrainingStateError(
@@ -176,11 +178,11 @@ class Module(Uncopied):
         return {*m.outputs, *gradients, *(s.output for s in m.statistics)}
 
     def _open_eval(self, model: ModelSource) -> ort.InferenceSession:
-        """Opens a session of the eval model; ModelLoadError if it does not belong to the training model."""
+        """Opens a session of the eval model; raises ModelLoadError if it does not belong to the training model."""
         session, manifest = open_training_session(model, "eval model", self._device, self._session_options)
         source = describe(model, "eval model")
-        # The fingerprint alone is not enough: the training model has the same parameters, and would evaluate with
-        # Dropout and the statistics of the batch. `require_values` refuses it, as it has gradients for outputs.
+        # The fingerprint is not sufficient: the training model has the same parameters, but would evaluate with Dropout
+        # and batch statistics. `require_values` rejects it, because its outputs include gradients.
         if (manifest.fingerprint, manifest.arguments) != (
             self._manifest.fingerprint,
             self._manifest.arguments,
@@ -197,9 +199,9 @@ class Module(Uncopied):
     def _bind_training(self, gradients: dict[str, Buffer]) -> Binding:
         """Binds the training session to buffers for the gradients, by name of the parameter."""
         outputs = {spec.gradient or "": gradients[spec.name] for spec in self._dense}
-        # Not bound onto the inputs: the graph may still read the old statistics after it has written the new ones.
+        # Not bound to the inputs' buffers: the graph may still read the old statistics after writing the new ones.
         outputs |= {spec.output: self._new_statistics[spec.name] for spec in self._manifest.statistics}
-        # Rows are results, not buffers: their number changes from step to step.
+        # Rows are results, not buffers, because their number varies between steps.
         rows = [name or "" for spec in self._sparse for name in (spec.gradient, spec.gradient_indices)]
         return Binding(
             self._session,
@@ -214,17 +216,17 @@ class Module(Uncopied):
     @cached_property
     def _scratch(self) -> dict[str, Buffer]:
         """Buffers for the gradients of a further call, which are added to those in the store."""
-        # Made on first use: most users reset the gradients after each step, and need no second set.
+        # Created on first use: most users reset the gradients after each step, and need no second set.
         return {s.name: Buffer.zeros(s.dtype, s.shape, self._device) for s in self._dense}
 
     @cached_property
     def _direct(self) -> Binding:
-        """Binding of a training step that writes its gradients into the store."""
+        """Binding of a training step that writes its gradients to the store."""
         return self._bind_training(self._store.gradients)
 
     @cached_property
     def _adding(self) -> Binding:
-        """Binding of a training step that writes its gradients into the scratch buffers."""
+        """Binding of a training step that writes its gradients to the scratch buffers."""
         return self._bind_training(self._scratch)
 
     @cached_property
@@ -251,22 +253,22 @@ class Module(Uncopied):
         """Runs a training or an evaluation step, depending on :attr:`training`.
 
         Args:
-            *user_inputs: user inputs, then targets, in the order of :meth:`input_names`: numpy arrays or
-                OrtValues. bfloat16 is given as such (ml_dtypes), as its bits (uint16), or as float32, which is rounded.
+            *user_inputs: user inputs, then targets, in the order of :meth:`input_names`: numpy arrays or OrtValues.
+                bfloat16 is passed as such (ml_dtypes), as raw bits (uint16), or as float32, which is rounded.
 
         Returns:
-            The outputs, in the order of :meth:`output_names`; a tuple if there are several. OrtValues if all
-            inputs are OrtValues, else numpy arrays, of which those of bfloat16 results are float32.
+            The outputs, in the order of :meth:`output_names`; a tuple if there are several. OrtValues if all inputs are
+            OrtValues, else numpy arrays, with float32 for bfloat16.
 
         Raises:
-            InputError: the inputs do not fit the model in number, dtype, shape or range.
+            InputError: number, dtype, shape or range of the inputs do not match the model.
             TrainingStateError: an evaluation step without an eval model, or a call that would mix steps of several
                 threads.
             CheckpointError: parameters of a nominal checkpoint have no data yet.
         """
         with self.lock:
             self._require_own_mode()
-            # Read before the inputs are checked: a missing eval model is the first thing to say.
+            # Before the inputs are checked: a missing eval model is reported first.
             binding = None if self._training else self._evaluation
             values = check_arguments(self._manifest.arguments, user_inputs)
             self._store.require_defined("Running a step")
@@ -277,13 +279,13 @@ class Module(Uncopied):
         return arrays[0] if len(arrays) == 1 else arrays
 
     def _train(self, values: Sequence[Array | ort.OrtValue]) -> list[ort.OrtValue]:
-        """Runs a training step on values that have been checked; returns the outputs."""
+        """Runs a training step on checked values; returns the outputs."""
         store = self._store
         first = self._reset or not store.gradients_valid
         if first:
             if store.gradients_valid:
                 store.gradient_owner.check_replace("A training step")
-            # A run that fails half way leaves gradients that no optimizer may use.
+            # A run that fails leaves partial gradients, which no optimizer may use.
             store.gradients_valid = False
             results = self._run_training(self._direct, values)
         else:
@@ -291,7 +293,7 @@ class Module(Uncopied):
             results = self._run_training(self._adding, values)
             for name, term in self._scratch.items():
                 total = store.gradients[name]
-                # On the CPU this is the memory of the gradient, elsewhere a copy that has to be written back.
+                # On the CPU, this is the memory of the gradient; elsewhere, it is a copy that must be written back.
                 values_so_far = total.read()
                 add_inplace(values_so_far, term.read(), total.dtype)
                 if self._device.type != "cpu":
@@ -301,7 +303,7 @@ class Module(Uncopied):
         for spec in self._sparse:
             gradient = store.row_gradients[spec.name]
             (gradient.replace if first else gradient.add)(next(row_results), next(row_results))
-        # Statistics count from the training call on, as in PyTorch, and not from the optimizer step.
+        # As in PyTorch, statistics are updated by the training call, not by the optimizer step.
         for name, statistic in self._new_statistics.items():
             store.statistics[name].write(statistic.read())
         self._reset = False
@@ -311,7 +313,7 @@ class Module(Uncopied):
         return results[:count]
 
     def _run_training(self, binding: Binding, values: Sequence[Array | ort.OrtValue]) -> list[ort.OrtValue]:
-        """Runs the training model with random numbers that follow from seed, step and run."""
+        """Runs the training model with random numbers that depend on seed, step and run."""
         progress = self._store.optimizer
         numbers = {
             "seed": self._seed,
@@ -320,7 +322,7 @@ class Module(Uncopied):
         }
         for spec in self._manifest.host_inputs:
             self._host_inputs[spec.name].write(np.array([numbers[name] for name in spec.holds], np.int64))
-        # Modules without Dropout neither wait for each other nor touch the process's generator.
+        # Modules without Dropout neither wait for each other nor modify the process's generator.
         with seeded(**numbers) if self._manifest.draws else nullcontext():
             return binding.run(values)
 
@@ -337,7 +339,7 @@ class Module(Uncopied):
         """Makes the next training step replace the gradients instead of adding to them.
 
         Raises:
-            TrainingStateError: the gradients are those of another thread, which has not used them yet.
+            TrainingStateError: the gradients belong to another thread, which has not used them yet.
         """
         with self.lock:
             if self._store.gradients_valid:
@@ -349,7 +351,7 @@ class Module(Uncopied):
         return [spec.name for spec in self._manifest.arguments]
 
     def output_names(self) -> list[str]:
-        """Returns the names of the results of a call: the loss, then additional outputs, e.g. ["loss", "logits"]."""
+        """Returns the names of the outputs of a call: the loss, then additional outputs, e.g. ["loss", "logits"]."""
         return list(self._manifest.outputs)
 
     @property
@@ -358,7 +360,7 @@ class Module(Uncopied):
         return self._manifest
 
     def _selected(self, trainable_only: bool) -> list[Buffer]:
-        """Returns the buffers of the trainable parameters, or of all, in graph order."""
+        """Returns the buffers of the trainable parameters, or of all parameters, in graph order."""
         specs = self._manifest.trainable if trainable_only else self._manifest.parameters
         return [self._store.parameters[spec.name] for spec in specs]
 
@@ -367,7 +369,7 @@ class Module(Uncopied):
         return sum(buffer.size for buffer in self._selected(trainable_only))
 
     def _common_dtype(self, buffers: Sequence[Buffer]) -> np.dtype[np.generic]:
-        """Returns the storage dtype that all buffers share; InputError if they have several."""
+        """Returns the common storage dtype of all buffers; raises InputError if they differ."""
         names = {buffer.dtype.name for buffer in buffers}
         if len(names) > 1:
             raise InputError(
@@ -378,14 +380,14 @@ class Module(Uncopied):
         return buffers[0].dtype.storage if buffers else np.dtype(np.float32)
 
     def get_contiguous_parameters(self, trainable_only: bool = False) -> ort.OrtValue:
-        """Copies the parameters into one flat buffer, in graph order.
+        """Copies the parameters to one flat buffer, in graph order.
 
         Args:
-            trainable_only: copy the trainable parameters only.
+            trainable_only: True to copy only the trainable parameters.
 
         Returns:
-            One-dimensional `OrtValue` on the CPU, of the parameters' dtype (usually float32; bfloat16 as raw
-            bits in uint16).
+            One-dimensional `OrtValue` on the CPU, with the parameters' dtype (usually float32; raw bits in uint16 for
+            bfloat16).
 
         Raises:
             InputError: the parameters have different dtypes.
@@ -394,7 +396,7 @@ class Module(Uncopied):
         with self.lock:
             self._store.require_defined("Copying the parameters to a buffer")
             buffers = self._selected(trainable_only)
-            # The empty array gives the dtype if no parameter is selected.
+            # The empty array determines the dtype if no parameter is selected.
             flat = np.concatenate(
                 [np.empty(0, self._common_dtype(buffers)), *(b.read().reshape(-1) for b in buffers)]
             )
@@ -404,17 +406,16 @@ class Module(Uncopied):
         return value
 
     def copy_buffer_to_parameters(self, buffer: ort.OrtValue | Array, trainable_only: bool = True) -> None:
-        """Copies a flat buffer, as :meth:`get_contiguous_parameters` returns it, into the parameters.
+        """Copies a flat buffer, as returned by :meth:`get_contiguous_parameters`, to the parameters.
 
-        A nominal checkpoint is complete once all of its parameters have been copied in
-        (`trainable_only=False`).
+        A nominal checkpoint is complete once all its parameters have been copied (`trainable_only=False`).
 
         Args:
-            buffer: one-dimensional, of the parameters' dtype, with exactly as many elements as they have.
-            trainable_only: True if the buffer holds the trainable parameters only.
+            buffer: one-dimensional, with the parameters' dtype and total number of elements.
+            trainable_only: True if the buffer contains only the trainable parameters.
 
         Raises:
-            InputError: the buffer has another dtype, rank or size. No parameter is changed.
+            InputError: the buffer has another dtype, rank or size. No parameter is modified.
         """
         flat = buffer.numpy() if isinstance(buffer, ort.OrtValue) else buffer
         selected = self._selected(trainable_only)
@@ -437,12 +438,12 @@ class Module(Uncopied):
     def export_model_for_inferencing(
         self, inference_model_uri: str | os.PathLike[str], graph_output_names: Sequence[str]
     ) -> None:
-        """Writes an ordinary ONNX model that holds the current parameters.
+        """Writes an ordinary ONNX model with the current parameters.
 
-        The model is the eval model without the nodes and inputs that the outputs do not need (loss, targets). A model
-        over 2 GB has its parameters in a file `<name>.<12 hexadecimal digits>.data` beside it. Each export makes a new
-        data file, and removes that of the model that it replaces. Parameters are written as they are, also NaN and
-        infinity.
+        The model is the eval model without the nodes and inputs that the outputs do not need (loss, targets). The
+        parameters of a model over 2 GB are in a second file, `<name>.<12 hexadecimal digits>.data`. Each export creates
+        a new data file, and removes that of the model that it replaces. Parameters are written unchanged, including NaN
+        and infinity.
 
         Args:
             inference_model_uri: path of the file to write.
@@ -450,7 +451,7 @@ class Module(Uncopied):
 
         Raises:
             TrainingStateError: the module has no eval model.
-            InputError: a name is not a value that the eval model computes; the message lists some that are.
+            InputError: a name is not a value computed by the eval model; the message lists some that are.
             ModelError: the file cannot be written.
         """
         if self._eval_model is None:
@@ -458,7 +459,7 @@ class Module(Uncopied):
                 "Exporting for inference needs the eval model. Pass it: Module(train_model, state, "
                 "eval_model_uri='eval_model.onnx')."
             )
-        # Imported here: a device exports once, if at all, and starts without it.
+        # Imported here, because a device exports once, if at all.
         from onnxtrain.runtime.export import export_inference_model
 
         with self.lock:

@@ -1,4 +1,4 @@
-"""Takes the protobuf message of an ONNX graph apart, and leaves out the nodes that some outputs do not need."""
+"""Parses the protobuf message of an ONNX graph, and removes the nodes that some outputs do not need."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from onnxtrain.runtime.onnx_wire import Bytes
 
 @dataclass
 class Node:
-    """A NodeProto, with what pruning needs to know of it.
+    """A NodeProto, with the fields needed for pruning.
 
     Attributes:
         raw: all bytes of the field in the GraphProto.
         reads: names of the values that the node and its subgraphs read, e.g. {"x", "fc.weight"}.
-        writes: names of its outputs, e.g. ["logits"]; "" for one that is left out.
+        writes: names of its outputs, e.g. ["logits"]; "" for an omitted output.
         calls: (domain, op type) of the node and of the nodes in its subgraphs, e.g. {("", "Gemm")}.
     """
 
@@ -30,15 +30,15 @@ class Node:
 
 @dataclass
 class Graph:
-    """A GraphProto, taken apart.
+    """A parsed GraphProto.
 
     Attributes:
-        nodes: its nodes, in the order of the file.
-        initializers: per name the payload of a TensorProto, e.g. {"fc.weight": ...}.
-        sparse: per name all bytes of a field with a SparseTensorProto.
-        inputs: per name the payload of a ValueInfoProto.
-        outputs: the same of the outputs.
-        values: the same of values inside of the graph.
+        nodes: its nodes, in file order.
+        initializers: the payloads of TensorProtos by name, e.g. {"fc.weight": ...}.
+        sparse: all bytes of fields with a SparseTensorProto, by name.
+        inputs: the payloads of ValueInfoProtos by name.
+        outputs: likewise for the outputs.
+        values: likewise for other values of the graph.
         rest: all bytes of each other field.
     """
 
@@ -52,9 +52,9 @@ class Graph:
 
 
 def reads_and_calls(node: Bytes) -> tuple[set[str], set[tuple[str, str]]]:
-    """Collects the names that a node and its subgraphs read, and the (domain, op type) pairs of their nodes."""
-    # Names that a subgraph defines itself are in the result, too. They do no harm: ONNX forbids a subgraph to shadow an
-    # outer name, so no outer value has such a name.
+    """Returns the names that a node and its subgraphs read, and the (domain, op type) pairs of their nodes."""
+    # The names include those that a subgraph defines itself. This is harmless, because ONNX does not allow a subgraph
+    # to shadow an outer name.
     reads, calls = set(wire.strings(node, proto.NODE_INPUT)), {_op(node)}
     for attribute in wire.messages(node, proto.NODE_ATTRIBUTE):
         for subgraph in (
@@ -75,7 +75,7 @@ def _op(node: Bytes) -> tuple[str, str]:
 
 
 def parse_graph(message: Bytes) -> Graph:
-    """Takes a GraphProto apart."""
+    """Parses a GraphProto."""
     graph = Graph()
     named = {
         proto.GRAPH_INPUT: graph.inputs,
@@ -89,7 +89,7 @@ def parse_graph(message: Bytes) -> Graph:
         elif part.number == proto.GRAPH_INITIALIZER:
             graph.initializers[wire.string(part.payload, proto.TENSOR_NAME)] = part.payload
         elif part.number == proto.GRAPH_SPARSE:
-            # The name of a SparseTensorProto is the name of its values, a TensorProto.
+            # A SparseTensorProto is named by its values, a TensorProto.
             values = wire.messages(part.payload, 1)
             graph.sparse[wire.string(values[0], proto.TENSOR_NAME) if values else ""] = part.raw
         elif part.number in named:
@@ -103,10 +103,10 @@ def prune(graph: Graph, outputs: Sequence[str]) -> set[str]:
     """Removes the nodes that `outputs` do not need, and sorts the others topologically.
 
     Returns:
-        The names of all values that `outputs` need, themselves included.
+        The names of all values that `outputs` need, including themselves.
     """
-    # The walk follows producers and not the order of the nodes. ONNX Runtime loads nodes in any order, so a tool may
-    # have moved them; a walk that counted on the order left nodes out.
+    # Follows producers instead of the order of nodes. ONNX Runtime loads nodes in any order, so a tool may have moved
+    # them; relying on the order once lost nodes.
     producers = {name: index for index, node in enumerate(graph.nodes) for name in node.writes if name}
     needed: set[str] = set()
     pending = list(outputs)
@@ -119,7 +119,7 @@ def prune(graph: Graph, outputs: Sequence[str]) -> set[str]:
             kept.add(index)
             needed.update(graph.nodes[index].writes)
             pending += graph.nodes[index].reads - needed
-    # Sorted, because the checker of onnx and other readers of the exported model take no other order.
+    # Sorted, because onnx's checker and other readers of the exported model require it.
     before = {
         index: {producers[name] for name in graph.nodes[index].reads if name in producers} - {index}
         for index in kept
@@ -129,12 +129,12 @@ def prune(graph: Graph, outputs: Sequence[str]) -> set[str]:
 
 
 def _in_order(before: Mapping[int, set[int]]) -> list[int]:
-    """Sorts node indices topologically, and in ascending order where the topology leaves a choice.
+    """Sorts node indices topologically, in ascending order where there is a choice.
 
     Args:
-        before: per node index, the indices of the nodes that must come before it, e.g. {3: {0, 1}, 0: set(), 1: set()}.
+        before: for each node index, the indices of nodes that must precede it, e.g. {3: {0, 1}, 0: set(), 1: set()}.
     """
-    # Kahn's algorithm with a heap, so that nodes which are in a valid order already stay as they are.
+    # Kahn's algorithm with a heap, so that nodes in a valid order are not moved.
     waiting = {index: len(earlier) for index, earlier in before.items()}
     behind: dict[int, list[int]] = {index: [] for index in before}
     for index, earlier in before.items():
@@ -150,6 +150,6 @@ def _in_order(before: Mapping[int, set[int]]) -> list[int]:
             waiting[other] -= 1
             if not waiting[other]:
                 heapq.heappush(ready, other)
-    # In a valid model there is no cycle. If a subgraph shadows an outer name, the reads may form one; the order of the
-    # file is then the best one known.
+    # A valid model has no cycle. If a subgraph shadows an outer name, the reads may form one; the file order is then
+    # the best one known.
     return order if len(order) == len(before) else sorted(before)

@@ -1,8 +1,8 @@
-"""Reads and writes protobuf messages, as far as cutting an ONNX model needs it, without the onnx package.
+"""Reads and writes protobuf messages, as far as needed for editing an ONNX model, without the onnx package.
 
-A message is a sequence of fields. A field is a key `(number << 3) | wire type` and a value: a varint (wire type 0),
-8 bytes (1), a length and that many bytes (2), or 4 bytes (5). Field numbers are those of `onnx.proto`. Fields that the
-caller does not know are copied byte for byte.
+A message is a sequence of fields. A field is a key `(number << 3) | wire type` and a value: a varint (wire type 0), 8
+bytes (1), a length and that many bytes (2), or 4 bytes (5). Field numbers are those of `onnx.proto`. Unknown fields are
+copied unchanged.
 
 >>> [(field.number, bytes(field.payload)) for field in parse(text(4, "Gemm"))]
 [(4, b'Gemm')]
@@ -23,9 +23,9 @@ class Field:
 
     Attributes:
         number: number of the field in `onnx.proto`, e.g. 7 for the graph of a ModelProto.
-        payload: the bytes behind the length if the wire type is 2: a text, bytes or a message; else empty.
-        integer: the number if the field is a varint, else 0.
-        raw: all bytes of the field, key included.
+        payload: the bytes after the length for wire type 2 (a string, bytes or a message); else empty.
+        integer: the value of a varint, else 0.
+        raw: all bytes of the field, including the key.
     """
 
     number: int
@@ -35,8 +35,8 @@ class Field:
 
 
 def _read_varint(data: memoryview, position: int) -> tuple[int, int]:
-    """Reads a varint; returns its value and the position behind it."""
-    # Seven bits per byte, the lowest first; the eighth bit says that another byte follows.
+    """Reads a varint; returns its value and the position after it."""
+    # Seven bits per byte, lowest first; the eighth bit means that another byte follows.
     result = shift = 0
     while True:
         byte = data[position]
@@ -53,7 +53,7 @@ def parse(message: Bytes) -> Iterator[Field]:
     """Yields the fields of a message in order, as views of its memory.
 
     Raises:
-        ValueError: the bytes are no message, or truncated.
+        ValueError: the bytes are not a message, or are truncated.
     """
     # Views, so that the weights of a model are not copied.
     data = memoryview(message)
@@ -74,7 +74,7 @@ def parse(message: Bytes) -> Iterator[Field]:
                 position += 8 if kind == _FIXED64 else 4
             else:
                 raise ValueError(f"unknown wire type {kind}")
-            # Slices of a memoryview end silently at its end, so the lengths have to be checked.
+            # Slices of a memoryview are silently truncated, so lengths must be checked.
             if position > end:
                 raise ValueError("a field reaches beyond the end of its message")
             yield Field(number, payload, integer, data[start:position])
@@ -109,7 +109,7 @@ def varint(value: int) -> bytes:
 
 
 def integer(number: int, value: int) -> bytes:
-    """Encodes a field that holds an integer."""
+    """Encodes an integer field."""
     return varint(number << 3 | _VARINT) + varint(value)
 
 
@@ -124,7 +124,7 @@ def embed(number: int, *chunks: Bytes) -> bytes:
 
 
 def text(number: int, value: str) -> bytes:
-    """Encodes a field that holds a string."""
+    """Encodes a string field."""
     return embed(number, value.encode())
 
 
@@ -135,7 +135,7 @@ def strings(message: Bytes, number: int) -> list[str]:
 
 def string(message: Bytes, number: int) -> str:
     """Returns the value of a string field, "" if the field is absent."""
-    # protobuf takes the last one if a field occurs several times.
+    # If a field occurs several times, protobuf uses the last one.
     return (strings(message, number) or [""])[-1]
 
 
@@ -145,5 +145,5 @@ def messages(message: Bytes, number: int) -> list[memoryview]:
 
 
 def total(chunks: Iterable[Bytes]) -> int:
-    """Returns the length of all chunks together."""
+    """Returns the total length of all chunks."""
     return sum(len(chunk) for chunk in chunks)

@@ -23,15 +23,15 @@ from onnxtrain.runtime.uncopied import Uncopied
 _DEFAULT_LEARNING_RATE = 1e-3
 _LARGEST_RATE = float(np.finfo(np.float32).max)
 
-# Element type and shape of the moment of one parameter.
+# Element type and shape of a parameter's moment.
 _Moment = tuple[DType, tuple[int, ...]]
 
 
 def check_learning_rate(value: float) -> float:
-    """Checks a learning rate and returns it as a float.
+    """Returns a learning rate as a float after checking it.
 
     Raises:
-        InputError: the value is no number, NaN, negative, or more than float32 holds.
+        InputError: the value is not a number, NaN, negative, or too large for float32.
     """
     # The optimizer model takes a float32.
     if not isinstance(value, numbers.Real) or not 0 <= value <= _LARGEST_RATE:
@@ -42,19 +42,19 @@ def check_learning_rate(value: float) -> float:
 
 
 class Optimizer(Uncopied):
-    """Updates the parameters of a module from their gradients, with the formula of the optimizer model.
+    """Updates the parameters of a module from their gradients by running the optimizer model.
 
-    Moments, step count and learning rate are part of the module's checkpoint state. If the checkpoint holds them,
-    training continues exactly where it stopped. Else the moments start at their initial values (0 for most optimizers)
-    and the learning rate at 1e-3.
+    Moments, step count and learning rate are part of the module's checkpoint state. If the checkpoint contains them,
+    training continues exactly where it stopped. Otherwise the moments start at their initial values (0 for most
+    optimizers) and the learning rate at 1e-3.
 
     Args:
         optimizer_uri: path of the optimizer model, or the bytes of the file.
         module: the module whose parameters are updated.
 
     Raises:
-        ModelLoadError: the model is missing, corrupt, no optimizer model, or of another training run.
-        CheckpointError: the checkpoint has the optimizer state of another optimizer.
+        ModelLoadError: the model is missing, corrupt, not an optimizer model, or belongs to another run.
+        CheckpointError: the checkpoint contains the state of another optimizer.
     """
 
     def __init__(self, optimizer_uri: ModelSource, module: Module) -> None:
@@ -67,8 +67,8 @@ class Optimizer(Uncopied):
         spec = _require_same_run(manifest, module.manifest, source)
         names = [p.name for p in manifest.trainable]
         session_inputs = {i.name: i for i in session.get_inputs()}
-        # Not every parameter has every moment: groups of parameters may have optimizers of their own. A moment that no
-        # parameter has is expected of all, so that `require_values` reports it.
+        # Not every parameter has every moment, because parameter groups may have different optimizers. A moment of no
+        # parameter is expected for all, so that `require_values` reports it.
         having = {m: [p for p in names if f"{p}_{m}" in session_inputs] for m in spec.moments}
         moments = [(m, p) for m, some in having.items() for p in some or names]
         sparse = [p.name for p in manifest.sparse]
@@ -80,7 +80,7 @@ class Optimizer(Uncopied):
             inputs | {f"{p}_{m}" for m, p in moments},
             {f"{p}_updated" for p in names} | {f"{p}_{m}_updated" for m, p in moments},
         )
-        # Also of moments: `dtypes.BY_ORT` is asked for their types below.
+        # Including moments, whose types are looked up in `dtypes.BY_ORT` below.
         unknown = sorted({i.type for i in session_inputs.values()} - dtypes.BY_ORT.keys())
         if unknown:
             raise ModelLoadError(
@@ -97,9 +97,9 @@ class Optimizer(Uncopied):
         state = {p: self._store.parameters[p] for p in names}
         state |= {f"{p}_{m}": self._store.moments[m][p] for m, p in moments}
         self._row_gradients = [self._store.row_gradients[p] for p in sparse]
-        # Outputs are bound onto the memory of their inputs, so no second copy of weights and moments exists. In this
-        # graph nothing reads an old value after the new one is complete.
-        # By name of the input; a part of the optimizer binds some of them.
+        # Outputs are bound to the memory of their inputs, so there is no second copy of weights and moments. In this
+        # graph, no node reads an old value after the new one is complete. By input name; a part of the optimizer binds
+        # some of them.
         self.bound_inputs = {
             spec.learning_rate: self._rate,
             spec.step: self._step,
@@ -122,11 +122,11 @@ class Optimizer(Uncopied):
 
     @property
     def step_count(self) -> int:
-        """Number of steps taken, including those before the checkpoint from which training resumed."""
+        """Number of steps taken, including those before the checkpoint from which training was resumed."""
         return self._progress.step
 
     def step(self) -> None:
-        """Updates the parameters from the current gradients, which it does not change.
+        """Updates the parameters from the current gradients, which are not modified.
 
         Raises:
             TrainingStateError: no training step has computed gradients yet, or they belong to another thread.
@@ -144,7 +144,7 @@ class Optimizer(Uncopied):
             self._rate.write(np.array(progress.learning_rate, np.float32))
             self._step.write(np.array(progress.step + 1, np.int64))
             self._update()
-            # After the run: a step that failed has not been taken.
+            # After the run, because a failed step does not count.
             progress.step += 1
             store.runs = 0
             store.gradient_owner.used()
@@ -157,7 +157,7 @@ class Optimizer(Uncopied):
         """Sets the learning rate of the following steps.
 
         Raises:
-            InputError: the rate is no number, NaN, infinite or negative.
+            InputError: the rate is not a number, NaN, infinite or negative.
         """
         self._progress.learning_rate = check_learning_rate(learning_rate)
 
@@ -166,17 +166,17 @@ class Optimizer(Uncopied):
         return self._progress.learning_rate
 
     def set_initial_learning_rate(self, learning_rate: float) -> None:
-        """Records the rate from which a schedule starts; checkpoints keep it."""
+        """Records the initial rate of a schedule, which checkpoints store."""
         self._progress.initial_learning_rate = check_learning_rate(learning_rate)
 
 
 def _require_same_run(manifest: Manifest, expected: Manifest, source: str) -> OptimizerSpec:
-    """Compares the manifests of an optimizer model and of the training model, and returns the optimizer of the first.
+    """Returns the optimizer of an optimizer model's manifest after comparing it with the training model's manifest.
 
     Raises:
-        ModelLoadError: the models are of different runs, or the manifest describes no optimizer.
+        ModelLoadError: the models belong to different runs, or the manifest describes no optimizer.
     """
-    # Whole manifests differ: an optimizer model of onnxblock knows the parameters only.
+    # The manifests as a whole may differ: an optimizer model built with onnxblock only knows the parameters.
     ours, theirs = (
         {p.name: (p.dtype, p.shape, p.gradient_indices is None) for p in m.trainable}
         for m in (expected, manifest)
@@ -201,13 +201,13 @@ def _wanted(
     """Reads dtypes and shapes of the moments from the inputs of the optimizer model.
 
     Returns:
-        Per moment and parameter, dtype and shape, e.g. {"momentum0": {"fc.weight": (float32, (3, 4))}}.
+        Dtype and shape by moment and parameter, e.g. {"momentum0": {"fc.weight": (float32, (3, 4))}}.
 
     Raises:
         ModelLoadError: a moment has an unknown size, or more elements than its parameter.
     """
-    # Moments may be smaller than their parameters: Adafactor has one number per row and per column. None is larger, so
-    # a damaged model cannot ask for more memory than the parameters have.
+    # Moments may be smaller than their parameters: Adafactor has one element per row and per column. None is larger, so
+    # a damaged model cannot request more memory than the parameters have.
     wanted: dict[str, dict[str, _Moment]] = {}
     for moment, name in moments:
         value, room = inputs[f"{name}_{moment}"], math.prod(store.parameters[name].shape)
@@ -224,12 +224,12 @@ def _wanted(
 def _prepare_moments(
     store: Store, spec: OptimizerSpec, wanted: dict[str, dict[str, _Moment]], source: str
 ) -> None:
-    """Fills the moments of `store` with their initial values, or compares those of its checkpoint with `wanted`.
+    """Sets the moments of `store` to their initial values, or compares those of its checkpoint with `wanted`.
 
     Raises:
-        CheckpointError: the checkpoint has the optimizer state of another optimizer.
+        CheckpointError: the checkpoint contains the state of another optimizer.
     """
-    # A checkpoint that was saved without optimizer state has no progress.
+    # A checkpoint saved without optimizer state has no progress.
     if store.optimizer is None:
         initial = dict(zip(spec.moments, spec.initial_values, strict=True))
         store.moments = {

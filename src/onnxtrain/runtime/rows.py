@@ -1,4 +1,4 @@
-"""Holds sparse gradients: the gradients of the rows of an embedding that a batch has read."""
+"""Sparse gradients: gradients of the embedding rows that a batch has read."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from onnxtrain.runtime.dtypes import Array, DType, narrow, widen
 
 
 class RowGradient:
-    """The sparse gradient of a table `[n, *rest]`: one row per read, so its size changes from step to step.
+    """The sparse gradient of a table `[n, *rest]`, with one row per read, so that its size varies between steps.
 
     Attributes:
         dtype: element type.
         shape: sizes of the table, e.g. (30000, 128).
-        device: device that holds the gradient.
-        rows: gradients of the reads, `[reads, *rest]`. A row that was read twice has two entries, which add up.
-        indices: per read, the number of the row, int64 `[reads]`.
+        device: device of the gradient.
+        rows: gradients of the reads, `[reads, *rest]`. A row that was read twice has two entries, which accumulate.
+        indices: row index of each read, int64 `[reads]`.
     """
 
     rows: ort.OrtValue
@@ -33,33 +33,33 @@ class RowGradient:
 
     def add(self, rows: ort.OrtValue, indices: ort.OrtValue) -> None:
         """Adds the gradient of a further step."""
-        # Appended, not summed: rows of equal indices add up in the optimizer, as those within one step do.
+        # Appended, not summed: the optimizer accumulates rows with equal indices, as within a single step.
         self.rows = self._value(np.concatenate([self.read(), rows.numpy()]))
         self.indices = self._value(np.concatenate([self.indices.numpy(), indices.numpy()]))
 
     def clear(self) -> None:
-        """Makes the gradient that of a step which read no row."""
+        """Makes the gradient empty, as after a step that read no row."""
         self.rows = self._value(np.zeros((0, *self.shape[1:]), self.dtype.storage))
         self.indices = self._value(np.zeros(0, np.int64))
 
     def scale(self, factor: float) -> None:
         """Multiplies the gradient by a number."""
-        # Of the rows' dtype, so that a float64 factor does not widen float32 rows.
+        # In the rows' dtype, so that a float64 factor does not widen float32 rows.
         rows = self.read()
         self.rows = self._value(np.asarray(rows * rows.dtype.type(factor)))
 
     def read(self) -> Array:
-        """Returns :attr:`rows` as an array over the same memory; use it before the gradient is replaced."""
+        """Returns :attr:`rows` as an array that shares its memory; use it before the gradient is replaced."""
         return np.asarray(self.rows.numpy())
 
     def dense(self) -> Array:
-        """Returns the gradient of the whole table as a new, read-only array of the table's shape."""
-        # bfloat16 bits cannot be added as they are.
+        """Returns the gradient of the whole table as a new, read-only array with the table's shape."""
+        # Raw bfloat16 bits cannot be added.
         rows = widen(self.read(), self.dtype)
         total = np.zeros(self.shape, rows.dtype)
         np.add.at(total, self.indices.numpy(), rows)
         total = narrow(total, self.dtype)
-        # Writing into it would not change the gradient, as it does for dense gradients.
+        # Unlike for dense gradients, writing to the array would not modify the gradient.
         total.flags.writeable = False
         return total
 
@@ -73,6 +73,6 @@ class RowGradient:
             )
 
     def _value(self, array: Array) -> ort.OrtValue:
-        """Makes an OrtValue on the gradient's device from an array that nobody else writes to."""
-        # On the CPU the value is the memory of the array.
+        """Returns an OrtValue on the gradient's device with the content of an array that nobody else writes to."""
+        # On the CPU, the value shares the memory of the array.
         return ort.OrtValue.ortvalue_from_numpy(array, self.device.type, self.device.index)

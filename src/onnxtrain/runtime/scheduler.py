@@ -35,7 +35,7 @@ class LinearLRScheduler(Uncopied):
     def __init__(
         self, optimizer: Optimizer, warmup_step_count: int, total_step_count: int, initial_lr: float
     ) -> None:
-        # numpy's integers are Integral, too. So is True, which nobody means as a count.
+        # numpy's integers are Integral as well. So is True, which is not a valid count.
         counts = (warmup_step_count, total_step_count)
         are_integers = all(isinstance(c, numbers.Integral) and not isinstance(c, bool) for c in counts)
         if not are_integers or not 0 <= warmup_step_count <= total_step_count or total_step_count == 0:
@@ -48,7 +48,7 @@ class LinearLRScheduler(Uncopied):
         self._warmup = warmup_step_count
         self._total = total_step_count
         self._initial = check_learning_rate(initial_lr)
-        # Kept in the checkpoint, as in those of onnxruntime-training.
+        # Stored in the checkpoint, as in those of onnxruntime-training.
         optimizer.set_initial_learning_rate(self._initial)
         self.step()
 
@@ -58,8 +58,8 @@ class LinearLRScheduler(Uncopied):
             self._optimizer.set_learning_rate(self._rate(self._optimizer.step_count))
 
     def _rate(self, step: int) -> float:
-        """Computes the learning rate of a step."""
-        # As the documentation of onnxruntime-training says; its code swaps the two counts.
+        """Returns the learning rate of a step."""
+        # As documented by onnxruntime-training, whose code swaps the two counts.
         if step < self._warmup:
             return self._initial * step / self._warmup
         if step < self._total:

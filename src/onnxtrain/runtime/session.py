@@ -1,4 +1,4 @@
-"""Opens ONNX Runtime sessions of the models of a run, and reads the manifests in them."""
+"""Opens ONNX Runtime sessions for the models of a run, and reads their manifests."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from onnxtrain.runtime.session_settings import SessionSettings, suit_training
 from onnxtrain.runtime.store import alias, to_array, to_storage
 
 ModelSource = str | os.PathLike[str] | bytes
-# Messages of onnxruntime about a model that is newer than itself: what is new, and the pattern of the message.
+# Messages of onnxruntime about a model that is too new: what is new, and the pattern of the message.
 _NEWER_MODEL = (
     (
         "opset",
@@ -32,11 +32,9 @@ _NEWER_MODEL = (
     ),
     ("IR version", re.compile(r"Unsupported model IR version: (\d+), max supported IR version: (\d+)")),
 )
-# Texts in messages of onnxruntime by which a graph optimizer of its own has broken a model, and the optimizer.
-#
-# 1.20 to 1.24 merge a Transpose into a product of float64, for which they have no kernel. 1.20 cannot fold constants
-# that are computed from tensors without elements. 1.32 adds a QuantizeLinear that gives int8, and then makes its zero
-# point uint8.
+# Parts of onnxruntime's messages when one of its graph optimizers has broken a model, and the optimizer. 1.20 to 1.24
+# fuse a Transpose into a float64 product, for which they have no kernel. 1.20 cannot fold constants computed from empty
+# tensors. 1.32 adds a QuantizeLinear to int8, and then makes its zero point uint8.
 _FAILING_OPTIMIZERS = {
     "MatmulTransposeFusion": "MatmulTransposeFusion",
     "CanRemoveNodeAndMergeEdges": "ConstantFolding",
@@ -45,7 +43,7 @@ _FAILING_OPTIMIZERS = {
 
 
 def describe(model: ModelSource, role: str) -> str:
-    """Names a model in messages by its role and path, e.g. "eval model 'run/eval_model.onnx'"."""
+    """Returns the role and path of a model for messages, e.g. "eval model 'run/eval_model.onnx'"."""
     return f"{role} ({len(model)} bytes)" if isinstance(model, bytes) else f"{role} '{os.fspath(model)}'"
 
 
@@ -58,15 +56,15 @@ def open_session(
         model: path of an ONNX file, or its bytes.
         role: role of the model in messages, e.g. "eval model".
         device: device that runs the session.
-        options: session options; None for those that suit training.
+        options: session options. Default: those of :class:`SessionSettings`.
 
     Raises:
-        ModelLoadError: the model is missing, truncated, no ONNX model, or not accepted by the installed onnxruntime.
+        ModelLoadError: the model is missing, truncated, not an ONNX model, or rejected by the installed onnxruntime.
     """
     source = describe(model, role)
     if not isinstance(model, bytes):
         path = Path(os.fspath(model))
-        # A save that was killed may have left the model beside its place.
+        # A killed save may not have renamed the model yet.
         try:
             finish_interrupted(path)
         except OSError as error:
@@ -76,7 +74,7 @@ def open_session(
                 f"Loading {source}: there is no such file (working directory '{Path.cwd()}')."
             )
         model = str(path)
-    # Before ONNX Runtime opens the model: some versions read files outside its directory.
+    # Before ONNX Runtime opens the model, because some versions read files outside its directory.
     try:
         check_external_data(model)
         check_function_calls(model)
@@ -84,7 +82,7 @@ def open_session(
         raise ModelLoadError(f"Loading {source}: {error}") from error
     try:
         return _session(model, device, options or SessionSettings().options())
-    # onnxruntime's own exceptions share no base class but Exception.
+    # onnxruntime's exceptions have no common base class but Exception.
     except Exception as error:
         raise ModelLoadError(
             f"Loading {source} in onnxruntime {ort.__version__} failed: {_reason(error, device)}"
@@ -94,7 +92,7 @@ def open_session(
 def run_on_arrays(
     session: ort.InferenceSession, outputs: Sequence[str], feeds: Mapping[str, Array | ort.OrtValue]
 ) -> list[Array]:
-    """Runs a session on arrays or OrtValues; results of bfloat16, which numpy does not have, become float32.
+    """Runs a session on arrays or OrtValues; bfloat16 results, which numpy does not support, become float32.
 
     Arrays of `ml_dtypes` are accepted for bfloat16.
     """
@@ -108,10 +106,10 @@ def run_on_arrays(
 
 
 class _StrictSession(ort.InferenceSession):  # type: ignore[misc]  # onnxruntime has no types
-    """A session that raises when it cannot be created, instead of trying other execution providers."""
+    """A session that raises an error if it cannot be created, instead of trying other execution providers."""
 
-    # onnxruntime before 1.23 has no argument for it. It printed a banner on stdout, and could put a module on the CPU
-    # that the user wanted on CUDA.
+    # onnxruntime has an argument for this since 1.23. Before, it printed a banner on stdout, and could run a module on
+    # the CPU although the user requested CUDA.
 
     @property
     def _enable_fallback(self) -> bool:
@@ -123,13 +121,13 @@ class _StrictSession(ort.InferenceSession):  # type: ignore[misc]  # onnxruntime
 
 
 def _session(model: str | bytes, device: Device, options: ort.SessionOptions) -> ort.InferenceSession:
-    """Creates a session; if a graph optimizer of onnxruntime breaks the model, creates it without that optimizer."""
+    """Creates a session; if one of onnxruntime's graph optimizers breaks the model, disables that optimizer."""
     # The kernels are for the CPU.
     if device.type == "cpu":
         register_kernels(options, function_names(model))
     suit_training(options)
     make = functools.partial(_StrictSession, model, options, providers=device.providers)
-    # Tried first with all optimizers: whether one of them breaks a model is known only afterwards.
+    # First with all optimizers, because a broken model is only detected afterwards.
     try:
         session = make()
     except Exception as error:
@@ -143,18 +141,18 @@ def _session(model: str | bytes, device: Device, options: ort.SessionOptions) ->
 
 def rest_threads(session: ort.InferenceSession) -> None:
     """Puts the threads of a new session to sleep until its first run."""
-    # New threads look for work for some 35 ms, which takes the cores from whoever opens the next session or computes
-    # the first step. With `session.force_spinning_stop` they sleep after each run, also after one that fails.
+    # New threads spin for about 35 ms, which takes the cores from whoever opens the next session or computes the first
+    # step. With `session.force_spinning_stop` they sleep after each run, even after one that fails.
     if session.get_session_options().intra_op_num_threads == 1:
         return
-    # A run without outputs fails at once, which is enough.
+    # A run without outputs fails immediately, which is sufficient.
     with contextlib.suppress(RuntimeError):
         session.run_with_iobinding(session.io_binding())
 
 
 def _reason(error: Exception, device: Device) -> str:
-    """Explains why onnxruntime refuses a model, and says what to do."""
-    # A model that is too new was reported as a corrupt file.
+    """Returns why onnxruntime rejects a model, and what to do."""
+    # Otherwise a model that is too new would be reported as a corrupt file.
     for kind, pattern in _NEWER_MODEL:
         if match := pattern.search(str(error)):
             return (
@@ -167,7 +165,7 @@ def _reason(error: Exception, device: Device) -> str:
             f"onnxruntime has no kernel of BatchNormalization in training mode for '{device}'. Generate the artifacts "
             f"with {argument('profile', 'portable')}, whose models normalize by other ops, or train on the CPU."
         )
-    # By name, as onnxruntime exports its exceptions nowhere.
+    # By name, because onnxruntime does not export its exceptions.
     if type(error).__name__ == "NotImplemented":
         return (
             f"{error}. This build lacks a kernel for these dtypes on device '{device}'; use a float32 model."
@@ -181,7 +179,7 @@ def open_training_session(
     """Opens a session of the training, eval or optimizer model of a run, and reads its manifest.
 
     Raises:
-        ModelLoadError: as by :func:`open_session`, or the model has no manifest.
+        ModelLoadError: see :func:`open_session`, or the model has no manifest.
     """
     session = open_session(model, role, device, options)
     source = describe(model, role)
@@ -197,8 +195,8 @@ def open_training_session(
 
 @contextlib.contextmanager
 def _texts_of(source: str) -> Iterator[None]:
-    """Converts the UnicodeDecodeError of a name that is no UTF-8 into a ModelLoadError."""
-    # onnxruntime loads models with such names, and its Python binding fails when it returns them.
+    """Converts the UnicodeDecodeError of a name that is not UTF-8 to a ModelLoadError."""
+    # onnxruntime loads models with such names, but its Python binding fails to return them.
     try:
         yield
     except UnicodeDecodeError as error:

@@ -1,4 +1,4 @@
-"""Sets up ONNX Runtime sessions that train: those of the device and those of ORTModule."""
+"""Configures ONNX Runtime sessions for training, on devices and in ORTModule."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ _SPINNING_STOP = "session.force_spinning_stop"
 
 @dataclass(frozen=True)
 class SessionSettings:
-    """Settings of a session that takes turns with others, or with PyTorch, on the same cores.
+    """Settings of a session that shares the cores with other sessions, or with PyTorch, in turn.
 
     Attributes:
-        severity: least severity of messages that ONNX Runtime prints, from 0 (all) to 4 (fatal only), e.g. 3: errors.
-        threads: number of threads that compute one op, e.g. 2; 0 is one for each core.
-        in_file_order: True to run nodes in the order of the file where possible, which frees values early.
-        basic_optimizations: True to let ONNX Runtime do its basic graph optimizations only.
+        severity: minimum severity of messages that ONNX Runtime prints, from 0 (all) to 4 (fatal), e.g. 3 for errors.
+        threads: number of threads for one op, e.g. 2; 0 for one per core.
+        in_file_order: True to run nodes in file order where possible, which frees values early.
+        basic_optimizations: True to limit ONNX Runtime to its basic graph optimizations.
     """
 
     severity: int = 3
@@ -26,12 +26,12 @@ class SessionSettings:
     basic_optimizations: bool = False
 
     def options(self) -> ort.SessionOptions:
-        """Makes session options with these settings."""
+        """Returns session options with these settings."""
         options = ort.SessionOptions()
-        # By default ONNX Runtime prints warnings, too. Everything that matters reaches the caller as an exception.
+        # By default, ONNX Runtime also prints warnings. Errors reach the caller as exceptions.
         options.log_severity_level = self.severity
         options.intra_op_num_threads = self.threads
-        # ONNX Runtime's default order runs the gradients of all weights last, and keeps their factors until then.
+        # ONNX Runtime's default order computes the gradients of all weights last, and keeps their factors until then.
         if self.in_file_order:
             options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
         if self.basic_optimizations:
@@ -41,15 +41,15 @@ class SessionSettings:
 
 
 def suit_training(options: ort.SessionOptions) -> None:
-    """Changes session options, which may be the user's own, so that sessions which take turns save memory and time."""
-    # From the second run on, a memory pattern allocates one block for all values, beside the memory of the first run.
-    # Without it the peak memory of training a small encoder was 245 MB instead of 366.
+    """Sets session options, which may be the user's own, so that sessions running in turn save memory and time."""
+    # With a memory pattern, the second run allocates one block for all values, in addition to the memory of the first
+    # run. Without it, the peak memory of training a small encoder was 245 MB instead of 366.
     options.enable_mem_pattern = False
-    # Without reuse each value is freed after its last reader. Passed on to later values of the same size, its memory
-    # would stay until the last of these is done.
+    # Without reuse, each value is freed after its last reader. With reuse, its memory would be passed on to later
+    # values of the same size, and stay allocated until the last of these is unused.
     options.enable_mem_reuse = False
-    # Threads that go on spinning after a run take the cores from the next session, or from PyTorch's own threads: a
-    # step of a small net took twice as long. Options in which the user has set the entry keep it.
+    # Threads that keep spinning after a run take the cores from the next session, or from PyTorch's threads: a step of
+    # a small network took twice as long. An entry set by the user is kept.
     try:
         options.get_session_config_entry(_SPINNING_STOP)
     except RuntimeError:  # ONNX Runtime's answer for an entry that has not been set

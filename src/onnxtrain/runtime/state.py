@@ -1,4 +1,4 @@
-"""Defines `CheckpointState`, and the views by which users read and change its parameters and properties."""
+"""Defines `CheckpointState`, and the views by which users read and modify its parameters and properties."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from onnxtrain.runtime.uncopied import Uncopied
 class Parameter:
     """A view of one parameter of the model; get it from `CheckpointState.parameters`.
 
-    On the CPU `data` and `grad` are live: the next step computes with what you write into the arrays. The arrays of
-    bfloat16 tensors hold the raw bits as uint16.
+    On the CPU, `data` and `grad` are live: the next step uses what you write to the arrays. Arrays of bfloat16 tensors
+    contain the raw bits as uint16.
     """
 
     def __init__(self, name: str, store: Store, group: Mapping[str, Buffer]) -> None:
-        """Makes the view; :class:`Parameters` calls this, not users."""
-        # Not the buffer itself: a Module of a nominal checkpoint replaces it.
+        """Creates the view; called by :class:`Parameters`, not by users."""
+        # Not the buffer itself, which a Module of a nominal checkpoint replaces.
         self._name = name
         self._store = store
         self._group = group
@@ -36,12 +36,12 @@ class Parameter:
 
     @property
     def data(self) -> Array:
-        """The value: on the CPU a live view of the parameter's memory, on another device a copy.
+        """The value: a live view of the parameter's memory on the CPU, a copy on other devices.
 
-        Assigning an array copies it into the parameter; the array must have the parameter's dtype and shape.
+        Assigning an array copies it to the parameter; it must have the parameter's dtype and shape.
 
         Raises:
-            CheckpointError: the parameter comes from a nominal checkpoint and has no data yet.
+            CheckpointError: the parameter belongs to a nominal checkpoint and has no data yet.
             InputError: an assigned array has another dtype or shape.
         """
         buffer = self._group[self._name]
@@ -58,7 +58,7 @@ class Parameter:
         doing = f"Setting parameter '{self._name}'"
         self._store.require_shapes(doing)
         array, dtype = to_storage(value, doing)
-        # Storage dtypes are compared, so that uint16 bits are accepted for bfloat16: `data` returns such arrays.
+        # Storage dtypes are compared, so that uint16 bits, as returned by `data`, are accepted for bfloat16.
         same_storage = dtype.storage == buffer.dtype.storage
         if not same_storage or tuple(array.shape) != buffer.shape:
             raise InputError(
@@ -70,9 +70,9 @@ class Parameter:
 
     @property
     def grad(self) -> Array | None:
-        """The gradient, live as `data` is; None if the parameter is frozen or no `Module` exists yet.
+        """The gradient, live like `data`; None if the parameter is frozen or no `Module` exists yet.
 
-        A sparse gradient is converted, at each use, to a new read-only array of the parameter's shape.
+        A sparse gradient is converted, on each access, to a new read-only array with the parameter's shape.
         """
         if not self.requires_grad:
             return None
@@ -95,8 +95,8 @@ class Parameter:
 class Parameters:
     """The parameters of a checkpoint by name; iterating yields `(name, Parameter)`.
 
-    BatchNorm running statistics can be looked up by name, too, as onnxruntime-training held them as frozen parameters.
-    They are neither counted nor iterated over: `CheckpointState.statistics` lists them.
+    BatchNorm running statistics can be looked up by name as well, because onnxruntime-training stored them as frozen
+    parameters. They are neither counted nor iterated over; see `CheckpointState.statistics`.
     """
 
     def __init__(
@@ -106,14 +106,14 @@ class Parameters:
         kind: str = "Parameter",
         found_by_name: Mapping[str, Buffer] | None = None,
     ) -> None:
-        """Makes the view of `group`; :class:`CheckpointState` calls this, not users.
+        """Creates a view of `group`; called by :class:`CheckpointState`, not by users.
 
-        Tensors in `found_by_name` can be looked up as well. `kind` is the word for an element in messages.
+        Tensors in `found_by_name` can be looked up as well. `kind` is the name of an element in messages.
         """
         self._store = store
         self._group = group
         self._kind = kind
-        # Compared with None, as an empty mapping may be filled by a Module later.
+        # Compared with None, because a Module may fill an empty mapping later.
         self._groups = (group,) if found_by_name is None else (group, found_by_name)
 
     def __getitem__(self, name: str) -> Parameter:
@@ -144,7 +144,7 @@ class Properties:
     """The user's own values in a checkpoint by name: int, float or str. Iterating yields `(name, value)`."""
 
     def __init__(self, store: Store) -> None:
-        """Makes the view; :class:`CheckpointState` calls this, not users."""
+        """Creates the view; called by :class:`CheckpointState`, not by users."""
         self._store = store
 
     def __getitem__(self, name: str) -> int | float | str:
@@ -213,22 +213,22 @@ class CheckpointState(Uncopied):
     def load_checkpoint(
         cls, checkpoint_uri: str | os.PathLike[str], *, delta: str | os.PathLike[str] | None = None
     ) -> CheckpointState:
-        """Loads the state from a checkpoint file of onnxtrain or of onnxruntime-training.
+        """Loads the state from a checkpoint file of onnxtrain or onnxruntime-training.
 
         Args:
             checkpoint_uri: path of a full checkpoint.
-            delta: path of a file that `save_checkpoint(..., trainable_only=True)` has written. Its trained parameters,
-                statistics, properties and optimizer state replace those of the checkpoint. The frozen parameters of
-                the checkpoint must have the values that they had when the delta was trained.
+            delta: path of a file written by `save_checkpoint(..., trainable_only=True)`. Its trained parameters,
+                statistics, properties and optimizer state replace those of the checkpoint. The frozen parameters of the
+                checkpoint must have the values with which the delta was trained.
 
         Raises:
-            CheckpointError: a file is missing, truncated, corrupt, or no checkpoint, or the delta belongs to another
+            CheckpointError: a file is missing, truncated, corrupt, or not a checkpoint, or the delta belongs to another
                 model or to other frozen values.
         """
         store = read_checkpoint(checkpoint_uri)
         if delta is None:
             return cls(store)
-        # Imported here: a device without deltas starts without it.
+        # Imported here, because few devices have deltas.
         from onnxtrain.runtime.delta import read_delta
 
         return cls(read_delta(delta, store, checkpoint_uri))
@@ -243,18 +243,18 @@ class CheckpointState(Uncopied):
         nominal: bool = False,
         trainable_only: bool = False,
     ) -> None:
-        """Saves `state` to a file. A process that is killed leaves the old file or the new one.
+        """Saves `state` to a file, atomically: a killed process leaves either the old file or the new one.
 
-        Values are saved as they are, also NaN and infinity.
+        Values are saved unchanged, including NaN and infinity.
 
         Args:
             state: the state to save.
             checkpoint_uri: path of the file.
-            include_optimizer_state: also save moments, step count and learning rate, so that training can resume
-                exactly.
-            nominal: save only names, dtypes and shapes of the parameters.
-            trainable_only: save a delta: trained parameters, statistics and properties, and a digest of the
-                frozen parameters. `load_checkpoint(full_checkpoint, delta=...)` loads it.
+            include_optimizer_state: True to save moments, step count and learning rate as well, so that training can be
+                resumed exactly.
+            nominal: True to save only names, dtypes and shapes of the parameters.
+            trainable_only: True to save a delta: trained parameters, statistics and properties, and a digest of the
+                frozen parameters. Load it with `load_checkpoint(full_checkpoint, delta=...)`.
 
         Raises:
             CheckpointError: the file cannot be written, or some parameters have no data yet.
@@ -287,7 +287,7 @@ class CheckpointState(Uncopied):
         *,
         copy: bool = True,
     ) -> CheckpointState:
-        """Makes a new state from arrays.
+        """Creates a new state from arrays.
 
         Args:
             parameters: all parameters by name, in graph order. bfloat16 arrays of `ml_dtypes` are accepted.
@@ -336,7 +336,7 @@ class CheckpointState(Uncopied):
 
     @property
     def statistics(self) -> Parameters:
-        """BatchNorm running statistics by name; their views are those of frozen parameters."""
+        """BatchNorm running statistics by name, viewed like frozen parameters."""
         return self._statistics
 
     @property

@@ -1,4 +1,4 @@
-"""Holds every tensor of a training run exactly once, in memory that sessions are bound to."""
+"""Stores every tensor of a training run exactly once, in memory to which sessions are bound."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from onnxtrain.runtime.uncopied import Uncopied
 class Buffer:
     """A tensor with a fixed dtype, shape and address.
 
-    On the CPU it is a C-contiguous numpy array, and :attr:`value` is an `OrtValue` over the same memory, so the array
-    shows what a session writes and the session reads what is written into the array. On another device only the
-    `OrtValue` exists, and :meth:`read` copies.
+    On the CPU it is a C-contiguous numpy array, and :attr:`value` is an `OrtValue` that shares its memory: the array
+    shows what a session writes, and the session reads what is written to the array. On other devices there is only the
+    `OrtValue`, and :meth:`read` copies.
 
     Attributes:
         dtype: element type.
@@ -35,30 +35,30 @@ class Buffer:
     __slots__ = ("_array", "_value", "defined", "device", "dtype", "shape")
 
     def __init__(self, array: Array, dtype: DType, *, defined: bool = True) -> None:
-        """Wraps an array without copying it; the array is C-contiguous and of the storage dtype of `dtype`."""
+        """Wraps a C-contiguous array of the storage dtype of `dtype`, without copying it."""
         self.dtype = dtype
         self.shape: tuple[int, ...] = tuple(array.shape)
         self.defined = defined
         self.device = CPU
         self._array: Array | None = array
-        # Made when a session is bound first: reading or saving a checkpoint needs no OrtValues.
+        # Created when a session is bound; reading or saving a checkpoint needs no OrtValues.
         self._value: ort.OrtValue | None = None
 
     @classmethod
     def zeros(
         cls, dtype: DType, shape: Iterable[int], device: Device = CPU, *, defined: bool = True
     ) -> Buffer:
-        """Makes a buffer of zeros on `device`."""
+        """Returns a buffer of zeros on `device`."""
         return cls.filled(0.0, dtype, shape, device, defined=defined)
 
     @classmethod
     def filled(
         cls, value: float, dtype: DType, shape: Iterable[int], device: Device = CPU, *, defined: bool = True
     ) -> Buffer:
-        """Makes a buffer on `device` with all elements equal to `value`; bfloat16 can only be filled with zeros."""
+        """Returns a buffer on `device` with all elements equal to `value`; bfloat16 supports only zeros."""
         if value and dtype.name == "bfloat16":
             raise InputError(f"Filling a bfloat16 tensor with {value} is not supported; use float32 moments.")
-        # np.zeros leaves the memory untouched until it is written, np.full does not.
+        # Unlike np.full, np.zeros does not touch the memory until it is written.
         array = (
             np.full(tuple(shape), value, dtype.storage) if value else np.zeros(tuple(shape), dtype.storage)
         )
@@ -80,12 +80,12 @@ class Buffer:
         return self._value
 
     def read(self) -> Array:
-        """Returns the content: on the CPU the live array itself, from another device a copy."""
+        """Returns the content: the live array on the CPU, a copy on other devices."""
         return self._array if self._array is not None else np.asarray(self.value.numpy())
 
     def write(self, array: Array) -> None:
-        """Copies an array of the same shape and storage dtype into the buffer."""
-        # Into the same memory, as sessions are bound to it.
+        """Copies an array of the same shape and storage dtype to the buffer."""
+        # In place, because sessions are bound to the memory.
         if self._array is not None:
             np.copyto(self._array, array, casting="no")
         else:
@@ -93,14 +93,14 @@ class Buffer:
         self.defined = True
 
     def move_to(self, device: Device) -> None:
-        """Moves the content to `device`. Arrays that :meth:`read` has returned before are no longer live."""
+        """Moves the content to `device`. Arrays that :meth:`read` returned before are no longer live."""
         if device == self.device:
             return
         content = self.read()
         if device == CPU:
             self._array, self._value = content.copy(), None
         else:
-            # ONNX Runtime makes an OrtValue of bfloat16 over CPU memory only.
+            # ONNX Runtime supports bfloat16 OrtValues only in CPU memory.
             if self.dtype.name == "bfloat16":
                 raise InputError(
                     f"Moving a bfloat16 tensor to device '{device}' is not supported; use device='cpu'."
@@ -113,13 +113,13 @@ class Buffer:
 
 
 def alias(array: Array, dtype: DType) -> ort.OrtValue:
-    """Makes an `OrtValue` over the memory of an array; the value keeps the memory alive."""
-    # numpy has no bfloat16: the dtype of the array, uint16, would be the dtype of the value.
+    """Returns an `OrtValue` that shares and keeps alive the memory of an array."""
+    # numpy has no bfloat16, so the value would get the array's dtype, uint16.
     if dtype.name == "bfloat16":
         value = ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array, dtype.onnx)
     else:
         value = ort.OrtValue.ortvalue_from_numpy(array)
-    # Steps read and write parameters through these values only, so a copy would train nothing. Checked once per buffer.
+    # Steps access parameters only through these values, so a copy would train nothing. Checked once per buffer.
     if array.size and value.data_ptr() != array.ctypes.data:
         raise RuntimeError(
             f"onnxruntime {ort.__version__} copied a {dtype.name} array instead of aliasing it; "
@@ -129,20 +129,20 @@ def alias(array: Array, dtype: DType) -> ort.OrtValue:
 
 
 def to_array(value: ort.OrtValue) -> Array:
-    """Copies a result to a numpy array; bfloat16 becomes float32, which holds the same numbers."""
+    """Copies a result to a numpy array; bfloat16 becomes float32, which represents it exactly."""
     if value.data_type() != "tensor(bfloat16)":
         return np.asarray(value.numpy())
     shape = tuple(value.shape())
-    # ONNX Runtime (1.32) has no numpy type for it.
+    # ONNX Runtime (1.32) has no numpy type for bfloat16.
     size = math.prod(shape)
     bits = (ctypes.c_uint16 * size).from_address(value.data_ptr()) if size else ()
     return dtypes.widen(np.array(bits, np.uint16), dtypes.BY_NAME["bfloat16"]).reshape(shape)
 
 
 def require_unmasked(what: str, value: object) -> None:
-    """Raises InputError for a masked array of numpy with masked values, also as an entry of a list or tuple.
+    """Raises InputError for a masked numpy array with masked values, also in a list or tuple.
 
-    numpy's functions drop the mask, so the values under it would be trained on.
+    numpy's functions ignore the mask, so the masked values would be trained on.
     """
     if isinstance(value, np.ma.MaskedArray):
         places = np.argwhere(np.ma.getmaskarray(value))
@@ -152,7 +152,7 @@ def require_unmasked(what: str, value: object) -> None:
                 f"{what}: values are missing: {len(places)} of {value.size} elements of a masked array are "
                 f"masked{where}. Fill them (array.filled(value)) or leave such samples out."
             )
-    # The first entry tells if a list holds arrays: a long list of numbers is not gone through.
+    # Only the first entry is checked, so that long lists of numbers are not traversed.
     elif isinstance(value, list | tuple) and value and isinstance(value[0], np.ndarray | list | tuple):
         for entry in value:
             require_unmasked(what, entry)
@@ -162,7 +162,7 @@ def to_storage(array: object, what: str) -> tuple[Array, DType]:
     """Converts an array to a C-contiguous one of its storage dtype, and returns it with its element type.
 
     Raises:
-        InputError: `array` is no numpy array, or has a dtype that the runtime does not hold.
+        InputError: `array` is not a numpy array, or its dtype is not supported.
     """
     if not isinstance(array, np.ndarray):
         raise InputError(f"{what}: expected a numpy array, received {type(array).__name__}.")
@@ -172,10 +172,10 @@ def to_storage(array: object, what: str) -> tuple[Array, DType]:
         raise InputError(
             f"{what}: dtype {array.dtype} is not supported. Supported: {', '.join(dtypes.BY_NAME)}."
         )
-    # Only bfloat16 of ml_dtypes has another storage dtype: its bits are kept.
+    # Only bfloat16 of ml_dtypes has a different storage dtype; its bits are kept.
     if dtype.storage.name != array.dtype.name:
         array = array.view(dtype.storage)
-    # ascontiguousarray would make a scalar one-dimensional.
+    # ascontiguousarray would turn a scalar into a one-dimensional array.
     return np.asarray(array, dtype=dtype.storage, order="C"), dtype
 
 
@@ -186,7 +186,7 @@ class OptimizerProgress:
     Attributes:
         step: number of steps taken, e.g. 12.
         learning_rate: learning rate of the next step, e.g. 0.001.
-        initial_learning_rate: rate from which a schedule starts.
+        initial_learning_rate: initial rate of a schedule.
     """
 
     step: int
@@ -202,20 +202,20 @@ class Store(Uncopied):
         parameters: trainable and frozen parameters by name, in graph order once a `Module` exists.
         trainable: names of the trainable parameters, e.g. {"fc.weight"}.
         statistics: BatchNorm running statistics by name.
-        gradients: dense gradients by name of the parameter; empty until a `Module` exists.
-        row_gradients: sparse gradients by name of the parameter.
-        moments: per moment and parameter, a tensor: {"momentum0": {"fc.weight": Buffer}}; empty until an `Optimizer`
+        gradients: dense gradients by parameter name; empty until a `Module` exists.
+        row_gradients: sparse gradients by parameter name.
+        moments: a tensor per moment and parameter: {"momentum0": {"fc.weight": Buffer}}; empty until an `Optimizer`
             exists.
         optimizer: step count and learning rates; None until an `Optimizer` exists.
         properties: the user's own values, e.g. {"epoch": 3}.
-        gradients_valid: True after a training step has filled `gradients` and `row_gradients`.
-        device: device that holds the tensors.
+        gradients_valid: True after a training step has computed `gradients` and `row_gradients`.
+        device: device of the tensors.
         complete: True once every parameter is known to have data.
-        shapes_known: False for a nominal checkpoint of onnxruntime-training, which keeps names only, until a
-            `Module` supplies the shapes.
-        runs: runs of the training model since the last optimizer step.
-        lock: held by whoever reads or changes the store.
-        gradient_owner: the thread to which the gradients belong.
+        shapes_known: False for a nominal checkpoint of onnxruntime-training, which contains only names, until a
+            `Module` provides the shapes.
+        runs: number of runs of the training model since the last optimizer step.
+        lock: held by whoever reads or modifies the store.
+        gradient_owner: the thread that owns the gradients.
     """
 
     # Users know the class that wraps it.
@@ -241,7 +241,7 @@ class Store(Uncopied):
         self.gradient_owner = GradientOwner(self.lock)
 
     def move_to(self, device: Device) -> None:
-        """Moves every tensor to `device`."""
+        """Moves all tensors to `device`."""
         groups = [self.parameters, self.statistics, self.gradients, *self.moments.values()]
         for group in groups:
             for buffer in group.values():
@@ -251,15 +251,15 @@ class Store(Uncopied):
         self.device = device
 
     def all_gradients(self) -> list[Buffer | RowGradient]:
-        """Lists all gradients, first the dense ones, then the sparse ones."""
+        """Returns all gradients, first the dense ones, then the sparse ones."""
         return [*self.gradients.values(), *self.row_gradients.values()]
 
     def undefined(self) -> list[str]:
-        """Lists the names of parameters that have no data yet, as the checkpoint is nominal."""
+        """Returns the names of parameters of a nominal checkpoint that have no data yet."""
         return [name for name, buffer in self.parameters.items() if not buffer.defined]
 
     def require_shapes(self, doing: str) -> None:
-        """Raises CheckpointError if the shapes are not known; `doing` begins the message."""
+        """Raises CheckpointError if the shapes are unknown; the message begins with `doing`."""
         if not self.shapes_known:
             raise CheckpointError(
                 f"{doing}: this nominal checkpoint of onnxruntime-training has no shapes. Make a Module "
@@ -267,8 +267,8 @@ class Store(Uncopied):
             )
 
     def require_defined(self, doing: str) -> None:
-        """Raises CheckpointError if a parameter has no data yet; `doing` begins the message."""
-        # Asked at every step, and never False again.
+        """Raises CheckpointError if a parameter has no data yet; the message begins with `doing`."""
+        # Checked at every step, and never reset.
         if self.complete:
             return
         missing = self.undefined()

@@ -1,7 +1,7 @@
 """Reads and writes safetensors files.
 
-They are written by plain file operations, so that tensors go to the disk without a copy, and verified by the
-safetensors package before they are read.
+They are written by plain file operations, so that tensors are not copied, and verified by the safetensors package
+before they are read.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from onnxtrain.runtime.store import Buffer
 
 def write_tensors(file: BinaryIO, tensors: Mapping[str, Buffer], metadata: Mapping[str, str]) -> None:
     """Writes a safetensors file: header length (uint64), JSON header padded to 8 bytes, then the tensors."""
-    # Widest elements first keeps every tensor aligned to its element size.
+    # Widest elements first, so that every tensor is aligned to its element size.
     ordered = sorted(tensors.items(), key=lambda item: -item[1].dtype.storage.itemsize)
     header: dict[str, Any] = {"__metadata__": metadata}
     end = 0
@@ -38,7 +38,7 @@ def write_tensors(file: BinaryIO, tensors: Mapping[str, Buffer], metadata: Mappi
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     file.write(len(text).to_bytes(8, "little") + text)
-    # `safetensors.numpy.save` would hold the whole file in memory first.
+    # `safetensors.numpy.save` would hold the whole file in memory.
     for _, buffer in ordered:
         file.write(buffer.read().reshape(-1).view(np.uint8).data)
 
@@ -48,7 +48,7 @@ def writing(uri: str | os.PathLike[str], doing: str) -> Iterator[BinaryIO]:
     """Opens a binary file that replaces the file `uri` when the block ends without an exception.
 
     Raises:
-        CheckpointError: the file cannot be written; a previous one is intact. `doing` begins the message.
+        CheckpointError: the file cannot be written; a previous one is intact. The message begins with `doing`.
     """
     try:
         with replace_file(uri) as file:
@@ -61,7 +61,7 @@ def writing(uri: str | os.PathLike[str], doing: str) -> Iterator[BinaryIO]:
 
 
 def _read_tensor(file: BinaryIO, start: int, entry: Mapping[str, Any]) -> Buffer:
-    """Reads a tensor by its entry in the header; `start` is the position of the data behind the header."""
+    """Reads a tensor by its entry in the header; `start` is the position after the header."""
     dtype = dtypes.BY_SAFETENSORS.get(entry["dtype"])
     if dtype is None:
         raise ValueError(f"element type {entry['dtype']} is not supported")
@@ -72,18 +72,18 @@ def _read_tensor(file: BinaryIO, start: int, entry: Mapping[str, Any]) -> Buffer
 
 
 def require_file(path: str) -> None:
-    """Raises ValueError if a path leads to a pipe or a device, whose end might never come."""
+    """Raises ValueError if a path leads to a pipe or device, whose end may never come."""
     if is_stream(path):
         raise ValueError("it is a pipe or a device, not a file")
 
 
 def read_tensors(path: str) -> tuple[dict[str, str], dict[str, Buffer]]:
-    """Reads the metadata and the tensors by key of a safetensors file; call it inside :func:`verification`."""
+    """Reads the metadata and the tensors by key of a safetensors file; call it within :func:`verification`."""
     require_file(path)
-    # Opening verifies header, offsets and file size.
+    # Opening the file verifies header, offsets and file size.
     with safe_open(path, framework="numpy"):
         pass
-    # Read without the package, which has bfloat16 arrays with ml_dtypes only; devices do not have that.
+    # Read without the package, which requires ml_dtypes for bfloat16; devices don't have it.
     with open(path, "rb") as file:
         length = int.from_bytes(file.read(8), "little")
         header = parse_json(file.read(length))
@@ -93,7 +93,7 @@ def read_tensors(path: str) -> tuple[dict[str, str], dict[str, Buffer]]:
 
 @contextlib.contextmanager
 def verification(source: str) -> Iterator[None]:
-    """Converts the exceptions that a damaged file leads to into a CheckpointError; `source` names the file in it."""
+    """Converts exceptions caused by a damaged file to a CheckpointError; `source` names the file."""
     try:
         yield
     except FileNotFoundError as error:
@@ -108,7 +108,7 @@ def verification(source: str) -> Iterator[None]:
         OverflowError,
         MemoryError,
     ) as error:
-        # The text of a KeyError is the key alone.
+        # The message of a KeyError is only the key.
         detail = f"{type(error).__name__}: {error}" if isinstance(error, KeyError) else str(error)
         raise CheckpointError(
             f"Checkpoint verification failed. Reading {source}: {detail}. The file is truncated, corrupt or "

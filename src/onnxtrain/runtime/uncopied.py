@@ -1,4 +1,4 @@
-"""Refuses to copy and pickle objects whose copies would train the tensors of the original."""
+"""Prevents copying and pickling of objects whose copies would train the tensors of the original."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 
 class Uncopied:
-    """Base of objects that hold sessions and the tensors that training changes in place.
+    """Base class of objects that hold sessions and the tensors that training updates in place.
 
     A shallow copy would share them: training the copy would train the original. Sessions can be neither copied nor
     pickled.
@@ -16,12 +16,12 @@ class Uncopied:
         "Save the state by CheckpointState.save_checkpoint(state, path, include_optimizer_state=True), load it by "
         "CheckpointState.load_checkpoint(path), and make a new Module and Optimizer of it."
     )
-    """Sentence about what to do instead."""
+    """Advice at the end of the message."""
 
     _shown_as: ClassVar[str] = ""
-    """Name in the message; that of the class if it is empty."""
+    """Name in the message; default: the class name."""
 
-    # `copy.copy`, `copy.deepcopy` and `pickle` all call it, unless a subclass has its own.
+    # Called by `copy.copy`, `copy.deepcopy` and `pickle`, unless a subclass has its own.
     def __reduce__(self) -> tuple[Any, ...]:
         kind = self._shown_as or type(self).__name__
         raise TypeError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-# First of all imports: where onnx is missing, the error then says what to install.
+# The first import: if onnx is missing, its error message says what to install.
 import onnxtrain._desk  # noqa: F401  # isort: skip
 
 from onnxtrain.surgery._dropout import restore_dropout

@@ -215,7 +215,7 @@ def test_killed_before_the_best_is_put_back(tmp_path: Path) -> None:
 def test_only_one_callback_restores() -> None:
     problem = problems.line()
     both = [EarlyStopping("loss", restore_best=True), EarlyStopping("mae", restore_best=True)]
-    with pytest.raises(InputError, match="Only one EarlyStopping can have restore_best=True"):
+    with pytest.raises(InputError, match=r"\(restore_best=True\) both set the parameters"):
         Trainer(problem.model, "mse").fit(problem.x, problem.y, callbacks=both, verbose=False)
 
 

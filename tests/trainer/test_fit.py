@@ -226,7 +226,7 @@ def test_progress_bar_on_a_terminal() -> None:
 
     from rich.console import Console
 
-    from onnxtrain.trainer._show.report import BarReport
+    from onnxtrain.trainer._show.terminal import BarReport
 
     screen = io.StringIO()
     with BarReport(Console(file=screen, force_terminal=True, width=120)) as report:

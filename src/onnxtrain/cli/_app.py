@@ -125,7 +125,7 @@ def train(options: TrainOptions, given: frozenset[str]) -> None:
     them out, but for --data. Once it has finished, --epochs, --batch-size,
     --learning-rate, --validation and --patience may be given anew.
     """
-    from onnxtrain.cli._train import run_command
+    from onnxtrain.cli._train_command import run_command
 
     run_command(options, given)
 

@@ -33,7 +33,7 @@ def export_model(
         return chosen or trainer.outputs
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         network = Path(folder) / "network.onnx"
-        with trainer._state.alone():
+        with trainer._state.workers.alone():
             trainer.export(network, chosen)
         activation = loss_class(trainer.loss_name).activation
         targets = label_targets(trainer)

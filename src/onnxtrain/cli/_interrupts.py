@@ -88,26 +88,16 @@ def told_what_is_saved(directory: Path, data: str) -> Iterator[None]:
 
 
 def _saved(directory: Path, data: str) -> str:
-    # Imported here: --help and completion, which import this file, take a tenth of a second without the trainer.
-    from onnxtrain.runtime.artifact_folder import own_file
-    from onnxtrain.runtime.atomic import finish_interrupted
-    from onnxtrain.runtime.checkpoint import read_checkpoint
-    from onnxtrain.runtime.state import CheckpointState
-    from onnxtrain.trainer._run.position import PROPERTY, Position
-    from onnxtrain.trainer._run.run import CHECKPOINT
+    # --help and completion import this file, and must not wait for the trainer's import.
+    from onnxtrain.cli._saved_run import saved_position, saved_properties
 
     try:
-        path = own_file(directory, CHECKPOINT)
-        # Ctrl-C may have come between the renames of a save.
-        finish_interrupted(path)
-        # The directory itself may exist: it is made before the models are built.
-        if not path.exists():
+        properties = saved_properties(directory)
+        if properties is None:
             return "Nothing was saved: training had not begun."
-        properties = CheckpointState(read_checkpoint(path)).properties
-        # Artifacts without a trainer's position have not been trained yet.
-        if PROPERTY not in properties:
+        position = saved_position(properties, directory)
+        if position is None:
             return f"'{directory}' holds the model as it was: training had not begun."
-        position, _, _ = Position.from_json(str(properties[PROPERTY]), f"'{directory}'")
     except (OnnxTrainError, OSError) as error:
         return f"What is saved in '{directory}' cannot be read: {error}"
     run, plan = shlex.quote(str(directory)), position.plan

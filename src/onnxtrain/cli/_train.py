@@ -18,7 +18,7 @@ from onnxtrain.cli._callbacks import SAVES, chosen_callbacks, chosen_transform, 
 from onnxtrain.cli._classes import chosen_class_weight, chosen_metrics, positive_remark
 from onnxtrain.cli._config import RUN_FILE, write_config
 from onnxtrain.cli._data import Arrays, assign, load_data, to_arrays
-from onnxtrain.cli._interrupts import told_what_is_saved, uninterrupted
+from onnxtrain.cli._interrupts import uninterrupted
 from onnxtrain.cli._loss import fit_targets, label_targets
 from onnxtrain.cli._output import INTERRUPTED, info
 from onnxtrain.cli._recipe import chosen_recipe
@@ -28,7 +28,7 @@ from onnxtrain.cli._settings import number_or_text, split_settings
 from onnxtrain.cli._table_report import tell_of_table
 from onnxtrain.cli._tables import chosen_encoder, fit_encoder
 from onnxtrain.cli._train_options import ScheduleOptions, TrainOptions
-from onnxtrain.cli._workers import chosen_strategy, leads, quiet_unless_leading, start_workers, starts_workers
+from onnxtrain.cli._workers import chosen_strategy, leads
 from onnxtrain.errors import CheckpointError, InputError
 from onnxtrain.passes import canonicalize
 from onnxtrain.runtime.artifact_folder import keep_inside
@@ -37,23 +37,8 @@ from onnxtrain.tables import PROPERTY as ENCODER
 from onnxtrain.tables import Table, TableEncoder
 from onnxtrain.trainer import EarlyStopping, Trainer
 from onnxtrain.trainer._fit.schedule import named_schedule
-from onnxtrain.trainer._run.files import holds_run, is_run_file, require_free
-from onnxtrain.trainer._run.run import CHECKPOINT
+from onnxtrain.trainer._run.files import CHECKPOINT, holds_run, is_run_file, require_free
 from onnxtrain.trainer.data._layout import WEIGHT
-
-
-def run_command(options: TrainOptions, given: frozenset[str]) -> None:
-    """Trains, writes the trained model beside the run's files, and prints the result.
-
-    Args:
-        options: options of the command; a run that goes on replaces defaults by the options it was started with.
-        given: names of the options that were given on the command line.
-    """
-    with told_what_is_saved(_directory(options), _data_again(options)), quiet_unless_leading():
-        if starts_workers(options.workers):
-            start_workers(options, given, _directory(options))
-        else:
-            train(options, given)
 
 
 def train(options: TrainOptions, given: frozenset[str], *, finished: bool = False) -> None:
@@ -130,7 +115,7 @@ def train(options: TrainOptions, given: frozenset[str], *, finished: bool = Fals
                 keep_inside(trainer.directory / RUN_FILE, trainer.directory)
                 write_config(options, trainer.directory / RUN_FILE, onnxtrain.__version__)
     # The trainer's own hint is Python code.
-    again = _data_again(options).replace("{", "{{").replace("}", "}}")
+    again = data_again(options).replace("{", "{{").replace("}", "}}")
     trainer.resume_hint = f"onnxtrain train {{}} {again} goes on."
     history = (
         trainer.history
@@ -185,12 +170,12 @@ def _without_weights(arrays: Arrays, options: TrainOptions) -> Arrays:
     return {name: array for name, array in arrays.items() if name != options.sample_weight}
 
 
-def _data_again(options: TrainOptions) -> str:
+def data_again(options: TrainOptions) -> str:
     """Returns the options to repeat when resuming the run, e.g. "--data train.npz"."""
-    return f"--data {shlex.quote(str(options.data))}{paths_outside(options, _directory(options))}"
+    return f"--data {shlex.quote(str(options.data))}{paths_outside(options, run_directory(options))}"
 
 
-def _directory(options: TrainOptions) -> Path:
+def run_directory(options: TrainOptions) -> Path:
     """Returns the directory of the run."""
     if options.source.is_dir():
         return options.source
@@ -204,7 +189,7 @@ def _new_directory(options: TrainOptions) -> Path:
         CheckpointError: the directory holds a run already, or files of the user with the names of a run's files.
         InputError: the directory has the name of a model.
     """
-    directory = _directory(options)
+    directory = run_directory(options)
     if directory.suffix.lower() == ".onnx":
         raise InputError(
             f"--output is '{directory}', and a run is a directory: its trained.onnx is the model. Give a name without "

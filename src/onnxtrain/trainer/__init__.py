@@ -8,7 +8,6 @@ from onnxtrain.schedules import SCHEDULES
 from onnxtrain.trainer._callbacks import (
     SAM,
     SWA,
-    Callback,
     CSVLogger,
     EarlyStopping,
     Logger,
@@ -16,14 +15,14 @@ from onnxtrain.trainer._callbacks import (
     ModelCheckpoint,
     OptunaPruning,
     ReduceLROnPlateau,
-    StepGradients,
     TensorBoardLogger,
     WandbLogger,
 )
+from onnxtrain.trainer._fit.events import StepGradients
 from onnxtrain.trainer._fit.learning_rate_range import LearningRateRange
 from onnxtrain.trainer._metrics.metrics import METRICS, Metric
 from onnxtrain.trainer._run.history import History
-from onnxtrain.trainer._trainer import Trainer
+from onnxtrain.trainer._trainer import Callback, Trainer
 from onnxtrain.trainer.data import pack_tokens
 from onnxtrain.trainer.data._mixing import CutMix, MixUp
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import onnxruntime as ort
@@ -19,10 +19,8 @@ from onnxtrain._printable import printable
 from onnxtrain._settings import settings_text
 from onnxtrain.runtime.artifact_folder import keep_inside
 from onnxtrain.runtime.atomic import replace_file
+from onnxtrain.trainer._fit.state import TrainingState
 from onnxtrain.trainer._show.report import format_value
-
-if TYPE_CHECKING:
-    from onnxtrain.trainer._trainer import Trainer
 
 # What begins code, emphasis, HTML, a formula or a link; underscores inside words are text.
 _MARKDOWN = re.compile(r"[\\`*<>&~$]|(?<![^\W_])_|_(?![^\W_])|(?<=\])[(\[]")
@@ -31,7 +29,7 @@ _TOLD = frozenset({"prediction", "random", "samples", "validation", "threads", "
 
 
 def write_model_card(
-    trainer: Trainer,
+    state: TrainingState,
     path: str | os.PathLike[str],
     title: str,
     *,
@@ -47,15 +45,15 @@ def write_model_card(
         f"# {_text(title)}",
         "",
         *([description, ""] if description else []),
-        *_of_model(trainer, model),
-        *_of_training(trainer),
-        *_of_results(trainer, results or {}),
+        *_of_model(state, model),
+        *_of_training(state),
+        *_of_results(state, results or {}),
         *_versions(),
     ]
     # The Hub looks for this name.
     target = Path(path)
     target = target / "README.md" if target.is_dir() else target
-    keep_inside(target, trainer.directory)
+    keep_inside(target, state.directory)
     with replace_file(target) as file:
         file.write("\n".join(lines).encode())
 
@@ -106,11 +104,10 @@ def _table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]
     return [f"| {' | '.join(line)} |" for line in lines] + [""]
 
 
-def _of_model(trainer: Trainer, model: str) -> list[str]:
+def _of_model(state: TrainingState, model: str) -> list[str]:
     """Writes inputs, outputs and the number of parameters, and how to run the file."""
-    manifest = trainer.manifest
+    manifest, outputs, store = state.run.manifest, state.run.predicted, state.run.store
     rows = [(spec.name, spec.dtype.name, _shape(spec.shape)) for spec in manifest.inputs]
-    store = trainer.state._store
     sizes = {name: math.prod(store.parameters[name].shape) for name in store.parameters}
     trained = sum(sizes[name] for name in store.trainable)
     # "..." stands for arrays: the card does not know where the reader's data comes from.
@@ -119,13 +116,13 @@ def _of_model(trainer: Trainer, model: str) -> list[str]:
         "import onnxruntime",
         "",
         f"session = onnxruntime.InferenceSession({model!r})",
-        f"outputs = session.run({trainer.outputs!r}, {{{feeds}}})",
+        f"outputs = session.run({outputs!r}, {{{feeds}}})",
     ]
     return [
         "## The model",
         "",
         f"An ONNX file with {sum(sizes.values()):,} parameters, of which {trained:,} were trained. Outputs: "
-        f"{', '.join(_code(printable(name)) for name in trainer.outputs)}.",
+        f"{', '.join(_code(printable(name)) for name in outputs)}.",
         "",
         *_table(("input", "dtype", "shape"), rows),
         "```python",
@@ -139,9 +136,9 @@ def _shape(shape: Sequence[object] | None) -> str:
     return "unknown" if shape is None else f"[{', '.join(str(size or '?') for size in shape)}]"
 
 
-def _of_training(trainer: Trainer) -> list[str]:
+def _of_training(state: TrainingState) -> list[str]:
     """Writes the sizes of the data and the options."""
-    plan = trainer.last_fit
+    plan = state.position.plan
     rows: list[tuple[str, object]] = []
     if plan is not None:
         rows.append(("samples", "a stream" if plan.samples is None else f"{plan.samples:,}"))
@@ -149,17 +146,17 @@ def _of_training(trainer: Trainer) -> list[str]:
             rows.append(("validation", f"{plan.validation:g} of the samples, split off"))
         elif plan.validation is not None:
             rows.append(("validation", f"{plan.validation:,} samples" if plan.validation else "a stream"))
-    rows.append(("optimizer steps", f"{trainer.global_step:,}"))
-    for name, value in trainer._state.run_settings.items():
+    rows.append(("optimizer steps", f"{state.position.step:,}"))
+    for name, value in state.run_settings.items():
         # What was left at "none" or "off" says nothing.
         if name == "seed" or (name not in _TOLD and value not in (None, False, "", {}, [])):
             text = settings_text(value) if isinstance(value, Mapping) else value
             rows.append((name.replace("_", " "), text))
-    told = f"Trained with onnxtrain in {len(trainer.history)} epochs."
+    told = f"Trained with onnxtrain in {len(state.position.history)} epochs."
     return ["## Training", "", told, "", *_table(("option", "value"), rows)]
 
 
-def _of_results(trainer: Trainer, results: Mapping[str, Mapping[str, float]]) -> list[str]:
+def _of_results(state: TrainingState, results: Mapping[str, Mapping[str, float]]) -> list[str]:
     """Writes the values of the last epoch and those of the data sets that were evaluated."""
     lines = ["## Results", ""]
     for name, values in results.items():
@@ -170,7 +167,9 @@ def _of_results(trainer: Trainer, results: Mapping[str, Mapping[str, float]]) ->
         ]
     # Last, as the parameters moved during that epoch, and the model is usually exported after it.
     last = {
-        key: value for key, value in trainer.history.last.items() if key not in ("epoch", "learning_rate")
+        key: value
+        for key, value in state.position.history.last.items()
+        if key not in ("epoch", "learning_rate")
     }
     if last:
         lines += ["In the last epoch of training:", ""]

@@ -1,4 +1,4 @@
-"""Defines `Trainer`, the class with which Python code trains, evaluates and exports an ONNX model.
+"""Defines `Trainer`, which trains, evaluates and exports an ONNX model, and `Callback`, the base class of callbacks.
 
 `Trainer` checks arguments and hands them to the objects that do the work: `_run` builds, opens and saves the models,
 `_fit` trains them, `data` reads what the user passes.
@@ -27,7 +27,6 @@ from onnxtrain.runtime.manifest import Manifest
 from onnxtrain.runtime.optimizer import check_learning_rate
 from onnxtrain.runtime.state import CheckpointState, Parameters
 from onnxtrain.runtime.uncopied import Uncopied
-from onnxtrain.trainer._callbacks import Callback, Events, callback_list
 from onnxtrain.trainer._checks import check_integer
 from onnxtrain.trainer._fit.datasets import (
     Data,
@@ -37,11 +36,12 @@ from onnxtrain.trainer._fit.datasets import (
     weigh,
     weighed_dataset,
 )
+from onnxtrain.trainer._fit.events import Event, Events, StepGradients
 from onnxtrain.trainer._fit.learning_rate_range import LearningRateRange, find_range
-from onnxtrain.trainer._fit.loop import FitLoop
 from onnxtrain.trainer._fit.moving_average import check_decay
 from onnxtrain.trainer._fit.schedule import ScheduleSpec, make_schedule
 from onnxtrain.trainer._fit.state import TrainingState, scheduler_settings
+from onnxtrain.trainer._fit.step import Fit
 from onnxtrain.trainer._metrics.metrics import Metric, MetricSpec, make_metrics
 from onnxtrain.trainer._metrics.probabilities import probabilities
 from onnxtrain.trainer._metrics.whole_set import check_positive, confusion_matrix
@@ -52,9 +52,8 @@ from onnxtrain.trainer._run.history import History
 from onnxtrain.trainer._run.position import CUSTOM, Plan, Position, Settings, check_threads
 from onnxtrain.trainer._run.run import Run
 from onnxtrain.trainer._run.workspace import Workspace
-from onnxtrain.trainer._show.report import make_report
-from onnxtrain.trainer._workers import join_workers
-from onnxtrain.trainer._workers.events import WorkerEvents
+from onnxtrain.trainer._show.make_report import make_report
+from onnxtrain.trainer._workers import join_workers, run_fit
 from onnxtrain.trainer.data import (
     ClassWeightedSource,
     ClassWeights,
@@ -245,14 +244,14 @@ class Trainer(Uncopied):
             return workspace, run
 
         workers = join_workers(strategy)
-        workspace, run = begin() if workers is None else workers.open(begin, device, settings.threads)
+        workspace, run = workers.open(begin, device, settings.threads)
         prediction = next(iter(recipe.loss_input_names or run.outputs), None)
         settings = replace(
             settings,
             prediction=prediction if prediction in run.outputs else None,
             random=random_ops(run.training_model, run.eval_model),
         )
-        self._state = TrainingState(run, workspace, position, settings, schedule, metrics)
+        self._state = TrainingState(run, workspace, position, settings, schedule, metrics, workers)
         run.optimizer.set_learning_rate(position.learning_rate)
 
     @classmethod
@@ -374,7 +373,7 @@ class Trainer(Uncopied):
                     f"{argument('evaluate_every', evaluate_every)} needs data to evaluate on: pass "
                     f"{argument('validation')}."
                 )
-        called_back = callback_list(callbacks)
+        called_back = _callback_list(callbacks)
         # Sources count batches, users count steps.
         limit = None if steps_per_epoch is None else steps_per_epoch * accumulate
         user_data = Data(
@@ -419,19 +418,11 @@ class Trainer(Uncopied):
             weigh(state, data, held_out, for_fit=True)
             state.validating, state.training_data = held_out is not None, data
             warn_of_fixed_batch(state.run.batch_size, data.samples)
-            workers = state.workers
-            if workers is None:
-                events = Events(called_back, self)
-            else:
-                workers.check_fixed_batch(state.run.batch_size)
-                events = WorkerEvents(called_back, self, workers, state)
-            report = make_report(verbose and (workers is None or workers.leads))
+            state.workers.check_fixed_batch(state.run.batch_size)
+            events = _CallbackEvents(called_back, self)
+            report = make_report(verbose and state.workers.leads)
             try:
-                FitLoop(state, data, held_out, plan, events, report).run()
-            except BaseException as error:
-                # Loggers close their files for KeyboardInterrupt and SystemExit, too.
-                events.call(Callback.on_exception, error)
-                raise
+                run_fit(Fit(state, data, held_out, plan, events, report))
             finally:
                 # Data may be large; the trainer keeps none of it.
                 state.training_data = None
@@ -500,20 +491,14 @@ class Trainer(Uncopied):
         Raises:
             InputError: the data or the rates do not fit.
         """
-        if self._state.workers is not None:
-            self._state.workers.require_one("Finding a learning rate")
+        self._state.workers.require_one("Finding a learning rate")
         options = Options(batch_size, training=True)
         data = weighed_dataset(self._state, inputs, targets, None, options, transform)
         return find_range(self._state, data, start, stop, steps)
 
     def stop_training(self) -> None:
         """Ends the fit under way after the current epoch; for callbacks and other threads."""
-        workers = self._state.workers
-        # Workers end a fit together, after the epoch in which one of them was asked to.
-        if workers is not None:
-            workers.stop_asked = True
-        else:
-            self._state.position.history.stopped = "early"
+        self._state.workers.stop(self._state.position.history)
 
     def abandon_fit(self) -> None:
         """Forgets that a fit was interrupted: the next fit is a new one and may have other arguments.
@@ -663,7 +648,7 @@ class Trainer(Uncopied):
             CheckpointError: the file cannot be written.
         """
         refuse_model_name(path, "Trainer.save_parameters", "a checkpoint")
-        with self.averaged(), self._state.writing() as writes:
+        with self.averaged(), self._state.workers.writing() as writes:
             if writes:
                 keep_inside(path, self.directory)
                 CheckpointState.save_checkpoint(self.state, path)
@@ -701,7 +686,7 @@ class Trainer(Uncopied):
             outputs: names of other values to return; by default the original model's outputs.
         """
         names = outputs if outputs is None or isinstance(outputs, str) else list(outputs)
-        with self.averaged(), self._state.writing() as writes:
+        with self.averaged(), self._state.workers.writing() as writes:
             if writes:
                 keep_inside(path, self.directory)
                 self._state.run.export(path, names)
@@ -734,7 +719,7 @@ class Trainer(Uncopied):
             OSError: the file cannot be written.
         """
         write_model_card(
-            self,
+            self._state,
             path,
             title,
             description=description,
@@ -850,3 +835,84 @@ class Trainer(Uncopied):
     def global_step(self) -> int:
         """Number of optimizer steps that all fits together have taken."""
         return self._state.position.step
+
+
+class Callback:
+    """Base class of callbacks: override the methods that you need.
+
+    A callback that decides from `trainer.history` rather than from its own attributes decides the same after the run
+    has been resumed.
+    """
+
+    def on_fit_begin(self, trainer: Trainer) -> None:
+        """Called once, before the first step of a fit or of a resumed fit."""
+
+    def on_gradients(self, trainer: Trainer, gradients: StepGradients) -> None:
+        """Called when the gradients of a step are computed, before the optimizer clips and uses them.
+
+        The trainer's lock is held during the call: do not wait for another thread that uses the trainer.
+        """
+
+    def on_step_end(self, trainer: Trainer, loss: float) -> None:
+        """Called after each optimizer step, with the mean loss of its samples."""
+
+    def on_evaluation(self, trainer: Trainer, values: Mapping[str, float]) -> None:
+        """Called after each evaluation in the middle of an epoch (`evaluate_every` of :meth:`Trainer.fit`).
+
+        `values` is the last entry of `trainer.history.evaluations`, e.g. {"step": 50, "epoch": 2, "val_loss": 0.4}.
+        """
+
+    def on_epoch_end(self, trainer: Trainer, history: History) -> None:
+        """Called after each epoch. `history.last` is its entry; `trainer.stop_training()` ends the fit."""
+
+    def on_fit_end(self, trainer: Trainer, history: History) -> None:
+        """Called once at the end of a fit, also if the fit was stopped or interrupted."""
+
+    def on_exception(self, trainer: Trainer, error: BaseException) -> None:
+        """Called instead of `on_fit_end` if the fit raises an exception, which is then re-raised."""
+
+    def _saves_after_step(self, step: int) -> bool:
+        """True if the callback saves the run after this step; the fit then checks the new parameters for NaN first."""
+        return False
+
+    def _sets_parameters_at_end(self) -> str | None:
+        """Returns the callback's name for messages if it replaces the parameters at the end of the fit, else None."""
+        return None
+
+
+class _CallbackEvents(Events):
+    """Passes the events of a fit to callbacks, in their order."""
+
+    def __init__(self, callbacks: Sequence[Callback], trainer: Trainer) -> None:
+        self._callbacks = callbacks
+        self._trainer = trainer
+
+    def handles(self, event: Event) -> bool:
+        inherited = getattr(Callback, event)
+        return any(getattr(type(callback), event) is not inherited for callback in self._callbacks)
+
+    def saves(self, step: int) -> bool:
+        return any(callback._saves_after_step(step) for callback in self._callbacks)
+
+    def call(self, event: Event, *arguments: Any) -> None:
+        for callback in self._callbacks:
+            getattr(callback, event)(self._trainer, *arguments)
+
+
+def _callback_list(callbacks: Iterable[Callback] | None) -> list[Callback]:
+    """Returns the callbacks of a fit as a list.
+
+    Raises:
+        InputError: an entry is not a callback, or several callbacks would set the parameters at the end of the fit.
+    """
+    if callbacks is None:
+        return []
+    # A list, because a generator can be iterated only once.
+    listed = list(callbacks) if isinstance(callbacks, Iterable) else [callbacks]
+    if not all(isinstance(entry, Callback) for entry in listed) or isinstance(callbacks, Callback):
+        received = ", ".join(type(entry).__name__ for entry in listed)
+        raise InputError(f"callbacks must be a list of callbacks, received {received}.")
+    setters = [name for entry in listed if (name := entry._sets_parameters_at_end()) is not None]
+    if len(setters) > 1:
+        raise InputError(f"{' and '.join(setters)} both set the parameters at the end. Choose one.")
+    return listed

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from onnxtrain.trainer._callbacks.base import Callback, StepGradients
 from onnxtrain.trainer._callbacks.checkpoint import ModelCheckpoint
 from onnxtrain.trainer._callbacks.csv import CSVLogger
 from onnxtrain.trainer._callbacks.early_stopping import EarlyStopping
-from onnxtrain.trainer._callbacks.events import Events, callback_list
 from onnxtrain.trainer._callbacks.logger import Logger
 from onnxtrain.trainer._callbacks.mlflow import MLflowLogger
 from onnxtrain.trainer._callbacks.optuna import OptunaPruning
@@ -20,16 +18,12 @@ __all__ = [
     "SAM",
     "SWA",
     "CSVLogger",
-    "Callback",
     "EarlyStopping",
-    "Events",
     "Logger",
     "MLflowLogger",
     "ModelCheckpoint",
     "OptunaPruning",
     "ReduceLROnPlateau",
-    "StepGradients",
     "TensorBoardLogger",
     "WandbLogger",
-    "callback_list",
 ]

@@ -7,19 +7,15 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from onnxtrain.errors import CheckpointError, InputError
 from onnxtrain.runtime.artifact_folder import require_inside
 from onnxtrain.runtime.atomic import drop_link, rename_directory
 from onnxtrain.trainer._callbacks.monitor import Mode, Monitor
 from onnxtrain.trainer._checks import check_integer
-from onnxtrain.trainer._run.files import refuse_model_name
+from onnxtrain.trainer._run.files import CHECKPOINT, refuse_model_name
 from onnxtrain.trainer._run.history import History
-from onnxtrain.trainer._run.run import CHECKPOINT
-
-if TYPE_CHECKING:
-    from onnxtrain.trainer._trainer import Trainer
+from onnxtrain.trainer._trainer import Trainer
 
 # Prefix of directories that are being written or removed.
 _UNFINISHED = ".onnxtrain-unfinished-"
@@ -68,6 +64,9 @@ class ModelCheckpoint(Monitor):
         self.every_n_steps = every_n_steps
         self.keep = keep
 
+    def _saves_after_step(self, step: int) -> bool:
+        return self.every_n_steps is not None and step % self.every_n_steps == 0
+
     def on_fit_begin(self, trainer: Trainer) -> None:
         """Checks that the monitored value will be recorded, and that no link leads out of the trainer's directory."""
         require_inside(self.path, trainer.directory)
@@ -76,7 +75,7 @@ class ModelCheckpoint(Monitor):
 
     def on_step_end(self, trainer: Trainer, loss: float) -> None:
         """Saves after every `every_n_steps` steps."""
-        if self.every_n_steps is not None and trainer.global_step % self.every_n_steps == 0:
+        if self._saves_after_step(trainer.global_step):
             self._save(trainer, "step", trainer.global_step, self._newest)
 
     def on_epoch_end(self, trainer: Trainer, history: History) -> None:

@@ -7,16 +7,14 @@ import io
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
 from onnxtrain._printable import printable
 from onnxtrain.errors import InputError
 from onnxtrain.runtime.artifact_folder import keep_inside
 from onnxtrain.runtime.atomic import FileSet, is_stream, replace_file
 from onnxtrain.trainer._callbacks.logger import Logger
-
-if TYPE_CHECKING:
-    from onnxtrain.trainer._trainer import Trainer
+from onnxtrain.trainer._trainer import Trainer
 
 _STEP_COLUMNS = ("epoch", "step", "loss", "learning_rate")
 

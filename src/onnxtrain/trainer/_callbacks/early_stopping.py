@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from onnxtrain.trainer._callbacks.monitor import Mode, Monitor
 from onnxtrain.trainer._checks import check_integer
 from onnxtrain.trainer._run.files import BEST
 from onnxtrain.trainer._run.history import History
-
-if TYPE_CHECKING:
-    from onnxtrain.trainer._trainer import Trainer
+from onnxtrain.trainer._trainer import Trainer
 
 
 class EarlyStopping(Monitor):
@@ -37,6 +33,9 @@ class EarlyStopping(Monitor):
         super().__init__(monitor, mode, min_delta)
         self.patience = check_integer("EarlyStopping: patience", patience)
         self.restore_best = restore_best
+
+    def _sets_parameters_at_end(self) -> str | None:
+        return "EarlyStopping(restore_best=True)" if self.restore_best else None
 
     def on_fit_begin(self, trainer: Trainer) -> None:
         """Removes the best parameters of an earlier fit."""

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
-from onnxtrain.trainer._callbacks.base import Callback
 from onnxtrain.trainer._checks import check_integer
 from onnxtrain.trainer._run.history import History
-
-if TYPE_CHECKING:
-    from onnxtrain.trainer._trainer import Trainer
+from onnxtrain.trainer._trainer import Callback, Trainer
 
 
 def saved_id(trainer: Trainer, name: str) -> str | None:

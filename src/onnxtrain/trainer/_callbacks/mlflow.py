@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from onnxtrain.trainer._callbacks.logger import Logger, saved_id
 from onnxtrain.trainer._optional import optional
 from onnxtrain.trainer._run.history import History
-
-if TYPE_CHECKING:
-    from onnxtrain.trainer._trainer import Trainer
+from onnxtrain.trainer._trainer import Trainer
 
 PROPERTY = "onnxtrain.mlflow"
 """Checkpoint property with the id of the MLflow run, which a resumed run goes on with."""

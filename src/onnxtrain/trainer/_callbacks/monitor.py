@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from onnxtrain.errors import InputError
-from onnxtrain.trainer._callbacks.base import Callback
-
-if TYPE_CHECKING:
-    from onnxtrain.trainer._trainer import Trainer
+from onnxtrain.trainer._trainer import Callback, Trainer
 
 Mode = Literal["auto", "min", "max"]
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from onnxtrain.errors import InputError
 from onnxtrain.trainer._callbacks.monitor import Mode, Monitor
 from onnxtrain.trainer._optional import optional
 from onnxtrain.trainer._run.history import History
-
-if TYPE_CHECKING:
-    from onnxtrain.trainer._trainer import Trainer
+from onnxtrain.trainer._trainer import Trainer
 
 
 class OptunaPruning(Monitor):

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from onnxtrain.errors import InputError
 from onnxtrain.trainer._callbacks.monitor import Mode, Monitor
 from onnxtrain.trainer._run.history import History
-
-if TYPE_CHECKING:
-    from onnxtrain.trainer._trainer import Trainer
+from onnxtrain.trainer._trainer import Trainer
 
 
 class ReduceLROnPlateau(Monitor):

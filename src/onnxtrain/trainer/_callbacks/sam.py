@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from onnxtrain.errors import InputError
 from onnxtrain.runtime.dtypes import widen
-from onnxtrain.trainer._callbacks.base import Callback, StepGradients
-
-if TYPE_CHECKING:
-    from onnxtrain.trainer._trainer import Trainer
+from onnxtrain.trainer._fit.events import StepGradients
+from onnxtrain.trainer._trainer import Callback, Trainer
 
 # Keeps a gradient of zero from dividing by zero; the value of the authors' PyTorch implementations.
 _EPSILON = 1e-12

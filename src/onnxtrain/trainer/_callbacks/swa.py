@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 from onnxtrain._words import argument
 from onnxtrain.errors import InputError
 from onnxtrain.runtime.atomic import FileSet
 from onnxtrain.runtime.optimizer import check_learning_rate
-from onnxtrain.trainer._callbacks.base import Callback
 from onnxtrain.trainer._checks import check_integer
 from onnxtrain.trainer._fit.moving_average import MovingAverage
+from onnxtrain.trainer._fit.renew_statistics import renew_statistics
 from onnxtrain.trainer._run.files import SWA_AVERAGE
 from onnxtrain.trainer._run.history import History
-
-if TYPE_CHECKING:
-    from onnxtrain.trainer._trainer import Trainer
+from onnxtrain.trainer._trainer import Callback, Trainer
 
 
 class SWA(Callback):
@@ -55,6 +52,9 @@ class SWA(Callback):
         self._average: MovingAverage | None = None
         # Number of averaged epochs, and the number of the last of them.
         self._count = self._last = 0
+
+    def _sets_parameters_at_end(self) -> str:
+        return "SWA"
 
     def on_fit_begin(self, trainer: Trainer) -> None:
         """Begins anew, or reads the averages of a fit that goes on."""
@@ -115,8 +115,6 @@ class SWA(Callback):
 
     def on_fit_end(self, trainer: Trainer, history: History) -> None:
         """Replaces the parameters by their averages, unless the fit was interrupted and will go on."""
-        from onnxtrain.trainer._fit.renew_statistics import renew_statistics
-
         # A fit that a callback ended early before the first averaged epoch keeps its parameters.
         state = trainer._state
         if history.stopped == "interrupted" or not self._count:

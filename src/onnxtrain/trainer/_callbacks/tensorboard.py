@@ -5,15 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from onnxtrain.errors import InputError, MissingPackageError
 from onnxtrain.runtime.artifact_folder import require_inside
 from onnxtrain.trainer._callbacks.logger import Logger
 from onnxtrain.trainer._optional import optional
-
-if TYPE_CHECKING:
-    from onnxtrain.trainer._trainer import Trainer
+from onnxtrain.trainer._trainer import Trainer
 
 
 class TensorBoardLogger(Logger):

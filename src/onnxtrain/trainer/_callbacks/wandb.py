@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from onnxtrain.trainer._callbacks.logger import Logger, saved_id
 from onnxtrain.trainer._optional import optional
-
-if TYPE_CHECKING:
-    from onnxtrain.trainer._trainer import Trainer
+from onnxtrain.trainer._trainer import Trainer
 
 PROPERTY = "onnxtrain.wandb"
 """Checkpoint property with the id of the Weights & Biases run, which a resumed run goes on with."""

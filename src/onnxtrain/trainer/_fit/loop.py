@@ -10,16 +10,11 @@ from typing import Any
 
 from onnxtrain.errors import DivergenceError, InputError
 from onnxtrain.runtime.dtypes import Array
-from onnxtrain.trainer._callbacks import Callback, Events
 from onnxtrain.trainer._fit.interrupt import InterruptGuard
 from onnxtrain.trainer._fit.snapshot import finite_parameters
-from onnxtrain.trainer._fit.state import TrainingState
-from onnxtrain.trainer._fit.step import Stepper
+from onnxtrain.trainer._fit.step import Fit, Stepper
 from onnxtrain.trainer._metrics.metrics import Averages
-from onnxtrain.trainer._run.position import Plan
-from onnxtrain.trainer._show.report import Report
-from onnxtrain.trainer._workers.step import WorkerStepper
-from onnxtrain.trainer.data import Pass, Source, Worker
+from onnxtrain.trainer.data import Pass
 
 # Seconds between two updates of a progress bar, each of which costs as much as a step of a small model.
 _SHOW_SECONDS = 0.05
@@ -29,36 +24,21 @@ class FitLoop:
     """Trains from the state's position to the last epoch of a plan and saves the state after each epoch.
 
     Args:
-        state: models, tensors and position; the position moves along.
-        data: batches to train on.
-        validation: batches to evaluate on after each epoch; None for no validation.
-        plan: number of epochs, and of batches per step.
-        events: the callbacks.
-        report: shows the progress.
+        fit: the fit.
+        stepper: takes its steps.
     """
 
-    def __init__(
-        self,
-        state: TrainingState,
-        data: Source,
-        validation: Source | None,
-        plan: Plan,
-        events: Events,
-        report: Report,
-    ) -> None:
-        self._state = state
-        self._data = data
-        self._validation = validation
-        self._plan = plan
-        position = state.position
+    def __init__(self, fit: Fit, stepper: Stepper) -> None:
+        self._state = fit.state
+        self._data = fit.data
+        self._validation = fit.validation
+        self._plan = fit.plan
+        position = fit.state.position
         self._resumed = position.unfinished
-        self._last_epoch = (position.fit_start if position.unfinished else position.epoch) + plan.epochs
-        self._events = events
-        self._report = report
-        arguments = (state, data, validation, plan, events, report)
-        workers = state.workers
-        self._stepper = Stepper(*arguments) if workers is None else WorkerStepper(*arguments, workers=workers)
-        self._worker = Worker() if workers is None else workers.worker
+        self._last_epoch = (position.fit_start if position.unfinished else position.epoch) + fit.plan.epochs
+        self._events = fit.events
+        self._report = fit.report
+        self._stepper = stepper
         # Batches since the progress bar was last updated.
         self._unshown = 0
 
@@ -89,7 +69,7 @@ class FitLoop:
                 self._refuse_without_update(before)
             # Callbacks may save the run at the end of the fit, so the position has to say first if the fit is over.
             position.unfinished = position.history.stopped == "interrupted"
-            self._events.call(Callback.on_fit_end, position.history)
+            self._events.call("on_fit_end", position.history)
             if position.unfinished:
                 where = state.save_and_keep()
                 of = "" if self._data.batches is None else f" of {self._data.batches}"
@@ -123,7 +103,7 @@ class FitLoop:
             self._data.begin(position.stream, resumed=self._resumed, epochs=self._plan.epochs)
             if self._validation is not None:
                 self._validation.begin(None, resumed=False, epochs=self._plan.epochs)
-            self._events.call(Callback.on_fit_begin)
+            self._events.call("on_fit_begin")
             if not finite_parameters(self._state.run.store):
                 raise DivergenceError(
                     "Training cannot start: parameters of the model are NaN or infinite already. Load a good model."
@@ -136,7 +116,8 @@ class FitLoop:
     def _epoch(self, guard: InterruptGuard) -> bool:
         """Runs the rest of the current epoch; returns False if Ctrl-C came before its end."""
         position, plan = self._state.position, self._plan
-        epoch = Pass(position.seed, position.epoch, position.fit_start, plan.shuffle, True, self._worker)
+        worker = self._state.workers.worker
+        epoch = Pass(position.seed, position.epoch, position.fit_start, plan.shuffle, True, worker)
         batches = self._data.read(epoch, position.batch)
         self._report.begin_epoch(position.epoch + 1, self._last_epoch, self._data.batches, position.batch)
         start, samples = time.perf_counter(), 0
@@ -202,7 +183,7 @@ class FitLoop:
             # Set before the callbacks, which may save: ModelCheckpoint's last save is that of a finished fit.
             position.unfinished = position.epoch < self._last_epoch
         self._report.end_epoch(position.epoch, self._last_epoch, record, rate)
-        self._events.call(Callback.on_epoch_end, history)
+        self._events.call("on_epoch_end", history)
         # A process that is killed between here and the callbacks' on_fit_end has not finished the fit: resuming runs
         # on_fit_end again, which puts the best parameters back.
         position.unfinished = True

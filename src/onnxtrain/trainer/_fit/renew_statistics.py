@@ -37,7 +37,7 @@ def renew_statistics(state: TrainingState, data: Source) -> None:
                 buffer.write(narrow(np.full(buffer.shape, start, np.float32), buffer.dtype))
             # Without a reset the gradients of all batches would be added up, and overflow.
             run.module.lazy_reset_grad()
-            seed_run(run, position, index)
+            seed_run(state, index)
             run.step(arrays, training=True)
             # bfloat16 is read as raw bits.
             wide = {name: widen(buffer.read(), buffer.dtype) for name, buffer in statistics.items()}

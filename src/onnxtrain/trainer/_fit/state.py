@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from onnxtrain._printable import get_logger
 from onnxtrain._words import argument
@@ -28,6 +28,7 @@ from onnxtrain.trainer._fit.schedule import (
     named_schedule,
 )
 from onnxtrain.trainer._fit.snapshot import Snapshot
+from onnxtrain.trainer._fit.workers import Workers
 from onnxtrain.trainer._metrics.metrics import Averages, Metric, MetricSpec, default_metrics, make_metrics
 from onnxtrain.trainer._metrics.whole_set import Task
 from onnxtrain.trainer._run.files import AVERAGE, BEST, SWA_AVERAGE, refuse_model_name
@@ -35,11 +36,7 @@ from onnxtrain.trainer._run.position import CUSTOM, PROPERTY, Plan, Position, Se
 from onnxtrain.trainer._run.predictions import read_predictions, remove_other_predictions, write_predictions
 from onnxtrain.trainer._run.run import Run, Step
 from onnxtrain.trainer._run.workspace import Workspace
-from onnxtrain.trainer._workers.totals import total_averages
-from onnxtrain.trainer.data import Pass, Source, own_batches
-
-if TYPE_CHECKING:
-    from onnxtrain.trainer._workers import Workers
+from onnxtrain.trainer.data import Source
 
 _log = get_logger()
 
@@ -74,6 +71,7 @@ class TrainingState:
         position: epoch, batch and step that training has reached, and the history.
         settings: arguments of the trainer that are saved with the run.
         schedule: gives the factor of the learning rate for each step.
+        workers: the processes that train together.
         average: moving averages of parameters and statistics; None without `ema_decay`.
         task: meaning of predictions and targets, for the metrics.
         metrics: metrics that are recorded beside the loss.
@@ -91,12 +89,14 @@ class TrainingState:
         settings: Settings,
         schedule: Curve,
         metrics: Sequence[MetricSpec] | None,
+        workers: Workers,
     ) -> None:
         self.run = run
         self.workspace = workspace
         self.position = position
         self.settings = settings
         self.schedule = schedule
+        self.workers = workers
         self.average = None
         if settings.ema_decay is not None:
             self.average = MovingAverage(run.store)
@@ -130,7 +130,7 @@ class TrainingState:
         scheduler: ScheduleSpec | None,
         device: str,
         threads: int | None,
-        workers: Workers | None = None,
+        workers: Workers,
     ) -> TrainingState:
         """Reads the state that :meth:`save` wrote; see :meth:`Trainer.resume`."""
 
@@ -138,7 +138,7 @@ class TrainingState:
             workspace = Workspace(directory)
             return workspace, Run(workspace.path, device, threads)
 
-        workspace, run = begin() if workers is None else workers.open(begin, device, threads)
+        workspace, run = workers.open(begin, device, threads)
         # The files of a worker that does not lead are elsewhere.
         directory = run.directory
         predictions = False
@@ -172,7 +172,7 @@ class TrainingState:
             settings = replace(settings, **scheduler_settings(scheduler))
         schedule = _saved_schedule(directory, settings, scheduler)
         chosen = settings.metrics if metrics is None else metrics
-        state = cls(run, workspace, position, settings, schedule, chosen)
+        state = cls(run, workspace, position, settings, schedule, chosen, workers)
         state._check_metrics(predictions)
         if predictions:
             read_predictions(directory, position)
@@ -227,19 +227,6 @@ class TrainingState:
         with self.lock:
             self.guard.require_none("Trainer.abandon_fit()", elsewhere=True)
             self.position.abandon()
-
-    @property
-    def workers(self) -> Workers | None:
-        """The processes that train together; None for one process."""
-        return self.run.workers
-
-    def alone(self) -> contextlib.AbstractContextManager[None]:
-        """Marks that this worker works by itself until the block ends: it writes files, and waits for nobody."""
-        return contextlib.nullcontext() if self.workers is None else self.workers.alone()
-
-    def writing(self) -> contextlib.AbstractContextManager[bool]:
-        """Gives True until the block ends; of several workers to the one that writes files, False to the others."""
-        return contextlib.nullcontext(True) if self.workers is None else self.workers.writing()
 
     @property
     def directory(self) -> Path:
@@ -346,23 +333,17 @@ class TrainingState:
     def evaluate(self, data: Source, prefix: str = "") -> dict[str, float]:
         """Computes the loss and the metrics over a data set, in inference mode."""
         averages = Averages()
-        workers = self.workers if self.workers is not None and self.workers.together else None
         with self.averaged():
-            batches = data.read(Pass()) if workers is None else own_batches(data, workers.worker)
-            for step in self.run.evaluate(batches):
+            for step in self.run.evaluate(self.workers.read_share(data)):
                 self.add(averages, step, self.loss_count(step.arrays))
-        if workers is not None:
-            summed = self.run.manifest.loss_mean is None
-            averages = total_averages(workers.communicator, averages, self.metrics, summed=summed)
-        return averages.values(self.metrics, prefix)
+        total = self.workers.total(averages, self.metrics, summed=self.run.manifest.loss_mean is None)
+        return total.values(self.metrics, prefix)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes everything that :meth:`load` needs to a directory; see :meth:`Trainer.save`."""
         target = Path(path).absolute()
         refuse_model_name(path, "Trainer.save", "a directory with all that Trainer.resume needs")
-        workers = self.workers
-        saving = contextlib.nullcontext(True) if workers is None else workers.saving(self.run.store)
-        with self.lock, saving as writes:
+        with self.lock, self.workers.saving(self.run.store) as writes:
             if writes:
                 with self.workspace.saving(target):
                     self._write(target)

@@ -6,6 +6,7 @@ import hashlib
 import math
 import struct
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import NoReturn
 
 import numpy as np
@@ -13,12 +14,12 @@ import numpy as np
 from onnxtrain._words import argument, words
 from onnxtrain.errors import DivergenceError, InputError
 from onnxtrain.runtime.dtypes import Array, narrow, widen
-from onnxtrain.trainer._callbacks import Callback, Events, StepGradients
+from onnxtrain.trainer._fit.events import Events, StepGradients
 from onnxtrain.trainer._fit.interrupt import InterruptGuard
 from onnxtrain.trainer._fit.snapshot import FiniteCheck, StatisticsBackup, finite_parameters, not_finite
 from onnxtrain.trainer._fit.state import TrainingState
-from onnxtrain.trainer._run.position import Plan, Position
-from onnxtrain.trainer._run.run import Run, Step
+from onnxtrain.trainer._run.position import Plan
+from onnxtrain.trainer._run.run import Step
 from onnxtrain.trainer._show.report import Report
 from onnxtrain.trainer.data import Source
 
@@ -26,21 +27,41 @@ from onnxtrain.trainer.data import Source
 _SNAPSHOT_STEPS = 100
 
 
-def seed_run(run: Run, position: Position, index: int) -> None:
-    """Tells the training model what to draw random numbers from in its next run, so that it resumes exactly.
+@dataclass(frozen=True)
+class Fit:
+    """One call of `Trainer.fit`, checked.
+
+    Attributes:
+        state: models, tensors and position; training updates them.
+        data: batches to train on.
+        validation: batches to evaluate on; None for no validation.
+        plan: arguments of the call.
+        events: receives the events of the fit.
+        report: shows the progress.
+    """
+
+    state: TrainingState
+    data: Source
+    validation: Source | None
+    plan: Plan
+    events: Events
+    report: Report
+
+
+def seed_run(state: TrainingState, index: int) -> None:
+    """Seeds the next run of the training model, so that a resumed fit draws the same random numbers.
 
     Args:
-        run: models of the run.
-        position: place in the training, whose seed counts.
-        index: number of the batch within the step.
+        state: models, position and worker.
+        index: index of the batch within the step.
     """
-    rank = 0 if run.workers is None else run.workers.worker.rank
-    # The batch's place counts the runs, so that gradients that are computed again have the same masks.
-    run.module.seed, run.store.runs = _seed(position.seed, rank), index
+    run, rank = state.run, state.workers.worker.rank
+    # The index counts the runs: gradients that are recomputed get the same Dropout masks.
+    run.module.seed, run.store.runs = _seed(state.position.seed, rank), index
 
 
 def _seed(seed: int, rank: int) -> int:
-    """Derives the seed of a worker: that of the trainer for worker 0, another 63-bit number for each other one."""
+    """Returns the seed of a worker: the trainer's own for rank 0, a 63-bit hash of seed and rank otherwise."""
     if not rank:
         return seed
     digest = hashlib.blake2b(struct.pack("<2q", seed, rank), digest_size=8).digest()
@@ -54,12 +75,7 @@ class Stepper:
     that counts are left out.
 
     Args:
-        state: models, tensors and position; the position moves along.
-        data: source of the batches; tells their number per epoch.
-        validation: batches to evaluate on every so many steps; None for no validation.
-        plan: arguments of the fit.
-        events: the callbacks.
-        report: shows the evaluations.
+        fit: the fit.
 
     Attributes:
         stepped: True once a step has been taken, also one that only skipped batches without labels.
@@ -69,22 +85,14 @@ class Stepper:
 
     one_batch = "a batch"
 
-    def __init__(
-        self,
-        state: TrainingState,
-        data: Source,
-        validation: Source | None,
-        plan: Plan,
-        events: Events,
-        report: Report,
-    ) -> None:
-        self._state = state
-        self._run = state.run
-        self._data = data
-        self._validation = validation
-        self._plan = plan
-        self._events = events
-        self._report = report
+    def __init__(self, fit: Fit) -> None:
+        self._state = fit.state
+        self._run = fit.state.run
+        self._data = fit.data
+        self._validation = fit.validation
+        self._plan = fit.plan
+        self._events = fit.events
+        self._report = fit.report
         store = self._run.store
         # One run of the training model gives the loss and updates the BatchNorm statistics: to refuse the step the
         # statistics have to be put back.
@@ -98,7 +106,7 @@ class Stepper:
         self.stepped = self.updated = False
         # The training model adds up gradients in the dtype of the parameter. Sums of bfloat16, which has 8 bits,
         # would lose the later batches.
-        if plan.accumulate > 1 and any(b.dtype.name == "bfloat16" for b in store.gradients.values()):
+        if fit.plan.accumulate > 1 and any(b.dtype.name == "bfloat16" for b in store.gradients.values()):
             raise InputError(
                 f"{argument('accumulate')} > 1 is not supported for bfloat16 parameters; use a larger "
                 f"{argument('batch_size')}."
@@ -130,7 +138,7 @@ class Stepper:
         if self._validation is not None and self._evaluates(self._state.position.step):
             self._evaluate(self._validation)
         if mean is not None:
-            self._events.call(Callback.on_step_end, mean)
+            self._events.call("on_step_end", mean)
         # Workers without a share of a batch get an empty one.
         return sum(len(arrays[0]) for arrays in batches if arrays)
 
@@ -165,7 +173,7 @@ class Stepper:
         with state.lock:
             position.history.evaluations.append(entry)
         self._report.evaluation(entry)
-        self._events.call(Callback.on_evaluation, entry)
+        self._events.call("on_evaluation", entry)
 
     def _update(self, batches: Sequence[list[Array]]) -> float | None:
         """Updates the parameters once; returns the mean loss of the batches, None if no label counts."""
@@ -181,8 +189,8 @@ class Stepper:
         taken = not math.isnan(mean)
         if taken:
             self._require_finite_results([step for step, _ in done])
-            if self._events.wants_gradients:
-                self._events.call(Callback.on_gradients, _StepGradients(self, batches))
+            if self._events.handles("on_gradients"):
+                self._events.call("on_gradients", _StepGradients(self, batches))
             self._run.optimizer.step()
             self._unchecked = self.updated = True
             state.update_average()
@@ -226,7 +234,7 @@ class Stepper:
                 if last not in (0, count):
                     self._scale_gradients(last / count)
                 last, total = count, total + count
-            seed_run(self._run, self._state.position, index)
+            seed_run(self._state, index)
             loss, outputs = self._run.step(arrays, training=True)
             if not math.isfinite(loss):
                 self._require_labels(arrays)

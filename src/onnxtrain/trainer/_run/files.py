@@ -23,6 +23,9 @@ _DEFAULTS = {
 # Artifacts of earlier versions have no inference model.
 _OPTIONAL = {"optimizer_model", "inference_model"}
 
+CHECKPOINT = "checkpoint"
+"""Name of the checkpoint in the directory of a trainer's own run."""
+
 BEST = "best"
 """File of a run's directory with the parameters of the best epoch."""
 

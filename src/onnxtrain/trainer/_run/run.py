@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -34,16 +34,10 @@ from onnxtrain.runtime.session import open_session, require_values
 from onnxtrain.runtime.session_settings import SessionSettings
 from onnxtrain.runtime.store import Buffer, Store, to_array
 from onnxtrain.trainer._run.copies import Copies
-from onnxtrain.trainer._run.files import find_files, require_free
+from onnxtrain.trainer._run.files import CHECKPOINT, find_files, require_free
 from onnxtrain.trainer._run.loss_model import LossModel
 from onnxtrain.trainer._run.position import saved_threads
 from onnxtrain.trainer.data import fill, static_batch
-
-if TYPE_CHECKING:
-    from onnxtrain.trainer._workers import Workers
-
-CHECKPOINT = "checkpoint"
-"""Name of the checkpoint in the directory of a trainer's own run."""
 
 
 class Step(NamedTuple):
@@ -52,6 +46,11 @@ class Step(NamedTuple):
     arrays: list[Array]
     loss: float
     outputs: list[Array]
+
+
+def open_whole_optimizer(run: Run) -> Optimizer:
+    """Opens the optimizer of all trained parameters."""
+    return Optimizer(run.directory / run.files.optimizer_model, run.module)
 
 
 class Run:
@@ -65,7 +64,8 @@ class Run:
         module: training and evaluation steps.
         optimizer: parameter updates.
         rewrite: writes the artifacts again, as the argument `write`; None if it is not given.
-        workers: the processes that train this run together; None for one process.
+        open_optimizer: function that opens :attr:`optimizer` when sessions are opened; workers that shard the
+            optimizer replace it.
         outputs: names of the model's own outputs, which training and eval models return after the loss.
         predicted: names of the outputs that :meth:`predict` returns.
         exported: names of the outputs that :meth:`export` writes by default: those of `predicted`, and the cache of
@@ -107,7 +107,7 @@ class Run:
         self.options = None if threads is None else SessionSettings(threads=threads).options()
         self.device = parse_device(device)
         self.rewrite = write
-        self.workers: Workers | None = None
+        self.open_optimizer: Callable[[Run], Optimizer] = open_whole_optimizer
         self._copies = Copies()
         self._open()
 
@@ -120,11 +120,7 @@ class Run:
             device=str(self.device),
             session_options=self.options,
         )
-        if self.workers is not None:
-            self.workers.detach_optimizer(self)
-        self.optimizer = Optimizer(self.directory / self.files.optimizer_model, self.module)
-        if self.workers is not None:
-            self.workers.attach_optimizer(self)
+        self.optimizer = self.open_optimizer(self)
         # The first output of a training model is the loss.
         self.outputs = self.module.output_names()[1:]
         inference = self.directory / self.files.inference_model if self.files.inference_model else None

@@ -16,8 +16,7 @@ from onnxtrain.runtime.artifact_folder import MANIFEST, own_file, require_inside
 from onnxtrain.runtime.atomic import finish_interrupted
 from onnxtrain.trainer._run.copies import Stamp, stamp
 from onnxtrain.trainer._run.directory_lock import DirectoryLock
-from onnxtrain.trainer._run.files import companions, holds_run, require_free
-from onnxtrain.trainer._run.run import CHECKPOINT
+from onnxtrain.trainer._run.files import CHECKPOINT, companions, holds_run, require_free
 
 
 class Workspace:

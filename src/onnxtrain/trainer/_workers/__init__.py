@@ -1,7 +1,8 @@
-"""Trains one model on several workers: the files of the run, its steps, its callbacks and its evaluation."""
+"""Trains one model with several workers: the run's files, its steps, its callbacks and its evaluations."""
 
 from __future__ import annotations
 
-from onnxtrain.trainer._workers.group import Workers, join_workers
+from onnxtrain.trainer._workers.fit import run_fit
+from onnxtrain.trainer._workers.group import WorkerGroup, join_workers
 
-__all__ = ["Workers", "join_workers"]
+__all__ = ["WorkerGroup", "join_workers", "run_fit"]

@@ -1,28 +1,22 @@
-"""Calls the callbacks of a fit on several workers: on the leader, while the others wait and help it to save."""
+"""Announces the events of a fit to callbacks on worker 0, while the other workers wait and take part in its saves."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec
+from typing import Any, NamedTuple
 
 from onnxtrain.errors import WorkersError
-from onnxtrain.trainer._callbacks import Callback, Events
+from onnxtrain.trainer._fit.events import Event, Events
+from onnxtrain.trainer._fit.state import TrainingState
+from onnxtrain.trainer._workers.group import WorkerGroup
 
-if TYPE_CHECKING:
-    from onnxtrain.trainer._fit.state import TrainingState
-    from onnxtrain.trainer._trainer import Trainer
-    from onnxtrain.trainer._workers.group import Workers
-
-P = ParamSpec("P")
-
-# After these the leader's parameters replace those of the others: callbacks such as EarlyStopping and SWA set them.
+# Callbacks such as EarlyStopping and SWA set parameters in these, which are broadcast afterwards.
 _MAY_SET_PARAMETERS = ("on_fit_begin", "on_epoch_end", "on_fit_end")
-# At these the workers agree on the end of the fit, also without callbacks.
+# The workers agree on the end of the fit at these, even without callbacks.
 _MAY_STOP = ("on_epoch_end", "on_fit_end")
 
 
 class _Decisions(NamedTuple):
-    """State that callbacks of the leader may have changed.
+    """State that callbacks on worker 0 may have changed.
 
     Attributes:
         failure: text of the exception that a callback raised; None if there was none.
@@ -38,59 +32,55 @@ class _Decisions(NamedTuple):
 
 
 class WorkerEvents(Events):
-    """Calls callbacks on the leader alone, but for `on_gradients`, which takes part in the computation.
+    """Calls callbacks on worker 0 only, except for `on_gradients`, which all workers compute together.
 
     Args:
-        callbacks: the callbacks, the same on all workers.
-        trainer: the trainer of this worker.
-        workers: the workers.
-        state: the state of the trainer.
+        events: calls the callbacks of this process; all workers have the same callbacks.
+        workers: the group of workers.
+        state: state of this worker's trainer.
     """
 
-    def __init__(
-        self, callbacks: Sequence[Callback], trainer: Trainer, workers: Workers, state: TrainingState
-    ) -> None:
-        super().__init__(callbacks, trainer)
+    def __init__(self, events: Events, workers: WorkerGroup, state: TrainingState) -> None:
+        self._events = events
         self._workers = workers
         self._state = state
 
-    def call(
-        self, method: Callable[Concatenate[Any, Trainer, P], None], *args: P.args, **kwargs: P.kwargs
-    ) -> None:
-        """Calls a method of all callbacks; afterwards the workers agree on what the callbacks have changed."""
-        name = method.__name__
-        # All workers see the same summed gradients, and a callback such as SAM makes all of them compute again.
-        if name == "on_gradients":
-            super().call(method, *args, **kwargs)
+    def handles(self, event: Event) -> bool:
+        return self._events.handles(event)
+
+    def saves(self, step: int) -> bool:
+        return self._events.saves(step)
+
+    def call(self, event: Event, *arguments: Any) -> None:
+        """Calls the callbacks, then makes the workers agree on what the callbacks have changed."""
+        # All workers see the same summed gradients, and a callback such as SAM has all of them recompute.
+        if event == "on_gradients":
+            self._events.call(event, *arguments)
             return
-        # The fit of this worker ends; the others may be ending or not.
-        if name == "on_exception":
+        # This worker's fit ends here; the others may still be running, so there must be no collective call.
+        if event == "on_exception":
             if self._workers.leads:
                 with self._workers.alone():
-                    super().call(method, *args, **kwargs)
+                    self._events.call(event, *arguments)
             return
-        if name in _MAY_STOP and any(self._workers.communicator.gather(self._workers.stop_asked)):
+        if event in _MAY_STOP and any(self._workers.communicator.gather(self._workers.stop_asked)):
             self._workers.stop_asked = False
             self._state.position.history.stopped = "early"
-        # Without a callback for it nobody waits.
-        called = any(getattr(type(callback), name) is not method for callback in self._callbacks)
-        if not called:
+        if not self.handles(event):
             return
         if self._workers.leads:
-            self._lead(method, *args, **kwargs)
+            self._lead(event, *arguments)
         else:
             self._follow()
-        if name in _MAY_SET_PARAMETERS:
+        if event in _MAY_SET_PARAMETERS:
             self._workers.broadcast_parameters(self._state.run.store)
 
-    def _lead(
-        self, method: Callable[Concatenate[Any, Trainer, P], None], *args: P.args, **kwargs: P.kwargs
-    ) -> None:
-        """Calls the callbacks, and tells the others at the end what has changed."""
+    def _lead(self, event: Event, *arguments: Any) -> None:
+        """Runs the callbacks on worker 0, then broadcasts the state they may have changed."""
         position, failure = self._state.position, None
         try:
             with self._workers.alone():
-                super().call(method, *args, **kwargs)
+                self._events.call(event, *arguments)
             if self._workers.stop_asked:
                 self._workers.stop_asked = False
                 position.history.stopped = "early"
@@ -98,12 +88,12 @@ class WorkerEvents(Events):
             failure = f"{type(error).__name__}: {error}"
             raise
         finally:
-            history = position.history
-            told = _Decisions(failure, position.learning_rate, history.stopped, position.averaged)
+            stopped = position.history.stopped
+            told = _Decisions(failure, position.learning_rate, stopped, position.averaged)
             self._workers.communicator.share(("done", *told))
 
     def _follow(self) -> None:
-        """Waits for the leader's callbacks, and takes over what they have changed."""
+        """Waits for the callbacks on worker 0, and adopts the state they have changed."""
         told = _Decisions(*self._workers.serve(self._state.run.store))
         if told.failure is not None:
             raise WorkersError(f"A callback failed on worker 0: {told.failure}")

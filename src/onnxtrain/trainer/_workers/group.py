@@ -1,43 +1,47 @@
-"""Defines `Workers`, the group of processes that train one model, as a trainer sees it."""
+"""Defines `WorkerGroup`, the processes that train one model together."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from onnxtrain._printable import get_logger
+from onnxtrain.api import Optimizer
 from onnxtrain.distributed._communicator import Communicator
 from onnxtrain.distributed._join import join_group
 from onnxtrain.distributed._strategy import DataParallel, Strategy, make_strategy
 from onnxtrain.errors import InputError, OnnxTrainError, WorkersError
 from onnxtrain.runtime.dtypes import Array
 from onnxtrain.runtime.store import Store
-from onnxtrain.trainer._run.run import Run
+from onnxtrain.trainer._fit.workers import Workers
+from onnxtrain.trainer._metrics.metrics import Averages, Metric
+from onnxtrain.trainer._run.history import History
+from onnxtrain.trainer._run.run import Run, open_whole_optimizer
 from onnxtrain.trainer._run.workspace import Workspace
 from onnxtrain.trainer._workers.files import receive_files, run_files, send_files
 from onnxtrain.trainer._workers.follower import FollowerWorkspace
 from onnxtrain.trainer._workers.shards import Shards
-from onnxtrain.trainer.data import Worker, dynamic_remedy
+from onnxtrain.trainer._workers.totals import total_averages
+from onnxtrain.trainer.data import Pass, Source, Worker, dynamic_remedy, own_batches
 
 _log = get_logger()
 
 
-class Workers:
-    """The processes that train one model together.
+class WorkerGroup(Workers):
+    """Processes that train one model together.
 
-    Worker 0 leads: the run's directory, the callbacks and the progress are its. The others work in a temporary
-    directory, to which they get copies of the models.
+    Worker 0 leads: it owns the run's directory, calls the callbacks and shows the progress. The others work on copies
+    of the models in temporary directories.
 
     Args:
         communicator: connects the processes.
         strategy: options.
 
     Attributes:
-        worker: number of this process, and count of all.
-        shards: the moments that this process keeps; None without `shard_optimizer`.
+        shards: the optimizer state that this process keeps; None without `shard_optimizer`.
         stop_asked: True once `Trainer.stop_training` was called in this process, until the workers agree on it.
     """
 
@@ -53,18 +57,13 @@ class Workers:
             _log.setLevel(logging.ERROR)
 
     @property
-    def leads(self) -> bool:
-        """True in the process that writes files and calls callbacks."""
-        return self.worker.rank == 0
-
-    @property
     def together(self) -> bool:
-        """True if all workers run the same code; False in a callback, which the leader runs alone."""
+        """True if all workers run the same code; False inside a callback, which only worker 0 runs."""
         return not self._by_itself
 
     def agree(self, error: BaseException | None = None) -> None:
-        """Raises in every worker if one has failed: its own error there, and WorkersError in the others."""
-        # The text, not the exception: those of other packages need not survive pickle.
+        """Raises an error in all workers if one of them failed: `error` there, WorkersError in the others."""
+        # Exceptions of other packages may not survive pickle.
         texts = self.communicator.gather(None if error is None else f"{type(error).__name__}: {error}")
         if error is not None:
             raise error
@@ -75,22 +74,13 @@ class Workers:
     def open(
         self, begin: Callable[[], tuple[Workspace, Run]], device: str, threads: int | None
     ) -> tuple[Workspace, Run]:
-        """Opens the same run in all workers: worker 0 builds or reads it, the others get its files.
-
-        Args:
-            begin: builds or reads the run, and returns its directory and the run; called by worker 0.
-            device: device of this worker.
-            threads: threads per operation; None for the number saved in the run.
-
-        Raises:
-            OnnxTrainError: worker 0 could not build or read the run.
-        """
-        # The others have no directory of the run, and may have no access to the disk that holds it.
+        """Opens the same run in all workers; see :meth:`Workers.open`."""
+        # The others may have no access to the disk that holds the run's directory.
         opened, error = None, None
         if self.leads:
             try:
                 opened = begin()
-            # Of any kind: the others would wait for ever.
+            # Any exception: the other workers would wait forever.
             except Exception as failure:
                 error = failure
         self.agree(error)
@@ -105,12 +95,11 @@ class Workers:
         return opened
 
     def _attach(self, run: Run) -> None:
-        """Makes a run one of several workers."""
-        run.workers = self
+        """Makes a run work as one of several: it receives rewritten models, and shards its optimizer."""
         write = run.rewrite
 
         def rewrite(folder: Path, *, sample_weight: bool) -> None:
-            """Writes the models again on the leader, from which the others receive them."""
+            """Writes the models again on worker 0, and sends them to the others."""
             error = None
             if self.leads and write is not None:
                 try:
@@ -123,24 +112,26 @@ class Workers:
             else:
                 receive_files(self.communicator, folder)
 
-        # A run that was read cannot be rebuilt, and says so in every worker.
+        # A resumed run cannot be rebuilt: without `rewrite`, all workers raise the same error.
         if self.communicator.share(write is not None):
             run.rewrite = rewrite
-        self.attach_optimizer(run)
+        if self.strategy.shard_optimizer and self.worker.size > 1:
+            run.optimizer = self._shard(run, run.optimizer)
+            run.open_optimizer = self._open_shard
 
-    def detach_optimizer(self, run: Run) -> None:
-        """Prepares the store of a run for an optimizer that is opened anew."""
+    def _shard(self, run: Run, whole: Optimizer) -> Optimizer:
+        self.shards = Shards(run, whole, self.communicator)
+        return self.shards.optimizer
+
+    def _open_shard(self, run: Run) -> Optimizer:
+        """Opens this worker's part of the optimizer when the models were rebuilt."""
+        # The whole optimizer is opened first, and needs the moments of all parameters.
         if self.shards is not None:
             self.shards.fill(run.store)
-
-    def attach_optimizer(self, run: Run) -> None:
-        """Replaces the optimizer of a run by one that keeps the moments of its share of the parameters."""
-        if self.strategy.shard_optimizer and self.worker.size > 1:
-            self.shards = Shards(run, self.communicator)
-            run.optimizer = self.shards.optimizer
+        return self._shard(run, open_whole_optimizer(run))
 
     def check_fixed_batch(self, samples: int | None) -> None:
-        """Raises InputError if a model that takes a fixed number of samples would get shares of a batch."""
+        """Raises InputError if the model takes exactly `samples` samples, and workers would get shares of a batch."""
         if samples is not None and self.worker.size > 1:
             raise InputError(
                 f"The model takes exactly {samples} samples at a time, and {self.worker.size} workers train on shares "
@@ -154,13 +145,23 @@ class Workers:
                 f"{doing} works in one process. Do it without strategy before you start the workers."
             )
 
+    def stop(self, history: History) -> None:
+        """Asks all workers to end the fit after the epoch under way."""
+        self.stop_asked = True
+
+    def read_share(self, data: Source) -> Iterator[list[Array]]:
+        """Yields the batches that this worker evaluates; within a callback, all batches."""
+        return own_batches(data, self.worker) if self.together else data.read(Pass())
+
+    def total(self, averages: Averages, metrics: Sequence[Metric], *, summed: bool) -> Averages:
+        """Combines the averages of all workers; within a callback, returns `averages`."""
+        if not self.together:
+            return averages
+        return total_averages(self.communicator, averages, metrics, summed=summed)
+
     @contextlib.contextmanager
     def writing(self) -> Iterator[bool]:
-        """Gives True to the process that writes a file; the others wait at the end until the file is there.
-
-        Raises:
-            WorkersError: the file could not be written by worker 0.
-        """
+        """Yields True in the process that writes a file; the others wait at the end of the block."""
         if not self.together:
             yield True
             return
@@ -173,12 +174,12 @@ class Workers:
 
     @contextlib.contextmanager
     def saving(self, store: Store) -> Iterator[bool]:
-        """Gives True to the process that saves the run, with all moments in its store until the block ends."""
+        """Like :meth:`writing`; within the block, the store of worker 0 holds the whole optimizer state."""
         with self.writing() as writes:
             if self.shards is None:
                 yield writes
                 return
-            # The others are waiting for the end of the leader's callback.
+            # Within a callback, the others wait in `serve`.
             if not self.together:
                 self.communicator.share(("moments",))
             with self.shards.collected(store):
@@ -186,7 +187,7 @@ class Workers:
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """Marks that this worker does until the block ends what the others do not, such as calling a callback."""
+        """Marks code that only this worker runs, e.g. callbacks: no collective calls inside."""
         before, self._by_itself = self._by_itself, True
         try:
             yield
@@ -194,7 +195,7 @@ class Workers:
             self._by_itself = before
 
     def serve(self, store: Store) -> tuple[Any, ...]:
-        """Helps the leader while it runs callbacks; returns what the leader tells at their end."""
+        """Takes part in the saves of worker 0 while it runs callbacks; returns its message at their end."""
         while True:
             command, *told = self.communicator.share()
             if command != "moments":
@@ -204,12 +205,12 @@ class Workers:
                 pass
 
     def broadcast_parameters(self, store: Store) -> None:
-        """Copies trained parameters and statistics of the leader to the others."""
+        """Broadcasts the trained parameters and running statistics of worker 0."""
         buffers = [*(store.parameters[name] for name in sorted(store.trainable)), *store.statistics.values()]
         self._broadcast([buffer.read() for buffer in buffers], [buffer.write for buffer in buffers])
 
     def broadcast_statistics(self, store: Store) -> None:
-        """Copies the running statistics of the leader to the others, as PyTorch's DistributedDataParallel does."""
+        """Broadcasts the running statistics of worker 0, as PyTorch's DistributedDataParallel does."""
         buffers = list(store.statistics.values())
         self._broadcast([buffer.read() for buffer in buffers], [buffer.write for buffer in buffers])
 
@@ -220,7 +221,7 @@ class Workers:
                 put(array)
 
 
-def join_workers(strategy: Strategy | None) -> Workers | None:
-    """Joins the workers of a strategy; None without one."""
+def join_workers(strategy: Strategy | None) -> Workers:
+    """Joins the group of workers of a strategy; without a strategy, this process trains alone."""
     options = make_strategy(strategy)
-    return None if options is None else Workers(join_group(options), options)
+    return Workers() if options is None else WorkerGroup(join_group(options), options)

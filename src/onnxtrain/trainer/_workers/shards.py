@@ -36,14 +36,15 @@ class Shards:
     """This worker's part of the optimizer.
 
     Args:
-        run: the run with the whole optimizer; its moments of other workers' parameters are dropped.
+        run: the run; moments of other workers' parameters are dropped from its store.
+        whole: the optimizer of all parameters.
         communicator: connects the workers.
 
     Attributes:
         optimizer: updates this worker's parameters and receives the others.
     """
 
-    def __init__(self, run: Run, communicator: Communicator) -> None:
+    def __init__(self, run: Run, whole: Optimizer, communicator: Communicator) -> None:
         self._communicator = communicator
         store = run.store
         sizes = {name: store.parameters[name].size for name in store.parameters if name in store.trainable}
@@ -53,7 +54,7 @@ class Shards:
             moment: {name: (buffer.dtype, buffer.shape) for name, buffer in group.items()}
             for moment, group in store.moments.items()
         }
-        self.optimizer = _ShardedOptimizer(run, communicator, self._owners)
+        self.optimizer = _ShardedOptimizer(run, whole, communicator, self._owners)
         self._drop(store)
 
     def _drop(self, store: Store) -> None:
@@ -100,13 +101,16 @@ class _ShardedOptimizer(Optimizer):
     """Updates the parameters of this worker, then exchanges the updated parameters with the others.
 
     Args:
-        run: the run, whose optimizer is replaced.
+        run: the run.
+        whole: the optimizer of all parameters, which this one replaces.
         communicator: connects the workers.
         owners: number of the worker that updates each parameter.
     """
 
-    def __init__(self, run: Run, communicator: Communicator, owners: dict[str, int]) -> None:
-        whole, store = run.optimizer, run.store
+    def __init__(
+        self, run: Run, whole: Optimizer, communicator: Communicator, owners: dict[str, int]
+    ) -> None:
+        store = run.store
         # Rate, step and progress are those of the whole optimizer, which the checkpoint state shares.
         self.__dict__.update(whole.__dict__)
         self._communicator = communicator

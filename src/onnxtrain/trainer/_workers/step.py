@@ -12,10 +12,10 @@ import onnxruntime as ort
 
 from onnxtrain.runtime.dtypes import Array, narrow, widen
 from onnxtrain.trainer._fit.interrupt import InterruptGuard
-from onnxtrain.trainer._fit.step import Diverged, Stepper, seed_run
+from onnxtrain.trainer._fit.step import Diverged, Fit, Stepper, seed_run
 from onnxtrain.trainer._metrics.metrics import Averages
 from onnxtrain.trainer._run.run import Step
-from onnxtrain.trainer._workers.group import Workers
+from onnxtrain.trainer._workers.group import WorkerGroup
 from onnxtrain.trainer._workers.totals import add_averages, averages_of, measured_keys, numbers_of
 
 # Places in the vector of numbers that the workers sum at each step, before the sums of loss and metrics.
@@ -45,8 +45,8 @@ class WorkerStepper(Stepper):
 
     one_batch = "its share of a batch"
 
-    def __init__(self, *arguments: Any, workers: Workers) -> None:
-        super().__init__(*arguments)
+    def __init__(self, fit: Fit, workers: WorkerGroup) -> None:
+        super().__init__(fit)
         self._workers = workers
         self._interrupt = SharedInterrupt()
         self._keys = measured_keys(self._state.metrics)
@@ -165,7 +165,7 @@ class WorkerStepper(Stepper):
         measured = Averages()
         uncounted = np.flatnonzero((counts == 0) & (totals != 0) & (np.array(sizes) != 0))
         for index in map(int, uncounted):
-            seed_run(self._run, state.position, index)
+            seed_run(state, index)
             loss, outputs = self._run.step(batches[index], training=True)
             state.add(measured, Step(batches[index], loss, outputs), 0.0)
         for buffer, value in kept:

@@ -1,0 +1,131 @@
+"""Runs the command `onnxtrain train`: in this process, or in workers that it starts."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from onnxtrain._words import speaking
+from onnxtrain.cli._interrupts import told_what_is_saved
+from onnxtrain.cli._output import INTERRUPTED
+from onnxtrain.cli._remember import PROPERTY as OPTIONS
+from onnxtrain.cli._saved_run import saved_position, saved_properties
+from onnxtrain.cli._shell_words import ShellWords
+from onnxtrain.cli._train import data_again, run_directory, train
+from onnxtrain.cli._train_options import TrainOptions
+from onnxtrain.cli._workers import chosen_strategy, quiet_unless_leading, starts_workers
+from onnxtrain.distributed import launch
+from onnxtrain.distributed._join import join_group
+from onnxtrain.errors import InputError, OnnxTrainError, WorkersError
+
+
+class _Saved(NamedTuple):
+    """State of a run in its directory: number of finished epochs, and True if a fit was interrupted."""
+
+    epochs: int
+    unfinished: bool
+
+
+def run_command(options: TrainOptions, given: frozenset[str]) -> None:
+    """Trains, writes the trained model beside the run's files, and prints the result.
+
+    Args:
+        options: options of the command; a run that goes on replaces defaults by the options it was started with.
+        given: names of the options that were given on the command line.
+    """
+    with told_what_is_saved(run_directory(options), data_again(options)), quiet_unless_leading():
+        if starts_workers(options.workers):
+            _start_workers(options, given, run_directory(options))
+        else:
+            train(options, given)
+
+
+def _start_workers(options: TrainOptions, given: frozenset[str], directory: Path) -> None:
+    """Starts the workers of a command and waits for their end; `directory` is that of the run.
+
+    Raises:
+        OnnxTrainError: the command failed, or a worker did, more often than --restarts.
+    """
+    # Ray puts the number of the process before each line that a worker prints.
+    if options.json and options.workers.hosts is not None:
+        raise InputError(
+            "--json is given with --hosts, and Ray changes what workers print. Leave --json out; `onnxtrain inspect "
+            "RUN --json` prints the record of the run."
+        )
+    before = _saved_epochs(directory) if options.source.is_dir() else None
+    restarts = 3 if options.workers.restarts is None else options.workers.restarts
+    arguments = (options, given, directory, 0 if before is None else before.epochs)
+    assert options.workers.workers is not None
+    ends = launch(
+        work,
+        *arguments,
+        workers=options.workers.workers,
+        restarts=restarts,
+        hosts=options.workers.hosts,
+    )
+    failures = [end for end in ends if isinstance(end, OnnxTrainError)]
+    # The error of the worker that failed, not those of the others about it.
+    failures.sort(key=lambda error: isinstance(error, WorkersError))
+    if failures:
+        raise failures[0]
+    if INTERRUPTED in ends:
+        sys.exit(INTERRUPTED)
+
+
+def work(
+    options: TrainOptions, given: frozenset[str], directory: Path, epochs_before: int
+) -> OnnxTrainError | int:
+    """Does the part of one worker; returns the exit code, or the error of a command that cannot succeed.
+
+    Args:
+        options: options of the command.
+        given: names of the options that were given.
+        directory: directory of the run.
+        epochs_before: epochs of the run that were finished when the command was given.
+    """
+    # Ctrl-C in a terminal reaches all processes of the group. The launcher passes it on: it must not come twice.
+    if hasattr(os, "setpgrp"):
+        os.setpgrp()
+    strategy = chosen_strategy(options.workers)
+    assert strategy is not None
+    finished = False
+    # All workers have to decide the same, and worker 0 may have saved before another one looks.
+    if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0:
+        group = join_group(strategy)
+        saved = group.share(_saved_epochs(directory) if group.rank == 0 else None)
+        if saved is None:
+            options = replace(options, overwrite=True)
+        else:
+            options = replace(options, source=directory, output=None, overwrite=False)
+            finished = not saved.unfinished and saved.epochs > epochs_before
+    try:
+        # An error has the words of the shell also where it is made: in this process.
+        with quiet_unless_leading(), speaking(ShellWords()):
+            train(options, given, finished=finished)
+    except WorkersError:
+        # Another worker has ended: starting all of them again may help.
+        raise
+    except OnnxTrainError as error:
+        return error
+    except SystemExit as end:
+        # PyTorch's agent, which has passed Ctrl-C on, waits for the end of the process and takes no result any more.
+        if end.code == INTERRUPTED and "TORCHELASTIC_USE_AGENT_STORE" in os.environ:
+            raise
+        return int(end.code or 0)
+    return 0
+
+
+def _saved_epochs(directory: Path) -> _Saved | None:
+    """Reads the progress of the run in a directory; None if the run cannot be resumed."""
+    try:
+        properties = saved_properties(directory)
+    except (OnnxTrainError, OSError):
+        return None
+    # A run without options was killed before it began to train.
+    position = None
+    if properties is not None and OPTIONS in properties:
+        position = saved_position(properties, directory)
+    return None if position is None else _Saved(position.epoch, position.unfinished)

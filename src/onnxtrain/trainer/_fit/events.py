@@ -1,0 +1,59 @@
+"""Defines what a fit offers to callbacks: the events that it announces, and the gradients of a step."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, Literal, Protocol
+
+from onnxtrain.runtime.dtypes import Array
+
+Event = Literal[
+    "on_fit_begin",
+    "on_gradients",
+    "on_step_end",
+    "on_evaluation",
+    "on_epoch_end",
+    "on_fit_end",
+    "on_exception",
+]
+"""Name of the method of `Callback` that handles the event."""
+
+
+class Events(Protocol):
+    """Receives the events of a fit."""
+
+    def handles(self, event: Event) -> bool:
+        """True if a callback overrides the method of the event."""
+
+    def saves(self, step: int) -> bool:
+        """True if a callback saves the run after this step."""
+
+    def call(self, event: Event, *arguments: Any) -> None:
+        """Calls the method of all callbacks, e.g. `call("on_step_end", loss)`."""
+
+
+class StepGradients(ABC):
+    """Gradients of one optimizer step, which a callback may replace before the optimizer uses them."""
+
+    @abstractmethod
+    def values(self) -> dict[str, Array]:
+        """Returns copies of the trained parameters' gradients by name; half-precision gradients as float32.
+
+        Raises:
+            InputError: some gradients are sparse.
+        """
+
+    @abstractmethod
+    def recompute_at(self, parameters: Mapping[str, Array]) -> None:
+        """Replaces the gradients with gradients of the same batches at other parameter values.
+
+        Dropout drops the same elements again. Parameters and BatchNorm statistics keep the values they had before the
+        call.
+
+        Args:
+            parameters: values by name, in the parameters' shapes; other parameters keep their values.
+
+        Raises:
+            DivergenceError: the loss or the gradients there are not finite. The fit ends.
+        """

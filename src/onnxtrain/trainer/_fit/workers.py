@@ -1,0 +1,84 @@
+"""Defines what a fit asks of the processes that train together, with the answers of a process that trains alone."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+
+from onnxtrain.runtime.dtypes import Array
+from onnxtrain.runtime.store import Store
+from onnxtrain.trainer._metrics.metrics import Averages, Metric
+from onnxtrain.trainer._run.history import History
+from onnxtrain.trainer._run.run import Run
+from onnxtrain.trainer._run.workspace import Workspace
+from onnxtrain.trainer.data import Pass, Source, Worker
+
+
+class Workers:
+    """The processes that train one model together. This base class is a single process; see also `WorkerGroup`.
+
+    Attributes:
+        worker: rank of this process, and number of processes.
+    """
+
+    worker = Worker()
+
+    @property
+    def leads(self) -> bool:
+        """True in the process that writes files and calls callbacks."""
+        return self.worker.rank == 0
+
+    def open(
+        self, begin: Callable[[], tuple[Workspace, Run]], device: str, threads: int | None
+    ) -> tuple[Workspace, Run]:
+        """Opens the same run in all processes; worker 0 builds or reads it, and sends its files to the others.
+
+        Args:
+            begin: builds or reads the run; returns its directory and the run.
+            device: execution device of this process.
+            threads: threads per operation; None for the number saved in the run.
+
+        Raises:
+            OnnxTrainError: worker 0 could not build or read the run.
+        """
+        return begin()
+
+    def require_one(self, doing: str) -> None:
+        """Raises InputError if there are several processes; `doing` begins the message."""
+
+    def check_fixed_batch(self, samples: int | None) -> None:
+        """Raises InputError if several processes share batches of a model that takes exactly `samples` samples."""
+
+    def stop(self, history: History) -> None:
+        """Ends the fit under way after the current epoch."""
+        history.stopped = "early"
+
+    def writing(self) -> contextlib.AbstractContextManager[bool]:
+        """Yields True in the process that writes a file; the others wait at the end of the block.
+
+        Raises:
+            WorkersError: worker 0 could not write the file.
+        """
+        return contextlib.nullcontext(True)
+
+    def alone(self) -> contextlib.AbstractContextManager[None]:
+        """Marks code that only this process runs: it writes files, and waits for nobody."""
+        return contextlib.nullcontext()
+
+    def saving(self, store: Store) -> contextlib.AbstractContextManager[bool]:
+        """Like :meth:`writing`; within the block, the store of worker 0 holds the whole optimizer state."""
+        return contextlib.nullcontext(True)
+
+    def read_share(self, data: Source) -> Iterator[list[Array]]:
+        """Yields the batches that this process evaluates."""
+        return data.read(Pass())
+
+    def total(self, averages: Averages, metrics: Sequence[Metric], *, summed: bool) -> Averages:
+        """Combines the averages that all processes computed over their shares of a dataset.
+
+        Args:
+            averages: averages of this process.
+            metrics: recorded metrics.
+            summed: True if the loss is a sum over samples, not a mean.
+        """
+        return averages

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import shlex
 import tomllib
@@ -21,9 +20,8 @@ from onnxtrain.runtime.manifest import Manifest
 from onnxtrain.runtime.store import Store
 from onnxtrain.tables import PROPERTY as TABLE
 from onnxtrain.tables import TableEncoder
-from onnxtrain.trainer import EarlyStopping
 from onnxtrain.trainer._metrics.metrics import METRICS
-from onnxtrain.trainer._run.history import History
+from onnxtrain.trainer._run.history import History, best_index
 from onnxtrain.trainer._run.position import PROPERTY, Plan, Position
 
 # Files of a run that people use, with their purpose. Others are named without one.
@@ -117,12 +115,10 @@ def _best_epoch(epochs: Sequence[dict[str, float]], key: str | None, min_delta: 
     if key is None:
         return None
     metric = METRICS.get(key.removeprefix("val_"))
-    sign = 1 if metric is not None and metric.higher_is_better else -1
-    # NaN compares with nothing, and counts as the worst value.
-    scores = [-math.inf if math.isnan(epoch[key]) else sign * epoch[key] for epoch in epochs]
-    # The rule of --save-best, so that the epoch is the one whose weights were exported.
-    rule = EarlyStopping(key, min_delta=min_delta if isinstance(min_delta, float) else 0.0)
-    return rule._best(scores)
+    rises = metric is not None and bool(metric.higher_is_better)
+    # As for --save-best, so that the epoch is the one whose weights were exported.
+    delta = min_delta if isinstance(min_delta, float) else 0.0
+    return best_index([epoch[key] for epoch in epochs], rises=rises, min_delta=delta)
 
 
 def _progress(plan: Plan | None, position: Position, history: History) -> str:

@@ -14,6 +14,7 @@ from onnxtrain.cli._train_options import TrainOptions
 from onnxtrain.tables import TableEncoder
 from onnxtrain.trainer import EarlyStopping, Trainer
 from onnxtrain.trainer._fit.datasets import Data, fit_datasets
+from onnxtrain.trainer._run.history import best_index
 
 TRAINED = "trained.onnx"
 """Name of the trained model in the directory of a run."""
@@ -125,8 +126,7 @@ def _best_epoch(trainer: Trainer) -> int | None:
     epochs = [epoch for epoch in trainer.history.epochs[trainer.fit_start :] if "val_loss" in epoch]
     if not epochs:
         return None
-    # Every comparison with NaN is False; the flag before the value sorts NaN last.
-    return int(min(epochs, key=lambda epoch: (np.isnan(epoch["val_loss"]), epoch["val_loss"]))["epoch"])
+    return int(epochs[best_index([epoch["val_loss"] for epoch in epochs], rises=False)]["epoch"])
 
 
 def _got_worse(trainer: Trainer, best: int, last: int) -> str:

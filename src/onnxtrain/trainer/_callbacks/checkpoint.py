@@ -86,8 +86,7 @@ class ModelCheckpoint(Monitor):
         if not self.monitored:
             self._save(trainer, "epoch", number, self._newest)
         elif self.keep is None:
-            scores = self._scores(trainer)
-            if self._best(scores) == len(scores) - 1:
+            if self._epochs_since_best(trainer) == 0:
                 self._save(trainer, "epoch", number, self._newest)
         else:
             best = self._best_epochs(trainer)

@@ -49,16 +49,15 @@ class EarlyStopping(Monitor):
 
         With `restore_best` its parameters are the trainer's once the fit has ended.
         """
-        return trainer.fit_start + self._best(self._scores(trainer)) + 1
+        return len(trainer.history) - self._epochs_since_best(trainer)
 
     def on_epoch_end(self, trainer: Trainer, history: History) -> None:
         """Saves the best parameters, and stops after `patience` epochs without improvement."""
-        scores = self._scores(trainer)
-        best = self._best(scores)
+        waited = self._epochs_since_best(trainer)
         # Saved to a file, not to memory: the best parameters survive a killed process.
-        if self.restore_best and best == len(scores) - 1:
+        if self.restore_best and waited == 0:
             trainer.save_parameters(trainer.directory / BEST)
-        if len(scores) - 1 - best >= self.patience:
+        if waited >= self.patience:
             trainer.stop_training()
 
     def on_fit_end(self, trainer: Trainer, history: History) -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from typing import Literal
 
 from onnxtrain.errors import InputError
+from onnxtrain.trainer._run.history import best_index
 from onnxtrain.trainer._trainer import Callback, Trainer
 
 Mode = Literal["auto", "min", "max"]
@@ -50,17 +49,8 @@ class Monitor(Callback):
             )
         return rises
 
-    def _scores(self, trainer: Trainer) -> list[float]:
-        """Lists the monitored values of this fit, negated if lower values are better; NaN is the worst."""
-        rising = self._rises(trainer)
+    def _epochs_since_best(self, trainer: Trainer) -> int:
+        """Returns the number of epochs after the best epoch of the fit; 0 if the last epoch is the best."""
         values = [epoch[self.monitor] for epoch in trainer.history.epochs[trainer.fit_start :]]
-        scores = values if rising else [-value for value in values]
-        return [-math.inf if math.isnan(score) else score for score in scores]
-
-    def _best(self, scores: Sequence[float]) -> int:
-        """Finds the last epoch that was better than all before it by `min_delta`."""
-        best = 0
-        for index, score in enumerate(scores):
-            if score > scores[best] + self.min_delta:
-                best = index
-        return best
+        best = best_index(values, rises=self._rises(trainer), min_delta=self.min_delta)
+        return len(values) - 1 - best

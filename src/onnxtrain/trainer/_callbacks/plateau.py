@@ -40,8 +40,7 @@ class ReduceLROnPlateau(Monitor):
 
     def on_epoch_end(self, trainer: Trainer, history: History) -> None:
         """Lowers the rate after every `patience` epochs since the best one."""
-        scores = self._scores(trainer)
-        waited = len(scores) - 1 - self._best(scores)
+        waited = self._epochs_since_best(trainer)
         # Decided from the history, not from a counter of its own: a resumed run lowers the rate at the same epochs.
         if waited and waited % self.patience == 0:
             trainer.learning_rate = max(self.min_lr, trainer.learning_rate * self.factor)

@@ -200,9 +200,8 @@ def _named(name: str, task: Task) -> Metric:
             f"Choosing metrics: {name!r} is unknown; choose from {', '.join(METRICS)}, top5_accuracy (any number), or "
             "pass a function."
         )
-    # The model's own loss may be a cross-entropy: its name is empty, and "NoneType" in earlier runs.
-    named = task.loss not in ("", "NoneType")
-    if name == "perplexity" and named and loss_class(task.loss).activation not in ("softmax", "exp"):
+    # A loss without a name is the model's own, which may be a cross-entropy.
+    if name == "perplexity" and task.loss and loss_class(task.loss).activation not in ("softmax", "exp"):
         raise InputError(
             f"Choosing metrics: the perplexity is the exponential of a mean cross-entropy; the loss is {task.loss}."
         )

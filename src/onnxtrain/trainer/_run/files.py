@@ -20,7 +20,7 @@ _DEFAULTS = {
     "checkpoint": "checkpoint",
     "inference_model": "inference_model.onnx",
 }
-# Artifacts of earlier versions have no inference model.
+# A model whose only output is its loss has no inference model.
 _OPTIONAL = {"optimizer_model", "inference_model"}
 
 CHECKPOINT = "checkpoint"
@@ -47,7 +47,7 @@ class Files:
         manifest: description of the models, e.g. "manifest.json".
         training_model, eval_model, optimizer_model: names of the models, e.g. "training_model.onnx".
         checkpoint: file of the weights, e.g. "checkpoint".
-        inference_model: model that predicts; None in artifacts of earlier versions.
+        inference_model: model that predicts; None if the model's only output is its loss.
     """
 
     manifest: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -12,6 +13,25 @@ from onnxtrain.trainer._optional import optional
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
+
+
+def best_index(values: Sequence[float], *, rises: bool, min_delta: float = 0.0) -> int:
+    """Returns the index of the best epoch: the last one that improved on the best before it by more than `min_delta`.
+
+    Args:
+        values: one value per epoch; NaN is the worst value.
+        rises: True if higher values are better.
+        min_delta: smallest change that counts as an improvement, excluded.
+
+    >>> best_index([0.5, 0.3, math.nan, 0.3], rises=False)
+    1
+    """
+    scores = [-math.inf if math.isnan(value) else value if rises else -value for value in values]
+    best = 0
+    for index, score in enumerate(scores):
+        if score > scores[best] + min_delta:
+            best = index
+    return best
 
 
 @dataclass

@@ -46,7 +46,6 @@ class Settings:
             ["RandomNormal"].
     """
 
-    # Each field has a default: checkpoints of earlier versions lack the fields that came later.
     loss: str = ""
     prediction: str | None = None
     metrics: list[str] | None = None

@@ -272,7 +272,7 @@ class Run:
     @cached_property
     def _predictor(self) -> tuple[list[InputSpec], Binding]:
         """Inputs and binding of the inference model, whose parameters are those of the state."""
-        # Artifacts of earlier versions have no inference model: the same part is cut out of the eval model then.
+        # Without an inference model, the part that predicts is cut out of the eval model.
         outputs = self.require_outputs()
         inference = None if self._cached else self._inference
         if inference is not None:
@@ -339,7 +339,7 @@ class Run:
             CheckpointError: Some parameters have no data, or files of the user in another directory have the names of
                 a run's files.
         """
-        # Artifacts of earlier versions have no manifest by which a second save could tell its own files.
+        # Without a manifest, a second save could not tell its own files from the user's.
         if target.resolve() != self.directory.resolve() and (self.directory / self.files.manifest).is_file():
             require_free(target, f"Saving the run to '{target}'", manifest=self.files.manifest)
         # Refuses parameters without data before a directory is made.

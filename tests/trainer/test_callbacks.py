@@ -258,7 +258,7 @@ def test_model_checkpoint_keeps_the_newest_steps(tmp_path: Path) -> None:
     assert trainer.global_step == 12
     assert numbers(tmp_path, "step") == [9, 12]
     assert [path.name for path in keeping.saved()] == ["step-00000009", "step-00000012"]
-    with pytest.raises(CheckpointError, match=r"has written, such as '.*step-00000012'"):
+    with pytest.raises(CheckpointError, match=r"generate_artifacts, such as '.*step-00000012'"):
         Trainer.resume(tmp_path)
     resumed = Trainer.resume(keeping.saved()[0])
     assert resumed.resumes_fit

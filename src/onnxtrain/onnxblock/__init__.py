@@ -24,7 +24,7 @@
 
 from __future__ import annotations
 
-# First, so that a device without onnx is told what to install instead of getting an import error of onnx.
+# The first import: if onnx is missing, its error message says what to install.
 import onnxtrain._desk  # noqa: F401  # isort: skip
 
 from onnxtrain.onnxblock import blocks, loss, optim

@@ -1,9 +1,9 @@
-"""Appends grafts to the base model: nodes that an emitter writes on a small graph of its own.
+"""Appends grafts to the base model: nodes that an emitter emits to a small graph of its own.
 
-The base model is a `ModelProto`, because the blocks of users append nodes to it directly. The losses and other graph
-code of this package write with an emitter on onnx_ir. A graft connects the two. Its inputs have the dtypes and shapes
-of values of the base model, and its values get names that are free in the base model. The base model itself is not
-converted: its weights are not touched, and its external data stays on disk.
+The base model is a `ModelProto`, because users' blocks append nodes to it directly. The losses and other graph code of
+this package use an emitter with onnx_ir. A graft connects the two: its inputs have the dtypes and shapes of values of
+the base model, and its values get names that are unused there. The base model itself is not converted, so that its
+weights are not copied, and external data is not read.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from onnxtrain.passes import infer_shapes, mark_constant
 # The first IR version with model-local functions, which losses and optimizers call.
 _FUNCTIONS_IR_VERSION = 8
 
-# Emits nodes: called with an emitter and one value per input, returns the resulting value or values.
+# Emits nodes: called with an emitter and one value per input, returns the output or outputs.
 Writer = Callable[..., "ir.Value | Sequence[ir.Value]"]
 
 
 def names_of(graph: onnx.GraphProto) -> Iterator[str]:
     """Yields the names of all values and nodes in a graph and its subgraphs."""
-    # Of subgraphs, too: ONNX forbids a subgraph to shadow a name of the graph around it.
+    # Including subgraphs, because ONNX does not allow these to shadow names of the enclosing graph.
     for info in (*graph.input, *graph.output, *graph.value_info):
         yield info.name
     for tensor in graph.initializer:
@@ -44,12 +44,12 @@ def names_of(graph: onnx.GraphProto) -> Iterator[str]:
 
 
 def unique_name(base: onnx.ModelProto, wish: str) -> str:
-    """Finds a name that is free in the base model: `wish`, else `wish_1`, `wish_2`, ..."""
+    """Returns an unused name of the base model: `wish`, or else `wish_1`, `wish_2`, ..."""
     return _unused(wish, set(names_of(base.graph)))
 
 
 def _unused(wish: str, taken: set[str]) -> str:
-    """Finds a name that is not taken: `wish`, else `wish_1`, `wish_2`, ..."""
+    """Returns a name that is not in `taken`: `wish`, or else `wish_1`, `wish_2`, ..."""
     name, count = wish, 0
     while name in taken:
         count += 1
@@ -58,7 +58,7 @@ def _unused(wish: str, taken: set[str]) -> str:
 
 
 def has_value(base: onnx.ModelProto, name: str) -> bool:
-    """Tells if the main graph has an input, initializer or node output of this name."""
+    """True if the main graph has an input, initializer or node output with this name."""
     graph = base.graph
     return (
         any(info.name == name for info in graph.input)
@@ -68,7 +68,7 @@ def has_value(base: onnx.ModelProto, name: str) -> bool:
 
 
 def find(base: onnx.ModelProto, name: str, doing: str) -> None:
-    """Raises GraphBuildError if the base model has no value `name`; `doing` begins the message."""
+    """Raises GraphBuildError if the base model has no value `name`; the message begins with `doing`."""
     if not isinstance(name, str):
         raise GraphBuildError(
             f"{doing}: received {name!r}; pass the name of a value of the base model, a str"
@@ -82,31 +82,31 @@ def find(base: onnx.ModelProto, name: str, doing: str) -> None:
 
 
 def describe(accessor: ModelAccessor, name: str, doing: str) -> ir.Value:
-    """Makes an onnx_ir value with the name, dtype and shape of a value of the base model.
+    """Returns an onnx_ir value with the name, dtype and shape of a value of the base model.
 
     Raises:
         GraphBuildError: the base model has no such value.
     """
-    # Inference runs over the whole model, so its results are declared in the base model and not inferred again.
+    # Inference covers the whole model, so its results are stored in the base model for reuse.
     find(accessor.model, name, doing)
     info = _declared(accessor.model, name)
     if info is None:
         infer(accessor)
         info = _declared(accessor.model, name)
-    # The output of an op that onnx does not know: dtype and shape stay unknown.
+    # For outputs of nonstandard ops, dtype and shape are unknown.
     if info is None:
         return ir.Value(name=name)
     return ir.serde.deserialize_value_info_proto(info, None)
 
 
 def _declared(base: onnx.ModelProto, name: str) -> onnx.ValueInfoProto | None:
-    """Returns the declaration of a value in the base model; None if it declares no dtype of the value."""
+    """Returns the declaration of a value in the base model; None if its dtype is not declared."""
     graph = base.graph
     for tensor in graph.initializer:
         if tensor.name == name:
             return onnx.helper.make_tensor_value_info(name, tensor.data_type, list(tensor.dims))
     for info in (*graph.input, *graph.value_info, *graph.output):
-        # An info without a type declares the name only.
+        # An info without a type only declares the name.
         if info.name == name and info.type.WhichOneof("value"):
             declared: onnx.ValueInfoProto = info
             return declared
@@ -114,8 +114,8 @@ def _declared(base: onnx.ModelProto, name: str) -> onnx.ValueInfoProto | None:
 
 
 def infer(accessor: ModelAccessor) -> None:
-    """Infers dtypes and shapes of the base model, and adds those that it does not declare yet to its value infos."""
-    # Declarations of the user stay as they are, also where inference knows more.
+    """Infers dtypes and shapes of the base model, and adds those that are not yet declared to its value infos."""
+    # The user's declarations are kept, even if inference finds more.
     graph = accessor.model.graph
     declared = {info.name for info in (*graph.input, *graph.output, *graph.value_info)}
     for node in infer_shapes(accessor.to_ir()).graph:
@@ -131,18 +131,18 @@ def append(
 
     Args:
         accessor: holds the base model.
-        doing: begins the message of an error, e.g. "building the block Add".
+        doing: beginning of error messages, e.g. "building the block Add".
         inputs: names of values of the base model.
-        write: called with an emitter and one value per input; returns the resulting value or values.
-            Initializers that it makes are constants, not parameters. Inputs that it adds to the emitter's graph
-            become inputs of the base model.
-        wish: name of the first result, if it is free, e.g. "loss".
+        write: called with an emitter and one value per input; returns the output or outputs. Initializers that it
+            creates are constants, not parameters. Inputs that it adds to the emitter's graph become inputs of the base
+            model.
+        wish: name of the first output, if it is not in use, e.g. "loss".
 
     Returns:
-        The names of the results in the base model.
+        The names of the outputs in the base model.
 
     Raises:
-        GraphBuildError: the base model has no value of one of the names, or `write` raises the error.
+        GraphBuildError: the base model has no value with one of the names, or `write` raises the error.
     """
     base = accessor.model
     values = {name: describe(accessor, name, doing) for name in inputs}
@@ -150,13 +150,13 @@ def append(
     graph = ir.Graph(list(values.values()), [], nodes=[], opset_imports={"": opset}, name="graft")
     model = ir.Model(graph, ir_version=max(base.ir_version, _FUNCTIONS_IR_VERSION))
     op = Emitter(graph, functions=model.functions)
-    # `inputs` may have one name twice, which is one value.
+    # `inputs` may contain a name twice, for the same value.
     result = write(op, *(values[name] for name in inputs))
     results = [result] if isinstance(result, ir.Value) else list(result)
-    # A result may also be one of the inputs: it has no producer here, and its name in the base model already.
+    # An output may also be one of the inputs, which has no producer here, and already has a name in the base model.
     new = [value for value in results if value.producer() is not None]
     graph.outputs.extend(dict.fromkeys(new))
-    # So that the base model declares the new values, and the next graft on them needs no inference.
+    # The base model then declares the new values, and the next graft needs no inference.
     infer_shapes(model)
     _rename(model, new[0] if new else None, wish, set(names_of(base.graph)))
     _merge(base, ir.to_proto(model))
@@ -164,14 +164,14 @@ def append(
 
 
 def _rename(model: ir.Model, first: ir.Value | None, wish: str | None, taken: set[str]) -> None:
-    """Renames initializers, node outputs and nodes of a graft whose names are `taken`; `first` gets the name `wish`."""
+    """Renames initializers, node outputs and nodes of a graft whose names are `taken`; `first` is named `wish`."""
     values = [
         *model.graph.initializers.values(),
         *(value for node in model.graph for value in node.outputs if value.name),
     ]
     named: list[ir.Value | ir.Node] = [*values, *model.graph]
-    # The names of the graft itself are not free either: onnx_ir refuses two initializers of one name, even for a
-    # moment.
+    # The names of the graft itself are in use as well: onnx_ir does not allow two initializers to have the same name,
+    # even temporarily.
     unavailable = taken | {str(item.name) for item in named}
     for item in named:
         if item is first and wish is not None:
@@ -182,22 +182,22 @@ def _rename(model: ir.Model, first: ir.Value | None, wish: str | None, taken: se
 
 
 def _merge(base: onnx.ModelProto, graft: onnx.ModelProto) -> None:
-    """Copies nodes, initializers, value infos, functions and new inputs of a graft into the base model."""
-    # Inputs of the graft that the base model has are values of the base model; the others are new inputs, e.g. targets.
+    """Copies nodes, initializers, value infos, functions and new inputs of a graft to the base model."""
+    # Inputs of the graft that exist in the base model are its values; the others are new inputs, e.g. targets.
     inputs = {info.name for info in graft.graph.input}
     base.graph.input.extend(info for info in graft.graph.input if not has_value(base, info.name))
     base.graph.node.extend(graft.graph.node)
     base.graph.initializer.extend(graft.graph.initializer)
     base.graph.value_info.extend(info for info in graft.graph.value_info if info.name not in inputs)
     base.graph.value_info.extend(info for info in graft.graph.output if info.name not in inputs)
-    # An earlier graft may have brought the same function: equal names stand for equal functions.
+    # An earlier graft may have added the same function: functions with the same name are equal.
     present = {(function.domain, function.name, function.overload) for function in base.functions}
     for function in graft.functions:
         if (function.domain, function.name, function.overload) not in present:
             base.functions.append(function)
     if graft.functions:
         base.ir_version = max(base.ir_version, _FUNCTIONS_IR_VERSION)
-    # Functions bring their domain; the version of the standard domain is that of the base model.
+    # Functions add their domain; the version of the standard domain is that of the base model.
     for imported in graft.opset_import:
         opset_of(base, imported.domain, imported.version)
 
@@ -208,7 +208,7 @@ def opset_of(base: onnx.ModelProto, domain: str, default: int | None = None) -> 
     Raises:
         GraphBuildError: the base model does not import the domain, and there is no default.
     """
-    # The standard domain has two spellings.
+    # The standard domain has two names.
     spellings = ("", "ai.onnx") if domain == "" else (domain,)
     for imported in base.opset_import:
         if imported.domain in spellings:
@@ -228,7 +228,7 @@ def add_node(
     version: int,
     **attributes: Any,
 ) -> str:
-    """Appends a node of a domain that emitters do not know, e.g. "ai.onnx.ml"; returns the name of its output."""
+    """Appends a node of a domain that emitters don't support, e.g. "ai.onnx.ml"; returns the name of its output."""
     base = accessor.model
     for name in inputs:
         find(base, name, doing)
@@ -243,16 +243,16 @@ def add_node(
 
 
 def declare(base: onnx.ModelProto, tensor: onnx.TensorProto, *, constant: bool = False) -> str:
-    """Adds an initializer to the base model and returns its name, which was free before.
+    """Adds an initializer to the base model and returns its name, which was not in use before.
 
     Args:
         base: the base model.
-        tensor: the initializer; its name is the wish for the new name.
+        tensor: the initializer, with the preferred name.
         constant: True for a constant, False for a parameter.
     """
     tensor.name = unique_name(base, tensor.name)
     base.graph.initializer.append(tensor)
-    # All initializers of floating point are parameters unless they are marked.
+    # All floating-point initializers are parameters unless they are marked.
     if constant:
         value = ir.Value(
             name=tensor.name, type=ir.TensorType(ir.DataType(tensor.data_type)), shape=ir.Shape(tensor.dims)
@@ -263,7 +263,7 @@ def declare(base: onnx.ModelProto, tensor: onnx.TensorProto, *, constant: bool =
 
 
 def add_parameter(base: onnx.ModelProto, name: str, array: np.ndarray[Any, Any], dtype: ir.DataType) -> str:
-    """Adds a parameter with the values of an array to the base model, as :func:`declare` does; returns its name."""
+    """Adds a parameter with the values of an array to the base model, like :func:`declare`; returns its name."""
     tensor = ir.Tensor(array.astype(dtype.numpy()), dtype=dtype, name=name)
     return declare(base, ir.serde.serialize_tensor(tensor))
 
@@ -272,7 +272,7 @@ def add_input(base: onnx.ModelProto, value: ir.Value, doing: str) -> str:
     """Adds a graph input with the name, dtype, shape and metadata of `value`; returns its name.
 
     Raises:
-        GraphBuildError: the base model has a value of this name already.
+        GraphBuildError: the base model already has a value with this name.
     """
     name = str(value.name)
     if has_value(base, name):

@@ -14,13 +14,13 @@ from onnxtrain.onnxblock._block import Block
 
 # The first opset with LayerNormalization.
 _LAYER_NORMALIZATION_OPSET = 17
-# The first opset in which reductions take their axes as an input instead of an attribute.
+# The first opset in which the axes of reductions are an input instead of an attribute.
 _AXES_AS_INPUT_OPSET = 18
 _NARROW = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
 class _Norm(Block):
-    """Base class of the layers: checks the input, and makes parameters of ones or zeros."""
+    """Base class of the layers: checks the input, and creates parameters of ones or zeros."""
 
     def _checked(self, name: str, sizes: Sequence[int], params: int = 0) -> ir.Value:
         """Checks dtype and shape of the input of a layer, and returns the input.
@@ -35,7 +35,7 @@ class _Norm(Block):
         if dims is None:
             raise GraphBuildError(f"{self._doing}: the rank of {name!r} is unknown; declare its shape")
         end = len(dims) - params
-        # A symbolic size may turn out to be right.
+        # A symbolic size may match at run time.
         actual = dims[max(end - len(sizes), 0) : end]
         if len(actual) < len(sizes) or any(d not in (None, s) for d, s in zip(actual, sizes, strict=True)):
             place = "last axes" if not params else f"axes before the last {params}"
@@ -75,7 +75,7 @@ class LayerNorm(_Norm):
         self._bias = bias and elementwise_affine
 
     def build(self, input_name: str) -> str:
-        """Appends the layer to a value [..., *input_size]; returns the name of its result."""
+        """Appends the layer to a value [..., *input_size]; returns the name of its output."""
         opset = _graft.opset_of(self.base, "")
         if opset < _LAYER_NORMALIZATION_OPSET:
             raise GraphBuildError(
@@ -90,7 +90,7 @@ class LayerNorm(_Norm):
             names.append(self._parameter("layer_norm.bias", self._sizes, 0, dtype))
 
         def write(op: Emitter, x: ir.Value, *parameters: ir.Value) -> ir.Value:
-            # The op has no form without a scale.
+            # The op requires a scale.
             inputs = parameters or (op.const(np.ones(self._sizes), dtype),)
             result: ir.Value = op.LayerNormalization(x, *inputs, axis=-len(self._sizes), epsilon=self._eps)
             return result
@@ -113,7 +113,7 @@ class LayerNormNoBias(LayerNorm):
 class RMSNorm(_Norm):
     """x / max(rms, eps) · g with rms = ||x|| / sqrt(dim) over the last axis, with a new parameter g.
 
-    The training model computes the layer by one op, and its gradient by another.
+    In the training model, the layer and its gradient are one op each.
 
     Args:
         dim: size of the last axis, e.g. 16.
@@ -126,11 +126,12 @@ class RMSNorm(_Norm):
         self._eps = float(eps)
 
     def build(self, input_name: str) -> str:
-        """Appends the layer to a value [..., dim]; returns the name of its result."""
+        """Appends the layer to a value [..., dim]; returns the name of its output."""
         x = self._checked(input_name, [self._dim])
 
         def write(op: Emitter, x: ir.Value, g: ir.Value) -> ir.Value:
-            # This chain is a pattern of `onnxtrain.fusion`, as is that of RINorm: written otherwise, it stays many ops.
+            # `onnxtrain.fusion` recognizes this chain of ops, and that of RINorm; it would not recognize other ops for
+            # the same formula.
             norm = _reduce(op, "ReduceL2", x, [_rank(x) - 1])
             floored = op.Clip(op.Mul(norm, self._dim**-0.5), op.const(self._eps, like=x))
             result: ir.Value = op.Mul(op.Div(x, floored), g)
@@ -142,17 +143,17 @@ class RMSNorm(_Norm):
 class RINorm(_Norm):
     """(x - mean) / stdev · affine_weight + affine_bias, with new parameters affine_weight and affine_bias.
 
-    Mean and stdev = sqrt(variance + eps) are taken per series: over all axes but the first and the last, or over both
-    axes of a value with two axes. Gradients do not flow through them. Two blocks use the statistics of the last call:
-    `norm.transform(name)` normalizes another value by them, and `norm.inverse(name)` converts a value
-    [batch, length, input_dim, params] back to the units of the layer's input.
+    Mean and stdev = sqrt(variance + eps) are computed per series: over all axes but the first and the last, or over
+    both axes of a matrix. Gradients do not flow through them. Two blocks use the statistics of the last call:
+    `norm.transform(name)` normalizes another value with them, and `norm.inverse(name)` converts a value [batch, length,
+    input_dim, params] back to the units of the layer's input.
 
-    The training model computes the layer by one op, and its gradient by another.
+    In the training model, the layer and its gradient are one op each.
 
     Args:
         input_dim: size of the last axis, e.g. 16.
         eps: added to the variance.
-        affine: False to leave out the parameters.
+        affine: False to omit the parameters.
     """
 
     def __init__(self, input_dim: int, eps: float = 1e-5, affine: bool = True) -> None:
@@ -160,13 +161,13 @@ class RINorm(_Norm):
         self._dim = input_dim
         self._eps = float(eps)
         self._affine = affine
-        # Values of the base model that `transform` and `inverse` read: mean, stdev and the parameters.
+        # Names of values in the base model that `transform` and `inverse` read: mean, stdev and the parameters.
         self._names: list[str] = []
         self.transform = _Transform(self)
         self.inverse = _Inverse(self)
 
     def build(self, input_name: str) -> str:
-        """Appends the layer to a value [batch, ..., input_dim]; returns the name of its result."""
+        """Appends the layer to a value [batch, ..., input_dim]; returns the name of its output."""
         x = self._checked(input_name, [self._dim])
         parameters = []
         if self._affine:
@@ -177,9 +178,9 @@ class RINorm(_Norm):
 
         def write(op: Emitter, x: ir.Value, *parameters: ir.Value) -> tuple[ir.Value, ...]:
             rank = _rank(x)
-            # torch.mean, too, reduces over all axes if it is given none.
+            # Like torch.mean, which reduces over all axes if there are none.
             axes = list(range(1, rank - 1)) or list(range(rank))
-            # Squares of a deviation leave the range of float16 from 256 on: the statistics are computed in float32.
+            # Squares of deviations above 256 overflow in float16, so the statistics are computed in float32.
             narrow = x.dtype in _NARROW
             wide = op.Cast(x, to=ir.DataType.FLOAT) if narrow else x
             mean = _stopped(op, _reduce(op, "ReduceMean", wide, axes))
@@ -188,7 +189,7 @@ class RINorm(_Norm):
             stdev = _stopped(op, op.Sqrt(op.Add(variance, self._eps)))
             if narrow:
                 mean, stdev = op.Cast(mean, to=x.dtype), op.Cast(stdev, to=x.dtype)
-                # With the rounded mean, by which `inverse` undoes it.
+                # With the rounded mean, because `inverse` uses it.
                 centered = op.Sub(x, mean)
             return _scaled(op, centered, stdev, *parameters), mean, stdev
 
@@ -221,10 +222,10 @@ class _Reusing(_Norm):
 
 
 class _Transform(_Reusing):
-    """Normalizes another value by the statistics of an RINorm."""
+    """Normalizes another value with the statistics of an RINorm."""
 
     def build(self, input_name: str) -> str:
-        """Appends the layer with the statistics of its last call to a value; returns the name of the result."""
+        """Applies the layer, with the statistics of its last call, to a value; returns the name of the output."""
         self._checked(input_name, [self._norm._dim])
         return self._append(
             lambda op, x, mean, stdev, *parameters: _scaled(op, op.Sub(x, mean), stdev, *parameters),
@@ -234,17 +235,17 @@ class _Transform(_Reusing):
 
 
 class _Inverse(_Reusing):
-    """Undoes an RINorm."""
+    """The inverse of an RINorm."""
 
     def build(self, input_name: str) -> str:
-        """Appends the inverse to a value [batch, length, input_dim, params]; returns the name of the result."""
+        """Appends the inverse to a value [batch, length, input_dim, params]; returns the name of the output."""
         self._checked(input_name, [self._norm._dim], params=1)
 
         def write(
             op: Emitter, x: ir.Value, mean: ir.Value, stdev: ir.Value, *parameters: ir.Value
         ) -> ir.Value:
-            # As in darts: eps² keeps a weight of 0 from dividing by zero. With such a weight x is the bias, so the
-            # bias is subtracted before the product, and the mean is left.
+            # As in darts, eps² avoids a division by zero for a weight of 0. With such a weight, x equals the bias,
+            # which is subtracted before the product, so that the mean remains.
             factor = stdev
             if parameters:
                 weight, bias = parameters
@@ -257,22 +258,22 @@ class _Inverse(_Reusing):
 
 
 def _scaled(op: Emitter, centered: ir.Value, stdev: ir.Value, *parameters: ir.Value) -> ir.Value:
-    """Emits centered / stdev, times the weight and plus the bias if there are parameters."""
+    """Emits centered / stdev, multiplied by the weight and plus the bias if there are parameters."""
     if not parameters:
         return op.Div(centered, stdev)
-    # The quotient has one number per series, so that the series themselves are multiplied once.
+    # The quotient has one element per series, so the series themselves are only multiplied once.
     weight, bias = parameters
     return op.Add(op.Mul(centered, op.Div(weight, stdev)), bias)
 
 
 def _stopped(op: Emitter, value: ir.Value) -> ir.Value:
     """Emits a node that returns the value and stops its gradient."""
-    # ONNX has no op for it: `onnxtrain.passes.mark_stopped_gradients` knows this Where.
+    # ONNX has no op for this; `onnxtrain.passes.mark_stopped_gradients` recognizes this Where.
     return op.Where(op.const(True), value, value)
 
 
 def _reduce(op: Emitter, op_type: str, x: ir.Value, axes: list[int]) -> ir.Value:
-    """Emits a reduction in the form that the opset has."""
+    """Emits a reduction in the form of the opset."""
     if op.opset < _AXES_AS_INPUT_OPSET:
         return op.emit(op_type, x, axes=axes, keepdims=1)
     return op.emit(op_type, x, axes, keepdims=1)

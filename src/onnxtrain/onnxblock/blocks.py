@@ -1,6 +1,6 @@
-"""Defines blocks of one ONNX op each, from which others are composed, and layers.
+"""Defines blocks for single ONNX ops, from which others are composed, and layers.
 
-Numbers that a block is made with (exponents, bounds) are constants of the model, not parameters, and take the dtype of
+Numbers that are arguments of a block (exponents, bounds) are constants of the model, not parameters, with the dtype of
 the block's input. The weights of :class:`Linear` and of the normalizations are parameters.
 """
 
@@ -50,16 +50,16 @@ __all__ = [
     "Sub",
 ]
 
-# Version of the domain ai.onnx.ml that is imported for LabelEncoder if the base model imports none. Its LabelEncoder is
-# that of version 2, the first with lists of keys and values.
+# Version of the domain ai.onnx.ml that is imported for LabelEncoder if the base model imports none. It contains version
+# 2 of LabelEncoder, the first with lists of keys and values.
 _ML_OPSET = 3
 
 
 class _BinaryOp(Block):
-    """Base class of the ops of two inputs; the name of the class is the op type."""
+    """Base class of ops with two inputs; the class is named after the op type."""
 
     def build(self, input_name1: str, input_name2: str) -> str:
-        """Appends the op to two values, which broadcast; returns the name of the result."""
+        """Appends the op to two values, which broadcast; returns the name of the output."""
         return self._append(lambda op, a, b: op.emit(type(self).__name__, a, b), input_name1, input_name2)
 
 
@@ -80,10 +80,10 @@ class Div(_BinaryOp):
 
 
 class _UnaryOp(Block):
-    """Base class of the ops of one input; the name of the class is the op type."""
+    """Base class of ops with one input; the class is named after the op type."""
 
     def build(self, input_name: str) -> str:
-        """Appends the op to a value; returns the name of the result."""
+        """Appends the op to a value; returns the name of the output."""
         return self._append(lambda op, x: op.emit(type(self).__name__, x), input_name)
 
 
@@ -105,16 +105,16 @@ class Sigmoid(_UnaryOp):
 
 @dataclass(eq=False, repr=False)
 class _Reduction(Block):
-    """Base class of the reductions over all axes; the name of the class is the op type.
+    """Base class of reductions over all axes; the class is named after the op type.
 
     Args:
-        keepdims: True for a result of the input's rank with all sizes 1, False for a scalar.
+        keepdims: True for an output with the input's rank and sizes 1, False for a scalar.
     """
 
     keepdims: bool = True
 
     def build(self, input_name: str) -> str:
-        """Appends the reduction of a value; returns the name of the result."""
+        """Appends the reduction of a value; returns the name of the output."""
         return self._append(
             lambda op, x: op.emit(type(self).__name__, x, keepdims=int(self.keepdims)), input_name
         )
@@ -139,13 +139,13 @@ class Pow(Block):
     exponent: float
 
     def build(self, pow_input_name: str) -> str:
-        """Appends the power of a value; returns the name of the result."""
+        """Appends the power of a value; returns the name of the output."""
         return self._append(lambda op, x: op.Pow(x, float(self.exponent)), pow_input_name)
 
 
 @dataclass(eq=False, repr=False)
 class Clip(Block):
-    """x limited to [clip_min, clip_max].
+    """x clamped to [clip_min, clip_max].
 
     Args:
         clip_min: lower bound, e.g. 0.0; None for no bound.
@@ -156,10 +156,10 @@ class Clip(Block):
     clip_max: float | None = None
 
     def build(self, clip_input_name: str) -> str:
-        """Appends the op to a value; returns the name of the result."""
+        """Appends the op to a value; returns the name of the output."""
 
         def write(op: Emitter, x: ir.Value) -> ir.Value:
-            # A bound of the input's dtype, as Clip takes no other.
+            # Clip requires bounds with the input's dtype.
             bounds = [None if b is None else op.const(b, like=x) for b in (self.clip_min, self.clip_max)]
             return op.Clip(x, *bounds)
 
@@ -178,7 +178,7 @@ class Constant(Block):
 
     def build(self) -> str:
         """Adds the constant; returns its name."""
-        # Marked as a constant: it would be trained otherwise.
+        # Marked as a constant; it would be trained otherwise.
         tensor = onnx.numpy_helper.from_array(np.array([self.value_float], np.float32), "constant")
         return _graft.declare(self.base, tensor, constant=True)
 
@@ -187,7 +187,7 @@ class SequenceConstruct(Block):
     """An ONNX sequence of the inputs."""
 
     def build(self, *sequence_input_names: str) -> str:
-        """Appends the sequence of one or more values of one dtype; returns its name."""
+        """Appends the sequence of one or more values with the same dtype; returns its name."""
         return self._append(lambda op, *xs: op.SequenceConstruct(*xs), *sequence_input_names)
 
 
@@ -200,7 +200,7 @@ class ReduceAllL2(Block):
         def write(op: Emitter, *xs: ir.Value) -> ir.Value:
             if not xs:
                 raise GraphBuildError(f"{self._doing}: received no inputs; name at least one tensor")
-            # ReduceL2 takes one tensor only.
+            # ReduceL2 supports only one tensor.
             squares = [op.ReduceSumSquare(x, keepdims=0) for x in xs]
             return op.Sqrt(op.Sum(*squares))
 
@@ -208,7 +208,7 @@ class ReduceAllL2(Block):
 
 
 class PassThrough(Block):
-    """Returns the names it receives and adds no nodes: a place holder, as in onnxruntime-training."""
+    """Returns the names it receives and adds no nodes: a placeholder, as in onnxruntime-training."""
 
     def build(self, *input_names: str) -> tuple[str, ...]:
         """Returns `input_names`."""
@@ -217,7 +217,7 @@ class PassThrough(Block):
 
 @dataclass(eq=False, repr=False)
 class InputLike(Block):
-    """A new graph input with the dtype and shape of another value; the training model takes it as a target.
+    """A new graph input with the dtype and shape of another value; the training model treats it as a target.
 
     Args:
         like: name of the other value, e.g. "y".
@@ -226,7 +226,7 @@ class InputLike(Block):
     like: str
 
     def build(self, input_name: str | None = None) -> str:
-        """Adds the input and returns its name: `input_name` if given, else a free name."""
+        """Adds the input and returns its name: `input_name` if given, else an unused name."""
         value = self._describe(self.like)
         if value.type is None:
             raise GraphBuildError(
@@ -234,7 +234,7 @@ class InputLike(Block):
                 "declare it in the value_info of the model"
             )
         name = input_name or _graft.unique_name(self.base, "input")
-        # The mark makes it a target, as those that losses add; without settings, as nothing is known of its values.
+        # The mark makes it a target, like those added by losses, without restrictions on its values.
         value = ir.Value(
             name=name, type=value.type, shape=value.shape, metadata_props={TARGET_KEY: json.dumps({})}
         )
@@ -244,19 +244,19 @@ class InputLike(Block):
 class LabelEncoder(Block):
     """Maps keys to values by the op LabelEncoder of domain ai.onnx.ml.
 
-    Pass exactly one list of keys and one list of values, of equal length. An element that is not among the keys gets
-    the default of the values' type.
+    Pass exactly one list of keys and one list of values, with equal lengths. An element that is not among the keys is
+    mapped to the default of the values' type.
 
     Args:
         default_float: default for `values_floats`.
         default_int64: default for `values_int64s`.
         default_string: default for `values_strings`.
-        keys_floats: keys of an input of floats.
-        keys_int64s: keys of an input of integers, e.g. [3, 5].
-        keys_strings: keys of an input of texts, e.g. ["cat", "dog"].
-        values_floats: results of dtype float.
-        values_int64s: results of dtype int64, e.g. [0, 1].
-        values_strings: results that are texts.
+        keys_floats: keys for a float input.
+        keys_int64s: keys for an integer input, e.g. [3, 5].
+        keys_strings: keys for a string input, e.g. ["cat", "dog"].
+        values_floats: values with dtype float.
+        values_int64s: values with dtype int64, e.g. [0, 1].
+        values_strings: values that are strings.
     """
 
     def __init__(
@@ -280,7 +280,7 @@ class LabelEncoder(Block):
         }
         lists = {name: list(entries) for name, entries in (keys | values).items() if entries is not None}
         lengths = {name: len(entries) for name, entries in lists.items()}
-        # Of the names, True for keys and False for values: one of each.
+        # True for keys and False for values: there must be one of each.
         kinds = [name in keys for name in lists]
         if sorted(kinds) != [False, True] or len(set(lengths.values())) != 1:
             raise GraphBuildError(
@@ -295,8 +295,8 @@ class LabelEncoder(Block):
         }
 
     def build(self, label_encoder_input_name: str) -> str:
-        """Appends the op to a value; returns the name of the result."""
-        # Emitters write the standard domain and that of onnxtrain only.
+        """Appends the op to a value; returns the name of the output."""
+        # Emitters only support the standard domain and that of onnxtrain.
         return _graft.add_node(
             self._accessor,
             self._doing,
@@ -319,7 +319,7 @@ class Cast(Block):
     to: int
 
     def build(self, cast_input_name: str) -> str:
-        """Appends the op to a value; returns the name of the result."""
+        """Appends the op to a value; returns the name of the output."""
         return self._append(lambda op, x: op.Cast(x, to=ir.DataType(self.to)), cast_input_name)
 
 
@@ -331,8 +331,8 @@ class Linear(Block):
 
     Args:
         in_features: size of the last axis of x [n, in_features], e.g. 16.
-        out_features: size of the last axis of the result, e.g. 3.
-        bias: False to leave out b.
+        out_features: size of the last axis of the output, e.g. 3.
+        bias: False to omit b.
         alpha: factor of the product.
         beta: factor of b.
     """
@@ -346,13 +346,13 @@ class Linear(Block):
         self._factors = {"alpha": float(alpha), "beta": float(beta)}
 
     def build(self, linear_input_name: str) -> str:
-        """Appends the layer; returns the name of its result."""
-        # Float32 if the dtype is unknown, e.g. behind an op of ONNX Runtime.
+        """Appends the layer; returns the name of its output."""
+        # float32 if the dtype is unknown, e.g. after an op of ONNX Runtime.
         dtype = self._describe(linear_input_name).dtype or ir.DataType.FLOAT
         if not dtype.is_floating_point():
             raise GraphBuildError(f"{self._doing}: its input is {dtype}; pass a floating-point value")
         shapes = {"linear.weight": self._shape} | ({"linear.bias": self._shape[1:]} if self._bias else {})
-        # The global generator, as scripts for onnxruntime-training seed it.
+        # The global generator, because scripts for onnxruntime-training seed it.
         normal = np.random.standard_normal
         names = [
             _graft.add_parameter(self.base, name, normal(shape), dtype) for name, shape in shapes.items()

@@ -20,7 +20,7 @@ __all__ = ["STATISTIC_KEY", "is_statistic", "load_checkpoint_to_model", "save_ch
 _log = get_logger()
 
 STATISTIC_KEY = "onnxtrain.statistic"
-"""Metadata of a tensor that is a BatchNorm running statistic, not a parameter."""
+"""Metadata key of a tensor that is a BatchNorm running statistic, not a parameter."""
 
 
 def save_checkpoint(
@@ -30,16 +30,16 @@ def save_checkpoint(
 ) -> None:
     """Writes the parameters of a model to a checkpoint file, from which training starts.
 
-    Tensors in external data are copied from file to file and not read into memory as a whole.
+    External data is copied from file to file, and not loaded as a whole.
 
     Args:
-        parameters: the trainable and the frozen parameters, as :meth:`TrainingBlock.parameters` returns them.
-            Relative locations of external data are relative to the working directory.
+        parameters: the trainable and the frozen parameters, as returned by :meth:`TrainingBlock.parameters`. Relative
+            locations of external data are relative to the working directory.
         path_to_checkpoint: path of the file to write.
-        nominal_checkpoint: write names, dtypes and shapes only.
+        nominal_checkpoint: True to write only names, dtypes and shapes.
 
     Raises:
-        GraphBuildError: `parameters` is no pair of lists of tensors, or holds a name twice.
+        GraphBuildError: `parameters` is not a pair of lists of tensors, or contains a name twice.
         CheckpointError: a tensor cannot be read, or the file cannot be written.
     """
     doing = f"saving the checkpoint '{os.fspath(path_to_checkpoint)}'"
@@ -50,12 +50,12 @@ def save_checkpoint(
             f"{doing}: received {type(parameters).__name__}; pass (trainable, frozen), as "
             "TrainingBlock.parameters() returns them"
         ) from error
-    # Counting takes quadratic time, so it is done for the message only.
+    # Counting takes quadratic time, so it is only done for the message.
     names = [tensor.name for tensor in (*trainable, *frozen)]
     twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
     if twice:
         raise GraphBuildError(f"{doing}: {', '.join(twice)} given twice; a parameter is trainable or frozen")
-    # Statistics of BatchNorm are among the frozen parameters, and have a place of their own in a checkpoint.
+    # BatchNorm statistics are among the frozen parameters, but stored separately in a checkpoint.
     statistics = [tensor for tensor in frozen if is_statistic(tensor)]
     store = Store(
         parameters=_buffers([*trainable, *(t for t in frozen if not is_statistic(t))], doing),
@@ -66,32 +66,31 @@ def save_checkpoint(
 
 
 def load_checkpoint_to_model(path_to_checkpoint: str | os.PathLike[str], model: onnx.ModelProto) -> None:
-    """Copies the values in a checkpoint into the initializers of the same names in a model.
+    """Copies the values in a checkpoint to the initializers with the same names in a model.
 
-    Parameters that the model does not have, such as those of a head for training only, are left out with a warning.
-    Initializers that the checkpoint does not have stay as they are.
+    Parameters that the model lacks, such as those of a head for training, are skipped with a warning. Initializers that
+    the checkpoint lacks are not modified.
 
     Args:
-        path_to_checkpoint: path of a file that :func:`save_checkpoint` or `CheckpointState.save_checkpoint` has
-            written.
-        model: the model; changed in place.
+        path_to_checkpoint: path of a file written by :func:`save_checkpoint` or `CheckpointState.save_checkpoint`.
+        model: the model; modified in place.
 
     Raises:
-        CheckpointError: the checkpoint is missing, corrupt or nominal; no name fits, or some dtype or shape does not.
+        CheckpointError: the checkpoint is missing, corrupt or nominal, no name matches, or a dtype or shape differs.
     """
     doing = f"loading the checkpoint '{os.fspath(path_to_checkpoint)}' into the model"
     store = read_checkpoint(path_to_checkpoint)
     store.require_defined(doing)
     values = {**store.parameters, **store.statistics}
     targets = {tensor.name: tensor for tensor in model.graph.initializer if tensor.name in values}
-    # Without a common name it is surely another model's checkpoint, not a part of this one's.
+    # Without a common name, the checkpoint certainly belongs to another model.
     if not targets:
         initializers = some_names([tensor.name for tensor in model.graph.initializer], 5)
         raise CheckpointError(
             f"{doing}: none of the checkpoint's {len(values)} tensors ({some_names(values, 5)}) is an initializer of "
             f"the model ({initializers}); use this model's checkpoint"
         )
-    # All are compared before any is changed.
+    # All comparisons precede the first modification.
     misfits = [
         f"{name} is {values[name].dtype.name}{list(values[name].shape)} in the checkpoint and "
         f"{ir.DataType(tensor.data_type)}{list(tensor.dims)} in the model"
@@ -103,7 +102,7 @@ def load_checkpoint_to_model(path_to_checkpoint: str | os.PathLike[str], model: 
     if len(targets) < len(values):
         absent = [name for name in values if name not in targets]
         _log.warning("%s: %d tensors are not in the model: %s", doing, len(absent), some_names(absent, 5))
-    # A new proto, as the old one may have its data in typed fields or in an external file.
+    # A new proto, because the old one may have its data in typed fields or in an external file.
     for name, tensor in targets.items():
         tensor.CopyFrom(
             onnx.TensorProto(
@@ -116,7 +115,7 @@ def load_checkpoint_to_model(path_to_checkpoint: str | os.PathLike[str], model: 
 
 
 def is_statistic(tensor: onnx.TensorProto) -> bool:
-    """Tells if a tensor of :meth:`TrainingBlock.parameters` is a BatchNorm running statistic."""
+    """True if a tensor of :meth:`TrainingBlock.parameters` is a BatchNorm running statistic."""
     return any(entry.key == STATISTIC_KEY for entry in tensor.metadata_props)
 
 
@@ -125,7 +124,7 @@ def _buffers(tensors: Iterable[onnx.TensorProto], doing: str) -> dict[str, Buffe
 
 
 def _buffer(proto: onnx.TensorProto, doing: str) -> Buffer:
-    """Copies a tensor into a buffer; CheckpointError if its dtype is not supported or its data cannot be read."""
+    """Copies a tensor to a buffer; raises CheckpointError if its dtype is not supported or its data cannot be read."""
     dtype = dtypes.BY_ONNX.get(proto.data_type)
     if dtype is None:
         raise CheckpointError(
@@ -135,12 +134,12 @@ def _buffer(proto: onnx.TensorProto, doing: str) -> Buffer:
         array = ir.serde.deserialize_tensor(proto, base_path=_directory(proto)).numpy()
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{doing}: cannot read the data of {proto.name!r}: {error}") from error
-    # bfloat16 of ml_dtypes as its raw bits.
+    # bfloat16 of ml_dtypes is stored as its raw bits.
     return Buffer(array.view(dtype.storage), dtype)
 
 
 def _directory(proto: onnx.TensorProto) -> str:
     """Returns the directory of a tensor's external data."""
-    # onnx_ir reads nothing outside of the directory that it is given, so an absolute location needs its own.
+    # onnx_ir only reads inside the given directory, so an absolute location needs its own.
     locations = [entry.value for entry in proto.external_data if entry.key == "location"]
     return os.path.dirname(locations[0]) if locations and os.path.isabs(locations[0]) else os.getcwd()

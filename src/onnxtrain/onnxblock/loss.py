@@ -1,7 +1,7 @@
 """Defines losses as blocks: they append the losses of `onnxtrain.losses` to the base model.
 
-A loss is called with the name of the scores and, optionally, the name of the target. If the base model has no value of
-the target's name, it gets a new graph input of the dtype and shape that the loss needs.
+A loss is called with the name of the scores (the model's output) and, optionally, the name of the target. If the base
+model has no value with the target's name, a graph input with the dtype and shape that the loss needs is added.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 
-# Label that onnxruntime-training ignores by default, as PyTorch does.
+# The label that onnxruntime-training and PyTorch ignore by default.
 _IGNORED_BY_DEFAULT = -100
 
 
@@ -46,8 +46,8 @@ class LossBlock(Block):
         self.loss = loss
 
     def _build_loss(self, scores_name: str, target_name: str) -> str:
-        """Appends the loss, and a new input for the target if the base model lacks it; returns the name of the loss."""
-        # `attach_loss` looks at the whole model for what the scores and labels come from; a graft is only the new
+        """Appends the loss, with a new input for the target if necessary; returns the name of the loss."""
+        # `attach_loss` analyzes in the whole model how scores and labels are computed; a graft only contains the new
         # nodes.
         exists = _graft.has_value(self.base, target_name)
         origin = self._accessor.to_ir().graph
@@ -63,8 +63,8 @@ class LossBlock(Block):
         return result
 
     def _keep_marks(self, origin: ir.Graph) -> None:
-        """Copies the metadata that a loss has recorded on inputs of the onnx_ir graph to those of the base model."""
-        # `to_ir` made a copy, in which `attach_loss` has marked an existing input as target.
+        """Copies the metadata that a loss has added to inputs of the onnx_ir graph to those of the base model."""
+        # `to_ir` returns a copy, in which `attach_loss` has marked an existing input as target.
         marks = {value.name: value.metadata_props for value in origin.inputs}
         for info in self.base.graph.input:
             if info.name in marks:
@@ -84,14 +84,13 @@ class _NamedLoss(LossBlock):
 
     def __post_init__(self) -> None:
         settings = {field.name: getattr(self, field.name) for field in fields(self)}
-        # None means -100 in onnxruntime-training; in `onnxtrain.losses` it means that no label is ignored.
+        # None means -100 in onnxruntime-training, but "ignore no label" in `onnxtrain.losses`.
         if "ignore_index" in settings and settings["ignore_index"] is None:
             settings["ignore_index"] = _IGNORED_BY_DEFAULT
         super().__init__(self.makes(**settings))
 
 
-# The names of the arguments are part of the API: scripts for onnxruntime-training pass `target_name=` or
-# `labels_name=`.
+# Argument names are part of the API: scripts for onnxruntime-training pass `target_name=` or `labels_name=`.
 class _FloatTargetLoss(_NamedLoss):
     """Base class of losses whose target has the scores' dtype and shape."""
 
@@ -100,10 +99,10 @@ class _FloatTargetLoss(_NamedLoss):
 
         Args:
             loss_input_name: name of the scores, floating point.
-            target_name: name of the target, of the scores' dtype and shape.
+            target_name: name of the target, with the scores' dtype and shape.
 
         Returns:
-            The name of the loss: a scalar, or with reduction "none" a tensor of the scores' shape.
+            The name of the loss: a scalar, or a tensor of the scores' shape with reduction "none".
         """
         return self._build_loss(loss_input_name, target_name)
 
@@ -134,7 +133,7 @@ class L1Loss(_FloatTargetLoss):
 
 @dataclass(eq=False, repr=False)
 class HuberLoss(_FloatTargetLoss):
-    """Huber's loss: quadratic up to `delta`, linear beyond; see :class:`onnxtrain.losses.HuberLoss`.
+    """Huber loss: quadratic up to `delta`, linear beyond; see :class:`onnxtrain.losses.HuberLoss`.
 
     Args:
         reduction: "mean", "sum" or "none".
@@ -148,11 +147,11 @@ class HuberLoss(_FloatTargetLoss):
 
 @dataclass(eq=False, repr=False)
 class SmoothL1Loss(_FloatTargetLoss):
-    """Huber's loss divided by its threshold; see :class:`onnxtrain.losses.SmoothL1Loss`.
+    """Huber loss divided by its threshold; see :class:`onnxtrain.losses.SmoothL1Loss`.
 
     Args:
         reduction: "mean", "sum" or "none".
-        beta: threshold of at least 0 in units of the scores.
+        beta: non-negative threshold in units of the scores.
     """
 
     makes = losses.SmoothL1Loss
@@ -162,7 +161,7 @@ class SmoothL1Loss(_FloatTargetLoss):
 
 @dataclass(eq=False, repr=False)
 class BCEWithLogitsLoss(_FloatTargetLoss):
-    """Binary cross-entropy of sigmoid(scores), in a form that does not overflow.
+    """Binary cross-entropy of sigmoid(scores), numerically stable.
 
     Args:
         weight: factor of each term; array that broadcasts to the scores.
@@ -187,22 +186,21 @@ class _LabelLoss(_NamedLoss):
             labels_name: name of the labels, int64 [N, d1, ...].
 
         Returns:
-            The name of the loss: a scalar, or with reduction "none" a tensor of the labels' shape.
+            The name of the loss: a scalar, or a tensor of the labels' shape with reduction "none".
         """
         return self._build_loss(scores_input_name, labels_name)
 
 
 @dataclass(eq=False, repr=False)
 class CrossEntropyLoss(_LabelLoss):
-    """Cross-entropy of softmax(scores) along the axis of the classes against class labels.
+    """Cross-entropy of softmax(scores) along the class axis against class labels.
 
     Args:
         weight: one weight per class, float [C].
         reduction: "mean" (weighted), "sum" or "none".
-        ignore_index: label of positions that do not count, e.g. 0 for padding. None stands for -100, which is never
-            the number of a class.
-        label_smoothing: fraction, from 0 to 1, of the target's mass that is spread evenly over all classes.
-        axis: axis of the scores along which the classes lie, e.g. -1 for [batch, sequence, vocabulary]. None is 1.
+        ignore_index: label of ignored positions, e.g. 0 for padding. None means -100, which is never a class.
+        label_smoothing: fraction of the target, from 0 to 1, that is distributed evenly over all classes.
+        axis: class axis of the scores, e.g. -1 for [batch, sequence, vocabulary]. None means 1.
     """
 
     makes = losses.CrossEntropyLoss
@@ -215,13 +213,13 @@ class CrossEntropyLoss(_LabelLoss):
 
 @dataclass(eq=False, repr=False)
 class CausalLMLoss(_LabelLoss):
-    """Cross-entropy of the scores [batch, sequence, vocabulary] at each token against the next token.
+    """Cross-entropy of the logits [batch, sequence, vocabulary] at each token against the next token.
 
     The labels, [batch, sequence], are the tokens themselves; the loss shifts them.
 
     Args:
         reduction: "mean", "sum" or "none".
-        ignore_index: label of tokens that do not count, e.g. 0 for padding. None stands for -100.
+        ignore_index: label of ignored tokens, e.g. 0 for padding. None means -100.
     """
 
     makes = losses.CausalLMLoss
@@ -236,8 +234,8 @@ class NLLLoss(_LabelLoss):
     Args:
         weight: one weight per class, float [C].
         reduction: "mean" (weighted), "sum" or "none".
-        ignore_index: label of positions that do not count; None stands for -100.
-        axis: axis of the scores along which the classes lie, e.g. -1. None is 1.
+        ignore_index: label of ignored positions; None means -100.
+        axis: class axis of the scores, e.g. -1. None means 1.
     """
 
     makes = losses.NLLLoss

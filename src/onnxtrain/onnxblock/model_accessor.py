@@ -1,4 +1,4 @@
-"""Defines the context managers that set the base model of blocks, and the custom op library that it needs."""
+"""Defines the context managers that set the base model of blocks, and its custom op library."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ __all__ = [
 
 
 class ModelAccessor:
-    """Holds the base model, which blocks change in place.
+    """Holds the base model, which blocks modify in place.
 
     Attributes:
-        building: number of blocks that are being built, one inside the other, e.g. 2 while a block calls a loss.
+        building: number of nested blocks that are being built, e.g. 2 while a block calls a loss.
     """
 
     def __init__(self, model: onnx.ModelProto, model_path: str | os.PathLike[str] | None = None) -> None:
@@ -39,7 +39,7 @@ class ModelAccessor:
 
     @property
     def model(self) -> onnx.ModelProto:
-        """The base model as it is now."""
+        """The current base model."""
         return self._model
 
     @property
@@ -61,24 +61,24 @@ class ModelAccessor:
         return self._path is not None
 
     def to_ir(self) -> ir.Model:
-        """Converts the base model to onnx_ir; tensors are shared, and external data stays on disk."""
+        """Converts the base model to onnx_ir; tensors are shared, and external data is not read."""
         model = ir.from_proto(self._model)
-        # Locations of external data are relative to the model's file, which the proto does not know.
+        # Locations of external data are relative to the model's file, which is not part of the proto.
         directory = Path(self._path).absolute().parent if self._path is not None else Path.cwd()
         ir.external_data.set_base_dir(model.graph, directory)
         return model
 
 
-# Context variables, so that each thread has a base model of its own.
+# Context variables, so that each thread has its own base model.
 _ACTIVE: ContextVar[ModelAccessor | None] = ContextVar("onnxtrain base model", default=None)
 _LIBRARY: ContextVar[str | None] = ContextVar("onnxtrain custom op library", default=None)
 
 
 def active_accessor(doing: str) -> ModelAccessor:
-    """Returns the accessor that :func:`base` or :func:`empty_base` has set.
+    """Returns the accessor set by :func:`base` or :func:`empty_base`.
 
     Raises:
-        TrainingStateError: there is no base model; `doing` begins the message.
+        TrainingStateError: there is no base model; the message begins with `doing`.
     """
     accessor = _ACTIVE.get()
     if accessor is None:
@@ -91,19 +91,19 @@ def active_accessor(doing: str) -> ModelAccessor:
 
 @contextmanager
 def base(model: onnx.ModelProto, model_path: str | os.PathLike[str] | None = None) -> Iterator[ModelAccessor]:
-    """Sets a copy of `model` as the base model of the blocks that are called inside the `with` block.
+    """Context manager that sets a copy of `model` as the base model of blocks called within it.
 
     Args:
-        model: the model to build on; it is not changed. External data that is not loaded
-            (`onnx.load(path, load_external_data=False)`) stays on disk.
-        model_path: path of the file of `model`; external data is looked for in its directory.
+        model: the model to build on; not modified. External data that is not loaded (`onnx.load(path,
+            load_external_data=False)`) is not read.
+        model_path: path of the file of `model`, in whose directory external data is found.
 
     Returns:
         The accessor; its `model` is the model that the blocks have built.
 
     Raises:
-        GraphBuildError: `model` is no `ModelProto`.
-        TrainingStateError: there is a base model already.
+        GraphBuildError: `model` is not a `ModelProto`.
+        TrainingStateError: there already is a base model.
 
     Example:
         >>> import onnx
@@ -121,7 +121,7 @@ def base(model: onnx.ModelProto, model_path: str | os.PathLike[str] | None = Non
             f"setting the base model: received {type(model).__name__}; pass an onnx.ModelProto, "
             "or use onnxblock.empty_base() to build a model from nothing"
         )
-    # Blocks change the base model in place, and the user's model must stay as it is.
+    # Blocks modify the base model in place, but the user's model must not change.
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     with _activated(ModelAccessor(copy, model_path)) as accessor:
@@ -130,17 +130,18 @@ def base(model: onnx.ModelProto, model_path: str | os.PathLike[str] | None = Non
 
 @contextmanager
 def empty_base(opset_version: int | None = None) -> Iterator[ModelAccessor]:
-    """Sets a model without nodes as the base model of the blocks that are called inside the `with` block.
+    """Context manager that sets a model without nodes as the base model of blocks called within it.
 
     Args:
         opset_version: version of the standard domain, e.g. 17. Default: 21, the canonical opset of this package.
 
     Raises:
-        TrainingStateError: there is a base model already.
+        TrainingStateError: there already is a base model.
     """
     opset = opset_version or CANONICAL_OPSET
     imports = [onnx.helper.make_opsetid("", opset)]
-    # The oldest IR version of the opset, so that old runtimes load the model, and at least 8, the first with functions.
+    # The oldest IR version for the opset, so that old runtimes load the model, but at least 8, the first with
+    # functions.
     model = onnx.ModelProto(
         ir_version=max(8, onnx.helper.find_min_ir_version_for(imports, ignore_unknown=True)),
         producer_name="onnxtrain",
@@ -153,8 +154,8 @@ def empty_base(opset_version: int | None = None) -> Iterator[ModelAccessor]:
 
 @contextmanager
 def _activated(accessor: ModelAccessor) -> Iterator[ModelAccessor]:
-    """Sets the base model until the `with` block ends; TrainingStateError if there is one already."""
-    # In a nested base, blocks of the outer one would append to the wrong model.
+    """Sets the base model until the `with` block ends; raises TrainingStateError if there already is one."""
+    # With nested base models, blocks of the outer one would append to the wrong model.
     if _ACTIVE.get() is not None:
         raise TrainingStateError(
             "setting the base model: there is one already, and blocks work on one at a time; "
@@ -169,14 +170,14 @@ def _activated(accessor: ModelAccessor) -> Iterator[ModelAccessor]:
 
 @contextmanager
 def custom_op_library(custom_op_library_path: str | os.PathLike[str]) -> Iterator[str]:
-    """Sets the shared library with the custom ops of the base model.
+    """Context manager that sets the shared library with the custom ops of the base model.
 
-    The library is registered once, to see that ONNX Runtime takes it. :func:`custom_op_library_path` returns it to code
-    that creates sessions inside the `with` block.
+    The library is registered once, to check that ONNX Runtime accepts it. :func:`custom_op_library_path` returns it to
+    code that creates sessions within the `with` block.
 
     Raises:
         GraphBuildError: there is no such file, or ONNX Runtime cannot register it.
-        TrainingStateError: a library is set already.
+        TrainingStateError: a library is already set.
     """
     path = os.fspath(custom_op_library_path)
     if _LIBRARY.get() is not None:
@@ -186,7 +187,7 @@ def custom_op_library(custom_op_library_path: str | os.PathLike[str]) -> Iterato
         )
     if not os.path.isfile(path):
         raise GraphBuildError(f"setting the custom op library: there is no file '{path}'; check the path")
-    # Here, where the path is given, and not when a session is created somewhere later.
+    # Here, where the path is given, and not later when a session is created.
     try:
         ort.SessionOptions().register_custom_ops_library(path)
     # Depending on the build, ONNX Runtime raises its own Fail or a RuntimeError.
@@ -203,5 +204,5 @@ def custom_op_library(custom_op_library_path: str | os.PathLike[str]) -> Iterato
 
 
 def custom_op_library_path() -> str | None:
-    """Returns the path that :func:`custom_op_library` has set, None outside of its `with` block."""
+    """Returns the path set by :func:`custom_op_library`, None outside its `with` block."""
     return _LIBRARY.get()

@@ -1,4 +1,4 @@
-"""Defines the outermost blocks: `ForwardBlock` gives a model, `TrainingBlock` the models of a training run."""
+"""Defines the outermost blocks: `ForwardBlock` builds a model, `TrainingBlock` the models of a training run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _T = TypeVar("_T")
 
 
 class ForwardBlock(Block):
-    """A block whose results become the outputs of a model.
+    """A block whose outputs become the outputs of a model.
 
     Example:
         >>> from onnxtrain import onnxblock
@@ -42,16 +42,16 @@ class ForwardBlock(Block):
         self._model: onnx.ModelProto | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Builds the block, makes its results the outputs of the base model, and returns their names."""
+        """Builds the block, makes its outputs the outputs of the base model, and returns their names."""
         result = super().__call__(*args, **kwargs)
         _set_outputs(self._accessor, output_names(result, self._doing), self._doing)
-        # A copy, as blocks that are called later go on changing the base model.
+        # A copy, because blocks called later modify the base model.
         self._model = onnx.ModelProto()
         self._model.CopyFrom(self.base)
         return result
 
     def to_model_proto(self) -> onnx.ModelProto:
-        """Returns the base model as it was right after this block had been built.
+        """Returns the base model immediately after this block was built.
 
         Raises:
             TrainingStateError: the block has not been built yet.
@@ -60,9 +60,9 @@ class ForwardBlock(Block):
 
 
 class TrainingBlock(Block):
-    """A block whose result is the loss; from it the training model and the eval model are built.
+    """A block whose output is the loss, from which the training model and the eval model are built.
 
-    `build` returns the name of the loss, a tensor of one element, or a tuple of the loss and of further values that the
+    `build` returns the name of the loss, a tensor with one element, or a tuple of the loss and further values that the
     models return.
 
     Example:
@@ -77,19 +77,19 @@ class TrainingBlock(Block):
 
     def __init__(self) -> None:
         super().__init__()
-        # Per name that `requires_grad` has been called with, True to train and False to freeze.
+        # For each name passed to `requires_grad`, True to train and False to freeze.
         self._wanted: dict[str, bool] = {}
         self._graphs: TrainingGraphs | None = None
         self._models: tuple[onnx.ModelProto, onnx.ModelProto] | None = None
 
     def requires_grad(self, argument_name: str, value: bool = True) -> None:
-        """Marks a parameter as trained or as frozen: in the checkpoint, but not trained.
+        """Marks a parameter as trained or as frozen, i.e. in the checkpoint but not trained.
 
-        If no parameter is marked as trained, all floating-point parameters are trained that are neither frozen nor
-        BatchNorm running statistics. If some are, the parameters that no call names stay embedded in the models.
+        If no parameter is marked as trained, all floating-point parameters are trained except frozen ones and BatchNorm
+        running statistics. If some are, unmarked parameters remain embedded in the models.
 
-        The name may also be that of an input of the base model. The training model then has the gradient of the input
-        among its last outputs, named `<input>_grad` if that is free. Sessions return it, the on-device API does not.
+        The name may also be that of an input of the base model. Then the training model also returns the gradient of
+        the input, named `<input>_grad` if this name is not in use. Sessions return it, but the on-device API does not.
 
         Args:
             argument_name: name of an initializer or input of the base model, e.g. "fc.weight".
@@ -101,22 +101,21 @@ class TrainingBlock(Block):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Builds the block and both models; returns the result of `build`.
 
-        The base model is the training model afterwards.
+        Afterwards, the base model is the training model.
 
         Raises:
             TrainingStateError: there is no base model.
-            GraphBuildError: a name is unknown, or the base model is no valid ONNX model any more.
+            GraphBuildError: a name is unknown, or the base model is no longer valid ONNX.
             NothingToTrain: no parameter is left to train.
-            DifferentiationError: the result has more than one element, or an op on the way has no gradient
-                rule.
+            DifferentiationError: the loss has more than one element, or an op on the path has no gradient rule.
         """
         result = super().__call__(*args, **kwargs)
         accessor = self._accessor
         loss, *additional = output_names(result, self._doing)
         _set_outputs(accessor, [loss, *additional], self._doing)
-        # Frozen names, too, are withheld from folding: a device may set frozen parameters.
+        # Frozen names are withheld from folding as well, because a device may set frozen parameters.
         model = canonicalize(load_model(accessor.to_ir()), self._wanted)
-        # Names of inputs ask for gradients of inputs, all others are parameters.
+        # Names of inputs request gradients of inputs; all others are parameters.
         inputs = {str(value.name) for value in model.graph.inputs}
         wanted = {name: value for name, value in self._wanted.items() if name not in inputs}
         graphs = build_training_graphs(
@@ -138,8 +137,8 @@ class TrainingBlock(Block):
     def parameters(self) -> tuple[list[onnx.TensorProto], list[onnx.TensorProto]]:
         """Returns the trainable and the frozen parameters, each in the order of the model.
 
-        The protos of tensors in external data refer to the file by its absolute path. BatchNorm running statistics are
-        the last of the frozen ones; :func:`save_checkpoint` recognizes them by their metadata.
+        Protos of external tensors refer to the file by its absolute path. BatchNorm running statistics are the last of
+        the frozen ones; :func:`save_checkpoint` recognizes them by their metadata.
 
         Raises:
             TrainingStateError: the block has not been built yet.
@@ -167,19 +166,18 @@ def build_forward(
 
     Args:
         block: the block, e.g. a loss.
-        model: the model to build on; not changed.
+        model: the model to build on; not modified.
         names: arguments of the call, e.g. ["logits"].
-        model_path: path of the file of `model`; its external data is in the same directory.
-        additional_outputs: names of further outputs of the result.
+        model_path: path of the file of `model`, in whose directory external data is found.
+        additional_outputs: names of further outputs.
 
     Returns:
-        The model with the block, and the names of its outputs: the block's results, then the additional outputs.
+        The model with the block, and the names of its outputs: the block's outputs, then the additional outputs.
 
     Raises:
         GraphBuildError: as when a block is called.
     """
-    # In the model's own opset, and converted together with it afterwards: the block's author wrote nodes for that
-    # opset.
+    # Built in the model's own opset, for which the block was written, and converted together with the model afterwards.
     with base(model, model_path) as accessor:
         doing = f"building the block {type(block).__name__}"
         outputs = [*output_names(block(*names), doing), *additional_outputs]
@@ -193,7 +191,7 @@ def parameter_protos(graphs: TrainingGraphs) -> tuple[list[onnx.TensorProto], li
     trainable = [_tensor_proto(n, t) for n, t in graphs.parameters.items() if n in names]
     frozen = [_tensor_proto(n, t) for n, t in graphs.parameters.items() if n not in names]
     statistics = [_tensor_proto(n, t) for n, t in graphs.statistics.items()]
-    # The API of onnxruntime-training has two lists only, in which statistics are frozen parameters.
+    # The API of onnxruntime-training has only two lists, in which statistics are frozen parameters.
     for tensor in statistics:
         tensor.metadata_props.append(onnx.StringStringEntryProto(key=STATISTIC_KEY, value="true"))
     return trainable, frozen + statistics
@@ -219,7 +217,7 @@ def _set_outputs(accessor: ModelAccessor, names: Sequence[str], doing: str) -> N
     infos = []
     for name in names:
         value = _graft.describe(accessor, name, doing)
-        # ONNX demands a type of every output, while onnx cannot infer those of ops that it does not know.
+        # ONNX requires a type for every output, but onnx cannot infer those of nonstandard ops.
         if value.type is None:
             raise GraphBuildError(
                 f"{doing}: the dtype of {name!r} is unknown, so it cannot be an output of the model; "
@@ -229,7 +227,7 @@ def _set_outputs(accessor: ModelAccessor, names: Sequence[str], doing: str) -> N
     graph = accessor.model.graph
     del graph.output[:]
     graph.output.extend(infos)
-    # The outputs declare these values now.
+    # The outputs now declare these values.
     kept = [info for info in graph.value_info if info.name not in names]
     del graph.value_info[:]
     graph.value_info.extend(kept)
@@ -246,8 +244,8 @@ def _built(result: _T | None, block: Block) -> _T:
 
 
 def _tensor_proto(name: str, tensor: ir.TensorProtocol) -> onnx.TensorProto:
-    """Converts a tensor to a proto; data in an external file stays there."""
-    # An absolute path, as the proto knows no directory of a model.
+    """Converts a tensor to a proto, which refers to external data if there is any."""
+    # An absolute path, because the proto has no model directory.
     if isinstance(tensor, ir.ExternalTensor):
         proto = onnx.TensorProto(
             dims=tensor.shape.numpy(), data_type=int(tensor.dtype), data_location=onnx.TensorProto.EXTERNAL

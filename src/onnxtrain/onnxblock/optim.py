@@ -55,8 +55,8 @@ class ClippingBlock(Block):
         self.clipping = clipping
 
     def build(self, *gradients_names: str) -> tuple[str, ...]:
-        """Appends the clipping of one or more gradients; returns the names of the results."""
-        # Not a sequence of gradients, as SequenceConstruct makes it: its length is unknown here.
+        """Appends the clipping of one or more gradients; returns the names of the outputs."""
+        # Not a sequence of gradients, as SequenceConstruct returns, because its length is unknown here.
         for name in gradients_names:
             if not isinstance(self._describe(name).type, ir.TensorType):
                 raise GraphBuildError(
@@ -68,7 +68,7 @@ class ClippingBlock(Block):
 
 
 class ClipGradNorm(ClippingBlock):
-    """Scales all gradients by max_norm / norm if the Euclidean norm of all of them together exceeds max_norm.
+    """Scales all gradients by max_norm / norm if their total Euclidean norm exceeds max_norm.
 
     Args:
         max_norm: positive limit, e.g. 1.0.
@@ -79,7 +79,7 @@ class ClipGradNorm(ClippingBlock):
 
 
 class ClipGradValue(ClippingBlock):
-    """Limits each element of each gradient to [-value, value].
+    """Clamps each element of each gradient to [-value, value].
 
     Args:
         value: positive limit, e.g. 0.5.
@@ -89,12 +89,12 @@ class ClipGradValue(ClippingBlock):
         super().__init__(optimizers.ClipGradValue(value))
 
 
-# onnxruntime-training passed a block; the settings of `onnxtrain.optimizers` are taken as well.
+# onnxruntime-training passed a block; settings of `onnxtrain.optimizers` are accepted as well.
 Clipping = ClippingBlock | optimizers.GradientClipping | None
 
 
 class OptimizerBlock(ForwardBlock):
-    """A block that builds the optimizer model of `onnxtrain.optimizers`, alone in an empty base model.
+    """A block that builds the optimizer model of `onnxtrain.optimizers` in an empty base model.
 
     Attributes:
         optimizer: the optimizer with its settings, e.g. `optimizers.SGD(momentum=0.9)`.
@@ -110,17 +110,17 @@ class OptimizerBlock(ForwardBlock):
         """Builds the optimizer model.
 
         Args:
-            parameters: the trainable and the frozen parameters, as :meth:`TrainingBlock.parameters` returns them.
+            parameters: the trainable and the frozen parameters, as returned by :meth:`TrainingBlock.parameters`.
 
         Returns:
-            The names of the outputs: per trainable parameter `<p>_updated` and its updated moments.
+            The names of the outputs: for each trainable parameter `<p>_updated` and its updated moments.
 
         Raises:
             GraphBuildError: the base model is not empty, or a parameter cannot be trained.
             NothingToTrain: there is no trainable parameter.
         """
         base = self.base
-        # The optimizer model replaces the base model below: nothing of it would be left.
+        # The optimizer model replaces the base model, which would be lost.
         if base.graph.node or base.graph.input:
             raise GraphBuildError(
                 f"{self._doing}: the base model is not empty; an optimizer is a model of its own, "
@@ -128,14 +128,14 @@ class OptimizerBlock(ForwardBlock):
             )
         trainable, frozen = parameters
         specs = [ParameterSpec(t.name, ir.DataType(t.data_type), tuple(t.dims)) for t in trainable]
-        # A newer opset is the user's choice; formulas of an older one are not written.
+        # A newer opset is the user's choice; older opsets are not supported by the formulas.
         opset = max(CANONICAL_OPSET, _graft.opset_of(base, "", CANONICAL_OPSET))
         model = build_optimizer_model(self.optimizer, specs, opset)
         manifest = _manifest(trainable, frozen, opset) | {
             "optimizer": optimizers.manifest_entry(self.optimizer, specs)
         }
-        # With a manifest, so that the on-device API can load an optimizer model that no `generate_artifacts` has
-        # written.
+        # With a manifest, so that the on-device API can load an optimizer model that was not written by
+        # `generate_artifacts`.
         model.metadata_props[METADATA_KEY] = json.dumps(manifest)
         base.CopyFrom(to_proto(model))
         return tuple(output.name for output in base.graph.output)
@@ -154,9 +154,9 @@ def build_optimizer(
         The model, and the entry of the optimizer in the manifest.
 
     Raises:
-        GraphBuildError: the block has built no optimizer model.
+        GraphBuildError: the block has not built an optimizer model.
     """
-    # The block is called, whatever its class: a subclass may have a build method of its own.
+    # Whatever its class, the block is called, because a subclass may have a build method of its own.
     with empty_base() as accessor:
         block(parameters)
         texts = [entry.value for entry in accessor.model.metadata_props if entry.key == METADATA_KEY]
@@ -171,8 +171,8 @@ def build_optimizer(
 def _manifest(
     trainable: Sequence[onnx.TensorProto], frozen: Sequence[onnx.TensorProto], opset: int
 ) -> dict[str, Any]:
-    """Makes the manifest of an optimizer model, without the inputs and outputs of the training model."""
-    # The fingerprint and the trainable parameters are enough for the runtime to compare it with the training model.
+    """Returns the manifest of an optimizer model, without the inputs and outputs of the training model."""
+    # The fingerprint and the trainable parameters suffice to compare it with the training model.
     kinds: dict[str, list[dict[str, Any]]] = {"parameters": [], "statistics": []}
     for tensor in (*trainable, *frozen):
         dtype = ir.DataType(tensor.data_type).numpy().name
@@ -189,7 +189,7 @@ def _manifest(
                 for kind in ("parameters", "statistics")
             )
         ),
-        # Required entries of the format, which the parameters say nothing about.
+        # Required entries of the format that don't depend on the parameters.
         "files": {},
         "inputs": [],
         "targets": [],
@@ -217,7 +217,7 @@ class _NamedOptimizer(OptimizerBlock):
 
     def __post_init__(self) -> None:
         settings = {field.name: getattr(self, field.name) for field in fields(self)}
-        # The optimizer takes the settings of the block.
+        # The optimizer accepts settings, not the block.
         if isinstance(settings["clip_grad"], ClippingBlock):
             settings["clip_grad"] = settings["clip_grad"].clipping
         super().__init__(self.makes(**settings))

@@ -1,4 +1,4 @@
-"""Changes a model before training: a new head, restored Dropout, a dynamic batch, training ops as standard ops."""
+"""Modifies a model before training: new head, restored Dropout, dynamic batch, training ops as standard ops."""
 
 from __future__ import annotations
 

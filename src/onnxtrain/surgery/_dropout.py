@@ -1,4 +1,4 @@
-"""Restores Dropout that an exporter removed, or adds it in front of layers."""
+"""Restores Dropout that an exporter removed, or inserts it before layers."""
 
 from __future__ import annotations
 
@@ -30,27 +30,27 @@ _LOST = (
 def restore_dropout(
     model: ModelSource, p: float | None = None, *, before: str | Sequence[str] = ()
 ) -> onnx.ModelProto | ir.Model:
-    """Returns the model with its Dropout in training mode, so that training drops elements; `model` is not changed.
+    """Returns a copy of the model with its Dropout in training mode, so that training drops elements.
 
     A file may still have a Dropout node in inference mode, with its ratio. PyTorch's Dynamo exporter with
-    `optimize=False` leaves an Identity whose metadata says that it was Dropout, without its ratio. Other exports leave
-    nothing. A trainer switches Dropout off again for evaluation, prediction and export.
+    `optimize=False` leaves an Identity with metadata that it was Dropout, without its ratio. Other exports leave
+    nothing. A trainer disables Dropout for evaluation, prediction and export.
 
     Args:
-        model: path of a `.onnx` file, `ModelProto` or `onnx_ir.Model`.
-        p: the fraction of elements to drop, e.g. 0.5; None keeps the ratio of the nodes.
-        before: names or patterns of layers that get Dropout in front of them, e.g. ["fc", "classifier.*"]: the name of
+        model: path of a `.onnx` file, `ModelProto` or `onnx_ir.Model`; not modified.
+        p: the fraction of elements to drop, e.g. 0.5. Default: the ratio of the nodes.
+        before: names or patterns of layers before which Dropout is inserted, e.g. ["fc", "classifier.*"]: the name of
             the node (Gemm, MatMul, Conv), of its weight, or of its module.
 
     Returns:
         The model in canonical form (opset 21 or newer): an `onnx_ir.Model` if `model` is one, else a `ModelProto`,
-        which `onnx.save` takes.
+        which `onnx.save` accepts.
 
     Raises:
-        ModelError: there is no trace of Dropout and `before` is empty; the ratio is not known; no layer matches.
-        InputError: `p` is no number from 0 up to 1.
+        ModelError: there is no trace of Dropout and `before` is empty; the ratio is unknown; no layer matches.
+        InputError: `p` is not a number in [0, 1).
     """
-    # bool is a subclass of int: p=False would otherwise pass for 0.
+    # bool is a subclass of int: p=False would otherwise be accepted as 0.
     if p is not None and (isinstance(p, bool) or not isinstance(p, int | float) or not 0 <= p < 1):
         raise InputError(f"Restoring Dropout: p must be a number from 0 up to 1, received {p!r}.")
     result = canonicalize(load_model(model))
@@ -62,7 +62,7 @@ def restore_dropout(
     ]
     traces = dropout_traces(result.graph)
     layers = _layers(nodes, [before] if isinstance(before, str) else before)
-    # An error, because a model without Dropout would train all the same, and overfit.
+    # An error, because a model without Dropout would silently train, and overfit.
     if not (dropouts or traces or layers):
         raise ModelError(_LOST)
     if p is None and (traces or layers):
@@ -93,7 +93,7 @@ def _layers(nodes: Sequence[ir.Node], names: Sequence[str]) -> list[ir.Node]:
         return []
     by_name: dict[str, list[ir.Node]] = {}
     for node in nodes:
-        # The Add of a bias ends a layer, but Dropout belongs in front of the product that starts it.
+        # The Add of a bias ends a layer, but Dropout is inserted before the product at its beginning.
         layer = read_linear(node, any_kernel=True) if node.op_type != "Add" else None
         if isinstance(layer, Linear):
             for name in layer.names:

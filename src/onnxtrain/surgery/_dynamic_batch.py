@@ -34,7 +34,7 @@ from onnxtrain.runtime.session import open_session, run_on_arrays
 Arrays = dict[str, np.ndarray[Any, Any]]
 
 _TOLERANCE = 1e-3
-"""Largest difference, relative to the largest number: kernels sum in another order for other sizes."""
+"""Maximum difference, relative to the largest number: kernels sum in different orders for different sizes."""
 # Size of symbolic dimensions other than the batch, for random samples.
 _OTHER = 6
 
@@ -43,25 +43,25 @@ _OTHER = 6
 def make_batch_dynamic(
     model: ModelSource, *, name: str = "batch", inputs: Mapping[str, npt.ArrayLike] | None = None
 ) -> onnx.ModelProto | ir.Model:
-    """Makes a model for any batch size from one that was exported for a fixed size; `model` is not changed.
+    """Returns a copy of a model that accepts any batch size instead of the fixed one for which it was exported.
 
     `torch.onnx.export(model, (torch.randn(1, 3, 32, 32),), path)` fixes the batch at 1. Axis 0 of all inputs becomes
-    symbolic, and constants that contain the size (targets of Reshape, initial states, class tokens) are rewritten. Then
-    both models run on more samples than the fixed size, and must give the same results for each sample. Models that mix
-    their samples are refused.
+    symbolic, and constants that contain the batch size (targets of Reshape, initial states, class tokens) are
+    rewritten. Then both models run on more samples than the fixed size, and must give the same results for each sample.
+    Models that mix their samples raise an error.
 
     Args:
-        model: path of a `.onnx` file, `ModelProto` or `onnx_ir.Model`.
+        model: path of a `.onnx` file, `ModelProto` or `onnx_ir.Model`; not modified.
         name: name of the symbolic dimension, e.g. "batch".
-        inputs: samples for the comparison, e.g. {"x": array}; by default random numbers, and 0 or 1 for integers.
+        inputs: samples for the comparison, e.g. {"x": array}. Default: random numbers, and 0 or 1 for integers.
 
     Returns:
         The model in canonical form (opset 21 or newer): an `onnx_ir.Model` if `model` is one, else a `ModelProto`,
-        which `onnx.save` takes. A model whose batch is symbolic already is only made canonical.
+        which `onnx.save` accepts. If the batch is already symbolic, the model is only canonicalized.
 
     Raises:
-        ModelError: the model cannot be rewritten, or the new model gives other results; the message names the node or
-            output.
+        ModelError: the model cannot be rewritten, or the new model gives different results; the message names the node
+            or output.
 
     Example:
         >>> import onnx
@@ -74,12 +74,12 @@ def make_batch_dynamic(
     """
     loaded = load_model(model)
     batch = fixed_batch(loaded)
-    # None is a symbolic batch size: nothing to do.
+    # None means that the batch size is already symbolic.
     if batch is None:
         return as_given(canonicalize(loaded), model)
     if batch == 0:
         raise ModelError("Making the batch dynamic: the model takes no samples at all. Export it with some.")
-    # Of a copy, as the fixed model is needed for the comparison.
+    # A copy, because the fixed model is needed for the comparison.
     dynamic = loaded.clone()
     free_batch(dynamic, batch, name)
     dynamic = canonicalize(dynamic)
@@ -95,7 +95,7 @@ def _compare(
     fixed: ir.Model, dynamic: ir.Model, batch: int, inputs: Mapping[str, npt.ArrayLike] | None
 ) -> None:
     """Raises ModelError unless both models give the same results for each of some samples."""
-    # Two batches and one sample more: several batches show samples that are mixed up, an odd one a size that was kept.
+    # Two batches and one more sample: several batches detect mixed samples, an odd number a hard-coded size.
     feeds = _samples(fixed, 2 * batch + 1, inputs)
     total = len(next(iter(feeds.values())))
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
@@ -106,7 +106,7 @@ def _compare(
         part = {key: _filled(value[start : start + batch], batch) for key, value in feeds.items()}
         chunks.append(_run(sessions[0], part, "as it was exported"))
     together = _run(sessions[1], feeds, f"with a batch of {total}")
-    # On one batch of the fixed size all outputs can be compared, those without an axis of samples, too.
+    # With the fixed batch size, all outputs can be compared, including those without a batch axis.
     first = _run(
         sessions[1], {key: value[:batch] for key, value in feeds.items()}, f"with a batch of {batch}"
     )
@@ -115,7 +115,7 @@ def _compare(
         parts = [chunk[index] for chunk in chunks]
         if batch <= total:
             _require_equal(name, parts[0], first[index])
-        # Only outputs with the samples along axis 0 can be compared sample by sample.
+        # Only outputs with batch axis 0 can be compared sample by sample.
         if parts[0].ndim and len(parts[0]) == batch:
             _require_equal(name, np.concatenate(parts)[:total], together[index])
             compared = True
@@ -165,7 +165,7 @@ def _samples(model: ir.Model, count: int, user_samples: Mapping[str, npt.ArrayLi
 
 def _session(model: ir.Model, path: Path) -> Any:
     """Opens a session that runs the model in inference mode."""
-    # In training mode BatchNormalization mixes samples by design, and no two runs of Dropout are equal.
+    # In training mode, BatchNormalization mixes samples by design, and runs with Dropout differ.
     quiet = canonicalize(model)
     TrainingModePass(batch_norm="inference", dropout="inference")(quiet)
     save_model(suit_runtime(quiet), path)
@@ -173,7 +173,7 @@ def _session(model: ir.Model, path: Path) -> Any:
 
 
 def _run(session: Any, feeds: Arrays, how: str) -> list[np.ndarray[Any, Any]]:
-    """Runs a session on those of `feeds` that it has inputs for.
+    """Runs a session on the entries of `feeds` that are its inputs.
 
     Raises:
         ModelError: the run fails; the message says `how` the model was run, e.g. "with a batch of 3".
@@ -183,7 +183,7 @@ def _run(session: Any, feeds: Arrays, how: str) -> list[np.ndarray[Any, Any]]:
         given = {name: array for name, array in feeds.items() if name in names}
         return run_on_arrays(session, [value.name for value in session.get_outputs()], given)
     except Exception as error:
-        # onnxruntime's own exceptions share no base class but Exception.
+        # onnxruntime's exceptions have no common base class but Exception.
         raise ModelError(
             f"Making the batch dynamic: the model does not run {how}: {error}. Export it with a dynamic batch axis, or "
             "pass samples that suit it as inputs={...}."
@@ -191,14 +191,14 @@ def _run(session: Any, feeds: Arrays, how: str) -> list[np.ndarray[Any, Any]]:
 
 
 def _filled(array: np.ndarray[Any, Any], size: int) -> np.ndarray[Any, Any]:
-    """Fills a batch up to `size` samples by repeating the last one."""
+    """Extends a batch to `size` samples by repeating the last one."""
     return np.concatenate([array, np.repeat(array[-1:], size - len(array), axis=0)])
 
 
 def _require_equal(name: str, expected: np.ndarray[Any, Any], actual: np.ndarray[Any, Any]) -> None:
     """Raises ModelError unless two results are equal up to rounding."""
     expected64, actual64 = expected.astype(np.float64), actual.astype(np.float64)
-    # Infinite scores, of masked positions, say nothing about the size of the others.
+    # Infinite scores of masked positions must not determine the scale.
     scale = max(1e-6, float(np.abs(expected64[np.isfinite(expected64)]).max(initial=0)))
     if expected.shape != actual.shape or not np.allclose(
         expected64, actual64, rtol=_TOLERANCE, atol=_TOLERANCE * scale, equal_nan=True

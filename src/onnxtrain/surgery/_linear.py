@@ -15,11 +15,11 @@ from onnxtrain.passes import is_float_parameter
 from onnxtrain.surgery._tail import TAIL_OPS, data_input
 
 _DOING = "Replacing the head"
-# Exporters put these between a weight and its layer: Cast for half precision, Transpose for `x @ weight.T`.
+# Ops that exporters insert between a weight and its layer: Cast for half precision, Transpose for `x @ weight.T`.
 _PASSED_ON = ("Cast", "Identity", "Transpose")
-# Messages name at most this many ops.
+# Maximum number of ops in messages.
 _SHOWN = 6
-# Ops of quantized models, of ONNX (QLinearMatMul) and of ONNX Runtime (MatMulNBits, QGemm).
+# Ops of quantized models, in ONNX (QLinearMatMul) and ONNX Runtime (MatMulNBits, QGemm).
 _QUANTIZED = re.compile("[Qq]uantize|QLinear|Integer|NBits|QGemm")
 _QUANTIZED_ADVICE = "replace the head of the float model, and quantize after training"
 
@@ -31,12 +31,12 @@ class Linear:
     Attributes:
         node: the Gemm, MatMul or Conv.
         weight: the initializer of the weight, e.g. `fc.weight`.
-        through: nodes between `weight` and `node`, the one that reads `weight` first, e.g. [Cast, Transpose].
+        through: nodes between `weight` and `node`, in order, e.g. [Cast, Transpose].
         rows: True if the classes are axis 0 of the weight, as in [classes, features]; False for axis 1.
-        bias: the initializer of the bias, e.g. `fc.bias`; None for a layer without one.
+        bias: the initializer of the bias, e.g. `fc.bias`; None for a layer without bias.
         add: the Add of the bias, if it is not an input of `node`; else None.
         tail: the nodes between the layer and `output`, in order, e.g. [Softmax].
-        output: the model's output that the tail leads to; None for a layer that is no head.
+        output: the output computed by the tail; None for a layer that is not a head.
     """
 
     node: ir.Node
@@ -61,25 +61,25 @@ class Linear:
 
     @property
     def fan_in(self) -> int:
-        """The number of inputs that each output is a sum over."""
+        """The number of inputs of each output."""
         return math.prod(self.shape) // self.classes
 
     @property
     def last(self) -> ir.Value:
-        """The value that the layer computes."""
+        """The output value of the layer."""
         return (self.add or self.node).outputs[0]
 
     @property
     def axis(self) -> int:
-        """The axis of the classes in the layer's result; -1 if its rank is unknown."""
-        # Channels come second in ONNX, behind the batch.
+        """The class axis of the layer's output; -1 if its rank is unknown."""
+        # In ONNX, channels are axis 1, after the batch.
         if self.node.op_type == "Conv":
             return 1
         return -1 if self.last.shape is None else len(self.last.shape) - 1
 
     @property
     def names(self) -> list[str]:
-        """Names by which a user may call the layer: those of the node, its output, its weight, and its module."""
+        """Names by which a user may refer to the layer: those of the node, its output, its weight, and its module."""
         # `fc.weight` is the weight of the module `fc`.
         weight = str(self.weight.name)
         names = (self.node.name, self.node.outputs[0].name, self.last.name, weight, weight.rpartition(".")[0])
@@ -92,17 +92,17 @@ def op_name(node: ir.Node) -> str:
 
 
 def find_head(model: ir.Model, output: str | None, head: str | None) -> Linear:
-    """Finds the linear layer in front of an output.
+    """Finds the linear layer before an output.
 
     Args:
         model: canonical model.
-        output: name of the output; None for the only one, or for that of the layer `head`.
-        head: name of the layer; None for the last one.
+        output: name of the output. Default: the only output, or that of the layer `head`.
+        head: name of the layer. Default: the last one.
 
     Raises:
-        ModelError: there is no such layer, or several outputs to choose from.
+        ModelError: there is no such layer, or the choice among several outputs is ambiguous.
     """
-    # Without a name all outputs are candidates; `head` may single one out.
+    # Without a name, all outputs are candidates; `head` may single one out.
     outputs = [value for value in model.graph.outputs if output in (None, value.name)]
     names = ", ".join(str(value.name) for value in model.graph.outputs)
     if not outputs:
@@ -117,7 +117,7 @@ def find_head(model: ir.Model, output: str | None, head: str | None) -> Linear:
         traced = _trace(value, head)
         if isinstance(traced, Linear):
             return traced
-        # Weights of a quantized model are integers, which no other output or layer would change.
+        # Weights of a quantized model are integers, for which another output or layer would be no remedy.
         quantized = next((node for node in _last_nodes(value) if _QUANTIZED.search(node.op_type)), None)
         if quantized is not None:
             traced = f"{op_name(quantized)} is quantized: {_QUANTIZED_ADVICE}"
@@ -132,7 +132,7 @@ def find_head(model: ir.Model, output: str | None, head: str | None) -> Linear:
 
 
 def _trace(output: ir.Value, head: str | None) -> Linear | str:
-    """Walks from an output back to the linear layer; returns it, or the reason why there is none."""
+    """Follows an output back to the linear layer; returns it, or the reason why there is none."""
     tail: list[ir.Node] = []
     value = output
     while True:
@@ -141,14 +141,14 @@ def _trace(output: ir.Value, head: str | None) -> Linear | str:
             return f"'{value.name}' is no result of a node"
         linear = read_linear(node, any_kernel=head is not None)
         if isinstance(linear, Linear):
-            # The search stops at the last linear layer: another one further back is no head of this output.
+            # The search ends at the last linear layer; an earlier one is not the head of this output.
             if head is not None and head not in linear.names:
                 return (
                     f"its last linear layer is {op_name(linear.node)} with the weight '{linear.weight.name}'"
                 )
             linear.tail, linear.output = tail, output
             return linear
-        # The axis of the classes can be followed through these ops only.
+        # The class axis can only be followed through these ops.
         source = data_input(node) if node.domain == "" and node.op_type in TAIL_OPS else None
         if source is None:
             return linear
@@ -161,10 +161,10 @@ def read_linear(node: ir.Node, *, any_kernel: bool = False) -> Linear | str:
 
     Args:
         node: a Gemm, MatMul, Conv, or the Add of a bias.
-        any_kernel: True also accepts convolutions with kernels larger than 1.
+        any_kernel: True to also accept convolutions with kernels larger than 1.
     """
-    # Exporters write a Linear of more than two axes as MatMul and Add. If another node reads the product, too, the Add
-    # is no part of the layer.
+    # Exporters write a Linear of more than two axes as MatMul and Add. If another node reads the product, the Add is
+    # not part of the layer.
     if node.domain == "" and node.op_type == "Add":
         for index in (0, 1):
             bias, product = node.inputs[index], node.inputs[1 - index]
@@ -191,11 +191,11 @@ def read_linear(node: ir.Node, *, any_kernel: bool = False) -> Linear | str:
     weight, through = traced
     dims = tuple(weight.const_value.shape.numpy()) if weight.const_value is not None else ()
     rows = node.op_type == "Conv" or node.attributes.get_int("transB", 0) == 1
-    # Each Transpose on the way swaps the two axes of the weight.
+    # Each Transpose in between swaps the two axes of the weight.
     rows ^= sum(step.op_type == "Transpose" for step in through) % 2 == 1
     if node.op_type == "Conv":
-        # A Conv with a larger kernel is rarely a head, unless the user names it. Groups divide the classes, so that not
-        # every number of classes would do.
+        # A Conv with a larger kernel is rarely a head, unless the user names it. Groups must divide the number of
+        # classes.
         small = any_kernel or all(size == 1 for size in dims[2:])
         if node.attributes.get_int("group", 1) != 1 or not small:
             return f"{op_name(node)} has a kernel of {list(dims[2:])} and is taken for no head unless head= names it"
@@ -209,7 +209,7 @@ def read_linear(node: ir.Node, *, any_kernel: bool = False) -> Linear | str:
 
 
 def _trace_weight(value: ir.Value | None) -> tuple[ir.Value, list[ir.Node]] | str:
-    """Walks from the input of a layer back to its weight.
+    """Follows the input of a layer back to its weight.
 
     Returns:
         The initializer, and the nodes between it and the layer; or the reason why there is none.
@@ -236,18 +236,18 @@ def _trace_weight(value: ir.Value | None) -> tuple[ir.Value, list[ir.Node]] | st
 
 
 def _is_bias(value: ir.Value | None, classes: int) -> bool:
-    """Says if a value is a floating-point initializer with one number per class."""
+    """True if a value is a floating-point initializer with one element per class."""
     if value is None or not value.is_initializer() or value.const_value is None:
         return False
     dims = tuple(value.const_value.shape.numpy())
-    # A vector [classes], or the same with leading axes of size one.
+    # A vector [classes], possibly with leading axes of size one.
     floating = is_float_parameter(value) or (value.dtype is not None and value.dtype.is_floating_point())
     return floating and bool(dims) and dims[-1] == classes and math.prod(dims) == classes
 
 
 def _last_nodes(value: ir.Value) -> list[ir.Node]:
     """Returns the last nodes before an output, the last one first."""
-    # Along the first input that is no initializer, which by ONNX's convention is the data.
+    # Follows the first input that is not an initializer, by ONNX's convention the data.
     nodes: list[ir.Node] = []
     node = value.producer()
     while node is not None and len(nodes) < _SHOWN:
@@ -258,12 +258,12 @@ def _last_nodes(value: ir.Value) -> list[ir.Node]:
 
 
 def _last_ops(value: ir.Value) -> str:
-    """Names the last nodes before an output for messages, e.g. "Softmax 'p', Gemm 'fc'"."""
+    """Returns the last nodes before an output for messages, e.g. "Softmax 'p', Gemm 'fc'"."""
     return ", ".join(map(op_name, _last_nodes(value))) or "no op"
 
 
 def _layers(model: ir.Model) -> str:
-    """Names the last linear layers of a model for messages, by their weights."""
+    """Returns the names of the last linear layers of a model for messages, by their weights."""
     layers = [read_linear(node, any_kernel=True) for node in model.graph]
     names = [str(layer.weight.name) for layer in layers if isinstance(layer, Linear)]
     return ", ".join(list(dict.fromkeys(names))[-5:]) or "none"

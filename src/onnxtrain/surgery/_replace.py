@@ -31,11 +31,8 @@ from onnxtrain.surgery._tail import PROBABILITIES, Refusal, follow
 _log = get_logger()
 
 
-# A mistyped number would take all memory.
+# A typo would otherwise use up all memory.
 _MOST_CLASSES = 10_000_000
-
-
-# Overloads: a caller gets back the kind of model that it passed, and a type checker knows which.
 
 
 @same_kind
@@ -49,32 +46,32 @@ def replace_head(
     bias: bool | None = None,
     logits: bool = True,
 ) -> onnx.ModelProto | ir.Model:
-    """Returns the model with a new last linear layer of `classes` outputs; `model` is not changed.
+    """Returns a copy of the model with a new last linear layer with `classes` outputs.
 
     The layer is a Gemm, a MatMul (with an Add) or a 1x1 Conv, with any layout of the weight. Softmax, Sigmoid,
-    LogSoftmax, Relu, pooling, Reshape and the like may follow it. Weight and bias start as those of PyTorch's
+    LogSoftmax, Relu, pooling, Reshape and similar ops may follow it. Weight and bias are initialized as in PyTorch's
     `nn.Linear` and `nn.Conv2d`: uniform in `[-1 / sqrt(fan_in), 1 / sqrt(fan_in)]`, drawn by
     `numpy.random.default_rng(seed)`, the weight first, in the layout `[classes, ...]`. They keep their names, unless an
-    exporter made the name up or another layer shares the weight: then they are `head.weight` and `head.bias`. Dtype,
-    batch and names of inputs and output stay.
+    exporter has generated the name or another layer shares the weight: then they are called `head.weight` and
+    `head.bias`. Dtype, batch size and names of inputs and output are kept.
 
     Args:
-        model: path of a `.onnx` file, `ModelProto` or `onnx_ir.Model`.
+        model: path of a `.onnx` file, `ModelProto` or `onnx_ir.Model`; not modified.
         classes: number of outputs of the new layer, e.g. 10.
         seed: seed of the initial values.
-        output: name of the output that the head leads to, for a model with several outputs.
-        head: name of the layer, e.g. "fc": that of its node, its weight, or its module. None searches for the last one.
-        bias: True or False for a layer with or without a bias. None for one like the old layer, which counts as having
-            a bias if an exporter's optimizer dropped one of zeros and the file tells.
-        logits: True removes a Softmax or Sigmoid after the layer, as losses want logits.
+        output: name of the output that the head computes, for a model with several outputs.
+        head: name of the layer, e.g. "fc": that of its node, its weight, or its module. Default: the last one.
+        bias: True or False for a layer with or without a bias. Default: like the old layer; a bias of zeros that an
+            exporter's optimizer dropped is included if the file has metadata about it.
+        logits: True to remove a Softmax or Sigmoid after the layer, because losses expect logits.
 
     Returns:
         The model in canonical form (opset 21 or newer): an `onnx_ir.Model` if `model` is one, else a `ModelProto`,
-        which `onnx.save` takes. Other outputs that were computed from the head are gone.
+        which `onnx.save` accepts. Other outputs computed from the head are removed.
 
     Raises:
-        ModelError: there is no such layer, or the classes cannot be followed from it to the output; the message names
-            the last ops.
+        ModelError: there is no such layer, or the class axis cannot be followed from it to the output; the message
+            names the last ops.
         InputError: `classes` is not a positive integer, or is more than 10 million.
 
     Example:
@@ -100,18 +97,18 @@ def replace_head(
     assert layer.output is not None
     name = str(layer.output.name)
     _resize(result, layer, int(classes), name)
-    # Drawn as [classes, ...] whatever the layout of the file, so that one seed gives one layer.
+    # Drawn as [classes, ...] whatever the layout in the file, so that a seed determines the layer.
     rng = np.random.default_rng(seed)
     bound = 1 / math.sqrt(layer.fan_in)
     shape = layer.shape if layer.rows else layer.shape[::-1]
     weight = rng.uniform(-bound, bound, (classes, *shape[1:]))
     old = layer.weight
-    # A tied weight, e.g. that of the embedding in a language model, must keep its values for the other reader.
+    # A tied weight, e.g. that of a language model's embedding, must keep its values for its other readers.
     shared = any(len(value.uses()) > 1 for value in (old, *(node.outputs[0] for node in layer.through)))
     new_weight = _replacement(result, old, weight if layer.rows else weight.T, "head.weight", shared=shared)
     _rewire(layer, old, new_weight)
     if bias is None:
-        # PyTorch's Dynamo exporter drops a bias of zeros, as that of a fresh layer, and notes what each node read.
+        # PyTorch's Dynamo exporter drops a bias of zeros, as in a new layer, but records the operands of each node.
         read_in_pytorch = TorchSignature(result).read(layer.node)
         bias = layer.bias is not None or any(name.endswith("bias") for name in read_in_pytorch)
     if bias:
@@ -120,20 +117,20 @@ def replace_head(
         _drop_bias(layer)
     if logits:
         _drop_probabilities(layer, name)
-    # Last of all rewriting, as the steps before may give the output another value.
+    # Last, because the steps above may replace the output value.
     _keep_outputs(result, layer, name)
     remove_unread_nodes(result.graph)
     remove_unread_initializers(result.graph, [old, layer.bias])
     for node in (layer.node, *layer.through, *([layer.add] if layer.add else [])):
-        # The exporter's notes name parameters that are gone; passes read the notes when the model is loaded again.
+        # The exporter's metadata refers to removed parameters, and passes read it when the model is loaded again.
         node.metadata_props.clear()
     return as_given(result, model)
 
 
 def _resize(model: ir.Model, layer: Linear, classes: int, name: str) -> None:
-    """Follows the axis of the classes to the output, and writes their new number into shapes on the way."""
+    """Follows the class axis to the output, and updates its size in shapes on the way."""
     axis, old, at = layer.axis, layer.classes, layer.node
-    # For the same number of classes no shape changes, and ops that cannot be followed do no harm.
+    # For the same number of classes, no shape changes, and ops that cannot be followed do no harm.
     if old == classes:
         return
     try:
@@ -152,7 +149,7 @@ def _resize(model: ir.Model, layer: Linear, classes: int, name: str) -> None:
 
 
 def _set_size(value: ir.Value, axis: int, size: int) -> None:
-    """Writes a size into the shape of a value, if it has one."""
+    """Sets the size of an axis in the shape of a value, if it has one."""
     if value.shape is not None:
         value.shape = ir.Shape([size if index == axis else dim for index, dim in enumerate(value.shape)])
 
@@ -160,21 +157,21 @@ def _set_size(value: ir.Value, axis: int, size: int) -> None:
 def _replacement(
     model: ir.Model, like: ir.Value, array: npt.NDArray[np.float64], made_up: str, *, shared: bool
 ) -> ir.Value:
-    """Makes an initializer that replaces another one.
+    """Creates an initializer that replaces another one.
 
     Args:
         model: the model.
-        like: the old initializer, which gives dtype and name.
+        like: the old initializer, which determines dtype and name.
         array: the new values.
-        made_up: name to use if an exporter made up the old name, or if `shared` is True, e.g. "head.weight".
-        shared: True if other nodes read the old initializer, which then stays.
+        made_up: name to use if the old name was generated by an exporter, or if `shared` is True, e.g. "head.weight".
+        shared: True if other nodes read the old initializer, which is then kept.
     """
     assert like.dtype is not None
     name = fresh_name(model, made_up) if shared or is_generated_name(str(like.name)) else str(like.name)
     tensor = ir.Tensor(np.ascontiguousarray(array.astype(like.dtype.numpy())), dtype=like.dtype, name=name)
     if name != like.name:
         return add_initializer(model.graph, tensor)
-    # The new one takes the place of the old one: parameters become inputs in the order of the initializers.
+    # At the same position, because parameters become inputs in the order of the initializers.
     order = list(model.graph.initializers.values())
     model.graph.initializers.clear()
     for initializer in order:
@@ -186,8 +183,8 @@ def _replacement(
 
 
 def _rewire(layer: Linear, old: ir.Value, new: ir.Value) -> None:
-    """Makes the layer read a new weight, through copies of the Cast and Transpose nodes between."""
-    # Copies, as other readers of a shared weight may read it through the same nodes.
+    """Makes the layer read a new weight, through copies of the Cast and Transpose nodes in between."""
+    # Copies, because other readers of a shared weight may use the same nodes.
     value = new
     for node in layer.through:
         shape = None if node.op_type == "Transpose" and value.shape is None else value.shape
@@ -203,10 +200,10 @@ def _rewire(layer: Linear, old: ir.Value, new: ir.Value) -> None:
 
 
 def _set_bias(model: ir.Model, layer: Linear, array: npt.NDArray[np.float64]) -> None:
-    """Replaces the bias of a layer, or adds one: as an input of Gemm and Conv, by an Add after a MatMul."""
+    """Replaces or adds the bias of a layer: as an input of Gemm and Conv, with an Add after a MatMul."""
     old = layer.bias
     if old is not None:
-        # A bias of shape [1, classes], as some exporters write it, keeps its leading axes.
+        # A bias of shape [1, classes], as written by some exporters, keeps its leading axes.
         rank = len(old.shape) if old.shape is not None else 1
         column = array.reshape((1,) * (rank - 1) + array.shape)
         new = _replacement(model, old, column, "head.bias", shared=len(old.uses()) > 1)
@@ -220,7 +217,7 @@ def _set_bias(model: ir.Model, layer: Linear, array: npt.NDArray[np.float64]) ->
         layer.node.replace_input_with(2, new)
         return
     product = layer.node.outputs[0]
-    # The sum takes over all readers, the name if it is that of an output included.
+    # The sum takes over all readers, and the name if it is that of an output.
     total = successor(product)
     layer.node.append(ir.node("Add", [product, new], outputs=[total]))
     if layer.output is product:
@@ -229,10 +226,10 @@ def _set_bias(model: ir.Model, layer: Linear, array: npt.NDArray[np.float64]) ->
 
 
 def _new_bias(model: ir.Model, layer: Linear, array: npt.NDArray[np.float64]) -> ir.Value:
-    """Makes the initializer of a bias for a layer without one, named after its weight."""
+    """Creates the initializer of a bias for a layer without one, named after its weight."""
     weight = str(layer.weight.name)
     name = f"{weight.removesuffix('.weight')}.bias" if weight.endswith(".weight") else "head.bias"
-    # The dtype that the layer computes in: the weight may pass a Cast before it.
+    # The dtype of the computation, because the weight may be cast.
     dtype = layer.node.outputs[0].dtype or layer.weight.dtype
     assert dtype is not None
     tensor = ir.Tensor(array.astype(dtype.numpy()), dtype=dtype, name=fresh_name(model, name))
@@ -240,7 +237,7 @@ def _new_bias(model: ir.Model, layer: Linear, array: npt.NDArray[np.float64]) ->
 
 
 def _drop_bias(layer: Linear) -> None:
-    """Removes the bias of a layer, and the Add if there is one; a graph output keeps its name."""
+    """Removes the bias of a layer, with its Add; a graph output keeps its name."""
     if layer.add is None:
         layer.node.resize_inputs(2)
         return
@@ -269,7 +266,7 @@ def _drop_probabilities(layer: Linear, name: str) -> None:
 
 
 def drop_final_probabilities(model: ir.Model) -> None:
-    """Removes the Softmax or Sigmoid that computes an output, in place; the output keeps its name and gives logits."""
+    """Removes a Softmax or Sigmoid that computes an output, in place; the output keeps its name and returns logits."""
     for value in list(model.graph.outputs):
         node = value.producer()
         if node is None or node.op_type not in PROBABILITIES or node.inputs[0] is None:
@@ -285,7 +282,7 @@ def drop_final_probabilities(model: ir.Model) -> None:
 
 
 def _replace_value(old: ir.Value, new: ir.Value) -> None:
-    """Makes all readers of a value read another one; if the value is a graph output, its name goes along."""
+    """Redirects all readers of a value to another one, which takes the name of a graph output."""
     name, is_output = old.name, old.is_graph_output()
     old.replace_all_uses_with(new, replace_graph_outputs=True)
     if is_output:
@@ -293,8 +290,8 @@ def _replace_value(old: ir.Value, new: ir.Value) -> None:
 
 
 def _keep_outputs(model: ir.Model, layer: Linear, name: str) -> None:
-    """Drops the other outputs that are computed from the head."""
-    # E.g. the label that an ArgMax computes from the old classes: its graph would not fit the new number.
+    """Removes the other outputs computed from the head."""
+    # E.g. the label computed by an ArgMax over the old classes, which would not match the new number.
     from_head: set[ir.Value] = {layer.node.outputs[0]}
     for node in model.graph:
         if any(value in from_head for value in node.inputs if value is not None):

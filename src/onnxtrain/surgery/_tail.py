@@ -1,4 +1,4 @@
-"""Follows the axis of the classes through the ops between a head and an output, and rewrites sizes on the way."""
+"""Follows the class axis through the ops between a head and an output, and updates sizes on the way."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from onnxtrain.emitter import Emitter, static_dims
 from onnxtrain.op_facts import ARITHMETIC
 
 PROBABILITIES = ("Softmax", "Sigmoid")
-"""Ops that turn logits, which losses want, into probabilities."""
+"""Ops that convert logits, which losses expect, to probabilities."""
 
-# The functions below, one per kind of op, take and return as `follow` does.
+# The functions below, one per kind of op, have the arguments and result of `follow`.
 
 Dims = Sequence[int | None]
 
 
 class Refusal(Exception):
-    """The reason why the axis of the classes cannot be followed through a node."""
+    """The reason why the class axis cannot be followed through a node."""
 
 
 def data_input(node: ir.Node) -> ir.Value | None:
-    """Returns the input through which an op of the tail reads the head; None if two inputs may be that."""
-    # A scalar operand, as in a division by a temperature, has no axis of classes. Any other may be a vector of classes.
+    """Returns the input through which an op of the tail reads the head; None if it is ambiguous."""
+    # A scalar operand, as in a division by a temperature, has no class axis. Any other operand may have one.
     if node.op_type not in ARITHMETIC:
         return node.inputs[0]
     numbers = [
@@ -35,12 +35,12 @@ def data_input(node: ir.Node) -> ir.Value | None:
 
 
 def follow(model: ir.Model, node: ir.Node, axis: int, old: int, new: int) -> int:
-    """Returns the axis of the classes in a node's output, and rewrites sizes in the node.
+    """Returns the class axis of a node's output, and updates sizes in the node.
 
     Args:
         model: the model.
         node: a node of the tail, e.g. a Flatten.
-        axis: axis of the classes in the node's input, counted from the front.
+        axis: class axis of the node's input, non-negative.
         old: the old number of classes, e.g. 1000.
         new: the new number of classes, e.g. 10.
 
@@ -55,21 +55,21 @@ def _same(model: ir.Model, node: ir.Node, axis: int, old: int, new: int) -> int:
 
 
 def _pool(model: ir.Model, node: ir.Node, axis: int, old: int, new: int) -> int:
-    # Pooling leaves batch and channels, axes 0 and 1, and reduces all others.
+    # Pooling keeps batch and channels, axes 0 and 1, and reduces all others.
     if axis != 1:
         raise Refusal("it pools over the classes")
     return axis
 
 
 def _resize(model: ir.Model, node: ir.Node, axis: int, old: int, new: int) -> int:
-    # `sizes` without `axes` has an entry for every axis, the classes included.
+    # `sizes` without `axes` has an entry for every axis, including the classes.
     if len(node.inputs) > 3 and node.inputs[3] is not None and "axes" not in node.attributes:
         raise Refusal("it gives the number of classes as a size")
     return axis
 
 
 def _mean(model: ir.Model, node: ir.Node, axis: int, old: int, new: int) -> int:
-    # Without axes the mean is over all of them.
+    # Without axes, the mean is over all axes.
     axes = _axes(node, _rank(node))
     if axes is None or axis in axes:
         raise Refusal("it takes the mean over the classes")
@@ -85,7 +85,7 @@ def _squeeze(model: ir.Model, node: ir.Node, axis: int, old: int, new: int) -> i
 
 
 def _unsqueeze(model: ir.Model, node: ir.Node, axis: int, old: int, new: int) -> int:
-    # Axes of an Unsqueeze count in its output.
+    # The axes of an Unsqueeze refer to its output.
     added = _axes(node, _rank(node) + len(_constant(node.inputs[1]) or ()))
     if added is None:
         raise Refusal("its axes are computed")
@@ -95,26 +95,26 @@ def _unsqueeze(model: ir.Model, node: ir.Node, axis: int, old: int, new: int) ->
 
 
 def _transpose(model: ir.Model, node: ir.Node, axis: int, old: int, new: int) -> int:
-    # The default reverses all axes.
+    # By default, Transpose reverses all axes.
     perm = node.attributes.get_ints("perm") or list(range(_rank(node)))[::-1]
     return list(perm).index(axis)
 
 
 def _flatten(model: ir.Model, node: ir.Node, axis: int, old: int, new: int) -> int:
-    """Follows the classes through a Flatten that does not merge them with other axes."""
+    """Follows the class axis through a Flatten that does not merge it with other axes."""
     dims = _dims(node.inputs[0])
     start = node.attributes.get_int("axis", 1) % max(1, len(dims))
     group = dims[:start] if axis < start else dims[start:]
     position = axis if axis < start else axis - start
-    # Flattened together with other axes the classes are no axis of their own, unless the others have size one.
+    # Flattened with other axes, the classes have no axis of their own, unless the other axes have size one.
     if any(dim != 1 for index, dim in enumerate(group) if index != position):
         raise Refusal(f"it merges the classes with other axes of {list(dims)}")
     return 0 if axis < start else 1
 
 
 def _reshape(model: ir.Model, node: ir.Node, axis: int, old: int, new: int) -> int:
-    """Finds the axis of the Reshape's target that holds the classes alone, with equal sizes before and after it."""
-    # With allowzero, a 0 of the target is a size, and no copy of the input's size: then there are no elements at all.
+    """Finds the axis of the Reshape's target that contains only the classes, with equal sizes before and after it."""
+    # With allowzero, a 0 in the target is a size and not a copy of the input's size: then the tensor is empty.
     dims, target = _dims(node.inputs[0]), _constant(node.inputs[1])
     if target is None or (0 in target and node.attributes.get_int("allowzero", 0) == 1):
         raise Refusal("its shape is computed")
@@ -124,7 +124,7 @@ def _reshape(model: ir.Model, node: ir.Node, axis: int, old: int, new: int) -> i
     elements_after = math.prod(dim or 0 for dim in dims[axis + 1 :])
     for position in reversed(range(len(target))):
         size = target[position]
-        # 0 copies the size of the input's axis, -1 stands for the size that the number of elements leaves.
+        # 0 copies the size of the input's axis, and -1 is the size that remains.
         classes = size in (old, -1) or (size == 0 and position == axis)
         sizes_after = sizes[position + 1 :]
         if (
@@ -140,10 +140,10 @@ def _reshape(model: ir.Model, node: ir.Node, axis: int, old: int, new: int) -> i
         ):
             is_classes = True
         else:
-            # Symbolic sizes before the classes cannot be compared, but are equal if zeros copy them.
+            # Symbolic sizes before the classes cannot be compared, but are equal if they are copied by zeros.
             is_classes = position == axis and all(number == 0 for number in target[:position])
         if is_classes:
-            # 0 and -1 follow the new number by themselves.
+            # 0 and -1 adapt to the new number without a change.
             if size == old and size > 0:
                 _set_target_size(model, node, position, new)
             return position
@@ -153,11 +153,11 @@ def _reshape(model: ir.Model, node: ir.Node, axis: int, old: int, new: int) -> i
 
 
 def _set_target_size(model: ir.Model, node: ir.Node, position: int, size: int) -> None:
-    """Writes a size into the target of a Reshape."""
+    """Updates a size in the target of a Reshape."""
     target = _constant(node.inputs[1])
     assert target is not None
     target[position] = size
-    # In a new constant, as other nodes may read the old one.
+    # In a new constant, because other nodes may read the old one.
     node.replace_input_with(1, Emitter(model.graph).const(target))
 
 
@@ -169,7 +169,7 @@ def _constant(value: ir.Value | None) -> list[int] | None:
 
 
 def _axes(node: ir.Node, rank: int) -> set[int] | None:
-    """Returns the axes of a node, counted from the front; None if they are computed or left out."""
+    """Returns the axes of a node as non-negative numbers; None if they are computed or omitted."""
     axes = _constant(node.inputs[1]) if len(node.inputs) > 1 else None
     return None if axes is None else {axis % rank for axis in axes}
 
@@ -198,4 +198,4 @@ TAIL_OPS: dict[str, Callable[[ir.Model, ir.Node, int, int, int], int]] = {
     "Flatten": _flatten,
     "Reshape": _reshape,
 }
-"""Ops that may stand between a head and an output, each with the function that follows the axis of the classes."""
+"""Ops supported between a head and an output, with the functions that follow the class axis."""

@@ -1,4 +1,4 @@
-"""Rewrites the ops of domain `ai.onnx.preview.training` as standard ops, which every runtime has."""
+"""Rewrites the ops of domain `ai.onnx.preview.training` in standard ops, which every runtime supports."""
 
 from __future__ import annotations
 
@@ -35,24 +35,24 @@ _DOMAIN = "ai.onnx.preview.training"
 @same_kind
 @without_collection()
 def lower_training_ops(model: ModelSource) -> onnx.ModelProto | ir.Model:
-    """Returns the model with Gradient, Adam, Adagrad and Momentum replaced by standard ops.
+    """Returns a copy of the model with Gradient, Adam, Adagrad and Momentum replaced by standard ops.
 
-    These ops are part of the ONNX standard, domain `ai.onnx.preview.training`, but no stock runtime has them. A
-    Gradient becomes the nodes that :func:`onnxtrain.differentiate` writes for the graph between the tensors that its
-    attributes name, at the values of its inputs; it may be the gradient of another Gradient. Adam, Adagrad and Momentum
+    These ops are part of the ONNX standard, domain `ai.onnx.preview.training`, but no stock runtime supports them. A
+    Gradient becomes the nodes that :func:`onnxtrain.differentiate` emits for the graph between the tensors named by its
+    attributes, at the values of its inputs; it may be the gradient of another Gradient. Adam, Adagrad and Momentum
     become the formulas of the standard. The rest of the model, e.g. Dropout and BatchNormalization in training mode, is
-    rewritten for ONNX Runtime as `differentiate` does it.
+    rewritten for ONNX Runtime as by `differentiate`.
 
     Args:
-        model: path of a `.onnx` file, `ModelProto`, or `onnx_ir.Model`; it is not changed.
+        model: path of a `.onnx` file, `ModelProto`, or `onnx_ir.Model`; not modified.
 
     Returns:
-        An `onnx_ir.Model` if `model` is one, else a `ModelProto`, of opset 21 or newer: inputs and outputs are those of
-        `model`, with the same names, shapes and dtypes.
+        An `onnx_ir.Model` if `model` is one, else a `ModelProto`, of opset 21 or newer: inputs and outputs have the
+        same names, shapes and dtypes as those of `model`.
 
     Raises:
-        ModelError: the model cannot be loaded or converted; a Gradient stands in a branch or body, or depends on
-            itself; an op has a wrong number of inputs.
+        ModelError: the model cannot be loaded or converted; a Gradient is in a subgraph, or depends on itself; an op
+            has a wrong number of inputs.
         DifferentiationError: a Gradient names a tensor that does not exist, or an integer one as y or in xs.
         NoGradientRule: an op between the tensors that a Gradient names has no gradient rule.
 
@@ -84,7 +84,7 @@ def lower_training_ops(model: ModelSource) -> onnx.ModelProto | ir.Model:
 
 
 def _lower_optimizers(model: ir.Model) -> None:
-    """Replaces Adam, Adagrad and Momentum nodes by standard ops, in subgraphs, too."""
+    """Replaces Adam, Adagrad and Momentum nodes by standard ops, including subgraphs."""
     main = Emitter(model.graph, functions=model.functions)
     modified = False
     for graph in tuple(model.graphs()):
@@ -107,14 +107,14 @@ def _lower_optimizers(model: ir.Model) -> None:
             results = [lower[0](op, node, rate, step, *group) for group in groups]
             _replace(op, node, [value for part in zip(*results, strict=True) for value in part])
     if modified:
-        # The emitter appended to the end of each graph, after the nodes that read the results.
+        # The emitter appended nodes to the end of each graph, after the readers of the results.
         common.TopologicalSortPass()(model)
         settle_shapes(lift_constants(model))
 
 
 def _replace(op: Emitter, node: ir.Node, results: Sequence[ir.Value | None]) -> None:
-    """Replaces a node by values, which take the names of its outputs; None for outputs that nothing reads."""
-    # Through copies: two outputs may be one value, or the value an input that keeps its own name.
+    """Replaces a node by values, which take the names of its outputs; None for unread outputs."""
+    # Through copies, because two outputs may be the same value, or the value an input that keeps its own name.
     graph = node.graph
     assert graph is not None
     for output, value in zip(node.outputs, results, strict=False):
@@ -155,7 +155,7 @@ def _adam(
     v: ir.Value,
     h: ir.Value,
 ) -> tuple[ir.Value, ir.Value, ir.Value]:
-    """Writes Adam-1 of the standard for one tensor; returns the new x, v and h."""
+    """Emits the standard's Adam-1 for one tensor; returns the new x, v and h."""
     alpha, beta = _number(node, "alpha"), _number(node, "beta")
     r, t = _scalar(op, rate, x), _scalar(op, step, x)
     g = _regularized(op, node, x, g)
@@ -166,7 +166,7 @@ def _adam(
     of_alpha = op.Sub(op.const(1.0, like=x), op.Pow(op.const(alpha, like=x), t))
     later = op.Greater(t, 0.0)
     # The standard corrects the bias from t = 1 on. The inner Where avoids 0/0 at t = 0, whose gradient would be NaN
-    # although the outer Where takes the other branch.
+    # although the outer Where selects the other branch.
     adjusted = op.Where(later, op.Div(op.Mul(r, of_beta), op.Where(later, of_alpha, 1.0)), r)
     x_new = op.Sub(x, op.Div(op.Mul(adjusted, v_new), h_sqrt))
     post = _number(node, "norm_coefficient_post")
@@ -176,7 +176,7 @@ def _adam(
 def _adagrad(
     op: Emitter, node: ir.Node, rate: ir.Value, step: ir.Value, x: ir.Value, g: ir.Value, h: ir.Value
 ) -> tuple[ir.Value, ir.Value]:
-    """Writes Adagrad-1 of the standard for one tensor; returns the new x and h."""
+    """Emits the standard's Adagrad-1 for one tensor; returns the new x and h."""
     decay = _number(node, "decay_factor")
     r = op.Div(_scalar(op, rate, x), op.Add(op.Mul(_scalar(op, step, x), decay), 1.0))
     g = _regularized(op, node, x, g)
@@ -188,7 +188,7 @@ def _adagrad(
 def _momentum(
     op: Emitter, node: ir.Node, rate: ir.Value, step: ir.Value, x: ir.Value, g: ir.Value, v: ir.Value
 ) -> tuple[ir.Value, ir.Value]:
-    """Writes Momentum-1 of the standard for one tensor; returns the new x and v."""
+    """Emits the standard's Momentum-1 for one tensor; returns the new x and v."""
     alpha, mode = _number(node, "alpha"), node.attributes.get_string("mode", "")
     if mode not in ("standard", "nesterov"):
         raise ModelError(
@@ -208,12 +208,12 @@ _OPTIMIZERS: dict[str, tuple[Callable[..., tuple[ir.Value, ...]], int]] = {
     "Adagrad": (_adagrad, 3),
     "Momentum": (_momentum, 3),
 }
-"""Per op: the function that writes the formula for one tensor, and the number of inputs per tensor."""
+"""By op: the function that emits the formula for one tensor, and the number of inputs per tensor."""
 
 
 def _lower_gradients(model: ir.Model) -> ir.Model:
-    """Replaces all Gradient nodes; if `y` of one depends on the result of another, the other is replaced first."""
-    # A branch or body may name tensors of the graph around it, whose path to y no single graph contains.
+    """Replaces all Gradient nodes; if `y` of one depends on the output of another, the other is replaced first."""
+    # A subgraph may refer to tensors of the enclosing graph, whose path to y is not contained in a single graph.
     for graph in model.graphs():
         for node in graph:
             if _is_gradient(node) and graph is not model.graph:
@@ -233,7 +233,7 @@ def _lower_gradients(model: ir.Model) -> ir.Model:
 
 
 def _is_gradient(node: ir.Node) -> bool:
-    """Says if a node is a Gradient."""
+    """True if a node is a Gradient."""
     return node.domain == _DOMAIN and node.op_type == "Gradient"
 
 
@@ -275,7 +275,7 @@ def _lower_gradient(model: ir.Model, node: ir.Node) -> ir.Model:
     find_values(model.graph, zs, "zs")
     names = _names(node)
     target, leaves = _target(node), xs
-    # By the standard the inputs may be other tensors than those that xs and zs name. The graph between xs, zs and y is
+    # In the standard, the inputs may differ from the tensors that xs and zs name. The graph between xs, zs and y is
     # then evaluated at the inputs.
     if input_names != [*xs, *zs]:
         target, leaves = _copy_between(model, node)
@@ -287,22 +287,22 @@ def _lower_gradient(model: ir.Model, node: ir.Node) -> ir.Model:
         (op.zeros_like(values[leaf]) if gradient is None else gradient) if name else None
         for leaf, gradient, name in zip(leaves, gradients, names, strict=False)
     ]
-    # `expand_path` returned a copy of the model, in which the names of its outputs find the node again.
+    # `expand_path` has returned a copy of the model, in which the node is found by the names of its outputs.
     same_node = next(other for other in model.graph if _is_gradient(other) and _names(other) == names)
     _replace(op, same_node, results)
     common.TopologicalSortPass()(model)
-    # Another Gradient may differentiate this one: composite ops have bodies, but no rules.
+    # Another Gradient may differentiate this one; composite ops have function bodies, but no rules.
     model = inline_functions(with_exact_masks(model))
     return settle_shapes(lift_constants(model))
 
 
 def _names(node: ir.Node) -> list[str]:
-    """Returns the names of a node's outputs, "" for those that are left out."""
+    """Returns the names of a node's outputs, "" for omitted ones."""
     return [output.name or "" for output in node.outputs]
 
 
 def _copy_between(model: ir.Model, node: ir.Node) -> tuple[str, list[str]]:
-    """Copies the nodes between the named tensors of a Gradient, such that the copy reads the Gradient's inputs.
+    """Copies the nodes between the named tensors of a Gradient, so that the copy reads the Gradient's inputs.
 
     Returns:
         The names of y and of the xs in the copy.
@@ -310,7 +310,7 @@ def _copy_between(model: ir.Model, node: ir.Node) -> tuple[str, list[str]]:
     op = Emitter(model.graph, functions=model.functions)
     op.scope = f"{node.name or node.op_type}/"
     xs, zs = _sources(node)
-    # A copy of each input is the leaf: the input itself may be read elsewhere on the path, which must not count.
+    # A copy of each input is the leaf, because other reads of the input on the path must not count.
     copies = [op.Identity(value) for value in node.inputs]
     originals = values_by_name(model.graph)
     twin = model.clone()

@@ -132,9 +132,9 @@ def expand_requests(
     """Replaces the patterns among the parameters to train and to freeze with the names of initializers.
 
     A pattern matches parameters only: not running statistics, settings of ops (bounds of Clip, scales of Resize), nor,
-    if the file identifies them, buffers and constants. A pattern that matches no parameter matches quantization scales and rotary
-    caches. If a parameter matches both lists, it is frozen, unless `requires_grad` has its exact name and `frozen` only
-    a pattern, so that one layer of a frozen backbone can be trained.
+    if the file identifies them, buffers and constants. A pattern that matches no parameter matches quantization scales
+    and rotary caches. If a parameter matches both lists, it is frozen, unless `requires_grad` has its exact name and
+    `frozen` only a pattern, so that one layer of a frozen backbone can be trained.
 
     Args:
         model: a canonical model.

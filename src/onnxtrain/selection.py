@@ -65,7 +65,7 @@ class Selection:
 
 
 def module_scope(node: ir.Node) -> str | None:
-    """Returns the path of the PyTorch module that a node comes from, e.g. "encoder.fc", or None if it is unknown.
+    """Returns the path of the PyTorch module that a node comes from, e.g. "encoder.fc", or None if the path is unknown.
 
     PyTorch's Dynamo exporter stores the modules around each node in its metadata.
     """

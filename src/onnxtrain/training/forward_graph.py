@@ -102,7 +102,7 @@ def _make_scalar(model: ir.Model) -> None:
     if not is_float(loss) or dims is None or any(dim != 1 for dim in dims):
         raise GraphBuildError(
             f"building the training graph: the loss {loss.name!r} is {loss.dtype} of shape {loss.shape}, "
-            "which is not a floating-point scalar. Choose a loss with reduction 'mean' or 'sum', or name "
+            "which is not a scalar floating-point value. Choose a loss with reduction 'mean' or 'sum', or name "
             f"a scalar of the model in {argument('loss_input_names')}.{why_untyped(loss) if dims is None else ''}"
         )
     # A loss of shape [1] or [1, 1] is squeezed: the manifest promises hosts a scalar of rank 0.

@@ -205,13 +205,14 @@ class _Writer:
 
 
 def _products_to_recompute(nodes: list[ir.Node]) -> Iterator[ir.Node]:
-    """Chooses products with weights to recompute: the first ones of the model, whose results are kept the longest.
+    """Yields the matrix products with weights to recompute, up to :data:`_SHARE` of their work.
 
-    An element of the result of a product over `depth` terms costs `depth` multiplications. Only products whose result
-    is at least as large as their input (width >= depth) save enough memory for that.
+    The first products of the model are chosen, because their results are kept the longest. Recomputing one element of a
+    product over `depth` terms costs `depth` multiplications, so a product only saves enough memory if its result is at
+    least as large as its input (width >= depth).
     """
     sizes = {node: size for node in nodes if (size := _row_lengths(node)) is not None}
-    # All products are taken to have as many rows, positions of the batch, so that depth * width measures the work.
+    # All products are assumed to have the same number of rows, so that depth * width is proportional to the work.
     budget = _SHARE * sum(depth * width for depth, width in sizes.values())
     for node, (depth, width) in sizes.items():
         if width >= depth and depth * width <= budget:
@@ -221,7 +222,7 @@ def _products_to_recompute(nodes: list[ir.Node]) -> Iterator[ir.Node]:
 
 def _row_lengths(node: ir.Node) -> tuple[int, int] | None:
     """Returns the row lengths (depth, width) of input and result of a product with a weight; None for other nodes."""
-    # A product of two activations, as in attention, has no row length in common with the others.
+    # Products of two activations, as in attention, are not comparable with products with weights.
     if node.op_type not in _PRODUCTS:
         return None
     rows, result = (value and static_dims(value) for value in (node.inputs[0], node.outputs[0]))
@@ -232,5 +233,5 @@ def _row_lengths(node: ir.Node) -> tuple[int, int] | None:
 
 
 def _elements(value: ir.Value) -> int:
-    """Returns the number of elements, counting 1 for unknown sizes."""
+    """Returns the number of elements of a value, counting 1 for each unknown size."""
     return math.prod(1 if size is None else size for size in static_dims(value) or ())

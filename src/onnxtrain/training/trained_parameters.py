@@ -86,8 +86,8 @@ def _active_values(model: ir.Model, trainable: Sequence[str]) -> set[ir.Value]:
 def _leave_out_unreached(build: Build, active: Collection[ir.Value]) -> None:
     """Removes parameters that the loss does not depend on from the trained ones, and logs a warning that names them.
 
-    PyTorch's optimizers skip parameters without a gradient (grad is None). Trained with zero gradients, weight decay
-    and momentum would change them.
+    PyTorch's optimizers skip parameters without a gradient (grad is None). With zero gradients instead, weight decay
+    and momentum would change the parameters.
     """
     graph = build.forward.graph
     inactive = [name for name in build.trainable if graph.initializers[name] not in active]

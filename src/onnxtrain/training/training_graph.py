@@ -69,8 +69,8 @@ def build_training_graphs(
     """Builds the training, eval and inference models from a canonical model that computes the scalar `loss`.
 
     Args:
-        model: canonical model, made with the recipe's parameters as `variable`; it is not changed. Inputs with metadata
-            :data:`TARGET_KEY` are targets.
+        model: canonical model in which the recipe's parameters were excluded from constant folding (`variable` of
+            `canonicalize`); it is not changed. Inputs with metadata :data:`TARGET_KEY` are targets.
         loss: name of the scalar to minimize.
         recipe: how to train. Its `loss`, `loss_input_names`, `sample_weight`, `optimizer` and `lora` are not read: the
             caller has already applied them to the model, or applies them later.

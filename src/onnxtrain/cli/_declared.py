@@ -25,7 +25,7 @@ Kept = Literal["run", "fit", "anew"]
 
 @dataclass(frozen=True)
 class Rule:
-    """Whether a resumed run keeps the value of an option, and the argument of the Python API that the option sets.
+    """Rule of an option: whether a resumed run keeps its value, and which argument of the Python API it sets.
 
     Attributes:
         kept: "run": a resumed run keeps the value, and another value is an error. "fit": the same while an interrupted

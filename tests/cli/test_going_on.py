@@ -474,6 +474,6 @@ def test_a_file_to_validate_on_is_remembered_beside_the_data_only(
             assert "val_loss" in more.json()["epochs"][1]
         else:
             assert more.code == 1
-            assert "Give --validation again" in " ".join(more.err.split())
+            assert "give --validation again" in " ".join(more.err.split())
             again = run("train", directory, "--data", data, *options, "--json").json()["epochs"]
             assert [("val_loss" in epoch) for epoch in again] == [True, True]

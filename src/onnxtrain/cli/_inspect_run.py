@@ -151,7 +151,7 @@ def _commands(path: Path, data: object, unfinished: bool, has_options: bool) -> 
     resume = "finish the interrupted training" if unfinished else "train further"
     commands = {
         resume: f"onnxtrain train {run} --data {file}",
-        "evaluate on other data": f"onnxtrain evaluate {run} --data FILE",
+        "measure on other data": f"onnxtrain evaluate {run} --data FILE",
         "predict": f"onnxtrain predict {run} --data FILE -o predictions.csv",
         "write the model": f"onnxtrain export {run} -o model.onnx",
     }

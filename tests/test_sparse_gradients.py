@@ -407,7 +407,7 @@ OTHER_READERS: dict[str, tuple[onnx.ModelProto, str]] = {
             helper.make_node("ReduceSum", ["logits"], ["more"], keepdims=0),
         ),
         r"'emb' has no sparse gradient: its gradient comes from \w+, and not only from rows that Gather reads on axis "
-        r"0; what reads it is Gather \('read_0'\), MatMul \('head'\)\. Leave it out of sparse_gradients",
+        r"0; the nodes that read it are Gather \('read_0'\), MatMul \('head'\)\. Leave it out of sparse_gradients",
     ),
     "another axis": (
         _reading_otherwise(
@@ -435,11 +435,13 @@ def test_tables_that_are_read_otherwise_are_refused(
 
 def test_names_that_are_not_trained_are_refused(tmp_path: Path) -> None:
     with pytest.raises(
-        GraphBuildError, match=r"no trained parameter matches 'x.\*' of sparse_gradients; they are emb"
+        GraphBuildError,
+        match=r"no trained parameter matches 'x.\*' of sparse_gradients; the trained",
     ):
         generate(tmp_path, tables(), SGD(), sparse_gradients=["x.*"])
     with pytest.raises(
-        GraphBuildError, match="no trained parameter matches 'emb' of sparse_gradients; they are bias"
+        GraphBuildError,
+        match="no trained parameter matches 'emb' of sparse_gradients; the trained parameters are bias",
     ):
         generate(tmp_path, tables(), SGD(), requires_grad=["bias"])
     with pytest.raises(TypeError, match="sparse_gradients is a int; pass a list of strings"):

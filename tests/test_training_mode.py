@@ -173,7 +173,7 @@ def test_removed_dropout_is_told(
         text = messages(batch_norm)
         assert "removed 2 Dropout module(s), so that training drops nothing there: first, last." in text
         assert "Pass dropout=0.1, with the p of the PyTorch network" in text
-        assert "or dropout=0.0 to train without it, e.g. because p is 0 there" in text
+        assert "or dropout=0.0 to train without it, e.g. because p is 0 in the network" in text
     assert "nothing there: first, aside." in messages("training", output="z")
     # Modes by pattern: the first one that matches.
     assert "nothing there: last." in messages({"[bf]*": "inference", "*": "training"})
@@ -199,7 +199,7 @@ def test_removed_dropout_is_told_where_nothing_can_be_switched(norm_net: dict[bo
     ):
         Trainer(model, "cross_entropy", batch_norm="training", loss_input_names="y")
     # The optimizer of the exporter leaves no trace, and folds the BatchNormalization.
-    with pytest.raises(GraphBuildError, match=r"restore_dropout\(model, p, before=\[...\]\)\. Else"):
+    with pytest.raises(GraphBuildError, match=r"restore_dropout\(model, p, before=\[...\]\)\. Otherwise"):
         Trainer(norm_net[True], "cross_entropy", batch_norm="training", loss_input_names="y")
     with pytest.raises(GraphBuildError, match=r"dropout=0.1 has no place.*optimize=False.*before="):
         Trainer(norm_net[True], "cross_entropy", dropout=0.1, loss_input_names="y")

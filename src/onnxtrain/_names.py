@@ -1,7 +1,7 @@
-"""Names the losses and optimizers without importing them: `--help` lists them also where onnx is missing.
+"""Lists the names of losses and optimizers without importing their classes, so that `--help` works without onnx.
 
-A new loss or optimizer is one row here. `onnxtrain.losses.LOSSES`,
-`onnxtrain.optimizers.OPTIMIZERS`, `Trainer` and the help texts of `--loss` and `--optimizer` follow.
+To add a loss or an optimizer, add a row here. `onnxtrain.losses.LOSSES`, `onnxtrain.optimizers.OPTIMIZERS`, `Trainer`
+and the help texts of `--loss` and `--optimizer` are derived from these tables.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LOSSES: dict[str, tuple[str, str]] = {
     "smooth_l1": ("SmoothL1Loss", "quantities"),
     "poisson_nll": ("PoissonNLLLoss", "counts"),
 }
-"""Per name, the class in `onnxtrain.losses`, and what its targets are. Losses for the same targets stand together."""
+"""Per name, the class in `onnxtrain.losses` and the kind of its targets. Losses for the same targets are adjacent."""
 
 OPTIMIZERS: dict[str, str] = {
     "adamw": "AdamW",
@@ -39,7 +39,7 @@ OPTIMIZERS: dict[str, str] = {
 
 
 def enumerated(names: list[str]) -> str:
-    """Joins names for a sentence.
+    """Returns names joined by commas and "or".
 
     Example:
         >>> enumerated(["mse", "l1", "huber"])
@@ -49,13 +49,13 @@ def enumerated(names: list[str]) -> str:
 
 
 def losses_by_targets() -> str:
-    """Lists the losses for a help text, e.g. "cross_entropy or nll for classes, poisson_nll for counts"."""
+    """Returns the losses by kind of target for a help text, e.g. "mse or l1 for quantities, poisson_nll for counts"."""
     groups = groupby(LOSSES, key=lambda name: LOSSES[name][1])
     return ", ".join(f"{enumerated(list(names))} for {targets}" for targets, names in groups)
 
 
 def settings_by_name(settings: dict[str, str]) -> str:
-    """Lists settings for a help text.
+    """Returns the settings per name as one line of a help text.
 
     Example:
         >>> settings_by_name({"focal": "alpha, gamma", "huber": "delta"})

@@ -1,8 +1,8 @@
-"""Writes the files of a training run: `generate_artifacts`, source compatible with onnxruntime-training 1.19.2."""
+"""Writes training artifacts: `generate_artifacts`, source compatible with onnxruntime-training 1.19.2."""
 
 from __future__ import annotations
 
-# First, so that a device without onnx is told what to install instead of getting an import error of onnx.
+# Imported first, so that without onnx the error says what to install.
 import onnxtrain._desk  # noqa: F401  # isort: skip
 
 import dataclasses
@@ -45,7 +45,7 @@ from onnxtrain.training.training_graph import TrainingGraphs, build_training_gra
 __all__ = ["LossType", "OptimType", "generate_artifacts", "optimizer_for"]
 
 
-# The members of OptimType have the defaults of onnxruntime-training, e.g. no weight decay; names and classes have
+# Members of OptimType use onnxruntime-training's defaults, e.g. no weight decay; optimizer names and classes use
 # PyTorch's.
 _OPTIMIZERS: dict[OptimType, Callable[[], optimizers.Optimizer]] = {
     OptimType.AdamW: optimizers.AdamW.of_onnxruntime_training,
@@ -80,10 +80,10 @@ def generate_artifacts(
     profile: Profile = "default",
     recipe: Recipe | None = None,
 ) -> None:
-    """Writes the files from which the on-device API trains.
+    """Writes the artifacts from which the on-device API trains.
 
-    They are `{prefix}training_model.onnx`, `{prefix}eval_model.onnx`, `{prefix}inference_model.onnx` (the outputs of
-    `model`, without labels), `{prefix}checkpoint`, `{prefix}manifest.json`, and on request
+    The files are `{prefix}training_model.onnx`, `{prefix}eval_model.onnx`, `{prefix}inference_model.onnx` (computes the
+    outputs of `model`, without labels), `{prefix}checkpoint`, `{prefix}manifest.json`, and on request
     `{prefix}optimizer_model.onnx`, `{prefix}nominal_checkpoint` and `.ort` files of the models. `docs/contracts.md`
     describes each file. Arguments that are fields of :class:`onnxtrain.Recipe` are described there.
 
@@ -92,13 +92,13 @@ def generate_artifacts(
         requires_grad: see :class:`onnxtrain.Recipe`.
         frozen_params: see :class:`onnxtrain.Recipe`.
         loss: see :class:`onnxtrain.Recipe`.
-        optimizer: see :class:`onnxtrain.Recipe`; None writes no optimizer model.
-        artifact_directory: directory of the files; made if missing. Default: the current directory.
-        prefix: text before every file name, e.g. "net_".
-        ort_format: also write the models in ORT format.
+        optimizer: see :class:`onnxtrain.Recipe`; with None no optimizer model is written.
+        artifact_directory: directory for the files; created if missing. Default: the current directory.
+        prefix: prefix of every file name, e.g. "net_".
+        ort_format: True to also write the models in ORT format.
         custom_op_library: path of a shared library with custom ops, which the conversion to ORT format needs.
         additional_output_names: see :class:`onnxtrain.Recipe`.
-        nominal_checkpoint: also write a checkpoint with names, dtypes and shapes only.
+        nominal_checkpoint: True to also write a checkpoint with names, dtypes and shapes only.
         loss_input_names: see :class:`onnxtrain.Recipe`.
         batch_norm: see :class:`onnxtrain.Recipe`.
         dropout: see :class:`onnxtrain.Recipe`.
@@ -113,11 +113,11 @@ def generate_artifacts(
         recipe: how to train, instead of the arguments that are its fields.
 
     Raises:
-        ModelError: the model cannot be loaded or converted, also to ORT format; a file cannot be written.
+        ModelError: the model cannot be loaded, or cannot be converted, e.g. to ORT format; a file cannot be written.
         GraphBuildError: a name is unknown, there is no place for Dropout, a parameter is both frozen and trainable, a
             value would be returned twice, the loss does not fit or does not depend on an adapter, a parameter cannot
-            have a sparse gradient, its optimizer cannot use one, or a model of `profile="portable"` has an op that some
-            build lacks.
+            have a sparse gradient, the optimizer does not support sparse gradients, or with `profile="portable"` a
+            model has an op that some build of ONNX Runtime lacks.
         NothingToTrain: no parameter is left to train, or the loss depends on no trainable parameter.
         NoGradientRule: an op between the loss and a trainable parameter has no gradient rule.
         InputError: `dropout` is not a number in [0, 1), or a mapping to such numbers.
@@ -153,7 +153,7 @@ def generate_artifacts(
         ort_format=ort_format,
         custom_op_library=_library(custom_op_library),
     )
-    # Before the graphs are built, which takes time: a wrong optimizer is reported at once.
+    # Before the slow building of the graphs, so that a wrong optimizer is reported immediately.
     stepper = clipped_optimizer(recipe)
     graphs = build(model, recipe)
     try:
@@ -161,7 +161,7 @@ def generate_artifacts(
     except OSError as error:
         raise ModelError(
             f"generate_artifacts: writing to the directory '{files.directory}' failed: {error}. Check that it is a "
-            "directory, is writable and has room."
+            "directory, is writable and has free space."
         ) from error
 
 
@@ -172,8 +172,11 @@ def build(model: ModelSource, recipe: Recipe) -> TrainingGraphs:
         model: path of an `.onnx` file, `ModelProto` or `onnx_ir.Model`; not changed.
         recipe: how to train.
 
+    Returns:
+        The models with their manifest and initial values.
+
     Raises:
-        OnnxTrainError: as :func:`generate_artifacts`.
+        OnnxTrainError: the same errors as :func:`generate_artifacts`.
     """
     loaded = load_model(model)
     asked = set(recipe.requires_grad or ())
@@ -182,11 +185,11 @@ def build(model: ModelSource, recipe: Recipe) -> TrainingGraphs:
     )
     added = set(recipe.requires_grad or ()) - asked
     if recipe.lora is not None:
-        # A block reads its model again from what the caller has passed, which has no adapters.
+        # `_with_block_loss` loads the model from its source again, which has no adapters.
         model = loaded
     adapters = loaded.metadata_props.get(METADATA_KEY_OF_ADAPTERS)
     if adapters and not recipe.recompute:
-        # The weights beside adapters have no gradients: activations are most of the memory of such a training.
+        # With adapters, the other weights have no gradients, so activations use most of the memory.
         recipe = dataclasses.replace(recipe, recompute="cheap")
     # Before the loss changes the outputs.
     model_outputs = [str(value.name) for value in loaded.graph.outputs]
@@ -203,7 +206,7 @@ def build(model: ModelSource, recipe: Recipe) -> TrainingGraphs:
 
 
 def returned_outputs(graph: ir.Graph, recipe: Recipe) -> list[str]:
-    """Returns the names of the outputs of a model that a training can return beside its loss.
+    """Returns the names of the model outputs that a training model can return in addition to the loss.
 
     Args:
         graph: graph of the model, before the loss of the recipe is appended.
@@ -218,7 +221,11 @@ def returned_outputs(graph: ir.Graph, recipe: Recipe) -> list[str]:
 
 
 def optimizer_for(spec: OptimizerSpec) -> optimizers.Optimizer | onnxblock.Block | None:
-    """Makes the optimizer of an :class:`OptimType` or a name; returns optimizers and blocks as they are.
+    """Returns the optimizer that `spec` describes.
+
+    Args:
+        spec: an :class:`OptimType`, the name of an optimizer, or an optimizer, block or None, which are returned
+            unchanged.
 
     Raises:
         GraphBuildError: there is no optimizer of that name.
@@ -240,8 +247,8 @@ def clipped_optimizer(recipe: Recipe) -> optimizers.Optimizer | onnxblock.Block 
     """Returns the optimizer of a recipe, with the recipe's gradient clipping.
 
     Raises:
-        GraphBuildError: there is no optimizer of that name; or the recipe clips gradients, and its optimizer clips them
-            already, is a block or is None.
+        GraphBuildError: there is no optimizer of that name; or the recipe clips gradients although its optimizer
+            already does, is a block or is None.
         TypeError: the optimizer is of an unknown type.
     """
     optimizer = optimizer_for(recipe.optimizer)
@@ -250,7 +257,7 @@ def clipped_optimizer(recipe: Recipe) -> optimizers.Optimizer | onnxblock.Block 
         return optimizer
     if not isinstance(optimizer, optimizers.Optimizer) or optimizer.clip_grad is not None:
         raise GraphBuildError(
-            f"choosing an optimizer: {argument('clip_grad_norm')} and clip_grad_value do not go together with "
+            f"choosing an optimizer: {argument('clip_grad_norm')} and clip_grad_value cannot be combined with "
             f"{optimizer!r}; set its own clip_grad"
         )
     clipping = optimizers.ClipGradNorm(norm) if norm is not None else optimizers.ClipGradValue(value or 0)
@@ -258,14 +265,17 @@ def clipped_optimizer(recipe: Recipe) -> optimizers.Optimizer | onnxblock.Block 
 
 
 def loss_for(spec: LossSpec) -> losses.Loss | onnxblock.Block | None:
-    """Makes the loss of a :class:`LossType` or a name; returns losses, blocks and None as they are.
+    """Returns the loss that `spec` describes.
+
+    Args:
+        spec: a :class:`LossType`, the name of a loss, or a loss, block or None, which are returned unchanged.
 
     Raises:
         GraphBuildError: there is no loss of that name.
         TypeError: the argument is of an unknown type.
     """
     if isinstance(spec, LossType):
-        # The members are named as the classes.
+        # Members have the names of the classes in `onnxtrain.losses`.
         loss: losses.Loss = getattr(losses, spec.name)()
         return loss
     if isinstance(spec, str | losses.Loss):
@@ -279,7 +289,11 @@ def loss_for(spec: LossSpec) -> losses.Loss | onnxblock.Block | None:
 
 
 def _library(path: str | bytes | os.PathLike[Any] | None) -> Path | None:
-    """Checks that the file of the custom op library exists."""
+    """Returns the path of the custom op library, or None without one.
+
+    Raises:
+        ModelError: there is no such file.
+    """
     library = Path(os.fsdecode(path)) if path is not None else None
     if library is not None and not library.is_file():
         raise ModelError(f"generate_artifacts: there is no custom_op_library '{library}'; check the path")
@@ -287,19 +301,19 @@ def _library(path: str | bytes | os.PathLike[Any] | None) -> Path | None:
 
 
 def _with_loss(source: ModelSource, loaded: ir.Model, recipe: Recipe) -> tuple[ir.Model, str, Recipe]:
-    """Appends the loss of a recipe to a model that was loaded from `source`.
+    """Appends the loss of a recipe to `loaded`, which was loaded from `source`.
 
     Returns:
-        The canonical model, the name of its loss, and the recipe with names of parameters in place of patterns, and
-        with the additional outputs that a block returns.
+        The canonical model with its loss, the name of the loss, and the recipe, in which names of parameters replace
+        patterns and a block's further outputs are added to the additional outputs.
     """
     loss = loss_for(recipe.loss)
     outputs = trained_outputs(loaded.graph)
     names = list(recipe.loss_input_names or (outputs[:1] if loss is None else outputs))
     if recipe.sample_weight and not isinstance(loss, losses.Loss):
         raise GraphBuildError(
-            "choosing a loss: sample weights need a loss of onnxtrain.losses, which is told to weigh its samples; a "
-            "loss inside the model or an onnxblock block has to take the weights as an input of its own"
+            "choosing a loss: sample weights need a loss of onnxtrain.losses, which can weight its samples; a loss "
+            "inside the model or an onnxblock block has to take the weights as an input of its own"
         )
     if isinstance(loss, onnxblock.Block):
         return _with_block_loss(source, loaded, loss, names, recipe)
@@ -326,7 +340,7 @@ def _with_block_loss(
     source: ModelSource, loaded: ir.Model, block: onnxblock.Block, names: Sequence[str], recipe: Recipe
 ) -> tuple[ir.Model, str, Recipe]:
     """Appends an onnxblock block as the loss; see :func:`_with_loss`."""
-    # The block gets the proto in the model's own opset, for which its author wrote the nodes, without external data.
+    # The block gets the proto in the opset for which its author wrote it, without external data.
     path = source if isinstance(source, str | os.PathLike) else None
     if path is not None:
         proto = onnx.load(path, load_external_data=False)
@@ -341,9 +355,9 @@ def _with_block_loss(
 
 
 def _canonical(model: ir.Model, recipe: Recipe) -> tuple[ir.Model, Recipe]:
-    """Canonicalizes a model, and replaces the recipe's patterns of parameters by names.
+    """Returns the canonical form of a model, and the recipe with parameter names in place of patterns.
 
-    The named parameters are withheld from constant folding: nothing is computed from their values.
+    Constant folding leaves out the named parameters, because training changes their values.
     """
     names = [*(recipe.requires_grad or ()), *(recipe.frozen_params or ())]
     known = {str(value.name) for node in model.graph for value in node.outputs} | {*model.graph.initializers}

@@ -1,4 +1,4 @@
-"""Sorts the initializers of a model into trained parameters, frozen ones and BatchNorm statistics."""
+"""Sorts the initializers of a model into trained parameters, frozen parameters and running statistics."""
 
 from __future__ import annotations
 
@@ -22,24 +22,25 @@ from onnxtrain.passes import (
     is_training_batch_norm,
 )
 
-# Names that the PyTorch exporters make up; of scalars, they are constants such as the exponent of x ** 2.
+# Names that PyTorch's exporters generate. Scalars with such names are constants, e.g. the exponent of x ** 2.
 _GENERATED_NAME = re.compile(r"(val|const|onnx::\w+|_?inlfunc\w*|scalar_tensor\w*)_\d+|/.*")
-# Converters that write the numbers of formulas (the 1 of a sigmoid, the 0 that an LSTM starts from and that ids of
-# words are compared with) as initializers without axes, which parameters have.
+# Converters that write constants of formulas as scalar initializers (the 1 of a sigmoid, the initial 0 of an LSTM).
+# Their parameters are not scalars.
 _CONVERTERS = frozenset({"tf2onnx", "skl2onnx", "OnnxMLTools"})
-# The least absolute value that marks a mask of float16 (other dtypes: 1e30), and the largest tensor that is searched.
+# A tensor is a mask if an element has at least this absolute value (1e30 for dtypes that are not listed). Larger
+# tensors than _MOST_OF_A_MASK are not searched.
 _ENDLESS = {ir.DataType.FLOAT16: 6e4}
 _MOST_OF_A_MASK = 1 << 20
-# Part of the name that TensorFlow gives to variables without a name of their own: these are trained.
+# TensorFlow's name for an unnamed variable contains this text. Such variables are trained.
 _VARIABLE = "ReadVariableOp"
-# Names of values that PyTorch's exporters computed from parameters, and the option that keeps them from doing so.
+# Names of values that PyTorch's exporters compute from parameters, and the export option that prevents it.
 _COMPUTED_NAMES = (
     (re.compile(r"val_\d+|.*\.val_\d+"), "optimize=False"),
     (re.compile(r"onnx::\w+_\d+"), "do_constant_folding=False"),
 )
 
 
-# Metadata key of PyTorch's Dynamo exporter: a list of names as Python writes it, e.g. "['', 'encoder.fc', 'linear']".
+# Metadata key of PyTorch's Dynamo exporter. The value is the repr of a list, e.g. "['', 'encoder.fc', 'linear']".
 _SCOPES = "pkg.torch.onnx.name_scopes"
 
 
@@ -64,35 +65,36 @@ class Selection:
 
 
 def module_scope(node: ir.Node) -> str | None:
-    """Returns the path of the PyTorch module that a node comes from, e.g. "encoder.fc"; None if the file does not tell.
+    """Returns the path of the PyTorch module that a node comes from, e.g. "encoder.fc", or None if the path is unknown.
 
-    PyTorch's Dynamo exporter notes the modules around each node.
+    PyTorch's Dynamo exporter stores the modules around each node in its metadata.
     """
     scopes = node.metadata_props.get(_SCOPES)
     if scopes is None:
         return None
     # The metadata of a file may hold any text.
     with contextlib.suppress(ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-        # Outermost first, which has no name; the last entry is the node itself.
+        # The first entry is the outermost module, without a name; the last entry is the node itself.
         named = [str(scope) for scope in ast.literal_eval(scopes)[:-1] if scope]
         return named[-1] if named else None
     return None
 
 
 def set_module_scope(node: ir.Node, module: str) -> None:
-    """Notes the path of the PyTorch module that a node comes from, as :func:`module_scope` reads it."""
+    """Stores the path of the PyTorch module that a node comes from, for :func:`module_scope`."""
     node.metadata_props[_SCOPES] = repr(["", module, node.name or ""])
 
 
 def match_names(patterns: Iterable[str], names: Collection[str]) -> dict[str, list[str]]:
-    """Expands patterns: a pattern that is a name stands for that name, any other for all names that match it.
+    """Returns the names that each pattern matches; a pattern that equals a name matches this name alone.
 
-    `*` matches any text, dots included, `?` one character, `[...]` one of several. Upper and lower case differ.
+    `*` matches any text, dots included, `?` one character, `[...]` one of several characters. Matching is
+    case-sensitive.
 
     >>> match_names(["conv.*", "fc[0].w"], ["conv.w", "conv.b", "fc[0].w", "fc0.w"])
     {'conv.*': ['conv.w', 'conv.b'], 'fc[0].w': ['fc[0].w']}
     """
-    # Names such as "fc[0].w" look like patterns: a name that exists is meant as a name.
+    # Names such as "fc[0].w" look like patterns, so a name that exists is taken literally.
     return {
         pattern: [pattern]
         if pattern in names
@@ -109,7 +111,7 @@ def matched_names(
     Args:
         patterns: names and patterns.
         names: names to choose from.
-        refusal: makes the exception for a pattern that matches nothing.
+        refusal: returns the exception to raise for a pattern that matches nothing.
     """
     matched = match_names(patterns, names)
     for pattern, matches in matched.items():
@@ -119,7 +121,7 @@ def matched_names(
 
 
 def some_names(names: Collection[str], limit: int = 20) -> str:
-    """Joins names for a message, e.g. "a, b, ... (40 in all)"; at most `limit` of them."""
+    """Returns at most `limit` names joined for a message, e.g. "a, b, ... (40 in all)", or "none"."""
     shown = ", ".join(list(names)[:limit])
     return f"{shown}, ... ({len(names)} in all)" if len(names) > limit else shown or "none"
 
@@ -127,12 +129,12 @@ def some_names(names: Collection[str], limit: int = 20) -> str:
 def expand_requests(
     model: ir.Model, requires_grad: Iterable[str] | None, frozen: Iterable[str] | None
 ) -> tuple[list[str] | None, list[str]]:
-    """Replaces patterns among the parameters to train and to freeze by names of initializers.
+    """Replaces the patterns among the parameters to train and to freeze with the names of initializers.
 
     A pattern matches parameters only: not running statistics, settings of ops (bounds of Clip, scales of Resize), nor,
-    if the file tells, buffers and constants. A pattern that matches no parameter matches quantization scales and rotary
-    caches. If a parameter matches both lists, it is frozen, unless `requires_grad` has its exact name and `frozen` only
-    a pattern: so one layer of a frozen backbone can train.
+    if the file identifies them, buffers and constants. A pattern that matches no parameter matches quantization scales
+    and rotary caches. If a parameter matches both lists, it is frozen, unless `requires_grad` has its exact name and
+    `frozen` only a pattern, so that one layer of a frozen backbone can be trained.
 
     Args:
         model: a canonical model.
@@ -159,18 +161,18 @@ def expand_requests(
 
 
 def _expanded(model: ir.Model, names_or_patterns: Sequence[str]) -> list[str]:
-    """Expands names and patterns to names of initializers; exact names come first."""
+    """Returns the initializers that match names or patterns, exact names first."""
     exact = [name for name in names_or_patterns if name in model.graph.initializers]
     patterns = [name for name in names_or_patterns if name not in model.graph.initializers]
-    # Matching looks through all initializers, so it is left out where all names are exact.
+    # Skipped if all names are exact, because matching goes through all initializers.
     matched = _match_patterns(model, patterns) if patterns else {}
     return list(dict.fromkeys([*exact, *(name for names in matched.values() for name in names)]))
 
 
 def _match_patterns(model: ir.Model, patterns: Iterable[str]) -> dict[str, list[str]]:
-    """Returns the parameters that each pattern matches; if it matches none, the scales and rotary caches."""
-    # Of a language model in int4, 13 of 19 floating-point initializers were scales and rotary caches: "*" means the
-    # others.
+    """Returns the parameters that each pattern matches, or, if there are none, its scales and rotary caches."""
+    # In an int4 language model, 13 of 19 floating-point initializers were scales and rotary caches. "*" should not
+    # match these.
     patterns = list(patterns)
     fixed = [name for name, value in float_initializers(model) if is_quantization_or_rotary(value)]
     parameters, others = match_names(patterns, _parameter_names(model)), match_names(patterns, fixed)
@@ -180,18 +182,18 @@ def _match_patterns(model: ir.Model, patterns: Iterable[str]) -> dict[str, list[
 def select_parameters(
     model: ir.Model, requires_grad: Iterable[str] | None, frozen: Iterable[str] | None
 ) -> Selection:
-    """Sorts the initializers of a canonical model into trainable ones, frozen ones and BatchNorm statistics.
+    """Sorts the initializers of a canonical model into trained parameters, frozen parameters and running statistics.
 
     Names may be patterns, see :func:`expand_requests`. Quantization scales and rotary caches are trained only if an
-    exact name, or a pattern that matches no parameter, asks for them.
+    exact name, or a pattern that matches no parameter, selects them.
 
     Raises:
-        GraphBuildError: a name is unknown, not floating point, or in both lists; a pattern matches nothing; a statistic
-            is to be trained.
+        GraphBuildError: a name is unknown, not floating point, or in both lists; a pattern matches nothing;
+            `requires_grad` selects a running statistic.
         NothingToTrain: nothing is left to train.
     """
     floats = dict(float_initializers(model))
-    # Every training step replaces them: they are state of the model, but no parameters.
+    # Training steps update the running statistics: these are state of the model, but not parameters.
     running = _statistics(model, in_training=True)
     statistics = [name for name in floats if name in running]
     requested, frozen_list = expand_requests(model, requires_grad, frozen)
@@ -208,7 +210,7 @@ def select_parameters(
         others = (
             ""
             if frozen_names.issuperset(floats)
-            else " and the others are quantization scales or rotary caches, set up ops, or are numbers of formulas"
+            else " and the others are quantization scales, rotary caches, settings of ops or constants of formulas"
         )
         raise NothingToTrain(
             "building the training graph: no parameter is left to train; the model has "
@@ -254,7 +256,7 @@ def _check_pattern(model: ir.Model, role: str, pattern: str) -> None:
 
 def _parameter_names(model: ir.Model) -> list[str]:
     """Returns the names of the initializers that are trained by default."""
-    # Buffers of the module, in either mode, which PyTorch does not train.
+    # Running statistics are buffers in PyTorch, which are not trained in either mode.
     fixed = _statistics(model, in_training=True) | _statistics(model, in_training=False)
     signature = TorchSignature(model)
     converted = bool(_CONVERTERS & {model.producer_name, model.graph.name})
@@ -266,36 +268,36 @@ def _parameter_names(model: ir.Model) -> list[str]:
 
 
 def _hint(model: ir.Model) -> str:
-    """Returns advice for a message if PyTorch's exporter has replaced parameters by computed values, else ''."""
+    """Returns advice for an error message if PyTorch's exporter has replaced parameters by computed values, else ""."""
     for pattern, option in _COMPUTED_NAMES:
         computed = next((name for name, _ in float_initializers(model) if pattern.fullmatch(name)), None)
         if computed is not None:
             return (
-                f". torch.onnx.export puts values that it has computed, such as {computed!r}, in the place of "
-                f"parameters: export with {option}"
+                f". torch.onnx.export has replaced parameters by computed values such as {computed!r}: export with "
+                f"{option}"
             )
     return ""
 
 
 def is_float(value: ir.Value) -> bool:
-    """Tells if a value is known to be floating point."""
+    """True if a value is known to be floating point."""
     return value.dtype is not None and value.dtype.is_floating_point()
 
 
 def is_generated_name(name: str) -> bool:
-    """Tells if a name is one that PyTorch's exporters make up, e.g. "val_12" or "onnx::MatMul_7"."""
+    """True if PyTorch's exporters generate such names, e.g. "val_12" or "onnx::MatMul_7"."""
     return _GENERATED_NAME.fullmatch(name) is not None
 
 
 def _is_parameter(value: ir.Value, signature: TorchSignature, converted: bool) -> bool:
-    """Tells if a value is a parameter, not a constant of the model."""
-    # Files of PyTorch's Dynamo exporter list the module's parameters; of others only the looks of a value tell.
+    """True if a value is a parameter, not a constant of the model."""
+    # PyTorch's Dynamo exporter lists the module's parameters in the file. For other files, heuristics decide.
     listed = signature.is_parameter(value)
     if listed is not None:
         return listed
     tensor = value.const_value
     size = tensor.size if tensor is not None else None
-    # tf2onnx and skl2onnx write the numbers of formulas as initializers without axes; variables keep TensorFlow's name.
+    # tf2onnx and skl2onnx write constants of formulas as scalar initializers; variables keep TensorFlow's name.
     if converted and tensor is not None and tensor.shape.rank() == 0:
         return _VARIABLE in str(value.name)
     if (size == 1 or signature) and is_generated_name(value.name or ""):
@@ -304,9 +306,8 @@ def _is_parameter(value: ir.Value, signature: TorchSignature, converted: bool) -
 
 
 def _is_mask(value: ir.Value) -> bool:
-    """Tells if a tensor is a mask, which attention adds to hide positions: if some element is as large as 1e30."""
-    # Files that onnxruntime's optimizer has written have lost PyTorch's list of parameters, and their masks were
-    # trained.
+    """True if a tensor is an attention mask, which is recognized by an element as large as 1e30."""
+    # onnxruntime's optimizer drops PyTorch's list of parameters from a file; masks would then be trained.
     tensor = value.const_value
     if tensor is None or tensor.size > _MOST_OF_A_MASK:
         return False
@@ -314,8 +315,8 @@ def _is_mask(value: ir.Value) -> bool:
 
 
 def _is_power(value: ir.Value) -> bool:
-    """Tells if a value is only a constant integer exponent, such as the 2 of a square."""
-    # Trained, it would leave the integers, and powers of negative bases would become NaN.
+    """True if a value is only used as a constant integer exponent, such as the 2 of a square."""
+    # Training would make the exponent fractional, and powers of negative bases NaN.
     tensor = value.const_value
     if tensor is None or tensor.shape.rank() != 0 or not float(tensor.numpy()).is_integer():
         return False
@@ -324,7 +325,7 @@ def _is_power(value: ir.Value) -> bool:
 
 
 def _sets_up(value: ir.Value) -> bool:
-    """Tells if the ops that read a value use it as a setting, and not as a weight."""
+    """True if the ops that read a value use it as a setting, not as a weight."""
     return is_setting(value) or is_quantization_or_rotary(value)
 
 
@@ -340,6 +341,6 @@ def batch_norms(model: ir.Model) -> list[tuple[ir.Node, bool]]:
 
 
 def _statistics(model: ir.Model, *, in_training: bool) -> set[str]:
-    """Collects the names of running statistics that training steps update, or of those that stay as they are."""
+    """Returns the running statistics of BatchNormalization nodes in training mode, or of those in inference mode."""
     nodes = [node for node, training in batch_norms(model) if training == in_training]
     return {str(value.name) for node in nodes for value in node.inputs[3:5] if value}

@@ -180,10 +180,10 @@ def test_every_switch_can_be_switched_off(run: Any, command: str) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("epoch = 1", "epoch is no option of `onnxtrain train`. The nearest one is epochs."),
-        ("learning_rate = 1.0", "learning_rate is no option of `onnxtrain train`. The nearest one is learning-rate."),
-        ("config = 'x'", "config is no option of `onnxtrain train`"),
-        ("zzz = 1", "zzz is no option of `onnxtrain train`. Its options are accumulate, activations,"),
+        ("epoch = 1", "epoch is not an option of `onnxtrain train`. The nearest one is epochs."),
+        ("learning_rate = 1.0", "learning_rate is not an option of `onnxtrain train`. The nearest one is learning-"),
+        ("config = 'x'", "config is not an option of `onnxtrain train`"),
+        ("zzz = 1", "zzz is not an option of `onnxtrain train`. Its options are accumulate, activations,"),
         ("epochs = 1.5", "epochs is 1.5: "),
         ("epochs = 0", "epochs is 0: "),
         ("epochs = 'ten'", 'epochs is "ten": '),
@@ -191,8 +191,8 @@ def test_every_switch_can_be_switched_off(run: Any, command: str) -> None:
         ("learning-rate = '0.1'", 'learning-rate is "0.1"; it must be a number, without quotation marks.'),
         ("learning-rate = 1\nlr = 2", "lr is given twice, by two of its names."),
         ("epochs = [1]", "epochs is [1]; it takes one value, not a list."),
-        ("epochs = true", "epochs is true; it must be a number or a text."),
-        ("metric = [['f1']]", "it must be a number or a text."),
+        ("epochs = true", "epochs is true; it must be a number or a string."),
+        ("metric = [['f1']]", "it must be a number or a string."),
         ("one-hot = 1", "one-hot is 1; it must be true or false."),
         ("precision = 'fp16'", 'precision is "fp16": '),
         ("[train]\nepochs = 1", "train is a section. Write options without [train] above them."),
@@ -235,7 +235,7 @@ def test_evaluate_predict_and_artifacts_read_files(run: Any, mlp: Path, data: Pa
     assert (tmp_path / "device" / "training_model.onnx").is_file()
     path.write_text('model = "run"\nepochs = 3\n')
     refused = run("evaluate", "--config", path)
-    assert "model is no option of `onnxtrain evaluate`" in refused.err
+    assert "model is not an option of `onnxtrain evaluate`" in refused.err
 
 
 def test_the_file_of_the_guide_is_one(run: Any, mlp: Path, data: Path, tmp_path: Path) -> None:

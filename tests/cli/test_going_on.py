@@ -106,7 +106,7 @@ def test_goes_on_as_if_it_had_not_stopped(
     interrupt(step)
     stopped = run("train", net, "--data", data, *flat(OPTIONS), "-o", tmp_path / "run")
     assert stopped.code == 130
-    assert f"onnxtrain train {tmp_path / 'run'} --data {data} goes on" in stopped.err
+    assert f"onnxtrain train {tmp_path / 'run'} --data {data} resumes it" in stopped.err
     interrupt(10**9)
     again = run("train", tmp_path / "run", "--data", data, "--json")
     assert again.code == 0, again.err
@@ -240,7 +240,7 @@ def test_a_signal_from_outside(run: Any, mlp: Path, data: Path, tmp_path: Path) 
         (["--batch-size", 8], "--batch-size 8 (it was 16)"),
         (["--clip-norm", 2.0], "--clip-norm 2.0 (it was 1.0)"),
         (["--seed", 4], "--seed 4 (it was 3)"),
-        (["--output", "elsewhere"], "--output is 'elsewhere', but a run goes on in its own directory"),
+        (["--output", "elsewhere"], "--output is 'elsewhere', but a run is resumed in its own directory"),
     ],
 )
 def test_contradictions_are_refused(
@@ -326,7 +326,7 @@ def test_a_finished_run_keeps_its_learning_rate_and_takes_more_epochs(
         ),
         (["--schedule", "linear"], "--schedule linear (it was not given)"),
         (["--clip-norm", 1], "--clip-norm 1.0 (it was not given)"),
-        (["-o", tmp_path / "elsewhere"], "a run goes on in its own directory"),
+        (["-o", tmp_path / "elsewhere"], "a run is resumed in its own directory"),
     ):
         result = run("train", directory, "--data", data, *change)
         assert result.code == 1
@@ -430,7 +430,7 @@ def test_log_and_saves_of_a_run_that_goes_on(
     interrupt(13)
     stopped = run("train", net, "--data", data, *flat(OPTIONS), *options, "-o", tmp_path / "run")
     assert stopped.code == 130
-    assert f"onnxtrain train {tmp_path / 'run'} --data {data} --log log.csv goes on" in stopped.err
+    assert f"onnxtrain train {tmp_path / 'run'} --data {data} --log log.csv resumes it" in stopped.err
     interrupt(10**9)
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
@@ -474,6 +474,6 @@ def test_a_file_to_validate_on_is_remembered_beside_the_data_only(
             assert "val_loss" in more.json()["epochs"][1]
         else:
             assert more.code == 1
-            assert "Give --validation again" in " ".join(more.err.split())
+            assert "give --validation again" in " ".join(more.err.split())
             again = run("train", directory, "--data", data, *options, "--json").json()["epochs"]
             assert [("val_loss" in epoch) for epoch in again] == [True, True]

@@ -63,7 +63,7 @@ def test_a_finished_run(run: Any, mlp: Path, data: Path, tmp_path: Path) -> None
     assert re.search(
         rf"^ trained.onnx +{size:,} +trained model, for any ONNX Runtime$", result.out, re.MULTILINE
     )
-    assert re.search(r"^ checkpoints +[\d,]+ +saves of --save-every$", result.out, re.MULTILINE)
+    assert re.search(r"^ checkpoints +[\d,]+ +checkpoints of --save-every$", result.out, re.MULTILINE)
     # Parameters on request alone.
     assert "float32" not in result.out
     assert re.search(r"^ w1 +float32 ", run("inspect", tmp_path / "run", "--parameters").out, re.MULTILINE)

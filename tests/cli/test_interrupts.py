@@ -80,11 +80,11 @@ def check(result: Any, run: Any, directory: Path, data: Path) -> str:
         assert not directory.exists()
         return "nothing"
     trainer = Trainer.resume(directory)
-    if "all of its epochs" in line:
+    if "with all its epochs" in line:
         assert len(trainer.history) == EPOCHS
         assert run("export", directory, "-o", directory / "again.onnx").code == 0
         return "all"
-    assert f"onnxtrain train {directory} --data {data} goes on" in line
+    assert f"onnxtrain train {directory} --data {data} resumes it" in line
     saved = re.search(r"as it was after (\d+) of 2 epochs", line)
     if saved is not None:
         assert len(trainer.history) == int(saved[1])

@@ -63,7 +63,7 @@ def test_a_switch_with_a_value_is_told_so(run: Any, mlp: Path, data: Path, comma
     more = {"train": ("--data", data), "artifacts": ("--loss", "mse")}.get(command, ())
     result = run(command, mlp, *more, "--json", value)
     assert result.code == 2
-    assert "--json takes no value: it switches on, and --no-json off." in " ".join(result.err.split())
+    assert "--json takes no value; --no-json is its opposite." in " ".join(result.err.split())
 
 
 def test_a_second_argument_is_not_taken_for_a_value(run: Any, mlp: Path) -> None:
@@ -72,7 +72,7 @@ def test_a_second_argument_is_not_taken_for_a_value(run: Any, mlp: Path) -> None
 
 
 def test_the_help_of_train_goes_on_as_it_says(run: Any, mlp: Path, data: Path, tmp_path: Path) -> None:
-    assert "`onnxtrain train DIR --data FILE` goes on." in " ".join(run("train", "--help").out.split())
+    assert "`onnxtrain train DIR --data FILE` resumes it." in " ".join(run("train", "--help").out.split())
     directory = tmp_path / "run"
     begun = run("train", mlp, "--data", data, "--loss", "cross_entropy", "--epochs", 1, "-o", directory)
     assert begun.code == 0, begun.err

@@ -190,7 +190,7 @@ def test_new_categories_and_gaps_are_told(run: Any, net: Path, tmp_path: Path) -
 def test_target_and_table_go_together(run: Any, net: Path, mlp: Path, data: Path, tmp_path: Path) -> None:
     table = write(passengers().dropna(), tmp_path / "a.csv")
     missing = run("train", net, "--data", table, "--loss", "cross_entropy")
-    assert "name the column to learn by --target; its columns are age, sex" in missing.err
+    assert "name the column to predict with --target; its columns are age, sex" in missing.err
     arrays = run("train", mlp, "--data", data, "--loss", "cross_entropy", "--target", "y", "--one-hot")
     assert "--target, --one-hot are for tables (.csv, .parquet)" in arrays.err
     assert run("train", mlp, "--data", data, "--loss", "cross_entropy", "--epochs", 1).code == 0
@@ -273,7 +273,7 @@ def test_run_and_exported_file_take_both_spellings_of_a_number(run: Any, policy:
         (
             "t.tsv",
             "a\ty\n1\t1\n",
-            r"Tables are .parquet files, or .csv files with commas between the fields: save",
+            r"Tables are .parquet files, or .csv files with commas between the fields: convert",
         ),
         (
             "t.csv",

@@ -184,11 +184,11 @@ def test_losses_of_numbers_take_options(run: Any, mlp: Path, regression: Path) -
         (["--loss-option", "label_smoothing=2"], "label_smoothing"),
         (["--loss-option", "weight=a,b"], "should be a number, such as 1,5,1."),
         (["--loss-option", "ignore_index=1.5"], "should be a whole number, such as -100."),
-        (["--monitor", "loss"], "--monitor compares epochs; give --patience or --save-best, too."),
+        (["--monitor", "loss"], "--monitor needs --patience or --save-best, which compare epochs."),
         (["--save-best", "--monitor", "val_loss"], "'val_loss' will not be recorded in this fit, which records"),
         (["--swa-lr", 0.1], "--swa-lr is given without --swa-start."),
         (["--swa-start", "late"], "--swa-start is 'late'; give an epoch such as 16"),
-        (["--swa-start", 1, "--patience", 2], "--swa-start averages the last epochs"),
+        (["--swa-start", 1, "--patience", 2], "--swa-start exports an average of the last epochs"),
         (["--mixup", 0.2, "--cutmix", 1], "--mixup and --cutmix are two ways"),
         (["--mixup", 0], "MixUp: alpha must be a positive number"),
         (["--clip-value", -1], "ClipGradValue: value is -1.0; it must be a positive number"),
@@ -320,7 +320,7 @@ def test_cutmix_of_the_shell_is_that_of_python(run: Any, tmp_path: Path) -> None
 def test_mixup_of_quantities_and_of_a_table(run: Any, mlp: Path, regression: Path, tmp_path: Path) -> None:
     Shell(run, mlp, regression).trains_as(["--loss", "mse", "--mixup", 0.2], "mse", {"transform": MixUp(0.2)})
     refused = run("train", mlp, "--data", regression, "--loss", "nll", "--mixup", 0.2, "-o", tmp_path / "no")
-    assert "nll compares numbers of classes. Choose cross_entropy." in " ".join(refused.err.split())
+    assert "nll compares class indices. Choose cross_entropy." in " ".join(refused.err.split())
     rng = np.random.default_rng(0)
     frame = pd.DataFrame(rng.normal(size=(80, 4)).round(3), columns=list("abcd"))
     frame["y"] = np.where(frame["a"] > 0, "yes", np.where(frame["b"] > 0, "no", "NA"))

@@ -177,7 +177,7 @@ def test_predict_fills_a_fixed_batch(run: Any, tmp_path: Path) -> None:
     expected = ort.InferenceSession(models.mlp().SerializeToString()).run(None, {"x": x})[0]
     np.testing.assert_allclose(arrays_in(tmp_path / "p.npz")["logits"], expected, rtol=1e-5, atol=1e-6)
     refused = run(*arguments, "--batch-size", 3)
-    assert "--batch-size is 3, but the model takes exactly 4 samples. Leave it out." in refused.err
+    assert "--batch-size is 3, but the model has the fixed batch size 4. Leave the option out." in refused.err
 
 
 def test_export_writes_the_trained_model(run: Any, trained: Path, data: Path, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Runs the command line; without the packages of the extra `build` prints how to install them."""
+    """Runs the command line, or prints how to install the packages of the extra `build` if one is missing."""
     try:
         try:
             from onnxtrain.cli._app import run
@@ -18,10 +18,10 @@ def main() -> None:
                 "Run: pip install 'onnxtrain[build]'",
                 file=sys.stderr,
             )
-            # A missing package is an error of the installation: one line, and no traceback of imports.
+            # A missing package is an installation error, for which one line without a traceback is enough.
             sys.exit(1)
         run()
     except KeyboardInterrupt:
-        # Ctrl-C while modules are imported, which takes a second, or while options are read.
+        # Ctrl-C came while modules were imported, which takes a second, or while options were read.
         print("Interrupted. No file was written.", file=sys.stderr)
         sys.exit(130)

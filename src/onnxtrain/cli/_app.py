@@ -1,4 +1,4 @@
-"""Declares the commands; each command's work is in a module of its own."""
+"""Declares the commands of `onnxtrain`. The implementation of each command is in a module of its own."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ app = typer.Typer(
     name="onnxtrain",
     cls=InterruptibleGroup,
     no_args_is_help=True,
-    # An unexpected error is a bug and shows Python's own traceback, which a report needs whole.
+    # An unexpected error is a bug: it shows Python's full traceback, for the bug report.
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Train any ONNX model on stock ONNX Runtime.",
@@ -47,18 +47,19 @@ def _version(show: bool) -> None:
 def options(
     context: typer.Context,
     version: Annotated[
-        # Eager: typer runs it before it asks for a command.
+        # Eager: typer runs the callback before it requires a command.
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
     debug: Annotated[
         bool,
         typer.Option(
-            "--debug", help="Show the traceback of an error, and the package's log. Default: one message."
+            "--debug",
+            help="Show the traceback of an error, and the package's log. Default: only the message.",
         ),
     ] = False,
 ) -> None:
     """Train any ONNX model on stock ONNX Runtime."""
-    # Set up per command and undone at its end: tests and programs run several commands in one process.
+    # Set up for one command and undone at its end, because tests and programs run several commands in one process.
     context.with_resource(logging_to_terminal(logging.DEBUG if debug else logging.WARNING))
 
 
@@ -70,11 +71,11 @@ def demo(
             "--output",
             "-o",
             metavar="DIR",
-            help="Write the model and the figures to this directory, e.g. digits.",
+            help="Write the model and the results to this directory, e.g. digits.",
         ),
     ] = Path("demo-output"),
     epochs: Annotated[
-        int, typer.Option(min=1, metavar="COUNT", help="Pass this often over the training images, e.g. 5.")
+        int, typer.Option(min=1, metavar="COUNT", help="Train for this many epochs, e.g. 5.")
     ] = 15,
     seed: Annotated[
         int,
@@ -86,8 +87,8 @@ def demo(
     ] = 0,
     json: JsonOption = False,
 ) -> None:
-    """Train a convolutional network on handwritten digits and check the exported file."""
-    # Commands import their work when they run: importing all of it would delay `--help` by a second.
+    """Train a convolutional network on handwritten digits and check the exported model."""
+    # Commands import their implementation when they run: importing all of it would delay `--help` by a second.
     from onnxtrain.cli._demo import run_command
 
     run_command(output, epochs, seed, json)
@@ -96,7 +97,7 @@ def demo(
 @app.command(cls=CommandWithSwitches)
 @taking(ArtifactsOptions)
 def artifacts(options: ArtifactsOptions, given: frozenset[str]) -> None:
-    """Write the files that a device trains from."""
+    """Write the artifacts that a device trains from."""
     from onnxtrain.cli._artifacts import run_command
 
     run_command(options)
@@ -105,11 +106,11 @@ def artifacts(options: ArtifactsOptions, given: frozenset[str]) -> None:
 @app.command(cls=CommandWithSwitches)
 @taking(PlanOptions)
 def plan(options: PlanOptions, given: frozenset[str]) -> None:
-    """Measure which trainings of a model fit into a memory: all parameters, adapters, the last layers.
+    """Measure which ways to train a model fit in a memory budget: all parameters, adapters or the last layers.
 
-    Each is a dry run of a few steps on random inputs, in a process of
-    its own that does what a device does. The command that trains the
-    recommended choice is printed.
+    Each way is measured by a few steps on random inputs, in a process of
+    its own that trains as a device does. Prints the command that trains
+    the recommended way.
     """
     from onnxtrain.cli._plan import run_command
 
@@ -119,11 +120,11 @@ def plan(options: PlanOptions, given: frozenset[str]) -> None:
 @app.command(cls=CommandWithSwitches)
 @taking(TrainOptions)
 def train(options: TrainOptions, given: frozenset[str]) -> None:
-    """Train a model on arrays or a table. Ctrl-C saves; `onnxtrain train DIR --data FILE` goes on.
+    """Train a model on arrays or a table. Ctrl-C saves the run; `onnxtrain train DIR --data FILE` resumes it.
 
-    A run that goes on keeps the options that it was started with: leave
-    them out, but for --data. Once it has finished, --epochs, --batch-size,
-    --learning-rate, --validation and --patience may be given anew.
+    A resumed run keeps the options that it was started with: give only
+    --data. A finished run may be trained further with other --epochs,
+    --batch-size, --learning-rate, --validation and --patience.
     """
     from onnxtrain.cli._train_command import run_command
 
@@ -137,8 +138,8 @@ def evaluate(
         Path,
         typer.Option(
             metavar="FILE",
-            help="Measure on this file: .npz arrays or a .csv or .parquet table like that of training, with "
-            "the target.",
+            help="Evaluate on this file: .npz arrays or a .csv or .parquet table like the training data, target "
+            "included.",
             show_default=False,
         ),
     ],
@@ -146,7 +147,7 @@ def evaluate(
     config: ConfigOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Measure loss and metrics of a run on data; for classes also precision, recall and F1 of each."""
+    """Compute loss and metrics of a run on data, and for classes the precision, recall and F1 of each class."""
     from onnxtrain.cli._use import evaluate_run
 
     evaluate_run(directory, data, batch_size, json)
@@ -161,8 +162,8 @@ def predict(
         Path,
         typer.Option(
             metavar="FILE",
-            help="Predict for this file: .npz arrays or a .csv or .parquet table like that of training; the "
-            "target is not needed.",
+            help="Predict for this file: .npz arrays or a .csv or .parquet table like the training data; it needs no "
+            "target.",
             show_default=False,
         ),
     ],
@@ -181,15 +182,15 @@ def predict(
             "--id",
             "--id-column",
             metavar="COLUMN",
-            help="Write this column of the table beside the predictions, e.g. passenger_id; repeat it for "
-            "several. Default: that of `train --id`.",
+            help="Write this column of the table before the predictions, e.g. passenger_id; repeat it for "
+            "several. Default: the columns of `train --id`.",
         ),
     ] = None,
     probabilities: Annotated[
         bool,
         typer.Option(
             "--probabilities/--no-probabilities",
-            help="Write the probabilities of the classes alone, beside --id. Default: also the outputs of the "
+            help="Write only the class probabilities, and the columns of --id. Default: also the outputs of the "
             "network and the predicted class.",
         ),
     ] = False,
@@ -197,7 +198,7 @@ def predict(
     config: ConfigOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Write the outputs for each sample; for classes also their probabilities and the predicted class."""
+    """Write the model's outputs for each sample, and for classes the probabilities and the predicted class."""
     from onnxtrain.cli._use import write_predictions
 
     write_predictions(source, data, output, id, batch_size, json, only_probabilities=probabilities)
@@ -223,8 +224,8 @@ def export(
         bool,
         typer.Option(
             "--network",
-            help="Write the network alone, which takes the numbers that a table was encoded as. Default: a "
-            "model that takes the columns of the table.",
+            help="Write only the network, whose inputs are the encoded columns of a table. Default: a model whose "
+            "inputs are the columns themselves.",
         ),
     ] = False,
     json: JsonOption = False,
@@ -261,7 +262,7 @@ def ops(
         str,
         typer.Option(
             metavar="DOMAIN",
-            help="List the ops of this domain, e.g. com.microsoft: those that onnxruntime knows. Default: the ONNX "
+            help="List the ops of this domain that onnxruntime has, e.g. com.microsoft. Default: the ops of the ONNX "
             "standard.",
             show_default=False,
         ),
@@ -270,13 +271,13 @@ def ops(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Check also if artifacts of the model can be made with this profile, and name the nodes that stop it, "
-            "e.g. portable. Default: no such check.",
+            help="Check also whether this profile supports artifacts of the model, and list the nodes that it does not "
+            "support, e.g. portable. Default: no such check.",
         ),
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """List the ops and their gradients; for a model, check if it can be trained and name the obstacle."""
+    """List ops and whether they have gradients, or check whether a model can be trained and name the obstacle."""
     from onnxtrain.cli._ops import list_ops, model_ops
 
     if model is None:
@@ -306,7 +307,7 @@ def check(
         Path | None,
         typer.Option(
             metavar="FILE.npz",
-            help="Feed the arrays of this file that have the names of inputs. Default: random inputs.",
+            help="Use the arrays in this file as inputs, by name, e.g. data.npz. Default: random inputs.",
         ),
     ] = None,
     dim: Annotated[
@@ -324,7 +325,7 @@ def check(
     ] = 0,
     json: JsonOption = False,
 ) -> None:
-    """Compare a model's gradients with finite differences."""
+    """Compare the gradients of a model with finite differences."""
     from onnxtrain.cli._check import run_command
 
     run_command(model, of, only, data, dim, seed, json)
@@ -336,25 +337,25 @@ def inspect(
         Path,
         typer.Argument(
             metavar="DIR|FILE",
-            help="Path of a run, a directory of artifacts, a checkpoint file, or an .onnx file.",
+            help="Directory of a run or of artifacts, or path of a checkpoint or an .onnx file.",
         ),
     ],
     parameters: Annotated[
         bool,
         typer.Option(
             "--parameters",
-            help="List the inputs and parameters of a run, too. Default: what was trained, its best epoch and files.",
+            help="List the inputs and parameters of a run, too. Default: only its settings, best epoch and files.",
         ),
     ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Show what a run trained and how to go on with it; of artifacts, checkpoints and models their parameters."""
+    """Show a run's results and next steps, or the parameters of artifacts, a checkpoint or a model."""
     from onnxtrain.cli._inspect import run_command
 
     run_command(directory, json, parameters)
 
 
 def run() -> None:
-    """Runs the command line of this process."""
-    # Read from the arguments directly: an error while options are parsed comes before typer has read --debug.
+    """Runs the command line with the arguments of this process."""
+    # Not read by typer, because an error while options are parsed comes before it has read --debug.
     guarded(app, debug="--debug" in sys.argv[1:])

@@ -1,4 +1,4 @@
-"""Runs `onnxtrain artifacts`, and prepares models for it and for `onnxtrain train`."""
+"""Runs `onnxtrain artifacts`, and prepares the model for `artifacts`, `plan` and `train`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from onnxtrain.tables import PROPERTY as TABLE
 
 
 def check_loss(model: ir.Model, loss: str | None) -> None:
-    """Raises GraphBuildError if no loss is named and the first output is no scalar."""
+    """Raises GraphBuildError if no loss is named and the model's first output is not a scalar."""
     output = model.graph.outputs[0]
     if loss is None and any(dim != 1 for dim in output.shape or ()):
         raise GraphBuildError(
@@ -30,17 +30,17 @@ def check_loss(model: ir.Model, loss: str | None) -> None:
 
 
 def prepared(path: Path, options: ModelOptions, *, seed: int) -> ir.Model:
-    """Loads a model, and makes its batch dynamic and replaces its head if the options ask for it.
+    """Loads a model, and applies `--dynamic-batch` and `--replace-head`.
 
     Raises:
-        InputError: the file was exported from a run on a table: its inputs are columns, partly texts.
+        InputError: the model was exported from a run on a table: its inputs are the columns of the table.
     """
     model = load_model(path)
-    # The encoding has strings as inputs, which have no gradient, and indices that a new table may not have.
+    # String inputs have no gradient, and a new table may not have the categories that were encoded.
     if TABLE in model.metadata_props:
         raise InputError(
-            f"'{path}' takes the columns of a table as they are; what is trained is the network in it. Write that "
-            "alone, by onnxtrain export RUN -o network.onnx --network, or go on with the run: onnxtrain train RUN."
+            f"'{path}' takes the columns of a table as they are; only the network in it can be trained. Write the "
+            "network with onnxtrain export RUN -o network.onnx --network, or resume the run: onnxtrain train RUN."
         )
     if options.dynamic_batch:
         model = make_batch_dynamic(model)
@@ -50,14 +50,14 @@ def prepared(path: Path, options: ModelOptions, *, seed: int) -> ir.Model:
 
 
 def run_command(options: ArtifactsOptions) -> None:
-    """Writes the artifacts, and shows them as `onnxtrain inspect` does."""
+    """Writes the artifacts and prints what `onnxtrain inspect` shows of them."""
     recipe = chosen_recipe(options)
     model = prepared(options.source, options.model, seed=0)
     loaded = canonicalize(model)
     check_loss(loaded, options.model.loss)
     generate_artifacts(
         model,
-        # The device predicts with the eval model.
+        # The eval model returns the outputs, because a device predicts with it.
         recipe=replace(recipe, additional_output_names=returned_outputs(loaded.graph, recipe)),
         artifact_directory=options.output,
         nominal_checkpoint=options.nominal,

@@ -1,4 +1,4 @@
-"""Makes the callbacks and the augmentation of `onnxtrain train`."""
+"""Creates the callbacks and the augmentation of `onnxtrain train`."""
 
 from __future__ import annotations
 
@@ -20,30 +20,31 @@ from onnxtrain.trainer import (
 )
 
 SAVES = "checkpoints"
-"""Directory in that of a run with the saves of `--save-every`."""
+"""Name of the subdirectory of a run for the checkpoints of `--save-every`."""
 
 
 def chosen_callbacks(options: TrainOptions, directory: Path) -> list[Callback]:
-    """Makes the callbacks of a fit.
+    """Returns the callbacks that the options ask for, in the order in which `fit` calls them.
 
     Args:
         options: options of the command.
         directory: directory of the run.
 
     Raises:
-        InputError: options do not go together, or a value is out of range.
+        InputError: options cannot be combined, or a value is out of range.
     """
     regularize, logs = options.regularize, options.logs
     callbacks: list[Callback] = [] if regularize.sam is None else [SAM(regularize.sam)]
-    # Callbacks are called in this order: losses are logged and saved after SAM has chosen the gradient.
+    # The order matters: losses are logged and saved after SAM has changed the gradient.
     if (early := _early_stopping(options)) is not None:
         callbacks.append(early)
     if regularize.swa_start is not None:
         callbacks.append(SWA(_start(regularize.swa_start), regularize.swa_lr))
-        # Both put other weights in place of the last ones at the end of the fit.
+        # Both replace the last weights at the end of the fit.
         if early is not None:
             raise InputError(
-                "--swa-start averages the last epochs, and --patience and --save-best export one. Choose."
+                "--swa-start exports an average of the last epochs, --patience and --save-best export one epoch; "
+                "choose one."
             )
     elif regularize.swa_lr is not None:
         raise InputError("--swa-lr is given without --swa-start.")
@@ -60,23 +61,23 @@ def chosen_callbacks(options: TrainOptions, directory: Path) -> list[Callback]:
 
 
 def _early_stopping(options: TrainOptions) -> EarlyStopping | None:
-    """Makes the callback of `--patience` or `--save-best`, which restores the best epoch; None without both."""
+    """Returns the callback that restores the best epoch, or None without `--patience` and `--save-best`."""
     best = options.best
     if best.patience is None and not best.save_best:
-        # Alone they would change nothing, without a word.
+        # Without --patience or --save-best they would silently have no effect.
         given = {"--monitor": best.monitor, "--min-delta": best.min_delta}
         if alone := [name for name, value in given.items() if value is not None]:
-            raise InputError(f"{' and '.join(alone)} compares epochs; give --patience or --save-best, too.")
+            raise InputError(f"{' and '.join(alone)} needs --patience or --save-best, which compare epochs.")
         return None
     monitor = best.monitor or ("loss" if options.validation is None else "val_loss")
-    # With --save-best alone no number of epochs without improvement ends the fit.
+    # With --save-best alone the fit never stops early: the patience is as long as the fit.
     patience = best.patience if best.patience is not None else options.epochs
     return EarlyStopping(monitor, patience, best.min_delta or 0.0, restore_best=True)
 
 
 def _start(text: str) -> int | float:
-    """Reads the value of `--swa-start`: an epoch, or a fraction of the epochs."""
-    # 1 is the first epoch, 1.0 would be all of them.
+    """Parses `--swa-start`: an epoch (int) or a fraction of the epochs (float)."""
+    # The types differ in meaning: 1 is the first epoch, 1.0 would be all epochs.
     try:
         return int(text) if text.isdecimal() else float(text)
     except ValueError:
@@ -86,9 +87,13 @@ def _start(text: str) -> int | float:
 
 
 def chosen_transform(options: TrainOptions) -> MixUp | CutMix | None:
-    """Makes the augmentation of `--mixup` or `--cutmix`; raises InputError for both, or a wrong ALPHA."""
+    """Returns the augmentation of `--mixup` or `--cutmix`, or None without either.
+
+    Raises:
+        InputError: both are given, or ALPHA is out of range.
+    """
     mixup, cutmix = options.regularize.mixup, options.regularize.cutmix
-    # Timm switches between the two from batch to batch; a function of one's own in Python can do so, too.
+    # timm alternates between the two from batch to batch; in Python, a custom transform can do so, too.
     if mixup is not None and cutmix is not None:
         raise InputError("--mixup and --cutmix are two ways to mix samples; give one of them.")
     if mixup is not None:
@@ -97,8 +102,10 @@ def chosen_transform(options: TrainOptions) -> MixUp | CutMix | None:
 
 
 def for_transform(x: Any, y: Any) -> tuple[Any, Any]:
-    """Takes the arrays of a single input and target out of their dictionaries, as transforms want them."""
-    # Integers of yes-or-no targets and of quantities are averaged, too.
+    """Returns x and y as transforms expect them: a single array instead of a dictionary with one entry.
+
+    Integer and Boolean targets become float32, because transforms average them.
+    """
     array = next(iter(y.values())) if isinstance(y, dict) and len(y) == 1 else y
     if getattr(array, "dtype", None) is not None and array.dtype.kind in "iub":
         array = array.astype("float32")

@@ -27,10 +27,10 @@ def run_command(
     seed: int,
     json: bool,
 ) -> None:
-    """Checks the gradients and prints one row per parameter; exit code 1 if a gradient is wrong."""
-    # Gradients are built of the canonical form, so the differences are taken of it, too.
+    """Checks the gradients and prints one row per parameter; exits with code 1 if a gradient is wrong."""
+    # Gradients are built for the canonical form, so the finite differences must use it, too.
     loaded = canonicalize(load_model(model))
-    # Dropout would draw another mask for each evaluation, and differences would measure the masks.
+    # Dropout would draw a new mask for each evaluation, and the differences would measure the masks.
     TrainingModePass(dropout="inference")(loaded)
     names = select_parameters(loaded, only or None, None).trainable
     inputs = _inputs(loaded, data) if data is not None else None
@@ -42,15 +42,19 @@ def run_command(
     else:
         _print(model, results, wrong)
     if wrong:
-        # The exit code lets a build stop at a wrong gradient.
+        # The exit code lets a build fail on a wrong gradient.
         sys.exit(1)
 
 
 def _inputs(model: ir.Model, path: Path) -> Arrays:
-    """Loads the arrays that have the names of inputs, or `x` for a single input; targets in the file are ignored."""
+    """Loads the arrays named like inputs of the model, or `x` for a single input; other arrays are ignored.
+
+    Raises:
+        InputError: no array has the name of an input.
+    """
     arrays = load_arrays(path)
     names = [str(value.name) for value in model.graph.inputs]
-    # The same file as for `train`, where the only input may be called `x`.
+    # As for `train`, where the array of a single input may be called `x`.
     if len(names) == 1 and names[0] not in arrays and "x" in arrays:
         return {names[0]: arrays["x"]}
     chosen = {name: arrays[name] for name in names if name in arrays}
@@ -78,9 +82,9 @@ def _print(model: Path, results: Sequence[GradientCheck], wrong: int) -> None:
     columns = ("parameter", "shape", "|gradient|", "directional derivative", "finite difference", "error", "")
     print_table(table(f"Gradients of {model.name}", columns, rows, right=(2, 3, 4, 5)))
     precision = results[0].precision if results else "float64"
-    # ONNX Runtime evaluates ops that the reference evaluator lacks, with a tolerance for float32.
+    # ONNX Runtime evaluates models with ops that the reference evaluator lacks, with a tolerance for float32.
     how = "the ONNX reference evaluator in float64" if precision == "float64" else "ONNX Runtime in float32"
-    # Inconclusive rows are no failure: at a kink no difference can tell.
+    # Inconclusive rows are not failures: at a kink, a finite difference proves nothing.
     open_ = [result for result in results if result.verdict == "inconclusive"]
     agree = len(results) - wrong - len(open_)
     counts = [f"{agree if wrong or open_ else f'all {agree}'} agree"]

@@ -22,11 +22,11 @@ _SHOWN = 20
 
 
 class MetricChoice(NamedTuple):
-    """Choice of metrics.
+    """Metrics of a run.
 
     Attributes:
         metrics: names of metrics for `Trainer`; None for the defaults of the loss.
-        positive: number of the positive class; None for no choice.
+        positive: index of the positive class; None if the user chose none.
     """
 
     metrics: list[str] | None
@@ -36,16 +36,16 @@ class MetricChoice(NamedTuple):
 def chosen_metrics(
     metrics: Sequence[str] | None, positive: str | None, classes: Sequence[str] | None
 ) -> MetricChoice:
-    """Translates `--metric` and `--positive` for the classes of a target.
+    """Returns the metrics that `--metric` and `--positive` ask for.
 
     The alphabetical order of class names does not tell which class is the positive one. Without `positive`, f1,
-    precision and recall are therefore means over the classes, recorded as f1_macro and so on. `positive` without
-    metrics asks for all three, for this class.
+    precision and recall of named classes are therefore means over the classes (f1_macro and so on). With `positive` but
+    without metrics, accuracy, f1, precision and recall are recorded.
 
     Args:
         metrics: values of `--metric`.
-        positive: value of `--positive`: name or number of a class.
-        classes: names of the classes in the order of their numbers; None for a target of numbers.
+        positive: value of `--positive`: name or index of a class.
+        classes: names of the classes in the order of their indices; None for a numeric target.
 
     Raises:
         InputError: there is no class `positive`.
@@ -59,7 +59,7 @@ def chosen_metrics(
     if classes is None:
         if not positive.isdecimal():
             raise InputError(
-                f"--positive is '{positive}', but the target holds numbers, not texts: give the number of a class, "
+                f"--positive is '{positive}', but the target holds numbers, not strings: give the index of a class, "
                 "such as 1."
             )
         number = int(positive)
@@ -75,10 +75,10 @@ def chosen_class_weight(texts: Sequence[str] | None, classes: Sequence[str] | No
 
     Args:
         texts: values of the option, e.g. ["fraud=10"].
-        classes: names of the classes in the order of their numbers; None for a target of numbers.
+        classes: names of the classes in the order of their indices; None for a numeric target.
 
     Returns:
-        "balanced", weights by class number, or None if the option is not given.
+        "balanced", weights by class index, or None if the option is not given.
 
     Raises:
         InputError: a value is neither "balanced" alone nor CLASS=WEIGHT, or there is no such class.
@@ -108,7 +108,7 @@ def chosen_class_weight(texts: Sequence[str] | None, classes: Sequence[str] | No
 
 
 def class_names(trainer: Trainer, classes: Sequence[str] | None) -> list[str] | None:
-    """Returns the names of all classes, or their numbers; None if the number of classes is unknown."""
+    """Returns the names of all classes, or their indices as strings; None if the number of classes is unknown."""
     targets = label_targets(trainer)
     if not targets:
         return None
@@ -122,7 +122,7 @@ def _positive(trainer: Trainer, names: Sequence[str] | None) -> str | None:
     """Returns the name of the positive class; None if metrics are means over classes."""
     number = trainer.positive
     if number is None:
-        # As scikit-learn's `pos_label`.
+        # The default of scikit-learn's `pos_label`.
         number = 1 if names is not None and len(names) == 2 else None
     if number is None:
         return None
@@ -130,15 +130,15 @@ def _positive(trainer: Trainer, names: Sequence[str] | None) -> str | None:
 
 
 def _of_one_class(trainer: Trainer, metric: str) -> bool:
-    """True if a metric measures the positive class.
+    """True if the value of a metric depends on which class is the positive one.
 
-    AUROC does if `--positive` names the class; without it, both of two classes have the same AUROC.
+    AUROC depends on it only if `--positive` is given: without it, both of two classes have the same AUROC.
     """
     return metric in _OF_ONE_CLASS or (metric == "auroc" and trainer.positive is not None)
 
 
 def metric_labels(trainer: Trainer, classes: Sequence[str] | None, keys: Sequence[str]) -> dict[str, str]:
-    """Returns a label for each recorded key, with the class that it measures, e.g. "val_f1 of 'fraud'"."""
+    """Returns a label for each recorded value, with the class that it is about, e.g. "val_f1 of 'fraud'"."""
     name = _positive(trainer, class_names(trainer, classes))
     return {
         key: f"{key} of '{name}'"
@@ -149,7 +149,7 @@ def metric_labels(trainer: Trainer, classes: Sequence[str] | None, keys: Sequenc
 
 
 def positive_remark(trainer: Trainer, classes: Sequence[str] | None) -> str | None:
-    """Returns a remark about the class that the metrics measure; None if no metric depends on the class."""
+    """Returns a note on the class that the metrics are about; None if no metric is about one class or a mean of all."""
     names = [metric.name for metric in trainer.metrics]
     of_one = [name for name in names if _of_one_class(trainer, name)]
     of_all = [name for name in names if name.endswith("_macro")]
@@ -164,9 +164,9 @@ def positive_remark(trainer: Trainer, classes: Sequence[str] | None) -> str | No
 
 
 def class_report(matrix: Array, names: Sequence[str]) -> list[dict[str, Any]]:
-    """Returns samples, share, precision, recall and F1 of each class, as scikit-learn's `classification_report`.
+    """Returns samples, share, precision, recall and F1 of each class, like scikit-learn's `classification_report`.
 
-    Precision is 0 if no sample is predicted as the class, and recall is 0 if no sample has the class.
+    Precision is 0 if no sample is predicted as the class, and recall is 0 if no sample belongs to the class.
 
     >>> import numpy as np
     >>> class_report(np.array([[8, 0], [1, 1]]), ["fine", "fraud"])[1]
@@ -179,7 +179,7 @@ def class_report(matrix: Array, names: Sequence[str]) -> list[dict[str, Any]]:
             "class": name,
             "samples": int(of_class),
             "share": int(of_class) / total,
-            # As scikit-learn with zero_division=0.
+            # Like scikit-learn with zero_division=0.
             "precision": float(hit / guess) if guess else 0.0,
             "recall": float(hit / of_class) if of_class else 0.0,
             "f1": float(2 * hit / (of_class + guess)) if of_class + guess else 0.0,
@@ -189,7 +189,7 @@ def class_report(matrix: Array, names: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def report_rows(report: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
-    """Formats :func:`class_report` as rows of a table."""
+    """Returns a :func:`class_report` formatted as rows of a table."""
     total = sum(row["samples"] for row in report)
     return [
         (
@@ -205,7 +205,7 @@ def report_rows(report: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
 def judged_matrix(
     trainer: Trainer, x: Any, y: Any, names: Sequence[str] | None, batch_size: int | None
 ) -> Any:
-    """Returns the confusion matrix; None if there are many classes, or if a sample may have several."""
+    """Returns the confusion matrix; None for over 20 classes, an unknown number, or several classes per sample."""
     targets = label_targets(trainer)
     if names is None or len(names) > _SHOWN or not targets or trainer.prediction is None:
         return None

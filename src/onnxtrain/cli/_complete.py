@@ -1,4 +1,4 @@
-"""Completes values of options in a shell: names of losses, optimizers, schedules and metrics."""
+"""Completes option values in a shell: names of losses, optimizers, schedules and metrics."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from onnxtrain.schedules import SCHEDULES
 
 
 def complete_losses(incomplete: str) -> list[str]:
-    """Lists the losses that begin with what has been typed.
+    """Returns the losses whose names begin with `incomplete`.
 
     >>> complete_losses("c")
     ['cross_entropy', 'causal_lm']
@@ -16,18 +16,18 @@ def complete_losses(incomplete: str) -> list[str]:
 
 
 def complete_optimizers(incomplete: str) -> list[str]:
-    """Lists the optimizers that begin with what has been typed."""
+    """Returns the optimizers whose names begin with `incomplete`."""
     return _beginning(list(OPTIMIZERS), incomplete)
 
 
 def complete_schedules(incomplete: str) -> list[str]:
-    """Lists the schedules that begin with what has been typed."""
+    """Returns the schedules whose names begin with `incomplete`."""
     return _beginning(list(SCHEDULES), incomplete)
 
 
 def complete_metrics(incomplete: str) -> list[str]:
-    """Lists the metrics that begin with what has been typed."""
-    # Imported here: the trainer takes a second, and only this completion needs it.
+    """Returns the metrics whose names begin with `incomplete`."""
+    # Imported here, because importing the trainer takes a second and only this completion needs it.
     from onnxtrain.trainer._metrics.metrics import METRICS
 
     return _beginning(list(METRICS), incomplete)

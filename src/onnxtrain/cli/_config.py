@@ -1,7 +1,7 @@
-"""Reads the options of a command from a TOML file, and writes those of a run to one.
+"""Reads the options of a command from a TOML file, and writes the options of a run to such a file.
 
-A key is the long name of an option without its dashes: `learning-rate = 0.01`. The argument of a command is a key, too:
-`model` of `onnxtrain train`, `run` of `onnxtrain evaluate`.
+A key is the long name of an option without dashes: `learning-rate = 0.01`. The argument of a command is a key, too:
+`model` for `onnxtrain train`, `run` for `onnxtrain evaluate`.
 """
 
 from __future__ import annotations
@@ -21,27 +21,26 @@ from onnxtrain.errors import InputError
 RUN_FILE = "run.toml"
 """Name of the file in the directory of a run that holds the run's options."""
 
-# Where the results of a run go is no part of the run: a repetition writes to another directory. The file itself and
-# the form of the output are no part of it either.
+# Options that do not belong to the run itself: a repeated run writes to another directory, perhaps in another format.
 _NOT_WRITTEN = ("output", "overwrite", "json", "config")
 
 
 def use_config(context: typer.Context, path: Path | None) -> Path | None:
-    """Makes the values of a file the defaults of the command that is being called; the callback of `--config`.
+    """Makes the values of a file the defaults of the command that is being parsed; the callback of `--config`.
 
-    Options on the command line win, as they win over all defaults.
+    Options on the command line override them, as they override all defaults.
 
     Raises:
-        InputError: the file is missing or no TOML, or a key or value is none of the command's.
+        InputError: the file is missing or is not TOML, or the command has no such option or does not accept a value.
     """
-    # Completion parses commands that are half written; an error would show instead of the choices.
+    # Completion parses incomplete commands, where an error would hide the choices.
     if path is not None and not context.resilient_parsing:
         context.default_map = _read(context, path)
     return path
 
 
 def _read(context: typer.Context, path: Path) -> dict[str, Any]:
-    """Reads a file of options; returns values by the name of the command's parameter."""
+    """Reads an options file. Returns the values by the names of the command's parameters."""
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
@@ -56,7 +55,7 @@ def _read(context: typer.Context, path: Path) -> dict[str, Any]:
             raise InputError(f"{where} is a section. Write options without [{key}] above them.")
         parameter = parameters.get(key)
         if parameter is None:
-            raise InputError(f"{where} is no option of {command}.{_nearest(key, list(parameters))}")
+            raise InputError(f"{where} is not an option of {command}.{_nearest(key, list(parameters))}")
         if parameter.name in values:
             raise InputError(f"{where} is given twice, by two of its names.")
         values[parameter.name] = _checked(context, parameter, value, path, where)
@@ -64,7 +63,7 @@ def _read(context: typer.Context, path: Path) -> dict[str, Any]:
 
 
 def _parameters(context: typer.Context) -> dict[str, Any]:
-    """Finds the parameters of a command by their keys."""
+    """Returns the parameters of a command by their keys in an options file."""
     parameters: dict[str, Any] = {}
     for parameter in context.command.params:
         if parameter.param_type_name == "argument":
@@ -77,13 +76,17 @@ def _parameters(context: typer.Context) -> dict[str, Any]:
 
 
 def _nearest(key: str, keys: list[str]) -> str:
-    """Names the valid key that looks most like one that is not, as the end of a message."""
+    """Returns the end of an error message: the valid key closest to an unknown key, or else all valid keys."""
     near = get_close_matches(key.replace("_", "-"), keys, 1)
     return f" The nearest one is {near[0]}." if near else f" Its options are {', '.join(sorted(keys))}."
 
 
 def _checked(context: typer.Context, parameter: Any, value: Any, path: Path, where: str) -> Any:
-    """Checks a value of the file, and converts it as one of the command line; raises InputError if it does not fit."""
+    """Returns a value of the file, checked and converted as typer converts values of the command line.
+
+    Raises:
+        InputError: the option does not accept the value.
+    """
     if getattr(parameter, "is_flag", False):
         if not isinstance(value, bool):
             raise InputError(f"{where} is {_shown(value)}; it must be true or false.")
@@ -97,10 +100,10 @@ def _checked(context: typer.Context, parameter: Any, value: Any, path: Path, whe
 
 
 def _one(context: typer.Context, parameter: Any, item: Any, path: Path, where: str, *, several: bool) -> Any:
-    # Text options take numbers, too: `validation = 0.1` is the fraction that the command line gets as a text.
+    # String options accept numbers, too: `validation = 0.1` is a fraction, which is a string on the command line.
     if isinstance(item, bool) or not isinstance(item, str | int | float):
-        raise InputError(f"{where} is {_shown(item)}; it must be a number or a text.")
-    # On the command line every value is a text.
+        raise InputError(f"{where} is {_shown(item)}; it must be a number or a string.")
+    # On the command line every value is a string.
     text = item if isinstance(item, str) else repr(item)
     try:
         cast = parameter.process_value(context, [text] if several else text)
@@ -109,11 +112,11 @@ def _one(context: typer.Context, parameter: Any, item: Any, path: Path, where: s
         raise InputError(f"{where} is {_shown(item)}: {message}.") from error
     result = cast[0] if several else cast
     wanted = {int: "a whole number", float: "a number"}.get(type(result))
-    # The command line reads "3" as 3; in the file it is a text, and its author may have meant one.
+    # The command line reads "3" as 3. In the file it is a string, and may be intended as one.
     if wanted is not None and isinstance(item, str):
         raise InputError(f'{where} is "{item}"; it must be {wanted}, without quotation marks.')
     is_file = names_file(parameter.metavar or "")
-    # Relative to the file, so that it means the same wherever the command is given.
+    # Paths are relative to the file, so that they do not depend on the working directory.
     return (
         str(path.parent / item)
         if is_file and isinstance(item, str) and isinstance(number_or_text(item), str)
@@ -122,29 +125,29 @@ def _one(context: typer.Context, parameter: Any, item: Any, path: Path, where: s
 
 
 def names_file(metavar: str) -> bool:
-    """Tells from the name of a value in `--help` that the value is, or may be, a path.
+    """True if a value with this metavar (its name in `--help`) is, or may be, a path.
 
     >>> [names_file(metavar) for metavar in ("MODEL|DIR", "FILE.csv", "FRACTION|FILE", "NAME")]
     [True, True, True, False]
     """
-    # Not from its type: versions of typer convert texts to paths at different times.
+    # The type of the value does not tell, because versions of typer convert strings to paths at different times.
     return any(part.split(".")[0] in ("FILE", "DIR", "MODEL", "RUN") for part in metavar.split("|"))
 
 
 def _shown(value: Any) -> str:
-    """Writes a value as TOML does."""
+    """Returns a value in TOML syntax."""
     return str(tomlkit.item(value).as_string())
 
 
 def write_config(options: object, path: Path, version: str) -> None:
-    """Writes the options of a new run to a file that `--config` reads; paths are absolute.
+    """Writes the options of a new run to a file for `--config`, with absolute paths.
 
     Args:
-        options: object of a dataclass of options, e.g. of `TrainOptions`.
+        options: an options dataclass, e.g. `TrainOptions`.
         path: file to write, e.g. run/run.toml.
         version: version of the package, for the first line.
     """
-    # Imported here: --help and completion, which import this file, do without ONNX Runtime.
+    # Imported here, because --help and completion import this module and do not need ONNX Runtime.
     from onnxtrain.runtime.atomic import replace_file
 
     document = tomlkit.document()
@@ -154,7 +157,7 @@ def write_config(options: object, path: Path, version: str) -> None:
     values = flat(options)
     for name, option in options_of(type(options)).items():
         value = _written(values[name], option.annotation.__metadata__[0].metavar or "")
-        # TOML has no null: an option that is not given is left out, and so is a switch that is off.
+        # TOML has no null, so options that are not given are left out, as are switches that are off.
         if name not in _NOT_WRITTEN and value is not None and value is not False and value != []:
             panels.setdefault(option.panel, []).append((option.key, value))
     for panel, entries in panels.items():
@@ -163,14 +166,14 @@ def write_config(options: object, path: Path, version: str) -> None:
             document.add(tomlkit.comment(panel))
         for key, value in entries:
             document.add(key, tomlkit.item(value))
-    # tomlkit escapes control characters, but no C1 and no bidirectional marks.
+    # tomlkit escapes control characters, but neither C1 controls nor bidirectional marks.
     text = "".join(c if c.isprintable() or c == "\n" else f"\\U{ord(c):08x}" for c in tomlkit.dumps(document))
     with replace_file(path) as file:
         file.write(text.encode())
 
 
 def _written(value: Any, metavar: str) -> Any:
-    # `--validation FILE` is a text, as it may be a fraction.
+    # `--validation FILE` is a string, because the option also accepts a fraction.
     is_file = isinstance(value, str) and names_file(metavar) and isinstance(number_or_text(value), str)
     if is_file or isinstance(value, Path):
         return str(Path(value).resolve())

@@ -1,4 +1,4 @@
-"""Loads the data of a command, an .npz file or a table, as arrays by the names of inputs and targets."""
+"""Loads the data of a command, an .npz file or a table, and assigns arrays to inputs and targets by name."""
 
 from __future__ import annotations
 
@@ -18,7 +18,11 @@ Arrays = dict[str, np.ndarray[Any, Any]]
 
 
 def load_data(path: Path) -> Arrays | Table:
-    """Loads an .npz file or a .csv or .parquet table. Raises InputError: the file is missing or damaged."""
+    """Loads an .npz file or a .csv or .parquet table.
+
+    Raises:
+        InputError: the file is missing or damaged.
+    """
     if path.is_file() and path.suffix.lower() in TABLE_SUFFIXES:
         return read_table(path)
     return load_arrays(path)
@@ -33,18 +37,18 @@ def load_arrays(path: Path) -> Arrays:
     if not path.is_file():
         raise InputError(f"Reading the data '{path}': there is no such file.")
     remedy = "Write it with numpy.savez(path, x=..., y=...)."
-    # For other files numpy's message is about pickles.
+    # For other files, numpy's own error message is about pickles.
     if not zipfile.is_zipfile(path):
         raise InputError(
             f"Reading the data '{path}': it is not an .npz file. {remedy} Tables are .parquet files, or .csv files "
-            "with commas between the fields: save a table of another kind (.tsv, .xlsx) as one of these."
+            "with commas between the fields: convert a table in another format (.tsv, .xlsx) to one of these."
         )
     try:
-        # Unpickling can run any code.
+        # Unpickling can run arbitrary code.
         with np.load(path, allow_pickle=False) as content:
             return {name: content[name] for name in content.files}
     except Exception as error:
-        # numpy passes on the errors of zipfile, zlib and its parsers, which have many types.
+        # numpy does not wrap the errors of zipfile, zlib and its parsers, which have many types.
         objects = "allow_pickle" in str(error)
         problem = "an array holds Python objects instead of numbers" if objects else error
         raise InputError(f"Reading the data '{path}': {problem}. {remedy}") from error
@@ -59,16 +63,16 @@ def to_arrays(
         data: table or arrays.
         encoder: encoder of the run; None for a run on arrays.
         manifest: inputs of the model.
-        targets: targets to encode, as `label_targets` returns them; none to predict.
+        targets: targets to encode, as `label_targets` returns them; empty for prediction.
 
     Raises:
-        InputError: the table does not fit the run.
+        InputError: the table does not fit the run, or the run was not trained on a table.
     """
     if not isinstance(data, Table):
         return data
     if encoder is None:
         raise InputError(
-            f"The run was not trained on a table, so it is not known how to make arrays of '{data.source}'. Give "
+            f"The run was not trained on a table, so it has no encoding for the columns of '{data.source}'. Give "
             "an .npz file."
         )
     return encoder.arrays(data, manifest.inputs, targets)
@@ -77,11 +81,14 @@ def to_arrays(
 def assign(
     inputs: Sequence[InputSpec], targets: Sequence[InputSpec], arrays: Arrays, path: Path
 ) -> tuple[Any, Any]:
-    """Returns inputs and targets: the arrays that have their names, or `x` and `y`."""
-    # A run with sample weights has a model input for them; other data weighs 1.
+    """Returns the arrays of the inputs and of the targets, found by name or, for a single one, as `x` and `y`.
+
+    The second is None if there are no targets.
+    """
+    # The target for sample weights is left out: without an array, all samples have weight 1.
     targets = [spec for spec in targets if not spec.sample_weight]
     names = {spec.name for spec in (*inputs, *targets)}
-    # Not an error, as a file may serve several models. The remark shows misspelled names.
+    # Not an error, because a file may contain data for several models. The note shows misspelled names.
     if unused := sorted(set(arrays) - names - {"x", "y"}):
         info(f"Not used from '{path}': {', '.join(unused)}")
     x = _pick(arrays, inputs, "x", path)
@@ -89,7 +96,7 @@ def assign(
 
 
 def _pick(arrays: Arrays, specs: Sequence[InputSpec], short: str, path: Path) -> Mapping[str, Any]:
-    # Exporters name inputs "input.1"; people name arrays `x` and `y`.
+    # Exporters use names such as "input.1", people `x` and `y`.
     if len(specs) == 1 and specs[0].name not in arrays and short in arrays:
         return {specs[0].name: arrays[short]}
     missing = [spec.name for spec in specs if spec.name not in arrays]

@@ -1,10 +1,10 @@
-"""Makes the parameters of commands from dataclasses whose fields declare one option each.
+"""Declares the options of commands as fields of dataclasses, one field per option.
 
-A field is declared by :func:`option`, :func:`switch` or :func:`argument`, which take its default and help text. The
-class variables `panel` (heading in `--help`) and `kept` (see :class:`Rule`) hold for all fields of a class.
+A field is declared with :func:`option`, :func:`switch` or :func:`argument`, which take its default and help text. The
+class variables `panel` (heading in `--help`) and `kept` (see :class:`Rule`) apply to all fields of a class.
 
-:func:`taking` makes the parameters of a command from the fields of a dataclass. The record of a run (`_remember`) and
-the names of options in messages (`_shell_words`) follow from the fields as well, so a new option is one new field.
+:func:`taking` gives a command one parameter per field. The record of a run (`_remember`) and the option names in
+messages (`_shell_words`) are derived from the fields, too, so a new option is one new field.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ Kept = Literal["run", "fit", "anew"]
 
 @dataclass(frozen=True)
 class Rule:
-    """Says if a run keeps the value of an option, and names the argument of the Python API that the option sets.
+    """Rule of an option: whether a resumed run keeps its value, and which argument of the Python API it sets.
 
     Attributes:
-        kept: "run": a run that goes on keeps the value, and another value is an error. "fit": the same until the fit
-            that was interrupted has ended; a new fit may have another value. "anew": kept, but may be changed at any
-            time. None: as the class variable `kept` of the dataclass says, or not kept.
+        kept: "run": a resumed run keeps the value, and another value is an error. "fit": the same while an interrupted
+            fit is resumed; a new fit may use another value. "anew": the value is kept, but may be changed at any time.
+            None: the class variable `kept` of the dataclass applies; without one, the value is not kept.
         python: argument of `Trainer` or `fit` that the option sets, e.g. "clip_grad_norm" for `--clip-norm`. Empty
-            for the name of the field.
+            if it has the name of the field.
     """
 
-    # The default keeps nothing: an option of one command alone, such as --overwrite, needs no rule.
+    # By default nothing is kept: options for a single command, such as --overwrite, need no rule.
     kept: Kept | None = None
     python: str = ""
 
@@ -56,10 +56,10 @@ def option(
     """Declares a field as an option of a command.
 
     Args:
-        metavar: name of the value in `--help`, e.g. "STEPS"; None for what typer makes of the type.
-        help: help text; it describes the field, too.
-        names: spellings, e.g. "--output", "-o"; by default that of :func:`flag`.
-        default: value of an option that is not given.
+        metavar: name of the value in `--help`, e.g. "STEPS"; None for typer's default for the type.
+        help: help text; it also documents the field.
+        names: spellings, e.g. "--output", "-o"; by default the result of :func:`flag`.
+        default: value if the option is not given.
         kept: see :class:`Rule`.
         python: see :class:`Rule`.
         settings: further arguments of `typer.Option`, e.g. min=1.
@@ -70,29 +70,29 @@ def option(
 
 
 def switch(help: str, python: str = "", kept: Kept | None = None) -> Any:
-    """Declares a field as an option without a value, which is False unless it is given; see :func:`option`.
+    """Declares a field as a switch: an option without a value, which is False by default; see :func:`option`.
 
-    A second spelling switches it off: `--no-recompute` for `--recompute`, `--shuffle` for `--no-shuffle`. The command
-    line can so overrule a file of options.
+    A second spelling turns the switch off: `--no-recompute` for `--recompute`, `--shuffle` for `--no-shuffle`. With it,
+    the command line can override an options file.
     """
     return option(None, help, default=False, python=python, kept=kept)
 
 
 def argument(metavar: str, help: str) -> Any:
-    """Declares a field as an argument of a command, which must be given."""
+    """Declares a field as a required argument of a command."""
     settings = {"metavar": metavar, "help": help}
     return field(metadata={"make": typer.Argument, "names": (), "settings": settings, "rule": Rule()})
 
 
 class Option(NamedTuple):
-    """A field of a dataclass of options, without the nesting.
+    """A field of an options dataclass or of a dataclass nested in it.
 
     Attributes:
         annotation: type and typer's declaration, e.g. `Annotated[int, typer.Option(min=1)]`.
-        default: `inspect.Parameter.empty` for an option that must be given.
-        rule: says if a run keeps the value.
-        panel: heading of the option in `--help`; None for none.
-        key: name of the option in a file of options: its first long spelling without dashes, e.g. "learning-rate".
+        default: default value; `inspect.Parameter.empty` for a required option.
+        rule: whether a run keeps the value.
+        panel: heading of the option in `--help`; None for no heading.
+        key: name of the option in an options file: its first long spelling without dashes, e.g. "learning-rate".
     """
 
     annotation: Any
@@ -103,19 +103,19 @@ class Option(NamedTuple):
 
 
 def options_of(kind: type) -> Mapping[str, Option]:
-    """Returns the options of a dataclass by name, those of nested dataclasses in their place."""
+    """Returns the options of a dataclass by name, in order, with nested dataclasses flattened."""
     options: dict[str, Option] = {}
     hints = get_type_hints(kind)
     for entry in fields(kind):
         hint = hints[entry.name]
         if is_dataclass(hint):
             assert isinstance(hint, type)
-            # The parameters of a command have no groups: a name occurs in one group only.
+            # A command's parameters have no groups, so names are unique among all nested dataclasses.
             options |= options_of(hint)
             continue
         metadata = entry.metadata
         rule = replace(metadata["rule"], kept=metadata["rule"].kept or getattr(kind, "kept", None))
-        # typer would make "--no-no-shuffle" of a field "no_shuffle".
+        # For a field "no_shuffle", typer would generate "--no-no-shuffle".
         names = metadata["names"] or ((f"{flag(entry.name)}/{off_flag(entry.name)}",) if hint is bool else ())
         panel = getattr(kind, "panel", None)
         declared = metadata["make"](*names, rich_help_panel=panel, **metadata["settings"])
@@ -131,20 +131,20 @@ def options_of(kind: type) -> Mapping[str, Option]:
 
 
 def build(kind: type[T], values: Mapping[str, Any]) -> T:
-    """Returns an object of a dataclass of options, made from the values of :func:`flat`."""
+    """Returns an options dataclass of type `kind` with these values; the inverse of :func:`flat`."""
     arguments = {}
     for name, hint in get_type_hints(kind).items():
         if is_dataclass(hint):
             assert isinstance(hint, type)
             arguments[name] = build(hint, values)
-        # The record of an older run lacks options that were added since: their fields' defaults hold.
+        # Missing values get the defaults of their fields.
         elif name in values:
             arguments[name] = values[name]
     return kind(**arguments)
 
 
 def flat(options: object) -> dict[str, Any]:
-    """Returns the values of options by name, those of nested dataclasses beside the others."""
+    """Returns the values of an options dataclass by name, with nested dataclasses flattened."""
     values: dict[str, Any] = {}
     for name, value in vars(options).items():
         values |= flat(value) if is_dataclass(value) else {name: value}
@@ -152,10 +152,10 @@ def flat(options: object) -> dict[str, Any]:
 
 
 def with_recipe_options(group: str) -> Callable[[type[T]], type[T]]:
-    """Adds the options of a group of the fields of :class:`Recipe`; stands below `@dataclass`.
+    """Adds one option per field of :class:`Recipe` in a group; a class decorator, to be written below `@dataclass`.
 
     Args:
-        group: group of the options, as their fields have it, e.g. "model".
+        group: group of the options (`ShellOption.group`), e.g. "model".
     """
 
     def add(kind: type[T]) -> type[T]:
@@ -167,7 +167,7 @@ def with_recipe_options(group: str) -> Callable[[type[T]], type[T]]:
             name = shell.name or entry.name
             python = entry.name if shell.name else ""
             hints[name] = shell.kind
-            # A text that is parsed has no default of its own: what is not given is left to the recipe.
+            # A parsed option has no default of its own: if it is not given, the recipe's default applies.
             default = None if shell.parse else entry.default
             setattr(kind, name, option(shell.metavar, shell.help, default=default, python=python))
         kind.__annotations__ = hints
@@ -177,37 +177,37 @@ def with_recipe_options(group: str) -> Callable[[type[T]], type[T]]:
 
 
 def taking(kind: type[T]) -> Callable[[Callable[[T, frozenset[str]], None]], Callable[..., None]]:
-    """Gives a command one parameter per option of a dataclass.
+    """Decorates a command so that typer sees one parameter per option of the dataclass `kind`.
 
-    The command itself takes an object of `kind`, and the names of the options that were given, on the command line or
-    in a file (`--config`).
+    The command itself takes an object of `kind`, and the names of the options that were given on the command line or in
+    an options file (`--config`).
     """
 
     def decorate(command: Callable[[T, frozenset[str]], None]) -> Callable[..., None]:
         def run(context: typer.Context, **values: Any) -> None:
             sources = {name: context.get_parameter_source(name) for name in values}
-            # Those of a file of options are given, too: a run that goes on must not ignore them.
-            # Compared by name: typer 0.29 has its own copy of click, and older versions use the package.
+            # Options from a file count as given, because a resumed run must not ignore them.
+            # Compared by name, because typer 0.29 has its own copy of click, and older versions use the package.
             given_sources = ("COMMANDLINE", "DEFAULT_MAP")
             given_names = {
                 name for name, source in sources.items() if source and source.name in given_sources
             }
             for name, value in values.items():
-                # A run that records a larger value could not be resumed: numpy and ONNX Runtime have no such integers.
+                # A run with a larger integer could not be resumed: numpy and ONNX Runtime do not support it.
                 if isinstance(value, int) and value >= 2**63:
                     raise InputError(
                         f"--{options_of(kind)[name].key} must be less than 2**63, received {value}."
                     )
             command(build(kind, values), frozenset(given_names))
 
-        # Keyword parameters may follow in any order, also a required one after one with a default.
+        # Keyword-only, so that a required parameter may follow one with a default.
         keyword = inspect.Parameter.KEYWORD_ONLY
         parameters = [inspect.Parameter("context", keyword, annotation=typer.Context)]
         for name, option in options_of(kind).items():
             parameters.append(
                 inspect.Parameter(name, keyword, annotation=option.annotation, default=option.default)
             )
-        # typer reads the signature and the annotations; both say the same.
+        # typer reads both the signature and the annotations.
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         run.__name__, run.__doc__ = command.__name__, command.__doc__
@@ -217,7 +217,7 @@ def taking(kind: type[T]) -> Callable[[Callable[[T, frozenset[str]], None]], Cal
 
 
 def argument_key(metavar: str) -> str:
-    """Returns the name of an argument in a file of options.
+    """Returns the key of an argument in an options file.
 
     >>> argument_key("MODEL|DIR")
     'model'
@@ -226,12 +226,12 @@ def argument_key(metavar: str) -> str:
 
 
 def flag(name: str) -> str:
-    """Returns the option of a field as it is typed: `--batch-size` for "batch_size"."""
+    """Returns the option that sets a field, e.g. `--batch-size` for "batch_size"."""
     return f"--{name.replace('_', '-')}"
 
 
 def off_flag(name: str) -> str:
-    """Returns the option that switches a field off.
+    """Returns the option that turns a switch off.
 
     >>> [off_flag(name) for name in ("one_hot", "no_shuffle")]
     ['--no-one-hot', '--shuffle']

@@ -11,14 +11,18 @@ from onnxtrain.errors import OnnxTrainError
 
 
 def run_command(output: Path, epochs: int, seed: int, json: bool) -> None:
-    """Runs the demo and prints its result. Raises OnnxTrainError: the exported file gives other classes."""
+    """Runs the demo and prints its results.
+
+    Raises:
+        OnnxTrainError: the exported model and the trainer differ in accuracy.
+    """
     info("Training a convolutional network on scikit-learn's handwritten digits with ONNX Runtime alone.")
     result = run_demo(output, epochs, seed=seed)
     if json:
         print_json({**asdict(result), "files": [str(path) for path in result.files]})
     else:
         _print(result, output)
-    # After the table: whoever reports the difference needs its numbers.
+    # Raised after the table is printed, because a bug report needs its numbers.
     if result.exported_accuracy != result.test_accuracy:
         raise OnnxTrainError(
             f"the exported file reaches {result.exported_accuracy:.4%}, the trainer {result.test_accuracy:.4%}; "

@@ -1,4 +1,4 @@
-"""Writes the trained model of a run, with the encoding of its table."""
+"""Exports the trained model of a run, with the encoding of its table."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from onnxtrain.trainer import Trainer
 def export_model(
     trainer: Trainer, encoder: TableEncoder | None, path: Path, outputs: Sequence[str] | None = None
 ) -> list[str]:
-    """Writes the trained model.
+    """Writes the trained model to an .onnx file.
 
     Args:
         trainer: the run.
-        encoder: encoder of its table, which is written in front of the network; None for the network alone.
+        encoder: encoder of its table, which is written before the network; None for the network alone.
         path: file to write.
         outputs: outputs of the network to write; None for all.
 
     Returns:
-        Names of the outputs of the file.
+        The output names of the written model.
     """
     chosen = list(outputs) if outputs else None
     if encoder is None:

@@ -1,4 +1,4 @@
-"""Writes `--help` of a command, and speaks in messages of the options that it has."""
+"""Formats the help of a command, and sets the wording of its messages to its options."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ _TRUTH = frozenset({"true", "false", "yes", "no", "on", "off", "1", "0", "True",
 
 
 def full_help(parameter: Any) -> str:
-    """Returns the help text of an option or argument, with the settings of each loss or optimizer if it sets one.
+    """Returns the help text of an option or argument.
 
-    The classes of losses and optimizers know their settings. They are imported here, not by every command.
+    The texts of `--loss-option` and `--optimizer-option` list the settings of each loss or optimizer. Their classes are
+    imported here, so that commands start without them.
     """
     text = str(parameter.help or "")
     try:
@@ -31,17 +32,17 @@ def full_help(parameter: Any) -> str:
         if parameter.name == "optimizer_option":
             from onnxtrain.optimizers import OPTIMIZERS
 
-            # Weight decay and clipping have options of their own, groups are for Python.
+            # Weight decay and clipping have options of their own; groups can only be set in Python.
             others = {"weight_decay", "clip_grad", "groups"}
             return f"{text} Settings: {_settings(OPTIMIZERS, others)}."
     except ModuleNotFoundError:
-        # Without onnx the help is shown all the same.
+        # Without onnx, the help is shown without the settings.
         return text
     return text
 
 
 def _settings(kinds: Mapping[str, type[Any]], others: Collection[str]) -> str:
-    """Lists the settings of classes by name, without `others`, e.g. "focal: alpha, gamma; huber: delta"."""
+    """Returns the settings of each class except `others`, e.g. "focal: alpha, gamma; huber: delta"."""
     named = {
         name: [field.name for field in fields(kind) if field.name not in others]
         for name, kind in kinds.items()
@@ -50,15 +51,15 @@ def _settings(kinds: Mapping[str, type[Any]], others: Collection[str]) -> str:
 
 
 class CommandWithSwitches(TyperCommand):
-    """A command whose switches have a second spelling, `--no-recompute`, that `--help` leaves out."""
+    """A command whose help leaves out the second spellings of switches, e.g. `--no-recompute`."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Runs the command. Messages name its options."""
+        """Runs the command, with messages that name its options."""
         with speaking(ShellWords(str(self.name), self._spellings())):
             return super().invoke(ctx)
 
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
-        """Parses the options. Says of a value behind a switch, such as `--json true`, that the switch takes none."""
+        """Parses the options. The error for a value after a switch (`--json true`) says that switches take no value."""
         given = list(args)
         try:
             return super().parse_args(ctx, args)
@@ -66,22 +67,22 @@ class CommandWithSwitches(TyperCommand):
             before = [
                 switch for switch, word in pairwise(given) if switch in self._switches() and word in _TRUTH
             ]
-            # By its message: newer versions of typer have a copy of click of their own.
+            # Recognized by its message, because newer versions of typer have their own copy of click.
             if before and "unexpected extra argument" in str(getattr(error, "message", "")):
                 off = self._switches()[before[0]]
-                error.message = f"{before[0]} takes no value: it switches on, and {off} off."  # type: ignore[attr-defined]
+                error.message = f"{before[0]} takes no value; {off} is its opposite."  # type: ignore[attr-defined]
             raise
 
     def _spellings(self) -> set[str]:
         return {text for parameter in self.params for text in (*parameter.opts, *parameter.secondary_opts)}
 
     def _switches(self) -> dict[str, str]:
-        """Returns for each switch the spelling that switches it off, e.g. {"--json": "--no-json"}."""
+        """Returns the opposite spelling of each switch, e.g. {"--json": "--no-json"}."""
         pairs = ((parameter.opts, parameter.secondary_opts) for parameter in self.params)
         return {text: off[0] for on, off in pairs if off for text in on}
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Writes the help without the second spellings, which are one rule and would take a column of every table."""
+        """Writes the help without the second spellings, which follow one rule and would fill a column of each table."""
         shown = copy(self)
         shown.params = [copy(parameter) for parameter in self.params]
         parameter: Any

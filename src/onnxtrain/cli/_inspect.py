@@ -23,17 +23,18 @@ from onnxtrain.trainer._run.position import PROPERTY, Position
 
 
 def run_command(path: Path, json: bool, parameters: bool = False) -> None:
-    """Prints the content of a run, of a directory of artifacts, of a checkpoint file, or of an ONNX file.
+    """Prints the contents of a run, a directory of artifacts, a checkpoint file or an .onnx file.
 
     Args:
         path: directory or file.
-        json: True for one JSON document.
+        json: True to print one JSON document.
         parameters: True to list the parameters of a run, too.
 
     Raises:
-        ModelLoadError, CheckpointError: the path holds none of these, or it is damaged.
+        ModelLoadError: the path is none of these, or the model is damaged.
+        CheckpointError: the checkpoint is damaged.
     """
-    # Checkpoints have no suffix, and an .onnx file has no magic number to tell it by.
+    # Told apart by suffix: checkpoints have none, and .onnx files have no magic number.
     if path.is_file() and path.suffix == ".onnx":
         _inspect_model(path, json)
         return
@@ -43,7 +44,7 @@ def run_command(path: Path, json: bool, parameters: bool = False) -> None:
         store = read_checkpoint(path)
     elif (name := find_manifest(path)) is not None:
         manifest = parse_manifest((path / name).read_bytes(), f"'{path / name}'")
-        # Artifacts with a prefix have it before the name of the checkpoint as well.
+        # A prefix of the artifacts is also part of the checkpoint's name.
         checkpoint = own_file(path, f"{name.removesuffix('manifest.json')}checkpoint")
         store = read_checkpoint(checkpoint) if checkpoint.is_file() else None
     else:
@@ -81,10 +82,9 @@ def run_command(path: Path, json: bool, parameters: bool = False) -> None:
 
 
 def _inspect_model(path: Path, json: bool) -> None:
-    """Prints inputs, outputs and initializers of an ONNX file."""
+    """Prints the inputs, outputs and initializers of an .onnx file."""
     model = load_model(path)
-    # Names of initializers alone do not tell parameters from constants of formulas. Some files have weights in Constant
-    # nodes, subgraphs and functions.
+    # Found in the canonical model, because some files have weights in Constant nodes, subgraphs and functions.
     trained = _trained_by_default(model)
     initializers = {name: value.const_value for name, value in model.graph.initializers.items()}
     tensors = {name: tensor for name, tensor in (initializers | trained).items() if tensor is not None}
@@ -119,7 +119,7 @@ def _inspect_model(path: Path, json: bool) -> None:
 
 
 def _trained_by_default(model: ir.Model) -> dict[str, ir.TensorProtocol | None]:
-    """Finds the tensors that train by default, by name; none for a model that cannot be trained."""
+    """Returns the tensors that are trained by default, by name; empty for a model that cannot be trained."""
     try:
         model = canonicalize(model)
         names = select_parameters(model, None, None).trainable
@@ -160,7 +160,7 @@ def _document(path: Path, manifest: Manifest | None, store: Store | None) -> dic
         "trainable_elements": sum(store.parameters[name].size for name in store.trainable),
         "step": progress.step if progress else None,
         "learning_rate": progress.learning_rate if progress else None,
-        # The trainer's own property is JSON text of thousands of characters; its content is shown below.
+        # The trainer's own property is JSON text of thousands of characters; parts of it are added below.
         "properties": {k: v for k, v in store.properties.items() if k != PROPERTY},
         "parameters": [
             *(
@@ -185,7 +185,7 @@ def _row(name: str, buffer: Buffer, role: str) -> dict[str, Any]:
     values = buffer.read() if buffer.defined and buffer.dtype.name != "bfloat16" and buffer.size else None
     numbers = {"mean": "", "std": "", "largest": ""}
     if values is not None:
-        # float16 sums overflow from 65504 on.
+        # In float64, because sums in float16 overflow above 65504.
         wide = values.astype(np.float64)
         numbers = {
             "mean": f"{wide.mean():.4g}",
@@ -198,7 +198,7 @@ def _row(name: str, buffer: Buffer, role: str) -> dict[str, Any]:
 def _summary(document: dict[str, Any]) -> list[tuple[str, object]]:
     rows: list[tuple[str, object]] = []
     for key, value in document.items():
-        # These have a table or rows of their own.
+        # Shown as the title, as a table or as separate rows.
         if key in ("path", "parameters", "last_epoch") or value is None or value == {}:
             continue
         if key == "optimizer_settings":

@@ -1,4 +1,4 @@
-"""Describes a run for `onnxtrain inspect`: what was trained on what, its best epoch, its files, what to do next."""
+"""Describes a run for `onnxtrain inspect`: its model, data and settings, its best epoch, its files, and next steps."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from onnxtrain.trainer._metrics.metrics import METRICS
 from onnxtrain.trainer._run.history import History, best_index
 from onnxtrain.trainer._run.position import PROPERTY, Plan, Position
 
-# Files of a run that people use, with their purpose. Others are named without one.
+# Purposes of the files of a run that people use. Other files are listed without a purpose.
 _PURPOSES = {
     "trained.onnx": "trained model, for any ONNX Runtime",
-    "checkpoint": "parameters and the state of training, to go on from",
+    "checkpoint": "parameters and training state, to resume from",
     RUN_FILE: "options of the run, for --config",
-    "checkpoints": "saves of --save-every",
+    "checkpoints": "checkpoints of --save-every",
     "best": "parameters of the best epoch",
     "swa": "averages of --swa-start",
     "inference_model.onnx": "model without loss, filled from the checkpoint",
@@ -38,7 +38,7 @@ _PURPOSES = {
 
 
 def describe_run(path: Path, manifest: Manifest, store: Store) -> dict[str, Any]:
-    """Describes the run in a directory, as a document for JSON.
+    """Returns a description of the run in a directory, as printed by `--json`.
 
     Raises:
         CheckpointError: the record of the run is damaged.
@@ -49,7 +49,7 @@ def describe_run(path: Path, manifest: Manifest, store: Store) -> dict[str, Any]
     if TABLE in store.properties:
         encoder = TableEncoder.from_json(str(store.properties[TABLE]), str(path))
     history = position.history
-    # Of the last fit alone: --patience and --save-best choose among its epochs.
+    # Only epochs of the last fit, because --patience and --save-best choose among these.
     epochs = history.epochs[position.fit_start :]
     monitor = best_key(options.get("monitor"), epochs)
     best = _best_epoch(epochs, monitor, options.get("min_delta"))
@@ -80,28 +80,30 @@ def describe_run(path: Path, manifest: Manifest, store: Store) -> dict[str, Any]
 
 
 def _options(store: Store) -> dict[str, Any]:
-    """Reads the options that the run was started with; none for a run that Python began."""
+    """Returns the options that the run was started with; empty for a run started in Python."""
     if OPTIONS not in store.properties:
         return {}
     try:
         options = parse_json(str(store.properties[OPTIONS]))["options"]
     except (KeyError, TypeError, ValueError):
-        # `onnxtrain train` reports the damage. Whoever inspects the run sees the rest.
+        # `onnxtrain train` reports the damage; `inspect` shows the rest.
         return {}
     return options if isinstance(options, dict) else {}
 
 
 def _run_file(path: Path) -> dict[str, Any]:
-    """Reads the file of options beside the run; nothing if it is missing or was changed to something else."""
+    """Returns the content of the run's options file; empty if the file is missing or unreadable."""
     try:
         return tomllib.loads(own_file(path, RUN_FILE).read_text(encoding="utf-8"))
     except (OSError, CheckpointError, UnicodeDecodeError, tomllib.TOMLDecodeError):
-        # The file is the user's to edit, and nothing in the run depends on it.
+        # Users may edit the file, and nothing in the run depends on it.
         return {}
 
 
 def best_key(monitor: object, epochs: Sequence[Mapping[str, float]]) -> str | None:
-    """Chooses the recorded value that tells the best epoch: the monitored one, else the validation loss, else the loss.
+    """Returns the key of the value that determines the best epoch: `monitor`, else "val_loss", else "loss".
+
+    Returns None if not every epoch has recorded one of them.
 
     >>> best_key(None, [{"epoch": 1, "loss": 0.5, "val_loss": 0.6}])
     'val_loss'
@@ -111,12 +113,12 @@ def best_key(monitor: object, epochs: Sequence[Mapping[str, float]]) -> str | No
 
 
 def _best_epoch(epochs: Sequence[dict[str, float]], key: str | None, min_delta: object) -> int | None:
-    """Finds the index of the best epoch; None if nothing was recorded."""
+    """Returns the index of the best epoch, or None if `key` is None."""
     if key is None:
         return None
     metric = METRICS.get(key.removeprefix("val_"))
     rises = metric is not None and bool(metric.higher_is_better)
-    # As for --save-best, so that the epoch is the one whose weights were exported.
+    # As for --save-best, so that this is the epoch whose weights were exported.
     delta = min_delta if isinstance(min_delta, float) else 0.0
     return best_index([epoch[key] for epoch in epochs], rises=rises, min_delta=delta)
 
@@ -124,7 +126,7 @@ def _best_epoch(epochs: Sequence[dict[str, float]], key: str | None, min_delta: 
 def _progress(plan: Plan | None, position: Position, history: History) -> str:
     if plan is None:
         return "not trained yet"
-    # Epochs count over all fits of the run, as in the lines of training.
+    # Epochs are counted over all fits of the run, as in the log of training.
     end = position.fit_start + plan.epochs
     if position.unfinished:
         batches = f" and {position.batch} batches" if position.batch else ""
@@ -134,10 +136,10 @@ def _progress(plan: Plan | None, position: Position, history: History) -> str:
 
 
 def _size(entry: Path) -> int:
-    """Counts the bytes of a file, or of all files in a directory; a link counts as nothing."""
+    """Returns the bytes of a file, or of all files in a directory; links count as 0."""
     if entry.is_symlink():
         return 0
-    # Not by `rglob`, which follows links to directories in some versions of Python.
+    # Not with `rglob`, which follows links to directories in some versions of Python.
     paths = (Path(folder, name) for folder, _, names in os.walk(entry) for name in names)
     return sum(
         path.lstat().st_size for path in (paths if entry.is_dir() else [entry]) if not path.is_symlink()
@@ -146,26 +148,26 @@ def _size(entry: Path) -> int:
 
 def _commands(path: Path, data: object, unfinished: bool, has_options: bool) -> dict[str, str]:
     run, file = shlex.quote(str(path)), shlex.quote(str(data)) if isinstance(data, str) else "FILE"
-    go_on = "finish the interrupted training" if unfinished else "train further"
+    resume = "finish the interrupted training" if unfinished else "train further"
     commands = {
-        go_on: f"onnxtrain train {run} --data {file}",
+        resume: f"onnxtrain train {run} --data {file}",
         "measure on other data": f"onnxtrain evaluate {run} --data FILE",
         "predict": f"onnxtrain predict {run} --data FILE -o predictions.csv",
         "write the model": f"onnxtrain export {run} -o model.onnx",
     }
-    # Runs that Python began have no file of options.
+    # Runs started in Python have no options file.
     if has_options:
         commands["repeat the run"] = f"onnxtrain train --config {shlex.quote(str(path / RUN_FILE))} -o DIR"
     return commands
 
 
 def run_tables(path: Path, run: Mapping[str, Any], trained: str) -> list[Content]:
-    """Formats the description of a run for people, without its commands.
+    """Returns the description of a run as tables, without its commands.
 
     Args:
         path: directory of the run.
         run: result of :func:`describe_run`.
-        trained: sentence about the trained parameters, e.g. "67 of 67".
+        trained: number of trained parameters, e.g. "67 of 67".
     """
     schedule = f", {run['schedule']}" if run["schedule"] else ""
     rows: list[tuple[str, object]] = [
@@ -209,7 +211,7 @@ def _samples(run: Mapping[str, Any]) -> str | None:
     validation = run["validation"]
     held_out = ""
     if validation is not None:
-        # A fraction that was split off, or the number of samples of another file.
+        # A float is the fraction that was split off, an int the number of samples in another file.
         held_out = (
             f", and {validation:.3g} of all"
             if isinstance(validation, float)

@@ -1,4 +1,4 @@
-"""Turns Ctrl-C at any moment into one line about what was saved, and exit code 130."""
+"""Turns Ctrl-C at any time into one line that says what was saved, and exit code 130."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from onnxtrain.errors import OnnxTrainError
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C, with a sentence about what was saved."""
+    """Ctrl-C, with a sentence that says what was saved."""
 
 
 class InterruptibleGroup(TyperGroup):
-    """Group of the commands; Ctrl-C in any command, or while its modules are imported, prints one line."""
+    """Group of the commands. Ctrl-C in any command, or while its modules are imported, prints one line."""
 
     def make_context(self, *arguments: Any, **settings: Any) -> Any:
-        """Parses the options before the command."""
+        """Parses the options that precede the command."""
         with _printable_usage_errors():
             return super().make_context(*arguments, **settings)
 
@@ -46,11 +46,12 @@ class InterruptibleGroup(TyperGroup):
 
 @contextmanager
 def _printable_usage_errors() -> Iterator[None]:
-    """Escapes control characters in what click says about wrong options: they may come with the name of a file."""
+    """Escapes control characters in click's usage errors, which may quote file names."""
     try:
         yield
     except Exception as error:
-        # By its message: newer versions of typer have a copy of click of their own, and offer its base class nowhere.
+        # Recognized by its message, because newer versions of typer have their own copy of click without access to the
+        # base class of its errors.
         if isinstance(message := getattr(error, "message", None), str):
             error.message = printable(message)  # type: ignore[attr-defined]
         raise
@@ -58,7 +59,7 @@ def _printable_usage_errors() -> Iterator[None]:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Ignores Ctrl-C until the block ends, which tidies up after an earlier one."""
+    """Ignores Ctrl-C inside the block, which cleans up after an earlier Ctrl-C or an error."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -72,23 +73,23 @@ def uninterrupted() -> Iterator[None]:
 
 @contextmanager
 def told_what_is_saved(directory: Path, data: str) -> Iterator[None]:
-    """Turns Ctrl-C in the block into :class:`Interrupted`, with a sentence about the run's directory.
+    """Turns Ctrl-C in the block into :class:`Interrupted`, with a sentence that says what the run has saved.
 
     Args:
         directory: directory of the run.
-        data: options of the command that goes on with it, e.g. "--data data.npz".
+        data: options for the command that resumes the run, e.g. "--data data.npz".
     """
     try:
         yield
     except KeyboardInterrupt:
         with uninterrupted():
             sentence = _saved(directory, data)
-        # KeyboardInterrupt, so that nothing on the way takes it for an ordinary error.
+        # A KeyboardInterrupt, so that no `except Exception` on the way catches it.
         raise Interrupted(sentence) from None
 
 
 def _saved(directory: Path, data: str) -> str:
-    # --help and completion import this file, and must not wait for the trainer's import.
+    # Imported here, because --help and completion import this module and do not need the trainer.
     from onnxtrain.cli._saved_run import saved_position, saved_properties
 
     try:
@@ -99,13 +100,13 @@ def _saved(directory: Path, data: str) -> str:
         if position is None:
             return f"'{directory}' holds the model as it was: training had not begun."
     except (OnnxTrainError, OSError) as error:
-        return f"What is saved in '{directory}' cannot be read: {error}"
+        return f"The run in '{directory}' cannot be read: {error}"
     run, plan = shlex.quote(str(directory)), position.plan
     if position.epoch and not position.unfinished:
-        return f"The run in '{directory}' is saved, all of its epochs: onnxtrain export {run} -o FILE writes the model."
+        return f"The run in '{directory}' is saved with all its epochs. Export it: onnxtrain export {run} -o FILE."
     end = f" of {position.fit_start + plan.epochs}" if plan is not None else ""
     batches = f" and {position.batch} batches" if position.batch else ""
     return (
         f"The run in '{directory}' is saved as it was after {position.epoch}{end} epochs{batches}: "
-        f"onnxtrain train {run} {data} goes on."
+        f"onnxtrain train {run} {data} resumes it."
     )

@@ -1,4 +1,4 @@
-"""Makes the LoRA configuration of `--lora-rank` and the options beside it."""
+"""Creates the LoRA configuration of `--lora-rank` and the other `--lora` options."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from onnxtrain.lora import LoraConfig
 
 
 def chosen_lora(options: LoraOptions) -> LoraConfig | None:
-    """Makes the configuration; None without `--lora-rank`.
+    """Returns the LoRA configuration, or None without `--lora-rank`.
 
     Raises:
         InputError: other options are given without `--lora-rank`.
@@ -25,8 +25,8 @@ def chosen_lora(options: LoraOptions) -> LoraConfig | None:
     if options.lora_rank is None:
         if given:
             raise InputError(
-                "--lora-targets, --lora-alpha and --lora-dropout are settings of adapters; give their rank, too, e.g. "
-                "--lora-rank 8."
+                "--lora-targets, --lora-alpha and --lora-dropout are settings of adapters; give the LoRA rank, too, "
+                "e.g. --lora-rank 8."
             )
         return None
     return LoraConfig(r=options.lora_rank, **given)

@@ -1,4 +1,4 @@
-"""Makes the loss of `--loss` and `--loss-option`, and fits targets to a loss of class probabilities."""
+"""Creates the loss of `--loss` and `--loss-option`, and one-hot encodes targets if it takes class probabilities."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from onnxtrain.trainer import Trainer
 
 
 def loss_settings(loss: Loss) -> Owner:
-    """Lists the settings of a loss, with their defaults."""
+    """Returns the settings of a loss, with their defaults, for :func:`parse_settings`."""
     hints = get_type_hints(type(loss))
     settings = {entry.name: getattr(loss, entry.name) for entry in fields(loss)}
     optional = {name for name in settings if types.NoneType in get_args(hints[name])}
@@ -27,15 +27,16 @@ def loss_settings(loss: Loss) -> Owner:
 
 
 def chosen_loss(options: ModelOptions, *, mixed: bool = False) -> Loss | None:
-    """Makes the loss of a name with the settings that were given; None for a model that computes its loss.
+    """Returns the loss of `--loss` with the settings of `--loss-option`, or None without `--loss`.
 
     Args:
         options: `--loss` and `--loss-option`.
-        mixed: True if samples are mixed in training: the targets of a cross-entropy are then class probabilities.
+        mixed: True if training mixes samples, so that the targets of cross-entropy are class probabilities.
 
     Raises:
-        GraphBuildError: there is no loss of that name, or it refuses a value.
-        InputError: the loss has no such setting, the value has another type, or the loss takes no mixed targets.
+        GraphBuildError: there is no loss of that name, or a value is out of range.
+        InputError: the loss has no such setting, a value has the wrong type, or the loss does not support mixed
+            targets.
     """
     if options.loss is None:
         if options.loss_option:
@@ -44,34 +45,34 @@ def chosen_loss(options: ModelOptions, *, mixed: bool = False) -> Loss | None:
             raise InputError("--mixup and --cutmix mix the targets of a loss; name one by --loss.")
         return None
     loss = make_loss(options.loss)
-    # Replaced, not made anew: the settings that were not given keep their defaults.
+    # `replace` keeps the defaults of the settings that were not given.
     owner = loss_settings(loss)._replace(name=options.loss)
     loss = replace(loss, **parse_settings(owner, options.loss_option))
     if not mixed:
         return loss
     if isinstance(loss, CrossEntropyLoss):
         return replace(loss, probabilities=True)
-    # The targets of the other losses of classes are numbers of classes, of which there is no mean.
+    # The targets of other classification losses are class indices, which cannot be averaged.
     if loss.activation in ("softmax", "exp"):
         raise InputError(
-            f"--mixup and --cutmix need targets that can be averaged, and {options.loss} compares numbers of classes. "
+            f"--mixup and --cutmix need targets that can be averaged, and {options.loss} compares class indices. "
             "Choose cross_entropy."
         )
     return loss
 
 
 def label_targets(trainer: Trainer) -> Sequence[InputSpec]:
-    """Lists the targets that the data of a run holds: labels also where the loss takes class probabilities.
+    """Returns the targets as they are in the data of a run, with labels instead of class probabilities.
 
-    A cross-entropy of probabilities, as `--mixup` needs it, is trained on the labels of a table or an .npz file, which
-    :func:`fit_targets` one-hot encodes.
+    With `--mixup`, cross-entropy takes class probabilities. The data still holds labels, which :func:`fit_targets`
+    one-hot encodes.
     """
     targets = trainer.manifest.targets
     if not targets or not _takes_probabilities(trainer):
         return targets
     spec = targets[0]
     assert spec.shape is not None
-    # The classes lie along axis 1 of the probabilities, as in the scores.
+    # Axis 1 of the probabilities is the class axis, as in the logits.
     labels = ClassLabels(spec.shape[1] if isinstance(spec.shape[1], int) else None, None)
     shape = (spec.shape[0], *spec.shape[2:])
     return [InputSpec(spec.name, BY_NAME["int64"], shape, labels), *targets[1:]]
@@ -79,7 +80,7 @@ def label_targets(trainer: Trainer) -> Sequence[InputSpec]:
 
 def _takes_probabilities(trainer: Trainer) -> bool:
     spec = trainer.manifest.targets[0]
-    # The manifest tells class labels from other integers, but not probabilities from other floats: the loss does.
+    # The manifest tells class labels from other integers. The loss tells probabilities from other floats.
     has_classes = spec.shape is not None and len(spec.shape) > 1
     return has_classes and spec.class_labels is None and loss_class(trainer.loss_name).activation == "softmax"
 
@@ -89,17 +90,17 @@ def fit_targets(trainer: Trainer, y: Any) -> Any:
 
     Args:
         trainer: the run.
-        y: arrays by name of the target; None for no targets.
+        y: arrays by target name; None for no targets.
 
     Raises:
-        InputError: a label is no class, or the number of classes is unknown.
+        InputError: a label is not a class index, or the number of classes is unknown.
     """
     specs = label_targets(trainer)
     if not isinstance(y, Mapping) or specs is trainer.manifest.targets:
         return y
     spec = specs[0]
     array = np.asarray(y[spec.name])
-    # Probabilities of an .npz file are trained on as they are.
+    # An .npz file may also hold probabilities, which need no encoding.
     if array.dtype.kind not in "iu" or spec.class_labels is None or array.ndim != len(spec.shape or ()):
         return y
     count = spec.class_labels.count
@@ -111,7 +112,7 @@ def fit_targets(trainer: Trainer, y: Any) -> Any:
         raise InputError(
             f"Class labels: received {array.min()} to {array.max()}, but the model has the classes 0 to {count - 1}."
         )
-    # The classes lie along axis 1 of the scores.
+    # Axis 1 of the logits is the class axis.
     one_hot = np.zeros((*array.shape, count), np.float32)
     np.put_along_axis(one_hot, array[..., None], 1, axis=-1)
     return {**y, spec.name: np.moveaxis(one_hot, -1, 1)}

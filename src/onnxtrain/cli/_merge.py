@@ -18,7 +18,7 @@ from onnxtrain.trainer import Trainer
 
 
 def run_command(options: MergeOptions) -> None:
-    """Writes the merged model, and prints the losses before and after.
+    """Writes the merged model, and prints the losses before and after the merge.
 
     Raises:
         InputError: one of `--data` and `--loss` is given without the other.
@@ -28,7 +28,7 @@ def run_command(options: MergeOptions) -> None:
             "onnxtrain merge computes losses with --data and --loss; give both of them, or neither."
         )
     losses = None if options.data is None else _Losses(options)
-    # As an onnx_ir.Model: a proto holds two gigabytes at most.
+    # An onnx_ir.Model, because a proto holds at most two gigabytes.
     merged = merge(
         load_model(options.source),
         options.adapter,
@@ -49,10 +49,10 @@ def run_command(options: MergeOptions) -> None:
 
 
 class _Losses:
-    """Computes the loss over the data of `--data`, of the model with the adapter first.
+    """Computes losses over the data of `--data`, first of the model with its adapter.
 
     Attributes:
-        computed: the losses, in the order of the calls.
+        computed: the losses so far, in the order of the calls to :meth:`compute`.
     """
 
     def __init__(self, options: MergeOptions) -> None:
@@ -66,15 +66,15 @@ class _Losses:
         self.computed: list[float] = []
 
     def compute(self, model: onnx.ModelProto) -> float:
-        """Computes the loss of a model."""
+        """Returns the loss of a model over the data, and appends it to `computed`."""
         metadata = {entry.key: entry.value for entry in model.metadata_props}
         settings: dict[str, Any] = {}
         if METADATA_KEY in metadata:
             self._modules = [module["path"] for module in json.loads(metadata[METADATA_KEY])["modules"]]
         else:
-            # A trainer wants something to train. New adapters of the same layers add zero.
+            # A Trainer needs something to train. New adapters for the same layers add zero.
             settings["lora"] = LoraConfig(r=1, target_modules=self._modules)
-        # Losses are those of the file as it runs: with activations in int8 where it has them.
+        # The losses are those of the deployed file, with int8 activations where it has them.
         trainer = Trainer(model, self._loss, activations="deployed", **settings)
         manifest = trainer.manifest
         x, y = assign(manifest.inputs, manifest.targets, self._arrays, self._data)

@@ -33,14 +33,18 @@ _MEANING = {
 
 
 def list_ops(domain: str, status: str | None, json: bool) -> None:
-    """Prints one row per op of a domain, "" for the standard one. Raises InputError: no such status or domain."""
+    """Prints one row per op of a domain; "" is the ONNX standard domain.
+
+    Raises:
+        InputError: there is no such status or domain.
+    """
     if status is not None and status not in _MEANING:
         raise InputError(f"--status is {status!r}; choose from {', '.join(_MEANING)}")
     # "ai.onnx" is another name of the standard domain.
     rows = coverage("" if domain == "ai.onnx" else domain)
     if not rows:
         raise InputError(
-            f"--domain is {domain!r}, of which onnxruntime knows no op; try com.microsoft or ai.onnx.ml"
+            f"--domain is {domain!r}, in which onnxruntime knows no op; try com.microsoft or ai.onnx.ml"
         )
     rows = [row for row in rows if status is None or row.status == status]
     if json:
@@ -54,9 +58,10 @@ def list_ops(domain: str, status: str | None, json: bool) -> None:
 
 
 def model_ops(path: Path, json: bool, profile: str | None = None) -> None:
-    """Prints the ops of a model, and if a loss on its first output can train it; exit code 1 if not.
+    """Prints the ops of a model, and whether it can be trained; exits with code 1 if not.
 
-    With a profile, also prints the nodes that artifacts of this profile cannot have; exit code 1 if there are any.
+    The test is to build the training models with a loss on the first floating-point output. With a profile, also prints
+    the nodes that the profile does not support, and exits with code 1 if there are any.
 
     Raises:
         InputError: there is no such profile.
@@ -64,11 +69,11 @@ def model_ops(path: Path, json: bool, profile: str | None = None) -> None:
     if profile not in (None, *get_args(Profile)):
         raise InputError(f"--profile is {profile!r}; choose from {', '.join(get_args(Profile))}")
     model = canonicalize(load_model(path))
-    # Counted after canonicalization: ops are those that gradients are built of.
+    # Counted in the canonical form, for which gradients are built.
     counts = Counter((node.domain, node.op_type) for node in model.graph)
     problem, parameters = None, []
     try:
-        # Building a training is the test: the table of ops does not know attributes, shapes and subgraphs.
+        # The models are built as a test, because the table of ops ignores attributes, shapes and subgraphs.
         parameters = _trainable(model)
     except OnnxTrainError as error:
         problem = str(error)
@@ -101,21 +106,21 @@ def model_ops(path: Path, json: bool, profile: str | None = None) -> None:
 
 
 def _obstacles(model: ir.Model) -> list[Obstacle]:
-    """Lists the nodes of a model and of its gradients that profile "portable" cannot have."""
+    """Returns the nodes of a model and of its gradients that the profile "portable" does not support."""
     model = model.clone()
     try:
-        # Other random ops stay in the models that evaluate.
+        # Only Dropout: other random ops remain in the eval model.
         draw_from_input(model, ["Dropout"])
     except GraphBuildError as error:
         return [Obstacle("Dropout", "", str(error))]
-    # Gradients too: an op may have one that needs more than the op itself. A model without any is checked as it is.
+    # Gradients are checked, too: they may need ops that the model lacks. A model without gradients is checked alone.
     with contextlib.suppress(OnnxTrainError, StopIteration):
         model = _with_gradients(model.clone())
     return find_obstacles(suit_every_host(infer_shapes(model)))
 
 
 def _with_gradients(model: ir.Model) -> ir.Model:
-    """Adds the gradients of the first floating-point output to a model, which may be changed."""
+    """Returns a model with the gradients of its first floating-point output; `model` may be changed."""
     output = next(v for v in model.graph.outputs if v.dtype is not None and v.dtype.is_floating_point())
     names = select_parameters(model, None, None).trainable
     return add_gradients(model, str(output.name), names, cotangent="onnxtrain.cotangent")[0]
@@ -127,10 +132,10 @@ def _describe(row: OpCoverage, domain: str) -> dict[str, str]:
 
 
 def _trainable(model: ir.Model) -> list[str]:
-    """Builds the models of a training by a loss on the first floating-point output; returns the trained parameters.
+    """Builds the training models with a loss on the first floating-point output. Returns the trained parameters.
 
     Raises:
-        OnnxTrainError: the model cannot be trained so; `Trainer` raises the same.
+        OnnxTrainError: the model cannot be trained; `Trainer` raises the same error.
     """
     model = model.clone()
     output = next((value for value in model.graph.outputs if is_float(value)), None)
@@ -138,11 +143,11 @@ def _trainable(model: ir.Model) -> list[str]:
         raise NothingToTrain("it has no floating-point output")
     outputs = trained_outputs(model.graph)
     loss = output
-    # A scalar is the loss of the model itself.
+    # A scalar output is taken as the loss.
     if static_dims(output) != ():
         loss = attach_loss(Emitter(model.graph, functions=model.functions), MSELoss(), str(output.name))
     else:
         outputs = [name for name in outputs if name != output.name]
-    # Of modes, which the command has no options for, nothing is to be said.
+    # Inference mode, to silence warnings about layer modes: the command has no options for them.
     recipe = Recipe(additional_output_names=outputs, batch_norm="inference")
     return build_training_graphs(model, str(loss.name), recipe, inference_outputs=outputs).trainable

@@ -1,4 +1,4 @@
-"""Makes the optimizer of `--optimizer`, `--weight-decay` and `--optimizer-option`, with PyTorch's defaults."""
+"""Creates the optimizer of `--optimizer`, `--weight-decay` and `--optimizer-option`, with PyTorch's defaults."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from onnxtrain.cli._settings import Owner, parse_settings
 from onnxtrain.errors import InputError
 from onnxtrain.optimizers import Optimizer, make_optimizer
 
-# Settings that are objects and cannot be typed in a shell; gradient clipping has an option of its own.
+# Settings whose values are objects, which cannot be given in a shell. Gradient clipping has options of its own.
 _IN_PYTHON = ("clip_grad", "groups")
 
 
 def optimizer_settings(optimizer: Optimizer) -> dict[str, Any]:
-    """Lists the settings that can be given in the shell, by name, with their values."""
+    """Returns the values of the settings that can be given in a shell, by name."""
     names = [field.name for field in fields(optimizer) if field.name not in _IN_PYTHON]
     return {name: getattr(optimizer, name) for name in names}
 
 
 def chosen_optimizer(options: OptimizerOptions) -> Optimizer:
-    """Makes the optimizer of a name with the settings that were given.
+    """Returns the optimizer of `--optimizer` with the settings that were given.
 
     Raises:
-        GraphBuildError: there is no optimizer of that name, or it refuses a value.
-        InputError: the optimizer has no such setting, or the value has another type.
+        GraphBuildError: there is no optimizer of that name, or a value is out of range.
+        InputError: the optimizer has no such setting, or a value has the wrong type.
     """
     name, weight_decay = options.optimizer, options.weight_decay
     optimizer = make_optimizer(name)
     owner = Owner("--optimizer-option", name, optimizer_settings(optimizer))
     chosen = parse_settings(owner, options.optimizer_option)
     if weight_decay is not None:
-        # An optimizer without weight decay would ignore the option silently.
+        # An optimizer without weight decay would silently ignore the option.
         if "weight_decay" not in owner.settings or "weight_decay" in chosen:
             reason = "is given twice" if "weight_decay" in chosen else f"does not suit {name}, which has none"
             raise InputError(

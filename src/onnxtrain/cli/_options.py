@@ -1,4 +1,4 @@
-"""Declares the options of the commands, each as one field: type, help text, default, and if a run keeps its value."""
+"""Declares options of the commands, one field each: type, help text, default, and whether a run keeps the value."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from onnxtrain.cli._declared import REQUIRED, Kept, argument, flag, option, swit
 from onnxtrain.errors import InputError
 
 CONFIG_HELP = (
-    "Read options from this TOML file, e.g. run.toml, which `train` writes to the directory of a run; options of the "
-    "command line win, and --no-NAME switches off what the file switches on, e.g. --no-scale. Default: no file."
+    "Read options from this TOML file, e.g. the run.toml that `train` writes to the directory of a run. Options on the "
+    "command line override it; --no-NAME turns a switch of the file off, e.g. --no-scale. Default: no file."
 )
-# Eager: its values are the defaults of all options that are read after it.
+# Eager: typer must read the file first, because its values are the defaults of all other options.
 CONFIG_SETTINGS: dict[str, Any] = {"callback": use_config, "is_eager": True}
 ConfigOption = Annotated[
     Path | None, typer.Option("--config", metavar="FILE.toml", help=CONFIG_HELP, **CONFIG_SETTINGS)
@@ -32,38 +32,40 @@ JSON_HELP = "Print one JSON document instead of tables. Default: tables."
 JsonOption = Annotated[bool, typer.Option("--json/--no-json", help=JSON_HELP)]
 ModelArgument = Annotated[Path, typer.Argument(metavar="MODEL", help="Path of an .onnx file.")]
 RunArgument = Annotated[
-    Path, typer.Argument(metavar="RUN", help="Directory of a run that `onnxtrain train` has written.")
+    Path, typer.Argument(metavar="RUN", help="Directory of a run, written by `onnxtrain train`.")
 ]
-BATCH_SIZE_HELP = "Process this many samples at a time, e.g. 128. Default: 32, or what the model has fixed."
+BATCH_SIZE_HELP = (
+    "Process this many samples at a time, e.g. 128. Default: 32, or the model's fixed batch size."
+)
 BatchSizeOption = Annotated[int | None, typer.Option(min=1, metavar="SAMPLES", help=BATCH_SIZE_HELP)]
 
 
 @dataclass(frozen=True)
 @with_recipe_options("model")
 class ModelOptions:
-    """Loss, changes of the model, and fields of a recipe; of `train`, `artifacts` and `plan`."""
+    """Options of `train`, `artifacts` and `plan` for the loss and changes to the model, and fields of a recipe."""
 
     panel: ClassVar[str] = "Model"
     kept: ClassVar[Kept] = "run"
 
     loss: str | None = option(
         "NAME",
-        f"Minimise this loss: {losses_by_targets()}. Default: the model's first output is the loss.",
+        f"Minimize this loss: {losses_by_targets()}. Default: the model's first output is the loss.",
         autocompletion=complete_losses,
     )
-    # Texts, parsed by the type of each setting: the settings of one loss are not those of another.
+    # Strings, because each loss has settings of its own; they are parsed by the type of the setting.
     loss_option: list[str] | None = option(
         "NAME=VALUE",
         "Set a parameter of the loss, e.g. label_smoothing=0.1 or weight=1,5,1; repeat it for several. "
         "Default: PyTorch's values.",
     )
     dynamic_batch: bool = switch(
-        "Make the batch of a model that was exported for a fixed number of samples dynamic. Default: "
-        "the model stays as it is."
+        "Make the batch size dynamic in a model that was exported with a fixed batch size. Default: "
+        "the model is not changed."
     )
     replace_head: int | None = option(
         "CLASSES",
-        "Replace the last linear layer by a new one with this many outputs, e.g. 3. Default: the model's own.",
+        "Replace the last linear layer with a new one for this many classes, e.g. 3. Default: keep the layer.",
         min=1,
     )
 
@@ -71,7 +73,7 @@ class ModelOptions:
 @dataclass(frozen=True)
 @with_recipe_options("memory")
 class MemoryOptions:
-    """Fields of a recipe that trade time for memory; of `train` and `artifacts`. `plan` measures both values."""
+    """Options of `train` and `artifacts` that trade time for memory, which `plan` tries instead of taking them."""
 
     panel: ClassVar[str] = "Model"
     kept: ClassVar[Kept] = "run"
@@ -80,67 +82,67 @@ class MemoryOptions:
 @dataclass(frozen=True)
 @with_recipe_options("optimizer")
 class OptimizerOptions:
-    """The optimizer, its settings and gradient clipping; of `train`, `artifacts` and `plan`."""
+    """Options of `train`, `artifacts` and `plan` for the optimizer, its settings and gradient clipping."""
 
     panel: ClassVar[str] = "Optimizer"
     kept: ClassVar[Kept] = "run"
 
     optimizer: str = option(
         "NAME",
-        f"Update parameters by this optimizer: {enumerated(list(OPTIMIZERS))}, with PyTorch's defaults.",
+        f"Update the parameters with this optimizer: {enumerated(list(OPTIMIZERS))}, with PyTorch's defaults.",
         default="adamw",
         autocompletion=complete_optimizers,
     )
     weight_decay: float | None = option(
         "FACTOR",
-        "Decay weights by this factor, e.g. 0.1. Default: the optimizer's own, as in PyTorch 0.01 "
-        "for adamw, 0.1 for muon, 0 for the others.",
+        "Set the weight decay of the optimizer, e.g. 0.1. Default: as in PyTorch 0.01 for adamw, 0.1 for "
+        "muon, 0 for the others.",
         min=0,
     )
     optimizer_option: list[str] | None = option(
         "NAME=VALUE",
-        "Set another setting of the optimizer, e.g. momentum=0.9, betas=0.9,0.95 or nesterov=true; "
+        "Set a parameter of the optimizer, e.g. momentum=0.9, betas=0.9,0.95 or nesterov=true; "
         "repeat it for several. Default: PyTorch's values.",
     )
 
 
 @dataclass(frozen=True)
 class LoraOptions:
-    """Adapters that are trained instead of the weights of linear layers; of `train` and `artifacts`."""
+    """Options of `train` and `artifacts` for adapters, which are trained instead of the weights of linear layers."""
 
     panel: ClassVar[str] = "Adapters (LoRA)"
     kept: ClassVar[Kept] = "run"
 
     lora_rank: int | None = option(
         "RANK",
-        "Train adapters of this rank beside the linear layers, and nothing else but what --train names, e.g. 8. "
-        "Default: no adapters.",
+        "Train adapters of this LoRA rank on the linear layers, and besides them only the parameters of --train, e.g. "
+        "8. Default: no adapters.",
         min=1,
     )
     lora_targets: list[str] | None = option(
         "NAME",
-        "Give an adapter to the layers of this name, e.g. q_proj; repeat it for several. Default: all linear "
+        "Add an adapter to the layers with this name, e.g. q_proj; repeat it for several. Default: all linear "
         "layers but the output layer of a language model.",
     )
     lora_alpha: float | None = option(
-        "ALPHA", "Multiply what adapters compute by ALPHA / RANK, e.g. 32. Default: 16."
+        "ALPHA", "Scale the outputs of adapters by ALPHA / RANK, e.g. 32. Default: 16."
     )
     lora_dropout: float | None = option(
         "PROBABILITY",
-        "Drop elements of the adapters' inputs in training with this probability, e.g. 0.05. Default: 0.",
+        "Apply Dropout with this probability to the inputs of adapters, e.g. 0.05. Default: 0.",
     )
 
 
 @dataclass(frozen=True)
 class TableOptions:
-    """Encoding of the columns of a .csv or .parquet file, learned from the table that is trained on."""
+    """Options for encoding the columns of a .csv or .parquet file; the encoding is fitted to the training data."""
 
-    # Panels group the options of `--help`; typer would list all fifty in one.
+    # Panels group the options in `--help`; otherwise typer would list all fifty in one table.
     panel: ClassVar[str] = "Tables (.csv, .parquet)"
     kept: ClassVar[Kept] = "run"
 
     target: list[str] | None = option(
-        "COLUMN", "Learn this column of a table, e.g. survived. Required for tables."
+        "COLUMN", "Predict this column of a table, e.g. survived. Required for tables."
     )
     inputs: list[str] | None = option(
         "COLUMNS",
@@ -149,7 +151,7 @@ class TableOptions:
     )
     id: list[str] | None = option(
         "COLUMN",
-        "Keep this column of a table out of the inputs and write it beside predictions, e.g. "
+        "Exclude this column of a table from the inputs and write it before the predictions, e.g. "
         "passenger_id. Default: none.",
         "--id",
         "--id-column",
@@ -159,43 +161,43 @@ class TableOptions:
         "Read this text in a table as a missing value, e.g. NA; repeat it for several. Default: only "
         "the empty field is missing.",
     )
-    # Texts, parsed by `_tables.parse_impute`: a value may name a column of the table.
+    # Strings, parsed by `_tables.parse_impute`, because a value may name a column of the table.
     impute: list[str] | None = option(
         "[COLUMN=]mean|median|most_frequent|value=VALUE",
-        "Fill missing values of a table: numbers by mean, median, most frequent value or VALUE, categories by "
-        "the most frequent one or VALUE. Without COLUMN of all columns, e.g. median; repeat it for single columns, "
-        "e.g. cabin=value=none. Default: a missing value is an error.",
+        "Fill missing values of a table: numbers with the mean, median, most frequent value or VALUE, categories with "
+        "the most frequent one or VALUE. Without COLUMN it applies to all columns, e.g. median; repeat it for single "
+        "columns, e.g. cabin=value=none. Default: a missing value is an error.",
     )
     categorical: list[str] | None = option(
         "COLUMNS",
-        "Read these columns of a table as categories although they hold numbers, e.g. zip,pclass. "
-        "Default: columns of texts only.",
+        "Treat these numeric columns of a table as categories, e.g. zip,pclass. "
+        "Default: only columns of strings.",
     )
     one_hot: bool = switch(
-        "One-hot encode categories of a table: one input 0 or 1 per category. Default: off."
+        "One-hot encode the categories of a table, with one 0/1 input per category. Default: off."
     )
     ordinal: bool = switch(
-        "Encode categories of a table as numbers 0, 1, 2 ... in alphabetical order. Default: off."
+        "Encode the categories of a table as 0, 1, 2, ... in alphabetical order. Default: off."
     )
     unknown_category: Literal["error", "ignore", "own"] = option(
         None,
-        "Treat categories that training has not seen as an error, one-hot encode them as zeros (ignore), or give "
-        "them an input or a number of their own (own), e.g. ignore.",
+        "Handle categories that are not in the training data: raise an error, encode them as zeros with --one-hot "
+        "(ignore), or as one category of their own (own), e.g. ignore.",
         default="error",
     )
     scale: bool = switch(
-        "Standardise numeric columns of a table to mean 0 and standard deviation 1. Default: off."
+        "Standardize numeric columns of a table to mean 0 and standard deviation 1. Default: off."
     )
 
     def check(self) -> None:
-        """Raises InputError for options that do not go together."""
+        """Raises InputError if options cannot be combined."""
         if self.one_hot and self.ordinal:
             raise InputError(
                 "--one-hot and --ordinal are two ways to encode the same columns; give one of them."
             )
 
     def given(self) -> list[str]:
-        """Lists the options that were given, as on the command line, e.g. ["--target", "--one-hot"]."""
+        """Returns the options that differ from their defaults, e.g. ["--target", "--one-hot"]."""
         defaults = {entry.name: entry.default for entry in fields(self)}
         return [flag(name) for name, value in vars(self).items() if value and value != defaults[name]]
 
@@ -217,14 +219,15 @@ class ArtifactsOptions:
     config: Path | None = option("FILE.toml", CONFIG_HELP, **CONFIG_SETTINGS)
     output: Path = option(
         "DIR",
-        "Write the files to this directory, e.g. device.",
+        "Write the artifacts to this directory, e.g. device.",
         "--output",
         "-o",
         default=Path("artifacts"),
         python="artifact_directory",
     )
     nominal: bool = switch(
-        "Also write a checkpoint with names and shapes but without data. Default: off.", "nominal_checkpoint"
+        "Also write a checkpoint with names and shapes but without values. Default: off.",
+        "nominal_checkpoint",
     )
     json: bool = switch(JSON_HELP)
 
@@ -241,7 +244,7 @@ class PlanOptions:
     source: Path = argument("MODEL", "Path of an .onnx file.")
     memory: str = option(
         "SIZE",
-        "Find trainings that fit into this memory, the whole process included, e.g. 512MB, 1.5GB or 800MiB.",
+        "Find ways to train within this memory budget for the whole process, e.g. 512MB, 1.5GB or 800MiB.",
         default=REQUIRED,
         show_default=False,
     )
@@ -249,19 +252,19 @@ class PlanOptions:
     optimizer: OptimizerOptions = field(default_factory=OptimizerOptions)
     lora_rank: list[int] | None = option(
         "RANK",
-        "Measure adapters of this rank, e.g. 8; repeat it for several. Default: 4, 8, 16 and 32.",
+        "Measure adapters of this LoRA rank, e.g. 8; repeat it for several. Default: 4, 8, 16 and 32.",
         python="ranks",
         min=1,
     )
     batch_size: int | None = option("SAMPLES", BATCH_SIZE_HELP, min=1)
     dim: list[str] | None = option(
         "NAME=SIZE",
-        "Give a symbolic dimension this size, e.g. sequence_length=128; repeat it for several. Default: only the "
-        "batch has one, see --batch-size.",
+        "Set the size of a symbolic dimension, e.g. sequence_length=128; repeat it for several. Default: only the "
+        "batch size is set, see --batch-size.",
         python="dims",
     )
     threads: int | None = option(
-        "COUNT", "Compute each operation with this many threads, e.g. 4. Default: one per core.", min=1
+        "COUNT", "Run each op with this many threads, e.g. 4. Default: one per core.", min=1
     )
     json: bool = switch(JSON_HELP)
 
@@ -276,9 +279,7 @@ class MergeOptions:
     """
 
     source: Path = argument("MODEL", "Path of an .onnx file.")
-    adapter: Path = argument(
-        "ADAPTER", "Path of an .onnx_adapter file, or of a folder that PEFT has written."
-    )
+    adapter: Path = argument("ADAPTER", "Path of an .onnx_adapter file, or of a directory written by PEFT.")
     output: Path = option(
         "FILE",
         "Write the merged model to this file, e.g. merged.onnx.",
@@ -288,13 +289,12 @@ class MergeOptions:
         show_default=False,
     )
     requantize: bool = switch(
-        "Round quantised weights to the same bits and blocks again, which may lose what the adapter has learned. "
-        "Default: they become float32."
+        "Quantize the merged weights again to the bits and blocks of the file, whose rounding may undo part of the "
+        "adapter. Default: they become float32."
     )
     data: Path | None = option(
         "FILE.npz",
-        "Compute --loss over the arrays of this file, with the adapter beside the model and after the merge. Default: "
-        "no losses.",
+        "Compute --loss over the arrays in this file, before and after the merge, e.g. test.npz. Default: no losses.",
     )
     loss: str | None = option(
         "NAME", f"Compute this loss over --data: {losses_by_targets()}. Default: no losses."
@@ -304,10 +304,14 @@ class MergeOptions:
 
 
 def parse_dims(items: Sequence[str]) -> dict[str, int]:
-    """Parses the values of `--dim`, e.g. ["sequence=16"]; raises InputError for one that is not NAME=SIZE."""
+    """Parses the values of `--dim`, e.g. ["sequence=16"].
+
+    Raises:
+        InputError: a value is not NAME=SIZE.
+    """
     sizes = {}
     for item in items:
-        # Split at the last "=": names that tools compute, e.g. of a convolution's output, may contain it.
+        # Split at the last "=", because generated names of dimensions may contain "=".
         name, equals, size = item.rpartition("=")
         if not equals or not size.isdecimal() or int(size) < 1:
             raise InputError(f"--dim is {item!r}; write it as NAME=SIZE, such as sequence=16")

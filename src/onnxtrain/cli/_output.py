@@ -1,4 +1,4 @@
-"""Prints the results of commands: tables for people, JSON for pipes, errors as one message."""
+"""Prints the results of commands as tables or JSON, and errors as one message."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ _PIPE_WIDTH = 160
 
 
 Content = Table | Text | str
-"""Something to print. Strings have no markup."""
+"""Printable content. Strings contain no markup."""
 
 
 def _show(*content: Content, stderr: bool = False) -> None:
-    """Prints tables and lines; in a pipe without trailing blanks."""
+    """Prints tables and lines; to a pipe, without trailing spaces."""
     console = PlainConsole(stderr=stderr)
     if console.is_terminal:
         for part in content:
             console.print(part)
         return
-    # A pipe has no width; rich would wrap at 80 columns and break the rows of wide tables.
+    # A pipe has no width: rich would assume 80 columns and break the rows of wide tables.
     console = PlainConsole(stderr=stderr, width=_PIPE_WIDTH)
     with console.capture() as capture:
         for part in content:
@@ -51,11 +51,18 @@ def _show(*content: Content, stderr: bool = False) -> None:
 def table(
     title: str | None, columns: Sequence[str], rows: Iterable[Sequence[object]], right: Sequence[int] = ()
 ) -> Table:
-    """Makes a table; `right` are the indices of columns to align right."""
-    # A box without vertical lines: cells can be copied from a terminal.
+    """Returns a table.
+
+    Args:
+        title: title; None for none.
+        columns: titles of the columns.
+        rows: one sequence of cells per row.
+        right: indices of the right-aligned columns.
+    """
+    # A box without vertical lines, so that cells can be copied from a terminal.
     result = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold", pad_edge=False)
     for index, column in enumerate(columns):
-        # overflow="fold": rich would cut long names of parameters, which people copy.
+        # Without overflow="fold", rich would truncate long parameter names, which people copy.
         result.add_column(column, justify="right" if index in right else "left", overflow="fold")
     for row in rows:
         result.add_row(*map(str, row))
@@ -63,12 +70,12 @@ def table(
 
 
 def heading(text: str) -> Text:
-    """Formats a title to print before a table: rich would wrap a title at the table's width."""
+    """Returns a title to print before a table; rich would wrap the title of a narrow table."""
     return styled(text, "bold")
 
 
 def summary_table(title: str | None, rows: Iterable[tuple[str, object]]) -> Table:
-    """Makes a table of names and values without a header."""
+    """Returns a table of names and values, without a header."""
     result = Table(title=title, box=box.ROUNDED, show_header=False, title_justify="left", title_style="bold")
     result.add_column(style="dim")
     result.add_column(justify="right")
@@ -83,13 +90,13 @@ def print_table(*content: Content) -> None:
 
 
 def print_command(text: str) -> None:
-    """Prints one line to standard output that no terminal's width breaks, e.g. a command to copy."""
+    """Prints one line to standard output without wrapping it, e.g. a command to copy."""
     print(printable(text))
 
 
 def print_json(document: Any) -> None:
-    """Prints a JSON document to standard output; NaN becomes null."""
-    # json escapes all that is not ASCII and all control characters but DEL.
+    """Prints a JSON document to standard output; NaN and infinity become null."""
+    # json escapes non-ASCII characters and all control characters but DEL.
     print(json.dumps(_jsonable(document), indent=2, allow_nan=False).replace("\x7f", "\\u007f"))
 
 
@@ -99,13 +106,13 @@ def _jsonable(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_jsonable(item) for item in value]
     if isinstance(value, float):
-        # JSON has no NaN and no infinity; Python would write them, and strict parsers refuse the document.
+        # JSON has neither NaN nor infinity. Python would write them, and strict parsers would reject the document.
         return value if value == value and abs(value) != float("inf") else None
     return value if isinstance(value, str | int | bool | None) else str(value)
 
 
 def info(text: str) -> None:
-    """Prints a remark to standard error, so that pipes get results alone."""
+    """Prints a note to standard error, so that standard output has only results."""
     PlainConsole(stderr=True).print(text, soft_wrap=True)
 
 
@@ -116,17 +123,17 @@ def info_table(content: Table) -> None:
 
 @contextmanager
 def logging_to_terminal(level: int) -> Iterator[None]:
-    """Prints the package's log, warnings of Python, and logs of other packages to standard error inside the block.
+    """Prints the package's log, Python warnings and logs of other packages to standard error inside the block.
 
     Args:
-        level: least level of the package's log that is printed, e.g. `logging.WARNING`.
+        level: lowest level of the package's log that is printed, e.g. `logging.WARNING`.
     """
     logger, foreign = get_logger(), logging.lastResort
     handler = RichHandler(level, PlainConsole(stderr=True), show_time=False, show_path=False)
     before = logger.level
     logger.setLevel(level)
     logger.addHandler(handler)
-    # Other packages, such as onnx_ir and pandas, quote names of the file, too.
+    # Other packages, such as onnx_ir and pandas, also log names from a file, which have to be escaped.
     if foreign is not None:
         foreign.addFilter(escape_record)
     with warnings.catch_warnings():
@@ -139,25 +146,25 @@ def logging_to_terminal(level: int) -> Iterator[None]:
 
 
 def guarded(run: Callable[[], None], *, debug: bool) -> None:
-    """Runs a command; a deliberate error becomes one message and exit code 1.
+    """Runs a command; exits with code 1 on an error, of which an OnnxTrainError is printed as one message.
 
     Args:
         run: runs the command.
-        debug: True to print the traceback of deliberate errors, too.
+        debug: True to print the traceback of an OnnxTrainError, too.
     """
     try:
         with speaking(ShellWords()):
             run()
     except BrokenPipeError:
-        # The reader of the pipe (head, less) has ended. Closing standard error keeps Python from reporting it at exit.
+        # The reader of the pipe (head, less) has exited. Closing standard error keeps Python from reporting it at exit.
         sys.stderr.close()
         sys.exit(1)
     except Exception as error:
         if isinstance(error, OnnxTrainError) and not debug:
-            # soft_wrap: a path or a command in a message is not broken, so that it can be copied.
+            # soft_wrap keeps paths and commands in a message on one line, so that they can be copied.
             PlainConsole(stderr=True).print(styled("error:", "bold red"), str(error), soft_wrap=True)
         else:
-            # As Python prints it, but for control characters: errors of other packages quote names, too.
+            # Printed here to escape control characters: errors of other packages may quote names from a file.
             lines = "".join(traceback.format_exception(error)).splitlines()
             print("\n".join(map(printable, lines)), file=sys.stderr)
         sys.exit(1)

@@ -20,12 +20,12 @@ from onnxtrain.planning._plan import RANKS
 
 
 def run_command(options: PlanOptions) -> None:
-    """Measures the choices, and prints them and the commands that train the recommended one.
+    """Measures the ways to train a model, and prints them and the commands for the recommended one.
 
     Raises:
-        InputError: no choice fits.
+        InputError: no way to train fits in the memory budget.
     """
-    # Before the model is loaded, which may take longer than reading a wrong size.
+    # Parsed before the model is loaded, so that a wrong size is reported immediately.
     memory = parse_memory(options.memory)
     recipe = chosen_recipe(options)
     model = prepared(options.source, options.model, seed=0)
@@ -34,7 +34,7 @@ def run_command(options: PlanOptions) -> None:
     plan = plan_training(
         model,
         memory,
-        # As `onnxtrain artifacts` writes them: logits that are returned stay in memory.
+        # Measured with the outputs that `onnxtrain artifacts` adds, because returned logits use memory.
         recipe=replace(recipe, additional_output_names=returned_outputs(loaded.graph, recipe)),
         batch_size=options.batch_size,
         dims=parse_dims(options.dim or ()),
@@ -54,7 +54,7 @@ def run_command(options: PlanOptions) -> None:
         if best is not None:
             _print_recommendation(best, commands, memory)
     if best is None:
-        raise InputError(f"no training of '{options.source}' fits in {memory_text(memory)}: {_least(plan)}")
+        raise InputError(f"no way to train '{options.source}' fits in {memory_text(memory)}: {_least(plan)}")
 
 
 def _print(options: PlanOptions, plan: Sequence[PlanChoice], memory: int) -> None:
@@ -71,7 +71,7 @@ def _print(options: PlanOptions, plan: Sequence[PlanChoice], memory: int) -> Non
         for choice in plan
     ]
     columns = ("train", "recompute", "memory", "time per step", "parameters", "share", "fits")
-    title = f"Trainings of {options.source.name} in {memory_text(memory)}"
+    title = f"Ways to train {options.source.name} in {memory_text(memory)}"
     print_table(table(title, columns, rows, right=(2, 3, 4, 5)))
     for choice in plan:
         if choice.problem:
@@ -95,7 +95,7 @@ def _print_recommendation(best: PlanChoice, commands: dict[str, str], memory: in
 
 
 def _least(plan: Sequence[PlanChoice]) -> str:
-    """Names the choice that takes the least memory, as the end of a message."""
+    """Returns the end of an error message, which names the choice that takes the least memory."""
     complete = [choice for choice in plan if choice.complete]
     if not complete:
         return "each takes more than " + memory_text(min(choice.peak for choice in plan))
@@ -108,11 +108,11 @@ def _least(plan: Sequence[PlanChoice]) -> str:
 
 
 def _command(name: str, options: PlanOptions, choice: PlanChoice) -> str:
-    """Writes the command that trains a choice: `onnxtrain artifacts ...` or `onnxtrain train ...`."""
+    """Returns the command that trains a choice: `onnxtrain artifacts ...` or `onnxtrain train ...`."""
     words: list[str] = ["onnxtrain", name, str(options.source)]
     if name == "train":
         words += ["--data", "FILE"]
-    # What was measured with a setting is trained with it.
+    # The command repeats all options that the choice was measured with.
     values: dict[str, Any] = flat(options.model) | flat(options.optimizer)
     declared = {**options_of(type(options.model)), **options_of(type(options.optimizer))}
     chosen = {option: value for option, value in values.items() if value != declared[option].default}
@@ -120,7 +120,7 @@ def _command(name: str, options: PlanOptions, choice: PlanChoice) -> str:
     chosen["recompute"] = choice.recompute
     if choice.lora is not None:
         chosen["lora_rank"] = choice.lora.r
-        # The text is "all-linear", the default.
+        # The only string is "all-linear", the default.
         if not isinstance(choice.lora.target_modules, str):
             chosen["lora_targets"] = list(choice.lora.target_modules)
     if name == "train":

@@ -1,4 +1,4 @@
-"""Runs an ONNX file on data: any model, or one that takes the columns of a table."""
+"""Runs an .onnx file on data. The file may be any model, or one exported with the encoding of a table."""
 
 from __future__ import annotations
 
@@ -25,15 +25,21 @@ _BATCH = 32
 def model_predictions(
     path: Path, data: Arrays | Table, source: Path, batch_size: int | None
 ) -> tuple[Arrays, TableEncoder | None]:
-    """Computes the outputs of an ONNX model.
+    """Computes the outputs of an .onnx file.
+
+    Args:
+        path: the model.
+        data: samples to predict for.
+        source: path of the data, for messages.
+        batch_size: samples per batch; None for the fixed batch size of the model, or 32.
 
     Returns:
-        Outputs by name, and the encoder that the model was attached to; None for other models.
+        Outputs by name, [samples, ...], and the encoder in the model; None for a model without one.
 
     Raises:
-        InputError: the data does not fit, or an output has no axis for the samples.
+        InputError: the data does not fit the model, or an output has no batch axis.
     """
-    # A plain session, because any tool may have made the file.
+    # A plain session, because any tool may have written the file.
     session = open_session(path, "model", CPU, None)
     metadata = session.get_modelmeta().custom_metadata_map
     if PROPERTY not in metadata:
@@ -61,7 +67,11 @@ def _fixed(size: object) -> int | None:
 def _plain_predictions(
     session: ort.InferenceSession, path: Path, data: Arrays | Table, source: Path, batch_size: int | None
 ) -> Arrays:
-    """Returns the outputs of a model that takes numbers. Raises InputError: the data does not fit."""
+    """Returns the outputs of a model that takes numbers.
+
+    Raises:
+        InputError: the data does not fit the model, or an input is not a tensor of numbers.
+    """
     specs = []
     for value in session.get_inputs():
         if value.type not in dtypes.BY_ORT:
@@ -73,7 +83,7 @@ def _plain_predictions(
     if not isinstance(data, Table):
         arrays = data
     else:
-        # A single input takes all columns; each of several inputs takes the column of its name.
+        # A single input takes all columns; with several inputs, each takes the column with its name.
         columns = [] if len(specs) == 1 else [spec.name for spec in specs]
         arrays = TableEncoder(inputs=columns).fit(data).arrays(data, specs)
     x, _ = assign(specs, (), arrays, source)
@@ -100,8 +110,8 @@ def _run(
         outputs: names of the outputs to compute.
         specs: inputs of the model.
         feeds: arrays for the inputs, in the same order.
-        batch_size: samples per batch; None for the fixed batch of the model, or 32.
-        check: True to compare the arrays with `specs`.
+        batch_size: samples per batch; None for the fixed batch size of the model, or 32.
+        check: True to check the arrays against `specs`.
 
     Returns:
         Outputs by name, [samples, ...].
@@ -112,17 +122,17 @@ def _run(
         named = {spec.name: value for spec, value in zip(specs, checked, strict=True)}
         values = run_on_arrays(session, outputs, named)
         for name, value in zip(outputs, values, strict=True):
-            # A value for the whole batch, such as a mean, belongs to no row.
+            # A value for the whole batch, such as a mean, belongs to no sample.
             if np.ndim(value) == 0 or len(value) != len(batch[0]):
                 raise InputError(f"Predicting: the output '{name}' of '{path}' has no value per sample.")
             parts[name].append(np.asarray(value)[:count])
     whole = {name: np.concatenate(values) for name, values in parts.items()}
-    # ONNX Runtime returns texts as Python objects, which .npz files do not hold.
+    # ONNX Runtime returns strings as Python objects, which .npz files cannot hold.
     return {name: array.astype(str) if array.dtype == object else array for name, array in whole.items()}
 
 
 def _cast(array: np.ndarray[Any, Any], spec: InputSpec) -> np.ndarray[Any, Any]:
-    """Casts floats to the dtype of a float input, and integers to the dtype of an integer input."""
+    """Returns floats in the dtype of a float input, integers in the dtype of an integer input, others unchanged."""
     wanted = spec.dtype.held
     if array.dtype.kind == wanted.kind == "f" or (array.dtype.kind in "iu" and wanted.kind in "iu"):
         return array.astype(wanted)
@@ -132,7 +142,11 @@ def _cast(array: np.ndarray[Any, Any], spec: InputSpec) -> np.ndarray[Any, Any]:
 def _batches(
     arrays: Sequence[np.ndarray[Any, Any]], specs: Sequence[InputSpec], asked: int | None
 ) -> Iterator[tuple[list[np.ndarray[Any, Any]], int]]:
-    """Yields each batch and its number of samples; for a fixed batch the last one is padded with its last sample."""
+    """Yields each batch and its number of samples. With a fixed batch size, the last batch is padded with its last row.
+
+    Raises:
+        InputError: the arrays differ in length or are empty, or `asked` differs from the fixed batch size.
+    """
     lengths = {len(array) if array.ndim else 0 for array in arrays}
     fixed = {spec.shape[0] for spec in specs if spec.shape and isinstance(spec.shape[0], int)}
     if len(lengths) != 1 or 0 in lengths or len(fixed) > 1:
@@ -140,7 +154,7 @@ def _batches(
     size = fixed.pop() if fixed else asked or _BATCH
     if asked is not None and asked != size:
         raise InputError(
-            f"--batch-size is {asked}, but the model takes exactly {size} samples. Leave it out."
+            f"--batch-size is {asked}, but the model has the fixed batch size {size}. Leave the option out."
         )
     for start in range(0, lengths.pop(), size):
         batch = [array[start : start + size] for array in arrays]

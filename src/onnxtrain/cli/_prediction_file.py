@@ -1,4 +1,4 @@
-"""Writes the file of `onnxtrain predict`."""
+"""Writes the predictions of `onnxtrain predict` to a file."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from onnxtrain.trainer._optional import optional
 def write_file(
     output: Path, ids: Mapping[str, np.ndarray[Any, Any]], arrays: Arrays, classes: Sequence[str] | None
 ) -> None:
-    """Writes predictions as .npz, .csv or .parquet; a table gets one column per class of an output.
+    """Writes predictions to an .npz, .csv or .parquet file. Tables have one column per class of an output.
 
     Args:
         output: file to write; its suffix chooses the format.
-        ids: columns of the data that come first, unchanged.
+        ids: columns of the data, written first and unchanged.
         arrays: outputs by name, [samples, ...].
-        classes: names of the classes, for names of columns such as "probability_fraud"; None for numbers.
+        classes: names of the classes, for column names such as "probability_fraud"; None for indices.
 
     Raises:
         InputError: an output has more than two axes, a name occurs twice, or pyarrow is missing.
@@ -33,7 +33,7 @@ def write_file(
     if twice := sorted(set(ids) & set(arrays)):
         raise InputError(f"--id {twice[0]}: an output has this name, too. Rename the column.")
     if output.suffix.lower() == ".npz":
-        # Without pickle, an .npz file holds no arrays of objects.
+        # An .npz file without pickles cannot hold arrays of objects.
         texts = {name: np.array([str(value) for value in column]) for name, column in ids.items()}
         with replace_file(output) as file:
             np.savez(file, **texts, **arrays)  # type: ignore[arg-type]
@@ -52,10 +52,10 @@ def write_file(
         ends = classes if classes is not None and len(classes) == flat.shape[1] else range(flat.shape[1])
         columns |= {f"{name}_{end}": flat[:, index] for index, end in enumerate(ends)}
     frame = optional("pandas", "Writing a table", "'onnxtrain[data]'").DataFrame(columns)
-    # Formatted in memory, so that the file is replaced as a whole.
+    # Formatted in memory, so that the file is replaced atomically.
     content = io.BytesIO()
     if output.suffix.lower() == ".csv":
-        # Headers are escaped, values are not: other programs look for the same categories.
+        # Column names are escaped. Values are not, because other programs compare them with the original categories.
         frame.to_csv(content, index=False, header=list(map(printable, columns)))
     else:
         try:

@@ -1,4 +1,4 @@
-"""Makes the recipe of the options of `train`, `artifacts` and `plan`."""
+"""Creates the recipe from the options of `train`, `artifacts` and `plan`."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from onnxtrain.recipe import Recipe, ShellOption
 
 
 def chosen_recipe(options: TrainOptions | ArtifactsOptions | PlanOptions, *, mixed: bool = False) -> Recipe:
-    """Makes the recipe that the options describe.
+    """Returns the recipe that the options describe.
 
     Args:
         options: options of the command.
-        mixed: True if samples are mixed in training; see :func:`chosen_loss`.
+        mixed: True if training mixes samples; see :func:`chosen_loss`.
 
     Raises:
-        GraphBuildError: a value is out of range, or there is no loss or optimizer of a name.
-        InputError: a value cannot be parsed, or options do not go together.
+        GraphBuildError: a value is out of range, or there is no loss or optimizer of that name.
+        InputError: a value cannot be parsed, or options cannot be combined.
     """
     values = flat(options)
     chosen: dict[str, Any] = {}
@@ -38,7 +38,7 @@ def chosen_recipe(options: TrainOptions | ArtifactsOptions | PlanOptions, *, mix
                 value = shell.parse(value)
             except ValueError as error:
                 raise InputError(f"{flag(name)} {error}") from None
-        # Without the option the default of the field holds.
+        # If the option is not given, the field's default applies.
         if value is not None:
             chosen[entry.name] = value
     return Recipe(

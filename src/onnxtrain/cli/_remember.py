@@ -1,7 +1,7 @@
-"""Remembers the options of a run in its checkpoint, and refuses others when the run goes on.
+"""Stores the options of a run in its checkpoint, and checks the options of a command that resumes the run.
 
-The run may come from a stranger. So the paths that it remembers are used only if they lie inside its own directory; of
-files to read also if they lie beside the data that the user has named.
+A run may come from an untrusted source. Stored paths are therefore used only if they are inside the run's directory or,
+for validation data, in the directory of the data that the user names.
 """
 
 from __future__ import annotations
@@ -31,27 +31,27 @@ from onnxtrain.trainer._checks import check_types
 PROPERTY = "onnxtrain.cli"
 """Name of the checkpoint property that holds the options, as JSON text."""
 
-# Options that a run remembers, by name, and the types of their values.
+# Options that a run stores, by name, and the types of their values.
 _OPTIONS = {name: option for name, option in options_of(TrainOptions).items() if option.rule.kept}
 _TYPES = {name: get_args(option.annotation)[0] for name, option in _OPTIONS.items()}
 
-# Options whose values are, or may be, paths. They are kept as texts: relative to the directory of the run if they lie
-# inside it, and else absolute, to be named in a message.
+# Options whose values are, or may be, paths. Paths are stored as strings: relative to the directory of the run if they
+# are inside it, otherwise absolute, for an error message.
 _PATHS = [
     name for name, option in _OPTIONS.items() if names_file(option.annotation.__metadata__[0].metavar or "")
 ]
 
-# A run that asks for more epochs does not end: someone has to want it.
+# A stored number of epochs above this limit must be confirmed with --epochs, because such a run hardly ends.
 _MOST_EPOCHS = 10**6
 
 
 class _Saved(NamedTuple):
-    """Options of a run that goes on, as its checkpoint has them.
+    """Options of a resumed run, read from its checkpoint.
 
     Attributes:
-        options: values of options by name; fewer for a run begun in Python.
-        outside: options whose paths lie outside the directory of the run, with the text of the path.
-        data: fingerprint of the data; None if it is not known.
+        options: values of options by name; only some options for a run started in Python.
+        outside: stored paths that may not be used, by option, because they are outside the directory of the run.
+        data: digest of the training data; None if it is unknown.
     """
 
     options: dict[str, Any]
@@ -60,19 +60,19 @@ class _Saved(NamedTuple):
 
 
 def digest(arrays: Mapping[str, np.ndarray[Any, Any]]) -> str:
-    """Hashes named arrays: names, dtypes, shapes and values."""
+    """Returns the SHA-256 of named arrays: of their names, dtypes, shapes and values."""
     content = hashlib.sha256()
     for name in sorted(arrays):
-        # The hash reads memory, and a slice or a transposed array has gaps or another order there.
+        # Contiguous, because the hash reads memory: slices have gaps, and transposed arrays another order.
         array = np.ascontiguousarray(arrays[name])
-        # Names, dtypes and shapes belong to the hash: the same bytes can be other arrays.
+        # Names, dtypes and shapes are hashed, too, because different arrays can have the same bytes.
         content.update(f"{name} {array.dtype.str} {array.shape} ".encode())
         content.update(array.reshape(-1).view(np.uint8).data)
     return content.hexdigest()
 
 
 def remember(trainer: Trainer, options: TrainOptions, data: str) -> None:
-    """Stores the options in the trainer's properties; `data` is the fingerprint of the training data."""
+    """Stores the options in the trainer's properties; `data` is the digest of the training data."""
     values = {name: value for name, value in flat(options).items() if name in _OPTIONS}
     for name in _PATHS:
         path = _path(values[name])
@@ -84,23 +84,23 @@ def remember(trainer: Trainer, options: TrainOptions, data: str) -> None:
 
 
 def recall(trainer: Trainer, options: TrainOptions, given: Collection[str], data: str) -> TrainOptions:
-    """Merges the options of this command with those of the run; options that were given win.
+    """Returns the options of this command, with the run's stored values for the options that were not given.
 
     Args:
         trainer: the resumed run.
         options: options of this command.
         given: names of the options that were given on the command line.
-        data: fingerprint of the arrays to train on.
+        data: digest of the arrays to train on.
 
     Raises:
-        InputError: a given option differs from the run's and may not be changed, or the run was started with paths
-            outside its directory that this command does not give.
+        InputError: a given option differs from the stored one and may not be changed, the data differs, or the run was
+            started with paths outside its directory that this command does not give.
         CheckpointError: the record in the checkpoint is damaged.
     """
-    # A run saves to its own directory: another --output would be ignored.
+    # A run saves to its own directory, so a different --output would be ignored.
     if options.output is not None and options.output.resolve() != options.source.resolve():
         raise InputError(
-            f"--output is '{options.output}', but a run goes on in its own directory. Copy '{options.source}' and "
+            f"--output is '{options.output}', but a run is resumed in its own directory. Copy '{options.source}' and "
             "train the copy."
         )
     saved, outside, saved_data = _saved(trainer, options)
@@ -108,15 +108,15 @@ def recall(trainer: Trainer, options: TrainOptions, given: Collection[str], data
     if missing := [name for name in outside if name not in given]:
         before = " and ".join(f"{flag(name)} '{outside[name]}'" for name in missing)
         raise InputError(
-            f"The run in '{options.source}' was started with {before}, outside its directory, where a run reads and "
-            f"writes only what a command names. Give {' and '.join(map(flag, missing))} again; a path inside the "
-            "directory is remembered."
+            f"The run in '{options.source}' was started with {before}, outside its directory. Such paths are not used "
+            f"again unless a command names them: give {' and '.join(map(flag, missing))} again. Paths inside the "
+            "directory are remembered."
         )
     if "epochs" not in given and saved.get("epochs", 1) > _MOST_EPOCHS:
         raise InputError(
-            f"The run in '{options.source}' asks for {saved['epochs']} epochs. Say how many to train: --epochs COUNT."
+            f"The run in '{options.source}' asks for {saved['epochs']} epochs. Confirm the number: --epochs COUNT."
         )
-    # Other options of an interrupted fit would not give the result of the fit that did not stop.
+    # With other options, an interrupted fit would not reproduce the result of an uninterrupted one.
     fixed = ("run", "fit") if trainer.resumes_fit else ("run",)
     contradictions = [
         _contradiction(name, values[name], saved[name])
@@ -127,10 +127,10 @@ def recall(trainer: Trainer, options: TrainOptions, given: Collection[str], data
         and not _same(values[name], outside.get(name, saved[name]), named_again=name in outside)
     ]
     if contradictions:
-        state = "has been interrupted and" if trainer.resumes_fit else "has"
+        state = "was interrupted, and was" if trainer.resumes_fit else "was"
         raise InputError(
-            f"The run in '{options.source}' {state} been started with other options than {', '.join(contradictions)}. "
-            "Leave them out to go on with it, or start a new run with --output DIR."
+            f"The run in '{options.source}' {state} started with other options than {', '.join(contradictions)}. "
+            "Leave them out to resume it, or start a new run with --output DIR."
         )
     unknown = [
         flag(name)
@@ -140,19 +140,19 @@ def recall(trainer: Trainer, options: TrainOptions, given: Collection[str], data
     if unknown:
         raise InputError(
             f"The run in '{options.source}' was not started from the command line, so {', '.join(unknown)} cannot be "
-            "compared with what it was started with. Leave out what is not to change."
+            "compared with the options that it was started with. Leave out options that should not change."
         )
-    # A finished run may go on with other data, which is how a model is trained further.
+    # A finished run may be trained further on other data.
     if trainer.resumes_fit and saved_data not in (None, data):
         raise InputError(
             f"The run in '{options.source}' was interrupted while training on other data than '{options.data}' holds. "
-            "Give the same data to go on with it."
+            "Give the same data to resume it."
         )
     return build(TrainOptions, values | {name: value for name, value in saved.items() if name not in given})
 
 
 def paths_outside(options: TrainOptions, directory: Path) -> str:
-    """Returns the options with paths that a run in `directory` does not remember, e.g. " --log log.csv"."""
+    """Returns the options whose paths have to be given again to resume the run, e.g. " --log log.csv"."""
     values = flat(options)
     paths = {name: path for name in _PATHS if (path := _path(values[name])) is not None}
     return "".join(
@@ -164,19 +164,18 @@ def paths_outside(options: TrainOptions, directory: Path) -> str:
 
 
 def _path(value: object) -> Path | None:
-    """Returns the value of an option as a path; None if it is not one, such as the fraction of `--validation`."""
+    """Returns the value of an option as a path, or None if it is not a path, e.g. the fraction of `--validation`."""
     is_path = isinstance(value, Path) or (isinstance(value, str) and isinstance(number_or_text(value), str))
     return Path(str(value)) if is_path else None
 
 
 def _inside(directory: Path, path: Path) -> Path | None:
-    """Resolves a path, relative to a directory or absolute, if it lies in the directory.
+    """Returns a path resolved against a directory, or None unless it is a file or directory inside it.
 
-    Returns:
-        The path; None if it leads outside, through a link too, or to a pipe or a device.
+    Links are followed. Pipes and devices count as outside.
 
     Raises:
-        ValueError: no file can have this name.
+        ValueError: the path is not a valid file name.
     """
     # Linux, macOS and Windows allow names of 255 bytes.
     if any(len(os.fsencode(part)) > 255 for part in path.parts):
@@ -191,10 +190,9 @@ def _inside(directory: Path, path: Path) -> Path | None:
 
 
 def _validation_file(directory: Path, data: Path, path: Path) -> Path | None:
-    """Resolves the path of a remembered file of validation data.
+    """Returns the resolved path of a stored validation file, or None if it may not be read.
 
-    Returns:
-        The file; None unless it lies in the directory of the run, or beside the data that the user has named.
+    The file may be read if it is in the directory of the run or in the directory of the data that the user named.
     """
     inside = _inside(directory, path)
     beside = _inside(data.absolute().parent, path.absolute())
@@ -204,7 +202,7 @@ def _validation_file(directory: Path, data: Path, path: Path) -> Path | None:
 
 
 def _same(value: object, before: object, *, named_again: bool) -> bool:
-    """True if an option has the value that the run was started with; a file that is `named_again` may have moved."""
+    """True if an option has the value that the run was started with; a file that was `named_again` may have moved."""
     path, path_before = _path(value), _path(before)
     if path is None or path_before is None:
         return value == before
@@ -212,7 +210,11 @@ def _same(value: object, before: object, *, named_again: bool) -> bool:
 
 
 def _saved(trainer: Trainer, options: TrainOptions) -> _Saved:
-    """Returns the options in the checkpoint of a run."""
+    """Returns the options stored in the checkpoint of a run.
+
+    Raises:
+        CheckpointError: the record is damaged or has another version.
+    """
     properties = trainer.state.properties
     text = properties[PROPERTY] if PROPERTY in properties else None  # noqa: SIM401 not a dict
     fit = trainer.last_fit
@@ -222,7 +224,7 @@ def _saved(trainer: Trainer, options: TrainOptions) -> _Saved:
     if text is not None:
         try:
             record = parse_json(str(text))
-            # A later version may give an option another meaning: better an error than another training.
+            # In a later version an option may mean something else: an error is better than a different training run.
             if record["version"] != 1:
                 raise ValueError(f"version {record['version']}")
             saved, data = dict(record["options"]), str(record["data"])
@@ -247,7 +249,7 @@ def _saved(trainer: Trainer, options: TrainOptions) -> _Saved:
                 "may have been written by another version of onnxtrain."
             ) from error
     elif fit is not None:
-        # A run that Python began tells its fit alone; what is not known cannot be contradicted.
+        # A run started in Python stores only the arguments of its fit. Unknown options are not compared.
         saved = {"epochs": fit.epochs, "accumulate": fit.accumulate, "patience": None}
         saved |= {
             "no_shuffle": not fit.shuffle,
@@ -257,9 +259,9 @@ def _saved(trainer: Trainer, options: TrainOptions) -> _Saved:
         if not isinstance(fit.validation, int):
             saved["validation"] = None if fit.validation is None else str(fit.validation)
     if fit is not None and trainer.resumes_fit:
-        # Recorded as the fit used it: a model with a fixed batch chooses the size itself.
+        # The size that the fit used, which a model with a fixed batch size determines.
         saved["batch_size"] = fit.batch_size
-    # The rate of the trainer, not of the record: ReduceLROnPlateau or Python may have changed it.
+    # The trainer's rate, not the stored one, because ReduceLROnPlateau or Python may have changed it.
     saved["learning_rate"] = trainer.learning_rate
     return _Saved(saved, outside, data)
 
@@ -271,7 +273,7 @@ def saved_encoder(trainer: Trainer, source: Path) -> TableEncoder | None:
 
 
 def _contradiction(name: str, value: object, before: object) -> str:
-    """Returns an option and its value before: "--lr 0.1 (it was 0.01)", "--no-scale (it was on)"."""
+    """Returns an option with its old value, e.g. "--lr 0.1 (it was 0.01)" or "--no-scale (it was on)"."""
     if isinstance(value, bool):
         return f"{flag(name)} (it was off)" if value else f"{off_flag(name)} (it was on)"
     return f"{flag(name)} {_show(value)} (it was {_show(before)})"

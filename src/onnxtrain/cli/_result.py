@@ -21,11 +21,11 @@ TRAINED = "trained.onnx"
 
 
 class Fitted(NamedTuple):
-    """Finished fit.
+    """State after a finished fit.
 
     Attributes:
         trainer: the trainer after the fit.
-        x, y, validation: its data.
+        x, y, validation: data of the fit.
         encoder: encoder of the table; None for arrays.
         early: callback that restored the best epoch; None for the last epoch.
         averaged: True if the exported weights are an average of epochs (SWA).
@@ -41,15 +41,15 @@ class Fitted(NamedTuple):
 
 
 def tell_of_result(fitted: Fitted, options: TrainOptions, directory: Path) -> None:
-    """Writes the trained model, and prints its numbers.
+    """Writes the trained model, and prints its loss and metrics.
+
+    The training loss and metrics are computed again with the exported weights, because the values in the history are
+    means over an epoch, during which the weights changed and Dropout was active.
 
     Args:
         fitted: the finished fit.
         options: options of the command.
         directory: directory of the run, as the user wrote it.
-
-    Loss and metrics of the training data are computed again with the exported weights: those in the history are means
-    over an epoch, in which the weights changed and Dropout was active.
     """
     trainer, encoder = fitted.trainer, fitted.encoder
     model = None
@@ -77,10 +77,10 @@ def tell_of_result(fitted: Fitted, options: TrainOptions, directory: Path) -> No
     labels = metric_labels(trainer, None if encoder is None else encoder.classes_, list(values))
     rows: list[tuple[str, object]] = [(labels[key], f"{value:,.5g}") for key, value in values.items()]
     rows.append(("learning_rate", f"{record['learning_rate']:,.5g}"))
-    # The median: the first epoch is slow on a cold machine.
+    # The median, because the first epoch is slow on a cold machine.
     rows.append(("samples/s", f"{np.median(trainer.history.samples_per_second):,.0f}"))
     print_table(heading(_title(fitted, int(epoch))), summary_table(None, rows))
-    # The weights of the better epoch are lost; the remark is for the next run.
+    # The weights of the better epoch are lost; the note is for the next run.
     if fitted.early is None and not fitted.averaged and best is not None and best < epoch:
         print_table(_got_worse(trainer, best, int(epoch)))
     print_table(f"Run: {directory}   Trained model: {model or 'none, the model has no outputs but its loss'}")
@@ -99,11 +99,11 @@ def _title(fitted: Fitted, epoch: int) -> str:
 def _exported_values(
     fitted: Fitted, options: TrainOptions
 ) -> tuple[dict[str, float], dict[str, float] | None]:
-    """Computes loss and metrics of the exported weights, as they are recorded.
+    """Computes the loss and metrics of the exported weights.
 
     Returns:
         Values over the training data, without the part split off for validation; and values over the validation data,
-        None if the history has them.
+        or None if the history already has them.
     """
     trainer = fitted.trainer
     data = Data(
@@ -115,7 +115,7 @@ def _exported_values(
     )
     source, held_out = fit_datasets(trainer._state, data)
     values = trainer._state.evaluate(source)
-    # The history has the values of the weights before they were averaged.
+    # For averaged weights, the history only has the values from before the averaging.
     if not fitted.averaged or held_out is None:
         return values, None
     return values, {f"val_{key}": value for key, value in trainer._state.evaluate(held_out).items()}

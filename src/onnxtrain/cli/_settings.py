@@ -1,4 +1,4 @@
-"""Parses NAME=VALUE options as settings of a dataclass: `--optimizer-option`, `--loss-option`."""
+"""Parses NAME=VALUE options such as `--optimizer-option` and `--loss-option` as settings of a dataclass."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ _WORDS: dict[str, Any] = {"true": True, "false": False, "none": None}
 
 
 class Owner(NamedTuple):
-    """The object that an option sets, for messages.
+    """The optimizer or loss that an option configures.
 
     Attributes:
         flag: the option, e.g. "--optimizer-option".
         name: name of the optimizer or loss, e.g. "adamw".
         settings: settings and their defaults, e.g. {"eps": 1e-8}.
-        optional: settings that may be none, e.g. {"alpha"}.
+        optional: settings that may be None, e.g. {"alpha"}.
     """
 
     flag: str
@@ -32,11 +32,11 @@ class Owner(NamedTuple):
 
 
 def split_settings(flag: str, texts: Sequence[str] | None) -> dict[str, str]:
-    """Returns the values of an option that is repeated, by name.
+    """Returns the values of a repeated NAME=VALUE option by name.
 
     Args:
         flag: the option, e.g. "--loss-option".
-        texts: its values, e.g. ["delta=0.5"].
+        texts: values of the option, e.g. ["delta=0.5"].
 
     Raises:
         InputError: a text is not NAME=VALUE, or a name is given twice.
@@ -48,16 +48,16 @@ def split_settings(flag: str, texts: Sequence[str] | None) -> dict[str, str]:
     for text in texts or ():
         name, equals, value = text.partition("=")
         if not equals or name in split:
-            raise InputError(f"{flag} '{text}' should be NAME=VALUE, each name once.")
+            raise InputError(f"{flag} '{text}' should be NAME=VALUE, with each name given once.")
         split[name] = value
     return split
 
 
 def parse_settings(owner: Owner, texts: Sequence[str] | None) -> dict[str, Any]:
-    """Parses the values of an option.
+    """Parses the values of a NAME=VALUE option as settings of `owner`.
 
     Raises:
-        InputError: a text is not NAME=VALUE, there is no such setting, or its value has another type.
+        InputError: a text is not NAME=VALUE, there is no such setting, or a value has the wrong type.
 
     >>> parse_settings(Owner("--loss-option", "huber", {"delta": 1.0}), ["delta=0.5"])
     {'delta': 0.5}
@@ -75,7 +75,11 @@ def parse_settings(owner: Owner, texts: Sequence[str] | None) -> dict[str, Any]:
 
 
 def _parsed(owner: Owner, option: str, key: str, text: str) -> Any:
-    """Parses the value of a setting; raises InputError unless it has the type of the default."""
+    """Parses the value of a setting.
+
+    Raises:
+        InputError: the value does not have the type of the default.
+    """
     default = owner.settings[key]
     values = [
         _WORDS[word.lower()] if word.lower() in _WORDS else number_or_text(word)
@@ -84,7 +88,7 @@ def _parsed(owner: Owner, option: str, key: str, text: str) -> Any:
     if key in owner.optional:
         if values == [None]:
             return None
-        # Without a default the type is that of the value: a number such as an axis, or a list such as class weights.
+        # If the default is None, any number (e.g. an axis) or list of numbers (e.g. class weights) is accepted.
         if default is None and all(map(_is_number, values)):
             return values[0] if len(values) == 1 else values
     if isinstance(default, tuple):
@@ -96,9 +100,9 @@ def _parsed(owner: Owner, option: str, key: str, text: str) -> Any:
         raise InputError(
             f"{owner.flag} '{option}' should be {len(default)} numbers, such as {_shown(default)}."
         )
-    # A comma in the value of a setting that is no tuple belongs to its text.
+    # Only tuples are split at commas: for other settings, a comma is part of the text.
     value = values[0] if len(values) == 1 else text
-    # bool comes first, as True is an int in Python.
+    # bool is checked first, because True is an int in Python.
     if isinstance(default, bool | str) or (isinstance(default, int) and isinstance(value, int)):
         fits = type(value) is type(default)
     else:
@@ -115,7 +119,7 @@ def _is_number(value: Any) -> bool:
 
 
 def number_or_text(text: str) -> int | float | str:
-    """Reads an integer or a float; a text that is neither stays a text."""
+    """Returns the integer or float that a text spells, or the text itself."""
     for kind in (int, float):
         try:
             return kind(text)

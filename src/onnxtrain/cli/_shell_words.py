@@ -1,4 +1,4 @@
-"""Words of messages for a shell: options in place of arguments of the Python API."""
+"""Wording of messages for a shell, which names options instead of arguments of the Python API."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from onnxtrain.cli._declared import flag, off_flag, options_of
 from onnxtrain.cli._options import MergeOptions, PlanOptions
 from onnxtrain.cli._train_options import TrainOptions
 
-# Values of `TableEncoder(encode=...)` by the options that choose them.
+# Options by the value of `TableEncoder(encode=...)` that they set.
 _ENCODE = {"one-hot": "--one-hot", "ordinal": "--ordinal"}
 
-# Arguments of `check_gradients`, and of what it calls, by the options of `onnxtrain check`.
+# Options of `onnxtrain check` by the argument that they set, of `check_gradients` or of the functions that it calls.
 _OF_CHECK = {
     "requires_grad": "--parameter",
     "wrt": "--parameter",
@@ -24,10 +24,10 @@ _OF_CHECK = {
 
 
 def _typed(value: object) -> list[str]:
-    """Returns the values to type after an option.
+    """Returns the words that follow an option to set `value`.
 
-    A Boolean is the option alone: `--overwrite`. A list is one value each: `--loss-input logits`. A mapping is
-    NAME=VALUE each: `--impute age=mean`.
+    For a Boolean there are none (`--overwrite`), for a list one per item (`--loss-input logits`), for a mapping one
+    NAME=VALUE per item (`--impute age=mean`).
     """
     if isinstance(value, bool):
         return []
@@ -40,8 +40,8 @@ class ShellWords(Words):
     """Names arguments of the Python API by the options of a command.
 
     Args:
-        command: name of the command that runs, e.g. "check"; "" for any.
-        spellings: the options that it has, e.g. {"--data", "--of"}; None for all.
+        command: name of the running command, e.g. "check"; "" for any command.
+        spellings: options of the command, e.g. {"--data", "--of"}; None for the options of all commands.
 
     >>> words = ShellWords()
     >>> words.argument("clip_grad_norm", 1.0), words.argument("batch_size"), words.argument("overwrite", True)
@@ -59,57 +59,57 @@ class ShellWords(Words):
         self._spellings = spellings
 
     def argument(self, name: str, *value: object) -> str:
-        """Names the option that sets an argument; the argument itself where no option does."""
+        """Returns the option that sets an argument, or the argument itself if no option sets it."""
         if self._command == "check" and name in _OF_CHECK:
             return _OF_CHECK[name]
         if name == "encode":
             return " or ".join(_ENCODE[one] for one in map(str, value)) or " or ".join(_ENCODE.values())
-        # Those of `train` are a superset of those of `artifacts`.
+        # The options of `train` are a superset of those of `artifacts`.
         declared = {**options_of(MergeOptions), **options_of(PlanOptions), **options_of(TrainOptions)}
         for option, found in declared.items():
             if name == (found.rule.python or option):
                 items = [item for one in value for item in _typed(one)]
                 spelling = off_flag(option) if any(one is False for one in value) else flag(option)
-                # `ops` says why a model cannot be trained, which is advice for another command.
+                # A command without the option, such as `ops`, may give advice for `onnxtrain train`.
                 has_it = self._spellings is None or spelling in self._spellings
                 return " ".join([spelling, *items]) + ("" if has_it else " of `onnxtrain train`")
         return super().argument(name, *value)
 
     def dynamic_batch(self, function: str = "Trainer") -> str:
-        """Names the option that makes a fixed batch dynamic."""
+        """Returns advice to make a fixed batch size dynamic."""
         return f"pass {flag('dynamic_batch')}"
 
     def resume(self, directory: object, where: str = "") -> str:
-        """Writes the command that goes on with a run."""
-        return f"Go on {where}with: onnxtrain train {directory} --data FILE"
+        """Returns advice to resume the run in a directory; `where` is e.g. "from there "."""
+        return f"Resume {where}with: onnxtrain train {directory} --data FILE"
 
     def open_run(self) -> str:
-        """Says which commands write runs, as the end of a sentence."""
+        """Returns advice on which directory to give, as the end of a sentence."""
         return "Give the directory of a run, which `onnxtrain train` writes"
 
     def loss_setting(self, loss: str, name: str, value: object) -> str:
-        """Writes the option that sets a parameter of the loss."""
+        """Returns the option that sets a parameter of the loss."""
         return f"--loss-option {name}={value}"
 
     def convert(self, dtype: str, what: str = "") -> str:
-        """Says what the file is to hold."""
+        """Returns advice to convert an array in the data file; `what` is e.g. "it"."""
         return f"store {what or 'the values'} as {dtype} in the file of --data"
 
     def take_from_column(self) -> str:
-        """Says what the file is to hold."""
+        """Returns advice to store labels as `[N]` instead of `[N, 1]`."""
         return "Store them without the last axis in the file of --data"
 
     def from_one_hot(self) -> str:
-        """Says what the file is to hold, or which option takes it as it is."""
+        """Returns advice on training with one-hot labels."""
         return (
-            "Store the number of each sample's class in the file of --data, or store them as float32 and train with "
+            "Store the class index of each sample in the file of --data, or store the labels as float32 and train with "
             "--loss-option probabilities=true"
         )
 
     def drop_last(self) -> str:
-        """Offers to leave the incomplete last batch out, as the end of a sentence."""
+        """Returns the suggestion to drop the incomplete last batch, as the end of a sentence."""
         return f", or leave incomplete batches out ({flag('drop_last')})"
 
     def untransformed(self, argument: str) -> str:
-        """Returns "": transforms of the shell augment, and convert nothing."""
+        """Returns "", because the transforms of the command line augment data but do not convert it."""
         return ""

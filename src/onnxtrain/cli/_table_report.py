@@ -1,4 +1,4 @@
-"""Prints how a table is read: the encoding of each column, missing values, and the shares of the classes."""
+"""Prints how a table was read: the encoding of each column, missing values, and the share of each class."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from onnxtrain.cli._output import info, info_table, table
 from onnxtrain.runtime.dtypes import Array
 from onnxtrain.tables import CategoryColumn, Table, TableEncoder
 
-# Texts, in lower case, that often stand for a missing value. They are only mentioned: "NA" may be a country.
+# Strings, in lower case, that often mean a missing value. They only cause a note, because "NA" may be a country.
 _LIKELY_MISSING = {
     *("na", "n/a", "nan", "none", "null", "nil", "missing", "unknown", "?", "-", "#n/a", "<na>", "."),
 }
 
 
 def likely_missing(texts: Sequence[str]) -> list[str]:
-    """Returns the texts that often stand for a missing value.
+    """Returns the strings that often mean a missing value.
 
     >>> likely_missing(["NA", "S", "null"])
     ['NA', 'null']
@@ -28,7 +28,7 @@ def likely_missing(texts: Sequence[str]) -> list[str]:
 
 
 def share(count: int, total: int) -> str:
-    """Formats a share in per cent.
+    """Returns count / total in percent.
 
     >>> share(28, 400)
     '7.0 %'
@@ -40,9 +40,9 @@ def tell_of_table(data: Table, encoder: TableEncoder, labels: Array | None) -> N
     """Prints to standard error how a table is encoded, and how many samples each class has.
 
     Args:
-        data: table that is trained on.
+        data: the training data.
         encoder: encoder fitted to the table.
-        labels: class numbers of the rows; None for a target without classes.
+        labels: class indices of the rows; None for a target without classes.
     """
     missing = encoder.missing_counts(data)
     rows = []
@@ -54,7 +54,7 @@ def tell_of_table(data: Table, encoder: TableEncoder, labels: Array | None) -> N
     info_table(table(f"{Path(data.source).name}: {len(data):,} rows", titles, rows, right=(2,)))
     for column in encoder.columns_:
         if isinstance(column, CategoryColumn):
-            # The user's own name for missing values, as of `--impute COLUMN=value=none`, needs no remark.
+            # A category that the user chose for missing values, as in `--impute COLUMN=value=none`, needs no note.
             occurs = column.fill in data.values(column.name, encoder.missing).texts()
             _tell_of_likely_missing(column.name, [t for t in column.categories if occurs or t != column.fill])
     _tell_of_likely_missing(", ".join(encoder.target), encoder.classes_ or ())

@@ -1,4 +1,4 @@
-"""Makes the encoder of a table from the options of a command, and fits it for a run."""
+"""Creates the encoder of a table from the options of a command, and fits it to the training rows."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _ALL = "*"
 
 
 def chosen_encoder(options: TableOptions, table: Table, sample_weight: str | None = None) -> TableEncoder:
-    """Returns the encoder that the options describe, not yet fitted.
+    """Returns the unfitted encoder that the options describe.
 
     Args:
         options: options of the command.
         table: table to train on; its columns tell whether a comma is part of a name.
-        sample_weight: column of `--sample-weight`.
+        sample_weight: column of `--sample-weight`; None without the option.
 
     Raises:
-        InputError: an option names a column that does not exist, or options do not go together.
+        InputError: an option names a column that does not exist, or options cannot be combined.
     """
     return TableEncoder(
         target=_names(options.target, table),
@@ -56,16 +56,16 @@ def fit_encoder(
         encoder: encoder to fit.
         table: table to train on.
         targets: targets of the model.
-        validation: fraction of the rows that the trainer will split off; None for none.
+        validation: fraction of the rows that the trainer will split off for validation; None for none.
         seed: seed of the run.
         stratify: True if the trainer splits off the same fraction of each class.
 
     Raises:
-        InputError: the table does not fit the encoder or the model, or `--target` is missing.
+        InputError: the table does not fit the encoder or the model, or `--target` is missing or superfluous.
     """
     if bool(targets) != bool(encoder.target):
         raise InputError(
-            f"The table '{table.source}': name the column to learn by --target; its columns are "
+            f"The table '{table.source}': name the column to predict with --target; its columns are "
             f"{some_names(table.columns)}."
             if targets
             else "The model computes its loss from its inputs alone; leave --target out."
@@ -75,26 +75,26 @@ def fit_encoder(
         return
     labels = None
     if stratify and targets:
-        # Class numbers do not depend on the split.
+        # Class indices do not depend on the split.
         labels = encoder.fit(table).transform_target(table).reshape(-1).astype(np.int64)
     rows, _ = split_order(len(table), validation, seed, labels)
     encoder.fit(table, rows=rows)
 
 
 def parse_impute(texts: Sequence[str] | None, table: Table) -> dict[str, str]:
-    """Parses `--impute`: a rule for all columns, or COLUMN=RULE.
+    """Parses `--impute`, whose values are a RULE for all columns, or COLUMN=RULE.
 
     Returns:
-        Rules by column; "*" for all other columns.
+        Rules by column; the key "*" is for all other columns.
 
     Raises:
-        InputError: a text is not a rule, names no column of the table, or two rules are for one column.
+        InputError: a value is not a rule, names an unknown column, or is the second rule for a column.
     """
     rules: dict[str, str] = {}
     texts_of: dict[str, str] = {}
     for text in texts or ():
         name, rule = _parse_rule(text, table)
-        # The order of options has no meaning: a second rule is an error, not a correction.
+        # The order of options has no meaning, so a second rule does not replace the first one.
         if name in rules:
             where = "all columns" if name == _ALL else f"the column '{name}'"
             raise InputError(f"--impute gives two rules for {where}: {texts_of[name]} and {text}.")
@@ -103,7 +103,7 @@ def parse_impute(texts: Sequence[str] | None, table: Table) -> dict[str, str]:
 
 
 def _parse_rule(text: str, table: Table) -> tuple[str, str]:
-    # Columns first: a column may be called "value", and names may contain "=".
+    # Columns are tried first, because a column may be called "value", and names may contain "=".
     for name in sorted(table.columns, key=len, reverse=True):
         if text.startswith(f"{name}=") and is_fill_rule(text[len(name) + 1 :]):
             return name, text[len(name) + 1 :]
@@ -111,7 +111,7 @@ def _parse_rule(text: str, table: Table) -> tuple[str, str]:
         return _ALL, text
     name, equals, rest = text.partition("=")
     if equals and is_fill_rule(rest):
-        # Raises the error that lists the columns.
+        # `column` raises an error that lists the columns.
         table.column(name)
     raise InputError(
         f"--impute is '{text}'; give mean, median, most_frequent or value=VALUE for all columns, or COLUMN= and one of "
@@ -120,7 +120,11 @@ def _parse_rule(text: str, table: Table) -> tuple[str, str]:
 
 
 def _names(given: Sequence[str] | None, table: Table) -> list[str]:
-    """Returns the columns that an option names: each value is one name, or several separated by commas."""
+    """Returns the columns that an option names; each value is one name, or several separated by commas.
+
+    Raises:
+        InputError: a column does not exist.
+    """
     names: list[str] = []
     for text in given or ():
         # A name may itself contain a comma.

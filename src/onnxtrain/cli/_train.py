@@ -1,4 +1,4 @@
-"""Runs `onnxtrain train`: begins a run or goes on with one, trains, and exports the model."""
+"""Runs `onnxtrain train`: starts or resumes a run, trains, and exports the model."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ from onnxtrain.trainer.data._layout import WEIGHT
 
 
 def train(options: TrainOptions, given: frozenset[str], *, finished: bool = False) -> None:
-    """Trains in this process, alone or as one of several workers; a `finished` run is exported only."""
+    """Trains in this process, alone or as one of several workers; a `finished` run is only exported."""
     data = load_data(options.data)
     resuming = options.source.is_dir()
     directory = options.source if resuming else _new_directory(options)
-    # A run that goes on stays as it was if the command fails; a new one that cannot begin leaves no files.
+    # If the command fails, a resumed run is not changed, and a new run leaves no files.
     with nullcontext() if resuming or not leads() else _removed_on_failure(directory):
         if resuming:
             trainer = Trainer.resume(
@@ -58,11 +58,11 @@ def train(options: TrainOptions, given: frozenset[str], *, finished: bool = Fals
             encoder = saved_encoder(trainer, options.source)
             arrays = to_arrays(data, encoder, trainer.manifest, label_targets(trainer))
             weights = _table_weights(data, encoder)
-            # Everything below reads the options of the run, not the defaults of this command.
+            # The code below reads the options of the run, not the defaults of this command.
             options = recall(trainer, options, given, digest(arrays | weights))
         callbacks = chosen_callbacks(options, directory)
         transform = chosen_transform(options)
-        # Loaded before the models are built, so that a wrong file is reported at once.
+        # Loaded before the models are built, so that a wrong file is reported immediately.
         held_out = _held_out(options.validation)
         if not resuming:
             options.table.check()
@@ -71,7 +71,7 @@ def train(options: TrainOptions, given: frozenset[str], *, finished: bool = Fals
                 if isinstance(data, Table)
                 else None
             )
-            # The names of the classes are needed before the models are built: --positive may be one of them.
+            # Class names are needed before the models are built, because --positive may be one of them.
             classes = encoder.find_classes(data) if encoder is not None else None
             trainer = _begin(options, classes, directory)
             encoder = _fitted_encoder(encoder, trainer, data, options)
@@ -97,26 +97,26 @@ def train(options: TrainOptions, given: frozenset[str], *, finished: bool = Fals
             "class_weight": class_weight,
             "stratify": options.stratify,
         }
-        # Data that does not fit is reported before the run is written.
+        # Checked before the run is written.
         trainer.check_data(x, y, **datasets)
         if isinstance(data, Table) and encoder is not None and not resuming:
             tell_of_table(data, encoder, _labels(trainer, arrays))
-        # Printed before training: the wrong class of a long run is noticed now, not at its end.
+        # Printed before training, so that users notice a wrong class before a long run.
         if remark := positive_remark(trainer, None if encoder is None else encoder.classes_):
             info(remark)
-        # An interrupted fit goes on with the rate and the record that it was saved with.
+        # An interrupted fit is resumed with its saved learning rate and options.
         if not trainer.resumes_fit:
             trainer.learning_rate = options.rate.learning_rate
             remember(trainer, options, digest(arrays | weights))
-            # If the process is killed before the first epoch has ended, the run can still be resumed.
+            # Saved, so that the run can be resumed even if the process is killed in the first epoch.
             trainer.save(trainer.directory)
-            # A run that goes on keeps the file of its first command, which repeats it as far as one command can.
+            # A resumed run keeps the options file of its first command.
             if not resuming and leads():
                 keep_inside(trainer.directory / RUN_FILE, trainer.directory)
                 write_config(options, trainer.directory / RUN_FILE, onnxtrain.__version__)
-    # The trainer's own hint is Python code.
+    # Replaces the trainer's own hint, which is Python code.
     again = data_again(options).replace("{", "{{").replace("}", "}}")
-    trainer.resume_hint = f"onnxtrain train {{}} {again} goes on."
+    trainer.resume_hint = f"onnxtrain train {{}} {again} resumes it."
     history = (
         trainer.history
         if finished
@@ -134,7 +134,7 @@ def train(options: TrainOptions, given: frozenset[str], *, finished: bool = Fals
         )
     )
     if history.stopped == "interrupted":
-        # A script tells an interrupted run from a finished one by the exit code.
+        # The exit code tells scripts that the run was interrupted.
         sys.exit(INTERRUPTED)
     early = next((callback for callback in callbacks if isinstance(callback, EarlyStopping)), None)
     averaged = options.regularize.swa_start is not None
@@ -147,16 +147,20 @@ def _assign(trainer: Trainer, arrays: Arrays, path: Path) -> tuple[Any, Any]:
 
 
 def _table_weights(data: Arrays | Table, encoder: TableEncoder | None) -> Arrays:
-    """Returns the sample weights of a table, by name; empty for arrays, which hold their own."""
+    """Returns the sample weights of a table by name; empty for arrays, which contain their weights."""
     weights = encoder.sample_weights(data) if isinstance(data, Table) and encoder is not None else None
     return {} if weights is None else {WEIGHT: weights}
 
 
 def _sample_weight(arrays: Arrays, options: TrainOptions, encoder: TableEncoder | None) -> Any:
-    """Returns the sample weights; None without `--sample-weight`. Raises InputError: there is no such array."""
+    """Returns the sample weights, or None without `--sample-weight`.
+
+    Raises:
+        InputError: there is no such array.
+    """
     if options.sample_weight is None:
         return None
-    # The column of a table is under the name that the trainer has for weights.
+    # `_table_weights` stores the column of a table under the trainer's name for weights.
     name = options.sample_weight if encoder is None else WEIGHT
     if name not in arrays:
         raise InputError(
@@ -171,12 +175,12 @@ def _without_weights(arrays: Arrays, options: TrainOptions) -> Arrays:
 
 
 def data_again(options: TrainOptions) -> str:
-    """Returns the options to repeat when resuming the run, e.g. "--data train.npz"."""
+    """Returns the options to give again when the run is resumed, e.g. "--data train.npz"."""
     return f"--data {shlex.quote(str(options.data))}{paths_outside(options, run_directory(options))}"
 
 
 def run_directory(options: TrainOptions) -> Path:
-    """Returns the directory of the run."""
+    """Returns the directory of the run: the resumed one, `--output`, or the model's name with "-trained"."""
     if options.source.is_dir():
         return options.source
     return options.output or options.source.with_name(f"{options.source.stem}-trained")
@@ -186,8 +190,8 @@ def _new_directory(options: TrainOptions) -> Path:
     """Returns the directory of a new run.
 
     Raises:
-        CheckpointError: the directory holds a run already, or files of the user with the names of a run's files.
-        InputError: the directory has the name of a model.
+        CheckpointError: the directory already contains a run, or other files with the names of a run's files.
+        InputError: the directory has the suffix .onnx.
     """
     directory = run_directory(options)
     if directory.suffix.lower() == ".onnx":
@@ -199,21 +203,21 @@ def _new_directory(options: TrainOptions) -> Path:
         return directory
     if holds_run(directory) and (directory / CHECKPOINT).exists():
         raise CheckpointError(
-            f"The directory '{directory}' holds a training run already. Go on with it: onnxtrain train {directory} "
-            f"--data {options.data}, choose another directory by --output, or replace the run with --overwrite."
+            f"The directory '{directory}' holds a training run already. Resume it with onnxtrain train {directory} "
+            f"--data {options.data}, choose another directory with --output, or replace the run with --overwrite."
         )
     require_free(
         directory,
         f"Beginning a training run in '{directory}'",
         (RUN_FILE, TRAINED, SAVES),
-        " by --output, or let the run replace files of these names with --overwrite",
+        " with --output, or replace files with these names with --overwrite",
     )
     return directory
 
 
 @contextmanager
 def _removed_on_failure(directory: Path) -> Iterator[None]:
-    """Removes files that were written to `directory` if the run cannot begin: the command can then be given again."""
+    """Removes the files that the block has written to `directory` if it fails, so that the command can be repeated."""
     existed = directory.is_dir()
     before = set(directory.iterdir()) if existed else set()
     try:
@@ -221,7 +225,7 @@ def _removed_on_failure(directory: Path) -> Iterator[None]:
     except BaseException:
         # A second Ctrl-C would leave half of the files behind.
         with uninterrupted():
-            # Other programs may have put files there in the meantime, which stay.
+            # Only files of a run are removed, because other programs may have written files in the meantime.
             for path in set(directory.iterdir()) - before if directory.is_dir() else ():
                 if is_run_file(path.name) or path.name == RUN_FILE:
                     path.unlink()
@@ -232,13 +236,19 @@ def _removed_on_failure(directory: Path) -> Iterator[None]:
 
 
 def _labels(trainer: Trainer, arrays: Arrays) -> np.ndarray[Any, Any] | None:
-    """Returns the class numbers of the target; None if it holds no classes."""
+    """Returns the class indices of the target, or None if the target has no classes."""
     targets = label_targets(trainer)
     return arrays[targets[0].name] if targets and targets[0].class_labels is not None else None
 
 
 def _begin(options: TrainOptions, classes: list[str] | None, directory: Path) -> Trainer:
-    """Builds the models of a new run; `classes` are the names of the classes, None for numbers."""
+    """Creates the trainer of a new run, which builds the models.
+
+    Args:
+        options: options of the command.
+        classes: names of the classes; None for a numeric target.
+        directory: directory of the run.
+    """
     metrics, positive = chosen_metrics(options.metric, options.positive, classes)
     recipe = chosen_recipe(options, mixed=chosen_transform(options) is not None)
     model = prepared(options.source, options.model, seed=options.seed)
@@ -263,13 +273,17 @@ def _begin(options: TrainOptions, classes: list[str] | None, directory: Path) ->
 
 
 def _schedule(options: ScheduleOptions) -> Schedule | None:
-    """Returns the schedule of the options. Raises InputError: there is no such schedule or parameter."""
+    """Returns the schedule of `--schedule`, or None without the option.
+
+    Raises:
+        InputError: there is no such schedule or parameter.
+    """
     if options.schedule is None:
         if options.schedule_option:
             raise InputError("--schedule-option is given without --schedule.")
         return None
     schedule = SCHEDULES.get(options.schedule)
-    # milestones=30 is a list of one number.
+    # A single value of a list parameter, e.g. milestones=30, has to become a list.
     lists = (
         {entry.name for entry in fields(schedule) if str(entry.type).startswith("list")}
         if schedule
@@ -288,8 +302,8 @@ def _held_out(text: str | None) -> float | Arrays | Table | None:
 
 
 def _held_out_fraction(text: str | None) -> float | None:
-    """Returns the fraction of `--validation`; None for a file, or without the option."""
-    # A number is a fraction: a file whose name is one has to be given as ./0.1.
+    """Returns the fraction of `--validation`, or None for a file or without the option."""
+    # A number is always a fraction; a file with such a name has to be given as ./0.1.
     try:
         return None if text is None else float(text)
     except ValueError:
@@ -299,7 +313,14 @@ def _held_out_fraction(text: str | None) -> float | None:
 def _fitted_encoder(
     encoder: TableEncoder | None, trainer: Trainer, data: Arrays | Table, options: TrainOptions
 ) -> TableEncoder | None:
-    """Fits the encoder of a new run to its table, and stores it in the run; returns None for arrays."""
+    """Fits the encoder of a new run to its table, and stores the encoder in the run.
+
+    Returns:
+        The encoder, or None for data that is not a table.
+
+    Raises:
+        InputError: options for tables were given with other data, or the table does not fit.
+    """
     if not isinstance(data, Table) or encoder is None:
         if given := options.table.given():
             raise InputError(

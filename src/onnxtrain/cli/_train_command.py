@@ -23,17 +23,22 @@ from onnxtrain.errors import InputError, OnnxTrainError, WorkersError
 
 
 class _Saved(NamedTuple):
-    """State of a run in its directory: number of finished epochs, and True if a fit was interrupted."""
+    """Progress of a run, read from its directory.
+
+    Attributes:
+        epochs: number of finished epochs.
+        unfinished: True if a fit was interrupted.
+    """
 
     epochs: int
     unfinished: bool
 
 
 def run_command(options: TrainOptions, given: frozenset[str]) -> None:
-    """Trains, writes the trained model beside the run's files, and prints the result.
+    """Trains, writes the trained model to the directory of the run, and prints the results.
 
     Args:
-        options: options of the command; a run that goes on replaces defaults by the options it was started with.
+        options: options of the command. A resumed run replaces defaults with the options that it was started with.
         given: names of the options that were given on the command line.
     """
     with told_what_is_saved(run_directory(options), data_again(options)), quiet_unless_leading():
@@ -44,12 +49,17 @@ def run_command(options: TrainOptions, given: frozenset[str]) -> None:
 
 
 def _start_workers(options: TrainOptions, given: frozenset[str], directory: Path) -> None:
-    """Starts the workers of a command and waits for their end; `directory` is that of the run.
+    """Starts the workers of a command and waits until they end.
+
+    Args:
+        options: options of the command.
+        given: names of the options that were given.
+        directory: directory of the run.
 
     Raises:
-        OnnxTrainError: the command failed, or a worker did, more often than --restarts.
+        OnnxTrainError: the command failed, or workers failed more often than `--restarts` allows.
     """
-    # Ray puts the number of the process before each line that a worker prints.
+    # Ray prefixes each line that a worker prints.
     if options.json and options.workers.hosts is not None:
         raise InputError(
             "--json is given with --hosts, and Ray changes what workers print. Leave --json out; `onnxtrain inspect "
@@ -67,7 +77,7 @@ def _start_workers(options: TrainOptions, given: frozenset[str], directory: Path
         hosts=options.workers.hosts,
     )
     failures = [end for end in ends if isinstance(end, OnnxTrainError)]
-    # The error of the worker that failed, not those of the others about it.
+    # The error of the failed worker comes before the WorkersErrors that it caused in others.
     failures.sort(key=lambda error: isinstance(error, WorkersError))
     if failures:
         raise failures[0]
@@ -78,21 +88,28 @@ def _start_workers(options: TrainOptions, given: frozenset[str], directory: Path
 def work(
     options: TrainOptions, given: frozenset[str], directory: Path, epochs_before: int
 ) -> OnnxTrainError | int:
-    """Does the part of one worker; returns the exit code, or the error of a command that cannot succeed.
+    """Runs the command in one worker.
 
     Args:
         options: options of the command.
         given: names of the options that were given.
         directory: directory of the run.
-        epochs_before: epochs of the run that were finished when the command was given.
+        epochs_before: number of epochs that the run had finished before the command.
+
+    Returns:
+        The exit code, or an error that restarting the workers cannot fix.
+
+    Raises:
+        WorkersError: another worker has ended.
     """
-    # Ctrl-C in a terminal reaches all processes of the group. The launcher passes it on: it must not come twice.
+    # Ctrl-C in a terminal reaches all processes of the group. Workers leave the group, because the launcher forwards
+    # Ctrl-C to them.
     if hasattr(os, "setpgrp"):
         os.setpgrp()
     strategy = chosen_strategy(options.workers)
     assert strategy is not None
     finished = False
-    # All workers have to decide the same, and worker 0 may have saved before another one looks.
+    # Worker 0 decides for all workers: it may save before another worker looks at the directory.
     if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0:
         group = join_group(strategy)
         saved = group.share(_saved_epochs(directory) if group.rank == 0 else None)
@@ -102,16 +119,16 @@ def work(
             options = replace(options, source=directory, output=None, overwrite=False)
             finished = not saved.unfinished and saved.epochs > epochs_before
     try:
-        # An error has the words of the shell also where it is made: in this process.
+        # Errors are created in this process, so the wording of the shell has to be set here, too.
         with quiet_unless_leading(), speaking(ShellWords()):
             train(options, given, finished=finished)
     except WorkersError:
-        # Another worker has ended: starting all of them again may help.
+        # Another worker has ended, so restarting all of them may help.
         raise
     except OnnxTrainError as error:
         return error
     except SystemExit as end:
-        # PyTorch's agent, which has passed Ctrl-C on, waits for the end of the process and takes no result any more.
+        # PyTorch's agent, which has forwarded Ctrl-C, waits for the process to exit and no longer reads its result.
         if end.code == INTERRUPTED and "TORCHELASTIC_USE_AGENT_STORE" in os.environ:
             raise
         return int(end.code or 0)

@@ -1,4 +1,4 @@
-"""Declares the options of `onnxtrain train`, each as one field."""
+"""Declares the options of `onnxtrain train`, one field each."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from onnxtrain.cli._options import (
 )
 from onnxtrain.schedules import SCHEDULES
 
-# Per name of a schedule, its parameters; without the one that leaves the rate as it is.
+# Parameters of each schedule, by name. "constant" is left out, because it has no effect.
 _SCHEDULES = {
     name: ", ".join(entry.name for entry in fields(kind))
     for name, kind in SCHEDULES.items()
@@ -32,13 +32,13 @@ _SCHEDULES = {
 
 @dataclass(frozen=True)
 class ScheduleOptions:
-    """The learning rate from step to step; of `train`."""
+    """Options for the learning rate and its schedule."""
 
     panel: ClassVar[str] = "Learning rate"
 
     learning_rate: float = option(
         "RATE",
-        "Set the learning rate, or the highest one of a schedule, e.g. 0.01.",
+        "Set the learning rate, or the peak rate of a schedule, e.g. 0.01.",
         "--learning-rate",
         "--lr",
         default=1e-3,
@@ -46,7 +46,7 @@ class ScheduleOptions:
     )
     schedule: str | None = option(
         "NAME",
-        f"Change the learning rate during training: {enumerated(list(_SCHEDULES))}. Default: it stays constant.",
+        f"Schedule the learning rate: {enumerated(list(_SCHEDULES))}. Default: a constant rate.",
         kept="run",
         autocompletion=complete_schedules,
     )
@@ -58,14 +58,14 @@ class ScheduleOptions:
     )
     schedule_epochs: int | None = option(
         "COUNT",
-        "Spread one schedule over this many epochs, those of commands that go on with the run "
-        "included, e.g. 20. Default: the epochs of this command.",
+        "Spread the schedule over this many epochs, including those of later commands that resume the run, e.g. 20. "
+        "Default: the epochs of this command.",
         kept="fit",
         min=1,
     )
     warmup: int = option(
         "STEPS",
-        "Warm up the learning rate over this many first steps, e.g. 100.",
+        "Warm up the learning rate over this many steps at the start, e.g. 100.",
         default=0,
         kept="run",
         python="warmup_steps",
@@ -84,62 +84,62 @@ class ScheduleOptions:
 
 @dataclass(frozen=True)
 class RegularizeOptions:
-    """Averages of weights, flat minima and mixed samples."""
+    """Options for averaged weights, flat minima and augmentation."""
 
     panel: ClassVar[str] = "Averages, flat minima, augmentation"
     kept: ClassVar[Kept] = "run"
 
     ema_decay: float | None = option(
         "FACTOR",
-        "Validate and export exponential moving averages of the weights, which keep this factor in "
-        "each step, e.g. 0.999. Default: the weights themselves.",
+        "Validate and export an exponential moving average of the weights with this decay per step, e.g. 0.999. "
+        "Default: the weights themselves.",
     )
-    # A text: 16 is an epoch, 0.75 a fraction, and typer knows no type of both.
+    # A string, because typer has no type for both an epoch (16) and a fraction (0.75).
     swa_start: str | None = option(
         "EPOCH|FRACTION",
-        "Average the weights after this epoch and the later ones (SWA), or after this fraction of the epochs, e.g. "
-        "16 or 0.75, and export the average. Default: off.",
+        "Export an average of the weights (SWA) over all epochs from this one on, or after this fraction of the "
+        "epochs, e.g. 16 or 0.75. Default: off.",
         kept="fit",
     )
     swa_lr: float | None = option(
         "RATE",
-        "Set the learning rate of the epochs that --swa-start averages, e.g. 0.05. Default: unchanged.",
+        "Use this learning rate in the epochs that --swa-start averages, e.g. 0.05. Default: the schedule's rate.",
         kept="fit",
     )
     sam: float | None = option(
         "RADIUS",
-        "Seek flat minima (SAM): step with the gradient at the worst weights within this L2 distance, e.g. "
-        "0.05. Each step takes two passes. Default: off.",
+        "Seek flat minima (SAM) with the gradient at the worst weights within this L2 distance, e.g. 0.05. Each step "
+        "takes two forward and backward passes. Default: off.",
         min=0,
     )
     mixup: float | None = option(
         "ALPHA",
-        "Average pairs of samples and their targets in training, with shares drawn from Beta(ALPHA, ALPHA), e.g. "
+        "Mix pairs of samples and of targets in training (mixup), with weights drawn from Beta(ALPHA, ALPHA), e.g. "
         "0.2. Default: off.",
     )
     cutmix: float | None = option(
         "ALPHA",
-        "Paste a box of another image into each image in training, and mix the targets by its area, drawn from "
+        "Paste a box of another image into each training image (CutMix), and mix the targets by its area, drawn from "
         "Beta(ALPHA, ALPHA), e.g. 1.0. Default: off.",
     )
 
 
 @dataclass(frozen=True)
 class BestOptions:
-    """The choice of the epoch that is exported, and the end of training."""
+    """Options for the choice of the exported epoch and for early stopping."""
 
     panel: ClassVar[str] = "Best epoch"
     kept: ClassVar[Kept] = "fit"
 
     monitor: str | None = option(
         "NAME",
-        "Compare epochs by this recorded value for --patience and --save-best, e.g. val_f1. Default: val_loss, or "
-        "loss without --validation.",
+        "Compare epochs by this recorded value in --patience and --save-best, e.g. val_f1. Default: val_loss, or loss "
+        "without --validation.",
     )
     patience: int | None = option(
         "EPOCHS",
-        "Stop after this many epochs without a better --monitor, e.g. 5, and export the weights of the best epoch. "
-        "Default: train all epochs and export the last.",
+        "Stop after this many epochs without an improvement of --monitor, e.g. 5, and export the weights of the best "
+        "epoch. Default: train all epochs and export the last.",
         min=1,
     )
     min_delta: float | None = option(
@@ -148,71 +148,71 @@ class BestOptions:
         min=0,
     )
     save_best: bool = switch(
-        "Train all epochs and export the weights of the best one by --monitor. Default: export the last."
+        "Train all epochs and export the weights of the best epoch by --monitor. Default: export the last epoch."
     )
 
 
 @dataclass(frozen=True)
 class LogOptions:
-    """Files beside the run; they do not change its result, so they may be given anew at any time."""
+    """Options for log files and checkpoints. They may change at any time, because they do not affect the result."""
 
     panel: ClassVar[str] = "Logs and saves"
     kept: ClassVar[Kept] = "anew"
 
     log: Path | None = option(
         "FILE.csv",
-        "Write a row per epoch to this file, and a row per step beside it, e.g. log.csv. Default: no log.",
+        "Write a row per epoch to this file, and a row per step to a second file next to it, e.g. log.csv. Default: no "
+        "log.",
     )
     tensorboard: Path | None = option(
         "DIR",
-        "Write event files for TensorBoard to this directory, e.g. logs. Default: none.",
+        "Write TensorBoard event files to this directory, e.g. logs. Default: none.",
     )
     save_every: int | None = option(
         "STEPS",
-        "Save the run to DIR/checkpoints after every so many steps, e.g. 500. Default: after each epoch, to DIR.",
+        "Save a checkpoint to DIR/checkpoints every STEPS steps, e.g. 500. Default: only after each epoch, to DIR.",
         min=1,
     )
     keep: int | None = option(
         "COUNT",
-        "Keep this many of the saves of --save-every, the newest ones, e.g. 5. Default: 3.",
+        "Keep this many of the newest checkpoints of --save-every, e.g. 5. Default: 3.",
         min=1,
     )
 
 
 @dataclass(frozen=True)
 class WorkerOptions:
-    """Several processes that train one model; of `train`."""
+    """Options for training one model with several processes."""
 
     panel: ClassVar[str] = "Workers"
 
     workers: int | None = option(
         "COUNT",
-        "Train on this many processes, each of which computes the gradient of its share of a batch, e.g. 4. "
-        "Default: in one process.",
+        "Train with this many processes, each of which computes the gradient of its share of a batch, e.g. 4. "
+        "Default: one process.",
         min=1,
     )
     hosts: str | None = option(
         "auto|local|ADDRESS,...",
-        "Start the workers of --workers by Ray on any machines of its cluster (auto), on this machine (local), or on "
-        "those with these IP addresses in turn, e.g. 10.0.0.1,10.0.0.2. Default: on this machine, without Ray.",
+        "Start the workers of --workers with Ray on any machines of its cluster (auto), on this machine (local), or in "
+        "turn on the machines with these IP addresses, e.g. 10.0.0.1,10.0.0.2. Default: on this machine, without Ray.",
     )
     restarts: int | None = option(
         "COUNT",
-        "Start the workers again from the last save at most this often if one of them is killed or fails, e.g. 10. "
-        "Default: 3.",
+        "Restart the workers from the last checkpoint up to this many times if one of them is killed or fails, e.g. "
+        "10. Default: 3.",
         min=0,
     )
     save_steps: int | None = option(
         "STEPS",
-        "Save the run after every so many steps, too, for workers that are started again, e.g. 500. Default: after "
-        "epochs only.",
+        "Save the run also every STEPS steps, for restarted workers, e.g. 500. Default: only after each epoch.",
         min=1,
     )
     shard_optimizer: bool = switch(
-        "Keep the optimizer's state of a parameter on one worker only, which takes less memory. Default: on all."
+        "Shard the optimizer state: keep that of each parameter on one worker, to save memory. Default: on all workers."
     )
     compress: Literal["bf16"] | None = option(
-        None, "Send gradients between workers as bfloat16, e.g. bf16. Default: as they are."
+        None, "Compress gradients to bfloat16 for the all-reduce, e.g. bf16. Default: no compression."
     )
 
 
@@ -225,29 +225,28 @@ class TrainOptions:
         table, model, memory, optimizer, lora, rate, regularize, best, logs, workers: groups of options.
     """
 
-    source: Path = argument("MODEL|DIR", "Path of an .onnx file, or directory of a run to go on with.")
+    source: Path = argument("MODEL|DIR", "Path of an .onnx file, or directory of a run to resume.")
     data: Path = option(
         "FILE",
-        "Train on this file: .npz with arrays named as the model's inputs and targets (or x and y), "
+        "Train on this file: an .npz file with arrays named like the model's inputs and targets (or x and y), "
         "or a .csv or .parquet table.",
         default=REQUIRED,
         show_default=False,
     )
     table: TableOptions = field(default_factory=TableOptions)
-    # One text for both: a number is a fraction, anything else a path.
+    # A string for both: a number is a fraction, anything else a path.
     validation: str | None = option(
         "FRACTION|FILE",
-        "Measure loss and metrics after each epoch on a random fraction of the samples, which is "
-        "then not trained on, e.g. 0.1, or on another file like --data. Default: no validation.",
+        "Validate after each epoch on a random fraction of the samples, which is excluded from training, e.g. 0.1, or "
+        "on another file like --data. Default: no validation.",
         kept="fit",
     )
     stratify: bool = switch(
-        "Split off the same fraction of each class by --validation FRACTION. Default: at random.", kept="fit"
+        "Stratify --validation FRACTION: split off the same fraction of each class. Default: off.", kept="fit"
     )
     evaluate_every: int | None = option(
         "STEPS",
-        "Measure loss and metrics of --validation after every so many steps, too, e.g. 500. Default: after "
-        "epochs only.",
+        "Validate also every STEPS steps, e.g. 500. Default: only after each epoch.",
         kept="fit",
         min=1,
     )
@@ -256,51 +255,51 @@ class TrainOptions:
     optimizer: OptimizerOptions = field(default_factory=OptimizerOptions)
     lora: LoraOptions = field(default_factory=LoraOptions)
     rate: ScheduleOptions = field(default_factory=ScheduleOptions)
-    epochs: int = option("COUNT", "Pass this often over the data, e.g. 30.", default=10, kept="fit", min=1)
+    epochs: int = option("COUNT", "Train for this many epochs, e.g. 30.", default=10, kept="fit", min=1)
     batch_size: int | None = option("SAMPLES", BATCH_SIZE_HELP, kept="fit", min=1)
     accumulate: int = option(
         "BATCHES",
-        "Take one optimizer step for this many batches together, e.g. 4.",
+        "Accumulate the gradients of this many batches per optimizer step, e.g. 4.",
         default=1,
         kept="fit",
         min=1,
     )
     steps_per_epoch: int | None = option(
         "STEPS",
-        "End an epoch after this many optimizer steps, e.g. 1000. Default: after a pass over the data.",
+        "End an epoch after this many optimizer steps, e.g. 1000. Default: after one pass over the data.",
         kept="fit",
         min=1,
     )
     drop_last: bool = switch(
-        "Leave out the last batch of an epoch if it is incomplete. Default: train on it.", kept="fit"
+        "Drop the last batch of an epoch if it is incomplete. Default: train on it.", kept="fit"
     )
     no_shuffle: bool = switch(
-        "Take the samples in the order of the file. Default: in a new random order in each epoch.", kept="fit"
+        "Keep the samples in the order of the file. Default: shuffle them in each epoch.", kept="fit"
     )
     metric: list[str] | None = option(
         "NAME",
-        "Record this metric beside the loss, e.g. f1, auroc, r2; repeat it for several. Default: "
+        "Record this metric in addition to the loss, e.g. f1, auroc, r2; repeat it for several. Default: "
         "accuracy for classes, mean absolute and root mean square error for quantities.",
         kept="run",
         autocompletion=complete_metrics,
     )
-    # A text: classes of a table have names. The number of a class is read from it.
+    # A string, because classes of a table have names; a class index is parsed from it.
     positive: str | None = option(
         "CLASS",
-        "Compute f1, precision, recall and auroc of this class, e.g. fraud or 1. Default: the mean "
-        "over classes if the target holds texts (f1_macro), else of class 1 of two.",
+        "Compute f1, precision, recall and auroc for this class, e.g. fraud or 1. Default: the mean "
+        "over classes (f1_macro) if the target holds strings, otherwise class 1 of two.",
         kept="run",
     )
     sample_weight: str | None = option(
         "NAME",
-        "Weigh the samples in the training loss by this column of a table, or this array of the .npz file, e.g. "
-        "weight. Default: all samples count alike.",
+        "Weight the samples in the training loss by this column of a table or array of the .npz file, e.g. weight. "
+        "Default: equal weights.",
         kept="run",
     )
     class_weight: list[str] | None = option(
         "balanced|CLASS=WEIGHT",
-        "Weigh the classes in the training loss: balanced makes rare classes count as much as frequent ones, "
-        "fraud=10 counts this class ten times; repeat it for several. Default: all samples count alike.",
+        "Weight the classes in the training loss: balanced gives rare classes as much weight as frequent ones, "
+        "fraud=10 gives one class ten times the weight; repeat it for several. Default: equal weights.",
         kept="fit",
     )
     regularize: RegularizeOptions = field(default_factory=RegularizeOptions)
@@ -309,26 +308,26 @@ class TrainOptions:
     workers: WorkerOptions = field(default_factory=WorkerOptions)
     seed: int = option(
         "NUMBER",
-        "Derive shuffling, the validation split, Dropout and a new head from this number, e.g. 1.",
+        "Seed shuffling, the validation split, Dropout and a new head with this number, e.g. 1.",
         default=0,
         kept="run",
         min=0,
     )
-    # Not kept here: the trainer saves the number, and a run may go on with another one on another machine.
+    # Not kept here: the trainer saves the number, and a run may be resumed with another one on another machine.
     threads: int | None = option(
-        "COUNT", "Compute each operation with this many threads, e.g. 4. Default: one per core.", min=1
+        "COUNT", "Run each op with this many threads, e.g. 4. Default: one per core.", min=1
     )
-    # Not kept: a run may go on with another device on another machine.
+    # Not kept, because a run may be resumed on another device.
     device: str = option(
         "NAME", "Train on this device: cpu, cuda or cuda:<index>, e.g. cuda:1.", default="cpu"
     )
     config: Path | None = option("FILE.toml", CONFIG_HELP, **CONFIG_SETTINGS)
     overwrite: bool = switch(
-        "Replace a run that is in the output directory already. Default: that is an error."
+        "Replace a run that already exists in the output directory. Default: raise an error."
     )
     output: Path | None = option(
         "DIR",
-        "Write the run and trained.onnx here, e.g. run. Default: MODEL's name with -trained.",
+        "Write the run and trained.onnx to this directory, e.g. run. Default: MODEL's name with -trained.",
         "--output",
         "-o",
     )

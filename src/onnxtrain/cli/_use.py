@@ -31,7 +31,7 @@ from onnxtrain.trainer._metrics.probabilities import probabilities
 
 
 def evaluate_run(directory: Path, path: Path, batch_size: int | None, json: bool) -> None:
-    """Prints loss and metrics over a data set, and how well each class is predicted."""
+    """Prints the loss and metrics of a run over a dataset, with a report per class and the confusion matrix."""
     trainer, encoder = _open(directory)
     arrays = to_arrays(load_data(path), encoder, trainer.manifest, label_targets(trainer))
     x, y = assign(trainer.manifest.inputs, trainer.manifest.targets, arrays, path)
@@ -55,7 +55,7 @@ def evaluate_run(directory: Path, path: Path, batch_size: int | None, json: bool
     columns = ("class", "samples", "share", "precision", "recall", "f1")
     print_table(table("Classes", columns, report_rows(report), right=(1, 2, 3, 4, 5)))
     counts = [(name, *(f"{count:,}" for count in row)) for name, row in zip(names, matrix, strict=True)]
-    # As in scikit-learn: rows are true classes.
+    # As in scikit-learn, rows are true classes.
     predicted = ("true class", *(f"as {name}" for name in names))
     matrix_table = table(None, predicted, counts, right=range(1, 1 + len(names)))
     print_table(heading("Confusion matrix: rows are true classes, columns are predicted ones"), matrix_table)
@@ -64,7 +64,7 @@ def evaluate_run(directory: Path, path: Path, batch_size: int | None, json: bool
 def export_run(
     directory: Path, output: Path, outputs: Sequence[str] | None, network: bool, json: bool
 ) -> None:
-    """Writes the trained model; with the encoding of its table unless `network` is True."""
+    """Exports the trained model of a run, with the encoding of its table unless `network` is True."""
     trainer, encoder = _open(directory)
     chosen = list(outputs) if outputs else None
     names = export_model(trainer, None if network else encoder, output, chosen)
@@ -84,12 +84,22 @@ def write_predictions(
     *,
     only_probabilities: bool = False,
 ) -> None:
-    """Writes the outputs for each sample to a file.
+    """Writes the outputs of a run or of an .onnx file for each sample.
+
+    Args:
+        source: directory of a run, or path of an .onnx file.
+        path: file with the samples.
+        output: file to write.
+        ids: columns of a table to write first; None for those that the run was trained with.
+        batch_size: samples per batch; None for the model's fixed batch size, or 32.
+        json: True to print one JSON document.
+        only_probabilities: True to write only the class probabilities.
 
     Raises:
-        InputError: the suffix of the file is unknown, the data does not fit, or there are no probabilities to write.
+        InputError: the suffix of the output is unknown, the data does not fit, or there are no probabilities to write.
+        ModelError: the output cannot be written.
     """
-    # Checked first, because the model may run for long.
+    # Checked first, because the model may take long.
     suffix = output.suffix.lower()
     if suffix not in (".npz", *TABLE_SUFFIXES):
         raise InputError(f"--output is '{output}'; choose an .npz, .csv or .parquet file.")
@@ -120,7 +130,11 @@ def write_predictions(
 
 
 def _only_probabilities(predictions: _Predictions, source: Path) -> Arrays:
-    """Returns the output with the probabilities alone. Raises InputError: there is none."""
+    """Returns only the output with the class probabilities.
+
+    Raises:
+        InputError: there is no such output.
+    """
     encoder = predictions.encoder
     name = "probability" if encoder is None else encoder.output_name("probability")
     if name not in predictions.outputs:
@@ -132,7 +146,7 @@ def _only_probabilities(predictions: _Predictions, source: Path) -> Arrays:
 
 
 def _ids(data: Table, asked: Sequence[str] | None, encoder: TableEncoder | None) -> Arrays:
-    """Returns the columns to write beside predictions: those of `--id`, by default those of the run."""
+    """Returns the columns to write before the predictions: those of `--id`, or by default those of the run."""
     if asked:
         names = [name for text in asked for name in ([text] if text in data.columns else text.split(","))]
     else:
@@ -141,17 +155,17 @@ def _ids(data: Table, asked: Sequence[str] | None, encoder: TableEncoder | None)
 
 
 def _open(directory: Path) -> tuple[Trainer, TableEncoder | None]:
-    """Returns a run and the encoder of its table."""
+    """Returns the trainer of a run and the encoder of its table, or None for a run on arrays."""
     trainer = Trainer.resume(directory)
     return trainer, saved_encoder(trainer, directory)
 
 
 class _Predictions(NamedTuple):
-    """Predictions for the samples of a data set.
+    """Predictions for the samples of a dataset.
 
     Attributes:
-        outputs: outputs by name.
-        classes: names of the classes in the order of their numbers; None for numbers.
+        outputs: outputs by name, [samples, ...].
+        classes: names of the classes in the order of their indices; None if classes have no names.
         encoder: encoder of the table; None for arrays.
     """
 
@@ -163,11 +177,11 @@ class _Predictions(NamedTuple):
 def _run_predictions(
     directory: Path, data: Arrays | Table, path: Path, batch_size: int | None
 ) -> _Predictions:
-    """Returns the outputs of a run, with `probability` and `class` if the loss defines them."""
+    """Returns the predictions of a run, with the outputs `probability` and `class` if the loss defines them."""
     trainer, encoder = _open(directory)
     manifest = trainer.manifest
     arrays = to_arrays(data, encoder, manifest, ())
-    # Targets in the file are ignored, whatever their shape.
+    # Targets in the file are ignored, so their shapes are not checked.
     targets = {"y", *(spec.name for spec in manifest.targets)}
     x, _ = assign(manifest.inputs, (), {name: arrays[name] for name in arrays if name not in targets}, path)
     result = trainer.predict(x, batch_size=batch_size)
@@ -192,7 +206,7 @@ def _run_predictions(
 
 
 def _chosen(trainer: Trainer, scores: np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | None:
-    """Returns the predicted class number of each sample; None if a sample may have several classes."""
+    """Returns the predicted class index of each sample, or None if a sample may have several classes."""
     labels = label_targets(trainer)[0].class_labels
     if loss_class(trainer.loss_name).activation == "sigmoid":
         single = scores.ndim == 1 or (scores.ndim == 2 and scores.shape[1] == 1)

@@ -1,4 +1,4 @@
-"""Tells the place of this process among the workers of `onnxtrain train`, and makes their strategy."""
+"""Finds the place of this process among the workers of `onnxtrain train`, and creates their strategy."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from onnxtrain.errors import InputError
 
 
 def leads() -> bool:
-    """Tells if this process writes files and prints: it is the only one, or the first of several workers."""
+    """True if this process prints and writes files, because it is the only process or the worker of rank 0."""
     place = read_place(os.environ)
     return place is None or place[0] == 0
 
 
 def chosen_strategy(options: WorkerOptions) -> DataParallel | None:
-    """Makes the strategy of a worker; None in a process that was started alone."""
+    """Returns the strategy of a worker, or None if this process is not a worker."""
     if read_place(os.environ) is None:
         return None
     return DataParallel(
@@ -31,7 +31,7 @@ def chosen_strategy(options: WorkerOptions) -> DataParallel | None:
 
 @contextlib.contextmanager
 def quiet_unless_leading() -> Iterator[None]:
-    """Drops what workers print, but for the first of them."""
+    """Discards the output of workers other than rank 0 inside the block."""
     if leads():
         yield
         return
@@ -44,7 +44,11 @@ def quiet_unless_leading() -> Iterator[None]:
 
 
 def starts_workers(options: WorkerOptions) -> bool:
-    """Tells if this process starts workers instead of being one. Raises InputError: options need --workers."""
+    """True if this process has to start workers and is not a worker itself.
+
+    Raises:
+        InputError: options for workers were given without `--workers`.
+    """
     if options.workers is not None:
         return read_place(os.environ) is None
     given = [

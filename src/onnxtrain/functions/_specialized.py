@@ -28,7 +28,7 @@ class SpecializedOp(CompositeOp):
     Args:
         name: op type without number and dtype, e.g. `ConvolutionGradient`.
         inputs: names of the inputs and their shapes. The body may rely on static sizes.
-        attributes: as for :class:`CompositeOp`. They tell a kernel what is built into the body.
+        attributes: as for :class:`CompositeOp`. They pass a kernel the values that are hard-coded in the body.
         outputs: number of outputs.
         key: describes what the body was built for. Ops with equal keys have equal bodies.
         body: as for :class:`CompositeOp`. It may ignore its attributes.

@@ -1,4 +1,4 @@
-"""Holds what the stages of building a training graph hand on to each other."""
+"""Holds the state that the stages of `build_training_graphs` share."""
 
 from __future__ import annotations
 
@@ -10,22 +10,23 @@ import onnx_ir as ir
 
 @dataclass
 class Build:
-    """State of one call of `build_training_graphs`, filled from top to bottom by its stages.
+    """State of one call of `build_training_graphs`; its stages fill the fields from top to bottom.
 
     Attributes:
         forward: graph from the user's inputs and targets to its outputs, the loss and then the additional outputs.
         trainable: names of the parameters to train, e.g. ["fc.weight", "fc.bias"].
-        sparse: names of the parameters whose gradients hold only the rows that a batch reads, e.g. ["table"].
+        sparse: names of the parameters with sparse gradients, which hold only the rows that a batch reads, e.g.
+            ["table"].
         parameters: initial value of each parameter, trained or not, in graph order.
         statistics: initial value of each BatchNorm running statistic, in graph order.
-        unreached: names of the parameters that were to be trained and that the loss does not depend on; `trainable` and
-            `sparse` no longer hold them.
+        unreached: names of the parameters that were selected for training although the loss does not depend on them;
+            they are removed from `trainable` and `sparse`.
         input_gradients: names of the inputs whose gradients are the training model's last outputs, e.g. ["x"].
         updated: per running statistic, the output that holds it after the step, e.g.
             {"bn.running_mean": "bn.running_mean_updated"}.
-        row_indices: per sparse parameter, the output that holds the row numbers of its gradient, e.g.
+        row_indices: per sparse parameter, the output that holds the row indices of its gradient, e.g.
             {"table": "table_grad_indices"}.
-        random: the input from which masks are drawn, behind all other inputs; None if nothing is drawn from an input.
+        random: the seed input from which Dropout masks are drawn, the last input; None if the model needs no seed.
     """
 
     forward: ir.Model

@@ -23,23 +23,23 @@ from onnxtrain.training.forward_graph import computed_names
 def build_eval_model(
     build: Build, model: ir.Model, file_outputs: Collection[str], *, as_deployed: bool
 ) -> ir.Model:
-    """Copies the forward graph and switches Dropout and BatchNormalization to inference mode.
+    """Returns the eval model: a copy of the forward graph with Dropout and BatchNormalization in inference mode.
 
     Args:
         build: the build.
         model: the canonical model.
-        file_outputs: outputs of the file, of which copies and constants are kept by name.
+        file_outputs: names of the file's outputs. Those that are copies or constants stay available by name.
         as_deployed: True to keep the numerics of the file.
     """
-    # Before the training model is built, which changes the forward graph in place.
+    # A copy, because building the training model changes the forward graph in place.
     evaluation = build.forward.clone()
     TrainingModePass(batch_norm="inference", dropout="inference")(evaluation)
     CleanupPass(keep=set())(evaluation)
-    # By names, which may stand for other values once passes have written nodes.
+    # Before the passes below: once they have written nodes, a name may belong to another value.
     _name_copies(evaluation, model, file_outputs)
     file_values = computed_names(evaluation)
     evaluation = suit_runtime(evaluation)
-    # Evaluation would otherwise need the memory of a float weight that training does not need.
+    # Otherwise evaluation would dequantize a weight to float in memory, which training avoids.
     if not as_deployed:
         FloatDequantizedPass()(evaluation)
         PackedProductPass()(evaluation)
@@ -50,10 +50,10 @@ def build_eval_model(
 
 
 def _name_copies(evaluation: ir.Model, model: ir.Model, names: Collection[str]) -> None:
-    """Adds those of the named values that are copies of values of the eval model, or constants, in place.
+    """Adds the named values that are missing from the eval model, if they are copies of its values or constants.
 
-    A device can then export them: the eval model has lost the Identity nodes of the file, and constants that the loss
-    does not read.
+    The eval model is changed in place. It has lost the file's Identity nodes, and the constants that the loss does not
+    read; a device needs both to export the model.
 
     Args:
         evaluation: the eval model.
@@ -69,7 +69,7 @@ def _name_copies(evaluation: ir.Model, model: ir.Model, names: Collection[str]) 
             continue
         original = present.get(str(value.name))
         if original is None and value.const_value is not None:
-            # The name of an initializer could be one that onnx_ir gives to a later node.
+            # A Constant node, not an initializer: onnx_ir could give the initializer's name to a later node.
             constant = ir.node("Constant", [], {"value": value.const_value})
             evaluation.graph.append(constant)
             original = constant.outputs[0]

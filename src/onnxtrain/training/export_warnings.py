@@ -1,4 +1,4 @@
-"""Warns of changes that an exporter made to a model, and refuses those that training would suffer from."""
+"""Warns of changes that an exporter made to a model and that make it train differently."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def warn_of_export(
     active: Collection[ir.Value],
     unchosen: Unchosen,
 ) -> None:
-    """Logs a warning for each way in which the model trains otherwise than the network that it was exported from.
+    """Logs a warning for each way in which the model trains differently from the network that was exported.
 
     Args:
         model: canonical model with its loss.
@@ -30,7 +30,7 @@ def warn_of_export(
         active: values between these parameters and the loss.
         unchosen: layers for which the user has chosen no mode.
     """
-    # Warnings and no errors: each of these models trains, and may be meant as it is.
+    # Not errors: each of these models can be trained, and may be intended as it is.
     _warn_of_inference_mode(unchosen.as_exported)
     _warn_of_removed_dropout(unchosen.removed)
     _warn_of_lost_parameters(model)
@@ -41,13 +41,13 @@ def warn_of_export(
 def _warn_of_inference_mode(nodes: Collection[ir.Node]) -> None:
     """Warns of BatchNormalization and Dropout nodes in inference mode that the user did not choose.
 
-    PyTorch's exporters write inference mode by default, so that most files are of this kind.
+    PyTorch's exporters write inference mode by default, so most files have such nodes.
     """
     norms = sum(node.op_type == "BatchNormalization" and not is_training_batch_norm(node) for node in nodes)
     if norms:
         _log.warning(
-            "%d BatchNormalization node(s) were exported in inference mode: their running statistics stay "
-            "as they are and normalise every training batch. Pass %s to train with batch "
+            "%d BatchNormalization node(s) were exported in inference mode: their running statistics do not change "
+            "and normalize every training batch. Pass %s to train with batch "
             "statistics, or %s to confirm.",
             norms,
             argument("batch_norm", "training"),
@@ -67,18 +67,18 @@ def _warn_of_inference_mode(nodes: Collection[ir.Node]) -> None:
 
 
 def _is_switched_off(node: ir.Node) -> bool:
-    """True if a Dropout with a ratio above 0 drops nothing, as its third input, `training_mode`, is absent."""
+    """True if a Dropout with a ratio above 0 drops nothing, because its third input, `training_mode`, is absent."""
     ratio = known_array(node.inputs[1]) if len(node.inputs) > 1 else None
     return len(node.inputs) < 3 and (ratio is None or bool(ratio))
 
 
 def _warn_of_removed_dropout(modules: Sequence[str]) -> None:
-    """Warns of Dropout modules that the exporter has removed and nobody has put back."""
+    """Warns of Dropout modules that the exporter has removed and the user has not put back."""
     if modules:
         _log.warning(
             "The exporter has removed %d Dropout module(s), so that training drops nothing there: %s. The ratio p is "
             "not in the file. Pass %s, with the p of the PyTorch network, to train with Dropout, or %s to train "
-            "without it, e.g. because p is 0 there.",
+            "without it, e.g. because p is 0 in the network.",
             len(modules),
             some_names(modules, 5),
             argument("dropout", 0.1),
@@ -87,13 +87,13 @@ def _warn_of_removed_dropout(modules: Sequence[str]) -> None:
 
 
 def _warn_of_lost_parameters(model: ir.Model) -> None:
-    """Warns of parameters of the PyTorch module that the file no longer has."""
+    """Warns of parameters of the PyTorch module that the file lacks."""
     names = TorchSignature(model).missing_parameters()
-    # A quantizer has put integers in the place of the weights. Who adapts such a file does not mean to train those.
+    # A quantizer has replaced weights by integers, which nobody expects to train.
     if names and not has_quantized_ops(model.graph):
         _log.warning(
-            "Of %d parameters of the PyTorch model the exporter's optimizer has left nothing, so that they are not "
-            "trained: %s. It merges what is equal, drops biases of zeros and folds BatchNorm into Conv. Export with "
+            "The exporter's optimizer has removed %d parameters of the PyTorch model, which are therefore not trained: "
+            "%s. It merges equal tensors, drops biases of zeros and folds BatchNorm into Conv. Export with "
             "optimize=False.",
             len(names),
             some_names(names, 5),
@@ -101,15 +101,15 @@ def _warn_of_lost_parameters(model: ir.Model) -> None:
 
 
 def _warn_of_shared_weights(model: ir.Model, trainable: Sequence[str]) -> None:
-    """Warns of an initializer that several layers read because their weights were equal when they were exported."""
-    # Both of PyTorch's exporters merge equal initializers. `passes/parameters/torch_parameters.py` undoes this for
-    # those that the file tells apart; the others are named here.
+    """Warns of initializers that several layers share because their weights were equal at export."""
+    # Both of PyTorch's exporters merge equal initializers. `passes/parameters/torch_parameters.py` splits those for
+    # which the file still lists the separate parameters; this warning names the others.
     for name in trainable:
         nodes = [str(use.node.name) for use in model.graph.initializers[name].uses()]
-        # TorchScript's exporter gives this name to what it folds, e.g. a transposed weight.
+        # TorchScript's exporter gives such names to folded constants, e.g. a transposed weight.
         if name.startswith("onnx::") and len(nodes) > 1:
             _log.warning(
-                "%r, which PyTorch's exporter has computed from weights of equal values, serves in %s and is trained "
+                "%r, which PyTorch's exporter has computed from weights with equal values, is shared by %s and trained "
                 "as one parameter. If the layers are not tied in PyTorch, export with do_constant_folding=False.",
                 name,
                 ", ".join(nodes),
@@ -117,12 +117,12 @@ def _warn_of_shared_weights(model: ir.Model, trainable: Sequence[str]) -> None:
 
 
 def _warn_of_lost_detaches(model: ir.Model, active: Collection[ir.Value]) -> None:
-    """Warns of calls of detach() that the exporter has dropped, so that gradients flow on there."""
+    """Warns of calls of detach() that the exporter has dropped, so that gradients flow through them."""
     nodes = [repr(node.name or node.outputs[0].name) for node in lost_detaches(model.graph, active)]
     if nodes:
         _log.warning(
-            "The PyTorch model calls detach(), of which the exporter's optimizer has left nothing at %s: the "
-            "gradients here flow on where PyTorch's stop. Export with optimize=False, or write "
+            "The PyTorch model calls detach(), which the exporter's optimizer has removed at %s: gradients flow "
+            "through these places, where PyTorch's stop. Export with optimize=False, or write "
             "onnxtrain.nn.stop_gradient(x) for x.detach().",
             some_names(nodes, 5),
         )

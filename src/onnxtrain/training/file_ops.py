@@ -1,11 +1,11 @@
-"""Computes the results of a training graph by the ops that ONNX Runtime computes those of the file with.
+"""Runs the forward half of a training graph with the file's own fused ops, so that its results are bit-equal.
 
-Some ops have no gradient rule, but a body of standard ops, e.g. GroupQueryAttention, which is differentiated. Bodies
-add in another order than ONNX Runtime's kernel, so that results differ in the last bit. In a file that rounds
-activations to int8, a number between two steps is then rounded the other way, and the loss is not that of the file.
+An op without a gradient rule, e.g. GroupQueryAttention, is differentiated through its function body of standard ops.
+The body sums in a different order than ONNX Runtime's kernel, so the results differ in the last bit. If the file rounds
+activations to int8, such a difference can change the rounded value, and with it the loss.
 
-ONNX Runtime itself joins some ops of a file into one. In a training graph it finds other readers of their results, the
-gradients, and leaves them as they are.
+ONNX Runtime also fuses some ops when it opens a file. It does not fuse them in a training graph, because the gradients
+read the intermediate results.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from onnxtrain.passes.tidy.replace_value import successor
 
 
 def join_skip_norms(model: ir.Model) -> None:
-    """Joins each Add and the LayerNormalization behind it that ONNX Runtime (1.32) joins when it opens the file.
+    """Fuses each Add with the LayerNormalization that follows it, where ONNX Runtime (1.32) does so on loading.
 
-    The kernel of SkipLayerNormalization rounds otherwise than the two ops.
+    The SkipLayerNormalization kernel rounds differently than the two ops.
     """
     for node in list(model.graph):
         add = _joined_add(node)
@@ -30,7 +30,7 @@ def join_skip_norms(model: ir.Model) -> None:
 
 
 def _joined_add(norm: ir.Node) -> ir.Node | None:
-    """Returns the Add that ONNX Runtime joins with a LayerNormalization behind it; None for other nodes."""
+    """Returns the Add that ONNX Runtime fuses with the LayerNormalization `norm`, or None if it fuses none."""
     total = norm.inputs[0] if norm.inputs else None
     add = None if total is None else total.producer()
     if (norm.domain, norm.op_type) != ("", "LayerNormalization") or total is None or add is None:
@@ -50,7 +50,7 @@ def _joined_add(norm: ir.Node) -> ir.Node | None:
 
 
 def _join(graph: ir.Graph, add: ir.Node, norm: ir.Node) -> None:
-    """Writes a SkipLayerNormalization in the place of an Add and the LayerNormalization behind it."""
+    """Replaces an Add and the LayerNormalization that follows it with one SkipLayerNormalization."""
     epsilon = ir.AttrFloat32("epsilon", norm.attributes.get_float("epsilon", 1e-5))
     joined = ir.Node(
         "com.microsoft",
@@ -65,13 +65,13 @@ def _join(graph: ir.Graph, add: ir.Node, norm: ir.Node) -> None:
 
 
 def restore_file_ops(training: ir.Model, forward: ir.Model) -> None:
-    """Adds the ops of the file beside their bodies; whatever reads the result of a body then reads that of the op.
+    """Adds the file's ops next to their function bodies, and redirects the readers of each body to the op.
 
-    The gradients of a body are as exact with the results of the op: both differ by rounding alone.
+    The body's gradients stay as accurate: the results of op and body differ by rounding alone.
 
     Args:
-        training: the graph with gradients, changed in place. Bodies have the names of results that the ops had.
-        forward: the graph before bodies were written.
+        training: the graph with gradients, changed in place. The results of a body have the names of the op's results.
+        forward: the graph before ops were replaced by their bodies.
     """
     values = values_by_name(training.graph)
     restored = False
@@ -80,18 +80,18 @@ def restore_file_ops(training: ir.Model, forward: ir.Model) -> None:
         producer = None if body is None else body.producer()
         if producer is None or (producer.domain, producer.op_type) == (node.domain, node.op_type):
             continue
-        # A second mask would not be that of the gradient.
+        # A restored random op would draw a different mask than the one that the gradient uses.
         if node.op_type in RANDOM_OPS or "Dropout" in node.op_type:
             continue
         _restore(training.graph, node, values)
         restored = True
     if restored:
-        # The new nodes were written behind their readers.
+        # The new nodes were appended after their readers.
         training.graph.sort()
 
 
 def _restore(graph: ir.Graph, node: ir.Node, values: dict[str, ir.Value]) -> None:
-    """Adds a copy of a node, and lets the readers of its body's results read those of the copy."""
+    """Adds a copy of `node`, and makes the readers of its body's results read the copy's results."""
     inputs = [None if value is None else values[str(value.name)] for value in node.inputs]
     copy = ir.Node(
         node.domain, node.op_type, inputs, list(node.attributes.values()), num_outputs=len(node.outputs), name=node.name
@@ -100,8 +100,8 @@ def _restore(graph: ir.Graph, node: ir.Node, values: dict[str, ir.Value]) -> Non
     for old, new in zip(node.outputs, copy.outputs, strict=True):
         new.type, new.shape = old.type, old.shape
         of_body = values.get(str(old.name)) if old.name else None
-        # Gradients read results of the body that nothing else reads, e.g. the deviation of SkipLayerNormalization,
-        # which ONNX Runtime's kernel (1.32) leaves at zero. GroupQueryAttention has to compute its own: DropCachePass.
+        # Results that only gradients read stay those of the body, e.g. the deviation of SkipLayerNormalization, which
+        # ONNX Runtime's kernel (1.32) leaves at zero. GroupQueryAttention has to compute its own: see DropCachePass.
         if of_body is None or not (old.uses() or old.is_graph_output()):
             new.name = f"{old.name}.of_file" if old.name else old.name
             continue

@@ -1,4 +1,4 @@
-"""Cuts a model to the graph that computes its loss, a scalar."""
+"""Cuts a model down to its forward graph: the part that computes the scalar loss."""
 
 from __future__ import annotations
 
@@ -29,45 +29,46 @@ def build_forward_graph(model: ir.Model, loss: str, recipe: Recipe) -> tuple[ir.
     """Copies the part of a model that computes the loss and the additional outputs of a recipe.
 
     Returns:
-        The copy, whose first output is the loss, a scalar, with layers in the modes of the recipe; and the layers for
-        which the recipe chooses none.
+        The copy, whose first output is the scalar loss and whose layers are in the recipe's modes; and the layers for
+        which the recipe chooses no mode.
 
     Raises:
-        GraphBuildError: the loss is no scalar, a value would be returned twice, a pattern matches no layer, or a layer
-            cannot run in training mode.
+        GraphBuildError: the loss is not a scalar, a value would be returned twice, a pattern matches no layer, or a
+            layer cannot run in training mode.
     """
     as_deployed = recipe.activations == "deployed"
     forward = model.clone()
     _set_outputs(forward, [loss, *(recipe.additional_output_names or ())])
     _make_scalar(forward)
-    # The loss reads no cache, and training has no earlier tokens; the inference model keeps both.
+    # Training has no earlier tokens, so it needs no cache; the inference model keeps its cache.
     DropCachePass(find_cache(model.graph), as_deployed=as_deployed)(forward)
-    # The clean-up removes each Identity, and with it the place of a Dropout that the exporter has removed.
+    # Before the cleanup, which removes the Identity that an exporter left in place of a Dropout.
     remove_unread_nodes(forward.graph)
     places = set_dropout(forward, recipe.dropout)
-    # Unused initializers stay, too: the selection of parameters names those that a user asked for in its errors.
+    # Unused initializers stay: if a user asks for one, the error of the parameter selection names it.
     CleanupPass(keep={*(name for name, _ in float_initializers(forward)), *(recipe.frozen_params or ())})(
         forward
     )
-    # ONNX Runtime binds no texts beside parameters. Only the inference model keeps those that no loss reads.
+    # ONNX Runtime cannot bind strings together with parameters. Only the inference model keeps the string inputs that
+    # the loss does not read.
     for value in [v for v in forward.graph.inputs if v.dtype == ir.DataType.STRING and not v.uses()]:
         if not value.is_graph_output():
             forward.graph.inputs.remove(value)
     mark_labels(forward.graph)
-    # Before differentiation, so that the gradient of Relu, too, has the smaller shape behind the pooling.
+    # Before differentiation, so that the gradient of Relu has the smaller, pooled shape as well.
     ReluAfterMaxPoolPass()(forward)
     unchosen = switch_modes(forward, recipe.batch_norm, places)
-    # In training and eval model: one with both kinds of products would compute neither the file's results nor those of
-    # the float weights.
+    # In the training and the eval model alike: a mix of integer and float matrix products would match neither the
+    # results of the file nor those of the float weights.
     if not as_deployed:
         FloatProductsPass()(forward)
     return forward, unchosen
 
 
 def trained_outputs(graph: ir.Graph) -> list[str]:
-    """Returns the names of the outputs that a training can return: no cache of keys and values, nothing made of texts.
+    """Returns the names of the outputs that a training model can return.
 
-    The training model has neither among its inputs. The inference model has both.
+    Key-value caches and values computed from strings are left out: only the inference model has these inputs.
     """
     texts = {value for value in graph.inputs if value.dtype == ir.DataType.STRING}
     for node in graph if texts else ():
@@ -92,7 +93,7 @@ def _set_outputs(model: ir.Model, names: Sequence[str]) -> None:
 
 
 def _make_scalar(model: ir.Model) -> None:
-    """Makes the loss, the model's first output, a tensor of rank 0, and keeps its name."""
+    """Squeezes the loss, the model's first output, to rank 0; the scalar keeps the name of the loss."""
     loss = model.graph.outputs[0]
     # A user's own loss class may append nodes without shapes.
     if loss.shape is None or loss.dtype is None:
@@ -101,7 +102,7 @@ def _make_scalar(model: ir.Model) -> None:
     if not is_float(loss) or dims is None or any(dim != 1 for dim in dims):
         raise GraphBuildError(
             f"building the training graph: the loss {loss.name!r} is {loss.dtype} of shape {loss.shape}, "
-            "which is not a scalar of floating point. Choose a loss with reduction 'mean' or 'sum', or name "
+            "which is not a scalar floating-point value. Choose a loss with reduction 'mean' or 'sum', or name "
             f"a scalar of the model in {argument('loss_input_names')}.{why_untyped(loss) if dims is None else ''}"
         )
     # A loss of shape [1] or [1, 1] is squeezed: the manifest promises hosts a scalar of rank 0.
@@ -120,7 +121,11 @@ def computed_names(model: ir.Model) -> set[str]:
 
 
 def named(model: ir.Model, name: str) -> ir.Value:
-    """Returns the value of a name; raises GraphBuildError if there is none."""
+    """Returns the value called `name`.
+
+    Raises:
+        GraphBuildError: the model has no value of this name.
+    """
     value = find_value(model.graph, name)
     if value is not None:
         return value

@@ -31,37 +31,37 @@ from onnxtrain.training.sparse_gradients import keep_rows
 
 
 def build_training_model(build: Build, recipe: Recipe) -> ir.Model:
-    """Differentiates the forward graph and rewrites the result for ONNX Runtime.
+    """Returns the training model: the differentiated forward graph, rewritten for ONNX Runtime.
 
-    Its outputs are the loss and the additional outputs, the gradients of the parameters, the row numbers of sparse
-    gradients, the updated statistics, and the gradients of inputs.
+    The outputs of the training model are the loss and the additional outputs, the gradients of the parameters, the row
+    indices of sparse gradients, the updated running statistics, and the gradients of inputs, in this order.
     """
     as_deployed = recipe.activations == "deployed"
-    # Before differentiation, so that the gradient has the same numbers.
+    # Before differentiation, so that the gradient uses the same random numbers.
     build.random = draw_from_input(
         build.forward, RANDOM_OPS if recipe.profile == "portable" else RANDOM_OPS - {"Dropout"}
     )
     build.updated = _chain_statistics(build.forward, list(build.statistics))
-    # Of a frozen backbone, whose values are constants of the graph.
+    # Folds only in a frozen backbone, whose parameters are constants of the graph.
     FoldFrozenBatchNormPass()(build.forward)
-    # Chains of standard ops become ops with a better gradient, so before differentiation. But a kernel that adds in
-    # another order than the chain differs in the last bit, and a value half-way between two integers is then rounded to
-    # the other one: the loss of a small exported Llama was off by 2e-4.
+    # Fusion comes before differentiation, because fused ops have better gradients. With deployed activations it is
+    # left out: a kernel that sums in another order differs in the last bit, so that a value halfway between two
+    # integers is rounded to the other one. The loss of a small exported Llama was off by 2e-4.
     if as_deployed:
         join_skip_norms(build.forward)
     else:
         fuse_exported(build.forward)
     loss, wrt = str(build.forward.graph.outputs[0].name), [*build.trainable, *build.input_gradients]
     file_values = computed_names(build.forward)
-    # Bodies take the places of ops without a rule before the names are taken: afterwards nothing tells forward and
-    # gradient nodes of one graph apart.
+    # Function bodies replace ops without a rule before the forward names are recorded: afterwards nothing tells the
+    # forward nodes of a graph from its gradient nodes.
     forward = expand_path(build.forward, [loss], wrt, float_products=False)
     forward_values = computed_names(forward)
     training, gradients = add_gradients(
         forward,
         loss,
         wrt,
-        # What is to be in floating point is so already.
+        # `build_forward_graph` has already converted the products that run in floating point.
         float_products=False,
     )
     if as_deployed:
@@ -71,22 +71,22 @@ def build_training_model(build: Build, recipe: Recipe) -> ir.Model:
     training = suit_runtime(training)
     simplify_gradients(training)
     FloatDequantizedPass(file_values if as_deployed else ())(training)
-    # Calls of functions with native kernels come last: they hide the standard ops that the passes above match.
+    # After the passes above: functions with native kernels hide the standard ops that these passes match.
     fuse_kernels(training, bfloat16=recipe.precision == "bf16", kept=file_values if as_deployed else ())
-    # After all merging of equal nodes, which would undo it.
+    # After every pass that merges equal nodes, which would undo the recomputation.
     if recipe.recompute:
         RecomputePass(forward_values, products=recipe.recompute is True)(training)
-    # After all passes that look for reductions.
+    # After every pass that matches reductions.
     LongSumsPass(file_values if as_deployed else ())(training)
     lift_constants(training)
     return training
 
 
 def _append_gradients(build: Build, training: ir.Model, gradients: Sequence[ir.Value]) -> None:
-    """Makes gradients and updated statistics outputs of the training model; `describe_training` relies on the order."""
+    """Appends gradients and updated statistics to the training model's outputs, in `describe_training`'s order."""
     count = len(build.trainable)
     append_outputs(training, build.trainable, gradients[:count])
-    # From the outputs, as parameters may share one gradient (of x + y), which `append_outputs` then copies.
+    # Read from the outputs: parameters may share one gradient (as in x + y), of which `append_outputs` makes copies.
     tables = dict(zip(build.trainable, list(training.graph.outputs)[-count:], strict=True))
     parameters = {str(value.name): value for value in build.forward.graph.inputs}
     build.row_indices = keep_rows(training, {name: tables[name] for name in build.sparse}, parameters)
@@ -96,10 +96,13 @@ def _append_gradients(build: Build, training: ir.Model, gradients: Sequence[ir.V
 
 
 def _chain_statistics(model: ir.Model, names: Sequence[str]) -> dict[str, str]:
-    """Makes every running statistic an output, named `<statistic>_updated`; returns these names.
+    """Makes each updated running statistic an output named `<statistic>_updated`.
 
-    If several nodes share a statistic, each continues from the result of the previous node, as in PyTorch, where the
-    layers run in turn.
+    If several nodes share a statistic, each updates the result of the previous node, as in PyTorch, where the layers
+    run in turn.
+
+    Returns:
+        The name of the output per statistic.
     """
     latest: dict[str, ir.Value] = {}
     writer = Emitter(model.graph)

@@ -1,4 +1,4 @@
-"""Builds the inference model of a training run, which has the original model's outputs and neither targets nor loss."""
+"""Builds the inference model of a training run: the original model's outputs, without targets or loss."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from onnxtrain.passes import CleanupPass, TrainingModePass, promote_initializers
 def build_inference_model(
     model: ir.Model, outputs: Sequence[str], parameters: Sequence[str], statistics: Sequence[str]
 ) -> ir.Model | None:
-    """Cuts out the part of a canonical model that computes `outputs`, and switches it to inference mode.
+    """Returns the part of a canonical model that computes `outputs`, in inference mode.
 
-    Its inputs are the user inputs that the outputs need, then all parameters, then all statistics, in the order of the
-    eval model, so that a host can bind the same buffers to both.
+    The inputs of the inference model are the user inputs that the outputs need, then all parameters, then all
+    statistics, in the order of the eval model, so that a host can bind the same buffers to both models.
 
     Returns:
-        A new model; None if there are no outputs, or one of them is no value of the model.
+        A new model, or None if `outputs` is empty or names a value that the model does not have.
     """
     inference = model.clone()
     values = [find_value(inference.graph, name) for name in outputs]
@@ -31,13 +31,14 @@ def build_inference_model(
     inference.graph.outputs.extend(value for value in values if value is not None)
     TrainingModePass(batch_norm="inference", dropout="inference")(inference)
     CleanupPass(keep={*parameters, *statistics})(inference)
-    # If the model itself contains the loss, its labels are inputs that nothing reads any more.
+    # If the model itself computes the loss, its labels are inputs that nothing reads any more.
     for value in tuple(inference.graph.inputs):
         if not value.uses() and not value.is_graph_output():
             inference.graph.inputs.remove(value)
-    # After that loop, because parameters that only the loss reads stay inputs: hosts bind one list to all models.
+    # After the removal of unused inputs: parameters that only the loss reads stay inputs, because hosts bind the same
+    # parameters to all models.
     promote_initializers(inference, [*parameters, *statistics])
-    # Parameters have no values any more, so that nothing derived from them is folded, and shapes are inferred anew.
+    # The parameters have no values now, so nothing derived from them can be folded; shapes are inferred again.
     inference = settle_shapes(inference)
     CleanupPass(keep=set())(inference)
     return suit_runtime(inference)

@@ -1,8 +1,8 @@
-"""Takes the cache of keys and values out of the graph of a language model that generates text.
+"""Removes the key-value cache from the graph of a language model that generates text.
 
-Such a graph, e.g. from onnxruntime-genai's model builder, gets the keys and values of all earlier tokens as inputs
-(`past_key_values.0.key`) and returns them with those of the new tokens (`present.0.key`). Training sees whole
-sequences: there are no earlier tokens.
+Such a graph, e.g. from onnxruntime-genai's model builder, takes the keys and values of all earlier tokens as inputs
+(`past_key_values.0.key`) and returns them with the new tokens' keys and values appended (`present.0.key`). Training
+reads whole sequences, so there are no earlier tokens.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from onnxtrain.passes import infer_shapes
 
 _MS = "com.microsoft"
 
-# Per attention op, pairs of an input with past keys or values and the output with those of all tokens, as in onnx 1.23
-# and onnxruntime 1.32.
+# Per attention op, index pairs: the input with the past keys or values, and the output with those of all tokens. As in
+# onnx 1.23 and onnxruntime 1.32.
 _CACHES: Mapping[tuple[str, str], tuple[tuple[int, int], ...]] = {
     ("", "Attention"): ((4, 1), (5, 2)),
     (_MS, "Attention"): ((4, 1),),
@@ -28,13 +28,13 @@ _CACHES: Mapping[tuple[str, str], tuple[tuple[int, int], ...]] = {
 
 
 def find_cache(graph: ir.Graph) -> dict[str, str]:
-    """Finds the inputs and outputs of a graph that are its cache of keys and values.
+    """Finds the inputs and outputs of a graph that form its key-value cache.
 
-    They are those of attention ops. In graphs of PyTorch's exporter, whose attention is written in standard ops, they
-    are inputs with "past" in their names that a Concat joins with the new keys or values to an output.
+    The cache is read and written by attention ops. PyTorch's exporter writes attention in standard ops: there, a cache
+    input has "past" in its name, and a Concat appends the new keys or values to it and returns them.
 
     Returns:
-        Per input, the output that it comes back in, e.g. {"past_key_values.0.key": "present.0.key"}.
+        The output that returns each cache input, e.g. {"past_key_values.0.key": "present.0.key"}.
     """
     cache = {}
     for node in graph:
@@ -45,14 +45,14 @@ def find_cache(graph: ir.Graph) -> dict[str, str]:
 
 
 def _pairs(node: ir.Node) -> list[tuple[ir.Value, ir.Value]]:
-    """Lists the inputs of a node that may be past keys and values, each with the output that also has the new ones."""
+    """Returns pairs of an input that may hold past keys or values, and the output that holds them with the new ones."""
     indices = _CACHES.get((node.domain, node.op_type), ())
     pairs = [
         (node.inputs[index], node.outputs[output])
         for index, output in indices
         if index < len(node.inputs) and output < len(node.outputs)
     ]
-    # A Concat may as well join features of two inputs: there only the name tells.
+    # Only the name tells a Concat that extends a cache from one that joins two feature inputs.
     if (node.domain, node.op_type) == ("", "Concat") and "past" in str(
         node.inputs[0] and node.inputs[0].name
     ):
@@ -61,27 +61,26 @@ def _pairs(node: ir.Node) -> list[tuple[ir.Value, ir.Value]]:
 
 
 class DropCachePass(ir.passes.InPlacePass):
-    """Compute attention without past keys and values where the graph does not return the cache.
+    """Removes the cache inputs of a graph that does not return the cache; attention reads the new tokens alone.
 
-    The inputs of the graph with past keys and values are removed. A mask over past and new tokens gets the length of
-    the new ones: its symbolic size becomes that of the queries.
+    A mask over past and new tokens gets the length of the new tokens: its symbolic size becomes that of the queries.
     """
 
     def __init__(self, cache: Mapping[str, str], *, as_deployed: bool = False) -> None:
-        """Choose the cache.
+        """Sets the cache to remove.
 
         Args:
-            cache: per input the output that it comes back in, from :func:`find_cache`.
-            as_deployed: True lets attention ops compute the keys and values of all tokens, which nothing reads. Without
-                these outputs GroupQueryAttention of onnxruntime (1.32) adds in another order, and its results differ
-                from those of the file in the last bit.
+            cache: the output that returns each cache input, from :func:`find_cache`.
+            as_deployed: True to keep the outputs of attention ops for the keys and values of all tokens, although
+                nothing reads them. Without these outputs GroupQueryAttention of onnxruntime (1.32) sums in another
+                order, and its results differ from the file's in the last bit.
         """
         super().__init__()
         self._cache = cache
         self._as_deployed = as_deployed
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Rewrite the graph in place."""
+        """Rewrites the graph in place."""
         graph = model.graph
         returned = {value.name for value in graph.outputs}
         pasts = {
@@ -91,12 +90,12 @@ class DropCachePass(ir.passes.InPlacePass):
         }
         if not pasts:
             return ir.passes.PassResult(model, False)
-        # The length of the new tokens is looked up below; not every file declares it.
+        # The number of new tokens is read from shapes below, which not every file declares.
         infer_shapes(model)
         names: dict[str, ir.SymbolicDim | int] = {}
         for node in tuple(graph):
             dropped = [(past, present) for past, present in _pairs(node) if past in pasts]
-            # Shape inference knows the first layer best.
+            # Names of earlier nodes win, because shape inference knows the first layer best.
             names = _length_of_all(node, dropped) | _sizes_of_new(node, dropped) | names
             for past, present in dropped:
                 _drop(node, past, present, keeps_output=self._as_deployed)
@@ -105,7 +104,7 @@ class DropCachePass(ir.passes.InPlacePass):
                 _rename(past, names)
                 past.replace_all_uses_with(_empty(model, past, list(pasts)))
             graph.inputs.remove(past)
-        # The empty caches were written behind their readers.
+        # The empty caches were appended after their readers.
         graph.sort()
         for value in graph.inputs:
             _rename(value, names)
@@ -113,12 +112,12 @@ class DropCachePass(ir.passes.InPlacePass):
 
 
 def _drop(node: ir.Node, past: ir.Value, present: ir.Value, *, keeps_output: bool) -> None:
-    """Lets a node compute without past keys or values."""
+    """Removes the past keys or values from the inputs of a node."""
     if node.op_type == "Concat":
         if len(node.inputs) == 2 and node.inputs[1] is not None:
             present.replace_all_uses_with(node.inputs[1])
         return
-    # ONNX Runtime would compute outputs that have a name. Readers of all keys stay: they are the new ones.
+    # ONNX Runtime computes every output that has a name. Readers of all keys stay: all keys are now the new keys.
     if not keeps_output and not present.uses():
         present.name = ""
         while node.outputs and not node.outputs[-1].name:
@@ -127,10 +126,10 @@ def _drop(node: ir.Node, past: ir.Value, present: ir.Value, *, keeps_output: boo
 
 
 def _empty(model: ir.Model, past: ir.Value, pasts: list[ir.Value]) -> ir.Value:
-    """Writes keys or values of no tokens, for ops that take the length of the cache from its shape.
+    """Returns keys or values of zero tokens, for ops that read the length of the cache from its shape.
 
     Raises:
-        GraphBuildError: the sizes of the cache, or the input that tells the number of samples, are not known.
+        GraphBuildError: a size of the cache is unknown, or no other input has the batch size.
     """
     dims = list(past.shape or ())
     others = [value for value in model.graph.inputs if value not in pasts and value.shape]
@@ -138,9 +137,8 @@ def _empty(model: ir.Model, past: ir.Value, pasts: list[ir.Value]) -> ir.Value:
     symbols = [axis for axis, dim in enumerate(dims) if axis and not isinstance(dim, int)]
     if batch is None or len(symbols) != 1:
         raise GraphBuildError(
-            f"dropping the cache of keys and values: the input {past.name!r} has shape {past.shape}; all sizes but the "
-            "number of samples, which another input must share, and of past tokens have to be known. Export the model "
-            "without a cache"
+            f"dropping the key-value cache: the input {past.name!r} has shape {past.shape}; only the batch size, which "
+            "another input must share, and the number of past tokens may be symbolic. Export the model without a cache"
         )
     op = Emitter(model.graph)
     sizes = [dim if isinstance(dim, int) else 0 for dim in dims[1:]]
@@ -153,7 +151,7 @@ def _empty(model: ir.Model, past: ir.Value, pasts: list[ir.Value]) -> ir.Value:
 def _length_of_all(
     node: ir.Node, dropped: list[tuple[ir.Value, ir.Value]]
 ) -> dict[str, ir.SymbolicDim | int]:
-    """Returns the name of the length of past and new tokens, and the length of the new ones, which is now the same."""
+    """Returns the symbolic length of all tokens, mapped to the length of the new tokens, which now equals it."""
     queries = node.inputs[0]
     if not dropped or node.op_type == "Concat" or queries is None or queries.shape is None:
         return {}
@@ -164,8 +162,8 @@ def _length_of_all(
 
 
 def _sizes_of_new(node: ir.Node, dropped: list[tuple[ir.Value, ir.Value]]) -> dict[str, ir.SymbolicDim | int]:
-    """Returns sizes of past keys by their symbols, of which the new ones that a Concat joins them with tell numbers."""
-    # The model builder of onnxruntime-genai (0.18) declares the size of a head as `kv_cache_dim`.
+    """Returns values for the symbolic sizes of past keys, read from the new keys that a Concat appends to them."""
+    # The model builder of onnxruntime-genai (0.18) declares the head size as `kv_cache_dim`.
     if not dropped or node.op_type != "Concat" or len(node.inputs) != 2:
         return {}
     past, new = dropped[0][0].shape, node.inputs[1].shape if node.inputs[1] is not None else None
@@ -175,7 +173,7 @@ def _sizes_of_new(node: ir.Node, dropped: list[tuple[ir.Value, ir.Value]]) -> di
     return {
         old.value: size
         for axis, (old, size) in enumerate(zip(past, new, strict=True))
-        # The batch, axis 0, has a number in no file whose past leaves it open.
+        # The batch, axis 0, is fixed in no file whose past keys have a symbolic batch.
         if axis not in (0, joined)
         and isinstance(old, ir.SymbolicDim)
         and old.value is not None
@@ -184,7 +182,7 @@ def _sizes_of_new(node: ir.Node, dropped: list[tuple[ir.Value, ir.Value]]) -> di
 
 
 def _rename(value: ir.Value, names: Mapping[str, ir.SymbolicDim | int]) -> None:
-    """Replaces symbolic sizes of a value by those that `names` gives for their names."""
+    """Replaces the symbolic sizes of a value that `names` maps to other sizes."""
     if value.shape is None:
         return
     sizes = [

@@ -1,4 +1,4 @@
-"""Switches BatchNormalization and Dropout nodes to training or inference mode, all or by name."""
+"""Switches BatchNormalization and Dropout nodes to training or inference mode, all at once or by name."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class DropoutPlaces:
 
     Attributes:
         decided: Dropout nodes whose mode the user has chosen.
-        removed: nodes that an exporter has left of Dropout modules, for which the user has chosen nothing.
+        removed: nodes left in place of Dropout modules that the exporter removed, if the user chose no ratio for them.
     """
 
     decided: frozenset[ir.Node] = frozenset()
@@ -55,17 +55,21 @@ class Unchosen(NamedTuple):
 
 
 def set_dropout(model: ir.Model, dropout: DropoutRatios) -> DropoutPlaces:
-    """Gives Dropout the chosen ratios, in place, also where an exporter has removed it.
+    """Sets the ratios of Dropout, in place, and inserts Dropout where an exporter has removed it.
 
-    A ratio above 0 puts Dropout into training mode, 0 into inference mode.
+    A ratio above 0 switches Dropout to training mode, 0 to inference mode.
 
     Args:
         model: canonical model that still has what an exporter leaves of Dropout modules (`passes.dropout_traces`).
         dropout: one ratio for all places, or ratios by pattern. The first pattern
-            (:func:`onnxtrain.selection.match_names`) that matches the module or the node of a place decides.
+            (:func:`onnxtrain.selection.match_names`) that matches a place's module or node decides. None changes
+            nothing.
+
+    Returns:
+        The places of Dropout.
 
     Raises:
-        GraphBuildError: a pattern matches no place, or there is no place at all for a ratio above 0.
+        GraphBuildError: a pattern matches no place, or the model has no place for a ratio above 0.
     """
     traces = dropout_traces(model.graph)
     if dropout is None:
@@ -87,7 +91,7 @@ def set_dropout(model: ir.Model, dropout: DropoutRatios) -> DropoutPlaces:
 
 
 def _ratios(places: Sequence[ir.Node], dropout: float | Mapping[str, float]) -> dict[ir.Node, float]:
-    """Returns the ratios that the user has chosen, by node; see :func:`set_dropout`."""
+    """Returns the ratio that the user has chosen for each node; see :func:`set_dropout`."""
     if not isinstance(dropout, Mapping):
         if not places and dropout:
             raise GraphBuildError(
@@ -105,13 +109,13 @@ def _ratios(places: Sequence[ir.Node], dropout: float | Mapping[str, float]) -> 
 def _first_matches(
     nodes: Sequence[ir.Node], patterns: Iterable[str], option: str, kind: str
 ) -> dict[ir.Node, str]:
-    """Returns the first pattern that matches each node, of the nodes that one matches.
+    """Returns the first pattern that matches each node; nodes that no pattern matches are left out.
 
     Args:
         nodes: the nodes.
-        patterns: patterns, the first of which wins.
+        patterns: patterns in order of precedence.
         option: the argument that holds the patterns, e.g. "batch_norm".
-        kind: names the nodes in the message, e.g. "BatchNormalization or Dropout".
+        kind: what the error message calls the nodes, e.g. "BatchNormalization or Dropout".
 
     Raises:
         GraphBuildError: a pattern matches no node.
@@ -133,13 +137,13 @@ def _first_matches(
 
 
 def _switch_adapters_on(model: ir.Model) -> None:
-    """Puts the Dropout of adapters into training mode, which files of opsets before 12 cannot note."""
+    """Switches the Dropout of adapters to training mode, which files of opsets before 12 cannot store."""
     nodes = [node for node in ir.traversal.RecursiveGraphIterator(model.graph) if is_adapter_dropout(node)]
     TrainingModePass(dropout=dict.fromkeys(nodes, "training"))(model)
 
 
 def _nodes(model: ir.Model, op_types: Collection[str]) -> list[ir.Node]:
-    """Returns the nodes of standard ops but those of adapters, in subgraphs too: a branch of If trains as any other."""
+    """Returns the nodes of the given standard ops, subgraphs included, without the Dropout of adapters."""
     return [
         node
         for node in ir.traversal.RecursiveGraphIterator(model.graph)
@@ -153,16 +157,16 @@ def switch_modes(model: ir.Model, batch_norm: BatchNormMode, places: DropoutPlac
     Args:
         model: canonical model.
         batch_norm: one mode for all nodes, or modes by pattern. The first pattern
-            (:func:`onnxtrain.selection.match_names`) that matches a node decides. A node matches by its own name, e.g.
-            `/body/bn/BatchNormalization`, by that of its scale, `body.bn.weight`, or of its module, `body.bn`.
-        places: places of Dropout; nodes whose mode `dropout` has decided keep it.
+            (:func:`onnxtrain.selection.match_names`) that matches a node decides. A pattern can match the name of the
+            node, e.g. `/body/bn/BatchNormalization`, of its scale, `body.bn.weight`, or of its module, `body.bn`.
+        places: places of Dropout; nodes whose mode `dropout` has decided keep that mode.
 
     Returns:
         The layers for which the user has chosen no mode.
 
     Raises:
         GraphBuildError: a pattern matches no node, or a layer cannot run in training mode.
-        ValueError: a mode is none of "as_exported", "training", "inference".
+        ValueError: a mode is not "as_exported", "training" or "inference".
     """
     nodes = _nodes(model, SWITCHED)
     if isinstance(batch_norm, Mapping):
@@ -172,7 +176,7 @@ def switch_modes(model: ir.Model, batch_norm: BatchNormMode, places: DropoutPlac
         modes = dict.fromkeys(nodes, batch_norm)
     for node in places.decided:
         modes.pop(node, None)
-    # A single mode is passed on as it is: the pass checks it, also in a model without such nodes.
+    # A single mode is passed on unchanged, so that the pass checks it even in a model without such nodes.
     TrainingModePass(batch_norm if isinstance(batch_norm, str) else modes, modes)(model)
     _switch_adapters_on(model)
     _update_as_pytorch(node for node, mode in modes.items() if mode == "training")
@@ -190,9 +194,9 @@ def _removed_dropouts(nodes: Iterable[ir.Node], batch_norm: BatchNormMode) -> li
     """Returns the names of removed Dropout modules, except those that `batch_norm` puts into inference mode.
 
     Args:
-        nodes: nodes that stand in the place of Dropout modules (`passes.dropout_traces`).
-        batch_norm: as in :func:`switch_modes`. By pattern, the first pattern that matches a module decides, e.g. about
-            `head.drop` under {"backbone.*": "inference", "*": "training"}.
+        nodes: nodes left in place of removed Dropout modules (`passes.dropout_traces`).
+        batch_norm: as in :func:`switch_modes`. Of several patterns, the first that matches a module decides, e.g. "*"
+            for `head.drop` in {"backbone.*": "inference", "*": "training"}.
     """
     removed = []
     for node in nodes:
@@ -208,10 +212,10 @@ def _removed_dropouts(nodes: Iterable[ir.Node], batch_norm: BatchNormMode) -> li
 
 
 def _check_training_mode(model: ir.Model, batch_norm: BatchNormMode, removed: Sequence[str]) -> None:
-    """Checks that BatchNormalization and Dropout can run in training mode.
+    """Raises GraphBuildError if BatchNormalization and Dropout cannot run in the training mode that was asked for.
 
     Args:
-        model: canonical model in the mode in which it is trained.
+        model: canonical model, with its layers in the modes in which they are trained.
         batch_norm: what the user passed, e.g. "training" or {"head.*": "training"}.
         removed: names of the Dropout modules that the exporter has removed, e.g. ["drop"].
 
@@ -229,7 +233,7 @@ def _check_training_mode(model: ir.Model, batch_norm: BatchNormMode, removed: Se
             "has no BatchNormalization and no Dropout node. If the network has such layers, its exporter has folded or "
             "dropped them: export it in training mode (torch.onnx.export(..., "
             "training=torch.onnx.TrainingMode.TRAINING, do_constant_folding=False, dynamo=False)). "
-            f"{_put_back(removed)}. Else leave {argument('batch_norm')} out"
+            f"{_put_back(removed)}. Otherwise leave {argument('batch_norm')} out"
         )
     if asked and not norms:
         _log.warning(
@@ -237,42 +241,42 @@ def _check_training_mode(model: ir.Model, batch_norm: BatchNormMode, removed: Se
             "has such layers, its exporter has folded them into others; export it in training mode.",
             argument("batch_norm", "training"),
         )
-    # PyTorch refuses a batch of one value per channel. Images of more pixels pass there, but a model fixed to a batch
-    # of 1 would be trained on the statistics of single images, unlike the running ones that inference uses.
+    # PyTorch raises for a batch with one value per channel. It accepts larger images, but a model with a fixed batch of
+    # 1 would be trained on the statistics of single images, unlike the running statistics that inference uses.
     for node in norms:
         batch = node.inputs[0] and (static_dims(node.inputs[0]) or (None,))[0]
         if batch == 1 and is_training_batch_norm(node):
             raise GraphBuildError(
                 f"building the training graph: the BatchNormalization {node.name or node.outputs[0].name!r} is to "
-                "normalise by the statistics of the batch, but the model was exported for a batch of 1. Make the batch "
+                "normalize by the statistics of the batch, but the model was exported for a batch of 1. Make the batch "
                 f"dynamic: export it with dynamic_shapes, or {words().dynamic_batch('generate_artifacts')}. Or pass "
                 f"{argument('batch_norm', 'inference')}"
             )
 
 
 def _put_back(removed: Sequence[str]) -> str:
-    """Says how to put Dropout back, as a sentence without its full stop."""
+    """Returns advice on how to put Dropout back, a sentence without its full stop."""
     if removed:
         return f"Pass {argument('dropout', 0.1)} for the removed Dropout of {some_names(removed, 5)}"
     return "Dropout can be put back by onnxtrain.restore_dropout(model, p, before=[...])"
 
 
 def place_name(node: ir.Node) -> str:
-    """Returns the name by which messages call the place of a Dropout, e.g. that of its module."""
+    """Returns the name of a place of Dropout for messages: its module's, else its node's, else its output's."""
     return next(iter(_names(node)), str(node.outputs[0].name))
 
 
 def _update_as_pytorch(nodes: Iterable[ir.Node]) -> None:
-    """Marks BatchNormalization nodes that are switched to training mode: their running variance follows PyTorch."""
-    # A node that the file itself has in training mode keeps ONNX's population variance, as the file says.
+    """Marks BatchNormalization nodes whose running variance is updated as in PyTorch, from the unbiased variance."""
+    # Nodes that were exported in training mode are not passed in: they keep ONNX's population variance.
     for node in nodes:
         if node.op_type == "BatchNormalization":
             mark_unbiased(node)
 
 
 def _names(node: ir.Node) -> list[str]:
-    """Returns the names by which a pattern can match a node, that of its PyTorch module first."""
-    # The first is the one that the message shows if a pattern matches nothing.
+    """Returns the names that patterns can match for a node, the name of its PyTorch module first."""
+    # If a pattern matches nothing, the error message shows the first name.
     names = []
     scope = module_scope(node)
     if scope is not None:

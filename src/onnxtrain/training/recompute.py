@@ -1,7 +1,7 @@
-"""Recomputes activations in the backward pass instead of keeping them since the forward pass.
+"""Recomputes activations in the backward pass instead of keeping them from the forward pass.
 
-The idea is that of Chen et al., "Training Deep Nets with Sublinear Memory Cost" (2016), but the choice is made per
-value and not per layer: results of elementwise ops, normalisations and views are recomputed, and some matrix products.
+As in Chen et al., "Training Deep Nets with Sublinear Memory Cost" (2016), but chosen per value and not per layer: the
+results of elementwise ops, normalizations and views are recomputed, and some matrix products.
 """
 
 from __future__ import annotations
@@ -15,34 +15,34 @@ from onnxtrain.emitter import Emitter, static_dims
 from onnxtrain.op_facts import ELEMENTWISE, MOVES, PRODUCTS, SHAPE_READERS, VIEWS
 from onnxtrain.passes import remove_unread_nodes
 
-# Ops that take about as long as reading their inputs from memory: elementwise ops, moves, and ops that read each row
+# Memory-bound ops, which take about as long as reading their inputs: elementwise ops, moves, and ops that read each row
 # once or twice. The names with `_float` are functions of domain `onnxtrain` that fuse such ops.
 _CHEAP = ELEMENTWISE | MOVES | {
     *("LayerNormalization", "LogSoftmax", "Pad", "RMSNormalization", "Softmax", "Silu_float", "Hardtanh_float"),
     *("FlooredRMSNormalization_float", "InverseRMSNormalization_float", "LayerNormalizationTraining_float"),
 }  # fmt: skip
-# Matrix products, of which a share is recomputed; again with the functions that stand for them.
+# Matrix products, of which a share is recomputed, and the functions that replace them.
 _PRODUCTS = PRODUCTS | {
     *("MatrixProduct_float", "GemmBfloat16_float", "MatMulBfloat16_float", "MatMulPermutedRightBfloat16_float"),
 }  # fmt: skip
 _SHARE = 1 / 2
-"""Recompute at most this share of the work of the forward matrix products.
+"""Largest share of the forward matrix products, by work, that is recomputed.
 
-A training step has three products per layer (forward, and two for the gradients), so one half costs a sixth more time.
+A training step has three products per layer (one forward, two for the gradients), so one half adds a sixth of the time.
 """
 _LEAST = 64
-"""Keep values of fewer elements, for which recomputing saves no memory worth a node. An unknown size counts as 1."""
+"""Values with fewer elements are kept: recomputing them saves too little memory. An unknown size counts as 1."""
 
 
 class RecomputePass(ir.passes.InPlacePass):
     """Makes gradient nodes read recomputed activations.
 
-    Must be the last pass: merging equal nodes afterwards would undo it.
+    No later pass may merge equal nodes, which would undo the recomputation.
 
     Args:
         forward: names of the values of the forward pass, e.g. {"h", "logits", "loss"}.
-        products: True to recompute a share of the matrix products, too; False to recompute activations by cheap ops
-            only, which takes hardly any time.
+        products: True to recompute a share of the matrix products, too; False to recompute only the results of cheap
+            ops, which takes hardly any time.
     """
 
     def __init__(self, forward: Collection[str], *, products: bool = True) -> None:
@@ -51,7 +51,7 @@ class RecomputePass(ir.passes.InPlacePass):
         self._with_products = products
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Rewrites a training model in place; subgraphs, and the values that they read, stay."""
+        """Rewrites a training model in place. Subgraphs, and the values that they read, are not changed."""
         graph = model.graph
         plan = _Plan(graph, self._forward, products=self._with_products)
         writer = _Writer(Emitter(graph, functions=model.functions), plan)
@@ -63,10 +63,10 @@ class RecomputePass(ir.passes.InPlacePass):
 
 
 class _Plan:
-    """The decision for each value of the forward pass: keep it for the gradients, or recompute it.
+    """Decides for each value of the forward pass whether it is kept for the gradients or recomputed.
 
     Attributes:
-        forward: nodes of the forward pass, and views that gradients take of its results.
+        forward: nodes of the forward pass, and the views of its results that gradient rules have added.
     """
 
     def __init__(self, graph: ir.Graph, names: Collection[str], *, products: bool) -> None:
@@ -79,19 +79,19 @@ class _Plan:
         self._products = set(_products_to_recompute(forward)) if products else set[ir.Node]()
         self._kept: set[ir.Value] = set()
         self._repeated: dict[ir.Value, bool] = {}
-        # The bodies of control flow are not rewritten, so what they read must stay.
+        # Subgraphs of control flow are not rewritten, so the values that they read must be kept.
         everywhere = ir.traversal.RecursiveGraphIterator(graph)
         captured = {value for node in everywhere if node.graph is not graph for value in node.inputs}
         for node in graph:
             for value in node.outputs if node in self.forward else ():
                 readers = [use.node for use in value.uses() if self.is_gradient(use.node)]
-                # Without a signal nothing could delay the recomputation, and ONNX Runtime would run it at once.
+                # Without a signal nothing could delay the recomputation: ONNX Runtime would run it immediately.
                 fixed = value.is_graph_output() or value in captured or not all(map(self.signal, readers))
                 if fixed or (readers and not self._is_repeatable(value)):
                     self._kept.add(value)
 
     def repeats(self, value: ir.Value | None) -> bool:
-        """Says if a value is recomputed for the gradients that read it."""
+        """True if a value is recomputed for the gradients that read it."""
         return (
             value is not None
             and value not in self._kept
@@ -100,49 +100,52 @@ class _Plan:
         )
 
     def is_there(self, value: ir.Value) -> bool:
-        """Says if a value is in memory anyway: it is kept, an input, or a constant."""
+        """True if a value is in memory anyway, because it is kept, an input or a constant."""
         return value in self._kept or value.producer() is None
 
     def is_activation(self, value: ir.Value) -> bool:
-        """Says if a value is a floating-point result of a node, not a parameter, constant or size."""
+        """True if a value is a floating-point result of a node, not a parameter, constant or size."""
         return value.producer() is not None and value.dtype is not None and value.dtype.is_floating_point()
 
     def signal(self, node: ir.Node) -> ir.Value | None:
-        """Returns an input of a gradient node that other gradient nodes compute: the cotangent that it waits for."""
+        """Returns the cotangent that a gradient node waits for: its first input computed by another gradient node.
+
+        Returns None if no input is computed by a gradient node.
+        """
         computed = (value for value in node.inputs if value is not None and self.is_activation(value))
         return next((value for value in computed if value.producer() not in self.forward), None)
 
     def is_gradient(self, node: ir.Node) -> bool:
-        """Says if a node belongs to the backward pass and reads more than the sizes of its inputs."""
-        # ONNX Runtime runs a Shape as soon as the activation is there, so that it does not keep the activation.
+        """True if a node belongs to the backward pass and reads the elements of its inputs, not only their sizes."""
+        # A Shape does not keep an activation in memory: ONNX Runtime runs it as soon as the activation is computed.
         return node not in self.forward and node.op_type not in SHAPE_READERS
 
     def _is_copy(self, node: ir.Node) -> bool:
-        """Says if a node is a view of forward results, such as a Reshape that a gradient rule has written."""
+        """True if a node is a view of forward results, such as a Reshape that a gradient rule has added."""
         if node.domain != "" or node.op_type not in VIEWS:
             return False
         sources = [value.producer() for value in node.inputs if value is not None]
         return sources[:1] != [None] and all(source is None or source in self.forward for source in sources)
 
     def _is_repeatable(self, value: ir.Value) -> bool:
-        """Says if a value can be recomputed from values in memory, and is worth it."""
-        # Remembered: the values of a deep net lead back through each other, in exponentially many ways.
+        """True if a value can be recomputed from values in memory and recomputing it pays off."""
+        # Memoized: a deep network has exponentially many paths back through its values.
         if value not in self._repeated:
             self._repeated[value] = self._is_worth_it(value)
         return self._repeated[value]
 
     def _is_worth_it(self, value: ir.Value) -> bool:
-        """Says if a value comes from a cheap node, is large enough, and has inputs in memory or recomputable."""
+        """True if a value comes from a cheap node, is large enough, and its inputs are in memory or recomputable."""
         node = value.producer()
         if node not in self.forward or (node.op_type not in _CHEAP and node not in self._products):
             return False
-        # Integers and masks are small beside activations, and often sizes or indices that a runtime needs early.
+        # Integers and masks are small compared with activations, and often sizes or indices that are needed early.
         if value.dtype is None or not value.dtype.is_floating_point():
             return False
         if node.op_type not in VIEWS and _elements(value) < _LEAST:
             return False
         sources = [source for source in node.inputs if source is not None]
-        # What follows from parameters alone, such as adapters side by side, is small beside activations.
+        # Values computed from parameters alone, such as concatenated adapters, are small compared with activations.
         if not self._of_weights and not any(map(self.is_activation, sources)):
             return False
         return all(
@@ -152,7 +155,7 @@ class _Plan:
 
 
 class _Writer:
-    """Writes the recomputation of each value once, before the first gradient node that reads it."""
+    """Adds the recomputation of each value once, before the first gradient node that reads the value."""
 
     def __init__(self, op: Emitter, plan: _Plan) -> None:
         self._op, self._plan = op, plan
@@ -168,7 +171,7 @@ class _Writer:
                     node.replace_input_with(index, self._computed_again(value, signal))
 
     def _computed_again(self, value: ir.Value, signal: ir.Value) -> ir.Value:
-        """Returns what a gradient reads in place of a value: a recomputed or delayed activation; parameters stay."""
+        """Returns the replacement of a value: a recomputed or delayed activation, or the value itself if small."""
         if value in self._again:
             return self._again[value]
         if self._plan.is_there(value) or not self._plan.is_activation(value):
@@ -193,22 +196,23 @@ class _Writer:
         return self._again[value]
 
     def _delayed(self, value: ir.Value, signal: ir.Value) -> ir.Value:
-        """Makes a value depend on a signal, so that no runtime recomputes from it before the signal is computed."""
-        # ONNX Runtime runs a node as soon as its inputs are there, and then the recomputed values would live as long as
-        # the kept ones.
+        """Returns the value with an added dependency on `signal`, so that nothing is recomputed from it earlier."""
+        # ONNX Runtime runs a node as soon as its inputs are computed. Without the dependency, recomputed values would
+        # be in memory as long as kept ones.
         result = self._op.reshape_after(value, self._op.shape_of(value), signal)
         result.shape, result.type = value.shape, value.type
         return result
 
 
 def _products_to_recompute(nodes: list[ir.Node]) -> Iterator[ir.Node]:
-    """Chooses products with weights to recompute: the first ones of the model, whose results are kept the longest.
+    """Yields the matrix products with weights to recompute, up to :data:`_SHARE` of their work.
 
-    An element of the result of a product over `depth` terms costs `depth` multiplications. Only products whose result
-    is at least as large as their input (width >= depth) save enough memory for that.
+    The first products of the model are chosen, because their results are kept the longest. Recomputing one element of a
+    product over `depth` terms costs `depth` multiplications, so a product only saves enough memory if its result is at
+    least as large as its input (width >= depth).
     """
     sizes = {node: size for node in nodes if (size := _row_lengths(node)) is not None}
-    # All products are taken to have as many rows, positions of the batch, so that depth * width measures the work.
+    # All products are assumed to have the same number of rows, so that depth * width is proportional to the work.
     budget = _SHARE * sum(depth * width for depth, width in sizes.values())
     for node, (depth, width) in sizes.items():
         if width >= depth and depth * width <= budget:
@@ -218,7 +222,7 @@ def _products_to_recompute(nodes: list[ir.Node]) -> Iterator[ir.Node]:
 
 def _row_lengths(node: ir.Node) -> tuple[int, int] | None:
     """Returns the row lengths (depth, width) of input and result of a product with a weight; None for other nodes."""
-    # A product of two activations, as in attention, has no row length in common with the others.
+    # Products of two activations, as in attention, are not comparable with products with weights.
     if node.op_type not in _PRODUCTS:
         return None
     rows, result = (value and static_dims(value) for value in (node.inputs[0], node.outputs[0]))
@@ -229,5 +233,5 @@ def _row_lengths(node: ir.Node) -> tuple[int, int] | None:
 
 
 def _elements(value: ir.Value) -> int:
-    """Returns the number of elements, counting 1 for unknown sizes."""
+    """Returns the number of elements of a value, counting 1 for each unknown size."""
     return math.prod(1 if size is None else size for size in static_dims(value) or ())

@@ -1,4 +1,4 @@
-"""Updates running variances by the unbiased variance of the batch, as PyTorch does; ONNX uses the biased one."""
+"""Updates running variances with the unbiased variance of the batch, as PyTorch does; ONNX uses the biased variance."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _INPUT_VAR, _RUNNING_VAR = 4, 2
 
 def mark_unbiased(node: ir.Node) -> None:
     """Marks a BatchNormalization for :func:`update_unbiased`."""
-    # By metadata, which clones and files keep: the node is rewritten when the training model is built, much later.
+    # Clones and files keep metadata; the node is rewritten much later, when the training model is built.
     node.metadata_props[_KEY] = "1"
 
 
@@ -25,16 +25,16 @@ def update_unbiased(op: Emitter, node: ir.Node) -> ir.Value:
     """Rewrites a marked training BatchNormalization so that its running variance is updated as in PyTorch.
 
     PyTorch: running' = momentum * running + (1 - momentum) * variance * n / (n - 1), for n values per channel. ONNX
-    (BatchNormalization-15) has no factor b = n / (n - 1). The node gets running / b in place of running, and its result
-    is multiplied by b, so that the op and its native kernels stay as they are. With one value per channel, which
-    PyTorch refuses to train on, the result is NaN.
+    (BatchNormalization-15) has no factor b = n / (n - 1). The node therefore reads running / b instead of running, and
+    its result is multiplied by b; the op and its native kernels need no change. With one value per channel, for which
+    PyTorch raises an error, the result is NaN.
 
     Args:
         op: writes into the graph of the node.
         node: a BatchNormalization in training mode with three outputs; its input_var may be any value.
 
     Returns:
-        The updated running variance: a new value if the node is marked, else its output as it is.
+        The updated running variance: a new value if the node is marked, else the node's own output.
     """
     running, updated_biased = node.inputs[_INPUT_VAR], node.outputs[_RUNNING_VAR]
     x = node.inputs[0]
@@ -48,7 +48,7 @@ def update_unbiased(op: Emitter, node: ir.Node) -> ir.Value:
     product = updated.producer()
     assert product is not None
     updated.shape, updated.type = running.shape, running.type
-    # The product itself reads `updated_biased`, too, and must go on to do so.
+    # `replace_all_uses_with` also redirects the product itself, which must keep reading `updated_biased`.
     updated_biased.replace_all_uses_with(updated, replace_graph_outputs=True)
     product.replace_input_with(0, updated_biased)
     return updated
@@ -57,11 +57,11 @@ def update_unbiased(op: Emitter, node: ir.Node) -> ir.Value:
 def _bessel(op: Emitter, x: ir.Value, like: ir.Value) -> ir.Value:
     """Returns n / (n - 1), with n = size(x) / channels, in the dtype of `like`; infinite for n = 1."""
     sizes = static_dims(x)
-    # A constant if all sizes are static: no node is run for it at each step.
+    # With static sizes the factor is a constant, so that no step computes it.
     if sizes is not None and None not in sizes:
         count = math.prod(size for axis, size in enumerate(sizes) if axis != 1 and size is not None)
         return op.const(count / (count - 1) if count > 1 else math.inf, like=like)
-    # Sizes are divided in float32 whatever the dtype of x, as float16 ends at 65,504.
+    # In float32 for every dtype of x, because the largest float16 is 65,504.
     size = op.Cast(op.Size(x), to=ir.DataType.FLOAT)
     static = None if sizes is None else sizes[1]
     channels = op.Cast(op.Squeeze(op.dim(x, 1)), to=ir.DataType.FLOAT) if static is None else float(static)

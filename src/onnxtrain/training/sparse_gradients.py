@@ -1,6 +1,6 @@
-"""Replaces gradients of embedding tables by gradients of the rows that a batch reads.
+"""Replaces dense gradients of embedding tables with sparse ones, which hold only the rows that a batch reads.
 
-A table of a million rows has a gradient of a million rows, of which a batch of 100 words fills at most 100.
+The dense gradient of a table of a million rows has a million rows, of which a batch of 100 words fills at most 100.
 """
 
 from __future__ import annotations
@@ -19,18 +19,17 @@ _DTYPES = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16)
 
 
 def match_sparse(patterns: Iterable[str], trainable: Sequence[str]) -> list[str]:
-    """Returns the trained parameters that match names or patterns of `sparse_gradients`, in graph order.
+    """Returns the trained parameters that match the names and patterns of `sparse_gradients`, in graph order.
 
     Raises:
-        GraphBuildError: one of them matches none.
+        GraphBuildError: a name or pattern matches no trained parameter.
     """
     wanted = matched_names(
         patterns,
         trainable,
         lambda pattern: GraphBuildError(
             f"building the training graph: no trained parameter matches {pattern!r} of {argument('sparse_gradients')}; "
-            f"they are "
-            f"{some_names(trainable)}"
+            f"the trained parameters are {some_names(trainable)}"
         ),
     )
     return [name for name in trainable if name in wanted]
@@ -39,9 +38,10 @@ def match_sparse(patterns: Iterable[str], trainable: Sequence[str]) -> list[str]
 def keep_rows(
     model: ir.Model, gradients: Mapping[str, ir.Value], parameters: Mapping[str, ir.Value]
 ) -> dict[str, str]:
-    """Replaces gradient outputs `[n, *rest]` by rows `[reads, *rest]`, and appends outputs of the row numbers.
+    """Replaces dense embedding gradients `[n, *rest]` with sparse ones: the gathered rows `[reads, *rest]`.
 
-    The nodes that computed the whole gradients stay, without a reader, for the cleanup that follows.
+    An output with the row indices is appended for each. The nodes of the dense gradients become dead; a later pass
+    removes them.
 
     Args:
         model: a training model.
@@ -49,10 +49,10 @@ def keep_rows(
         parameters: the parameters in the forward graph, by name.
 
     Returns:
-        Per parameter, the output that holds its row numbers, int64 `[reads]`, e.g. {"table": "table_grad_indices"}.
+        The output with the row indices per parameter, int64 `[reads]`, e.g. {"table": "table_grad_indices"}.
 
     Raises:
-        GraphBuildError: something else than Gather on axis 0 contributes to a gradient.
+        GraphBuildError: a parameter is read by another op than Gather on axis 0, or has an unsupported dtype.
     """
     op = Emitter(model.graph, functions=model.functions)
     outputs = model.graph.outputs
@@ -71,7 +71,7 @@ def keep_rows(
         if rows.dtype != dense_gradient.dtype:
             rows = op.Cast(rows, to=dense_gradient.dtype)
         rows.name, dense_gradient.name = dense_gradient.name, op.unique_name(f"{dense_gradient.name}_whole")
-        # The number of rows differs from batch to batch; by one symbol, gradient and row numbers have it in common.
+        # The number of rows differs from batch to batch. Gradient and row indices share the symbol for it.
         rows.shape = ir.Shape([f"{name}_reads", *dims[1:]])
         outputs[outputs.index(dense_gradient)] = rows
         names[name] = indices.name = op.unique_name(f"{name}_grad_indices")
@@ -81,8 +81,8 @@ def keep_rows(
 
 
 def _terms_of(gradient: ir.Value) -> list[ir.Node | None]:
-    """Returns the nodes whose results are added up to a gradient; None stands for a term that no node computes."""
-    # The driver adds up the cotangents of a table that several Gathers read, and casts those of half precision.
+    """Returns the nodes whose results are summed to a gradient; None for a term that no node computes."""
+    # The driver sums the cotangents of a table that several Gathers read, and casts half-precision cotangents.
     node = gradient.producer()
     if node is None or node.domain != "" or node.op_type not in ("Add", "Cast", "Identity"):
         return [node]
@@ -90,30 +90,30 @@ def _terms_of(gradient: ir.Value) -> list[ir.Node | None]:
 
 
 def _is_of_rows(node: ir.Node | None) -> bool:
-    """Says if a node adds up rows: it is the gradient of a Gather on axis 0."""
+    """True if a node scatters row gradients, as the gradient of a Gather on axis 0 does."""
     return node is not None and node.domain == DOMAIN and node.op_type in embedding_gradient.function_names
 
 
 def _rows_and_indices(op: Emitter, node: ir.Node, dims: tuple[int, ...]) -> tuple[ir.Value, ir.Value]:
-    """Returns the cotangents of rows that an EmbeddingGradient adds up, and their row numbers, not negative."""
+    """Returns the row cotangents that an EmbeddingGradient sums, and their non-negative row indices."""
     cotangent, indices, _ = node.inputs
     flat = op.Reshape(indices, [-1])
     rows = op.Reshape(cotangent, op.Concat(op.Shape(flat), list(dims[1:]), axis=0), allowzero=1)
-    # Gather counts negative indices from the end. The optimizer adds up equal row numbers, so that each row must have
-    # one number only.
+    # Gather counts negative indices from the end. The optimizer sums gradients of equal indices, so each row must have
+    # only one index.
     return rows, op.Where(op.Less(flat, 0), op.Add(flat, dims[0]), flat)
 
 
 def _refusal(parameter: ir.Value, writers: Sequence[ir.Node | None]) -> str:
-    """Says why a parameter has no sparse gradient, for the error."""
+    """Returns the error message that says why a parameter cannot have a sparse gradient."""
     if all(map(_is_of_rows, writers)):
-        problem = f"it is {parameter.dtype}, and float32, float64 and float16 are supported"
+        problem = f"it is {parameter.dtype}; only float32, float64 and float16 are supported"
     else:
         kinds = sorted({node.op_type for node in writers if node is not None and not _is_of_rows(node)})
         readers = [f"{use.node.op_type} ({use.node.name!r})" for use in parameter.uses()]
         problem = (
-            f"its gradient comes from {some_names(kinds)}, and not only from rows that Gather reads on axis 0; what "
-            f"reads it is {some_names(readers)}"
+            f"its gradient comes from {some_names(kinds)}, and not only from rows that Gather reads on axis 0; the "
+            f"nodes that read it are {some_names(readers)}"
         )
     return (
         f"building the training graph: {parameter.name!r} has no sparse gradient: {problem}. Leave it out of "

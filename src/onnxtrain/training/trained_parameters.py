@@ -23,7 +23,7 @@ _log = get_logger()
 def choose_parameters(
     forward: ir.Model, recipe: Recipe, adapters: Collection[str]
 ) -> tuple[Build, Collection[ir.Value]]:
-    """Starts a build: sorts the initializers of the forward graph into trainable ones, frozen ones and statistics.
+    """Sorts the initializers of the forward graph into trained parameters, frozen parameters and running statistics.
 
     Args:
         forward: the forward graph.
@@ -31,7 +31,7 @@ def choose_parameters(
         adapters: names of parameters that the loss must depend on.
 
     Returns:
-        The build, and the values between the trained parameters and the loss.
+        The new build, and the values between the trained parameters and the loss.
 
     Raises:
         GraphBuildError: a name is unknown, or both trainable and frozen; the loss does not depend on an adapter.
@@ -55,9 +55,9 @@ def choose_parameters(
 
 def promote_parameters(build: Build) -> None:
     """Makes parameters and statistics inputs of the forward graph, after the user's inputs and the targets."""
-    # From this stage on nothing may rely on their values, which the device sets: shapes are inferred anew without them.
+    # The device sets the values of these inputs, so nothing may rely on them any more: shapes are inferred again.
     inputs = build.forward.graph.inputs
-    # The sort is stable: inputs in the file's order, then targets in that of the loss.
+    # The sort is stable: inputs keep the file's order, and targets the order of the loss.
     users = sorted(inputs, key=lambda value: TARGET_KEY in value.metadata_props)
     inputs.clear()
     inputs.extend(users)
@@ -84,16 +84,16 @@ def _active_values(model: ir.Model, trainable: Sequence[str]) -> set[ir.Value]:
 
 
 def _leave_out_unreached(build: Build, active: Collection[ir.Value]) -> None:
-    """Leaves the parameters untrained that the loss does not depend on, and logs a warning that names them.
+    """Removes parameters that the loss does not depend on from the trained ones, and logs a warning that names them.
 
-    PyTorch's optimizers skip parameters without a gradient (grad is None). Weight decay, momentum and moments would
-    move them.
+    PyTorch's optimizers skip parameters without a gradient (grad is None). With zero gradients instead, weight decay
+    and momentum would change the parameters.
     """
     graph = build.forward.graph
     inactive = [name for name in build.trainable if graph.initializers[name] not in active]
     if not inactive:
         return
-    # Behind Round or Sign the gradient is zero, which is a gradient: PyTorch's optimizers decay such parameters.
+    # The gradient through Round or Sign is zero, not absent: PyTorch's optimizers decay such parameters.
     reached = active_values(
         graph, [graph.outputs[0]], [graph.initializers[name] for name in inactive], through_steps=True
     )
@@ -116,7 +116,7 @@ def _leave_out_unreached(build: Build, active: Collection[ir.Value]) -> None:
 
 
 def _check_adapters(model: ir.Model, names: Sequence[str], active: Collection[ir.Value]) -> None:
-    """Raises GraphBuildError for adapters without a gradient, which would be saved and deployed as they were drawn."""
+    """Raises GraphBuildError for adapters without a gradient, which would be deployed with their initial values."""
     lost = [name for name in names if model.graph.initializers[name] not in active]
     if lost:
         layers = list(dict.fromkeys(name.rpartition(".lora_")[0] for name in lost))
@@ -130,7 +130,11 @@ def _check_adapters(model: ir.Model, names: Sequence[str], active: Collection[ir
 
 
 def _tensor(model: ir.Model, name: str) -> ir.TensorProtocol:
-    """Returns the initial value of an initializer."""
+    """Returns the initial value of an initializer.
+
+    Raises:
+        GraphBuildError: the initializer has no value.
+    """
     tensor = model.graph.initializers[name].const_value
     if tensor is None:
         raise GraphBuildError(

@@ -1,6 +1,6 @@
-"""Builds the training model and the eval model from a forward graph with a loss.
+"""Builds the training, eval and inference models from a canonical model with a loss.
 
-Steps 3 to 8 of "The life of one model" in `docs/architecture.md`; `build_training_graphs` calls them in order.
+`build_training_graphs` runs steps 3 to 8 of "The life of one model" in `docs/architecture.md`, in order.
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ class TrainingGraphs:
         manifest: the manifest (`docs/contracts.md`), without `files` and `optimizer`.
         parameters: initial value of each parameter, trainable or frozen, in graph order, e.g. {"fc.weight": ...}.
         statistics: initial value of each BatchNorm running statistic, in graph order.
-        inference: computes the outputs of the original model from its inputs and the parameters; None if not asked for.
-        unreached: names of the parameters that were to be trained and that the loss does not depend on; they are not
-            trained.
+        inference: computes the outputs of the original model from its inputs and the parameters; None if no outputs
+            were requested.
+        unreached: names of the parameters that were selected for training although the loss does not depend on them;
+            they are not trained.
         adapters: description of the model's LoRA adapters as JSON text; None for a model without adapters.
     """
 
@@ -68,19 +69,19 @@ def build_training_graphs(
     """Builds the training, eval and inference models from a canonical model that computes the scalar `loss`.
 
     Args:
-        model: canonical model, with the parameters that the recipe names among its `variable` ones; it is not changed.
-            Inputs with metadata :data:`TARGET_KEY` are targets.
+        model: canonical model in which the recipe's parameters were excluded from constant folding (`variable` of
+            `canonicalize`); it is not changed. Inputs with metadata :data:`TARGET_KEY` are targets.
         loss: name of the scalar to minimize.
-        recipe: how to train. Its `loss`, `loss_input_names` and `sample_weight` have done their work, `optimizer` and
-            `lora` are not read.
-        adapters: names of trained parameters that were added for this training: the loss must depend on them.
+        recipe: how to train. Its `loss`, `loss_input_names`, `sample_weight`, `optimizer` and `lora` are not read: the
+            caller has already applied them to the model, or applies them later.
+        adapters: names of trained parameters that were added for this training run; the loss must depend on them.
         input_gradients: names of floating-point inputs whose gradients the training model returns, too.
-        inference_outputs: names of the outputs of the inference model; empty for no such model.
+        inference_outputs: names of the outputs of the inference model; empty for no inference model.
 
     Raises:
-        DifferentiationError: one of `input_gradients` is no floating-point value.
-        GraphBuildError: a name is unknown, both trainable and frozen, or to be returned twice; the loss is no scalar;
-            one of `sparse_gradients` is read otherwise than by rows; the loss does not depend on one of `adapters`.
+        DifferentiationError: one of `input_gradients` is not a floating-point value.
+        GraphBuildError: a name is unknown, is both trainable and frozen, or would be returned twice; the loss is not a
+            scalar; one of `sparse_gradients` is not only read by rows; the loss does not depend on one of `adapters`.
         NothingToTrain: no parameter is left to train, or the loss depends on none of them.
         NoGradientRule: an op between loss and parameters has no gradient rule.
     """
@@ -102,7 +103,7 @@ def build_training_graphs(
     parameters, statistics = list(build.parameters), list(build.statistics)
     inference = build_inference_model(model, inference_outputs, parameters, statistics)
     manifest["inference"] = None if inference is None else inference_entry(inference, parameters + statistics)
-    # Each model carries the manifest, so that a host needs no other file.
+    # Each model contains the manifest, so that a host needs no other file.
     for graph_model in (training, evaluation):
         graph_model.metadata_props[METADATA_KEY] = json.dumps(manifest | {"files": {}, "optimizer": None})
     return TrainingGraphs(

@@ -1,4 +1,4 @@
-"""Writes the manifest of a training model: what its inputs and outputs are."""
+"""Describes the inputs and outputs of a training model as its manifest."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from onnxtrain.training.build_state import Build
 
 def describe_training(build: Build, training: ir.Model) -> dict[str, Any]:
     """Returns the manifest of the training model, without `files`, `optimizer`, `loss_mean` and `inference`."""
-    # Outputs are told apart by their position, in which `training_graph.py` writes them: those of the forward graph,
-    # gradients of the trained parameters, row numbers, updated statistics, gradients of inputs.
+    # Outputs are identified by their position, in the order in which `gradient_graph.py` appends them: outputs of the
+    # forward graph, gradients of the trained parameters, row indices, updated statistics, gradients of inputs.
     inputs = {str(value.name): value for value in training.graph.inputs}
     outputs = [str(value.name) for value in training.graph.outputs]
     returned = [str(value.name) for value in build.forward.graph.outputs]
@@ -34,7 +34,7 @@ def describe_training(build: Build, training: ir.Model) -> dict[str, Any]:
     ]
     return {
         "format": FORMAT,
-        # Runtimes of version 1 do not know sparse gradients and refuse the file; they load all others.
+        # Runtimes of version 1 do not know sparse gradients and must not load such a file; they load all others.
         "version": SPARSE_VERSION if build.row_indices else VERSION,
         "fingerprint": fingerprint(
             *([(e["name"], e["dtype"], e["shape"]) for e in group] for group in (parameters, statistics))
@@ -67,18 +67,22 @@ def describe_training(build: Build, training: ir.Model) -> dict[str, Any]:
 
 
 def _user_entry(value: ir.Value, key: str, gradients: Mapping[str, str]) -> dict[str, Any]:
-    """Describes an input or target: tensor, class labels from metadata `key`, and the output with its gradient."""
+    """Returns the manifest entry of an input or target: tensor, class labels (metadata `key`), name of its gradient."""
     facts: dict[str, Any] = json.loads(value.metadata_props.get(key, "{}"))
     return _tensor_entry(value) | facts | _optional("gradient", gradients.get(str(value.name)))
 
 
 def _optional(key: str, name: str | None) -> dict[str, str]:
-    """Returns an entry of one key, or none: the manifest leaves out keys without a value."""
+    """Returns {key: name}, or an empty dict if `name` is None: the manifest leaves out keys without a value."""
     return {} if name is None else {key: name}
 
 
 def _tensor_entry(value: ir.Value) -> dict[str, Any]:
-    """Returns name, dtype and shape of a value for the manifest; symbolic sizes by name."""
+    """Returns the name, dtype and shape of a value for the manifest, with symbolic sizes as their names.
+
+    Raises:
+        GraphBuildError: the value holds strings.
+    """
     dims = static_dims(value)
     shape = None
     if dims is not None and value.shape is not None:
@@ -86,9 +90,9 @@ def _tensor_entry(value: ir.Value) -> dict[str, Any]:
         shape = [symbol if dim is None else dim for dim, symbol in zip(dims, symbols, strict=True)]
     if value.dtype == ir.DataType.STRING:
         raise GraphBuildError(
-            f"building the training graph: the input '{value.name}' holds texts, which ONNX Runtime does not bind "
-            "beside parameters. Turn them into numbers before the model: cut it behind the op that looks them up "
-            "(onnx.utils.extract_model), and look them up in Python."
+            f"building the training graph: the input '{value.name}' holds strings, which ONNX Runtime cannot bind "
+            "together with parameters. Convert them to numbers before the model: cut the model after the op that looks "
+            "them up (onnx.utils.extract_model), and look them up in Python."
         )
     dtype = value.dtype.numpy().name if value.dtype is not None else None
     return {"name": str(value.name), "dtype": dtype, "shape": shape}

@@ -246,7 +246,7 @@ def test_models_with_deployed_activations_compute_the_bits_of_the_file(
 
 @pytest.mark.parametrize("activations", ["int8", None])
 def test_other_activations_are_refused(activations: Any) -> None:
-    with pytest.raises(ValueError, match=r"activations=.* is unknown; pass 'float'"):
+    with pytest.raises(ValueError, match=r"activations=.* is unknown; pass one of 'float'"):
         Trainer(generation_model(), "causal_lm", activations=activations)
 
 

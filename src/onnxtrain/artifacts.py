@@ -308,7 +308,8 @@ def _with_loss(source: ModelSource, loaded: ir.Model, recipe: Recipe) -> tuple[i
         patterns and a block's further outputs are added to the additional outputs.
     """
     loss = loss_for(recipe.loss)
-    outputs = trained_outputs(loaded.graph)
+    # If all outputs are computed from strings, the loss of the first one is refused below, with a message that says so.
+    outputs = trained_outputs(loaded.graph) or [str(loaded.graph.outputs[0].name)]
     names = list(recipe.loss_input_names or (outputs[:1] if loss is None else outputs))
     if recipe.sample_weight and not isinstance(loss, losses.Loss):
         raise GraphBuildError(

@@ -1,4 +1,4 @@
-"""Checks integers that users pass, and that an object made from JSON has the types of its annotations."""
+"""Checks integers from users, and the types of objects parsed from JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def check_integer(name: str, value: Any, least: int = 1) -> int:
     """Returns `value` as an int.
 
     Args:
-        name: name of the value, for the message.
+        name: name for the message.
         value: value to check.
         least: smallest allowed value.
 
@@ -25,23 +25,24 @@ def check_integer(name: str, value: Any, least: int = 1) -> int:
     >>> check_integer("epochs", np.int64(3))
     3
     """
-    # bool is an int in Python: True would train for one epoch.
+    # bool is a subclass of int: True would train for one epoch.
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
         raise InputError(f"{name} must be an integer >= {least}, received {value!r}.")
-    # A run with a larger value could not be resumed: numpy and ONNX Runtime have no larger integers.
+    # numpy and ONNX Runtime have no larger integers, so such a run could not be resumed.
     if value >= 2**63:
         raise InputError(f"{name} must be less than 2**63, received {value}.")
-    # JSON, to which the trainer writes its settings, has no integers of numpy.
+    # The trainer saves its settings as JSON, which numpy integers do not support.
     return int(value)
 
 
 def check_types(value: Any, kind: Any, name: str) -> None:
-    """Raises ValueError unless a value from JSON has a type; integers must not be negative.
+    """Raises ValueError unless a value parsed from JSON has a type; integers must not be negative.
 
     Args:
         value: value to check.
-        kind: a dataclass, `int`, `float`, `str`, `bool`, None, literals, lists, dicts and unions of these.
-        name: name of the value, for the message.
+        kind: expected type: a dataclass, `int`, `float`, `str`, `bool`, None, a literal, or a list, dict or union of
+            these.
+        name: name for the message.
 
     >>> check_types({"a": [1, 2.0]}, dict[str, list[float]], "sums")
     >>> check_types({"a": [1, "x"]}, dict[str, list[float]], "sums")
@@ -66,12 +67,12 @@ def check_types(value: Any, kind: Any, name: str) -> None:
         hints = get_type_hints(kind)
         for entry in fields(kind):
             check_types(getattr(value, entry.name), hints[entry.name], entry.name)
-    # JSON text of a whole float is often an integer.
+    # A whole float is often an integer in JSON.
     elif kind is float and type(value) is int and -(2**63) <= value < 2**63:
         pass
     elif type(value) is not kind and not (kind in (None, types.NoneType) and value is None):
         raise ValueError(f"{name} is {str(value)[:60]!r}")
-    # JSON has integers of any size, and numpy and ONNX Runtime have not.
+    # JSON has integers of any size; numpy and ONNX Runtime do not.
     elif kind is int and not 0 <= value < 2**63:
         raise ValueError(f"{name} is {str(value)[:60]}")
 

@@ -1,4 +1,4 @@
-"""Writes a model card: a README.md that says what a model computes, how it was trained, and how good it is."""
+"""Writes model cards: a README.md that describes a model, its training and its results."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from onnxtrain.runtime.atomic import replace_file
 from onnxtrain.trainer._fit.state import TrainingState
 from onnxtrain.trainer._show.report import format_value
 
-# What begins code, emphasis, HTML, a formula or a link; underscores inside words are text.
+# Characters that begin code, emphasis, HTML, a formula or a link; underscores inside words are text.
 _MARKDOWN = re.compile(r"[\\`*<>&~$]|(?<![^\W_])_|_(?![^\W_])|(?<=\])[(\[]")
-# Settings that have a row of their own, or say nothing to a reader.
+# Settings with a row of their own, or of no interest to readers.
 _TOLD = frozenset({"prediction", "random", "samples", "validation", "threads", "metrics"})
 
 
@@ -50,7 +50,7 @@ def write_model_card(
         *_of_results(state, results or {}),
         *_versions(),
     ]
-    # The Hub looks for this name.
+    # The name that the Hugging Face Hub expects.
     target = Path(path)
     target = target / "README.md" if target.is_dir() else target
     keep_inside(target, state.directory)
@@ -61,8 +61,8 @@ def write_model_card(
 def _front_matter(
     title: str, license: str | None, tags: Sequence[str], results: Mapping[str, Mapping[str, float]]
 ) -> list[str]:
-    """Writes the metadata that the Hugging Face Hub reads, as YAML."""
-    # JSON is YAML: a title with a colon or a quote needs no rules of its own.
+    """Returns the YAML metadata that the Hugging Face Hub reads."""
+    # JSON is valid YAML, and quotes any title correctly.
     entries: dict[str, Any] = {"library_name": "onnx", "tags": ["onnx", "onnxtrain", *tags]}
     if license is not None:
         entries["license"] = license
@@ -70,7 +70,7 @@ def _front_matter(
         {
             "task": {"type": "other"},
             "dataset": {"name": name, "type": name},
-            # The Hub takes finite numbers only, and NaN is no JSON.
+            # The Hub accepts only finite numbers, and NaN is not JSON.
             "metrics": [{"type": key, "value": v} for key, v in values.items() if math.isfinite(v)],
         }
         for name, values in results.items()
@@ -79,7 +79,7 @@ def _front_matter(
         entries["model-index"] = [{"name": title, "results": measured}]
     return [
         "---",
-        # The escapes of `printable` are those of quoted texts in YAML.
+        # The escapes of `printable` are valid in quoted YAML strings.
         *(f"{key}: {printable(json.dumps(value, ensure_ascii=False))}" for key, value in entries.items()),
         "---",
         "",
@@ -87,30 +87,30 @@ def _front_matter(
 
 
 def _text(text: object) -> str:
-    """Returns a text for Markdown in which nothing is markup, as names of inputs may be anything."""
+    """Escapes Markdown in a text, because names of inputs may contain anything."""
     return _MARKDOWN.sub(r"\\\g<0>", printable(text))
 
 
 def _code(name: str) -> str:
-    """Returns a name as code in Markdown, between more backticks than it has itself."""
+    """Returns a name as Markdown code, delimited by more backticks than it contains."""
     marks = "`" * (1 + max(map(len, re.findall("`+", name)), default=0))
     return f"{marks}{name}{marks}" if marks == "`" else f"{marks} {name} {marks}"
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
-    # A bar would begin a new column.
+    # A bar would start a new column.
     lines = [[_text(cell).replace("|", "\\|") for cell in row] for row in (header, *rows)]
     lines.insert(1, ["---"] * len(header))
     return [f"| {' | '.join(line)} |" for line in lines] + [""]
 
 
 def _of_model(state: TrainingState, model: str) -> list[str]:
-    """Writes inputs, outputs and the number of parameters, and how to run the file."""
+    """Returns the section about inputs, outputs, number of parameters, and how to run the file."""
     manifest, outputs, store = state.run.manifest, state.run.predicted, state.run.store
     rows = [(spec.name, spec.dtype.name, _shape(spec.shape)) for spec in manifest.inputs]
     sizes = {name: math.prod(store.parameters[name].shape) for name in store.parameters}
     trained = sum(sizes[name] for name in store.trainable)
-    # "..." stands for arrays: the card does not know where the reader's data comes from.
+    # "..." stands for the reader's arrays.
     feeds = ", ".join(f"{spec.name!r}: ..." for spec in manifest.inputs)
     code = [
         "import onnxruntime",
@@ -137,7 +137,7 @@ def _shape(shape: Sequence[object] | None) -> str:
 
 
 def _of_training(state: TrainingState) -> list[str]:
-    """Writes the sizes of the data and the options."""
+    """Returns the section about the data's size and the options."""
     plan = state.position.plan
     rows: list[tuple[str, object]] = []
     if plan is not None:
@@ -148,7 +148,7 @@ def _of_training(state: TrainingState) -> list[str]:
             rows.append(("validation", f"{plan.validation:,} samples" if plan.validation else "a stream"))
     rows.append(("optimizer steps", f"{state.position.step:,}"))
     for name, value in state.run_settings.items():
-        # What was left at "none" or "off" says nothing.
+        # Options that are off say nothing.
         if name == "seed" or (name not in _TOLD and value not in (None, False, "", {}, [])):
             text = settings_text(value) if isinstance(value, Mapping) else value
             rows.append((name.replace("_", " "), text))
@@ -157,7 +157,7 @@ def _of_training(state: TrainingState) -> list[str]:
 
 
 def _of_results(state: TrainingState, results: Mapping[str, Mapping[str, float]]) -> list[str]:
-    """Writes the values of the last epoch and those of the data sets that were evaluated."""
+    """Returns the section about evaluated datasets and the last epoch."""
     lines = ["## Results", ""]
     for name, values in results.items():
         lines += [
@@ -165,7 +165,7 @@ def _of_results(state: TrainingState, results: Mapping[str, Mapping[str, float]]
             "",
             *_table(("metric", "value"), [(k, format_value(v)) for k, v in values.items()]),
         ]
-    # Last, as the parameters moved during that epoch, and the model is usually exported after it.
+    # The last epoch comes last: its values are averages while the parameters changed.
     last = {
         key: value
         for key, value in state.position.history.last.items()

@@ -1,4 +1,4 @@
-"""Imports optional packages, with an error that says how to install them."""
+"""Imports optional packages, or raises an error that says how to install them."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ def optional(module: str, what: str, install: str) -> Any:
     """Imports a module of an optional package.
 
     Args:
-        module: name, e.g. "sklearn.metrics".
+        module: name of the module, e.g. "sklearn.metrics".
         what: feature that needs the package, for the message.
         install: arguments of `pip install`, e.g. "'onnxtrain[plots]'".
 
     Raises:
-        MissingPackageError: The package is not installed.
+        MissingPackageError: the package is not installed.
     """
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         package = module.split(".")[0]
         if (error.name or "").split(".")[0] != package:
-            # The package is installed but lacks one of its own dependencies: its message names the right package.
+            # The package is installed but lacks a dependency of its own, which the message names.
             raise
         raise MissingPackageError(
             f"{what} needs {package}, which is not installed: pip install {install}"

@@ -1,4 +1,4 @@
-"""Callbacks: code of the user that a fit calls between its steps and epochs, one callback per file."""
+"""The callbacks that come with the trainer, one file each."""
 
 from __future__ import annotations
 

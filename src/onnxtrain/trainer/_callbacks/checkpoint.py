@@ -1,4 +1,4 @@
-"""Saves a run during training, and keeps the best or the newest saves."""
+"""Saves a run during training, and keeps the best or the newest checkpoints."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from onnxtrain.trainer._run.files import CHECKPOINT, refuse_model_name
 from onnxtrain.trainer._run.history import History
 from onnxtrain.trainer._trainer import Trainer
 
-# Prefix of directories that are being written or removed.
+# Prefix of directories that are incomplete: being written, or being removed.
 _UNFINISHED = ".onnxtrain-unfinished-"
 
 
 class ModelCheckpoint(Monitor):
-    """Saves the trainer after each epoch that is better than all before it, for :meth:`Trainer.resume`.
+    """Saves the trainer after each epoch that is the best so far, for :meth:`Trainer.resume`.
 
     Args:
-        path: directory to save to; with `keep` it holds one directory per save.
-        monitor: recorded value to compare, e.g. "val_loss"; None saves after every epoch. Default: "val_loss", with
-            `every_n_steps` None.
-        mode: as for :class:`EarlyStopping`.
-        every_n_steps: save after every so many optimizer steps, in the middle of epochs, instead of after epochs.
-        keep: number of saves to keep, in directories of their own, `epoch-00000003` or `step-00001200`: the best
-            epochs, or the newest saves if nothing is monitored. None keeps one, in `path` itself.
+        path: directory to save to; with `keep`, it contains one directory per save.
+        monitor: recorded value to compare, e.g. "val_loss"; None saves after every epoch. Default: "val_loss", or None
+            with `every_n_steps`.
+        mode: see :class:`EarlyStopping`.
+        every_n_steps: save every this many optimizer steps, in the middle of epochs, instead of after epochs.
+        keep: number of saves to keep, each in its own directory, `epoch-00000003` or `step-00001200`: the best epochs,
+            or the newest saves if nothing is monitored. None keeps one save, in `path` itself.
 
-    A save appears when it is complete; the save that it replaces is removed afterwards.
+    A save becomes visible when it is complete; the save that it replaces is removed afterwards.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class ModelCheckpoint(Monitor):
             )
         refuse_model_name(path, "ModelCheckpoint", "a directory with all that Trainer.resume needs")
         super().__init__(monitor or "loss", mode)
-        # The program may change its working directory between two saves.
+        # Absolute, because the program may change its working directory between two saves.
         self.path = Path(path).absolute()
         self.monitored = monitor is not None
         self.every_n_steps = every_n_steps
@@ -94,15 +94,15 @@ class ModelCheckpoint(Monitor):
                 self._save(trainer, "epoch", number, lambda numbers: best)
 
     def saved(self) -> list[Path]:
-        """Lists the directories of the kept saves, the oldest first."""
+        """Returns the directories of the kept saves, oldest first."""
         return [self.path / name for _, _, name in sorted(self._directories())]
 
     def _best_epochs(self, trainer: Trainer) -> set[int]:
-        """Finds the numbers of the best epochs that recorded the value; of equal ones the earlier are better."""
+        """Returns the numbers of the best `keep` epochs; of equal ones, the earlier are better."""
         sign = -1 if self._rises(trainer) else 1
         recorded = [
             (
-                # NaN compares with nothing: it counts as the worst value.
+                # NaN is the worst value.
                 float("inf") if epoch[self.monitor] != epoch[self.monitor] else sign * epoch[self.monitor],
                 number,
             )
@@ -117,10 +117,10 @@ class ModelCheckpoint(Monitor):
     def _save(
         self, trainer: Trainer, kind: str, number: int, choose: Callable[[list[int]], set[int]]
     ) -> None:
-        """Saves, then removes the saves that are not to be kept.
+        """Saves, then removes the saves that are no longer kept.
 
-        Saves with later numbers stay: they belong to a run from which an earlier save was resumed. So does the
-        directory that the trainer works in.
+        Saves with later numbers are kept: they belong to a run that was resumed from an earlier save. The directory in
+        which the trainer works is kept as well.
         """
         if self.keep is None:
             trainer.save(self.path)
@@ -130,16 +130,16 @@ class ModelCheckpoint(Monitor):
             saves = {n: name for k, n, name in self._directories() if k == kind and n <= number}
             working_directory = trainer.directory.resolve()
             for gone in saves.keys() - choose(list(saves)):
-                # A trainer that was resumed from one of the saves works in its directory.
+                # A trainer that was resumed from a save works in its directory.
                 if (self.path / saves[gone]).resolve() != working_directory:
                     _remove_whole(self.path / saves[gone])
         except OSError as error:
             raise CheckpointError(f"Saving the run to '{self.path}' failed: {error}.") from error
 
     def _directories(self) -> list[tuple[str, int, str]]:
-        """Lists kind, number and name of the saves in the directory, e.g. ("epoch", 3, "epoch-00000003")."""
+        """Returns kind, number and name of the saves in the directory, e.g. ("epoch", 3, "epoch-00000003")."""
         names = [entry.name for entry in self.path.iterdir()] if self.path.is_dir() else []
-        # Longer numbers than 19 digits are no steps; a link may lead to what is not a save of this folder.
+        # Step numbers have at most 19 digits; links may lead out of this directory.
         matches = [(re.fullmatch(r"(epoch|step)-(\d{8,19})", name), name) for name in names]
         return [
             (match[1], int(match[2]), name)
@@ -151,32 +151,31 @@ class ModelCheckpoint(Monitor):
 
 
 def _save_whole(trainer: Trainer, target: Path) -> None:
-    """Saves to a directory that appears when it is complete; an existing directory changes as a whole."""
+    """Saves to a directory atomically: it becomes visible, or changes, as a whole."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    # Leftovers of a process that was killed.
+    # Left by a process that was killed.
     for leftover in target.parent.glob(f"{_UNFINISHED}*"):
         drop_link(leftover)
         if leftover.exists():
             shutil.rmtree(leftover)
-    # A save must not go through a link to a directory elsewhere.
+    # A save must not follow a link to a directory elsewhere.
     drop_link(target)
     if target.is_dir():
         trainer.save(target)
         return
-    # A directory cannot be replaced in one step, but it can appear in one: a save is written under another name and
-    # renamed.
+    # A new save is written under another name and renamed, so that it becomes visible only when complete.
     unfinished = target.with_name(_UNFINISHED + target.name)
     try:
         trainer.save(unfinished)
         rename_directory(unfinished, target)
     except BaseException:
-        # On a full disk the incomplete save would only take up room.
+        # An incomplete save would only use up disk space.
         shutil.rmtree(unfinished, ignore_errors=True)
         raise
 
 
 def _remove_whole(directory: Path) -> None:
-    """Removes a directory; it disappears under its name before its files are deleted."""
+    """Removes a directory: renames it first, so that an incomplete save is never visible."""
     gone = directory.with_name(_UNFINISHED + directory.name)
     rename_directory(directory, gone)
     shutil.rmtree(gone)

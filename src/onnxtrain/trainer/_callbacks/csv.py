@@ -20,29 +20,29 @@ _STEP_COLUMNS = ("epoch", "step", "loss", "learning_rate")
 
 
 class CSVLogger(Logger):
-    """Writes the history to a CSV file, one row per epoch, and steps to another one beside it.
+    """Writes the history to a CSV file, one row per epoch, and each step to a second file.
 
-    The file of epochs holds the trainer's whole history, also of earlier fits, and is replaced after each epoch.
-    Steps are appended to a second file, `log.steps.csv` for `log.csv`. Numbers are written with all digits, so that
-    reading gives the same numbers. Evaluations in the middle of epochs go to a third file, `log.evaluations.csv`.
-    A device or a pipe, such as /dev/stdout, gets the epochs alone, each row when its epoch ends.
+    The first file contains the trainer's whole history, including earlier fits, and is rewritten after each epoch.
+    Steps are appended to a second file, `log.steps.csv` for `log.csv`. Evaluations in the middle of epochs go to a
+    third file, `log.evaluations.csv`. Numbers are written with all digits, so that reading them returns the same
+    values. A device or a pipe, such as /dev/stdout, gets only the epochs, each row when its epoch ends.
 
     Args:
-        path: file of the epochs, e.g. "log.csv".
-        every_n_steps: log every so many steps; None logs epochs alone.
+        path: file for the epochs, e.g. "log.csv".
+        every_n_steps: log every this many steps; None logs only epochs.
     """
 
     def __init__(self, path: str | os.PathLike[str], every_n_steps: int | None = 1) -> None:
         super().__init__(every_n_steps)
-        # The program may change its working directory before the fit.
+        # Absolute, because the program may change its working directory before the fit.
         self.path = Path(path).absolute()
         self._file: TextIO | None = None
-        # Rows that a device or a pipe has got: columns of the last header, and number of epochs.
+        # Written to a device or a pipe so far: columns of the last header, and number of epochs.
         self._streamed: tuple[list[str], int] = [], 0
 
     @property
     def steps_path(self) -> Path:
-        """File of the steps."""
+        """File for the steps."""
         return self.path.with_name(f"{self.path.stem}.steps{self.path.suffix}")
 
     def open(self, trainer: Trainer) -> None:
@@ -53,29 +53,29 @@ class CSVLogger(Logger):
         self._streamed = [], 0
         self._write_epochs(trainer)
         if self.every_n_steps is not None and not is_stream(self.path):
-            # A killed run may have logged steps after its last save, which it takes again.
+            # A killed run may have logged steps after its last save; the resumed run repeats them.
             kept = self._steps_until(trainer.global_step)
             _replace(self.steps_path, [_STEP_COLUMNS, *kept])
-            # Line buffering: after a kill the file holds every complete row.
+            # Line buffering: if the process is killed, the file contains every complete row.
             self._file = open(self.steps_path, "a", encoding="utf-8", newline="", buffering=1)  # noqa: SIM115
 
     def log_step(self, trainer: Trainer, values: Mapping[str, float]) -> None:
-        """Appends a row."""
+        """Appends a row for the step."""
         if self._file is None:
             return
         row = {"epoch": len(trainer.history) + 1, "step": trainer.global_step, **values}
         csv.writer(self._file).writerow([row[column] for column in _STEP_COLUMNS])
 
     def log_epoch(self, trainer: Trainer, values: Mapping[str, float]) -> None:
-        """Writes the history."""
+        """Rewrites the file of epochs."""
         self._write_epochs(trainer)
 
     def log_evaluation(self, trainer: Trainer, values: Mapping[str, float]) -> None:
-        """Writes all evaluations in the middle of epochs so far."""
+        """Rewrites the file of evaluations."""
         if is_stream(self.path):
             return
         evaluations = trainer.history.evaluations
-        # A later fit may have other metrics, and so other columns.
+        # A later fit may record other metrics.
         keys = list(dict.fromkeys(key for entry in evaluations for key in entry))
         rows = ([entry.get(key, "") for key in keys] for entry in evaluations)
         _replace(
@@ -90,9 +90,9 @@ class CSVLogger(Logger):
             self._file = None
 
     def _write_epochs(self, trainer: Trainer) -> None:
-        # The columns can change from fit to fit (with and without validation), so the file is written anew each time.
+        # Rewritten, because the columns may change between fits, e.g. with validation data.
         keys = trainer.history.keys() or ["epoch"]
-        # A device or a pipe keeps what it has got: it gets the new rows, below a header where the columns change.
+        # A device or a pipe only gets the new rows, after a new header if the columns changed.
         header, written = self._streamed if is_stream(self.path) else ([], 0)
         rows: list[list[object]] = [
             [epoch.get(key, "") for key in keys] for epoch in trainer.history.epochs[written:]
@@ -107,7 +107,7 @@ class CSVLogger(Logger):
             file.write(_csv(rows))
 
     def _steps_until(self, step: int) -> list[list[str]]:
-        """Reads the rows of steps up to `step` from an existing file."""
+        """Returns the rows of an existing file for steps up to `step`."""
         if step == 0 or self.steps_path.is_symlink() or not self.steps_path.is_file():
             return []
         try:
@@ -136,6 +136,6 @@ def _csv(rows: Iterable[Iterable[object]]) -> bytes:
 
 
 def _replace(path: Path, rows: Iterable[Iterable[object]]) -> None:
-    """Replaces a file whose name the user has not given: not what a link of this name leads to."""
+    """Replaces a file whose name was derived, not passed by the user; does not follow links."""
     with FileSet(path.parent) as files, files.open(path.name) as file:
         file.write(_csv(rows))

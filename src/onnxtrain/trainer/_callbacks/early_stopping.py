@@ -13,13 +13,13 @@ class EarlyStopping(Monitor):
     """Ends a fit when the monitored value has not improved for `patience` epochs.
 
     Args:
-        monitor: recorded value to watch, e.g. "val_loss".
+        monitor: recorded value to compare, e.g. "val_loss".
         patience: number of epochs without improvement after which the fit ends.
-        min_delta: smallest improvement that counts.
-        mode: "min" if lower values are better, "max" if higher ones are; "auto" knows the loss and the named metrics,
-            not metrics that are functions.
-        restore_best: restore the parameters of the best epoch at the end, also in the saved run. Until then they are in
-            the file `best` of the trainer's directory.
+        min_delta: smallest change that counts as an improvement.
+        mode: "min" if lower values are better, "max" if higher values are better; "auto" knows this for the loss and
+            for named metrics, but not for functions.
+        restore_best: restore the parameters of the best epoch at the end of the fit, also in the saved run. Until then,
+            they are in the file `best` in the trainer's directory.
     """
 
     def __init__(
@@ -40,27 +40,27 @@ class EarlyStopping(Monitor):
     def on_fit_begin(self, trainer: Trainer) -> None:
         """Removes the best parameters of an earlier fit."""
         super().on_fit_begin(trainer)
-        # A fit that goes on may have its best epoch behind it, and needs the file.
+        # A resumed fit needs the file: its best epoch may be over.
         if len(trainer.history) == trainer.fit_start:
             (trainer.directory / BEST).unlink(missing_ok=True)
 
     def best_epoch(self, trainer: Trainer) -> int:
-        """Finds the number of the best epoch of the last fit, counted from the trainer's first epoch as 1.
+        """Returns the number of the best epoch of the last fit, counted from the trainer's first epoch as 1.
 
-        With `restore_best` its parameters are the trainer's once the fit has ended.
+        With `restore_best`, the trainer has its parameters once the fit has ended.
         """
         return len(trainer.history) - self._epochs_since_best(trainer)
 
     def on_epoch_end(self, trainer: Trainer, history: History) -> None:
-        """Saves the best parameters, and stops after `patience` epochs without improvement."""
+        """Saves the best parameters; stops the fit after `patience` epochs without improvement."""
         waited = self._epochs_since_best(trainer)
-        # Saved to a file, not to memory: the best parameters survive a killed process.
+        # Saved to a file, so that the best parameters survive if the process is killed.
         if self.restore_best and waited == 0:
             trainer.save_parameters(trainer.directory / BEST)
         if waited >= self.patience:
             trainer.stop_training()
 
     def on_fit_end(self, trainer: Trainer, history: History) -> None:
-        """Restores the best parameters, unless the fit was interrupted and will go on."""
+        """Restores the best parameters, unless the fit was interrupted and can be resumed."""
         if self.restore_best and history.stopped != "interrupted" and (trainer.directory / BEST).is_file():
             trainer.load_parameters(trainer.directory / BEST)

@@ -11,23 +11,29 @@ from onnxtrain.trainer._trainer import Callback, Trainer
 
 
 def saved_id(trainer: Trainer, name: str) -> str | None:
-    """Reads the id of a tracking server's run from the property `name` of a run that may come from a stranger.
+    """Returns the id of a tracking server's run, which a resumed trainer continues.
+
+    The run may come from a stranger, and servers use ids in paths and URLs, so an id with other characters is ignored.
+
+    Args:
+        trainer: the resumed trainer.
+        name: checkpoint property with the id.
 
     Returns:
-        The id, e.g. "3f9a-12"; None without the property, or if the text is no id: servers use ids in paths and URLs.
+        The id, e.g. "3f9a-12"; None if the property is missing or not a valid id.
     """
     text = str(dict(trainer.state.properties).get(name, ""))
     return text if re.fullmatch(r"[A-Za-z0-9_-]{1,128}", text) else None
 
 
 class Logger(Callback):
-    """Base class of loggers: a subclass overrides `open`, `log_step`, `log_epoch` and `close`.
+    """Base class of loggers: subclasses override `open`, `log_step`, `log_epoch` and `close`.
 
-    A resumed run repeats the steps after its last save. Loggers log such steps once: they remove the old entries, or
-    do not write them again.
+    A resumed run repeats the steps after its last save. Subclasses must log these steps only once: remove the old
+    entries, or skip the repeated ones.
 
     Args:
-        every_n_steps: log loss and learning rate of every so many steps; None logs epochs alone.
+        every_n_steps: log the loss and the learning rate every this many steps; None logs only epochs.
     """
 
     def __init__(self, every_n_steps: int | None = 1) -> None:
@@ -40,18 +46,18 @@ class Logger(Callback):
         raise NotImplementedError
 
     def log_step(self, trainer: Trainer, values: Mapping[str, float]) -> None:
-        """Logs values of the step `trainer.global_step`."""
+        """Logs values of step `trainer.global_step`."""
         raise NotImplementedError
 
     def log_epoch(self, trainer: Trainer, values: Mapping[str, float]) -> None:
-        """Logs an entry of the history; the epoch ended with the step `trainer.global_step`."""
+        """Logs a history entry; the epoch ended with step `trainer.global_step`."""
         raise NotImplementedError
 
     def log_evaluation(self, trainer: Trainer, values: Mapping[str, float]) -> None:
-        """Logs an evaluation in the middle of an epoch; a logger that does not override it ignores them."""
+        """Logs an evaluation in the middle of an epoch; by default, does nothing."""
 
     def close(self) -> None:
-        """Ends logging and flushes all entries."""
+        """Flushes all entries and ends logging."""
         raise NotImplementedError
 
     def on_fit_begin(self, trainer: Trainer) -> None:
@@ -59,8 +65,8 @@ class Logger(Callback):
         self.open(trainer)
 
     def on_step_end(self, trainer: Trainer, loss: float) -> None:
-        """Logs a step if its number is a multiple of `every_n_steps`."""
-        # Counted from the first step of the run, not of the fit: a resumed run logs the same steps.
+        """Logs the step if its number is a multiple of `every_n_steps`."""
+        # Counted over the whole run, so that a resumed run logs the same steps.
         if self.every_n_steps is not None and trainer.global_step % self.every_n_steps == 0:
             self.log_step(trainer, {"loss": loss, "learning_rate": trainer.current_learning_rate})
 

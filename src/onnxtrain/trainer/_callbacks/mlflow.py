@@ -12,23 +12,23 @@ from onnxtrain.trainer._run.history import History
 from onnxtrain.trainer._trainer import Trainer
 
 PROPERTY = "onnxtrain.mlflow"
-"""Checkpoint property with the id of the MLflow run, which a resumed run goes on with."""
+"""Checkpoint property with the id of the MLflow run, which a resumed trainer continues."""
 
-# Values of parameters are texts of this length at most in MLflow 2 and 3; a longer one is an error there.
+# Maximum length of a parameter's value in MLflow 2 and 3; longer values are errors.
 _LONGEST = 500
 
 
 class MLflowLogger(Logger):
     """Logs to MLflow: `step/loss`, `step/learning_rate`, and `epoch/...` for the keys of the history.
 
-    The step of MLflow is the number of optimizer steps; settings of trainer and fit become the run's parameters. The
-    run's id is saved with the trainer: a resumed trainer goes on with the same run and does not log a step twice. If
-    `mlflow.start_run` has been called already, that run is used and left open.
+    The x axis is the number of optimizer steps; settings of the trainer and of the fit become parameters of the MLflow
+    run. The MLflow run's id is saved with the trainer: a resumed trainer continues the same MLflow run, without logging
+    a step twice. If an MLflow run is active (`mlflow.start_run`), it is used, and left open.
 
     Args:
-        experiment: name of the experiment, which is made if missing; None for the current one.
+        experiment: name of the experiment, created if missing; None for the current one.
         name: name of the run.
-        every_n_steps: log every so many steps; None logs epochs alone.
+        every_n_steps: log every this many steps; None logs only epochs.
         tracking_uri: server or database, e.g. "sqlite:///mlflow.db"; None for the current one.
         parameters: further parameters of the run.
         tags: tags of the run.
@@ -57,11 +57,11 @@ class MLflowLogger(Logger):
         self._client: Any = None
         self._run = ""
         self._own = False
-        # Last step that was logged, per kind of value, e.g. {"step": 40, "epoch": 30}.
+        # Last logged step of each kind of value, e.g. {"step": 40, "epoch": 30}.
         self._logged: dict[str, int] = {}
 
     def open(self, trainer: Trainer) -> None:
-        """Starts a run, or goes on with the one whose id is saved with the trainer."""
+        """Starts an MLflow run, or continues the one whose id is saved with the trainer."""
         self.close()
         properties, active = trainer.state.properties, self._mlflow.active_run()
         self._client = self._mlflow.MlflowClient(tracking_uri=self._uri)
@@ -70,7 +70,7 @@ class MLflowLogger(Logger):
             self._run = active.info.run_id
         elif (saved := saved_id(trainer, PROPERTY)) is not None:
             self._run = saved
-            # A process that was killed has left it as running, one that ended as finished.
+            # The status is still RUNNING if the process was killed, and FINISHED otherwise.
             self._client.update_run(self._run, status="RUNNING")
         else:
             self._run = self._client.create_run(
@@ -85,9 +85,9 @@ class MLflowLogger(Logger):
         self._log_parameters(trainer)
 
     def _experiment_id(self) -> str:
-        """Finds the experiment, or makes it."""
+        """Returns the id of the experiment; creates it if missing."""
         if self._experiment is None:
-            # The experiment that `mlflow.set_experiment` has chosen, or the default one.
+            # The experiment chosen by `mlflow.set_experiment`, or the default one.
             return str(self._mlflow.tracking.fluent._get_experiment_id())
         experiment = self._client.get_experiment_by_name(self._experiment)
         return str(
@@ -95,12 +95,12 @@ class MLflowLogger(Logger):
         )
 
     def _last(self, key: str) -> int:
-        """Finds the last step at which a value was logged; -1 if there is none."""
+        """Returns the last step at which a value was logged; -1 if there is none."""
         return max((metric.step for metric in self._client.get_metric_history(self._run, key)), default=-1)
 
     def _log_parameters(self, trainer: Trainer) -> None:
-        """Logs the settings that the run does not have yet."""
-        # MLflow refuses another value for a parameter, and a second fit may have other arguments.
+        """Logs the settings that the MLflow run does not have yet."""
+        # MLflow refuses to change a parameter, and a second fit may have other arguments.
         known = self._client.get_run(self._run).data.params
         settings = {**trainer._state.run_settings, **self._parameters}
         parameters = [
@@ -125,7 +125,7 @@ class MLflowLogger(Logger):
 
     def _log(self, kind: str, prefix: str, trainer: Trainer, values: Mapping[str, float]) -> None:
         step = trainer.global_step
-        # MLflow keeps every value: a step that is taken again after a crash would be there twice.
+        # MLflow keeps every value: a step repeated after a crash would be logged twice.
         if step <= self._logged[kind]:
             return
         self._logged[kind] = step
@@ -137,15 +137,15 @@ class MLflowLogger(Logger):
         self._client.log_batch(self._run, metrics=metrics)
 
     def on_fit_end(self, trainer: Trainer, history: History) -> None:
-        """Ends the run, as killed if the fit was interrupted."""
+        """Ends the MLflow run, with status KILLED if the fit was interrupted."""
         self._end("KILLED" if history.stopped == "interrupted" else "FINISHED")
 
     def on_exception(self, trainer: Trainer, error: BaseException) -> None:
-        """Ends the run as failed."""
+        """Ends the MLflow run with status FAILED."""
         self._end("FAILED")
 
     def close(self) -> None:
-        """Ends the run if this logger started it."""
+        """Ends the MLflow run if this logger started it."""
         self._end("FINISHED")
 
     def _end(self, status: str) -> None:

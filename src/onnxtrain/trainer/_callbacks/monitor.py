@@ -12,7 +12,7 @@ Mode = Literal["auto", "min", "max"]
 
 
 class Monitor(Callback):
-    """Compares the epochs of a fit by one recorded value."""
+    """Base class of callbacks that compare the epochs of a fit by one recorded value."""
 
     def __init__(self, monitor: str, mode: Mode, min_delta: float = 0.0) -> None:
         if mode not in ("auto", "min", "max"):
@@ -24,8 +24,8 @@ class Monitor(Callback):
         self.min_delta = min_delta
 
     def on_fit_begin(self, trainer: Trainer) -> None:
-        """Checks that the value will be recorded, and if higher or lower values are better."""
-        # Reported before the first step instead of after the first epoch.
+        """Checks that the value will be recorded, and that it is known whether higher or lower values are better."""
+        # Checked before the first step, not after the first epoch.
         if self.monitor not in trainer.recorded_keys:
             raise InputError(
                 f"{type(self).__name__}: '{self.monitor}' will not be recorded in this fit, which records "
@@ -34,7 +34,11 @@ class Monitor(Callback):
         self._rises(trainer)
 
     def _rises(self, trainer: Trainer) -> bool:
-        """Returns True if higher values are better; raises InputError if nothing tells."""
+        """True if higher values are better.
+
+        Raises:
+            InputError: it is not known which values are better.
+        """
         if self.mode != "auto":
             return self.mode == "max"
         name = self.monitor.removeprefix("val_")

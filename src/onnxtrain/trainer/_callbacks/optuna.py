@@ -1,4 +1,4 @@
-"""Lets Optuna end trials that look worse than others."""
+"""Lets Optuna prune unpromising trials."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from onnxtrain.trainer._trainer import Trainer
 
 
 class OptunaPruning(Monitor):
-    """Reports a value to an Optuna trial after each epoch, and ends the fit if the pruner says so.
+    """Reports a value to an Optuna trial after each epoch, and ends the fit if the pruner prunes the trial.
 
-    The fit then raises `optuna.TrialPruned`, which `study.optimize` takes for the end of the trial. Steps of the trial
-    are the epochs of the fit, counted from 0, as Optuna's `n_warmup_steps` assumes.
+    The fit then raises `optuna.TrialPruned`, which `study.optimize` records as a pruned trial. Steps of the trial are
+    epochs of the fit, counted from 0, as Optuna's `n_warmup_steps` assumes.
 
     Args:
-        trial: `optuna.Trial` that the objective function was called with.
+        trial: `optuna.Trial` passed to the objective function.
         monitor: recorded value to report, e.g. "val_loss" or "val_f1".
-        mode: "min" if lower values are better, "max" if higher ones are; "auto" knows the loss and the named metrics,
-            not metrics that are functions. It has to be the direction of the study.
+        mode: "min" if lower values are better, "max" if higher values are better; "auto" knows this for the loss and
+            for named metrics, but not for functions. Must match the direction of the study.
 
     Raises:
         MissingPackageError: optuna is not installed.
-        InputError: when a fit begins: the value is not recorded, or the study goes the other way.
+        InputError: raised when a fit begins: the value is not recorded, or the study has the opposite direction.
 
     Example:
         A study of the learning rate::
@@ -47,15 +47,15 @@ class OptunaPruning(Monitor):
         self.trial = trial
 
     def on_fit_begin(self, trainer: Trainer) -> None:
-        """Checks that the value will be recorded, and that the study goes the same way."""
+        """Checks that the value will be recorded, and that the study has the same direction."""
         super().on_fit_begin(trainer)
-        # A FixedTrial, which tries an objective without a study, has none.
+        # A FixedTrial has no study.
         study = getattr(self.trial, "study", None)
         if study is None:
             return
         rises = self._rises(trainer)
         wanted = "maximize" if rises else "minimize"
-        # The pruner would end the best trials.
+        # Otherwise the pruner would end the best trials.
         if study.direction.name.lower() != wanted:
             raise InputError(
                 f"OptunaPruning: {'higher' if rises else 'lower'} values of '{self.monitor}' are better, and the "
@@ -64,9 +64,13 @@ class OptunaPruning(Monitor):
             )
 
     def on_epoch_end(self, trainer: Trainer, history: History) -> None:
-        """Reports the value. Raises TrialPruned: the pruner ends the trial."""
+        """Reports the value to the trial.
+
+        Raises:
+            TrialPruned: the pruner ends the trial.
+        """
         epoch = len(history) - trainer.fit_start
         self.trial.report(history.last[self.monitor], epoch - 1)
         if self.trial.should_prune():
-            # An interrupted fit would want to go on; a pruned one is over.
+            # An exception, not an interruption: a pruned fit is not resumed.
             raise self._optuna.TrialPruned(f"Pruned after epoch {epoch}.")

@@ -12,12 +12,12 @@ class ReduceLROnPlateau(Monitor):
     """Multiplies the learning rate by `factor` whenever a value has not improved for `patience` epochs.
 
     Args:
-        monitor: recorded value to watch, e.g. "val_loss".
-        factor: factor of the learning rate, between 0 and 1, e.g. 0.5.
-        patience: number of epochs without improvement after which the rate is lowered.
-        min_lr: lowest learning rate.
-        min_delta: smallest improvement that counts.
-        mode: as for :class:`EarlyStopping`.
+        monitor: recorded value to compare, e.g. "val_loss".
+        factor: factor in (0, 1) that multiplies the learning rate, e.g. 0.5.
+        patience: number of epochs without improvement after which the learning rate is lowered.
+        min_lr: lower bound of the learning rate.
+        min_delta: smallest change that counts as an improvement.
+        mode: see :class:`EarlyStopping`.
     """
 
     def __init__(
@@ -39,8 +39,9 @@ class ReduceLROnPlateau(Monitor):
         self.min_lr = min_lr
 
     def on_epoch_end(self, trainer: Trainer, history: History) -> None:
-        """Lowers the rate after every `patience` epochs since the best one."""
+        """Lowers the learning rate after every `patience` epochs without improvement."""
         waited = self._epochs_since_best(trainer)
-        # Decided from the history, not from a counter of its own: a resumed run lowers the rate at the same epochs.
+        # Computed from the history, not from a counter, so that a resumed run lowers the learning rate at the same
+        # epochs.
         if waited and waited % self.patience == 0:
             trainer.learning_rate = max(self.min_lr, trainer.learning_rate * self.factor)

@@ -11,22 +11,21 @@ from onnxtrain.runtime.dtypes import widen
 from onnxtrain.trainer._fit.events import StepGradients
 from onnxtrain.trainer._trainer import Callback, Trainer
 
-# Keeps a gradient of zero from dividing by zero; the value of the authors' PyTorch implementations.
+# Avoids division by zero; the value of the authors' PyTorch implementations.
 _EPSILON = 1e-12
 
 
 class SAM(Callback):
-    """Steps with the gradient at the worst parameters nearby, which leads to flat minima (Foret et al. 2021).
+    """Trains with gradients at the worst parameters nearby, which leads to flat minima (Foret et al. 2021).
 
-    With the gradient g of a step at the parameters w, the optimizer gets the gradient of the same batches at
-    w + rho * g / |g|, where |g| is the common L2 norm of all gradients. A step costs two forward and backward passes.
-    Any optimizer can be combined with it; its gradient clipping applies to the second gradient. Recorded losses are
-    those at w.
+    With the gradient g of a step at the parameters w, the optimizer gets the gradient of the same batches at w + rho *
+    g / |g|, where |g| is the global L2 norm. A step costs two forward and two backward passes. SAM works with any
+    optimizer; gradient clipping applies to the second gradient. Recorded losses are those at w.
 
     Args:
-        rho: radius of the neighbourhood, in units of the parameters, e.g. 0.05.
-        adaptive: scale the neighbourhood by the size of each weight (ASAM, Kwon et al. 2021): the gradient is taken at
-            w + rho * w**2 * g / | |w| * g |. Larger radii suit then, e.g. 0.5.
+        rho: radius of the neighborhood, in units of the parameters, e.g. 0.05.
+        adaptive: scale the neighborhood by the magnitude of each weight (ASAM, Kwon et al. 2021): the gradient is taken
+            at w + rho * w**2 * g / | |w| * g |. Use a larger radius then, e.g. 0.5.
 
     Example:
         >>> from onnxtrain.trainer import SAM
@@ -41,8 +40,8 @@ class SAM(Callback):
         self.adaptive = adaptive
 
     def on_gradients(self, trainer: Trainer, gradients: StepGradients) -> None:
-        """Replaces the gradients by those at the worst parameters nearby."""
-        # Through the store, not `trainer.parameters`: those of bfloat16 are raw bits there.
+        """Replaces the gradients with those at the worst parameters nearby."""
+        # Through the store: `trainer.parameters` returns bfloat16 as raw bits.
         store = trainer.state._store
         values = {
             name: widen(store.parameters[name].read(), store.parameters[name].dtype)
@@ -50,7 +49,7 @@ class SAM(Callback):
         }
         directions = gradients.values()
         scaled = {name: abs(values[name]) * g if self.adaptive else g for name, g in directions.items()}
-        # Summed in float64: squares of float32 gradients overflow from 2e19 on.
+        # Summed in float64: squares of float32 gradients above 2e19 overflow.
         norm = math.sqrt(sum(float(np.sum(np.square(g, dtype=np.float64))) for g in scaled.values()))
         step = self.rho / (norm + _EPSILON)
         gradients.recompute_at(

@@ -17,20 +17,20 @@ from onnxtrain.trainer._trainer import Callback, Trainer
 
 
 class SWA(Callback):
-    """Averages the parameters after the last epochs of a fit, which finds wide minima (Izmailov et al. 2018).
+    """Averages the parameters of the last epochs of a fit, which finds wide minima (Izmailov et al. 2018).
 
-    The average gives each of these epochs the same weight, as `torch.optim.swa_utils.AveragedModel` does. At the end of
-    the fit the averages become the trainer's parameters, and the running statistics of BatchNormalization are computed
-    anew in a pass over the training data, as `swa_utils.update_bn` does. The history records the parameters before they
-    are averaged: call :meth:`Trainer.evaluate` after the fit.
+    All of these epochs have the same weight, as in `torch.optim.swa_utils.AveragedModel`. At the end of the fit, the
+    averages become the trainer's parameters, and the running statistics of BatchNormalization are recomputed in a pass
+    over the training data, as by `swa_utils.update_bn`. The history records the parameters before averaging: call
+    :meth:`Trainer.evaluate` after the fit.
 
-    Until then the averages are in the file `swa` of the trainer's directory: an interrupted fit goes on with them.
+    Until then, the averages are in the file `swa` in the trainer's directory, from which an interrupted fit resumes.
 
     Args:
-        start: first epoch to average, counted from 1 in the fit, e.g. 16; or the fraction of the epochs to train
-            before, e.g. 0.75.
-        learning_rate: learning rate of the averaged epochs, e.g. 0.05; the factor of a schedule multiplies it. None
-            leaves the rate as it is.
+        start: first epoch to average, counted from 1 in the fit, e.g. 16; or the fraction of the epochs before it, e.g.
+            0.75.
+        learning_rate: learning rate of the averaged epochs, e.g. 0.05, multiplied by the schedule's factor. None keeps
+            the learning rate.
 
     Raises:
         InputError: an argument is out of range.
@@ -50,20 +50,20 @@ class SWA(Callback):
         self.start = start
         self.learning_rate = None if learning_rate is None else check_learning_rate(learning_rate)
         self._average: MovingAverage | None = None
-        # Number of averaged epochs, and the number of the last of them.
+        # Number of averaged epochs, and the last of them.
         self._count = self._last = 0
 
     def _sets_parameters_at_end(self) -> str:
         return "SWA"
 
     def on_fit_begin(self, trainer: Trainer) -> None:
-        """Begins anew, or reads the averages of a fit that goes on."""
+        """Starts a new average, or reads the average of a resumed fit."""
         state = trainer._state
         if state.average is not None:
             raise InputError(
                 f"SWA and {argument('ema_decay')} both replace the parameters by averages. Choose one."
             )
-        # A stream may be one that can be read once, and its order is not known beforehand.
+        # A stream may be readable only once, and its order is not known in advance.
         if (
             state.run.store.statistics
             and state.training_data is not None
@@ -79,7 +79,7 @@ class SWA(Callback):
             path.unlink(missing_ok=True)
         elif path.is_file():
             notes = self._average.read(path)
-            # The directory may hold the file of an earlier fit, if this one was begun without SWA.
+            # The file may belong to an earlier fit, if this one was started without SWA.
             if notes.get("fit_start") == str(trainer.fit_start):
                 self._count, self._last = int(notes["count"]), int(notes["last"])
         self._set_rate(trainer)
@@ -102,7 +102,7 @@ class SWA(Callback):
         """Adds the parameters to the average."""
         epoch = self._done(trainer)
         self._set_rate(trainer)
-        # An epoch that is repeated after a crash, bit for bit, is in the file already.
+        # An epoch that is repeated after a crash, with identical results, is in the average already.
         if epoch < self._first(trainer) or epoch <= self._last:
             return
         assert self._average is not None
@@ -114,8 +114,8 @@ class SWA(Callback):
             self._average.write(file, **{name: str(number) for name, number in notes.items()})
 
     def on_fit_end(self, trainer: Trainer, history: History) -> None:
-        """Replaces the parameters by their averages, unless the fit was interrupted and will go on."""
-        # A fit that a callback ended early before the first averaged epoch keeps its parameters.
+        """Replaces the parameters with their averages, unless the fit was interrupted and can be resumed."""
+        # If a callback stopped the fit before the first averaged epoch, the parameters are kept.
         state = trainer._state
         if history.stopped == "interrupted" or not self._count:
             return

@@ -17,13 +17,13 @@ from onnxtrain.trainer._trainer import Trainer
 class TensorBoardLogger(Logger):
     """Writes event files for TensorBoard: `step/loss`, `step/learning_rate`, and `epoch/...` for the history's keys.
 
-    The x axis is the number of optimizer steps. The files are written with tensorboardX, or with PyTorch and
-    tensorboard if that is missing. A resumed run writes a further file, which makes TensorBoard discard entries of
-    steps that the run has not taken.
+    The x axis is the number of optimizer steps. The files are written with tensorboardX or, if it is not installed,
+    with PyTorch and tensorboard. A resumed run writes another file, which makes TensorBoard discard the entries of
+    steps after the last save.
 
     Args:
-        directory: directory of the event files, for `tensorboard --logdir`.
-        every_n_steps: log every so many steps; None logs epochs alone.
+        directory: directory for the event files, e.g. to pass to `tensorboard --logdir`.
+        every_n_steps: log every this many steps; None logs only epochs.
 
     Raises:
         MissingPackageError: neither package is installed.
@@ -31,7 +31,7 @@ class TensorBoardLogger(Logger):
 
     def __init__(self, directory: str | os.PathLike[str], every_n_steps: int | None = 1) -> None:
         super().__init__(every_n_steps)
-        # The program may change its working directory before the fit.
+        # Absolute, because the program may change its working directory before the fit.
         self.directory = Path(directory).absolute()
         self._make = _summary_writer()
         self._writer: Any = None
@@ -45,8 +45,8 @@ class TensorBoardLogger(Logger):
                 f"TensorBoardLogger: '{self.directory}' is a file. Name a directory for the event files."
             )
         step = trainer.global_step
-        # File names contain the time in seconds. TensorBoard reads files in the order of their names: the step and
-        # random digits keep two files of the same second apart and in order.
+        # File names contain the time in seconds, and TensorBoard reads files in the order of their names. The step and
+        # random digits distinguish and order files of the same second.
         suffix = f".{step:012d}.{os.urandom(4).hex()}"
         self._writer = self._make(str(self.directory), purge_step=step + 1, filename_suffix=suffix)
 
@@ -57,7 +57,7 @@ class TensorBoardLogger(Logger):
     def log_epoch(self, trainer: Trainer, values: Mapping[str, float]) -> None:
         """Adds the values of an epoch."""
         self._add("epoch", trainer, {key: value for key, value in values.items() if key != "epoch"})
-        # TensorBoard shows an epoch when it has ended, not when a buffer is full.
+        # Shows the epoch immediately, not when a buffer is full.
         self._writer.flush()
 
     def log_evaluation(self, trainer: Trainer, values: Mapping[str, float]) -> None:

@@ -10,20 +10,20 @@ from onnxtrain.trainer._optional import optional
 from onnxtrain.trainer._trainer import Trainer
 
 PROPERTY = "onnxtrain.wandb"
-"""Checkpoint property with the id of the Weights & Biases run, which a resumed run goes on with."""
+"""Checkpoint property with the id of the Weights & Biases run, which a resumed trainer continues."""
 
 
 class WandbLogger(Logger):
     """Logs to Weights & Biases: `step/loss`, `step/learning_rate`, and `epoch/...` for the keys of the history.
 
-    The step of Weights & Biases is the number of optimizer steps; settings of trainer and fit become the run's config.
-    The run's id is saved with the trainer: a resumed trainer goes on with the same run and does not log a step twice.
-    If `wandb.init` has been called already, that run is used and left open.
+    The x axis is the number of optimizer steps; settings of the trainer and of the fit become the run's config. The
+    run's id is saved with the trainer: a resumed trainer continues the same run, without logging a step twice. If a run
+    is active (`wandb.init`), it is used, and left open.
 
     Args:
         project: project of Weights & Biases.
         name: name of the run.
-        every_n_steps: log every so many steps; None logs epochs alone.
+        every_n_steps: log every this many steps; None logs only epochs.
         config: further entries of the run's config.
         options: further arguments of `wandb.init`: `entity`, `tags`, `mode="offline"`, ...
 
@@ -49,18 +49,18 @@ class WandbLogger(Logger):
         self._first = 0
 
     def open(self, trainer: Trainer) -> None:
-        """Starts a run, or resumes the one whose id is saved with the trainer."""
+        """Starts a run, or continues the one whose id is saved with the trainer."""
         self.close()
         properties = trainer.state.properties
         self._run, self._own = self._wandb.run, self._wandb.run is None
         if self._own:
             options = dict(self._options)
-            # "allow": the run may have been deleted on the server, or was logged offline.
+            # "allow", because the run may have been deleted on the server, or logged offline.
             if (saved := saved_id(trainer, PROPERTY)) is not None:
                 options |= {"id": saved, "resume": "allow"}
             self._run = self._wandb.init(config={**trainer._state.run_settings, **self._config}, **options)
         properties[PROPERTY] = str(self._run.id)
-        # Weights & Biases ignores values of steps that it has already, with a warning for each.
+        # Weights & Biases ignores steps that it has already, with a warning for each.
         self._first = int(self._run.starting_step)
 
     def log_step(self, trainer: Trainer, values: Mapping[str, float]) -> None:
@@ -77,7 +77,7 @@ class WandbLogger(Logger):
 
     def _log(self, prefix: str, trainer: Trainer, values: Mapping[str, float]) -> None:
         if trainer.global_step >= self._first:
-            # Weights & Biases can then show any value over epochs as well as over steps.
+            # Lets Weights & Biases plot values over epochs as well as over steps.
             named = {f"{prefix}/{key}" if key != "epoch" else key: value for key, value in values.items()}
             self._run.log(named, step=trainer.global_step)
 

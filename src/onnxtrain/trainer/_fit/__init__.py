@@ -1,1 +1,1 @@
-"""The fit: the state that training changes, the loop over epochs, and the steps in it."""
+"""Runs fits: training state, loop over the epochs, optimizer steps."""

@@ -1,4 +1,4 @@
-"""Opens the data that users pass: checks it, splits off validation data, and lets the models take sample weights."""
+"""Opens the data that users pass: checks it, splits off validation data, and rebuilds models for sample weights."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ class Data(NamedTuple):
     """Data arguments of :meth:`Trainer.fit`.
 
     Attributes:
-        inputs, targets, sample_weight: samples, their targets and weights.
+        inputs, targets, sample_weight: samples, their targets and their weights.
         batch_size: samples per batch; None for the default.
         validation: data to validate with, or a fraction; None for no validation.
-        transform: augmentation of batches; None for none.
-        validation_transform: conversion of the batches of validation data; None for none.
-        drop_last: True to leave out an incomplete last batch.
-        limit: number of batches per epoch; None for all.
-        class_weight: weights of the classes, or "balanced"; None for equal weights.
+        transform: augmentation of training batches; None for none.
+        validation_transform: conversion of validation batches; None for none.
+        drop_last: True to drop an incomplete last batch.
+        limit: maximum number of batches per epoch; None for no limit.
+        class_weight: class weights, or "balanced"; None for equal weights.
         stratify: True to split off the same fraction of each class.
     """
 
@@ -56,7 +56,7 @@ class Data(NamedTuple):
 
 
 def fit_datasets(state: TrainingState, data: Data) -> tuple[Source, Source | None]:
-    """Checks the data of a fit; returns the source to train on and the one to validate with."""
+    """Checks the data of a fit; returns the training source, and the validation source or None."""
     options = Options(data.batch_size, True, data.drop_last, data.limit)
     source = open_dataset(state, data.inputs, data.targets, data.sample_weight, options, data.transform)
     validation = data.validation
@@ -83,7 +83,7 @@ def fit_datasets(state: TrainingState, data: Data) -> tuple[Source, Source | Non
     if held_out is not None:
         _require_loss_of_incomplete(state.run, held_out)
     if data.class_weight is not None:
-        # After the split: balanced weights are those of the samples that are trained on.
+        # After the split: balanced weights are computed from the training samples only.
         source = ClassWeightedSource(source, chosen_weights(data.class_weight, source))
     return source, held_out
 
@@ -91,8 +91,8 @@ def fit_datasets(state: TrainingState, data: Data) -> tuple[Source, Source | Non
 def _validation_source(
     state: TrainingState, validation: Any, batch_size: int | None, transform: TransformFunction | None
 ) -> Source:
-    # A tuple is (inputs, targets), but a list of tuples or dicts is a list of batches. A list of two arrays could
-    # be either: it is taken as inputs and targets.
+    # A tuple is (inputs, targets), a list of tuples or dicts is a list of batches. A list of two arrays is ambiguous,
+    # and taken as [inputs, targets].
     pair = isinstance(validation, tuple) or (isinstance(validation, list) and len(validation) == 2)
     if isinstance(validation, list) and all(isinstance(entry, tuple | dict) for entry in validation):
         pair = False
@@ -101,7 +101,7 @@ def _validation_source(
             f"validation must be (inputs, targets), (inputs, targets, sample_weight), a fraction or data that "
             f"brings its targets, received {type(validation).__name__} of {len(validation)}."
         )
-    # A text would be read as a stream of letters, and an integer is a fraction that was typed as a count.
+    # A string would be read as a stream of characters; an integer is probably a fraction mistaken for a count.
     if isinstance(validation, str | int):
         raise InputError(
             f"validation must be (inputs, targets) or a fraction, received {type(validation).__name__}."
@@ -111,9 +111,9 @@ def _validation_source(
 
 
 def _require_loss_of_incomplete(run: Run, held_out: Source) -> None:
-    """Raises InputError if the loss of an incomplete batch cannot be computed by a model with a fixed batch.
+    """Raises InputError if a fixed-batch model cannot compute the loss of the incomplete last batch.
 
-    Called before the fit: otherwise the error would come after the first epoch of training.
+    Called before the fit; otherwise the error would come after the first epoch.
     """
     arrays = held_out.last() if run.batch_size is not None else None
     if arrays is not None and (run.weighted or not held_out.weighted):
@@ -141,27 +141,27 @@ def open_dataset(
 
 
 def weigh(state: TrainingState, *sources: Source | None, for_fit: bool = False) -> None:
-    """Rebuilds the models to take sample weights if one of the sources has weights; all sources then give some.
+    """Rebuilds the models to take sample weights if a source has weights; all sources then provide weights.
 
     Args:
         state: the trainer's state.
-        *sources: data, None for none.
-        for_fit: True for the data of the fit that is about to begin.
+        *sources: data; None entries are skipped.
+        for_fit: True for the data of a fit that is about to start.
 
     Raises:
-        InputError: the loss cannot weigh samples.
+        InputError: the loss does not support sample weights.
         TrainingStateError: a fit without weights is under way.
     """
     opened = [source for source in sources if source is not None]
     with state.lock:
         if not state.run.weighted and any(source.weighted for source in opened):
-            # The fit under way reads batches without weights, which the new models would refuse.
+            # A fit under way reads batches without weights, which the rebuilt models would reject.
             if not for_fit:
                 state.guard.require_none("Using sample weights for the first time")
             state.run.weigh()
-        # Once the models take weights they take them always: data without weights gets weights of 1.
+        # Models that take weights always require them: data without weights gets weights of 1.
         if state.run.weighted:
-            # Data that was opened before the models took weights does not know their dtype, float64 for float64 scores.
+            # Sources opened before the rebuild do not know the weights' dtype, which is float64 for float64 logits.
             weight = Layout.of(state.run.manifest).weight
             for source in opened:
                 source.layout = source.layout.with_weights(weight)
@@ -175,7 +175,7 @@ def weighed_dataset(
     options: Options,
     transform: TransformFunction | None = None,
 ) -> Source:
-    """Opens data and lets the models take its weights, if it has any; see :func:`weigh`."""
+    """Opens data, and rebuilds the models if it has sample weights; see :func:`weigh`."""
     with advising_transform(state, transform):
         source = open_dataset(state, inputs, targets, weights, options, transform)
     weigh(state, source)
@@ -184,7 +184,7 @@ def weighed_dataset(
 
 @contextlib.contextmanager
 def advising_transform(state: TrainingState, transform: TransformFunction | None) -> Iterator[None]:
-    """Adds to errors about data without a transform that the trainer's last fit had one."""
+    """Extends errors about data that was passed without a transform, if the last fit had a transform."""
     try:
         yield
     except InputError as error:

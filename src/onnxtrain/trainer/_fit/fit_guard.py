@@ -11,10 +11,10 @@ from onnxtrain.runtime.lock import StateLock
 
 
 class FitGuard:
-    """Records the thread that fits a trainer and refuses other uses that would disturb the fit.
+    """Records the thread that runs a fit, and refuses calls that would disturb the fit.
 
     Args:
-        lock: lock of the trainer.
+        lock: the trainer's lock.
     """
 
     def __init__(self, lock: StateLock) -> None:
@@ -23,13 +23,13 @@ class FitGuard:
 
     @contextlib.contextmanager
     def fitting(self, averages_are_applied: bool) -> Iterator[None]:
-        """Marks a fit as under way until the block ends.
+        """Marks a fit as under way within the block.
 
         Args:
-            averages_are_applied: True if the moving averages have replaced the trained values.
+            averages_are_applied: True if moving averages currently replace the trained values.
 
         Raises:
-            TrainingStateError: Another fit is under way, or the averages have replaced the trained values.
+            TrainingStateError: another fit is under way, or moving averages replace the trained values.
         """
         with self._lock:
             self.require_none("Trainer.fit()")
@@ -38,7 +38,7 @@ class FitGuard:
                     "Trainer.fit() inside of `with trainer.averaged():` would train the averages, and lose what it has "
                     "trained at the end of the block. End the block first."
                 )
-            # The thread, not a flag: a callback of the fit may do what other threads may not.
+            # The thread, not a flag: callbacks of the fit may make calls that other threads may not.
             self._thread = threading.current_thread()
         try:
             yield
@@ -49,8 +49,8 @@ class FitGuard:
         """Raises TrainingStateError while a fit is under way.
 
         Args:
-            doing: name of the refused call, for the message, e.g. "Trainer.fit()".
-            elsewhere: allow the call in the thread of the fit, for callbacks.
+            doing: name of the call, for the message, e.g. "Trainer.fit()".
+            elsewhere: allow the call in the thread of the fit, e.g. in a callback.
         """
         thread = self._thread
         if thread is None or (elsewhere and thread is threading.current_thread()):

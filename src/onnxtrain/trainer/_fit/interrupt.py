@@ -1,4 +1,4 @@
-"""Handles Ctrl-C during training: the first one finishes the step, the second one interrupts at once."""
+"""Handles Ctrl-C during training: the first finishes the step, the second interrupts immediately."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from types import FrameType
 
 
 class InterruptGuard:
-    """While entered, turns the first Ctrl-C into :attr:`requested`; a second one raises KeyboardInterrupt.
+    """Context manager in which the first Ctrl-C sets :attr:`requested`, and a second one raises KeyboardInterrupt.
 
-    Python handles signals in the main thread only; in another thread the guard does nothing.
+    Python handles signals in the main thread only; in other threads, the guard does nothing.
     """
 
     def __init__(self) -> None:
@@ -26,13 +26,13 @@ class InterruptGuard:
 
     def __exit__(self, *error: object) -> None:
         if self._installed:
-            # None stands for a handler that was not installed from Python, which Python cannot install again.
+            # None is a handler that was not installed from Python, which Python cannot restore.
             signal.signal(
                 signal.SIGINT, signal.default_int_handler if self._previous is None else self._previous
             )
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        # A second Ctrl-C is for users who do not want to wait for a long step.
+        # A second Ctrl-C does not wait for a long step.
         if self.requested:
             raise KeyboardInterrupt
         self.requested = True

@@ -1,4 +1,4 @@
-"""Runs the learning rate range test (Smith 2017): the loss over rising learning rates."""
+"""Runs the learning rate range test (Smith 2017): the loss over increasing learning rates."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SMOOTHING = 0.98
 # The test ends when the loss is this many times its lowest value.
 _DIVERGED = 4.0
 
-# Losses that the suggestion ignores: the first ones follow hardly any training, the last one is diverging.
+# Losses ignored for the suggestion: the first follow hardly any training, the last is diverging.
 _SKIP_FIRST, _SKIP_LAST = 10, 1
 
 
@@ -31,9 +31,9 @@ class LearningRateRange:
     """Result of the range test.
 
     Attributes:
-        rates: learning rate of each step that was taken.
-        losses: loss before each step, smoothed by a moving average with decay 0.98, corrected for its start.
-        suggestion: rate at which the smoothed loss fell fastest; None if too few steps were taken.
+        rates: learning rate of each step taken.
+        losses: loss before each step, smoothed by a bias-corrected moving average with decay 0.98.
+        suggestion: learning rate at which the smoothed loss fell fastest; None if too few steps were taken.
     """
 
     rates: list[float]
@@ -41,7 +41,7 @@ class LearningRateRange:
     suggestion: float | None
 
     def plot(self) -> Figure:
-        """Draws the smoothed loss over the rates, and the suggestion, with matplotlib.
+        """Plots the smoothed loss over the learning rates, and the suggestion, with matplotlib.
 
         Raises:
             MissingPackageError: matplotlib is not installed.
@@ -54,14 +54,18 @@ class LearningRateRange:
 def find_range(
     state: TrainingState, data: Source, start: float, stop: float, steps: int
 ) -> LearningRateRange:
-    """Trains with rising rates, then restores the state. Raises InputError: the rates do not rise, or are too few."""
+    """Trains with increasing learning rates, then restores the state.
+
+    Raises:
+        InputError: the rates do not increase, or are fewer than two.
+    """
     if not 0 < start < stop < math.inf or isinstance(steps, bool) or not isinstance(steps, int) or steps < 2:
         raise InputError(
             f"Finding a learning rate: expected 0 < start < stop and steps >= 2, received start={start!r}, "
             f"stop={stop!r}, steps={steps!r}."
         )
     rates = np.geomspace(start, stop, steps).tolist()
-    # No other thread sees the parameters of the test.
+    # Other threads must not see the parameters of the test.
     with state.lock:
         snapshot = state.snapshot()
         try:
@@ -74,7 +78,7 @@ def find_range(
 
 
 def _losses(state: TrainingState, data: Source, rates: Sequence[float]) -> list[float]:
-    """Computes the smoothed losses until they diverge; each belongs to the parameters before its step."""
+    """Returns the smoothed losses until they diverge; each belongs to the parameters before its step."""
     smoothed: list[float] = []
     average, lowest = 0.0, math.inf
     batches, finite = _batches(state, data), FiniteCheck(state.run.store.all_gradients())
@@ -83,13 +87,13 @@ def _losses(state: TrainingState, data: Source, rates: Sequence[float]) -> list[
         state.run.module.lazy_reset_grad()
         loss, _ = state.run.step(arrays, training=True)
         average = _SMOOTHING * average + (1.0 - _SMOOTHING) * loss
-        # The average starts at 0; the division corrects for that, as in Adam.
+        # The average starts at 0; the division corrects the bias, as in Adam.
         value = average / (1.0 - _SMOOTHING ** (len(smoothed) + 1))
         if not math.isfinite(value) or (len(smoothed) > 1 and value > _DIVERGED * lowest > 0):
             break
         lowest = min(lowest, value)
         smoothed.append(value)
-        # A step with gradients that are not finite would destroy the parameters; the losses so far are good.
+        # A step with NaN gradients would destroy the parameters; the losses so far are good.
         if not finite():
             break
         state.run.optimizer.set_learning_rate(rate)
@@ -98,7 +102,7 @@ def _losses(state: TrainingState, data: Source, rates: Sequence[float]) -> list[
 
 
 def _batches(state: TrainingState, data: Source) -> Iterator[list[Array]]:
-    """Yields batches in random orders without end, without those in which no label counts."""
+    """Yields shuffled batches endlessly; skips batches whose labels are all ignored."""
     epoch = 0
     while True:
         counted = 0
@@ -106,14 +110,14 @@ def _batches(state: TrainingState, data: Source) -> Iterator[list[Array]]:
             if state.loss_count(arrays) != 0:
                 counted += 1
                 yield arrays
-        # Without this error the generator would look for a batch for ever.
+        # Otherwise the generator would search for a batch forever.
         if not counted:
             raise InputError("Finding a learning rate: no sample of the data has a label that counts.")
         epoch += 1
 
 
 def suggest(rates: Sequence[float], losses: Sequence[float]) -> float | None:
-    """Finds the rate at which the losses fall fastest over the logarithm of the rate; None if they never fall.
+    """Returns the rate at which the loss falls fastest over the logarithm of the rate; None if it never falls.
 
     >>> suggest([10.0**k for k in range(-15, 1)], [1.0] * 12 + [0.9, 0.5, 0.4, 0.9])
     0.001
@@ -121,7 +125,7 @@ def suggest(rates: Sequence[float], losses: Sequence[float]) -> float | None:
     inner = slice(_SKIP_FIRST, len(losses) - _SKIP_LAST)
     if len(losses[inner]) < 2:
         return None
-    # The rates rise in equal ratios, so differences over the index are slopes over the logarithm.
+    # The rates form a geometric series, so differences per index are slopes over the logarithm.
     slopes = np.gradient(np.asarray(losses)[inner])
     steepest = int(slopes.argmin())
     return float(rates[_SKIP_FIRST + steepest]) if slopes[steepest] < 0 else None

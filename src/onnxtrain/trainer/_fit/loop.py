@@ -1,4 +1,4 @@
-"""Runs the epochs of a fit, and ends it cleanly on Ctrl-C, divergence and bad data."""
+"""Runs the epochs of a fit, and handles Ctrl-C, divergence and bad data."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from onnxtrain.trainer._fit.step import Fit, Stepper
 from onnxtrain.trainer._metrics.metrics import Averages
 from onnxtrain.trainer.data import Pass
 
-# Seconds between two updates of a progress bar, each of which costs as much as a step of a small model.
+# Seconds between two updates of the progress bar: one update costs as much as a step of a small model.
 _SHOW_SECONDS = 0.05
 
 
 class FitLoop:
-    """Trains from the state's position to the last epoch of a plan and saves the state after each epoch.
+    """Trains from the state's position to the last epoch of the plan, and saves the state after each epoch.
 
     Args:
-        fit: the fit.
-        stepper: takes its steps.
+        fit: data, plan and state of the fit.
+        stepper: takes the optimizer steps.
     """
 
     def __init__(self, fit: Fit, stepper: Stepper) -> None:
@@ -43,11 +43,11 @@ class FitLoop:
         self._unshown = 0
 
     def run(self) -> None:
-        """Trains until the last epoch, a callback's stop, or Ctrl-C.
+        """Trains until the last epoch, until a callback stops the fit, or until Ctrl-C.
 
         Raises:
-            DivergenceError: The loss, the gradients or the parameters became NaN or infinite. The last good
-                state has been restored and saved.
+            DivergenceError: the loss, the gradients or the parameters became NaN or infinite. The last good state was
+                restored and saved.
         """
         state, position = self._state, self._state.position
         with self._report, self._stepper.guard() as guard:
@@ -60,14 +60,13 @@ class FitLoop:
             except DivergenceError:
                 raise
             except Exception:
-                # The data is bad from the first batch on. The fit has not begun, so the next call may have other
-                # arguments.
+                # The first batch was bad: no step was taken, so the next call may have other arguments.
                 if not self._stepper.stepped:
                     position.undo(before)
                 raise
             if not (self._stepper.updated or self._resumed or position.history.stopped == "interrupted"):
                 self._refuse_without_update(before)
-            # Callbacks may save the run at the end of the fit, so the position has to say first if the fit is over.
+            # Set before the callbacks, which may save the run.
             position.unfinished = position.history.stopped == "interrupted"
             self._events.call("on_fit_end", position.history)
             if position.unfinished:
@@ -78,15 +77,15 @@ class FitLoop:
                     f"in '{where}': {state.resume_hint.format(where)}"
                 )
             elif not state.workspace.temporary:
-                # Saved after the callbacks: EarlyStopping may have put the best parameters back.
+                # Saved after the callbacks, because EarlyStopping may have restored the best parameters.
                 state.save(state.directory)
 
     def _refuse_without_update(self, before: dict[str, Any]) -> None:
-        """Restores the state of before the fit, and raises InputError."""
+        """Restores the state before the fit, and raises InputError."""
         state = self._state
         self._stepper.restore()
         state.position.undo(before)
-        # The epochs have been saved as if they had been trained.
+        # Each epoch was saved as if it had been trained.
         if not state.workspace.temporary:
             state.save(state.directory)
         raise InputError(
@@ -96,7 +95,7 @@ class FitLoop:
         )
 
     def _begin(self) -> dict[str, Any]:
-        """Enters the plan into the position and begins; returns what :meth:`Position.undo` takes."""
+        """Starts the fit; returns the state that :meth:`Position.undo` restores."""
         position = self._state.position
         before = position.begin(self._plan)
         try:
@@ -114,7 +113,7 @@ class FitLoop:
         return before
 
     def _epoch(self, guard: InterruptGuard) -> bool:
-        """Runs the rest of the current epoch; returns False if Ctrl-C came before its end."""
+        """Runs the rest of the current epoch; returns False if Ctrl-C interrupted it."""
         position, plan = self._state.position, self._plan
         worker = self._state.workers.worker
         epoch = Pass(position.seed, position.epoch, position.fit_start, plan.shuffle, True, worker)
@@ -123,36 +122,37 @@ class FitLoop:
         start, samples = time.perf_counter(), 0
         shown = start
         while not guard.requested:
-            # The last group of an epoch may be smaller. An epoch never lends batches to the next one: its metrics and
-            # its validation belong to whole steps.
+            # The last group of an epoch may be smaller, but never extends into the next epoch: metrics and validation
+            # of an epoch belong to whole steps.
             group = list(self._held(islice(batches, plan.accumulate)))
             if not group:
                 break
             samples += self._stepper.step(group)
             rate = _rate(samples, time.perf_counter() - start)
             shown = self._show(group, shown, rate)
-        # Sources raise errors that say why. Without this one a fit of no steps would end as if it had trained.
+        # Sources raise more specific errors. This one keeps an epoch without steps from counting as trained.
         if not position.batch and not guard.requested:
             raise InputError(f"There is no batch in epoch {position.epoch + 1} to train on.")
-        # Nothing but the next step would notice an update that overflows, and the epoch is evaluated and saved first.
+        # Otherwise only the next step would notice an update that overflowed; here the epoch is evaluated and saved
+        # first.
         self._stepper.check()
-        # The bar is up to date when the line of the epoch takes its place.
+        # Complete the bar before the epoch's line replaces it.
         rate = _rate(samples, time.perf_counter() - start)
         self._show((), -math.inf, rate)
         if guard.requested:
             return False
         self._finish_epoch(start, rate)
-        # Ctrl-C during the validation of the last epoch comes too late: all of the fit has been done.
+        # Ctrl-C during the validation of the last epoch does not interrupt: the fit is complete.
         return not (guard.requested and position.epoch < self._last_epoch)
 
     def _held(self, batches: Iterable[list[Array]]) -> Iterator[list[Array]]:
-        """Yields the batches of a step, in memory that the next one of them does not overwrite."""
+        """Yields the batches of a step; copies those that the next batch would overwrite."""
         last = self._plan.accumulate - 1
         for index, arrays in enumerate(batches):
             yield [array.copy() for array in arrays] if self._data.volatile and index < last else arrays
 
     def _show(self, group: Sequence[object], shown: float, rate: float) -> float:
-        """Updates the progress bar if the last update is long enough ago; returns the time of the last update."""
+        """Updates the progress bar if the last update is old enough; returns the time of the last update."""
         if not self._report.shows_steps:
             return shown
         self._unshown += len(group)
@@ -168,27 +168,27 @@ class FitLoop:
         state, position = self._state, self._state.position
         record: dict[str, float] = {"epoch": position.epoch + 1, **position.averages.values(state.metrics)}
         if self._validation is not None:
-            # Before the epoch counts: if the validation fails, the resumed fit repeats it after the last step of this
-            # epoch.
+            # Validated before the epoch counts as finished: if validation raises, the resumed fit repeats it.
             record |= state.evaluate(self._validation, "val_")
         record["learning_rate"] = state.run.optimizer.get_learning_rate()
         history = position.history
-        # Another thread may call Trainer.save: it must not see the new epoch number with the old history.
+        # Under the lock, because another thread may call Trainer.save, which must not combine the new epoch with the
+        # old history.
         with state.lock:
             position.epoch, position.batch, position.averages = position.epoch + 1, 0, Averages()
             position.stream = self._data.mark()
             history.epochs.append(record)
             history.seconds.append(time.perf_counter() - start)
             history.samples_per_second.append(rate)
-            # Set before the callbacks, which may save: ModelCheckpoint's last save is that of a finished fit.
+            # Set before the callbacks: the last save of ModelCheckpoint is that of a finished fit.
             position.unfinished = position.epoch < self._last_epoch
         self._report.end_epoch(position.epoch, self._last_epoch, record, rate)
         self._events.call("on_epoch_end", history)
-        # A process that is killed between here and the callbacks' on_fit_end has not finished the fit: resuming runs
-        # on_fit_end again, which puts the best parameters back.
+        # If the process is killed before on_fit_end, the resumed fit calls on_fit_end again, which restores the best
+        # parameters.
         position.unfinished = True
         ended = position.epoch == self._last_epoch or history.stopped is not None
-        # After the last epoch `run` saves, when the callbacks have ended, too.
+        # After the last epoch, `run` saves once the callbacks are done.
         if not ended and not state.workspace.temporary:
             state.save(state.directory)
 

@@ -1,4 +1,4 @@
-"""Keeps moving averages of trained parameters and BatchNorm statistics: of `ema_decay`, and of the callback `SWA`."""
+"""Keeps moving averages of trained parameters and BatchNorm statistics, for `ema_decay` and the callback `SWA`."""
 
 from __future__ import annotations
 
@@ -15,12 +15,16 @@ from onnxtrain.runtime.dtypes import BY_NAME, Array, narrow, widen
 from onnxtrain.runtime.store import Buffer, Store
 from onnxtrain.runtime.tensor_file import read_tensors, verification, write_tensors
 
-# Marks the file: a checkpoint, which is a safetensors file as well, is not read as averages.
+# Distinguishes the file from a checkpoint, which is a safetensors file too.
 _FORMAT = {"format": "onnxtrain-average", "version": "1"}
 
 
 def check_decay(decay: float | None) -> float | None:
-    """Checks a decay: a number in [0, 1), or None for no averages."""
+    """Returns a decay as float, or None for no averages.
+
+    Raises:
+        InputError: the decay is not a number in [0, 1).
+    """
     if decay is None:
         return None
     if isinstance(decay, bool) or not isinstance(decay, int | float) or not 0 <= decay < 1:
@@ -34,7 +38,7 @@ class MovingAverage:
     """Averages of trained parameters and BatchNorm statistics: `(1 - share) * average + share * value`.
 
     The first update, with a share of 1, copies the values, as `torch.optim.swa_utils.AveragedModel` does. Averages of
-    float16 and bfloat16 are float32: a change of (1 - 0.999) of a value would be rounded away in half precision.
+    float16 and bfloat16 values are float32, because half precision would round away updates of 0.001 times a value.
 
     Args:
         store: tensors of the run.
@@ -60,18 +64,18 @@ class MovingAverage:
 
     @property
     def is_applied(self) -> bool:
-        """True while the averages have replaced the values."""
+        """True while the averages replace the values."""
         return self._applied
 
     def update(self, share: float) -> None:
-        """Updates the averages by the current values, which get a share, e.g. 0.001 for a decay of 0.999."""
+        """Updates the averages with the current values; `share` is their weight, e.g. 0.001 for a decay of 0.999."""
         for key, average in self.buffers.items():
             value = widen(self._values[key].read(), self._values[key].dtype)
             if share == 1:
                 average.write(value)
                 continue
             array = average.read()
-            # In this form an average of equal values stays exactly equal; the weighted sum of the class docstring
+            # In this form, the average of equal values stays exactly equal; the weighted sum of the class docstring
             # would round.
             change = value - array
             change *= array.dtype.type(share)
@@ -79,12 +83,12 @@ class MovingAverage:
 
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:
-        """Replaces the values by the averages until the block ends."""
-        # Nested use, e.g. evaluate inside of `with trainer.averaged():`, must not store the averages as the values.
+        """Replaces the values with the averages within the block."""
+        # Nested use, e.g. evaluate within `trainer.averaged()`, must not keep the averages as the values.
         if self._applied:
             yield
             return
-        # A copy in memory: the optimizer's moments belong to the values, not to the averages.
+        # The values are restored afterwards: the optimizer's moments belong to them, not to the averages.
         kept: dict[str, Array] = {key: value.read().copy() for key, value in self._values.items()}
         self._applied = True
         try:
@@ -96,16 +100,16 @@ class MovingAverage:
             self._applied = False
 
     def put(self) -> None:
-        """Replaces the values by the averages for good."""
+        """Replaces the values with the averages permanently."""
         for key, value in self._values.items():
             value.write(narrow(self.buffers[key].read(), value.dtype))
 
     def write(self, file: BinaryIO, **notes: str) -> None:
-        """Writes the averages, with notes such as the number of updates."""
+        """Writes the averages to a file; `notes` become its metadata, e.g. the number of updates."""
         write_tensors(file, self.buffers, _FORMAT | notes)
 
     def read(self, path: Path) -> dict[str, str]:
-        """Reads the averages of :meth:`write`; returns the notes.
+        """Reads the averages that :meth:`write` wrote; returns the metadata with the notes.
 
         Raises:
             CheckpointError: the file is missing, damaged, or of another model.

@@ -1,4 +1,4 @@
-"""Computes the running statistics of BatchNormalization anew, for parameters that training has not been through."""
+"""Recomputes the running statistics of BatchNormalization for averaged parameters."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from onnxtrain.trainer.data import Pass, Source
 
 
 def renew_statistics(state: TrainingState, data: Source) -> None:
-    """Sets the running statistics to the means of the batch statistics over a pass, as `swa_utils.update_bn` does.
+    """Sets running statistics to the means of the batch statistics over one epoch, as `swa_utils.update_bn` does.
 
-    Each batch counts the same, whatever its size. Statistics that training does not update stay as they are.
+    Each batch has the same weight, whatever its size. Frozen statistics are not changed.
 
     Args:
         state: models and tensors.
-        data: data to train on; its order is that of the epoch that would come next.
+        data: training data, read in the order of the next epoch.
 
     Raises:
-        DivergenceError: a batch has statistics that are not finite; the old ones are kept.
+        DivergenceError: the statistics of a batch are not finite; the old statistics are kept.
     """
     position, plan, run = state.position, state.position.plan, state.run
     statistics = run.store.statistics
@@ -32,14 +32,14 @@ def renew_statistics(state: TrainingState, data: Source) -> None:
         before = {name: buffer.read().copy() for name, buffer in statistics.items()}
 
         def updated(arrays: list[Array], start: float, index: int) -> dict[str, Array]:
-            """Runs a training step without an update, from statistics that all have one value."""
+            """Returns the statistics after a forward pass that starts with all of them equal to `start`."""
             for buffer in statistics.values():
                 buffer.write(narrow(np.full(buffer.shape, start, np.float32), buffer.dtype))
-            # Without a reset the gradients of all batches would be added up, and overflow.
+            # Otherwise the gradients of all batches would accumulate, and overflow.
             run.module.lazy_reset_grad()
             seed_run(state, index)
             run.step(arrays, training=True)
-            # bfloat16 is read as raw bits.
+            # bfloat16 is stored as raw bits.
             wide = {name: widen(buffer.read(), buffer.dtype) for name, buffer in statistics.items()}
             return {name: value.astype(np.float64) for name, value in wide.items()}
 
@@ -50,8 +50,8 @@ def renew_statistics(state: TrainingState, data: Source) -> None:
         epoch = Pass(position.seed, position.epoch, position.fit_start, shuffle, True)
         try:
             for count, arrays in enumerate(data.read(epoch), start=1):
-                # A node gives momentum * running + (1 - momentum) * batch: from running statistics of 0 that is a
-                # multiple of those of the batch, and from 1 it is larger by the momentum.
+                # A node returns momentum * running + (1 - momentum) * batch. Starting from 0 gives the batch statistics
+                # times (1 - momentum); starting from 1 adds the momentum.
                 values = updated(arrays, 0.0, count)
                 if not momenta:
                     ones = updated(arrays, 1.0, count)
@@ -60,7 +60,7 @@ def renew_statistics(state: TrainingState, data: Source) -> None:
             results = {
                 name: totals[name] / (count * (1 - momentum))
                 for name, momentum in momenta.items()
-                # 1: frozen statistics, which the node passes on.
+                # A momentum of 1 means frozen statistics.
                 if momentum < 1 - 1e-6
             }
             if not all(np.isfinite(value).all() for value in results.values()):
@@ -84,6 +84,6 @@ def renew_statistics(state: TrainingState, data: Source) -> None:
 
 
 def _momentum(from_zero: Array, from_one: Array) -> float:
-    """Computes the momentum of a node, from the element where least is cancelled."""
+    """Returns the momentum of a node, computed at the element with the least cancellation."""
     index = np.abs(from_zero).argmin()
     return float((from_one - from_zero).reshape(-1)[index])

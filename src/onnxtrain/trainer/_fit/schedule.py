@@ -1,4 +1,4 @@
-"""Computes the factor of the learning rate for each step: a warm-up followed by a schedule."""
+"""Computes the learning rate's factor for each step: a warm-up, then a schedule."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ ScheduleSpec = str | Schedule | ScheduleFunction
 
 @dataclass(frozen=True)
 class Curve:
-    """Schedule with a linear warm-up.
+    """Learning rate schedule with a linear warm-up.
 
     Attributes:
-        schedule: begins behind the warm-up; a schedule that counts epochs begins at once and is multiplied by it.
-        warmup_steps: steps of the warm-up; 0 for those of `warmup_ratio`.
+        schedule: starts after the warm-up; a schedule that counts epochs starts at once, multiplied by the warm-up.
+        warmup_steps: steps of the warm-up; 0 if `warmup_ratio` gives them.
         warmup_ratio: fraction of all steps to warm up over, e.g. 0.1; 0 for no warm-up.
     """
 
@@ -43,7 +43,7 @@ class Curve:
             epoch: epochs finished before this step.
 
         Raises:
-            InputError: The schedule returns no valid factor, or needs the unknown number of all steps.
+            InputError: the schedule returned an invalid factor, or needs the total number of steps, which is unknown.
         """
         if total is None and (self.warmup_ratio or self._needs_total):
             raise InputError(
@@ -52,10 +52,10 @@ class Curve:
                 "'step', 'exponential')."
             )
         warmup = self.warmup_steps or math.ceil(self.warmup_ratio * (total or 0))
-        # The rise begins at 1 / warmup, not at 0: a first step with rate 0 would be a step for nothing.
+        # The warm-up starts at 1 / warmup: a first step at learning rate 0 would do nothing.
         rise = min(1.0, (step + 1) / warmup) if warmup else 1.0
-        # Curves to the end of the fit begin after the warm-up. Those that count epochs would be late by the warm-up
-        # if they did; the rise multiplies them instead.
+        # Schedules that end with the fit start after the warm-up. For those that count epochs, the warm-up would delay
+        # every epoch, so it multiplies them instead.
         if not isinstance(self.schedule, Schedule) or self.schedule.after_warmup:
             if step < warmup:
                 return rise
@@ -80,14 +80,14 @@ class Curve:
 
 
 def make_schedule(spec: ScheduleSpec | None, warmup_steps: int = 0, warmup_ratio: float = 0.0) -> Curve:
-    """Makes a schedule with a linear warm-up from 1 / warmup_steps over `warmup_steps` steps.
+    """Returns a schedule with a linear warm-up from 1 / warmup_steps over `warmup_steps` steps.
 
     >>> schedule = make_schedule("linear", warmup_steps=2)
     >>> [schedule(step, 6) for step in range(6)]
     [0.5, 1.0, 1.0, 0.75, 0.5, 0.25]
 
     Raises:
-        InputError: The name is unknown, or the warm-up is negative or given twice.
+        InputError: the name is unknown, or the warm-up is invalid or given twice.
     """
     warmup_steps = check_integer(f"Choosing a schedule: {argument('warmup_steps')}", warmup_steps, 0)
     if not isinstance(warmup_ratio, int | float) or not 0 <= warmup_ratio <= 1:
@@ -109,7 +109,11 @@ def make_schedule(spec: ScheduleSpec | None, warmup_steps: int = 0, warmup_ratio
 
 
 def named_schedule(name: str, parameters: Mapping[str, Any] | None = None) -> Schedule:
-    """Makes the schedule of a name. Raises InputError: the name, a parameter or its value is unknown."""
+    """Returns the schedule with a name and parameters.
+
+    Raises:
+        InputError: the name or a parameter is unknown, or a value is invalid.
+    """
     if name not in SCHEDULES:
         raise InputError(
             f"Choosing a schedule: {name!r} is unknown; choose from {', '.join(SCHEDULES)}, or pass a "
@@ -125,12 +129,12 @@ def named_schedule(name: str, parameters: Mapping[str, Any] | None = None) -> Sc
     try:
         return kind(**values)
     except TypeError as error:
-        # Comparisons in __post_init__ raise TypeError for a text where a number belongs.
+        # Comparisons in __post_init__ raise TypeError for strings in place of numbers.
         raise InputError(f"Choosing a schedule: {name!r} with {values}: {error}.") from error
 
 
 def describe_schedule(spec: ScheduleSpec | None) -> tuple[str | None, dict[str, Any]] | None:
-    """Describes a schedule by name and parameters, from which it can be made again; None for a function."""
+    """Returns the name and parameters from which :func:`named_schedule` recreates a schedule; None for a function."""
     if spec is None:
         return None, {}
     schedule = named_schedule(spec) if isinstance(spec, str) else spec

@@ -1,4 +1,4 @@
-"""Copies the training state in memory, so that training can go back when it diverges."""
+"""Copies the training state in memory, so that training can return to it when it diverges."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from onnxtrain.trainer._run.position import Position
 
 _BFLOAT16_EXPONENT = np.uint16(0x7F80)
 
-# Elements per block of a sum: for longer vectors BLAS wakes threads of its own, which compete with ONNX Runtime's.
+# Elements per block of a sum: for longer vectors, BLAS starts threads of its own, which compete with ONNX Runtime's.
 _BLOCK = 8192
 
 
 def all_finite(buffer: Buffer | RowGradient) -> bool:
-    """Checks that a floating-point buffer holds neither NaN nor infinity."""
+    """True if a floating-point buffer contains neither NaN nor infinity."""
     flat = buffer.read().reshape(-1)
-    # The buffer holds raw bits; an exponent of all ones is NaN or infinity.
+    # bfloat16 is stored as raw bits; an exponent of all ones is NaN or infinity.
     if buffer.dtype.name == "bfloat16":
         return not ((flat & _BFLOAT16_EXPONENT) == _BFLOAT16_EXPONENT).any()
-    # One pass without a temporary array settles nearly every case; an overflowing sum settles nothing.
+    # The sum is finite in nearly every case, and needs no temporary array. If it overflows, check each element.
     with np.errstate(over="ignore", invalid="ignore"):
         quick = np.add.reduce(flat)
     return bool(np.isfinite(quick)) or bool(np.isfinite(flat).all())
 
 
 def finite_parameters(store: Store) -> bool:
-    """Checks that all trainable parameters are finite."""
+    """True if all trainable parameters are finite."""
     return all(all_finite(store.parameters[name]) for name in store.trainable)
 
 
 def not_finite(store: Store) -> str | None:
-    """Returns what an update has made NaN or infinite, e.g. "parameters"; None if all values are finite."""
+    """Returns what an update made NaN or infinite, e.g. "parameters"; None if all values are finite."""
     if not finite_parameters(store):
         return "parameters"
     moments = (buffer for group in store.moments.values() for buffer in group.values())
@@ -47,27 +47,27 @@ def not_finite(store: Store) -> str | None:
 
 
 class FiniteCheck:
-    """Checks tensors for NaN and infinity, step after step.
+    """Checks the same tensors for NaN and infinity at every step.
 
     Args:
-        buffers: floating-point tensors. Views of those on the CPU are made once, as their memory does not move.
+        buffers: floating-point tensors. CPU tensors are viewed once, because their memory does not move during a fit.
     """
 
     def __init__(self, buffers: Iterable[Buffer | RowGradient]) -> None:
         listed = list(buffers)
-        # Half precision overflows in sums of squares, device memory has to be copied, and rows change their size:
-        # those are checked one by one.
+        # These are checked one by one: sums of squares overflow in half precision, device memory must be copied, and
+        # sparse gradients change size.
         direct = {"float32", "float64"}
         self._others = [
             b
             for b in listed
             if b.device.type != "cpu" or b.dtype.name not in direct or isinstance(b, RowGradient)
         ]
-        # `read` gives the memory itself on the CPU: the views stay valid, as a fit does not move its tensors.
+        # On the CPU, `read` returns the memory itself.
         flat = [b.read().reshape(-1) for b in listed if all(b is not other for other in self._others)]
         self._flat = flat
         small = [array for array in flat if array.size <= _BLOCK]
-        # Small ones are gathered first: a call costs more than copying them.
+        # Small tensors are concatenated first: copying them is cheaper than one call each.
         self._small = [
             [array for array in small if array.dtype == dtype] for dtype in {array.dtype for array in small}
         ]
@@ -82,17 +82,16 @@ class FiniteCheck:
         """Returns True if all tensors are finite."""
         for group, gathered in zip(self._small, self._gathered, strict=True):
             np.concatenate(group, out=gathered)
-        # A sum of squares is NaN or infinite if an element is; finite elements can overflow it, which the second
-        # check tells.
+        # A sum of squares is not finite if an element is not, but it may also overflow; then check each element.
         total = sum(float(np.vdot(block, block)) for block in self._blocks)
         finite = math.isfinite(total) or all(np.isfinite(array).all() for array in self._flat)
         return finite and all(map(all_finite, self._others))
 
 
 class StatisticsBackup:
-    """Keeps the BatchNorm statistics of before a step.
+    """Keeps the BatchNorm statistics from before a step.
 
-    The training model updates them together with the loss, so they have changed before the loss can be checked.
+    The training model updates them together with the loss, before the loss can be checked.
     """
 
     def __init__(self, store: Store) -> None:
@@ -105,7 +104,7 @@ class StatisticsBackup:
             np.copyto(value, self._store.statistics[name].read())
 
     def restore(self) -> None:
-        """Puts the copied statistics back."""
+        """Restores the copied statistics."""
         for name, value in self._values.items():
             self._store.statistics[name].write(value)
 
@@ -115,9 +114,9 @@ class Snapshot:
     """Copy of everything that a training step changes.
 
     Attributes:
-        tensors: each buffer with the value to write back.
+        tensors: pairs of a buffer and its value.
         optimizer: attributes of the optimizer's state by name, e.g. {"learning_rate": 0.001}.
-        position: position that the values belong to.
+        position: training position of these values.
     """
 
     tensors: list[tuple[Buffer, Array]]
@@ -126,9 +125,9 @@ class Snapshot:
 
     @classmethod
     def take(cls, store: Store, position: Position, more: Iterable[Buffer] = ()) -> Snapshot:
-        """Copies trainable parameters, statistics, moments, optimizer progress and position.
+        """Copies trainable parameters, statistics, optimizer state and position.
 
-        `more` are further buffers that change with them, e.g. moving averages.
+        `more` are further buffers to copy, e.g. moving averages.
         """
         buffers = [
             *more,
@@ -137,14 +136,14 @@ class Snapshot:
             *(buffer for group in store.moments.values() for buffer in group.values()),
         ]
         return cls(
-            # In place of a file: a snapshot is taken every hundred steps and needed only when training diverges.
+            # In memory, not in a file: taken every hundred steps, and needed only when training diverges.
             [(buffer, buffer.read().copy()) for buffer in buffers],
             dict(vars(store.optimizer)) if store.optimizer is not None else {},
             _copied(position),
         )
 
     def restore(self, store: Store) -> Position:
-        """Puts everything back in place and returns the position."""
+        """Writes all values back; returns the position."""
         for buffer, value in self.tensors:
             buffer.write(value)
         for key, number in self.optimizer.items():
@@ -153,9 +152,9 @@ class Snapshot:
 
 
 def _copied(position: Position) -> Position:
-    """Copies a position so that further steps do not change the copy; entries of the history are never changed."""
+    """Copies a position, so that further steps do not change the copy."""
     history = position.history
-    # The history's lists are copied, their entries are not: no entry changes once it is there.
+    # Only the lists of the history are copied: their entries never change.
     return replace(
         position,
         averages=copy.deepcopy(position.averages),

@@ -1,6 +1,6 @@
-"""Holds what a trainer trains: models and tensors, the position in the training, metrics and moving averages.
+"""Holds everything that a trainer trains: models and tensors, training position, metrics and moving averages.
 
-`Trainer` shows the state to the user, and the training loop (`_loop`, `_step`) moves it along.
+`Trainer` is its public view; the loop (`loop.py`, `step.py`) updates it.
 """
 
 from __future__ import annotations
@@ -42,13 +42,17 @@ _log = get_logger()
 
 
 def scheduler_settings(spec: ScheduleSpec | None) -> dict[str, Any]:
-    """Describes a schedule by name and parameters, as fields of :class:`Settings`."""
+    """Returns a schedule's name and parameters as fields of :class:`Settings`."""
     name, parameters = describe_schedule(spec) or (CUSTOM, {})
     return {"scheduler": name, "scheduler_parameters": parameters}
 
 
 def _saved_schedule(directory: Path, settings: Settings, passed: ScheduleSpec | None) -> Curve:
-    """Makes the saved schedule, or the given one, with the saved warm-up; raises CheckpointError if unknown."""
+    """Returns the schedule of a saved run, with its warm-up; `passed`, if given, replaces it.
+
+    Raises:
+        CheckpointError: the saved schedule is unknown.
+    """
     warmup = settings.warmup_steps, settings.warmup_ratio
     if passed is not None:
         return make_schedule(passed, *warmup)
@@ -63,22 +67,22 @@ def _saved_schedule(directory: Path, settings: Settings, passed: ScheduleSpec | 
 
 
 class TrainingState:
-    """State of a trainer: its run, the position in the training, and the metrics.
+    """State of a trainer: its run, its training position and its metrics.
 
     Attributes:
         run: models, sessions and tensors.
         workspace: directory of the run's files.
-        position: epoch, batch and step that training has reached, and the history.
-        settings: arguments of the trainer that are saved with the run.
-        schedule: gives the factor of the learning rate for each step.
+        position: epoch, batch and step reached, and the history.
+        settings: the trainer's arguments that are saved with the run.
+        schedule: returns the factor of the learning rate for each step.
         workers: the processes that train together.
         average: moving averages of parameters and statistics; None without `ema_decay`.
-        task: meaning of predictions and targets, for the metrics.
-        metrics: metrics that are recorded beside the loss.
-        validating: True while a fit with validation data is under way.
+        task: meaning of predictions and targets, for metrics.
+        metrics: metrics recorded in addition to the loss.
+        validating: True during a fit with validation data.
         training_data: data of the fit under way; None between fits.
         guard: allows one fit at a time.
-        resume_hint: sentence shown after Ctrl-C; `{}` stands for the directory.
+        resume_hint: sentence shown after Ctrl-C; `{}` is replaced with the directory.
     """
 
     def __init__(
@@ -104,15 +108,15 @@ class TrainingState:
         self.training_data: Source | None = None
         self.guard = FitGuard(run.lock)
         self.resume_hint = "Trainer.resume('{}') and the same fit go on."
-        # A model that computes its loss from its inputs alone has nothing to compare a prediction with.
+        # A model that computes its loss from its inputs alone has no target to compare predictions with.
         measurable = bool(run.manifest.targets) and settings.prediction is not None
         target = run.manifest.targets[0] if run.manifest.targets else None
         self.task = Task(target, settings.loss, settings.positive)
         self.task.check()
-        # `[]` means no metrics; only None asks for those of the loss.
+        # `[]` means no metrics; None chooses those of the loss.
         if metrics is None:
             metrics = default_metrics(self.task.target, settings.loss) if measurable else []
-            # The exponential of a sum over a data set is no perplexity.
+            # Perplexity is the exponential of a mean, not of a sum.
             metrics = [name for name in metrics if name != "perplexity" or run.manifest.loss_mean is not None]
         self.metrics: list[Metric] = make_metrics(metrics, self.task)
         if not measurable and any(metric.looks_at_predictions for metric in self.metrics):
@@ -139,7 +143,7 @@ class TrainingState:
             return workspace, Run(workspace.path, device, threads)
 
         workspace, run = workers.open(begin, device, threads)
-        # The files of a worker that does not lead are elsewhere.
+        # Workers other than worker 0 have a directory of their own.
         directory = run.directory
         predictions = False
         if PROPERTY in run.state.properties:
@@ -153,12 +157,12 @@ class TrainingState:
                     f"do not return (outputs: {', '.join(run.outputs)}). The checkpoint is of another run, or corrupt."
                 )
         else:
-            # Artifacts of generate_artifacts have no position and no settings: training begins at step 0.
-            # A checkpoint without optimizer state gets the rate that `api.Optimizer` begins with.
+            # Artifacts of generate_artifacts have neither position nor settings: training starts at step 0. Without
+            # optimizer state in the checkpoint, the learning rate is the default of `api.Optimizer`.
             rate = run.store.optimizer.learning_rate if run.store.optimizer is not None else 1e-3
             position = Position(seed=0, learning_rate=rate)
             settings = Settings(prediction=next(iter(run.outputs), None))
-        # Code is not saved: a function in a file would be run by whoever opens it.
+        # Functions are not saved: whoever opened the file would run its code.
         for name, passed, saved in (
             ("metrics", metrics, settings.metrics or ()),
             ("scheduler", scheduler, (settings.scheduler,)),
@@ -178,7 +182,7 @@ class TrainingState:
             read_predictions(directory, position)
         if state.average is not None and position.averaged:
             state.average.read(directory / AVERAGE)
-        state._tell_of_random_ops()
+        state._warn_of_random_ops()
         state.workspace.note()
         return state
 
@@ -187,14 +191,14 @@ class TrainingState:
         sums = set(self.position.averages.sums) - {"loss"}
         metric_keys = {metric.name for metric in self.metrics if metric.measure is not None}
         needs_predictions = any(metric.function is not None for metric in self.metrics)
-        # Sums of other metrics cannot be completed: the batches before the interruption are not read again.
+        # Other metrics cannot be completed: the batches before the interruption are not read again.
         if self.position.batch and (sums != metric_keys or (predictions and not needs_predictions)):
             raise InputError(
                 f"Resuming from '{self.directory}': it was interrupted in the middle of an epoch with other metrics "
                 f"than {', '.join(metric.name for metric in self.metrics) or 'none'}. Pass the same ones."
             )
 
-    def _tell_of_random_ops(self) -> None:
+    def _warn_of_random_ops(self) -> None:
         if self.position.unfinished and self.settings.random:
             _log.warning(
                 "The model draws random numbers in %s, which start anew in evaluation and in subgraphs: what they give "
@@ -204,19 +208,18 @@ class TrainingState:
 
     @property
     def lock(self) -> StateLock:
-        """Lock held while anything here is read or changed, but not while a fit reads its data or calls callbacks."""
+        """Lock to hold while reading or changing the state; a fit releases it to read data and to call callbacks."""
         return self.run.lock
 
     @contextlib.contextmanager
     def fitting(self) -> Iterator[None]:
-        """Marks a fit as under way until the block ends, and keeps other trainers out of the directory.
+        """Marks a fit as under way within the block, and keeps other trainers out of the directory.
 
         Raises:
-            TrainingStateError: Another fit of this trainer is under way.
-            CheckpointError: Another trainer is at work in the directory, or has saved there.
+            TrainingStateError: another fit of this trainer is under way.
+            CheckpointError: another trainer is working in the directory, or has saved there.
         """
-        # Training inside of `with trainer.averaged()` would update the averages and lose the steps at the end of the
-        # block.
+        # Within `with trainer.averaged()`, a fit would train the averages, and lose its steps at the end of the block.
         applied = self.average is not None and self.average.is_applied
         with self.guard.fitting(applied), self.workspace.locked():
             self.workspace.require_own("Trainer.fit()")
@@ -241,7 +244,7 @@ class TrainingState:
 
     @property
     def run_settings(self) -> dict[str, Any]:
-        """Settings of the trainer, and of the fit under way or the last one, by name, for loggers and model cards."""
+        """Settings of the trainer and of its last fit by name, for loggers and model cards."""
         position, optimizer = self.position, self.run.manifest.optimizer
         return {
             **asdict(self.settings),
@@ -253,9 +256,11 @@ class TrainingState:
         }
 
     def check_schedule(self, plan: Plan, per_epoch: int | None) -> None:
-        """Checks that a schedule over several fits is long enough for a plan; raises InputError or warns.
+        """Checks that a schedule over several fits is long enough for a plan: raises InputError, or warns.
 
-        `per_epoch` are the optimizer steps of an epoch, None if that is not known.
+        Args:
+            plan: arguments of the fit.
+            per_epoch: optimizer steps per epoch; None if unknown.
         """
         epochs, total, position = plan.schedule_epochs, self.settings.total_steps, self.position
         if total is not None:
@@ -265,7 +270,7 @@ class TrainingState:
                 )
             start = position.fit_start_step if position.unfinished else position.step
             last = start + plan.epochs * (per_epoch or 0)
-            # A warning only: beyond its end a schedule keeps its last value, which may be what is wanted.
+            # Only a warning: a constant learning rate after the end of the schedule may be intended.
             if last > total:
                 _log.warning(
                     "The schedule is of total_steps=%d, and this fit ends with step %d: the steps beyond have the last "
@@ -284,18 +289,22 @@ class TrainingState:
             )
 
     def loss_count(self, arrays: Sequence[Array]) -> float | None:
-        """Returns the weight of a batch in the mean loss, e.g. its number of labels; None where losses are summed."""
+        """Returns the weight of a batch in the mean loss, e.g. its number of labels; None if losses are summed."""
         mean = self.run.manifest.loss_mean
         return None if mean is None else mean.count(self.run.manifest.arguments, arrays)
 
     def add(self, averages: Averages, step: Step, count: float | None) -> None:
-        """Adds loss and metrics of one batch to averages; `count` is the result of :meth:`loss_count`."""
+        """Adds the loss and the metrics of one batch to averages; `count` is the result of :meth:`loss_count`."""
         averages.add_loss(step.loss, count)
         if any(metric.looks_at_predictions for metric in self.metrics):
             averages.add_metrics(self.metrics, *self.judged(step), self.run.manifest.targets[0])
 
     def judged(self, step: Step) -> tuple[Array, Array]:
-        """Picks the prediction and the target of a batch that metrics compare. Raises InputError: there are none."""
+        """Returns the prediction and the target of a batch that metrics compare.
+
+        Raises:
+            InputError: the run has no prediction or no target.
+        """
         if self.settings.prediction is None or not self.run.manifest.targets:
             raise InputError("Metrics need a target, and a prediction among the model's outputs.")
         prediction = step.outputs[self.run.outputs.index(self.settings.prediction)]
@@ -305,18 +314,18 @@ class TrainingState:
         """Updates the moving averages after a step, if there are any."""
         decay = self.settings.ema_decay
         if self.average is not None and decay is not None:
-            # The first values are the average.
+            # The first update copies the values.
             self.average.update(1.0 - decay if self.position.averaged else 1.0)
             self.position.averaged += 1
 
     @contextlib.contextmanager
     def averaged(self) -> Iterator[None]:
-        """Replaces the trained values by their moving averages, if there are any, until the block ends.
+        """Replaces the trained values with their moving averages, if there are any, within the block.
 
-        No other thread uses the trainer in the meantime.
+        Other threads wait for the end of the block before they use the trainer.
         """
         with self.lock:
-            # Before the first step the averages are zeros.
+            # The averages are zeros before the first step.
             if self.average is None or not self.position.averaged:
                 yield
                 return
@@ -325,13 +334,13 @@ class TrainingState:
 
     def snapshot(self) -> Snapshot:
         """Copies everything that training changes."""
-        # A fit that goes back to a snapshot goes back to the averages of that step, too.
+        # Moving averages return to the snapshot together with the values.
         averages = self.average.buffers.values() if self.average is not None else ()
         with self.lock:
             return Snapshot.take(self.run.store, self.position, averages)
 
     def evaluate(self, data: Source, prefix: str = "") -> dict[str, float]:
-        """Computes the loss and the metrics over a data set, in inference mode."""
+        """Computes the loss and the metrics over a dataset, in inference mode."""
         averages = Averages()
         with self.averaged():
             for step in self.run.evaluate(self.workers.read_share(data)):
@@ -349,7 +358,7 @@ class TrainingState:
                     self._write(target)
 
     def _write(self, target: Path) -> None:
-        # The position is a property of the checkpoint, not a file beside it: one rename saves both.
+        # The position is a property of the checkpoint, not a separate file, so that one rename saves both.
         self.run.state.properties[PROPERTY] = self.position.to_json(self.settings)
         try:
             self.run.save(target, companions=[BEST], write_more=lambda files: self._write_more(files, target))
@@ -365,14 +374,14 @@ class TrainingState:
         if self.average is not None and self.position.averaged:
             with files.open(AVERAGE) as file:
                 self.average.write(file)
-        # In the trainer's own directory the callback has written them.
+        # The callback has written them to the trainer's own directory.
         averages = self.directory / SWA_AVERAGE
         if averages.is_file() and target.resolve() != self.directory.resolve():
             files.copy(averages, SWA_AVERAGE)
 
     def save_and_keep(self) -> Path:
-        """Saves into the trainer's own directory, and keeps that if it was temporary."""
-        # An interrupted run in a temporary directory would be lost with the process.
+        """Saves to the trainer's own directory, and keeps the directory if it was temporary; returns its path."""
+        # Otherwise an interrupted run in a temporary directory would be lost when the process ends.
         self.workspace.keep()
         self.save(self.directory)
         return self.directory

@@ -1,4 +1,4 @@
-"""Takes the steps of a fit: gradients of a group of batches, checks for NaN, one update of the parameters."""
+"""Takes the optimizer steps of a fit: computes gradients, checks them for NaN, updates the parameters."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from onnxtrain.trainer._run.run import Step
 from onnxtrain.trainer._show.report import Report
 from onnxtrain.trainer.data import Source
 
-# Steps between two snapshots: copying the state costs about as much as one step of a small model.
+# Steps between two snapshots: a snapshot costs about as much as one step of a small model.
 _SNAPSHOT_STEPS = 100
 
 
@@ -69,18 +69,18 @@ def _seed(seed: int, rank: int) -> int:
 
 
 class Stepper:
-    """Takes steps: some batches followed by one update of the parameters.
+    """Takes optimizer steps: gradients of one or more batches, followed by one update of the parameters.
 
-    Loss and gradients are checked before the update, so a step that diverges changes nothing. Batches without a label
-    that counts are left out.
+    Loss and gradients are checked before the update, so that a step that diverges changes nothing. Batches whose labels
+    are all ignored are skipped.
 
     Args:
-        fit: the fit.
+        fit: data, plan and state of the fit.
 
     Attributes:
-        stepped: True once a step has been taken, also one that only skipped batches without labels.
-        updated: True once a step has updated the parameters.
-        one_batch: the samples of one run of the model, as messages call them.
+        stepped: True once a step was taken, even if it skipped all of its batches.
+        updated: True once a step updated the parameters.
+        one_batch: name in messages for the samples of one run of the model.
     """
 
     one_batch = "a batch"
@@ -94,18 +94,17 @@ class Stepper:
         self._events = fit.events
         self._report = fit.report
         store = self._run.store
-        # One run of the training model gives the loss and updates the BatchNorm statistics: to refuse the step the
-        # statistics have to be put back.
+        # A run of the training model also updates the BatchNorm statistics; a step that is refused restores them.
         self._statistics = StatisticsBackup(store)
         gradients = store.all_gradients()
         self._finite = FiniteCheck([*gradients, *store.statistics.values()])
         self._finite_gradients = FiniteCheck(gradients)
         self._since_snapshot = 0
-        # True after an update until its results have been checked.
+        # True after an update until the new parameters have been checked for NaN.
         self._unchecked = False
         self.stepped = self.updated = False
-        # The training model adds up gradients in the dtype of the parameter. Sums of bfloat16, which has 8 bits,
-        # would lose the later batches.
+        # The training model accumulates gradients in the dtype of the parameter. In bfloat16, with 8 bits of precision,
+        # later batches would be rounded away.
         if fit.plan.accumulate > 1 and any(b.dtype.name == "bfloat16" for b in store.gradients.values()):
             raise InputError(
                 f"{argument('accumulate')} > 1 is not supported for bfloat16 parameters; use a larger "
@@ -113,20 +112,20 @@ class Stepper:
             )
 
     def guard(self) -> InterruptGuard:
-        """Makes a handler of Ctrl-C."""
+        """Returns a handler of Ctrl-C."""
         return InterruptGuard()
 
     def begin(self) -> None:
-        """Copies the state of before the first step, to which a fit that diverges goes back."""
+        """Takes the first snapshot, to which a fit that diverges returns."""
         self._snapshot = self._state.snapshot()
 
     def restore(self) -> None:
-        """Goes back to the state of the last snapshot: of a fit that has updated nothing, to its beginning."""
+        """Restores the last snapshot; if the fit has updated nothing, this is the state at its beginning."""
         self._state.position = self._snapshot.restore(self._run.store)
 
     def step(self, batches: Sequence[list[Array]]) -> int:
-        """Takes one step on a group of batches and calls the callbacks; returns the number of samples."""
-        # Callbacks are called without the lock: a callback may wait for a thread that needs it.
+        """Takes one step on a group of batches, then calls the callbacks; returns the number of samples."""
+        # Callbacks run without the lock, because they may wait for a thread that needs it.
         with self._state.lock:
             try:
                 mean = self._update(batches)
@@ -134,20 +133,20 @@ class Stepper:
                     self._require_finite_update()
             except Diverged as reason:
                 self._restore_and_raise(reason)
-        # Before on_step_end, where ModelCheckpoint saves: a run that goes on from that save has the evaluation, too.
+        # Before on_step_end, in which ModelCheckpoint saves, so that the save includes the evaluation.
         if self._validation is not None and self._evaluates(self._state.position.step):
             self._evaluate(self._validation)
         if mean is not None:
             self._events.call("on_step_end", mean)
-        # Workers without a share of a batch get an empty one.
+        # A worker without a share of a batch gets an empty list.
         return sum(len(arrays[0]) for arrays in batches if arrays)
 
     def check(self) -> None:
-        """Checks the results of the last update, which no later step has used.
+        """Checks the parameters and the optimizer state after the last update of an epoch.
 
         Raises:
-            DivergenceError: it made parameters or moments NaN or infinite. The last good state has been restored and
-                saved.
+            DivergenceError: the update made parameters or optimizer state NaN or infinite. The last good state was
+                restored and saved.
         """
         with self._state.lock:
             try:
@@ -156,36 +155,36 @@ class Stepper:
                 self._restore_and_raise(reason)
 
     def _evaluates(self, step: int) -> bool:
-        """Returns True if the fit evaluates in the middle of an epoch after this step."""
+        """True if the fit evaluates after this step, in the middle of an epoch."""
         every = self._plan.evaluate_every
         return every is not None and step % every == 0
 
     def _is_used(self, step: int) -> bool:
-        """Returns True if the parameters after this step are evaluated or saved before the next one."""
+        """True if the parameters after this step are evaluated or saved before the next step."""
         return self._evaluates(step) or self._events.saves(step)
 
     def _evaluate(self, validation: Source) -> None:
-        """Evaluates in the middle of an epoch, and records the values."""
+        """Evaluates in the middle of an epoch, and records the result."""
         state, position = self._state, self._state.position
         values = state.evaluate(validation, "val_")
         entry: dict[str, float] = {"step": position.step, "epoch": position.epoch + 1, **values}
-        # Another thread may save meanwhile.
+        # Another thread may be saving.
         with state.lock:
             position.history.evaluations.append(entry)
         self._report.evaluation(entry)
         self._events.call("on_evaluation", entry)
 
     def _update(self, batches: Sequence[list[Array]]) -> float | None:
-        """Updates the parameters once; returns the mean loss of the batches, None if no label counts."""
+        """Updates the parameters once; returns the mean loss of the batches, or None if all labels are ignored."""
         state, position = self._state, self._state.position
-        # A resumed fit reads the pass under way from its beginning, with the stream's generators as they were then.
+        # A resumed fit reads the current pass over the data again, with the random generators restored from this mark.
         position.stream = self._data.mark()
         self._set_learning_rate()
         self._statistics.take()
-        # Without a reset the training model adds the new gradients to those of the last step.
+        # Otherwise the training model would add to the gradients of the last step.
         self._run.module.lazy_reset_grad()
         done, mean = self._accumulate(batches)
-        # The mean over no labels is NaN. Of several workers this one may have no label while others have some.
+        # NaN means that all labels are ignored. With several workers, one worker may have none where others have some.
         taken = not math.isnan(mean)
         if taken:
             self._require_finite_results([step for step, _ in done])
@@ -195,7 +194,7 @@ class Stepper:
             self._unchecked = self.updated = True
             state.update_average()
         self._record(done, batches)
-        # A group without labels is a step of the schedule, too: the length of an epoch must not depend on the labels.
+        # A skipped group is still a step of the schedule: the length of an epoch must not depend on the labels.
         position.batch, position.step = position.batch + len(batches), position.step + 1
         self.stepped = True
         if not taken:
@@ -204,19 +203,19 @@ class Stepper:
         return mean
 
     def _record(self, done: Sequence[tuple[Step, float | None]], batches: Sequence[list[Array]]) -> None:
-        """Adds loss and metrics of the step's batches to those of the epoch."""
+        """Adds the loss and the metrics of the step to the averages of the epoch."""
         state = self._state
         for step, count in done:
             state.add(state.position.averages, step, count)
-        # Skipped batches add a key with count 0: an epoch without any label records NaN instead of no value.
+        # Skipped batches add each key with count 0, so that an epoch without any label records NaN, not nothing.
         for _ in range(len(batches) - len(done)):
             state.position.averages.add_skipped(state.metrics)
 
     def _accumulate(self, batches: Sequence[list[Array]]) -> tuple[list[tuple[Step, float | None]], float]:
-        """Computes the gradient of the mean loss over all batches; leaves it in the store.
+        """Computes the gradient of the mean loss over all batches, in the store.
 
         Returns:
-            Results of the batches that have a loss, each with its count in the mean, and the mean loss.
+            The results of the batches that have a loss, each with its count in the mean; and the mean loss.
         """
         done: list[tuple[Step, float | None]] = []
         losses = 0.0
@@ -224,13 +223,13 @@ class Stepper:
         last = total = 0.0
         for index, arrays in enumerate(batches):
             count = self._state.loss_count(arrays)
-            # The mean over no labels is NaN in ONNX and PyTorch; leaving the batch out is the mean over the others.
+            # A mean over no labels would be NaN, in ONNX as in PyTorch. Without the batch, the mean is over the others.
             if count == 0:
                 continue
             if count is not None:
                 # The training model adds the mean gradient of each batch with weight 1. Rescaling the sum before each
-                # batch and once at the end makes it the gradient of the mean over all samples, also when batches have
-                # different sizes.
+                # batch, and once at the end, gives the gradient of the mean over all samples, even if batches differ in
+                # size.
                 if last not in (0, count):
                     self._scale_gradients(last / count)
                 last, total = count, total + count
@@ -246,11 +245,11 @@ class Stepper:
         return done, losses / total if total else losses if done else math.nan
 
     def _require_labels(self, arrays: Sequence[Array]) -> None:
-        """Raises Diverged with a clear reason if all labels of a batch are ignored."""
+        """Raises Diverged with a specific reason if all labels of a batch are ignored."""
         for spec, array in zip(self._run.manifest.arguments, arrays, strict=True):
             ignored = spec.class_labels.ignore_index if spec.class_labels is not None else None
-            # onnxtrain leaves such batches out where it knows the labels of the loss. In a loss of the model that adds
-            # a mean over labels to something else, the mean over nothing is NaN.
+            # Such batches are skipped if onnxtrain knows the labels of the loss. A loss inside the model may add a mean
+            # over labels to something else, which is NaN if all labels are ignored.
             if ignored is not None and (array == ignored).all():
                 raise Diverged(
                     f"all labels '{spec.name}' of {self.one_batch} are {ignored}, so that there is nothing to average",
@@ -259,14 +258,14 @@ class Stepper:
                 )
 
     def _require_finite_results(self, steps: Sequence[Step]) -> None:
-        """Raises Diverged if gradients or BatchNorm statistics of a step are not finite."""
+        """Raises Diverged if gradients or BatchNorm statistics are not finite."""
         if self._finite():
             return
-        # Of several workers this one may have no sample in the step.
+        # With several workers, this one may have no sample in the step.
         loss = steps[-1].loss if steps else math.nan
         if not self._finite_gradients():
             raise Diverged(f"the loss is {loss:g}, but its gradients hold NaN or infinity")
-        # The unbiased variance of one value divides by 0; PyTorch raises "Expected more than 1 value per channel".
+        # The unbiased variance of one value is 0 / 0; PyTorch raises "Expected more than 1 value per channel".
         if any(len(step.arrays[0]) == 1 for step in steps):
             raise Diverged(
                 "a batch has one sample, and BatchNormalization cannot take a variance of one value per channel "
@@ -286,8 +285,7 @@ class Stepper:
         """Multiplies the accumulated gradients by a factor."""
         for gradient in self._run.store.gradients.values():
             value = gradient.read()
-            # On the CPU `read` gives the gradient's own memory, scaled in place. From other devices it is a copy,
-            # written back.
+            # On the CPU, `read` returns the gradient's own memory, which is scaled in place; on other devices, a copy.
             value = np.multiply(
                 value, value.dtype.type(factor), out=value if gradient.device.type == "cpu" else None
             )
@@ -302,13 +300,13 @@ class Stepper:
             return
         self._since_snapshot = 0
         self._require_finite_update()
-        # Two at a time would take the memory of parameters and optimizer state once more.
+        # Frees the old snapshot first: two would need the memory of parameters and optimizer state once more.
         del self._snapshot
         self._snapshot = self._state.snapshot()
 
     def _require_finite_update(self) -> None:
-        """Raises Diverged if the last update made parameters or moments NaN or infinite."""
-        # Not after every step: the loss or the gradients of the next step tell nearly always, at no cost.
+        """Raises Diverged if the last update made parameters or optimizer state NaN or infinite."""
+        # Not called after every step: nearly always, the next step's loss or gradients reveal it at no cost.
         if not self._unchecked:
             return
         self._unchecked = False
@@ -316,13 +314,13 @@ class Stepper:
             raise Diverged(f"its update made the {what} NaN or infinite", of_update=True)
 
     def _not_finite(self) -> str | None:
-        """Returns what is not finite, for the message; None if all is."""
+        """Returns what is not finite, e.g. "parameters", for the message; None if everything is finite."""
         return not_finite(self._run.store)
 
     def recompute_gradients(self, batches: Sequence[list[Array]], parameters: Mapping[str, Array]) -> None:
         """Recomputes the gradients of a step at other parameters, from the same batches.
 
-        Parameters and BatchNorm statistics are afterwards what they were before, also if the loss there is NaN.
+        Parameters and BatchNorm statistics are restored afterwards, even if the loss at the other parameters is NaN.
         """
         store = self._run.store
         kept = {name: store.parameters[name].read().copy() for name in parameters}
@@ -337,23 +335,23 @@ class Stepper:
         finally:
             for name, value in kept.items():
                 store.parameters[name].write(value)
-            # One step updates running statistics once, from the activations of the parameters that are trained.
+            # A step updates running statistics once, from the activations of the parameters being trained.
             statistics.restore()
 
     def _restore_and_raise(self, reason: Diverged) -> NoReturn:
         """Restores and saves the last good state, then raises DivergenceError."""
         state, position, store = self._state, self._state.position, self._run.store
-        # Read before the snapshot is restored: the message names the step that failed.
+        # Read before the snapshot is restored, because the message names the failed step.
         epoch, step = position.epoch + 1, -(-position.batch // self._plan.accumulate)
-        # The position counts a step from its update on.
+        # The position counts a step once it is updated.
         if not reason.of_update:
             step += 1
         rate = self._run.optimizer.get_learning_rate()
         self._statistics.restore()
-        # The gradients belong to a step that is not taken; api.Optimizer refuses to use them now.
+        # The gradients belong to a step that was not taken; api.Optimizer then refuses to use them.
         store.gradients_valid = False
-        # Usually the step was refused before its update and the parameters are good, unless an earlier update has
-        # overflowed them.
+        # Usually the step was refused before its update, so the parameters are good, unless an earlier update
+        # overflowed.
         if reason.of_update or not finite_parameters(store):
             self.restore()
             position = state.position
@@ -371,12 +369,12 @@ class Stepper:
 
 
 class Diverged(Exception):
-    """Stops a step whose numbers are not finite; parameters are put back while it passes.
+    """Raised when the numbers of a step are not finite; the handler restores the last good state.
 
     Args:
         reason: what is not finite, for the message.
         remedy: what to do about it; None for the usual advice.
-        of_update: True if the step's update is to blame, and not its loss or gradients.
+        of_update: True if the step's update is not finite, not its loss or gradients.
     """
 
     def __init__(self, reason: str, remedy: str | None = None, *, of_update: bool = False) -> None:
@@ -386,11 +384,11 @@ class Diverged(Exception):
 
 
 class _StepGradients(StepGradients):
-    """Gradients of a step of a fit that is under way.
+    """Gradients of the step under way, for callbacks.
 
     Args:
         stepper: takes the steps of the fit.
-        batches: arrays of the step's batches.
+        batches: the step's batches.
     """
 
     def __init__(self, stepper: Stepper, batches: Sequence[list[Array]]) -> None:
@@ -404,7 +402,7 @@ class _StepGradients(StepGradients):
                 f"A callback reads the gradients of a step, and those of {', '.join(store.row_gradients)} are sparse. "
                 "Leave sparse_gradients out."
             )
-        # Copies: recompute_at writes its gradients to the same memory.
+        # Copies, because recompute_at writes to the same memory.
         return {
             name: np.array(widen(gradient.read(), gradient.dtype))
             for name, gradient in store.gradients.items()

@@ -1,4 +1,4 @@
-"""Tells versions of a file apart, and copies the files of a run that differ from those in another directory."""
+"""Detects changed files, and copies a run's files that differ from those in another directory."""
 
 from __future__ import annotations
 
@@ -13,21 +13,25 @@ Stamp = tuple[int, int, int]
 
 
 def stamp(path: Path) -> Stamp:
-    """Reads the identity and version of a file. Raises OSError: there is no such file."""
+    """Returns the identity and version of a file.
+
+    Raises:
+        OSError: the file does not exist.
+    """
     status = path.stat()
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 class Copies:
-    """Copies files, and remembers which were equal, so that a save after each epoch does not read gigabytes."""
+    """Copies files, and remembers which were equal, so that saving after each epoch does not compare gigabytes."""
 
     def __init__(self) -> None:
-        # Per target, the versions of source and target that were equal.
+        # The versions of source and target that were equal, by target.
         self._equal: dict[Path, tuple[Stamp, Stamp]] = {}
 
     def add(self, files: FileSet, target: Path, group: Sequence[Path]) -> None:
-        """Adds a group of files to the set that changes in `target`, unless all of them are there already."""
-        # A model and its external data are copied together: one without the other cannot be opened.
+        """Adds a group of files to a file set for the directory `target`, unless all of them are there already."""
+        # A model and its external data are copied together, because neither works without the other.
         if not all(self._same(path, target / path.name) for path in group):
             for path in group:
                 files.copy(path, path.name)

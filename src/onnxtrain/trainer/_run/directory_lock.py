@@ -1,4 +1,4 @@
-"""Locks a directory against other processes and trainers while a trainer works there."""
+"""Locks a directory while a trainer works in it."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from onnxtrain.errors import CheckpointError
 from onnxtrain.runtime.atomic import open_regular
 
 _NAME = ".onnxtrain-lock"
-# Offset of the locked byte on Windows, behind the text: other processes cannot read a locked byte.
+# Offset of the locked byte on Windows, beyond the text, because other processes cannot read locked bytes.
 _WINDOWS_OFFSET = 2**20
 
 _held: weakref.WeakSet[DirectoryLock] = weakref.WeakSet()
 
 
 def _forget() -> None:
-    """Closes the copies of lock files in a forked process: they would hold the locks longer than the parent."""
+    """Closes copies of lock files in a forked process, which would hold the locks longer than the parent does."""
     for lock in list(_held):
         lock.forget()
 
@@ -31,17 +31,17 @@ if hasattr(os, "register_at_fork"):
 
 
 class DirectoryLock:
-    """Keeps other trainers, in this process and in others, from training and saving in a directory.
+    """Keeps other trainers, in this process and in others, from training or saving in a directory.
 
-    Use it in a `with` statement, which may be nested. The operating system drops the lock when the process ends,
-    however it ends. Without a file (read-only directory) or without locks (some network file systems) nothing is
+    A context manager, which may be nested. The operating system releases the lock when the process ends, however it
+    ends. If the lock file cannot be created (read-only directory) or locked (some network file systems), nothing is
     locked.
 
     Args:
         directory: directory to lock.
 
     Raises:
-        CheckpointError: another trainer holds the lock, or the name of the lock file is that of a link or a device.
+        CheckpointError: another trainer holds the lock, or the lock file is a link or a device.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -51,7 +51,7 @@ class DirectoryLock:
         self._depth = 0
 
     def __enter__(self) -> DirectoryLock:
-        # Nested: a fit saves while it holds the lock itself.
+        # Nested, because a fit saves while it holds the lock.
         if not self._depth:
             self._descriptor = self._open()
             if self._descriptor is not None:
@@ -65,7 +65,8 @@ class DirectoryLock:
             return
         descriptor, self._descriptor = self._descriptor, None
         _held.discard(self)
-        # Windows does not remove open files. Elsewhere the file goes while the lock is held: nobody locks a dead file.
+        # Windows cannot remove open files. Elsewhere, the file is removed while the lock is held, so that nobody locks
+        # a removed file.
         if sys.platform == "win32":
             os.close(descriptor)
         with contextlib.suppress(OSError):
@@ -80,12 +81,12 @@ class DirectoryLock:
             self._descriptor = None
 
     def _open(self) -> int | None:
-        """Opens and locks the file; returns its descriptor, None if there can be no file."""
+        """Opens and locks the file; returns its descriptor, or None if the file cannot be created."""
         while True:
             try:
                 descriptor = self._descriptor_of_file()
             except OSError:
-                # Training or saving here fails with a better message of its own.
+                # Training or saving then fails with a more specific message.
                 return None
             if not _lock(descriptor):
                 owner = os.read(descriptor, 100).decode(errors="replace")
@@ -94,19 +95,23 @@ class DirectoryLock:
                     f"Another Trainer{f' (process {owner})' if owner else ''} is training or saving in the directory "
                     f"'{self._directory}'. Wait until it has ended, or use another directory."
                 )
-            # The previous holder may have removed the file between open and lock: then a new file is locked instead.
+            # The previous holder may have removed the file between open and lock; then lock a new file.
             with contextlib.suppress(FileNotFoundError):
                 if sys.platform == "win32" or os.path.samestat(os.fstat(descriptor), os.stat(self._path)):
                     break
             os.close(descriptor)
-        # Without the process id, on a full disk, only the error message is poorer.
+        # On a full disk the process id is missing, which only affects an error message.
         with contextlib.suppress(OSError):
             os.ftruncate(descriptor, 0)
             os.write(descriptor, str(os.getpid()).encode())
         return descriptor
 
     def _descriptor_of_file(self) -> int:
-        """Opens the file, which is made if missing. Raises CheckpointError: there is something else in its place."""
+        """Opens the lock file; creates it if missing.
+
+        Raises:
+            CheckpointError: the lock file is not a regular file.
+        """
         try:
             return os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
         except FileExistsError:
@@ -114,10 +119,10 @@ class DirectoryLock:
         try:
             return open_regular(self._path, os.O_RDWR)
         except FileNotFoundError:
-            # The other trainer has just removed it.
+            # Another trainer has just removed it.
             return self._descriptor_of_file()
         except OSError as error:
-            # The text would otherwise be written to wherever a link leads.
+            # Writing through a link could overwrite any file.
             if error.errno not in (errno.EINVAL, errno.ELOOP):
                 raise
             raise CheckpointError(
@@ -127,7 +132,7 @@ class DirectoryLock:
 
 
 def _lock(descriptor: int) -> bool:
-    """Locks an open file; returns False if another process has locked it."""
+    """Locks an open file; returns False if another process holds the lock."""
     if sys.platform == "win32":
         import msvcrt
 
@@ -146,6 +151,6 @@ def _lock(descriptor: int) -> bool:
     except BlockingIOError:
         return False
     except OSError:
-        # NFS without a lock daemon, for example.
+        # E.g. NFS without a lock daemon.
         return True
     return True

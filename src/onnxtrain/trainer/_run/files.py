@@ -1,4 +1,4 @@
-"""Names the files of a training run, finds them by its manifest, and tells them from files of the user."""
+"""Names a run's files, finds them by its manifest, and tells them from the user's files."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ CHECKPOINT = "checkpoint"
 """Name of the checkpoint in the directory of a trainer's own run."""
 
 BEST = "best"
-"""File of a run's directory with the parameters of the best epoch."""
+"""File in a run's directory with the parameters of the best epoch."""
 
 AVERAGE = "average"
-"""File of a run's directory with the averages of `ema_decay`: safetensors, keys as in a checkpoint."""
+"""File in a run's directory with the averages of `ema_decay`: safetensors, with the keys of a checkpoint."""
 
 SWA_AVERAGE = "swa"
-"""File of a run's directory with the averages of the callback `SWA`."""
+"""File in a run's directory with the averages of the callback `SWA`."""
 
-# Predictions of an unfinished epoch, named after epoch and batch.
+# Predictions of an unfinished epoch; the name contains epoch and batch.
 _PREDICTIONS = re.compile(r"predictions-\d+-\d+\.npz")
 
 
@@ -59,14 +59,14 @@ class Files:
 
 
 def find_files(directory: Path) -> Files:
-    """Reads the names of a run's files from its manifest.
+    """Returns the names of a run's files, from its manifest.
 
-    Without a manifest beside the models, which contain it as well, the files have the usual names.
+    Without a manifest file, the files have the default names; the models contain the manifest as well.
 
     Raises:
-        CheckpointError: The directory holds no run, several runs, or one without an optimizer; or a file of the run is
-            a symbolic link that leads out of the directory.
-        ModelLoadError: The manifest is damaged.
+        CheckpointError: the directory contains no run, several runs, or a run without optimizer; or a file is a
+            symbolic link that leads out of the directory.
+        ModelLoadError: the manifest is damaged.
     """
     manifest = find_manifest(directory)
     files = _read(directory / manifest) if manifest is not None else _DEFAULTS
@@ -76,7 +76,7 @@ def find_files(directory: Path) -> Files:
             f"{argument('optimizer', 'adamw')}."
         )
     if not (directory / files["checkpoint"]).is_file():
-        # ModelCheckpoint saves to directories inside of the one that users pass.
+        # ModelCheckpoint saves to subdirectories of the path that users pass.
         inside = sorted(path.parent for path in directory.glob(f"*/{files['checkpoint']}"))
         missing = (
             f"there is no file '{files['checkpoint']}'"
@@ -93,14 +93,14 @@ def find_files(directory: Path) -> Files:
 
 
 def companions(directory: Path) -> list[str]:
-    """Lists the names in a directory that only some runs have: best parameters, averages, predictions."""
+    """Returns the names of a directory's files that only some runs have: best parameters, averages, predictions."""
     if not directory.is_dir():
         return []
     return sorted(name for name in os.listdir(directory) if is_companion(name))
 
 
 def is_companion(name: str) -> bool:
-    """True if a name is that of a file that only some runs have.
+    """True if this is the name of a file that only some runs have.
 
     >>> [is_companion(name) for name in ("best", "predictions-2-10.npz", "predictions-test.npz")]
     [True, True, False]
@@ -109,12 +109,12 @@ def is_companion(name: str) -> bool:
 
 
 def is_predictions(name: str) -> bool:
-    """True if a name is that of the predictions of an unfinished epoch, e.g. "predictions-2-10.npz"."""
+    """True if this is the name of an unfinished epoch's predictions, e.g. "predictions-2-10.npz"."""
     return _PREDICTIONS.fullmatch(name) is not None
 
 
 def is_run_file(name: str, manifest: str = MANIFEST) -> bool:
-    """True if a trainer writes a file of this name in the directory of a run with a manifest of the name `manifest`."""
+    """True if a trainer writes a file with this name to a run's directory; `manifest` is its manifest's name."""
     prefix = manifest.removesuffix(MANIFEST)
     data = re.fullmatch(r"(.+)\.[0-9a-f]{12}\.data", name)
     written = {f"{prefix}{default}" for default in (MANIFEST, *_DEFAULTS.values())}
@@ -122,20 +122,20 @@ def is_run_file(name: str, manifest: str = MANIFEST) -> bool:
 
 
 def holds_run(directory: Path, manifest: str = MANIFEST) -> bool:
-    """True if a directory has a manifest of a run, by which files with the names of a run's files belong to the run."""
+    """True if a directory contains the manifest of a run; files with the names of a run's files then belong to it."""
     return is_manifest(directory / manifest)
 
 
 def require_free(
     directory: Path, doing: str, names: Collection[str] = (), remedy: str = "", manifest: str = MANIFEST
 ) -> None:
-    """Raises CheckpointError if files of the user in a directory have names that a run would write to.
+    """Raises CheckpointError if the user has files in a directory with the names that a run would write.
 
     Args:
-        directory: directory of the run, which need not exist.
+        directory: directory of the run; may be missing.
         doing: refused action, for the message.
-        names: further names that are written, besides those of :func:`is_run_file`.
-        remedy: end of the message after "Choose another directory".
+        names: names that are written in addition to those of :func:`is_run_file`.
+        remedy: text to append to "Choose another directory" in the message.
         manifest: name of the run's manifest.
     """
     if not directory.is_dir() or holds_run(directory, manifest):
@@ -150,13 +150,14 @@ def require_free(
 
 
 def _read(path: Path) -> dict[str, str]:
-    """Reads the names of the files by their roles, e.g. {"checkpoint": "checkpoint"}."""
+    """Returns the names of the files by role, e.g. {"checkpoint": "checkpoint"}."""
     try:
         files = parse_json(path.read_bytes())["files"]
         named = {role: files[role] for role in _DEFAULTS if files.get(role) is not None}
-        # A name with directories could make a run read, or later replace, files outside of its directory.
+        # A name with directories could make a run read or replace files outside of its directory.
         wrong = [name for name in named.values() if name in (".", "..") or Path(name).name != name]
-        # Linux, macOS and Windows allow names of 255 bytes. `fsencode` raises ValueError for text that none can encode.
+        # Linux, macOS and Windows allow names of 255 bytes. `fsencode` raises ValueError for text that cannot be
+        # encoded.
         wrong += [name for name in named.values() if len(os.fsencode(name)) > 255]
         if wrong or not _DEFAULTS.keys() - _OPTIONAL <= named.keys():
             raise ValueError(f"files {files}")
@@ -169,7 +170,7 @@ def _read(path: Path) -> dict[str, str]:
 
 
 def refuse_model_name(path: str | os.PathLike[str], function: str, written: str) -> None:
-    """Raises InputError for the name of a model, `*.onnx`, where `function` writes something else."""
+    """Raises InputError if `path` is the name of a model, `*.onnx`, and `function` writes something else."""
     name = os.fspath(path)
     if name.lower().endswith(".onnx"):
         raise InputError(

@@ -1,4 +1,4 @@
-"""Records loss, metrics and duration of each epoch of a training run."""
+"""Records the loss, the metrics and the duration of each epoch."""
 
 from __future__ import annotations
 
@@ -39,14 +39,15 @@ class History:
     """Record of a training run: one entry per finished epoch.
 
     Attributes:
-        epochs: one dict per epoch: `epoch` (counted from 1), `loss`, metrics, their validation values with the
-            prefix `val_`, and the `learning_rate` of the epoch's last step.
-        evaluations: one dict per evaluation in the middle of an epoch (`evaluate_every`): `step`, the optimizer steps
-            of all fits by then, `epoch`, the epoch under way (counted from 1), and the values with the prefix `val_`.
-        stopped: reason for an end before the last epoch: "early" (a callback), "interrupted" (Ctrl-C) or
-            None.
-        seconds: duration of each epoch in seconds, with validation.
-        samples_per_second: training rate of each epoch, without validation.
+        epochs: one dict per epoch: `epoch` (counted from 1), `loss`, metrics, their validation values with the prefix
+            `val_`, and `learning_rate` at the epoch's last step.
+        evaluations: one dict per evaluation in the middle of an epoch (`evaluate_every`): `step`, the number of
+            optimizer steps of all fits, `epoch`, the current epoch (counted from 1), and the values with the prefix
+            `val_`.
+        stopped: reason for an end before the last epoch: "early" (a callback stopped the fit) or "interrupted"
+            (Ctrl-C); None otherwise.
+        seconds: duration of each epoch in seconds, including validation.
+        samples_per_second: training throughput of each epoch, excluding validation.
 
     >>> history = History([{"epoch": 1, "loss": 0.7}, {"epoch": 2, "loss": 0.4}])
     >>> history["loss"], history.last["loss"], len(history)
@@ -56,18 +57,17 @@ class History:
     epochs: list[dict[str, float]] = field(default_factory=list)
     stopped: str | None = None
     evaluations: list[dict[str, float]] = field(default_factory=list)
-    # Durations are not compared: a resumed run has the same history as one that never stopped, but not the same
-    # clock.
+    # Excluded from comparison: a resumed run has the same history as an uninterrupted one, except for durations.
     seconds: list[float] = field(default_factory=list, compare=False)
     samples_per_second: list[float] = field(default_factory=list, compare=False)
 
     def __getitem__(self, key: str) -> list[float]:
-        """Lists the values of one key, one per epoch.
+        """Returns the values of one key, one per epoch.
 
         Raises:
-            KeyError: no epoch has recorded the key.
+            KeyError: no epoch recorded the key.
         """
-        # Epochs of earlier fits may have had no validation data or other metrics.
+        # Epochs of earlier fits may lack the key, e.g. if there was no validation data.
         values = [epoch[key] for epoch in self.epochs if key in epoch]
         if not values:
             raise KeyError(f"{key} was not recorded; there are {', '.join(self.keys()) or 'no epochs yet'}")
@@ -83,7 +83,7 @@ class History:
         return len(self.epochs)
 
     def keys(self) -> list[str]:
-        """Lists the recorded keys in the order in which they first appeared."""
+        """Returns the recorded keys in the order of their first appearance."""
         return list(dict.fromkeys(key for epoch in self.epochs for key in epoch))
 
     @property
@@ -92,12 +92,12 @@ class History:
         return self.epochs[-1] if self.epochs else {}
 
     def plot(self, keys: Sequence[str] | None = None) -> Figure:
-        """Draws loss, metrics and learning rate over the epochs, beside their validation values, with matplotlib.
+        """Plots loss, metrics and learning rate over the epochs, with their validation values, using matplotlib.
 
-        A notebook shows the figure; elsewhere `.savefig("history.png")` writes it.
+        Notebooks display the figure; elsewhere, save it with `.savefig("history.png")`.
 
         Args:
-            keys: keys to draw, without `val_`, e.g. ["loss"]; None draws all.
+            keys: keys to plot, without `val_`, e.g. ["loss"]; None plots all.
 
         Raises:
             InputError: there are no epochs, or a key was not recorded.
@@ -113,7 +113,7 @@ class History:
         return plot_epochs(self.epochs, list(keys) if keys else shown)
 
     def to_frame(self) -> DataFrame:
-        """Makes a pandas frame with a row per epoch, indexed by its number, and a column per key.
+        """Returns a pandas DataFrame with a row per epoch, indexed by its number, and a column per key.
 
         Raises:
             MissingPackageError: pandas is not installed.

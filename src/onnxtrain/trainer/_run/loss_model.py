@@ -1,7 +1,7 @@
-"""Computes the loss of some samples of a batch from the model's outputs and the targets.
+"""Computes the loss of some of a batch's samples, from the model's outputs and the targets.
 
-A model with a fixed batch can run on an incomplete batch that is padded, but the loss it returns includes the padding.
-Here the nodes of the loss are cut out of the eval model and run on the outputs of the real samples.
+A model with a fixed batch size can run on an incomplete batch that is padded, but its loss then includes the padding.
+Therefore the nodes of the loss are cut out of the eval model and run on the outputs of the real samples.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from onnxtrain.runtime.session import open_session
 from onnxtrain.runtime.store import Buffer, alias, to_array
 from onnxtrain.trainer.data import dynamic_remedy, relaxed
 
-# Relative tolerance between the loss of all samples and the sum over two parts: float16 losses have three digits, those
-# of bfloat16 have two.
+# Relative tolerance between the loss of all samples and the sum over two parts. float16 has three significant digits,
+# bfloat16 two.
 _TOLERANCE, _TOLERANCE_OF_BFLOAT16 = 1e-3, 1e-2
 
 
 class LossModel:
-    """Part of an eval model between its outputs and its loss.
+    """The part of an eval model between its outputs and its loss.
 
     Args:
-        path: file of the eval model.
+        path: eval model file.
         manifest: manifest of the run.
-        buffers: parameters and statistics by name, in case the loss reads any (weight decay, for example).
-        device: device of the run.
+        buffers: parameters and statistics by name, for losses that read some, e.g. for weight decay.
+        device: execution device of the run.
         options: session options of the run.
 
     Raises:
-        InputError: the loss is not computed from outputs that have the samples along axis 0 and from targets.
+        InputError: the loss is not computed from targets and from outputs that have the samples along axis 0.
     """
 
     def __init__(
@@ -60,8 +60,8 @@ class LossModel:
         allowed = {spec.name for spec in manifest.targets} | {
             spec.name for spec in manifest.inputs if spec.class_labels is not None
         }
-        # An input of the model that reaches the loss by another way than the outputs would have to be cut, too:
-        # refused.
+        # An input that reaches the loss without passing through an output would have to be cut as well, which is not
+        # supported.
         foreign = [spec.name for _, spec in self._specs if spec.name not in allowed]
         batches = {spec.shape[0] for spec in manifest.arguments if spec.shape}
         shapes = [inputs[name].shape for name in outputs.values() if name in inputs]
@@ -92,18 +92,18 @@ class LossModel:
     def loss_of_first(
         self, count: int, loss: float, outputs: Sequence[Array], arrays: Sequence[Array]
     ) -> float:
-        """Computes the loss of the first samples of a batch.
+        """Returns the loss of the first `count` samples of a batch.
 
         Args:
             count: number of samples.
-            loss: loss that the eval model returned for the whole batch; the losses of the parts must add up to it.
+            loss: loss of the whole batch, computed by the eval model; the losses of the parts must add up to it.
             outputs: other outputs of the eval model for the whole batch.
             arrays: arguments of the eval model.
 
         Raises:
-            InputError: the loss is no sum or mean over samples, so a part of the samples has no loss.
+            InputError: the loss is not a sum or mean over samples, so some of the samples have no loss of their own.
         """
-        # Only a sum or mean over samples adds up from two parts. A loss over pairs of samples, for example, does not.
+        # Only a sum or mean over samples adds up from two parts; a loss over pairs of samples, for example, does not.
         cuts = (slice(None, count), slice(count, None))
         parts = [[[array[cut] for array in group] for group in (outputs, arrays)] for cut in cuts]
         losses = [self._run(*part) for part in parts]
@@ -123,13 +123,13 @@ class LossModel:
             raise _refusal(f"it cannot be run on {len(arrays[0])} samples") from error
 
     def _value(self, output: Array, name: str) -> Array | ort.OrtValue:
-        """Returns what the input `name` takes of an output: of bfloat16 its bits, as the output is float32."""
+        """Returns an output as the input `name` expects it; a bfloat16 input, whose output is float32, gets raw bits."""
         array = np.ascontiguousarray(output)
         bfloat16 = BY_NAME["bfloat16"]
         return alias(narrow(array, bfloat16), bfloat16) if name in self._narrow else array
 
     def _sum(self, loss: float, arrays: Sequence[Array]) -> float:
-        """Multiplies a mean loss by its count."""
+        """Returns the loss as a sum over samples: a mean loss times its count."""
         count = 1.0 if self._mean is None else self._mean.count(self._arguments, arrays)
         return loss * count if count else 0.0
 
@@ -142,7 +142,7 @@ def _refusal(reason: str) -> InputError:
 
 
 def _cut(model: ir.Model, names: set[str]) -> dict[str, str]:
-    """Turns the outputs `names` into inputs, with the loss as the only output; returns the inputs' names by output."""
+    """Turns the outputs `names` into inputs and keeps only the loss as output; returns the inputs' names by output."""
     graph = model.graph
     values = {str(value.name): value for value in graph.outputs}
     loss = graph.outputs[0]
@@ -155,7 +155,7 @@ def _cut(model: ir.Model, names: set[str]) -> dict[str, str]:
         value.replace_all_uses_with(cut)
         graph.inputs.append(cut)
         inputs[name] = str(cut.name)
-    # The network is no longer read: only the nodes between its outputs and the loss are left.
+    # Only the nodes between the network's outputs and the loss are left.
     CleanupPass(keep=set())(model)
     for value in [value for value in graph.inputs if not value.uses()]:
         graph.inputs.remove(value)
@@ -163,7 +163,7 @@ def _cut(model: ir.Model, names: set[str]) -> dict[str, str]:
 
 
 def _forget_batch(model: ir.Model, inputs: set[str]) -> None:
-    """Makes the first dimension of `inputs` symbolic and removes all shapes that depend on it."""
+    """Makes the first dimension of `inputs` symbolic, and removes all shapes that depend on it."""
     for node in model.graph:
         for output in node.outputs:
             output.shape = None

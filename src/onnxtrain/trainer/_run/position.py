@@ -1,4 +1,4 @@
-"""Keeps the position of a training run: everything except tensors that resuming needs, saved as JSON text."""
+"""Keeps the position of a training run: everything that resuming needs except tensors, saved as JSON."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ PROPERTY = "onnxtrain.trainer"
 
 
 MOST_THREADS = 4096
-"""Upper limit of `threads`: ONNX Runtime starts all threads at once, and a larger number is a typing error."""
+"""Upper limit of `threads`: ONNX Runtime starts all threads at once, and a larger number is probably a typo."""
 
 CUSTOM = "custom"
-"""Placeholder of a function in settings: code is not saved."""
+"""Placeholder for a function in settings, because functions are not saved."""
 
 
 @dataclass(frozen=True)
@@ -32,17 +32,17 @@ class Settings:
 
     Attributes:
         loss: class name of the loss.
-        prediction: name of the output that metrics compare with the target; None for none.
+        prediction: name of the output that metrics compare with the target; None if there is none.
         metrics: names of the metrics, :data:`CUSTOM` for functions; None for the default of the loss.
-        scheduler: name of the schedule, None for none, :data:`CUSTOM` for a function.
+        scheduler: name of the schedule; None for no schedule, :data:`CUSTOM` for a function.
         scheduler_parameters: parameters of the schedule by name, e.g. {"end_factor": 0.1}.
         warmup_steps: steps of the warm-up.
-        warmup_ratio: fraction of all steps that is warm-up.
-        total_steps: steps of one schedule over all fits; None for a schedule per fit.
-        ema_decay: decay of the moving averages; None for none.
-        threads: threads per operation; None for onnxruntime's default.
-        positive: class that f1, precision, recall and auroc measure; None for the default.
-        random: ops that draw random numbers in evaluation or in subgraphs, where they start anew after a resume, e.g.
+        warmup_ratio: fraction of all steps over which the learning rate is warmed up.
+        total_steps: steps of one schedule over all fits; None for one schedule per fit.
+        ema_decay: decay of the moving averages; None for no averages.
+        threads: threads per operation; None for ONNX Runtime's default.
+        positive: class measured by f1, precision, recall and auroc; None for the default.
+        random: ops that draw random numbers in evaluation or in subgraphs, and restart after a resume, e.g.
             ["RandomNormal"].
     """
 
@@ -62,23 +62,22 @@ class Settings:
 
 @dataclass(frozen=True)
 class Plan:
-    """Arguments of a call of `fit`; an interrupted fit goes on only with an equal plan.
+    """Arguments of a call to `fit`; an interrupted fit can be resumed only with an equal plan.
 
     Attributes:
-        samples: number of samples; None for a stream, which comes in batches.
+        samples: number of samples; None for a stream.
         batch_size: samples per batch; None for a stream.
         accumulate: batches per optimizer step.
-        shuffle: True for a random order of the samples.
+        shuffle: True to shuffle the samples in each epoch.
         epochs: number of epochs of the fit.
-        validation: fraction that was split off, or number of validation samples (0 if unknown); None for no
-            validation.
-        schedule_epochs: epochs of a schedule over several fits, counted from the trainer's first; None for a schedule
-            of this fit.
-        steps_per_epoch: optimizer steps per epoch; None for a whole pass over the data.
-        drop_last: True to leave out an incomplete last batch.
+        validation: fraction that was split off, or number of validation samples (0 if unknown); None for no validation.
+        schedule_epochs: epochs of one schedule over several fits, counted from the trainer's first epoch; None for one
+            schedule per fit.
+        steps_per_epoch: optimizer steps per epoch; None for a full pass over the data.
+        drop_last: True to drop an incomplete last batch.
         weighted: True if samples have weights.
         class_weight: weight of each class in the loss, e.g. [0.6, 3.0]; None for equal weights.
-        stratify: True if the same fraction of each class was split off to validate with.
+        stratify: True if the validation split has the same fraction of each class.
         evaluate_every: optimizer steps between two evaluations in the middle of epochs; None for none.
         transform: True if batches are augmented; the function itself cannot be compared after a resume.
     """
@@ -99,13 +98,13 @@ class Plan:
     evaluate_every: int | None = None
 
     def differences(self, other: Plan) -> str:
-        """Describes the differences between two plans for a message, e.g. "epochs 6, now 7"."""
+        """Returns the differences between two plans for a message, e.g. "epochs 6, now 7"."""
         ours, theirs = asdict(self), asdict(other)
         return ", ".join(f"{key} {ours[key]}, now {theirs[key]}" for key in ours if ours[key] != theirs[key])
 
 
 class Progress(NamedTuple):
-    """Progress of a schedule: step and epoch reached, and the number of all steps (None if unknown)."""
+    """Progress of a schedule: current step, total number of steps (None if unknown), and current epoch."""
 
     step: int
     total: int | None
@@ -117,17 +116,17 @@ class Position:
     """Position of a training run.
 
     Attributes:
-        seed: number from which shuffling and splitting derive.
-        learning_rate: the rate that schedules multiply.
-        epoch: finished epochs, over the whole life of the trainer.
-        batch: batches done in the current epoch.
-        step: optimizer steps, over the whole life of the trainer.
-        averaged: optimizer steps that the moving averages contain.
-        fit_start: value of `epoch` when the fit under way, or the last one, began.
-        fit_start_step: value of `step` at that time.
-        unfinished: True if that fit was interrupted.
+        seed: seed of shuffling, splitting and Dropout.
+        learning_rate: learning rate before the schedule's factor.
+        epoch: number of finished epochs, over all fits.
+        batch: number of batches done in the current epoch.
+        step: number of optimizer steps, over all fits.
+        averaged: number of optimizer steps in the moving averages.
+        fit_start: value of `epoch` when the current or last fit began.
+        fit_start_step: value of `step` when that fit began.
+        unfinished: True if that fit was interrupted or is under way.
         plan: arguments of that fit.
-        stream: states of a stream's generators at the start of the pass under way, as text of the source.
+        stream: states of a stream's random generators at the start of the current pass, as text.
         averages: sums of loss and metrics over the current epoch.
         history: record of all epochs.
     """
@@ -157,36 +156,37 @@ class Position:
             )
 
     def begin(self, plan: Plan) -> dict[str, Any]:
-        """Starts a new fit, or goes on with an interrupted one; returns the argument of :meth:`undo`."""
+        """Starts a new fit, or resumes an interrupted one; returns the state that :meth:`undo` restores."""
         names = ("fit_start", "fit_start_step", "unfinished", "plan")
         before = {name: getattr(self, name) for name in names} | {"stopped": self.history.stopped}
-        # A resumed fit keeps its start, from which its last epoch and its schedule are counted.
+        # A resumed fit keeps its start: its last epoch and its schedule are relative to it.
         if not self.unfinished:
             self.fit_start, self.fit_start_step = self.epoch, self.step
-        # "early" stays: a process that was killed during the last callbacks of a stopped fit repeats only those.
+        # "early" is kept: if the process was killed during the last callbacks of a stopped fit, only these are
+        # repeated.
         if not self.unfinished or self.history.stopped == "interrupted":
             self.history.stopped = None
         self.plan, self.unfinished = plan, True
         return before
 
     def undo(self, before: dict[str, Any]) -> None:
-        """Takes back :meth:`begin`."""
+        """Restores the state before :meth:`begin`."""
         self.history.stopped = before.pop("stopped")
         for name, value in before.items():
             setattr(self, name, value)
 
     def progress(self, plan: Plan, per_epoch: int | None, total_steps: int | None) -> Progress:
-        """Computes the progress of the schedule.
+        """Returns the progress of the schedule.
 
         Args:
             plan: arguments of the fit under way.
             per_epoch: optimizer steps per epoch; None if unknown.
-            total_steps: steps of one schedule over all fits; None for a schedule per fit.
+            total_steps: steps of one schedule over all fits; None for one schedule per fit.
         """
         if total_steps is not None:
             return Progress(self.step, total_steps, self.epoch)
         if plan.schedule_epochs is not None:
-            # Epochs of earlier fits have been done: only the rest is computed from the batches of this data.
+            # Epochs of earlier fits are done: only the remaining ones have the length of this data.
             left = plan.schedule_epochs - self.fit_start
             total = None if per_epoch is None else self.fit_start_step + left * per_epoch
             return Progress(self.step, total, self.epoch)
@@ -194,28 +194,28 @@ class Position:
         return Progress(self.step - self.fit_start_step, total, self.epoch - self.fit_start)
 
     def abandon(self) -> None:
-        """Forgets the interrupted fit; its unfinished epoch does not count."""
+        """Forgets the interrupted fit and its unfinished epoch."""
         self.unfinished, self.batch, self.averages = False, 0, Averages()
 
     def to_json(self, settings: Settings) -> str:
-        """Writes position and settings as JSON text; floats are kept exactly.
+        """Returns position and settings as JSON; floats are exact.
 
-        Predictions that metric functions need are not in the text; they have a file of their own.
+        Predictions for metric functions are not included; they have a file of their own.
         """
-        # Predictions of a whole epoch as JSON text would be slow and large.
+        # As JSON, the predictions of an epoch would be slow and large.
         position = asdict(replace(self, averages=Averages(self.averages.sums)))
         position["averages"]["parts"] = bool(self.averages.parts)
         return json.dumps({"version": 1, "position": position, "settings": asdict(settings)})
 
     @classmethod
     def from_json(cls, text: str, source: str) -> tuple[Position, Settings, bool]:
-        """Reads the text of :meth:`to_json`; `source` names the checkpoint in messages.
+        """Parses the JSON of :meth:`to_json`; `source` names the checkpoint in messages.
 
         Returns:
             Position, settings, and True if the epoch's predictions are in a file beside the checkpoint.
 
         Raises:
-            CheckpointError: The text is damaged or of a newer version.
+            CheckpointError: the text is damaged, or of a newer version.
         """
         try:
             content = parse_json(text)
@@ -242,10 +242,10 @@ class Position:
 
 
 def check_threads(threads: int | None) -> int | None:
-    """Returns a number of threads as int; None, ONNX Runtime's default, stays None.
+    """Returns a number of threads as int; None, ONNX Runtime's default, is returned unchanged.
 
     Raises:
-        InputError: The number is not an integer from 1 to `MOST_THREADS`.
+        InputError: the number is not an integer from 1 to `MOST_THREADS`.
     """
     if threads is None:
         return None
@@ -256,9 +256,9 @@ def check_threads(threads: int | None) -> int | None:
 
 
 def saved_threads(properties: Properties) -> int | None:
-    """Reads the number of threads from a checkpoint's properties; None if there is none or it is damaged.
+    """Returns the number of threads from a checkpoint's properties; None if it is missing or damaged.
 
-    Sessions are opened before the rest is read; damage is reported then.
+    Sessions are opened before the other properties are read; damage is reported then.
     """
     try:
         threads = parse_json(str(properties[PROPERTY]))["settings"]["threads"]
@@ -268,8 +268,8 @@ def saved_threads(properties: Properties) -> int | None:
 
 
 def _check(position: Position, settings: Settings) -> None:
-    """Raises ValueError if position and settings that were read from a file are inconsistent."""
-    # A checkpoint may come from anywhere. Values of wrong types would fail far from here, or train something else.
+    """Raises ValueError if position and settings from a file are inconsistent."""
+    # A checkpoint may come from anywhere. Values of wrong types would fail much later, or train something else.
     for name, kind in (
         *((n, k) for n, k in get_type_hints(Position).items() if n != "averages"),
         ("sums", dict[str, list[float]]),
@@ -289,7 +289,7 @@ def _check(position: Position, settings: Settings) -> None:
         )
     if settings.threads is not None and not 0 < settings.threads <= MOST_THREADS:
         raise ValueError(f"the number of threads is {settings.threads}")
-    # Decays outside of [0, 1) would make averages grow without end.
+    # Otherwise the averages would grow without bound.
     if settings.ema_decay is not None and not 0 <= settings.ema_decay < 1:
         raise ValueError(f"the decay of averages is {settings.ema_decay}")
     if any(len(entry) != 2 for entry in position.averages.sums.values()):
@@ -297,7 +297,7 @@ def _check(position: Position, settings: Settings) -> None:
     plan = position.plan
     if plan is not None and min(plan.samples or 1, plan.batch_size or 1, plan.accumulate, plan.epochs) < 1:
         raise ValueError(f"its plan is {plan}")
-    # The batches before would be read from a stream, which need not end.
+    # The skipped batches are read from the stream, which may be endless.
     limit = None if plan is None or plan.steps_per_epoch is None else plan.steps_per_epoch * plan.accumulate
     if limit is not None and position.batch > limit:
         raise ValueError(f"it is at batch {position.batch} of an epoch of {limit}")

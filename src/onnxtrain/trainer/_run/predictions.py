@@ -1,4 +1,4 @@
-"""Saves the predictions of an unfinished epoch, which metric functions need when the epoch ends."""
+"""Saves the predictions of an unfinished epoch, which metric functions need at its end."""
 
 from __future__ import annotations
 
@@ -14,32 +14,36 @@ from onnxtrain.trainer._run.position import Position
 
 
 def _name(position: Position) -> str:
-    """Names the file after the position, so that it never belongs to another checkpoint."""
+    """Returns the name of the file, which contains the position, so that it matches a single checkpoint."""
     return f"predictions-{position.epoch}-{position.batch}.npz"
 
 
 def write_predictions(files: FileSet, position: Position) -> None:
-    """Writes predictions and targets of the current epoch, if any, in one set with the checkpoint."""
+    """Adds the predictions and targets of the current epoch, if any, to a set of files."""
     if not position.averages.parts:
         return
     prediction, target = (np.concatenate(arrays) for arrays in zip(*position.averages.parts, strict=True))
     with files.open(_name(position)) as file:
-        # Batches are joined: which one a prediction came from does not matter to a metric.
+        # Concatenated, because metrics do not depend on the batches.
         np.savez(file, prediction=prediction, target=target)
 
 
 def remove_other_predictions(directory: Path, position: Position) -> None:
-    """Removes files of other positions; call it after the checkpoint has been written."""
-    # A run that went back to an earlier save leaves a file of a later position behind.
+    """Removes the files of other positions; call it after the checkpoint was written."""
+    # A run resumed from an earlier save may leave files of later positions.
     kept = directory / _name(position)
     for path in directory.iterdir():
-        # A file "predictions-test.npz" of the user stays.
+        # A user's file, e.g. "predictions-test.npz", is kept.
         if is_predictions(path.name) and (path != kept or not position.averages.parts):
             path.unlink(missing_ok=True)
 
 
 def read_predictions(directory: Path, position: Position) -> None:
-    """Reads the file of :func:`write_predictions`. Raises CheckpointError: it is missing or damaged."""
+    """Reads the file that :func:`write_predictions` wrote.
+
+    Raises:
+        CheckpointError: the file is missing or damaged.
+    """
     path = directory / _name(position)
     try:
         with np.load(path, allow_pickle=False) as content:

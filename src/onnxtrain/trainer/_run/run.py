@@ -1,6 +1,6 @@
-"""Opens the files of a training run: checkpoint, training and evaluation sessions, optimizer, and a predictor.
+"""Opens a training run: checkpoint, training and evaluation sessions, optimizer and predictor.
 
-All sessions share the parameters in memory, so a prediction sees the last step without copying.
+All sessions share the parameters in memory, so that predictions use the latest parameters without copying.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from onnxtrain.trainer.data import fill, static_batch
 
 
 class Step(NamedTuple):
-    """Result of one batch: its arrays, its loss, and the model's outputs."""
+    """Result of one batch: its arrays, its loss and the model's outputs."""
 
     arrays: list[Array]
     loss: float
@@ -54,34 +54,34 @@ def open_whole_optimizer(run: Run) -> Optimizer:
 
 
 class Run:
-    """Training run in a directory of artifacts, opened on a device.
+    """Training run in a directory of artifacts, opened on an execution device.
 
     Attributes:
         directory: directory of the artifacts.
-        files: names of the artifacts in it.
+        files: names of the artifacts.
         training_model, eval_model: paths of the models.
         state: parameters, statistics and optimizer state.
         module: training and evaluation steps.
         optimizer: parameter updates.
-        rewrite: writes the artifacts again, as the argument `write`; None if it is not given.
-        open_optimizer: function that opens :attr:`optimizer` when sessions are opened; workers that shard the
-            optimizer replace it.
-        outputs: names of the model's own outputs, which training and eval models return after the loss.
+        rewrite: the argument `write`, which writes the artifacts again.
+        open_optimizer: opens :attr:`optimizer` when the sessions are opened; workers that shard the optimizer replace
+            it.
+        outputs: names of the model's own outputs, which the training and eval models return after the loss.
         predicted: names of the outputs that :meth:`predict` returns.
-        exported: names of the outputs that :meth:`export` writes by default: those of `predicted`, and the cache of
-            keys and values of a language model that generates text.
+        exported: names of the outputs that :meth:`export` writes by default: `predicted`, and the key-value cache of a
+            language model that generates text.
 
     Args:
         directory: directory of the artifacts.
         device: "cpu", "cuda" or "cuda:<index>".
-        threads: threads per operation; None for the number saved in the checkpoint, or for all cores, of which workers
-            on one machine get a share each.
+        threads: threads per operation; None for the number saved in the checkpoint, or else for all cores, divided
+            among the workers on a machine.
         write: writes the artifacts again, as `write(directory, sample_weight=True)`; None if the original model is not
-            at hand.
+            available.
 
     Raises:
-        CheckpointError: The checkpoint is missing, corrupt, or of another model.
-        ModelLoadError: A model is missing or corrupt.
+        CheckpointError: the checkpoint is missing, corrupt, or of another model.
+        ModelLoadError: a model is missing or corrupt.
     """
 
     def __init__(
@@ -92,8 +92,8 @@ class Run:
         write: Callable[..., None] | None = None,
     ) -> None:
         try:
-            # A process that was killed during a save left a journal; the renames that it lists are finished first. Not
-            # behind a link, where a save of somebody else may have left one.
+            # A process killed during a save left a journal; its renames are finished first. A link could lead to
+            # someone else's journal, so it is refused.
             own_file(directory, CHECKPOINT)
             finish_interrupted(directory / CHECKPOINT)
         except OSError as error:
@@ -112,7 +112,7 @@ class Run:
         self._open()
 
     def _open(self) -> None:
-        """Opens sessions that share the tensors of the state."""
+        """Opens the sessions, which share the tensors of the state."""
         self.module = Module(
             self.training_model,
             self.state,
@@ -126,7 +126,7 @@ class Run:
         inference = self.directory / self.files.inference_model if self.files.inference_model else None
         self._inference = inference if inference is not None and inference.is_file() else None
         exported = list(self.manifest.inference_outputs) if self._inference else self.outputs
-        # Samples bring no cache of keys and values: the eval model, which has none, predicts.
+        # Users' samples contain no key-value cache, so the eval model, which has none, predicts.
         self._cached = not {spec.name for spec in self.manifest.inputs}.issuperset(
             self.manifest.inference_inputs
         )
@@ -138,10 +138,10 @@ class Run:
         return self.manifest.sample_weight is not None
 
     def weigh(self) -> None:
-        """Rebuilds the models so that they take a weight for each sample; parameters stay as they are.
+        """Rebuilds the models to take a weight for each sample; parameters are not changed.
 
         Raises:
-            InputError: The loss cannot weigh samples, or the original model is not at hand any more.
+            InputError: the loss does not support sample weights, or the original model is no longer available.
         """
         if self.weighted:
             return
@@ -150,8 +150,7 @@ class Run:
                 "The models of this run, which was begun without sample weights, take none. Begin a new run with "
                 f"{argument('sample_weight')} or {argument('class_weight')}."
             )
-        # The new models are written elsewhere first: if the loss cannot weigh samples, the directory is left as it
-        # was.
+        # Written elsewhere first: if the loss does not support sample weights, the directory is not changed.
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
             source = Path(folder)
             try:
@@ -161,7 +160,7 @@ class Run:
             new_manifest = parse_manifest(
                 (source / self.files.manifest).read_text(encoding="utf-8"), "the new models"
             )
-            # `model` may be an object or a file that has changed since: its parameters would not be those of the run.
+            # The model object or file may have changed since the run began.
             if new_manifest.fingerprint != self.manifest.fingerprint:
                 raise InputError(
                     "Training with sample weights: the model has been changed since the trainer was made. Make a new "
@@ -169,10 +168,10 @@ class Run:
                 )
             with FileSet(self.directory) as files:
                 for path in source.iterdir():
-                    # The new checkpoint has the parameters of the original model; the trained ones stay.
+                    # The new checkpoint contains the original parameters; keep the trained ones.
                     if path.name != self.files.checkpoint:
                         files.copy(path, path.name)
-        # Both are opened anew from the new files when they are used next.
+        # Reopened from the new files at their next use.
         for name in ("loss_model", "_predictor"):
             # cached_property keeps its value in the instance's dictionary.
             self.__dict__.pop(name, None)
@@ -199,7 +198,7 @@ class Run:
         return self.state.lock
 
     def step(self, arrays: Sequence[Array], *, training: bool) -> tuple[float, list[Array]]:
-        """Runs a training or an evaluation step; returns the loss and the model's outputs."""
+        """Runs a training or evaluation step; returns the loss and the model's outputs."""
         with self.lock:
             self.module.train(training)
             results = self.module(*arrays)
@@ -208,11 +207,11 @@ class Run:
 
     @cached_property
     def batch_size(self) -> int | None:
-        """Number of samples that the models take at a time; None for any number."""
+        """Batch size that the models require; None for any size."""
         return static_batch(self.manifest.arguments)
 
     def _filled(self, arrays: Sequence[Array]) -> tuple[list[Array], int]:
-        """Pads a batch with copies of its last sample to a fixed size; returns it with the number of real samples."""
+        """Pads a batch to a fixed size with copies of its last sample; returns it and its number of real samples."""
         count = len(arrays[0])
         missing = 0 if self.batch_size is None else self.batch_size - count
         return (list(arrays) if missing <= 0 else [fill(array, missing) for array in arrays]), count
@@ -220,10 +219,10 @@ class Run:
     def evaluate(self, batches: Iterable[Sequence[Array]]) -> Iterator[Step]:
         """Yields the results of batches in inference mode.
 
-        An incomplete batch of a model with a fixed batch is padded, and the results of the padding are dropped.
+        A model with a fixed batch size gets an incomplete batch padded; the results of the padding are dropped.
 
         Raises:
-            InputError: The loss of an incomplete batch cannot be computed.
+            InputError: the loss of an incomplete batch cannot be computed.
         """
         for batch in batches:
             arrays, count = self._filled(batch)
@@ -237,20 +236,20 @@ class Run:
 
     @cached_property
     def loss_model(self) -> LossModel:
-        """Model of the loss alone, for batches of any size.
+        """Model that computes only the loss, for batches of any size.
 
         Raises:
-            InputError: The loss cannot be cut out of the eval model.
+            InputError: the loss cannot be cut out of the eval model.
         """
         return LossModel(self.eval_model, self.manifest, self._buffers, self.device, self.options)
 
     def predict(self, batches: Iterable[Sequence[Array]]) -> dict[str, Array]:
-        """Computes each of the model's outputs for all samples, in inference mode, by name.
+        """Returns the model's outputs for all samples by name, computed in inference mode.
 
-        The caller holds :attr:`lock`: the predictor reads the parameters that a training step writes.
+        The caller must hold :attr:`lock`, because the predictor reads the parameters that training steps write.
 
         Raises:
-            InputError: An output has no axis for the samples.
+            InputError: an output has no axis for the samples.
         """
         specs, binding = self._predictor
         input_indices = [self.manifest.inputs.index(spec) for spec in specs]
@@ -265,13 +264,13 @@ class Run:
                         f"Predicting: the output '{name}' of shape {list(part.shape)} has no value per sample. Export "
                         "the model and run it instead."
                     )
-                # `numpy` of a result copies it from ONNX Runtime's memory, so parts of several batches can be kept.
+                # Results are copied from ONNX Runtime's memory, so that they survive the next batch.
                 parts[name].append(part[:count])
         return {name: np.concatenate(values) for name, values in parts.items()}
 
     @cached_property
     def _predictor(self) -> tuple[list[InputSpec], Binding]:
-        """Inputs and binding of the inference model, whose parameters are those of the state."""
+        """Inputs and binding of the inference model, which shares the parameters of the state."""
         # Without an inference model, the part that predicts is cut out of the eval model.
         outputs = self.require_outputs()
         inference = None if self._cached else self._inference
@@ -282,7 +281,7 @@ class Run:
                 path = Path(folder) / "model.onnx"
                 export_inference_model(self.eval_model, {}, path, outputs)
                 session = open_session(path, "inference part of the eval model", self.device, self.options)
-        # An inference model reads only the inputs that its outputs depend on.
+        # An inference model lacks inputs that its outputs do not depend on.
         names = {value.name for value in session.get_inputs()}
         specs = [spec for spec in self.manifest.inputs if spec.name in names]
         buffers = self._buffers
@@ -300,7 +299,11 @@ class Run:
         )
 
     def require_outputs(self) -> list[str]:
-        """Returns :attr:`predicted`. Raises TrainingStateError: there are none."""
+        """Returns :attr:`predicted`.
+
+        Raises:
+            TrainingStateError: the models return only the loss.
+        """
         if not self.predicted:
             raise TrainingStateError(
                 f"The models in '{self.directory}' return the loss only, so there is nothing to predict or export. "
@@ -309,9 +312,9 @@ class Run:
         return self.predicted
 
     def export(self, path: str | os.PathLike[str], outputs: Sequence[str] | None) -> None:
-        """Writes a model that contains the parameters and computes outputs; by default :attr:`exported`."""
+        """Writes a model that contains the parameters and computes `outputs`, by default :attr:`exported`."""
         names = (self.require_outputs() and self.exported) if outputs is None else outputs
-        # Values inside of the network are no outputs of the inference model: they are cut out of the eval model.
+        # Intermediate values are not outputs of the inference model, and are cut out of the eval model.
         if self._inference is None or not set(names) <= set(self.exported):
             self.module.export_model_for_inferencing(path, names)
             return
@@ -324,25 +327,25 @@ class Run:
         companions: Sequence[str] = (),
         write_more: Callable[[FileSet], None] | None = None,
     ) -> None:
-        """Writes the run to a directory, which is made if missing: all files together, or none.
+        """Writes the run to a directory, which is created if missing: either all files, or none.
 
-        Models are written once; in another directory those that differ are replaced.
+        In another directory, only models that differ are replaced.
 
         Args:
             target: directory to write to.
-            companions: names of further files of :attr:`directory`, copied if they exist and
-                removed from `target` if they are not.
-            write_more: adds further files to the set that changes together.
+            companions: names of further files in :attr:`directory`: copied if they exist, removed from `target` if they
+                do not.
+            write_more: adds further files to the set of files that are replaced together.
 
         Raises:
-            OSError: A file cannot be written.
-            CheckpointError: Some parameters have no data, or files of the user in another directory have the names of
-                a run's files.
+            OSError: a file cannot be written.
+            CheckpointError: some parameters have no data, or the target directory contains users' files with the names
+                of a run's files.
         """
         # Without a manifest, a second save could not tell its own files from the user's.
         if target.resolve() != self.directory.resolve() and (self.directory / self.files.manifest).is_file():
             require_free(target, f"Saving the run to '{target}'", manifest=self.files.manifest)
-        # Refuses parameters without data before a directory is made.
+        # Raises for parameters without data before the directory is created.
         encode = encode_checkpoint(self.store, f"Saving the run to '{target}'", include_optimizer_state=True)
         existed = target.exists()
         target.mkdir(parents=True, exist_ok=True)
@@ -350,7 +353,7 @@ class Run:
             self._write_files(target, companions, write_more, encode)
         except BaseException:
             if not existed:
-                # Another process may have written to the directory meanwhile: then it is not empty, and stays.
+                # The directory is not empty, and kept, if another process has written to it.
                 with contextlib.suppress(OSError):
                     target.rmdir()
             raise
@@ -364,7 +367,7 @@ class Run:
     ) -> None:
         """Writes the files of :meth:`save`; `encode` writes the checkpoint."""
         with FileSet(target) as files:
-            # In its own directory a run's models have been written when it was built.
+            # The models in the run's own directory were written when it was built.
             if target.resolve() != self.directory.resolve():
                 for group in self.model_files():
                     self._copies.add(files, target, group)
@@ -375,13 +378,13 @@ class Run:
                         files.remove(name)
             if write_more is not None:
                 write_more(files)
-            # The checkpoint comes last: a host without journals that reads the directory meanwhile finds older files
-            # whole.
+            # The checkpoint is last: a host that ignores journals and reads the directory meanwhile finds the older
+            # files complete.
             with files.open(self.files.checkpoint) as file:
                 encode(file)
 
     def model_files(self) -> list[list[Path]]:
-        """Groups of files that belong together: each model with its external data, and the manifest."""
+        """Returns groups of files that belong together: each model with its external data, and the manifest."""
         names = (self.files.training_model, self.files.eval_model, self.files.optimizer_model)
         models = [*(self.directory / name for name in names), *([self._inference] if self._inference else [])]
         groups = [[*external_files(path), path] for path in models]
@@ -389,11 +392,11 @@ class Run:
         return [*groups, *([[manifest]] if manifest.is_file() else [])]
 
     def load_parameters(self, path: str | os.PathLike[str]) -> None:
-        """Copies parameters and statistics of a checkpoint file into the state."""
+        """Copies parameters and statistics from a checkpoint file to the state."""
         other = CheckpointState.load_checkpoint(path)
         groups = ((self.state.parameters, other.parameters), (self.state.statistics, other.statistics))
         for ours, theirs in groups:
-            # All names are compared before the first value is copied: a file of another model changes nothing.
+            # All names are compared before the first value is copied, so that a file of another model changes nothing.
             different = {name for name, _ in ours} ^ {name for name, _ in theirs}
             if different:
                 raise CheckpointError(

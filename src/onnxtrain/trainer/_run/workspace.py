@@ -1,4 +1,4 @@
-"""Manages the directory of a training run: temporary or the user's, locked, and checked for other trainers' saves."""
+"""Manages the directory of a run: temporary or the user's, locked, and checked for other trainers' saves."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ from onnxtrain.trainer._run.files import CHECKPOINT, companions, holds_run, requ
 
 
 class Workspace:
-    """Directory of a run: the user's, or a temporary one that disappears with this object unless it is kept.
+    """Directory of a run: the user's, or a temporary one that is removed with this object unless it is kept.
 
     Attributes:
-        path: absolute path of the directory, which stays the same when the process changes its working directory.
+        path: absolute path, which does not depend on the working directory.
     """
 
     def __init__(self, path: Path, *, temporary: bool = False) -> None:
         self.path = path.absolute()
         self._lock = DirectoryLock(self.path)
-        # True if files of an earlier run may be removed: a manifest says that they are no files of the user.
+        # True if files of an earlier run may be removed, because a manifest proves that they are not the user's.
         self._replaces_run = False
-        # Identity of the checkpoint when this object last read or wrote it.
+        # Identity of the checkpoint when this trainer last read or wrote it.
         self._seen: Stamp | None = None
-        # A finalizer also runs when the interpreter exits, which `__del__` need not.
+        # Unlike `__del__`, a finalizer always runs when the interpreter exits.
         self._cleanup = weakref.finalize(self, _remove, path, os.getpid()) if temporary else None
 
     @classmethod
     def for_new_run(cls, directory: str | os.PathLike[str] | None, *, overwrite: bool = False) -> Workspace:
-        """Prepares the directory for a new run, which need not exist; a temporary one for None.
+        """Prepares the directory of a new run, which may be missing; None creates a temporary one.
 
         Raises:
-            CheckpointError: `overwrite` is not set, and the directory holds a run, or files of the user that have the
-                names of a run's files.
+            CheckpointError: the directory contains a run, or users' files with the names of a run's files, and
+                `overwrite` is not set.
         """
         if directory is None:
             return cls(Path(tempfile.mkdtemp(prefix="onnxtrain-")), temporary=True)
@@ -77,16 +77,20 @@ class Workspace:
         return workspace
 
     def locked(self) -> contextlib.AbstractContextManager[object]:
-        """Locks the directory until the block ends. Raises CheckpointError: another trainer holds the lock."""
-        # Nobody else knows the name of a temporary directory.
+        """Locks the directory within the block.
+
+        Raises:
+            CheckpointError: another trainer holds the lock.
+        """
+        # No other process knows the temporary directory.
         return contextlib.nullcontext() if self.temporary else self._lock
 
     @contextlib.contextmanager
     def saving(self, target: Path) -> Iterator[None]:
-        """Locks `target`, this directory or another one, against other trainers until the block ends.
+        """Locks `target`, this directory or another one, within the block.
 
         Raises:
-            CheckpointError: Another trainer holds the lock, or has saved to this directory since :meth:`note`.
+            CheckpointError: another trainer holds the lock, or has saved to this directory since :meth:`note`.
         """
         require_inside(target, self.path)
         if target.resolve() != self.path.resolve():
@@ -103,13 +107,13 @@ class Workspace:
         self._seen = self._stamp()
 
     def require_own(self, doing: str) -> None:
-        """Raises CheckpointError if another trainer has saved in the directory since :meth:`note`.
+        """Raises CheckpointError if another trainer has saved to the directory since :meth:`note`.
 
         Args:
             doing: refused action, for the message.
         """
         current = self._stamp()
-        # Without a checkpoint on either side nothing can be lost.
+        # Without a checkpoint then and now, nothing can be lost.
         if not self.temporary and None not in (current, self._seen) and current != self._seen:
             raise CheckpointError(
                 f"{doing}: another Trainer has saved to '{self.path}' since this one has read or saved it, and what it "
@@ -118,15 +122,14 @@ class Workspace:
             )
 
     def _stamp(self) -> Stamp | None:
-        """Reads inode, size and modification time of the checkpoint; None if there is none."""
+        """Returns inode, size and modification time of the checkpoint; None if there is none."""
         try:
             return stamp(self.path / CHECKPOINT)
         except OSError:
             return None
 
     def remove_earlier(self) -> None:
-        """Removes files of an earlier run that a new run has not replaced."""
-        # The new run must not inherit them.
+        """Removes files of an earlier run that the new run has not replaced, and must not inherit."""
         for name in companions(self.path) if self._replaces_run else ():
             if not (self.path / name).is_dir():
                 (self.path / name).unlink(missing_ok=True)
@@ -144,6 +147,6 @@ class Workspace:
 
 
 def _remove(path: Path, process: int) -> None:
-    """Removes a temporary directory; does nothing in a forked process, which ends before its parent."""
+    """Removes a temporary directory, unless called in a forked process, whose parent still needs it."""
     if os.getpid() == process:
         shutil.rmtree(path, ignore_errors=True)

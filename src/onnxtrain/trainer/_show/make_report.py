@@ -9,11 +9,11 @@ from onnxtrain.trainer._show.terminal import BarReport, PlainReport
 
 
 def make_report(verbose: bool) -> Report:
-    """Chooses the report: of a notebook, a bar on a terminal, plain lines elsewhere; nothing if not `verbose`."""
+    """Returns the report for a notebook, a terminal (bar) or other output (lines); a silent one if not `verbose`."""
     if not verbose:
         return Report()
     if in_notebook():
         return NotebookReport()
-    # Standard error: a program may print its results to standard output.
+    # On standard error, because a program may print its results to standard output.
     console = PlainConsole(stderr=True)
     return BarReport(console) if console.is_terminal else PlainReport(console)

@@ -1,4 +1,4 @@
-"""Shows a fit in a notebook: a progress bar over a table of the epochs."""
+"""Shows a fit in a notebook: a progress bar, and a table of the epochs."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import Any
 from onnxtrain._printable import printable
 from onnxtrain.trainer._show.report import Report, format_value
 
-# Seconds between two updates: each is a message to the browser.
+# Seconds between two updates, each of which is a message to the browser.
 _SECONDS = 0.1
 
-# Rows of the table; it shows the last epochs, as each update sends all rows again.
+# Rows of the table, which shows the last epochs: each update sends all rows again.
 _ROWS = 50
 
 
 def in_notebook() -> bool:
-    """Checks if this process runs the cells of a notebook."""
-    # A notebook's kernel has imported IPython already; importing it here would slow down every script.
+    """True if this process runs the cells of a notebook."""
+    # A notebook's kernel has already imported IPython; importing it here would slow down scripts.
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None and hasattr(ipython, "get_ipython") else None
     kind = type(shell)
@@ -28,7 +28,7 @@ def in_notebook() -> bool:
 
 
 class NotebookReport(Report):
-    """Output of one cell that changes while the fit runs. It needs IPython alone, no widgets."""
+    """Shows a fit as output of one cell, updated in place. Needs IPython, but no widgets."""
 
     shows_steps = True
 
@@ -42,7 +42,7 @@ class NotebookReport(Report):
         self._shown = 0.0
 
     def __enter__(self) -> NotebookReport:
-        # A display with an id is replaced in place; printing would append a bar for each update.
+        # A display with an id is updated in place; printing would add a bar for each update.
         self._handle = self._display.display(self._display.HTML(self._text()), display_id=True)
         return self
 
@@ -50,7 +50,7 @@ class NotebookReport(Report):
         self._show(now=True)
 
     def begin_epoch(self, epoch: int, epochs: int, batches: int | None, done: int) -> None:
-        """Starts the bar anew."""
+        """Restarts the bar."""
         self._title, self._values = f"epoch {epoch}/{epochs}", ""
         self._total, self._done = batches or 0, done
         self._show()
@@ -68,7 +68,7 @@ class NotebookReport(Report):
         self._show()
 
     def note(self, text: str) -> None:
-        """Shows a text below."""
+        """Shows a sentence after the table."""
         self._notes.append(text)
         self._show(now=True)
 

@@ -1,4 +1,4 @@
-"""Draws the figures of a training run with matplotlib."""
+"""Plots a training run with matplotlib."""
 
 from __future__ import annotations
 
@@ -46,15 +46,15 @@ _COLUMNS = 3
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """Makes an empty figure that belongs to no window and is shown by notebooks.
+    """Returns an empty figure that notebooks display, without a window.
 
     Raises:
         MissingPackageError: matplotlib is not installed.
     """
     figures = optional("matplotlib.figure", "A figure", "matplotlib, or 'onnxtrain[plots]'")
 
-    # pyplot would register the figure with a window system and keep it in memory; without pyplot notebooks have no
-    # way to show it but this method.
+    # pyplot would register the figure with a window system and keep it in memory. Without pyplot, notebooks display a
+    # figure only by this method.
     class Shown(figures.Figure):  # type: ignore[misc, name-defined]
         """Figure with a PNG representation for notebooks."""
 
@@ -63,36 +63,36 @@ def new_figure(width: float, height: float) -> Figure:
             self.savefig(image, format="png")
             return image.getvalue()
 
-    # repr() and error messages name the class of matplotlib.
+    # Shown in repr() and error messages.
     Shown.__name__ = "Figure"
     return Shown(figsize=(width, height), dpi=110, layout="constrained")
 
 
 def curves(axes: Any, title: str, lines: Mapping[str, tuple[Sequence[float], Sequence[float]]]) -> None:
-    """Draws values over the epochs.
+    """Plots values over the epochs.
 
     Args:
-        axes: axes of matplotlib to draw on.
-        title: text above the axes.
-        lines: (epochs, values) by label; the line labelled "validation" stands out.
+        axes: matplotlib axes to plot on.
+        title: title of the axes.
+        lines: (epochs, values) by label; the line with the label "validation" is emphasized.
     """
     for label, (epochs, values) in lines.items():
         color = VALIDATION if label == "validation" or len(lines) == 1 else TRAIN
-        # A line through one point is invisible.
+        # A line through a single point would be invisible.
         marker = "o" if len(epochs) == 1 else ""
         axes.plot(epochs, values, color=color, linewidth=2, marker=marker, label=label)
     epochs = [epoch for some, _ in lines.values() for epoch in some]
-    # Two dollar signs in a name are no formula.
+    # Dollar signs in a name are not a formula.
     axes.set_title(printable(title), parse_math=False)
     axes.set_xlabel("epoch")
-    # Equal limits make matplotlib warn.
+    # matplotlib warns of equal limits.
     axes.set_xlim(min(epochs), max(max(epochs), min(epochs) + 1))
     axes.grid(axis="x", visible=False)
     axes.xaxis.get_major_locator().set_params(integer=True)
 
 
 def plot_epochs(epochs: Sequence[Mapping[str, float]], keys: Sequence[str]) -> Figure:
-    """Draws one panel per key with matplotlib: its values over the epochs, beside those of validation."""
+    """Plots one panel per key: its values over the epochs, with the validation values."""
     mpl = optional("matplotlib", "A figure", "matplotlib, or 'onnxtrain[plots]'")
     with mpl.rc_context(STYLE):
         columns = min(len(keys), _COLUMNS)
@@ -114,7 +114,7 @@ def plot_epochs(epochs: Sequence[Mapping[str, float]], keys: Sequence[str]) -> F
 
 
 def plot_range(rates: Sequence[float], losses: Sequence[float], suggestion: float | None) -> Figure:
-    """Draws the loss over learning rates on a logarithmic axis, with matplotlib."""
+    """Plots the loss over learning rates on a logarithmic axis."""
     mpl = optional("matplotlib", "A figure", "matplotlib, or 'onnxtrain[plots]'")
     with mpl.rc_context(STYLE):
         figure = new_figure(6.4, 4.2)

@@ -9,7 +9,7 @@ class Report:
     """Receives the progress of a fit. This base class shows nothing.
 
     Attributes:
-        shows_steps: True if the fit shall call :meth:`step`.
+        shows_steps: True if the fit should call :meth:`step`.
     """
 
     shows_steps = False
@@ -21,10 +21,12 @@ class Report:
         pass
 
     def begin_epoch(self, epoch: int, epochs: int, batches: int | None, done: int) -> None:
-        """Called when an epoch begins: number of batches (None if unknown), `done` of them before an interruption."""
+        """Called when an epoch begins; `batches` is their number (None if unknown), `done` those before an
+        interruption.
+        """
 
     def step(self, batches: int, values: dict[str, float], rate: float) -> None:
-        """Called after `batches` further batches with the running averages, and samples per second so far."""
+        """Called after `batches` more batches, with the running averages and the samples per second so far."""
 
     def end_epoch(self, epoch: int, epochs: int, record: dict[str, float], rate: float) -> None:
         """Called when an epoch has been recorded."""
@@ -37,20 +39,20 @@ class Report:
 
 
 def format_value(value: float) -> str:
-    """Formats a value with four significant digits or decimals: 0.0412, 12.34, 3.1e-05.
+    """Formats a value with four decimals or four significant digits: 0.0412, 12.34, 3.1e-05.
 
     >>> [format_value(v) for v in (0.98611, 0.0412, 12.3456, 3.1e-5, 0.0)]
     ['0.9861', '0.0412', '12.35', '3.1e-05', '0.0000']
     """
-    # Four decimals where they say enough; the exponent of small values would be lost in them.
+    # Small values in fixed notation would lose digits.
     if value == 0 or 1e-3 <= abs(value) < 10:
         return f"{value:.4f}"
     return f"{value:.4g}"
 
 
 def describe_epoch(epoch: int, epochs: int, record: dict[str, float], rate: float) -> str:
-    """Formats the line of an epoch, e.g. "epoch 3/20  loss 0.4120  42,000 samples/s"."""
-    # Numbers of one width keep the columns of all epochs aligned.
+    """Returns the line of an epoch, e.g. "epoch 3/20  loss 0.4120  42,000 samples/s"."""
+    # Padded, so that the columns of all epochs are aligned.
     width = len(str(epochs))
     parts = [f"epoch {epoch:>{width}}/{epochs}"]
     parts += [

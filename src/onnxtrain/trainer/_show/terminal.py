@@ -35,7 +35,7 @@ class PlainReport(Report):
 
 
 class BarReport(PlainReport):
-    """Shows a progress bar for the epoch under way, below one line for each epoch before it."""
+    """Shows a progress bar for the current epoch, and one line for each finished epoch."""
 
     shows_steps = True
 
@@ -61,7 +61,7 @@ class BarReport(PlainReport):
         self._progress.stop()
 
     def begin_epoch(self, epoch: int, epochs: int, batches: int | None, done: int) -> None:
-        """Starts the bar anew."""
+        """Restarts the bar."""
         if self._task is not None:
             self._progress.remove_task(self._task)
         title = f"epoch {epoch:>{len(str(epochs))}}/{epochs}"
@@ -70,6 +70,6 @@ class BarReport(PlainReport):
     def step(self, batches: int, values: dict[str, float], rate: float) -> None:
         """Advances the bar."""
         assert self._task is not None
-        # The column makes a Text itself, without the console.
+        # The column makes its text without the console, which would escape control characters.
         text = printable("  ".join(f"{key} {format_value(value)}" for key, value in values.items()))
         self._progress.update(self._task, advance=batches, values=text, rate=f"{rate:,.0f} samples/s")

@@ -1,4 +1,4 @@
-"""Sends the files of a run from the leader to the other workers, which need not share a file system with it."""
+"""Sends a run's files from worker 0 to the other workers, which need not share a file system with it."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from onnxtrain.errors import WorkersError
 from onnxtrain.trainer._run.files import AVERAGE, is_predictions
 from onnxtrain.trainer._run.run import Run
 
-# Bytes of a message: a model of many gigabytes is never in memory as a whole.
+# Bytes per message, so that a model of many gigabytes is never in memory as a whole.
 _CHUNK = 64 * 2**20
 
 
 def run_files(run: Run) -> list[str]:
-    """Lists the files that a worker needs to open a run, relative to its directory."""
+    """Returns the files that a worker needs to open a run, relative to the run's directory."""
     directory = run.directory
     files = [path for group in run.model_files() for path in group]
     files.append(directory / run.files.checkpoint)
     files += [path for path in directory.iterdir() if path.name == AVERAGE or is_predictions(path.name)]
-    # Models may share a file of external data.
+    # Models may share an external data file.
     return list(dict.fromkeys(path.relative_to(directory).as_posix() for path in files))
 
 
@@ -38,9 +38,13 @@ def send_files(communicator: Communicator, directory: Path, names: Sequence[str]
 
 
 def receive_files(communicator: Communicator, directory: Path) -> None:
-    """Writes the files that the leader sends to a directory."""
+    """Receives the files that worker 0 sends with :func:`send_files`, and writes them to a directory.
+
+    Raises:
+        WorkersError: a file name leads out of the directory.
+    """
     for name, size in communicator.share():
-        # External data may be in a folder below; a name from the network must not lead anywhere else.
+        # External data may be in a subdirectory, but a name from the network must not leave the directory.
         if PurePath(name).is_absolute() or ".." in PurePath(name).parts:
             raise WorkersError(
                 f"Worker 0 sent a file named {name!r}, which lies outside the run's directory."

@@ -1,4 +1,4 @@
-"""Defines the workspace of the workers that do not lead: a temporary directory that nobody resumes from."""
+"""Defines the workspace of workers other than worker 0: a temporary directory that is never resumed from."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from onnxtrain.trainer._run.workspace import Workspace
 
 
 class FollowerWorkspace(Workspace):
-    """Temporary directory of a worker that does not lead; it disappears with this object.
+    """Temporary directory of a worker other than worker 0; it is removed with this object.
 
     Args:
-        leader_is_temporary: True if the leader's directory is temporary. All workers save at the same places of a fit,
-            so they must agree on it.
+        leader_is_temporary: True if the directory of worker 0 is temporary. All workers must agree on it, because they
+            save at the same points of a fit.
     """
 
     def __init__(self, leader_is_temporary: bool) -> None:
@@ -24,24 +24,24 @@ class FollowerWorkspace(Workspace):
 
     @property
     def temporary(self) -> bool:
-        """True if the leader's directory will be removed."""
+        """True if the directory of worker 0 is temporary."""
         return self._leader_is_temporary
 
     def keep(self) -> None:
-        """Notes that the leader keeps its directory; this one is removed all the same."""
+        """Notes that worker 0 keeps its directory; this directory is removed anyway."""
         self._leader_is_temporary = False
 
     def locked(self) -> contextlib.AbstractContextManager[object]:
-        """Locks nothing: nobody else knows the name of the directory."""
+        """Locks nothing: no other process knows the directory."""
         return contextlib.nullcontext()
 
     @contextlib.contextmanager
     def saving(self, target: Path) -> Iterator[None]:
-        """Locks nothing: this worker saves nothing."""
+        """Locks nothing: this worker writes no files."""
         yield
 
     def note(self) -> None:
-        """Records nothing."""
+        """Does nothing."""
 
     def require_own(self, doing: str) -> None:
-        """Checks nothing: the leader checks its directory."""
+        """Does nothing: worker 0 checks its directory."""

@@ -52,7 +52,7 @@ class WorkerGroup(Workers):
         self.shards: Shards | None = None
         self.stop_asked = False
         self._by_itself = False
-        # Each message of the trainer would be printed once per worker.
+        # Otherwise each message would be printed once per worker.
         if not self.leads:
             _log.setLevel(logging.ERROR)
 
@@ -222,6 +222,6 @@ class WorkerGroup(Workers):
 
 
 def join_workers(strategy: Strategy | None) -> Workers:
-    """Joins the group of workers of a strategy; without a strategy, this process trains alone."""
+    """Joins the group of workers that a strategy describes; without a strategy, this process trains alone."""
     options = make_strategy(strategy)
     return Workers() if options is None else WorkerGroup(join_group(options), options)

@@ -1,4 +1,4 @@
-"""Keeps the optimizer's moments of each parameter on one worker only: ZeRO, stage 1 (Rajbhandari et al. 2020)."""
+"""Shards the optimizer state: each worker keeps the moments of some parameters (ZeRO-1, Rajbhandari et al. 2020)."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from onnxtrain.trainer._run.run import Run
 
 
 def assign_owners(sizes: dict[str, int], workers: int) -> dict[str, int]:
-    """Assigns each parameter to a worker, so that the workers have about equally many elements.
+    """Assigns each parameter to a worker, balancing the number of elements.
 
     >>> assign_owners({"a": 5, "b": 4, "c": 3, "d": 2}, 2)
     {'a': 0, 'b': 1, 'c': 1, 'd': 0}
     """
     loads = [0] * workers
     owners: dict[str, int] = {}
-    # The largest first, each to the worker with the least so far. Equal ones keep their order on all workers.
+    # Largest first, to the worker with the fewest elements. The sort is stable, so all workers get the same result.
     for name in sorted(sizes, key=lambda name: -sizes[name]):
         owners[name] = loads.index(min(loads))
         loads[owners[name]] += sizes[name]
@@ -33,7 +33,7 @@ def assign_owners(sizes: dict[str, int], workers: int) -> dict[str, int]:
 
 
 class Shards:
-    """This worker's part of the optimizer.
+    """This worker's shard of the optimizer.
 
     Args:
         run: the run; moments of other workers' parameters are dropped from its store.
@@ -41,7 +41,7 @@ class Shards:
         communicator: connects the workers.
 
     Attributes:
-        optimizer: updates this worker's parameters and receives the others.
+        optimizer: updates this worker's parameters, and receives the others.
     """
 
     def __init__(self, run: Run, whole: Optimizer, communicator: Communicator) -> None:
@@ -49,7 +49,7 @@ class Shards:
         store = run.store
         sizes = {name: store.parameters[name].size for name in store.parameters if name in store.trainable}
         self._owners = assign_owners(sizes, communicator.size)
-        # Order of the moments in a checkpoint.
+        # Determines the order of the moments in a checkpoint.
         self._moments = {
             moment: {name: (buffer.dtype, buffer.shape) for name, buffer in group.items()}
             for moment, group in store.moments.items()
@@ -64,10 +64,10 @@ class Shards:
                 del group[name]
 
     def fill(self, store: Store) -> None:
-        """Puts zeros in place of the moments of other workers' parameters."""
+        """Adds zeros for the moments of other workers' parameters."""
         for moment, group in self._moments.items():
             own = store.moments[moment]
-            # np.zeros takes memory only when it is written to.
+            # np.zeros allocates memory only when written to.
             store.moments[moment] = {
                 name: own.get(name) or Buffer.zeros(dtype, shape, store.device)
                 for name, (dtype, shape) in group.items()
@@ -75,7 +75,7 @@ class Shards:
 
     @contextlib.contextmanager
     def collected(self, store: Store) -> Iterator[None]:
-        """Puts all moments into the store of worker 0 until the block ends; all workers call it together."""
+        """Gathers all moments in the store of worker 0 within the block; a collective call."""
         rank = self._communicator.rank
         if rank == 0:
             self.fill(store)
@@ -85,7 +85,7 @@ class Shards:
                 if owner == 0 or rank not in (0, owner):
                     continue
                 buffer = store.moments[moment][name]
-                # On the CPU the array is the moment itself, elsewhere a copy.
+                # On the CPU, the array is the moment itself; on other devices, a copy.
                 array = buffer.read()
                 self._communicator.move(array, owner, 0)
                 if rank == 0:
@@ -98,20 +98,20 @@ class Shards:
 
 
 class _ShardedOptimizer(Optimizer):
-    """Updates the parameters of this worker, then exchanges the updated parameters with the others.
+    """Updates this worker's parameters, then exchanges the updated parameters with the other workers.
 
     Args:
         run: the run.
         whole: the optimizer of all parameters, which this one replaces.
         communicator: connects the workers.
-        owners: number of the worker that updates each parameter.
+        owners: rank of the worker that updates each parameter.
     """
 
     def __init__(
         self, run: Run, whole: Optimizer, communicator: Communicator, owners: dict[str, int]
     ) -> None:
         store = run.store
-        # Rate, step and progress are those of the whole optimizer, which the checkpoint state shares.
+        # Shares learning rate, step and progress with the checkpoint state, as the whole optimizer does.
         self.__dict__.update(whole.__dict__)
         self._communicator = communicator
         names = [name for name in owners if owners[name] == communicator.rank]
@@ -119,7 +119,7 @@ class _ShardedOptimizer(Optimizer):
             [store.parameters[name] for name in owners if owners[name] == rank]
             for rank in range(communicator.size)
         ]
-        # The moments of other workers' parameters are freed with the binding of the whole optimizer.
+        # Deleting the whole optimizer's binding frees the moments of other workers' parameters.
         self.bound_inputs = {}
         del self._binding
         self._idle = not names
@@ -150,10 +150,10 @@ class _ShardedOptimizer(Optimizer):
         )
 
     def _update(self) -> None:
-        """Updates this worker's parameters, and receives those of the others."""
+        """Updates this worker's parameters, then receives those of the others."""
         if not self._idle:
             super()._update()
-        # In the order of the workers: all of them send and receive the same messages.
+        # By rank, so that all workers send and receive in the same order.
         for rank, buffers in enumerate(self._owned):
             values = [buffer.read() for buffer in buffers]
             self._communicator.broadcast(values, rank)
@@ -163,8 +163,8 @@ class _ShardedOptimizer(Optimizer):
 
 
 def _part_of_optimizer(path: object, names: list[str], moments: list[str]) -> ir.Model:
-    """Cuts the update of some parameters out of an optimizer model."""
-    # A norm of all gradients, for clipping, stays whole: every worker has all gradients.
+    """Returns the part of an optimizer model that updates the parameters `names`."""
+    # The gradient norm for clipping stays complete: every worker has all gradients.
     model = load_model(path)  # type: ignore[arg-type]
     kept = {f"{name}_updated" for name in names}
     kept |= {f"{name}_{moment}_updated" for name in names for moment in moments}

@@ -1,4 +1,4 @@
-"""Takes the steps of a fit on several workers, each of which computes the gradient of its share of the samples."""
+"""Takes the optimizer steps of several workers, each of which computes gradients of its share of the samples."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from onnxtrain.trainer._run.run import Step
 from onnxtrain.trainer._workers.group import WorkerGroup
 from onnxtrain.trainer._workers.totals import add_averages, averages_of, measured_keys, numbers_of
 
-# Places in the vector of numbers that the workers sum at each step, before the sums of loss and metrics.
+# Indices in the vector that the workers all-reduce at each step; sums of loss and metrics follow.
 _FAILED, _ASKED, _SAMPLES, _COUNT, _LOSS, _DONE, _UNCOUNTED = range(7)
 _SUMS = 7
 
 
 class SharedInterrupt(InterruptGuard):
-    """Records Ctrl-C in this worker; the workers stop after the same step, when they have told one another."""
+    """Records Ctrl-C in this worker; all workers stop after the same step, once they have exchanged the request."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,10 +37,14 @@ class SharedInterrupt(InterruptGuard):
 
 
 class WorkerStepper(Stepper):
-    """Takes steps together with the other workers.
+    """Takes optimizer steps together with the other workers.
 
-    A loss is a mean over samples or labels. The gradient of the whole batch is the sum of the workers' gradients, each
-    times its worker's part of the count that the mean divides by; that of a loss that is a sum is their sum.
+    If the loss is a mean over samples or labels, the gradient of the whole batch is the sum of the workers' gradients,
+    each weighted by its worker's fraction of the total count. If the loss is a sum, the gradients are added.
+
+    Args:
+        fit: data, plan and state of the fit.
+        workers: the group of workers.
     """
 
     one_batch = "its share of a batch"
@@ -50,7 +54,7 @@ class WorkerStepper(Stepper):
         self._workers = workers
         self._interrupt = SharedInterrupt()
         self._keys = measured_keys(self._state.metrics)
-        # Loss and metrics of the step over all workers.
+        # Loss and metrics of the step, over all workers.
         self._step_averages = Averages()
         self._samples = 0
 
@@ -67,24 +71,26 @@ class WorkerStepper(Stepper):
         return self._samples
 
     def _is_used(self, step: int) -> bool:
-        """Returns True if the parameters after this step are evaluated or saved before the next one."""
+        """True if the parameters after this step are evaluated or saved before the next step."""
         every = self._workers.strategy.save_steps
         return super()._is_used(step) or (every is not None and step % every == 0)
 
     def _not_finite(self) -> str | None:
-        """Returns what is not finite on one of the workers, which may hold different moments; None if all is."""
+        """Returns what is not finite on one of the workers, whose optimizer shards differ; None if everything is
+        finite.
+        """
         told = self._workers.communicator.gather(super()._not_finite())
         return next((what for what in told if what is not None), None)
 
     def _accumulate(self, batches: Sequence[list[Array]]) -> tuple[list[tuple[Step, float | None]], float]:
-        """Computes the gradient of the mean loss over the batches of all workers; leaves it in the store."""
-        # A worker may have no sample of a small batch.
+        """Computes the gradient of the mean loss over the batches of all workers, in the store."""
+        # A worker may have no samples of a small batch.
         own = [arrays for arrays in batches if arrays and len(arrays[0])]
         done: list[tuple[Step, float | None]] = []
         diverged: Diverged | None = None
         try:
             done, _ = super()._accumulate(own)
-            # Gradients are checked again when they are summed; the running statistics are those of this worker.
+            # Each worker checks its own running statistics; gradients are checked again once they are summed.
             if done:
                 self._require_finite_results([step for step, _ in done])
         except Diverged as error:
@@ -100,11 +106,15 @@ class WorkerStepper(Stepper):
     def _exchange(
         self, own: Sequence[list[Array]], done: list[tuple[Step, float | None]], diverged: Diverged | None
     ) -> tuple[Array, Averages]:
-        """Sums counts, losses and metrics over the workers. Raises Diverged in all of them if one has diverged."""
+        """All-reduces counts, losses and metrics.
+
+        Raises:
+            Diverged: the step diverged on one of the workers; all of them raise.
+        """
         averages = Averages()
         for step, count in done:
             self._state.add(averages, step, count)
-        # One short message for all numbers of a step: each message waits for the slowest worker.
+        # One message for all numbers of a step: each message waits for the slowest worker.
         numbers = np.zeros(_SUMS + 2 * len(self._keys))
         numbers[_FAILED], numbers[_ASKED] = diverged is not None, self._interrupt.asked
         numbers[_SAMPLES] = sum(len(arrays[0]) for arrays in own)
@@ -113,7 +123,7 @@ class WorkerStepper(Stepper):
         numbers[_DONE], numbers[_UNCOUNTED] = len(done), len(own) - len(done)
         numbers[_SUMS:] = numbers_of(averages, self._keys)
         self._workers.communicator.sum([numbers])
-        # All workers see the same sum, and so stop at the same place.
+        # All workers see the same sum, so they stop after the same step.
         self._interrupt.requested = bool(numbers[_ASKED])
         if numbers[_FAILED]:
             told = self._workers.communicator.gather(diverged and (str(diverged), diverged.remedy))
@@ -129,7 +139,7 @@ class WorkerStepper(Stepper):
         return any(metric.looks_at_predictions for metric in self._state.metrics)
 
     def _gather_parts(self, averages: Averages) -> list[tuple[Array, Array]]:
-        """Returns predictions and targets of all workers, for metrics that are no means; none without such metrics."""
+        """Returns predictions and targets of all workers for metrics that are functions; empty without such metrics."""
         if all(metric.function is None for metric in self._state.metrics):
             return []
         return [part for parts in self._workers.communicator.gather(averages.parts) for part in parts]
@@ -137,14 +147,14 @@ class WorkerStepper(Stepper):
     def _run_uncounted(
         self, batches: Sequence[list[Array]], averages: Averages, *, keep_gradients: bool
     ) -> None:
-        """Runs shares without a label that counts, of batches that have such labels on other workers.
+        """Runs shares whose labels are all ignored, if other workers have non-ignored labels of the same batch.
 
-        One process computes their samples with the rest of the batch: metrics and BatchNormalization see them, and the
-        loss does not. Loss and gradients of such a share alone are 0 / 0, and are dropped.
+        A single process would run these samples with the rest of the batch: they affect metrics and BatchNormalization,
+        but not the loss. Loss and gradients of such a share alone are 0 / 0, and are dropped.
 
         Args:
             batches: this worker's shares of the batches.
-            averages: receives the metrics of these shares of all workers.
+            averages: receives the metrics of these shares, of all workers.
             keep_gradients: True if the store holds gradients of other shares of the step.
         """
         store, state = self._run.store, self._state
@@ -158,7 +168,7 @@ class WorkerStepper(Stepper):
         totals = counts.copy()
         self._workers.communicator.sum([totals])
         kept = [(buffer, buffer.read().copy()) for buffer in store.gradients.values() if keep_gradients]
-        # A run appends to sparse gradients in new memory.
+        # Running the model allocates new memory for sparse gradients, so the old arrays need no copy.
         kept_rows = [
             (rows, (rows.rows, rows.indices)) for rows in store.row_gradients.values() if keep_gradients
         ]
@@ -179,18 +189,18 @@ class WorkerStepper(Stepper):
         add_averages(averages, more, summed=False)
 
     def _sum_gradients(self, done: list[tuple[Step, float | None]], totals: Array) -> float:
-        """Makes the gradients in the store those of all workers; returns the mean loss, NaN if no label counts."""
+        """All-reduces the gradients in the store; returns the mean loss, NaN if all labels are ignored."""
         if not totals[_DONE]:
             return math.nan
         store, total = self._run.store, float(totals[_COUNT])
-        # Gradients of an earlier step would be added to those of the others.
+        # Otherwise gradients of an earlier step would be added to the others' gradients.
         if not done:
             self._clear_gradients()
         elif total:
             self._scale_gradients(sum(count or 0.0 for _, count in done) / total)
         strategy = self._workers.strategy
         buffers = list(store.gradients.values())
-        # On the CPU these are the gradients themselves, but for those of half precision.
+        # On the CPU, these are the gradients themselves, except in half precision.
         values = [widen(buffer.read(), buffer.dtype) for buffer in buffers]
         self._workers.communicator.sum(
             values, strategy.bucket_bytes, compressed=strategy.compression == "bf16"
@@ -199,7 +209,7 @@ class WorkerStepper(Stepper):
             if not np.shares_memory(buffer.read(), value):
                 buffer.write(narrow(value, buffer.dtype))
         for rows in store.row_gradients.values():
-            # Appended in the order of the workers: the optimizer adds up entries of one row.
+            # Concatenated by rank; the optimizer accumulates entries of the same row.
             parts = self._workers.communicator.gather((rows.read(), rows.indices.numpy()))
             gradients, indices = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
             device = rows.device
@@ -212,23 +222,23 @@ class WorkerStepper(Stepper):
         return float(totals[_LOSS]) / total if total else float(totals[_LOSS])
 
     def _clear_gradients(self) -> None:
-        """Sets the gradients of a worker without samples to zero."""
+        """Zeros the gradients of a worker without samples."""
         store = self._run.store
         for buffer in store.gradients.values():
             buffer.write(np.zeros(buffer.shape, buffer.dtype.storage))
         for rows in store.row_gradients.values():
             rows.clear()
-        # The optimizer refuses gradients that no training step has computed.
+        # The optimizer refuses gradients that no training step has computed; zeros are valid here.
         store.gradients_valid = True
         store.gradient_owner.replaced()
 
     def _record(self, done: Sequence[tuple[Step, float | None]], batches: Sequence[list[Array]]) -> None:
-        """Adds loss and metrics of all workers to those of the epoch."""
+        """Adds loss and metrics of all workers to the averages of the epoch."""
         summed = self._run.manifest.loss_mean is None
         add_averages(self._state.position.averages, self._step_averages, summed=summed)
 
     def recompute_gradients(self, batches: Sequence[list[Array]], parameters: Mapping[str, Array]) -> None:
-        """Recomputes the gradients of all workers at other parameters; the recorded losses stay those of the step."""
+        """Recomputes the gradients of all workers at other parameters; recorded losses are not changed."""
         with self._kept_averages():
             super().recompute_gradients(batches, parameters)
 

@@ -1,4 +1,4 @@
-"""Sums loss and metrics over the workers."""
+"""Sums losses and metrics over the workers."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from onnxtrain.trainer._metrics.metrics import Averages, Metric
 
 
 def measured_keys(metrics: Sequence[Metric]) -> list[str]:
-    """Lists the keys that are sums over batches: the loss and the metrics that are means."""
+    """Returns the keys that are sums over batches: the loss, and metrics that are means."""
     return ["loss", *(metric.name for metric in metrics if metric.measure is not None)]
 
 
 def numbers_of(averages: Averages, keys: Sequence[str]) -> Array:
-    """Lists total and count of each key, float64 [2 * keys]; zeros for keys without a batch."""
+    """Returns total and count of each key, float64 [2 * keys]; zeros for keys without a batch."""
     return np.array([number for key in keys for number in averages.sums.get(key, (0.0, 0.0))], np.float64)
 
 
 def averages_of(numbers: Array, keys: Sequence[str], *, summed: bool) -> Averages:
-    """Makes averages of the sums of :func:`numbers_of` over the workers.
+    """Returns averages from the all-reduced result of :func:`numbers_of`.
 
     Args:
         numbers: totals and counts, float64 [2 * keys].
         keys: the keys.
-        summed: True if the loss is a sum and not a mean; its count is then 1, however many batches there are.
+        summed: True if the loss is a sum, not a mean; its count is then 1, whatever the number of batches.
     """
     sums = {
         key: [float(total), float(count)]
@@ -48,15 +48,15 @@ def add_averages(total: Averages, more: Averages, *, summed: bool) -> None:
 def total_averages(
     communicator: Communicator, averages: Averages, metrics: Sequence[Metric], *, summed: bool
 ) -> Averages:
-    """Combines the averages that the workers have computed of their batches of a data set."""
+    """Combines the averages that the workers computed over their batches of a dataset."""
     keys = measured_keys(metrics)
-    # Sums are gathered exactly: means of workers with different numbers of samples could not be averaged.
+    # Sums are combined, not means: means over different numbers of samples cannot be averaged.
     numbers = numbers_of(averages, keys)
     communicator.sum([numbers])
     total = averages_of(numbers, keys, summed=summed)
     if any(metric.function is not None for metric in metrics):
         gathered = communicator.gather(averages.parts)
-        # Worker r has the batches r, r + size, ...: taken in turns they are in the order of the data.
+        # Worker r evaluated the batches r, r + size, ...; interleaving them restores the order of the data.
         longest = max(map(len, gathered))
         total.parts = [parts[index] for index in range(longest) for parts in gathered if index < len(parts)]
     return total

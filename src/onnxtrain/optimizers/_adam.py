@@ -60,7 +60,10 @@ class _AdamFamily(Optimizer):
         *,
         decays: bool = False,
     ) -> tuple[ir.Value, ...]:
-        """Calls the composite op of the step; the number of scalars determines if the gradient is scaled."""
+        """Calls the composite op for one Adam step, or for one AdamW step if `decays` is True.
+
+        If `scalars` ends with a clipping factor (see :meth:`scaled`), calls the variant that scales the gradient.
+        """
         # The step without decay has one multiplication per element less.
         plain, clipped = (adamw_step, clipped_adamw_step) if decays else (adam_step, clipped_adam_step)
         count = len(plain.inputs) - 2 - len(moments)

@@ -39,7 +39,7 @@ class LoraConfig:
         alpha_pattern: other values of `lora_alpha` by module, with keys as in `rank_pattern`.
         exclude_modules: modules without an adapter, as a list or a regular expression, as in `target_modules`.
         init_lora_weights: True draws A from U(-1/sqrt(in), 1/sqrt(in)), "gaussian" from N(0, 1/r²); B is zero, so that
-            the model's initial outputs are unchanged. False draws B from U(-1/sqrt(r), 1/sqrt(r)), for tests.
+            the model's initial outputs are unchanged. False draws B, too, from U(-1/sqrt(r), 1/sqrt(r)), for tests.
         seed: seed of the random initial values, a non-negative integer.
 
     Raises:

@@ -50,7 +50,11 @@ class SpecializedOp(CompositeOp):
     def identifier(
         self, dtype: ir.DataType, functions: Mapping[ir.OperatorIdentifier, ir.Function]
     ) -> ir.OperatorIdentifier:
-        """Returns the identifier of the function with this body, or one with the first free number."""
+        """Returns the identifier of the function that computes this op.
+
+        If `functions` already has a function with an equal key, the name has that function's number, so that both ops
+        share it; otherwise, the name has the first unused number.
+        """
         _, name, _ = super().identifier(dtype, functions)
         return _numbered(name, self._key, functions)
 
@@ -134,7 +138,10 @@ def of_rounded(
 def _numbered(
     name: str, key: str, functions: Mapping[ir.OperatorIdentifier, ir.Function]
 ) -> ir.OperatorIdentifier:
-    """Returns `name` with the number of the function that has this body, or with the first free number."""
+    """Returns the identifier that adds a number to `name`.
+
+    The number is that of the function in `functions` with an equal key, or else the first unused one.
+    """
     stem, _, suffix = name.rpartition("_")
     for number in itertools.count():
         identifier = (DOMAIN, f"{stem}{number}_{suffix}", "")

@@ -219,8 +219,8 @@ def adafactor_matrix_step(
 ) -> tuple[ir.Value, ...]:
     """Computes rows' = keep·rows + add·mean(g²) over each row, columns' likewise, and a step.
 
-    The estimate of g² is rows'·columns'/mean(rows'). With u = g/sqrt(max(estimate, eps1²)), and rms the root mean
-    square over `count` elements: w' = decay·w - rho·max(eps2, rms(w))/max(1, rms(u)/d)·u.
+    The estimate of g² is rows'·columns'/max(mean(rows'), eps1). With u = g/sqrt(max(estimate, eps1²)), and rms the root
+    mean square over `count` elements: w' = decay·w - rho·max(eps2, rms(w))/max(1, rms(u)/d)·u.
     """
     square = op.Mul(g, g)
     new = [

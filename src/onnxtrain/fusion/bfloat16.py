@@ -106,7 +106,10 @@ _CONVOLUTIONS = {
 
 
 def _factors(node: ir.Node) -> Sequence[int]:
-    """Returns the indices of a node's inputs that are factors to be rounded."""
+    """Returns the indices of the inputs to round to bfloat16: the factors of a matrix product or convolution.
+
+    Returns no indices for other nodes and for depthwise convolutions.
+    """
     if node.domain == "":
         return (0, 1) if node.op_type in PRODUCTS else ()
     stem = _stem(node)

@@ -11,11 +11,13 @@ from onnxtrain.passes import CrossEntropyPass
 
 
 class MeanLossPass(KeepingPass):
-    """Rewrites NegativeLogLikelihoodLoss in float32: the mean, with an `ignore_index` and without class weights.
+    """Replaces float32 NegativeLogLikelihoodLoss with reduction "mean" by a function that has a native kernel.
+
+    The loss must have int64 labels, an `ignore_index` and no class weights. `SoftmaxCrossEntropyLoss` of a matrix is
+    first split into LogSoftmax and this loss (:class:`CrossEntropyPass`).
 
     ONNX Runtime expands the op into 19 ops, which take longer than the rest of a small network. Run this pass last,
-    because the function has no gradient rule. `SoftmaxCrossEntropyLoss` of a matrix is split first, as it is for ONNX
-    Runtime.
+    because the function has no gradient rule.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:

@@ -30,17 +30,17 @@ class LoraConfig:
         r: rank of the adapters, at least 1, e.g. 8.
         lora_alpha: numerator of the scaling, e.g. 16. The scaling is `lora_alpha / r`.
         target_modules: "all-linear" for all linear layers but the output layer of a language model; a list of names,
-            e.g. ["q_proj", "v_proj"], of which each matches modules of that name and modules whose path ends with it;
-            or a regular expression that the whole path has to match, e.g. r".*layers\.[01]\..*q_proj".
+            e.g. ["q_proj", "v_proj"], each of which matches modules whose path is the name or ends with it; or a
+            regular expression that must match the whole path, e.g. r".*layers\.[01]\..*q_proj".
         lora_dropout: probability by which elements of the adapters' inputs are dropped in training, 0 <= p < 1.
-        use_rslora: True for the scaling `lora_alpha / sqrt(r)` of rank-stabilised LoRA.
+        use_rslora: True for the scaling `lora_alpha / sqrt(r)` of rank-stabilized LoRA.
         rank_pattern: other ranks by module, e.g. {"layers.0.self_attn.q_proj": 16}. A key is a name or a regular
-            expression that the end of the path has to match.
+            expression that must match the end of the path.
         alpha_pattern: other values of `lora_alpha` by module, with keys as in `rank_pattern`.
         exclude_modules: modules without an adapter, as a list or a regular expression, as in `target_modules`.
         init_lora_weights: True draws A from U(-1/sqrt(in), 1/sqrt(in)), "gaussian" from N(0, 1/r²); B is zero, so that
-            the model computes at first what it did before. False draws B from U(-1/sqrt(r), 1/sqrt(r)), for tests.
-        seed: start of the random numbers, an integer from 0 on.
+            the model's initial outputs are unchanged. False draws B, too, from U(-1/sqrt(r), 1/sqrt(r)), for tests.
+        seed: seed of the random initial values, a non-negative integer.
 
     Raises:
         GraphBuildError: a field has an invalid value.

@@ -144,7 +144,7 @@ def read_adapter(
 def _adapters_of(
     state: CheckpointState | ModelSource, doing: str
 ) -> tuple[AdapterDescription, dict[str, Pair]]:
-    """Returns description and weights of the adapters in a state or a model."""
+    """Returns the description and the weights of the adapters in a state or a model."""
     # Checkpoints have no file extension.
     if isinstance(state, str | os.PathLike) and Path(state).suffix != ".onnx":
         state = CheckpointState.load_checkpoint(state)

@@ -69,7 +69,7 @@ def linear_layers(model: ModelSource, config: LoraConfig | None = None) -> list[
 
 
 def _is_quantised(weight: ir.Value | None) -> bool:
-    """True if a weight is stored in integers."""
+    """True if a weight is stored as integers."""
     while weight is not None and not weight.is_initializer():
         node = weight.producer()
         weight = None if node is None else node.inputs[0]

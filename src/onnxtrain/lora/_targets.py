@@ -151,7 +151,7 @@ def _rows_of_embeddings(graph: ir.Graph) -> set[int]:
 
 
 def _is_returned(value: ir.Value) -> bool:
-    """Says if the graph returns a value [batch, sequence, features], or what a bias or quantization makes of it."""
+    """True if a value is a graph output [batch, sequence, features], directly or after a bias or a quantization."""
     # A language model gives a number for each word of its vocabulary. Not every file keeps the name of that layer.
     while not value.is_graph_output():
         readers = [use.node for use in value.uses()]
@@ -162,13 +162,14 @@ def _is_returned(value: ir.Value) -> bool:
 
 
 def choose_targets(model: ir.Model, config: LoraConfig) -> list[Target]:
-    """Returns the layers that a configuration chooses.
+    """Returns the layers that get adapters, by `target_modules` and `exclude_modules` of a configuration.
 
-    A merged layer is chosen by the names of its parts; by its own name, as PEFT names the module of a Phi-3, it gets
-    one adapter for the whole.
+    The parts of a merged layer (e.g. query, key and value) are selected by their names, and get an adapter each.
+    Selected by its own name, as in PEFT for Phi-3, a merged layer gets a single adapter.
 
     Raises:
-        GraphBuildError: no layer is chosen, or one of several names matches none.
+        GraphBuildError: no layer is selected; a listed name or a key of a pattern matches no layer; a merged layer and
+            one of its parts are both selected; or a layer is not supported.
     """
     targets = find_targets(model)
     doing = "adding LoRA adapters"

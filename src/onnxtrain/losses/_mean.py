@@ -33,7 +33,10 @@ def loss_mean(loss: ir.Value) -> dict[str, Any] | None:
 
 
 def _described(value: ir.Value) -> str | None:
-    """Returns the JSON of `Loss.mean_over` for a value; None for a value that is the same for every batch."""
+    """Returns `Loss.mean_over` of a value, serialized as JSON.
+
+    Returns None if the value does not depend on the batch.
+    """
     if MEAN_KEY in value.metadata_props:
         return value.metadata_props[MEAN_KEY]
     node = value.producer()

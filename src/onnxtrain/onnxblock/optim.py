@@ -231,7 +231,7 @@ class AdamW(_NamedOptimizer):
         bias_correction: False leaves the running means uncorrected.
         betas: decay rates of the running means of the gradient and of its square.
         eps: added to the denominator, to keep it from zero.
-        weight_decay: factor of the decay, which is decoupled from the gradient.
+        weight_decay: coefficient of decoupled weight decay.
         clip_grad: clipping of the gradients before the step, e.g. ClipGradNorm(1.0).
         adam_mode: 1 decays the weights after Adam's step, as onnxruntime-training does; 0 before it, as PyTorch does.
     """

@@ -19,20 +19,20 @@ from ._base import Moment, Optimizer, require_not_negative
 
 @dataclass(frozen=True, kw_only=True)
 class Adafactor(Optimizer):
-    """Adafactor (Shazeer and Stern, 2018), as torch.optim.Adafactor: the state of a matrix is a row and a column.
+    """Adafactor (Shazeer and Stern, 2018), like torch.optim.Adafactor: the state of a matrix is a row and a column.
 
     With the step t, b = t**beta2_decay and rho = min(lr, 1/sqrt(t)): rows' = (1 - b)·rows + b·mean(g² over each row),
-    and columns' likewise. The estimate of g² is rows'·columns'/mean(rows'), or for vectors and scalars a running mean
-    of g². With u = g/sqrt(max(estimate, eps1²)): w' = (1 - lr·weight_decay)·w - rho·max(eps2, rms(w))/max(1,
-    rms(u)/d)·u. Steps are relative to the size of the parameter: learning rates are around 1e-2.
+    and columns' likewise. The estimate of g² is rows'·columns'/max(mean(rows'), eps1), or for vectors and scalars a
+    running mean of g². With u = g/sqrt(max(estimate, eps1²)): w' = (1 - lr·weight_decay)·w - rho·max(eps2,
+    rms(w))/max(1, rms(u)/d)·u. Steps are relative to the magnitude of the parameter: learning rates are around 1e-2.
 
     Attributes:
         elementwise: False, as root mean squares and moments need the parameter's own shape.
-        beta2_decay: exponent of b, negative, e.g. -0.8; closer to 0 forgets faster.
-        eps: (eps1, eps2), e.g. (None, 1e-3). eps1 keeps the estimate from zero; None stands for the resolution of the
-            dtype. A parameter whose root mean square is below eps2 takes steps as if it were eps2.
+        beta2_decay: exponent of b, at most 0, e.g. -0.8. The closer to 0, the faster old gradients are forgotten.
+        eps: (eps1, eps2), e.g. (None, 1e-3). eps1 keeps the estimate away from zero; None means the machine epsilon
+            of the dtype. If the root mean square of a parameter is below eps2, eps2 is used instead.
         d: root mean square of u above which u is scaled down, e.g. 1.0.
-        weight_decay: factor of the decay, decoupled from the gradient, e.g. 0.01.
+        weight_decay: coefficient of decoupled weight decay, e.g. 0.01.
     """
 
     elementwise: ClassVar[bool] = False

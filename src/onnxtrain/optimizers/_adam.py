@@ -60,7 +60,10 @@ class _AdamFamily(Optimizer):
         *,
         decays: bool = False,
     ) -> tuple[ir.Value, ...]:
-        """Calls the composite op of the step; the number of scalars determines if the gradient is scaled."""
+        """Calls the composite op for one Adam step, or for one AdamW step if `decays` is True.
+
+        If `scalars` ends with a clipping factor (see :meth:`scaled`), calls the variant that scales the gradient.
+        """
         # The step without decay has one multiplication per element less.
         plain, clipped = (adamw_step, clipped_adamw_step) if decays else (adam_step, clipped_adam_step)
         count = len(plain.inputs) - 2 - len(moments)
@@ -99,7 +102,7 @@ class AdamW(_AdamFamily):
     Attributes:
         betas: decay rates of the running means m and v, e.g. (0.9, 0.999).
         eps: added to the denominator, which it keeps from zero, e.g. 1e-8.
-        weight_decay: factor of the decay, decoupled from the gradient, e.g. 0.01.
+        weight_decay: coefficient of decoupled weight decay, e.g. 0.01.
         bias_correction: False takes c1 = c2 = 1.
         adam_mode: 0 decays the weights before Adam's step, as PyTorch does; 1 decays them after the step, as Hugging
             Face's former AdamW and onnxruntime-training do.

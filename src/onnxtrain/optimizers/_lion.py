@@ -23,7 +23,7 @@ class Lion(Optimizer):
     Attributes:
         betas: (beta1, beta2), e.g. (0.9, 0.99): the moment's weight in the average whose sign is the step, and its
             weight in the new moment.
-        weight_decay: factor of the decay, decoupled from the gradient, e.g. 0.1.
+        weight_decay: coefficient of decoupled weight decay, e.g. 0.1.
     """
 
     betas: tuple[float, float] = (0.9, 0.99)

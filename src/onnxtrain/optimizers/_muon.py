@@ -32,7 +32,7 @@ class Muon(Optimizer):
         elementwise: False, as the step is a product of matrices.
         momentum: decay rate of the momentum m, e.g. 0.95.
         nesterov: True uses Nesterov's momentum.
-        weight_decay: factor of the decay, decoupled from the gradient, e.g. 0.1.
+        weight_decay: coefficient of decoupled weight decay, e.g. 0.1.
         ns_coefficients: a, b and c, e.g. (3.4445, -4.775, 2.0315).
         ns_steps: number of Newton-Schulz steps, e.g. 5.
         eps: least norm that u is divided by, e.g. 1e-7.

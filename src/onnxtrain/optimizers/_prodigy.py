@@ -31,7 +31,7 @@ class Prodigy(Optimizer):
         elementwise: False, as r and d are scalars, which must not be flattened together with the parameter.
         betas: decay rates of the running means m and v, e.g. (0.9, 0.999).
         eps: keeps the denominator from zero, e.g. 1e-8.
-        weight_decay: factor of the decay, decoupled from the gradient, e.g. 0.01.
+        weight_decay: coefficient of decoupled weight decay, e.g. 0.01.
         d0: step size before the first estimate. The estimate only grows, so it must be small, e.g. 1e-6.
         d_coef: factor of the estimate, e.g. 0.5 for smaller steps.
     """

@@ -157,7 +157,7 @@ def _from_matrix(order: Sequence[str], matrices: Sequence[str], number: int) -> 
 
 
 def _reading_order(model: ir.Model, names: Sequence[str]) -> list[str]:
-    """Sorts parameters by the first node that computes with them, because files may list weights in any order."""
+    """Sorts parameters by the first node that uses them, because files may list weights in any order."""
     places = {node: place for place, node in enumerate(model.graph)}
 
     def first(value: ir.Value) -> int:

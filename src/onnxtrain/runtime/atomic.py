@@ -376,7 +376,11 @@ class FileSet:
                 file.write(chunk)
 
     def remove(self, name: str) -> None:
-        """Removes the file `name`, if it exists, when the new files replace the old ones."""
+        """Removes the file `name`, if it exists, when the new files replace the old ones.
+
+        Raises:
+            ValueError: `name` is not one of the names that may be removed.
+        """
         if not _REMOVABLE.fullmatch(name):
             raise ValueError(f"'{name}' is not among the files that can be removed")
         self._removals.add(name)

@@ -149,7 +149,7 @@ def _graph_parts(
 
 
 def _function_name(function: Bytes) -> tuple[str, str]:
-    """Returns domain and name of a function, e.g. ("onnxtrain", "GeluGradient_float")."""
+    """Returns the domain and name of a function, e.g. ("onnxtrain", "GeluGradient_float")."""
     return wire.string(function, proto.FUNCTION_DOMAIN), wire.string(function, proto.FUNCTION_NAME)
 
 

@@ -100,7 +100,7 @@ def _bodies(model: wire.Bytes) -> dict[_Function, list[_Function]]:
 
 
 def _ops(node: wire.Bytes) -> Iterator[_Function]:
-    """Yields domain, name and overload of the op of a node, and of the nodes in its subgraphs."""
+    """Yields (domain, op type, overload) of a node and of all nodes in its subgraphs."""
     yield (
         wire.string(node, proto.NODE_DOMAIN),
         wire.string(node, proto.NODE_OP_TYPE),

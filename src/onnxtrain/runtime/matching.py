@@ -14,7 +14,13 @@ _SHOWN = 5
 
 
 def describe_mismatch(tensor: ParameterSpec | StatisticSpec | Buffer, place: str, buffer: Buffer) -> str:
-    """Describes how dtype or shape of a tensor, e.g. in "the model", differ from the checkpoint's; "" if they don't."""
+    """Describes how a tensor's dtype or shape differs from the checkpoint's; returns "" if they are equal.
+
+    Args:
+        tensor: the tensor to compare.
+        place: where `tensor` is, for the message, e.g. "the model".
+        buffer: the checkpoint's tensor.
+    """
     if (tensor.dtype, tensor.shape) == (buffer.dtype, buffer.shape):
         return ""
     return (

@@ -215,7 +215,7 @@ class Module(Uncopied):
 
     @cached_property
     def _scratch(self) -> dict[str, Buffer]:
-        """Buffers for the gradients of a further call, which are added to those in the store."""
+        """Scratch buffers for gradient accumulation: hold a step's gradients before they are added to the store's."""
         # Created on first use: most users reset the gradients after each step, and need no second set.
         return {s.name: Buffer.zeros(s.dtype, s.shape, self._device) for s in self._dense}
 

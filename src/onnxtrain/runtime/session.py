@@ -207,7 +207,7 @@ def _texts_of(source: str) -> Iterator[None]:
 
 
 def require_values(session: ort.InferenceSession, source: str, inputs: set[str], outputs: set[str]) -> None:
-    """Raises ModelLoadError unless the graph has exactly these names of inputs and outputs."""
+    """Raises ModelLoadError unless the graph has exactly the given inputs and outputs, by name."""
     with _texts_of(source):
         actual_inputs = {i.name for i in session.get_inputs()}
         actual_outputs = {o.name for o in session.get_outputs()}

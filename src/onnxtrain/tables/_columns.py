@@ -143,10 +143,10 @@ class NumberColumn(Column):
         """Returns the encoded column, float64 [rows, 1].
 
         Raises:
-            InputError: a value is a text, infinite, or missing without a rule that fills it.
+            InputError: a value is a string, infinite, or missing without a rule that fills it.
         """
         self._require_filled(values)
-        # In another table the column may hold texts.
+        # In another table the column may hold strings.
         wrong = ~values.missing & ~values.is_number
         if wrong.any():
             row = int(wrong.argmax())
@@ -291,9 +291,9 @@ def holds_numbers(values: Values, *, categorical: bool) -> bool:
     """True if a column holds numbers, and is not to be read as categories.
 
     Raises:
-        InputError: a column of a .csv file holds both numbers and texts.
+        InputError: a column of a .csv file holds both numbers and strings.
     """
-    # A typed file declares texts; in a .csv file only the values tell.
+    # A typed file declares the column's type; in a .csv file, only the values show it.
     if categorical or values.text_type or not values.is_number.any():
         return False
     wrong = ~values.missing & ~values.is_number
@@ -309,7 +309,7 @@ def holds_numbers(values: Values, *, categorical: bool) -> bool:
 
 
 def no_encoding(values: Values, *, categorical: bool) -> InputError:
-    """Returns the error for a column of texts if no encoding of categories was chosen."""
+    """Returns the error for a string column if no encoding of categories was chosen."""
     row = int((~values.missing & (~values.is_number | categorical)).argmax())
     value = str(values.raw[row]).strip()
     comma = re.fullmatch(r"[+-]?\d+,\d+", value) is not None

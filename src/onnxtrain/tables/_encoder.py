@@ -46,25 +46,25 @@ class TableEncoder:
     unknown category or infinity is an error that names its row, unless an argument says what to do.
 
     Args:
-        target: columns to learn, e.g. "survived"; none for a table to predict. Texts become class numbers.
+        target: columns to learn, e.g. "survived"; none for a table to predict. Strings become class numbers.
         inputs: columns to feed to the model, in this order; by default all others.
         id: columns that are not inputs, such as keys.
         sample_weight: column with the weight of each row, which is not an input.
-        missing: texts that stand for a missing value, besides the empty text, e.g. ["NA", "-999"].
+        missing: strings that stand for a missing value, besides the empty string, e.g. ["NA", "-999"].
         impute: rule that fills missing values: "mean", "median", "most_frequent" or "value=VALUE", as
             `SimpleImputer` of scikit-learn; or rules by column, of which "*" is for all others, e.g.
             {"age": "median", "cabin": "value=none"}. In a rule for all columns, a mean or median of categories is the
             most frequent one. None: a missing value is an error.
         categorical: columns to read as categories although they hold numbers, e.g. ["zip"].
         encode: encoding of categories: "one-hot" or "ordinal" (numbers 0, 1, 2, ... in alphabetical order).
-            None: a column of texts is an error.
+            None: a string column is an error.
         unknown_category: treatment of categories that the fitted table does not have: "error"; "ignore" for zeros in a
             one-hot column; "own" for a code of their own.
         scale: True to scale numbers to mean 0 and standard deviation 1.
 
     Attributes:
         columns_: encoding of each input column, once fitted.
-        classes_: names of the classes in the order of their numbers, for a target of texts; None for numbers.
+        classes_: names of the classes in the order of their numbers, for a string target; None for numbers.
 
     Raises:
         InputError: the arguments do not go together.
@@ -156,7 +156,7 @@ class TableEncoder:
         """Encodes the target columns.
 
         Returns:
-            Class numbers for a target of texts, else numbers; int64 if all are whole, else float64. The shape is
+            Class numbers for a string target, else numbers; int64 if all are whole, else float64. The shape is
             [rows], or [rows, n] for several columns.
 
         Raises:
@@ -169,10 +169,10 @@ class TableEncoder:
         return array[:, 0] if len(columns) == 1 else array
 
     def find_classes(self, table: TableLike) -> list[str] | None:
-        """Returns the names of the classes, sorted, if the target is one column of texts; None for numbers.
+        """Returns the names of the classes, sorted, if the target is one string column; None for numbers.
 
         Raises:
-            InputError: the column is missing, or holds numbers and texts.
+            InputError: the column is missing, or holds both numbers and strings.
         """
         table = as_table(table)
         if len(self.target) != 1:
@@ -277,8 +277,8 @@ class TableEncoder:
         """Returns the columns as an attached model takes them.
 
         Returns:
-            Arrays [rows] by column, in the order of the model's inputs: float64 with NaN for a missing value, or texts
-            with "" for one.
+            Arrays [rows] by column, in the order of the model's inputs: float64 with NaN for missing values, or
+            strings with "" for missing values.
 
         Raises:
             InputError: a value cannot be encoded; the message names its row, which the model cannot.
@@ -420,7 +420,7 @@ def _require_known_classes(values: Values, classes: Sequence[str]) -> None:
 
 
 def _require_width(columns: Sequence[Column], name: str, shape: Any, what: str) -> None:
-    """Raises InputError if the model takes another number of columns than are encoded."""
+    """Raises InputError if `columns` encode to a different number of features than the model takes."""
     width = sum(column.width for column in columns)
     expected = shape[1] if shape is not None and len(shape) == 2 else None
     if isinstance(expected, int) and expected != width:

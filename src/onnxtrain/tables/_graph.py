@@ -25,7 +25,7 @@ def attach_columns(graph: ir.Graph, columns: Sequence[Column], missing: Sequence
         graph: graph of the network, changed in place. A single input takes all encoded columns side by side; each of
             several inputs takes the column of its name.
         columns: encoding of each column.
-        missing: texts that stand for a missing value, besides the empty text.
+        missing: strings that stand for a missing value, besides the empty string.
     """
     op = Emitter(graph)
     writer = ColumnWriter(op, missing)

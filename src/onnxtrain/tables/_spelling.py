@@ -36,7 +36,7 @@ def spells_number(text: str) -> bool:
 
 
 def canonical_spelling(value: object) -> str:
-    """Returns the common spelling of a number or Boolean; other texts are returned unchanged.
+    """Returns the canonical spelling of a number or Boolean; returns other strings unchanged.
 
     >>> [canonical_spelling(v) for v in ("2.0", 2.0, 2, "+2", "2.50", "1e-7", "TRUE", True, "01234", " a")]
     ['2', '2', '2', '2', '2.5', '1e-07', 'True', 'True', '01234', ' a']
@@ -56,7 +56,7 @@ def canonical_spelling(value: object) -> str:
 def category_numbers(categories: Sequence[str]) -> dict[str, int]:
     """Maps every spelling of each category to the category's index.
 
-    If two categories share a spelling, it belongs to the category that is spelled exactly so.
+    A spelling shared by two categories maps to the category that is written exactly that way.
 
     >>> category_numbers(["1", "2.5"])
     {'1.0': 0, '1': 0, '2.5': 1}

@@ -40,8 +40,8 @@ class Values:
         missing: bool [rows]; True for a missing value.
         numbers: float64 [rows]; NaN where `is_number` is False.
         is_number: bool [rows]; True for numbers and Booleans (0 and 1), False for a missing value.
-        raw: object [rows]; the values of the frame, which are all texts for a .csv file.
-        text_type: True if the file declares a column of texts, as .parquet files do.
+        raw: object [rows]; the values of the frame, which are all strings for a .csv file.
+        text_type: True if the file declares a string column, as .parquet files do.
     """
 
     name: str
@@ -57,10 +57,10 @@ class Values:
         return f"The table '{self.source}', column '{self.name}', row {row + 1} (without the header)"
 
     def texts(self) -> list[str | None]:
-        """Returns the values as texts, None for missing ones.
+        """Returns the values as strings, with None for missing values.
 
-        If all values are numbers or Booleans, they are texts in their canonical spelling: 2.0 of a .parquet file and
-        "2.0" of a .csv file are both "2".
+        If all values are numbers or Booleans, the strings have the canonical spelling: 2.0 in a .parquet file and "2.0"
+        in a .csv file both give "2".
         """
         spell = canonical_spelling if self.has_only_numbers else as_text
         return [None if gone else spell(value) for value, gone in zip(self.raw, self.missing, strict=True)]
@@ -81,8 +81,8 @@ class Table:
     Attributes:
         frame: pandas `DataFrame`.
         source: name of the table in messages, e.g. the path of its file.
-        typed: True if the dtypes of the frame tell numbers from texts. False if all values are texts that may spell
-            numbers, as in a .csv file.
+        typed: True if the dtypes of the frame distinguish numbers from strings. False if all values are strings that
+            may spell numbers, as in a .csv file.
 
     Raises:
         InputError: the frame has no rows, or two columns of one name.
@@ -121,7 +121,7 @@ class Table:
             raise InputError(
                 f"The table '{self.source}' has no column '{name}'; its columns are {some_names(self.columns)}."
             )
-        # By position: the names of columns in a .parquet file are not always texts.
+        # By position: the names of columns in a .parquet file are not always strings.
         return self.frame.iloc[:, self.columns.index(name)]
 
     def values(self, name: str, missing: Collection[str] = ()) -> Values:
@@ -129,7 +129,7 @@ class Table:
 
         Args:
             name: name of the column.
-            missing: texts that stand for a missing value, besides the empty text, e.g. ["NA", "-999"].
+            missing: strings that stand for a missing value, besides the empty string, e.g. ["NA", "-999"].
 
         Raises:
             InputError: the column does not exist, or holds dates or other objects.
@@ -154,7 +154,7 @@ class Table:
         missing |= np.asarray(series.isin(["", *missing_texts]), bool)
         missing |= _spelled_as(missing_texts, raw, missing)
         numbers, is_number = _parse_numbers(raw, missing)
-        # A column of objects may hold texts or numbers; one text makes it a column of texts.
+        # A column of objects may hold strings or numbers; a single string makes it a string column.
         is_text = not has_objects or any(isinstance(value, str) for value in raw[~missing])
         values = Values(name, self.source, missing, numbers, is_number, raw, is_text and self.typed)
         if has_objects or not kinds.is_string_dtype(series.dtype):
@@ -178,8 +178,8 @@ def as_table(data: TableLike) -> Table:
 def read_table(path: str | os.PathLike[str]) -> Table:
     """Reads a .csv or .parquet file with a header.
 
-    The fields of a .csv file are separated by commas and are kept as texts: "NA", "null" and "007" are texts, and only
-    the empty field is a missing value. A byte order mark is skipped.
+    The fields of a .csv file are separated by commas and are kept as strings: "NA", "null" and "007" are strings, and
+    only the empty field is a missing value. A byte order mark is skipped.
 
     Args:
         path: path of the file; its suffix chooses the format.
@@ -202,7 +202,7 @@ def read_table(path: str | os.PathLike[str]) -> Table:
 
 
 def _read_csv(pandas: Any, path: Path) -> Any:
-    """Returns the frame of a .csv file, all of whose fields are texts."""
+    """Returns the frame of a .csv file, all of whose fields are strings."""
     # Excel begins files with a byte order mark.
     encoding = "utf-8-sig"
     with path.open(encoding=encoding, newline="") as file:

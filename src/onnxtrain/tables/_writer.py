@@ -19,7 +19,7 @@ class ColumnWriter:
 
     Attributes:
         op: emitter of the model's graph.
-        missing: texts that stand for a missing value, besides the empty text, e.g. ["NA"].
+        missing: strings that stand for a missing value, besides the empty string, e.g. ["NA"].
     """
 
     def __init__(self, op: Emitter, missing: Sequence[str]) -> None:
@@ -27,7 +27,7 @@ class ColumnWriter:
         self.missing = missing
 
     def look_up(self, x: ir.Value, numbers: Mapping[str, int], default: int) -> ir.Value:
-        """Writes the number of each text, int64 [rows]; `default` for texts that are not in `numbers`."""
+        """Writes the number of each string, int64 [rows]; `default` for strings that are not in `numbers`."""
         self.op.graph.opset_imports.setdefault(_ML, _ML_VERSION)
         node = ir.node(
             "LabelEncoder",

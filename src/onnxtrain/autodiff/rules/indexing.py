@@ -15,7 +15,7 @@ from onnxtrain.functions import embedding_gradient
 
 @vjp("Gather", wrt=("data",))
 def gather(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """VJP of Gather: adds ct to the entries that were read."""
+    """VJP of Gather: scatter-adds ct at the gathered entries."""
     if n.data.shape is None or n.indices.shape is None:
         return scatter_to(op, ct, op.Gather(positions(op, n.data), n.indices, axis=n.attr("axis")), n.data)
     axis = n.axis(n.data, n.attr("axis"))
@@ -57,13 +57,13 @@ def _single_entry_cotangent(op: Emitter, n: NodeView, ct: ir.Value, axis: int) -
 
 @vjp("GatherElements", wrt=("data",))
 def gather_elements(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """VJP of GatherElements: adds ct to the elements that were read."""
+    """VJP of GatherElements: scatter-adds ct at the gathered elements."""
     return scatter_elements(op, op.shape_of(n.data), n.indices, ct, n.attr("axis"))
 
 
 @vjp("GatherND", wrt=("data",))
 def gather_nd(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """VJP of GatherND: adds ct to the slices that were read."""
+    """VJP of GatherND: scatter-adds ct at the gathered slices."""
     batch_dims = n.attr("batch_dims")
     # ScatterND has no batch axes; with batch axes, flat indices are gathered and scattered to instead.
     if not batch_dims:
@@ -136,7 +136,7 @@ def tensor_scatter(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 
 @vjp("ScatterElements", wrt=("data", "updates"))
 def scatter_elements_rule(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """VJP of ScatterElements with respect to data and updates, by :func:`_scatter_cotangents`."""
+    """VJP of ScatterElements with respect to data and updates; see :func:`_scatter_cotangents`."""
     axis = n.attr("axis")
     return _scatter_cotangents(
         op,
@@ -151,7 +151,7 @@ def scatter_elements_rule(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 
 @vjp("ScatterND", wrt=("data", "updates"))
 def scatter_nd_rule(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """VJP of ScatterND with respect to data and updates, by :func:`_scatter_cotangents`."""
+    """VJP of ScatterND with respect to data and updates; see :func:`_scatter_cotangents`."""
     return _scatter_cotangents(
         op,
         n,

@@ -24,7 +24,10 @@ from onnxtrain.functions import (
 def softmax_cross_entropy_loss(
     op: Emitter, n: NodeView, cts: tuple[ir.Value | None, ir.Value | None]
 ) -> Cotangents:
-    """VJP of SoftmaxCrossEntropyLoss: scale * (softmax - onehot(label)), plus LogSoftmax's VJP for log_prob."""
+    """VJP of SoftmaxCrossEntropyLoss: scale * (softmax - onehot(label)), plus LogSoftmax's VJP for log_prob.
+
+    `scale` is defined in :func:`_labels_and_scale`.
+    """
     ct, ct_log_prob = cts
     log_prob = n.out.log_prob
     parts = []
@@ -45,7 +48,10 @@ def softmax_cross_entropy_loss(
 
 @vjp("NegativeLogLikelihoodLoss", wrt=("input",))
 def negative_log_likelihood_loss(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """VJP of NegativeLogLikelihoodLoss: -scale at the class of each label, zeros elsewhere."""
+    """VJP of NegativeLogLikelihoodLoss: -scale * onehot(label).
+
+    `scale` is defined in :func:`_labels_and_scale`.
+    """
     labels, scale = _labels_and_scale(op, n, ct, n.target, n.weight)
     places, updates = op.Unsqueeze(labels, [1]), op.Unsqueeze(op.Neg(scale), [1])
     return op.ScatterElements(op.zeros_like(n.input), places, updates, axis=1)

@@ -125,7 +125,8 @@ def cum_sum(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 def cum_prod(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     """VJP of y = CumProd(x): ct_x = R(ct * y) / x, where R is the cumulative sum in the opposite direction.
 
-    At the first zero along the axis, y is computed without that zero. Elements after it get 0.
+    The formula holds before the first zero along the axis. At the first zero, ct_x is R(ct * y'), where y' is CumProd
+    of x with that zero replaced by 1. After the first zero, ct_x is 0.
     """
     # That 0 is computed as the first zero times a cotangent, so that the second derivative is correct.
     axis, exclusive, reverse = n.inputs[1], n.attr("exclusive"), n.attr("reverse")

@@ -26,10 +26,11 @@ from onnxtrain.emitter import Emitter
 
 @vjp("GridSample", wrt=("X", "grid"))
 def grid_sample(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """VJP of GridSample: each sample is a weighted sum of the pixels around it.
+    """VJP of GridSample: each sample is a weighted sum of the surrounding pixels.
 
-    As in PyTorch, samples on or beyond the border give the grid no gradient. In mode cubic, padding applies instead to
-    each of the four pixels along an axis.
+    As in PyTorch, with padding_mode "border" or "reflection", the grid gets no gradient from samples that are clipped
+    to the image or lie on its border. In cubic mode, samples are not clipped: each of the four pixels along an axis is
+    padded instead.
     """
     rank = n.rank(n.X) - 2
     places, slope = zip(*(_samples_on_axis(op, n, axis, rank) for axis in range(rank)), strict=True)

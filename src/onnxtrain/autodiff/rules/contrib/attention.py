@@ -38,12 +38,12 @@ def attention(op: Emitter, n: NodeView) -> list[ir.Value]:
 def attention_of(
     op: Emitter, n: NodeView, joint: ir.Value, bias: list[ir.Value], sizes: Sequence[int] | None = None
 ) -> list[ir.Value]:
-    """Computes attention of queries, keys and values that are one tensor.
+    """Computes attention from packed queries, keys and values.
 
     Args:
         op: emitter.
         n: the node.
-        joint: queries, keys and values side by side, `[batch, sequence, hidden]`.
+        joint: queries, keys and values, concatenated along the last axis of `[batch, sequence, hidden]`.
         bias: terms to add to the scores, each broadcasting to `[batch, heads, queries, keys]`.
         sizes: sizes of queries, keys and values along the last axis, e.g. (8, 8, 16). Default: a third each.
 

@@ -101,7 +101,7 @@ def contrib_qlinear_conv(op: Emitter, n: NodeView) -> ir.Value:
 
 @defbody("DynamicQuantizeMatMul", MS, "A B b_scale b_zero_point bias", "Y")
 def dynamic_quantize_matmul(op: Emitter, n: NodeView) -> ir.Value:
-    """Decomposes DynamicQuantizeMatMul: Y = A·B + bias, with A quantized to its own range."""
+    """Decomposes DynamicQuantizeMatMul: Y = A·B + bias, with A dynamically quantized."""
     q, scale, zero = op.DynamicQuantizeLinear(n.A, _outputs=3)
     a = _dequantize(op, q, scale, zero)
     y = op.MatMul(a, _dequantize(op, n.B, n.b_scale, n.b_zero_point, -1))
@@ -115,7 +115,7 @@ def dynamic_quantize_matmul(op: Emitter, n: NodeView) -> ir.Value:
     hidden_size=None, input_forget=0,
 )  # fmt: skip
 def dynamic_quantize_lstm(op: Emitter, n: NodeView) -> tuple[ir.Value, ...]:
-    """Decomposes DynamicQuantizeLSTM: an LSTM with X quantized to its own range."""
+    """Decomposes DynamicQuantizeLSTM: an LSTM with X dynamically quantized."""
     # The kernel also quantizes the hidden state at each time step, which no standard op can do: that rounding is left
     # out.
     q, scale, zero = op.DynamicQuantizeLinear(n.X, _outputs=3)

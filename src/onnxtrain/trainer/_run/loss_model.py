@@ -123,7 +123,7 @@ class LossModel:
             raise _refusal(f"it cannot be run on {len(arrays[0])} samples") from error
 
     def _value(self, output: Array, name: str) -> Array | ort.OrtValue:
-        """Returns an output as the input `name` expects it; a bfloat16 input, whose output is float32, gets raw bits."""
+        """Returns an output as the input `name` expects it: raw bits for a bfloat16 input, whose output is float32."""
         array = np.ascontiguousarray(output)
         bfloat16 = BY_NAME["bfloat16"]
         return alias(narrow(array, bfloat16), bfloat16) if name in self._narrow else array

@@ -21,8 +21,13 @@ class Report:
         pass
 
     def begin_epoch(self, epoch: int, epochs: int, batches: int | None, done: int) -> None:
-        """Called when an epoch begins; `batches` is their number (None if unknown), `done` those before an
-        interruption.
+        """Called when an epoch begins.
+
+        Args:
+            epoch: number of the epoch, from 1 on.
+            epochs: number of epochs of the fit.
+            batches: number of batches; None if unknown.
+            done: batches that were trained on before an interruption.
         """
 
     def step(self, batches: int, values: dict[str, float], rate: float) -> None:

@@ -1,1 +1,1 @@
-"""Metrics, and the averages of loss and metrics over a data set."""
+"""Computes metrics, and averages of losses and metrics over a dataset."""

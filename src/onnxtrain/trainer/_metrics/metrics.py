@@ -1,4 +1,4 @@
-"""Computes metrics over a whole data set, independent of how it is cut into batches."""
+"""Computes metrics over a whole dataset, independent of how it is divided into batches."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ from onnxtrain.trainer._metrics.whole_set import WHOLE_METRICS, Task, aligned, h
 
 _log = get_logger()
 
-# `Measure` returns sums instead of a mean: means of batches of different sizes cannot be averaged.
+# Sums, not means: means of batches of different sizes cannot be averaged.
 Measure = Callable[[Array, Array, InputSpec], tuple[float, float]]
 MetricFunction = Callable[[Array, Array], float]
 
 
 @dataclass(frozen=True)
 class Metric:
-    """Metric of a data set, computed from sums over its batches, from all predictions at once, or from the loss.
+    """Metric of a dataset, computed from sums over its batches, from all predictions at once, or from the loss.
 
     Attributes:
         name: key in the history, e.g. "accuracy".
-        measure: `(prediction, target, spec) -> (total, count)` of one batch, for a metric that
-            is a mean; `spec` describes the target. None for other metrics.
-        finish: turns the mean over all batches into the value, e.g. `math.sqrt` for "rmse".
-        higher_is_better: True for "accuracy", False for "mae"; None if unknown. Callbacks compare epochs by it.
-        function: `(predictions, targets) -> value` of the whole data set, for a metric without `measure`.
-        of_loss: computes the value from the loss over the whole set, e.g. the perplexity.
+        measure: `(prediction, target, spec) -> (total, count)` of one batch, for a metric that is a mean; `spec`
+            describes the target. None for other metrics.
+        finish: converts the mean over all batches to the value, e.g. `math.sqrt` for "rmse".
+        higher_is_better: True for "accuracy", False for "mae"; None if unknown. Callbacks use it to compare epochs.
+        function: `(predictions, targets) -> value` of the whole dataset, for a metric without `measure`.
+        of_loss: computes the value from the loss over the whole dataset, e.g. for perplexity.
 
     Raises:
-        InputError: none or several of `measure`, `function` and `of_loss` are given.
+        InputError: not exactly one of `measure`, `function` and `of_loss` is given.
     """
 
     name: str
@@ -62,45 +62,45 @@ class Metric:
 MetricSpec = str | Metric | MetricFunction
 
 
-# These need scores of several classes along axis 1.
+# These need logits of several classes along axis 1.
 _NEED_CLASSES = ("accuracy", "probability_accuracy")
 
 
 def _accuracy(prediction: Array, target: Array, spec: InputSpec) -> tuple[float, float]:
-    """Counts correct labels: scores [N, C, d1, ...] against labels [N, d1, ...], without those equal to `ignore_index`.
+    """Returns correct and counted labels: logits [N, C, d1, ...] against labels [N, d1, ...], except `ignore_index`.
 
-    The classes lie along the axis of the scores that the loss uses.
+    Logits with another class axis are rearranged first; see :func:`aligned`.
     """
     prediction, target = aligned(prediction, target, spec)
     _require_shape("accuracy", prediction, target, (*prediction.shape[:1], *prediction.shape[2:]))
     guess = prediction.argmax(axis=1)
     ignored = spec.class_labels.ignore_index if spec.class_labels else None
     counted = np.ones(target.shape, bool) if ignored is None else target != ignored
-    # argmax gives the place of a NaN, if there is one.
+    # argmax returns the index of a NaN, if there is one.
     highest = np.take_along_axis(prediction, np.expand_dims(guess, 1), axis=1)[:, 0]
     return _share((guess == target)[counted], highest[counted])
 
 
 def _probability_accuracy(prediction: Array, target: Array, spec: InputSpec) -> tuple[float, float]:
-    """Counts where scores and class probabilities, both [N, C, d1, ...], have their maximum in the same class."""
+    """Returns matches and total: the argmax of logits against that of class probabilities, both [N, C, d1, ...]."""
     _require_shape("probability_accuracy", prediction, target, prediction.shape)
     return _share(prediction.argmax(axis=1) == target.argmax(axis=1), prediction)
 
 
 def _binary_accuracy(prediction: Array, target: Array, spec: InputSpec) -> tuple[float, float]:
-    """Counts correct logits (positive means yes) against targets 0 and 1."""
+    """Returns correct predictions and total: logits, positive meaning yes, against targets 0 and 1."""
     _require_shape("binary_accuracy", prediction, target, prediction.shape)
     return _share((prediction > 0) == (target > 0.5), prediction)
 
 
 def _share(hits: Array, scores: Array) -> tuple[float, float]:
-    """Returns the numbers of hits and of all; NaN hits if a score is NaN, from which no class follows."""
+    """Returns the numbers of hits and of all predictions; hits are NaN if a logit is NaN."""
     return math.nan if has_nan(scores) else float(np.count_nonzero(hits)), float(hits.size)
 
 
 def _absolute_error(prediction: Array, target: Array, spec: InputSpec) -> tuple[float, float]:
     _require_shape("mae", prediction, target, prediction.shape)
-    # Summed in float64: a float32 sum over a large data set loses digits of the last batches.
+    # Summed in float64: a float32 sum over a large dataset loses digits of later batches.
     return float(np.abs(prediction.astype(np.float64) - target).sum()), float(prediction.size)
 
 
@@ -111,7 +111,7 @@ def _squared_error(prediction: Array, target: Array, spec: InputSpec) -> tuple[f
 
 def _require_shape(name: str, prediction: Array, target: Array, expected: tuple[int, ...]) -> None:
     """Raises InputError if numpy would broadcast the target against the prediction."""
-    # Shapes [N, 1] and [N] broadcast to [N, N]: the metric would compare every sample with every other one.
+    # Shapes [N, 1] and [N] broadcast to [N, N], which would compare every sample with every other.
     if target.shape != expected or (name in _NEED_CLASSES and prediction.ndim < 2):
         raise InputError(
             f"The metric '{name}' does not fit a prediction of shape {list(prediction.shape)} and a target of "
@@ -120,7 +120,7 @@ def _require_shape(name: str, prediction: Array, target: Array, expected: tuple[
 
 
 def _exponential(loss: float) -> float:
-    # math.exp raises OverflowError from 710 on.
+    # math.exp raises OverflowError above 709.
     return math.inf if loss > 700 else math.exp(loss)
 
 
@@ -128,12 +128,13 @@ _ACCURACY = Metric("accuracy", _accuracy, higher_is_better=True)
 
 METRICS: dict[str, Metric] = {
     "accuracy": _ACCURACY,
-    # All kinds of accuracy are recorded as "accuracy": a history is read without knowing the form of the target.
+    # All kinds of accuracy have the key "accuracy", so that a history can be read without knowing the form of the
+    # target.
     "probability_accuracy": Metric("accuracy", _probability_accuracy, higher_is_better=True),
     "binary_accuracy": Metric("accuracy", _binary_accuracy, higher_is_better=True),
     "mae": Metric("mae", _absolute_error, higher_is_better=False),
     "mse": Metric("mse", _squared_error, higher_is_better=False),
-    # The root is taken of the mean over the whole set: a mean of roots of batches is another number.
+    # The root of the mean over the whole dataset, not the mean of batches' roots.
     "rmse": Metric("rmse", _squared_error, math.sqrt, higher_is_better=False),
     "perplexity": Metric("perplexity", of_loss=_exponential, higher_is_better=False),
     **{
@@ -141,11 +142,11 @@ METRICS: dict[str, Metric] = {
         for name, measure in WHOLE_METRICS.items()
     },
 }
-"""The metrics by the names that the trainer takes; "top5_accuracy" and the like, for any number, beside these."""
+"""Metrics by name; "top5_accuracy", with any number, is not in this table."""
 
 
 def default_metrics(target: InputSpec | None, loss: str) -> list[str]:
-    """Names the metrics that suit a target and the class name of a loss; none for unknown losses."""
+    """Returns the names of metrics that suit a target and a loss (its class name); empty for unknown losses."""
     if target is None:
         return []
     if target.class_labels is not None:
@@ -154,20 +155,20 @@ def default_metrics(target: InputSpec | None, loss: str) -> list[str]:
 
 
 def make_metrics(specs: Iterable[MetricSpec], task: Task = Task()) -> list[Metric]:  # noqa: B008 it is frozen
-    """Makes metrics of names, :class:`Metric` objects and functions `(prediction, target) -> float`.
+    """Returns metrics from names, :class:`Metric` objects and functions `(prediction, target) -> float`.
 
-    A function is called once with all predictions and targets of a data set; its key is its `__name__`. `task` tells
-    named metrics the meaning of predictions and targets.
+    A function is called once, with all predictions and targets of a dataset; its key is its `__name__`. Named metrics
+    need the meaning of predictions and targets, `task`.
 
     Raises:
-        InputError: A name is unknown or does not suit the task, a key comes twice, or something is none of these.
-        MissingPackageError: The package that a metric is from is not installed.
+        InputError: a name is unknown or does not suit the task, a key is duplicate, or an entry has another type.
+        MissingPackageError: a package that a metric needs is not installed.
     """
     if isinstance(specs, str):
         specs = [specs]
     metrics = [_make(spec, task) for spec in specs]
     names = [metric.name for metric in metrics]
-    # These keys of the history have another meaning.
+    # Keys of the history with another meaning.
     reserved = {"epoch", "loss", "learning_rate"}
     wrong = sorted(
         {name for name in names if names.count(name) > 1 or name in reserved or name.startswith("val_")}
@@ -210,11 +211,11 @@ def _named(name: str, task: Task) -> Metric:
 
 @dataclass
 class Averages:
-    """Sums of loss and metrics over a data set, batch by batch.
+    """Sums of loss and metrics over a dataset, updated batch by batch.
 
     Attributes:
-        sums: [total, count] by key. Python floats, which JSON text keeps exactly.
-        parts: (prediction, target) of each batch, kept for metrics that are functions of the whole data set; empty
+        sums: [total, count] by key, as Python floats, which are exact in JSON.
+        parts: (prediction, target) of each batch, kept for metrics that are functions of the whole dataset; empty
             without such metrics.
     """
 
@@ -222,11 +223,11 @@ class Averages:
     parts: list[tuple[Array, Array]] = field(default_factory=list)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Averages:
-        # Arrays of predictions are never written to, so a snapshot may share them.
+        # Arrays of predictions are never modified, so snapshots can share them.
         return Averages({key: list(entry) for key, entry in self.sums.items()}, list(self.parts))
 
     def add(self, key: str, total: float, count: float) -> None:
-        """Adds one batch."""
+        """Adds the total and the count of one batch."""
         entry = self.sums.setdefault(key, [0.0, 0.0])
         entry[0] += total
         entry[1] += count
@@ -241,27 +242,27 @@ class Averages:
         if count is None:
             self.sums.setdefault("loss", [0.0, 1.0])[0] += loss
         else:
-            # A batch without labels has the loss NaN, and NaN * 0 is NaN.
+            # The loss of a batch without labels is NaN, and NaN * 0 is NaN.
             self.add("loss", loss * count if count else 0.0, count)
 
     def add_metrics(
         self, metrics: Sequence[Metric], prediction: Array, target: Array, spec: InputSpec
     ) -> None:
-        """Adds the predictions of a batch."""
+        """Adds the metrics of a batch."""
         for metric in metrics:
             if metric.measure is not None:
                 self.add(metric.name, *metric.measure(prediction, target, spec))
         if any(metric.function is not None for metric in metrics):
-            # Copies: ONNX Runtime writes the next batch's outputs to the same memory.
+            # Copied, because ONNX Runtime writes the next batch's outputs to the same memory.
             self.parts.append((prediction.copy(), target.copy()))
 
     def add_skipped(self, metrics: Sequence[Metric]) -> None:
-        """Adds a batch in which no label counts."""
+        """Adds a batch whose labels are all ignored."""
         for key in ("loss", *(metric.name for metric in metrics if metric.measure is not None)):
             self.add(key, 0.0, 0.0)
 
     def running(self, metrics: Sequence[Metric]) -> dict[str, float]:
-        """Computes the averages so far by key, without metrics that are functions of the whole data set."""
+        """Returns the averages so far by key, except metrics that are functions of the whole dataset."""
         finish: Mapping[str, Callable[[float], float]] = {metric.name: metric.finish for metric in metrics}
         return {
             key: finish.get(key, float)(total / count) if count else math.nan
@@ -269,10 +270,9 @@ class Averages:
         }
 
     def values(self, metrics: Sequence[Metric], prefix: str = "") -> dict[str, float]:
-        """Computes loss and metrics of the whole data set, NaN where nothing counted, with keys behind `prefix`."""
+        """Returns loss and metrics of the whole dataset by key, with a prefix; NaN if no label counted."""
         values = self.running(metrics)
-        # The arrays of all batches are joined once, at the end of the epoch; joining batch by batch would copy them
-        # again and again.
+        # Concatenated once, at the end of the epoch; concatenating batch by batch would copy repeatedly.
         joined = [np.concatenate(arrays) for arrays in zip(*self.parts, strict=True)]
         unknown = [
             metric.name
@@ -292,13 +292,13 @@ class Averages:
                 ", ".join(f"'{prefix}{name}'" for name in unknown),
                 "is" if len(unknown) == 1 else "are",
             )
-        # In the order of the metrics, whichever of them was computed first: columns of logs keep their places.
+        # In the order of the metrics, so that the columns of logs do not move.
         names = [name for name in ("loss", *(metric.name for metric in metrics)) if name in values]
         return {prefix + name: values[name] for name in names}
 
 
 def _number(metric: Metric, value: object) -> float:
-    # A function that computes with numpy often returns an array of one element.
+    # Functions often return a numpy array of one element.
     if isinstance(value, np.ndarray) and value.size == 1:
         value = value.item()
     if not isinstance(value, numbers.Real):

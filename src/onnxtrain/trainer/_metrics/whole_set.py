@@ -1,4 +1,4 @@
-"""Computes metrics that are no means over batches, by scikit-learn on the whole data set."""
+"""Computes metrics that are not means over batches, with scikit-learn on the whole dataset."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from onnxtrain.runtime.manifest import InputSpec
 from onnxtrain.trainer._optional import optional
 
 TOP_K = 5
-"""Value of k in "top_k_accuracy"."""
+"""Value of k for the name "top_k_accuracy"."""
 
 _TOP_K = re.compile(r"top_?([1-9]\d*|k)_accuracy")
 
@@ -29,10 +29,10 @@ class Task:
     """Meaning of predictions and targets, for metrics.
 
     Attributes:
-        target: description of the target; None if nothing is known.
+        target: description of the target; None if unknown.
         loss: class name of the loss, e.g. "CrossEntropyLoss".
-        positive: class that f1, precision, recall and auroc measure; None for class 1 of two classes, and the
-            mean over classes if there are more.
+        positive: class measured by f1, precision, recall and auroc; None for class 1 of two classes, or the mean over
+            more classes.
     """
 
     target: InputSpec | None = None
@@ -47,7 +47,7 @@ class Task:
 
     @property
     def has_softmax(self) -> bool:
-        """True if the loss is a cross-entropy of softmax(scores), with one right class per position."""
+        """True if the loss is a cross-entropy of softmax(logits), with one right class per position."""
         return loss_class(self.loss).activation == "softmax"
 
     def check(self) -> None:
@@ -56,7 +56,7 @@ class Task:
             return
         check_positive(self.positive)
         labels = self.target.class_labels if self.target is not None else None
-        # Targets that are probabilities of classes have as many classes as the model: the manifest does not tell.
+        # With class probabilities as targets, the manifest does not contain the number of classes.
         of_probabilities = labels is None and self.has_softmax
         count = labels.count if labels is not None else None if of_probabilities else 2
         if count is not None and self.positive >= count:
@@ -77,13 +77,13 @@ def check_positive(number: int | None) -> None:
 
 @dataclass(frozen=True)
 class _Scores:
-    """Predictions and true values; positions with ignored labels are left out.
+    """Logits and true values, without positions whose labels are ignored.
 
     Attributes:
-        scores: [n, classes] for one class per position; [n] for one yes-or-no question; [n, labels] for several such
+        scores: [n, classes] for one class per position; [n] for one yes-or-no question; [n, labels] for several
             questions.
         truth: labels [n], or 0 and 1 in the shape of `scores`.
-        one_of: number of classes of which one is right; 0 if each score answers a question of its own.
+        one_of: number of classes of which one is right; 0 if each logit answers a question of its own.
     """
 
     scores: Array
@@ -97,17 +97,21 @@ class _Scores:
 
     @property
     def judgeable(self) -> bool:
-        """True if there are samples, and no score is NaN, from which no class and no order follows."""
+        """True if there are samples, and no logit is NaN."""
         return len(self.truth) > 0 and not has_nan(self.scores)
 
     @property
     def two_classes(self) -> bool:
-        """True for one yes-or-no question, also if it is asked as two classes."""
+        """True for one yes-or-no question, even if it is posed as two classes."""
         return self.one_of == 2 or (not self.one_of and self.truth.ndim == 1)
 
 
 def _scores(name: str, task: Task, prediction: Array, target: Array) -> _Scores:
-    """Extracts scores and true values of a classification; raises InputError for other shapes."""
+    """Returns logits and true values of a classification.
+
+    Raises:
+        InputError: the shapes are not those of a classification.
+    """
     prediction, target = aligned(prediction, target, task.target)
     if target.dtype.kind in "iu" and prediction.ndim >= 2:
         _require(name, prediction, target, (*prediction.shape[:1], *prediction.shape[2:]))
@@ -118,25 +122,25 @@ def _scores(name: str, task: Task, prediction: Array, target: Array) -> _Scores:
             rows, truth = rows[counted], truth[counted]
         return _Scores(rows, truth, rows.shape[1])
     _require(name, prediction, target, prediction.shape)
-    # Of targets without labels only a cross-entropy of class probabilities has one right class.
+    # Without labels, only a cross-entropy of class probabilities has one right class.
     if task.has_softmax:
         return _Scores(_rows(prediction), _rows(target).argmax(axis=1), prediction.shape[1])
-    # Several columns are several questions per sample; any other shape is one question, asked at each position.
+    # Several columns are several questions per sample; any other shape is one question at each position.
     one = prediction.ndim != 2 or prediction.shape[1] == 1
     shape = (-1,) if one else prediction.shape
     return _Scores(prediction.reshape(shape), (target.reshape(shape) > 0.5).astype(np.int64), 0)
 
 
 def aligned(prediction: Array, target: Array, spec: InputSpec | None) -> tuple[Array, Array]:
-    """Arranges scores of a language model as those of other models: classes along axis 1, one label per position.
+    """Rearranges logits of a language model like those of other models: classes along axis 1, one label per position.
 
     Args:
-        prediction: scores, e.g. [batch, sequence, vocabulary].
+        prediction: logits, e.g. [batch, sequence, vocabulary].
         target: labels, e.g. [batch, sequence].
-        spec: description of the target; None if nothing is known.
+        spec: description of the target; None if unknown.
 
     Returns:
-        Scores, e.g. [batch, vocabulary, sequence - 1], and labels, e.g. [batch, sequence - 1] of the next tokens.
+        Logits, e.g. [batch, vocabulary, sequence - 1], and labels of the next tokens, e.g. [batch, sequence - 1].
     """
     labels = spec.class_labels if spec is not None else None
     if labels is None or not prediction.ndim > labels.axis > 1:
@@ -147,7 +151,7 @@ def aligned(prediction: Array, target: Array, spec: InputSpec | None) -> tuple[A
 
 
 def has_nan(array: Array) -> bool:
-    """True if a number of an array is NaN."""
+    """True if an array contains NaN."""
     return bool(np.isnan(array).any())
 
 
@@ -171,7 +175,7 @@ def _sklearn(name: str) -> Any:
 def _decided(
     name: str, task: Task, prediction: Array, target: Array, *, function: str, average: str | None
 ) -> float:
-    """Computes f1, precision or recall: of the positive class, or a mean over classes; see :class:`Task`."""
+    """Returns f1, precision or recall: of the positive class, or averaged over classes; see :class:`Task`."""
     data = _scores(name, task, prediction, target)
     if not data.judgeable:
         return math.nan
@@ -180,7 +184,7 @@ def _decided(
         _require_one_right(name, data)
         truth, guess, average = truth == task.positive, guess == task.positive, "binary"
     average = average or ("binary" if data.two_classes else "macro")
-    # zero_division=0: a class that is never predicted has precision 0, without scikit-learn's warning per epoch.
+    # zero_division=0: a class that is never predicted has precision 0, without a warning in every epoch.
     measure = getattr(_sklearn(name), function)
     return float(measure(truth, guess, average=average, zero_division=0))
 
@@ -194,9 +198,9 @@ def _require_one_right(name: str, data: _Scores) -> None:
 
 
 def _auroc(name: str, task: Task, prediction: Array, target: Array) -> float:
-    """Computes the area under the ROC curve: of the positive class, or the mean of each class against the rest.
+    """Returns the area under the ROC curve: of the positive class, or the mean of each class against the rest.
 
-    Both of two classes have the same area. NaN if a class, or its opposite, does not occur, or if a score is NaN.
+    Both of two classes have the same area. NaN if a class, or its opposite, does not occur, or if a logit is NaN.
     """
     data = _scores(name, task, prediction, target)
     if not data.judgeable:
@@ -205,8 +209,7 @@ def _auroc(name: str, task: Task, prediction: Array, target: Array) -> float:
     if task.positive is not None and not data.two_classes:
         _require_one_right(name, data)
         truth = data.truth == task.positive
-        # scikit-learn raises or warns here, depending on its version; a missing class in one epoch is no reason to
-        # stop.
+        # scikit-learn raises or warns, depending on its version; a class missing in one epoch must not stop training.
         if not 0 < truth.sum() < len(truth):
             return math.nan
         return float(_sklearn(name).roc_auc_score(truth, _probabilities(scores)[:, task.positive]))
@@ -216,8 +219,8 @@ def _auroc(name: str, task: Task, prediction: Array, target: Array) -> float:
     if len(np.unique(data.truth)) < max(2, data.one_of):
         return math.nan
     if data.two_classes:
-        # The difference orders samples as the softmax does and does not round to 1.0 for certain ones.
-        # Equal infinities are equal scores.
+        # The difference orders samples like the softmax, but is not rounded to 1.0 for confident predictions. Equal
+        # infinities are equal logits.
         equal = scores[:, 1] == scores[:, 0]
         difference = np.subtract(scores[:, 1], scores[:, 0], out=np.zeros(len(scores)), where=~equal)
         return float(_sklearn(name).roc_auc_score(data.truth, _ordered(difference)))
@@ -225,45 +228,45 @@ def _auroc(name: str, task: Task, prediction: Array, target: Array) -> float:
 
 
 def _ordered(scores: Array) -> Array:
-    """Returns finite numbers in the order of scores; scikit-learn refuses infinite ones."""
+    """Returns finite numbers in the same order; scikit-learn rejects infinity."""
     if np.isfinite(scores).all():
         return scores
     return np.unique(scores, return_inverse=True)[1].reshape(scores.shape).astype(np.float64)
 
 
 def _probabilities(scores: Array) -> Array:
-    """Computes the softmax of scores along axis 1; rows that are probabilities already are only normalised."""
-    # A model may end in Softmax. scikit-learn requires rows that add up to 1, which those of half precision do not.
+    """Returns the softmax along axis 1; rows that are probabilities already are only normalized."""
+    # A model may end in Softmax. scikit-learn requires rows with sum 1, which half precision does not reach.
     if (scores >= 0).all() and np.allclose(scores.sum(axis=1), 1.0, atol=1e-3):
         return np.asarray(scores / scores.sum(axis=1, keepdims=True))
     highest = scores.max(axis=1, keepdims=True)
-    # Not of the highest, which may be infinite.
+    # Skips the maximum, which may be infinite.
     exponentials = np.exp(np.subtract(scores, highest, out=np.zeros_like(scores), where=scores != highest))
     return np.asarray(exponentials / exponentials.sum(axis=1, keepdims=True))
 
 
 def _r2(name: str, task: Task, prediction: Array, target: Array) -> float:
-    """Computes the coefficient of determination, the mean over outputs."""
+    """Returns the coefficient of determination, averaged over outputs."""
     _require(name, prediction, target, prediction.shape)
     truth, guess = (array.reshape(len(target), -1).astype(np.float64) for array in (target, prediction))
     if len(target) < 2 or has_nan(guess):
         return math.nan
-    # The limit of ever larger errors. scikit-learn refuses infinite numbers.
+    # The limit of growing errors; scikit-learn rejects infinity.
     if np.isinf(guess).any():
         return -math.inf
     return float(_sklearn(name).r2_score(truth, guess))
 
 
 def _top_k(name: str, k: int, task: Task, prediction: Array, target: Array) -> float:
-    """Computes how often the right class is among the k highest scores."""
+    """Returns how often the right class is among the k highest logits."""
     data = _scores(name, task, prediction, target)
     _require_classes(name, k, data.one_of)
     if not data.judgeable:
         return math.nan
-    # Of two classes scikit-learn takes one score, of the second.
+    # For two classes, scikit-learn expects one score, that of the second class.
     if data.one_of == 2:
         return float((data.guess == data.truth).mean())
-    # scikit-learn takes the classes from the labels that occur, of which a small data set may lack some.
+    # By default, scikit-learn infers the classes from the labels that occur, which may lack some.
     labels = np.arange(data.one_of)
     scores = _ordered(data.scores.astype(np.float64))
     return float(_sklearn(name).top_k_accuracy_score(data.truth, scores, k=k, labels=labels))
@@ -278,7 +281,7 @@ def _require_classes(name: str, k: int, classes: int) -> None:
 
 
 def top_k_of(name: str) -> int | None:
-    """Reads k from "top5_accuracy", "top_k_accuracy" and the like; None for other names.
+    """Returns k for names such as "top5_accuracy" and "top_k_accuracy"; None for other names.
 
     >>> top_k_of("top3_accuracy"), top_k_of("top_k_accuracy"), top_k_of("accuracy")
     (3, 5, None)
@@ -307,13 +310,13 @@ WHOLE_METRICS: dict[str, Callable[[str, Task, Array, Array], float]] = {
 
 
 def measure_of(name: str, task: Task) -> Callable[[Array, Array], float] | None:
-    """Makes the metric of a name, a function of all predictions and targets; None for an unknown name.
+    """Returns the metric with a name, a function of all predictions and targets; None if the name is unknown.
 
     Raises:
-        InputError: There are not enough classes for it.
+        InputError: the metric needs more classes than there are.
         MissingPackageError: scikit-learn is not installed.
     """
-    # "top5_accuracy" is a family of metrics, one for each number, and stands in no table.
+    # "top5_accuracy" is one of a family, so it is not in the table.
     k = top_k_of(name)
     if k is None and name not in WHOLE_METRICS:
         return None
@@ -321,17 +324,17 @@ def measure_of(name: str, task: Task) -> Callable[[Array, Array], float] | None:
     _sklearn(name)
     if k is None:
         return partial(WHOLE_METRICS[name], name, task)
-    # Where the model tells its classes a k that is too large is reported before training.
+    # If the number of classes is known, a k that is too large is reported before training.
     if task.classes is not None:
         _require_classes(name, k, task.classes)
     return partial(_top_k, name, k, task)
 
 
 def confusion_matrix(task: Task, prediction: Array, target: Array) -> Array:
-    """Counts how often each class (rows) is predicted as each class (columns): integers [classes, classes].
+    """Returns how often each class (rows) is predicted as each class (columns): integers [classes, classes].
 
     Raises:
-        InputError: It is no classification with one right class.
+        InputError: this is not a classification with one right class per sample.
     """
     data = _scores("confusion_matrix", task, prediction, target)
     if not data.one_of and not data.two_classes:
@@ -340,6 +343,6 @@ def confusion_matrix(task: Task, prediction: Array, target: Array) -> Array:
         )
     classes = data.one_of or 2
     matrix = np.zeros((classes, classes), np.int64)
-    # `matrix[truth, guess] += 1` would count each pair once.
+    # `matrix[truth, guess] += 1` would count duplicate pairs once.
     np.add.at(matrix, (data.truth, data.guess), 1)
     return matrix

@@ -1,4 +1,4 @@
-"""Reads arrays: checks them as a whole before training, then cuts and casts them batch by batch."""
+"""Reads arrays: checks them as a whole before training, then slices and casts them batch by batch."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from onnxtrain.trainer.data._transform import Transform
 
 @dataclass(kw_only=True)
 class ArraySource(IndexedSource):
-    """Arrays with the samples along axis 0, one per argument of the model. They are never copied as a whole.
+    """Arrays with the samples along axis 0, one per argument of the model; never copied as a whole.
 
-    Values of arrays in memory are checked once, before training. Values of a file (`np.memmap`) and results of a
-    transform are checked batch by batch.
+    Arrays in memory are checked once, before training. Memory-mapped files (`np.memmap`) and results of a transform are
+    checked batch by batch.
 
     Attributes:
         arrays: the arrays as they were passed.
@@ -35,8 +35,12 @@ class ArraySource(IndexedSource):
 
     @classmethod
     def open(cls, layout: Layout, raw: Raw, options: Options, transform: Transform | None) -> ArraySource:
-        """Checks the data and opens it. Raises InputError: the data does not fit the model."""
-        # Checking the values of a file would read all of it before training begins.
+        """Checks the data and opens it.
+
+        Raises:
+            InputError: the data does not fit the model.
+        """
+        # Checking the values of a memory-mapped file would read all of it before training.
         on_disk = any(isinstance(entry, np.memmap) for entry in (*raw.inputs, *raw.targets, raw.weights))
         weighted = raw.weights is not None
         if weighted:
@@ -46,12 +50,12 @@ class ArraySource(IndexedSource):
         if transform is None:
             layout.check(arrays, values=not on_disk)
         else:
-            # The results of the transform have to fit the model, not its arguments: images may be uint8 before it.
+            # The model gets the transform's results, so only they must fit; images may be uint8 before.
             _require_samples(arrays)
-        # The mean over weights of 0 is NaN.
+        # A mean over weights of 0 is NaN.
         if weighted and not arrays[-1].any():
             raise InputError("All sample weights are 0: there is nothing to train on.")
-        # A padded batch is fine to evaluate, but its copies would count twice in a gradient.
+        # Padding is only possible in evaluation: in a gradient, the copies would count twice.
         drop = (fixed and options.training) or options.drop_last
         source = cls(
             layout=layout,
@@ -65,7 +69,7 @@ class ArraySource(IndexedSource):
         )
         if options.training:
             require_batch(source.samples, size, drop=drop, fixed=fixed)
-        # Raises InputError now, not at the end of the epoch, if the limit is too high.
+        # Raises InputError if the limit is too high, before training and not at the end of the epoch.
         _ = source.batches
         return source
 
@@ -74,7 +78,7 @@ class ArraySource(IndexedSource):
 
     def read(self, epoch: Pass, start: int = 0) -> Iterator[list[Array]]:
         """Yields the batches of an epoch."""
-        # Without an order batches are slices, which numpy does not copy.
+        # Without shuffling, batches are slices, which numpy does not copy.
         order = order_of(self.samples, epoch) if epoch.shuffle else None
         for index in range(start, self.batches):
             part = self._places(index, epoch.worker)
@@ -87,7 +91,7 @@ class ArraySource(IndexedSource):
 
     def _batch(self, selection: slice | Array, epoch: Pass, index: int) -> list[Array]:
         arrays = [np.asarray(array[selection]) for array in self.arrays]
-        # Data without weights that was opened before the models took some.
+        # Data without weights that was opened before the models took weights.
         if len(arrays) < len(self.layout.specs):
             arrays.append(np.ones(len(arrays[0]), self.layout.weight.dtype.held))
         if self.trusted:
@@ -107,11 +111,11 @@ class ArraySource(IndexedSource):
         return Raw(arrays[:first], arrays[first:last], weights)
 
     def first_target(self) -> Array:
-        """Selects the first target of all samples."""
+        """Returns the first target of all samples."""
         return self._whole(len(self.layout.inputs))
 
     def sample_weights(self) -> Array | None:
-        """Selects the weights of all samples."""
+        """Returns the weights of all samples; None if there are none."""
         return self._whole(-1) if self.weighted else None
 
     def _whole(self, index: int) -> Array:
@@ -119,9 +123,9 @@ class ArraySource(IndexedSource):
         return np.asarray(array if self.chosen is None else array[self.chosen])
 
     def held_out(self, samples: Array, transform: Transform | None = None) -> ArraySource:
-        """Selects some samples to evaluate on, with a transform of their own instead of the augmentation."""
+        """Returns some of the samples, to evaluate on, with their own transform instead of the augmentation."""
         if self.transform is not None and transform is None:
-            # The arrays themselves have to fit the model.
+            # Without the transform, the arrays themselves must fit the model.
             try:
                 self.layout.check([array[samples] for array in self.arrays])
             except InputError as error:
@@ -146,7 +150,7 @@ def _require_samples(arrays: list[Array]) -> None:
 
 
 def require_batch(samples: int, size: int, *, drop: bool, fixed: bool) -> None:
-    """Raises InputError if the samples do not fill one batch although incomplete batches are left out."""
+    """Raises InputError if incomplete batches are dropped, and the samples do not fill one batch."""
     if not drop or samples >= size:
         return
     if fixed:
@@ -160,12 +164,12 @@ def require_batch(samples: int, size: int, *, drop: bool, fixed: bool) -> None:
 
 
 def split_order(samples: int, fraction: float, seed: int, labels: Array | None = None) -> tuple[Array, Array]:
-    """Splits the samples at random: indices to train on, and a `fraction` of all to validate with.
+    """Splits the samples at random; returns the indices of the training and of the validation samples.
 
-    With `labels`, integers [samples], the fraction is the same for each class, up to rounding.
+    With `labels`, integers [samples], the fraction of validation samples is the same for each class, up to rounding.
 
     Raises:
-        InputError: The fraction leaves one of the two empty.
+        InputError: the fraction leaves one of the two empty.
     """
     count = round(samples * fraction)
     if not 0 < fraction < 1 or count == 0 or count == samples:
@@ -179,24 +183,24 @@ def split_order(samples: int, fraction: float, seed: int, labels: Array | None =
         return np.sort(order[count:]), np.sort(order[:count])
     chosen = np.zeros(samples, bool)
     for label, of_class in zip(*_shares(labels, count), strict=True):
-        # In the random order of the samples, so that the seed decides which of a class are chosen.
+        # In random order, so that the seed decides which samples of a class are chosen.
         chosen[order[labels[order] == label][:of_class]] = True
     return np.flatnonzero(~chosen), np.flatnonzero(chosen)
 
 
 def _shares(labels: Array, count: int) -> tuple[Array, Array]:
-    """Divides the number of samples to validate with among the classes, in proportion to their samples.
+    """Divides the number of validation samples among the classes, in proportion to their sizes.
 
-    Fractions are rounded down, and the rest goes to the classes with the largest remainders.
+    Fractions are rounded down; the remaining samples go to the classes with the largest remainders.
 
     Returns:
-        The classes, and the number of each.
+        The classes, and the number of validation samples of each.
 
     Raises:
-        InputError: a class has one sample only, or there are fewer samples to divide than classes.
+        InputError: a class has only one sample, or there are fewer validation samples than classes.
     """
     classes, counts = np.unique(labels, return_counts=True)
-    # As scikit-learn's train_test_split: a class should be on both sides.
+    # As in scikit-learn's train_test_split, each class must be on both sides.
     if counts.min() < 2 or count < len(classes):
         raise InputError(
             f"Splitting off validation data by class: {count} samples are to be split off, and of the {len(classes)} "
@@ -205,7 +209,7 @@ def _shares(labels: Array, count: int) -> tuple[Array, Array]:
         )
     exact = counts * count / counts.sum()
     shares = np.floor(exact).astype(int)
-    # A stable sort: equal remainders are served in the order of the classes.
+    # A stable sort: for equal remainders, the first classes come first.
     first = np.argsort(-(exact - shares), kind="stable")[: count - shares.sum()]
     shares[first] += 1
     return classes, shares

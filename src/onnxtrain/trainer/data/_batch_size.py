@@ -1,4 +1,4 @@
-"""Chooses the batch size, and handles models that were exported with a fixed batch."""
+"""Chooses the batch size, and handles models that were exported with a fixed batch size."""
 
 from __future__ import annotations
 
@@ -15,13 +15,17 @@ _log = get_logger()
 
 
 def dynamic_remedy() -> str:
-    """Says what to do about a fixed batch."""
+    """Returns advice about models with a fixed batch size, for messages."""
     return f"Export it with a dynamic batch axis, or {words().dynamic_batch()}."
 
 
 def static_batch(specs: Sequence[InputSpec]) -> int | None:
-    """Finds the number of samples that a model takes at a time; None for any number."""
-    # A dimension that is no number is a symbol: any size.
+    """Returns the batch size that the model requires; None for any size.
+
+    Raises:
+        InputError: inputs and targets differ in their first dimension, or it is 0.
+    """
+    # A dimension that is not an integer is symbolic.
     sizes = {spec.shape[0] for spec in specs if spec.shape and isinstance(spec.shape[0], int)}
     if len(sizes) > 1:
         raise InputError(
@@ -35,7 +39,11 @@ def static_batch(specs: Sequence[InputSpec]) -> int | None:
 
 
 def check_batch_size(specs: Sequence[InputSpec], asked: int | None) -> tuple[int, bool]:
-    """Returns the batch size, and if the model fixes it. Raises InputError: the model takes another one."""
+    """Returns the batch size, and True if the model requires it.
+
+    Raises:
+        InputError: the model requires another batch size.
+    """
     if asked is not None:
         asked = check_integer(argument("batch_size"), asked)
     fixed = static_batch(specs)
@@ -50,7 +58,7 @@ def check_batch_size(specs: Sequence[InputSpec], asked: int | None) -> tuple[int
 
 
 def warn_of_fixed_batch(size: int | None, samples: int | None) -> None:
-    """Warns if a fixed batch makes a step see a single sample, or leaves samples out of each epoch."""
+    """Warns if a fixed batch size makes each step see a single sample, or drops samples from each epoch."""
     if size == 1 and samples != 1:
         _log.warning(
             "The model was exported for one sample at a time: each step of the optimizer sees a single one. %s Or pass "

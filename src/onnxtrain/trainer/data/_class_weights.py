@@ -1,4 +1,4 @@
-"""Weighs the classes of labels, so that frequent classes do not outweigh rare ones."""
+"""Weighs classes, so that frequent classes do not outweigh rare ones."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from onnxtrain.trainer.data._layout import Layout
 from onnxtrain.trainer.data._source import Pass, Source
 
 ClassWeights = Any
-"""A mapping of weights by class, one weight per class, or "balanced"."""
+"""A mapping from class to weight, one weight per class, or "balanced"."""
 
 
 def balanced_weights(labels: Array, classes: int, sample_weight: Array | None = None) -> Array:
-    """Computes the weight n / (k * n_c) of each class c, as scikit-learn's `compute_class_weight("balanced", ...)`.
+    """Returns the weight n / (k * n_c) of each class c, like scikit-learn's `compute_class_weight("balanced", ...)`.
 
-    n is the number of samples, n_c that of class c, k the number of classes that occur. With sample weights n and n_c
-    are sums of weights, so that a sample of weight 2 counts as two. Classes that do not occur have the weight 1.
+    n is the number of samples, n_c that of class c, and k the number of classes that occur. With sample weights, n and
+    n_c are sums of weights, so that a sample with weight 2 counts twice. Classes that do not occur have weight 1.
 
     Args:
-        labels: integers in 0 .. classes - 1, [samples].
+        labels: integers in [0, classes), [samples].
         classes: number of classes.
         sample_weight: a weight for each sample, [samples]; None for weights of 1.
 
@@ -36,16 +36,20 @@ def balanced_weights(labels: Array, classes: int, sample_weight: Array | None = 
     """
     counts = np.bincount(labels, sample_weight, classes)
     occurs = counts > 0
-    # 1 in place of 0 only avoids the warning of a division that `where` discards.
+    # 1 instead of 0 only avoids the warning of a division that `where` discards.
     weights = counts.sum() / (np.count_nonzero(occurs) * np.where(occurs, counts, 1))
     return np.where(occurs, weights, 1.0)
 
 
 def require_one_label(layout: Layout, purpose: str) -> InputSpec:
-    """Returns the target, which holds one class label per sample, or one 0 or 1. Raises InputError: it does not."""
+    """Returns the target, which must have one class label per sample, or one 0 or 1.
+
+    Raises:
+        InputError: it does not.
+    """
     spec = layout.targets[0] if layout.targets else None
     shape = None if spec is None else spec.shape
-    # Yes-or-no logits of one output have targets [samples, 1] or [samples].
+    # Binary logits with one output have targets [samples, 1] or [samples].
     single = shape is not None and (
         len(shape) == 1 or (len(shape) == 2 and shape[1] == 1 and spec is not None and not spec.class_labels)
     )
@@ -62,10 +66,10 @@ def _shown(shape: tuple[Any, ...] | None) -> str:
 
 
 def read_labels(source: Source, purpose: str) -> Array:
-    """Reads the class label of each sample, int64 [samples]; `purpose` begins the messages of errors.
+    """Returns the class label of each sample, int64 [samples]; `purpose` begins error messages.
 
     Raises:
-        InputError: the data is a stream, or has not one class label per sample.
+        InputError: the data is a stream, or does not have one class label per sample.
     """
     spec = require_one_label(source.layout, purpose)
     if not isinstance(source, IndexedSource):
@@ -73,7 +77,7 @@ def read_labels(source: Source, purpose: str) -> Array:
             f"{purpose} needs the labels of all samples before training, and a stream of batches gives them during it. "
             "Pass arrays, a frame or a data set."
         )
-    # Yes-or-no targets may stand in a column.
+    # Binary targets may be a column.
     labels = source.first_target().reshape(-1)
     if labels.dtype.kind not in "iufb" or (spec.class_labels is None and not np.isin(labels, (0, 1)).all()):
         raise InputError(f"{purpose} needs class labels, and the target '{spec.name}' holds other values.")
@@ -81,14 +85,14 @@ def read_labels(source: Source, purpose: str) -> Array:
 
 
 def chosen_weights(weights: ClassWeights, source: Source) -> Array:
-    """Computes the weight of each class, float64 [classes].
+    """Returns the weight of each class, float64 [classes].
 
     Args:
-        weights: "balanced", a mapping by class number, or one weight per class.
-        source: data to train on.
+        weights: "balanced", a mapping from class index to weight, or one weight per class.
+        source: training data.
 
     Raises:
-        InputError: there is no such class, a weight is negative or not finite, or the labels are not known.
+        InputError: a class does not exist, a weight is negative or not finite, or the labels are unknown.
     """
     spec = require_one_label(source.layout, argument("class_weight"))
     count = 2 if spec.class_labels is None else spec.class_labels.count
@@ -97,7 +101,7 @@ def chosen_weights(weights: ClassWeights, source: Source) -> Array:
             raise InputError(f"class_weight must be 'balanced', a dict or an array, received {weights!r}.")
         return _balanced(source, spec, count)
     if isinstance(weights, Mapping):
-        # Names of classes are known to the command line and to the estimators alone, not to the trainer.
+        # Only the command line and the estimators know names of classes, not the trainer.
         if not all(isinstance(key, int | np.integer) and key >= 0 for key in weights):
             raise InputError(
                 f"class_weight should have numbers of classes as keys, received {list(weights)}."
@@ -117,13 +121,13 @@ def chosen_weights(weights: ClassWeights, source: Source) -> Array:
                 f"class_weight has shape {list(array.shape)}; give one weight for each of the {count or ''} classes."
             )
     if not (np.isfinite(array) & (array >= 0)).all():
-        # A negative weight would raise the loss of a class on purpose.
+        # A negative weight would maximize the loss of a class.
         raise InputError(f"class_weight should be finite and not negative, received {array.tolist()}.")
     return array
 
 
 def _balanced(source: Source, spec: InputSpec, count: int | None) -> Array:
-    """Computes balanced weights, without labels that do not count."""
+    """Returns balanced weights, computed without ignored labels."""
     labels = read_labels(source, argument("class_weight", "balanced"))
     counted = np.ones(len(labels), bool)
     if spec.class_labels is not None and spec.class_labels.ignore_index is not None:
@@ -138,11 +142,11 @@ def _balanced(source: Source, spec: InputSpec, count: int | None) -> Array:
 
 
 class ClassWeightedSource:
-    """Source whose samples have the weights of their classes, times their own weights if they have some.
+    """Source whose sample weights are multiplied by the weights of the samples' classes.
 
     Args:
-        source: data to train on.
-        weights: weight of each class, float64 [classes]; labels beyond, such as `ignore_index`, have the weight 1.
+        source: training data.
+        weights: weight of each class, float64 [classes]; other labels, such as `ignore_index`, have weight 1.
     """
 
     weighted = True
@@ -153,7 +157,7 @@ class ClassWeightedSource:
 
     @property
     def layout(self) -> Layout:
-        """Arguments of the model, shared with the data."""
+        """Arguments of the model, shared with the wrapped source."""
         return self._source.layout
 
     @layout.setter
@@ -167,17 +171,17 @@ class ClassWeightedSource:
 
     @property
     def batch_size(self) -> int | None:
-        """Samples per batch; None if the data comes in batches."""
+        """Samples per batch; None if the data consists of batches."""
         return self._source.batch_size
 
     @property
     def batches(self) -> int | None:
-        """Number of batches per epoch; None if only the end of the stream tells."""
+        """Number of batches per epoch; None if unknown before the stream ends."""
         return self._source.batches
 
     @property
     def volatile(self) -> bool:
-        """True if a batch may be overwritten by the next one."""
+        """True if the next batch may overwrite a batch."""
         return self._source.volatile
 
     def begin(self, mark: str | None, *, resumed: bool, epochs: int) -> None:
@@ -185,17 +189,17 @@ class ClassWeightedSource:
         self._source.begin(mark, resumed=resumed, epochs=epochs)
 
     def mark(self) -> str | None:
-        """Returns the mark of the data."""
+        """Returns the mark of the wrapped source."""
         return self._source.mark()
 
     def last(self) -> list[Array] | None:
-        """Reads the incomplete last batch, if there is one."""
+        """Returns the incomplete last batch; None if there is none."""
         batch = self._source.last()
         return None if batch is None else self._weigh(batch)
 
     def read(self, epoch: Pass, start: int = 0) -> Iterator[list[Array]]:
-        """Yields the batches of an epoch, each with its weights at the end."""
-        # The layout has weights by now, so that data without any gives weights of 1.
+        """Yields the batches of an epoch, each with its weights as the last array."""
+        # The layout has weights by now, so data without weights yields weights of 1.
         return (self._weigh(batch) if batch else [] for batch in self._source.read(epoch, start))
 
     def _weigh(self, arrays: list[Array]) -> list[Array]:

@@ -1,4 +1,4 @@
-"""Converts user data to arrays that a model takes, and refuses conversions that could change the meaning."""
+"""Converts users' data to arrays for a model, and rejects conversions that could change its meaning."""
 
 from __future__ import annotations
 
@@ -18,41 +18,41 @@ from onnxtrain.runtime.store import require_unmasked
 from onnxtrain.trainer.data._frames import frame_values, is_frame, is_series, series_values
 
 ArrayLike = npt.ArrayLike | Sequence[npt.ArrayLike] | Mapping[str, npt.ArrayLike]
-"""One array; for several inputs or targets a list in the model's order, or a mapping by name."""
+"""One array; for several inputs or targets, a list in the model's order, or a mapping by name."""
 
-# Elements that are checked at once: the temporary arrays of a check stay small beside the data.
+# Elements per chunk of a check, so that its temporary arrays are small compared to the data.
 _CHUNK = 1 << 22
 
 
 def names_of(specs: Sequence[InputSpec]) -> str:
-    """Lists the names of inputs or targets, for messages."""
+    """Returns the names of inputs or targets, for messages."""
     return ", ".join(spec.name for spec in specs)
 
 
 def relaxed(specs: Sequence[InputSpec]) -> list[InputSpec]:
-    """Copies specifications with a first dimension of any size."""
+    """Returns specifications with a first dimension of any size."""
     return [s if s.shape is None else dataclasses.replace(s, shape=(None, *s.shape[1:])) for s in specs]
 
 
 def arrange(word: str, specs: Sequence[InputSpec], data: Any, *, loose: bool = False) -> list[Any]:
-    """Sorts data into one entry per specification, in the model's order.
+    """Arranges data as one entry per specification, in the model's order.
 
     Args:
         word: "input" or "target", for messages.
         specs: inputs or targets of the model.
         data: one array, a list, a mapping by name, or a frame.
-        loose: ignore unknown names in a mapping instead of refusing them.
+        loose: ignore unknown names in a mapping.
 
     Raises:
-        InputError: The number of arrays or their names do not fit.
+        InputError: the number of arrays or their names do not fit.
     """
-    # Asked first: a frame has the interface of a mapping, too, but its columns are not the inputs as they stand.
+    # Checked first, because a frame is a mapping too, but its columns need conversion.
     if is_frame(data):
         return frame_values(word, specs, data)
     if isinstance(data, Mapping):
         missing = [spec.name for spec in specs if spec.name not in data]
         unknown = [str(name) for name in data if name not in {spec.name for spec in specs}]
-        # A misspelt name must not be ignored: the model would train without that input's data, or fail later.
+        # A misspelled name must not be ignored: the model would train without the input's data, or fail later.
         if missing or (unknown and not loose):
             raise InputError(
                 f"The model's {word}s are {names_of(specs)}; received {', '.join(map(str, data))} "
@@ -60,7 +60,7 @@ def arrange(word: str, specs: Sequence[InputSpec], data: Any, *, loose: bool = F
             )
         return [data[spec.name] for spec in specs]
     if len(specs) == 1:
-        # [array] is a list of the only input; [1.0, 2.0] is that input itself, as Python numbers.
+        # [array] is a list with the only input; [1.0, 2.0] is the input itself.
         single = isinstance(data, list | tuple) and len(data) == 1 and hasattr(data[0], "__array__")
         return [data[0] if single else data]
     if not isinstance(data, list | tuple) or len(data) != len(specs):
@@ -73,10 +73,10 @@ def arrange(word: str, specs: Sequence[InputSpec], data: Any, *, loose: bool = F
 
 
 def to_array(word: str, spec: InputSpec, data: Any) -> Array:
-    """Converts data, also tensors of other libraries, to a numpy array.
+    """Converts data, including tensors of other libraries, to a numpy array.
 
     Raises:
-        InputError: the data has no one shape, is sparse, or lacks values that a mask hides.
+        InputError: the data has no uniform shape, is sparse, or has masked values.
     """
     if is_series(data):
         return series_values(word, spec, data)
@@ -94,15 +94,15 @@ def to_array(word: str, spec: InputSpec, data: Any) -> Array:
         return _as_numbers(array)
     if array.dtype.name == "bfloat16":
         return array.astype(np.float32)
-    # Without ml_dtypes numpy has no bfloat16, and such data is its bits.
+    # numpy has no bfloat16 without ml_dtypes; such data is uint16, its raw bits.
     return widen(array, spec.dtype) if spec.dtype.name == "bfloat16" and array.dtype == np.uint16 else array
 
 
 def of_tensor(data: Any) -> Any:
-    """Returns what numpy converts of a tensor of PyTorch, and anything else as it is.
+    """Converts a PyTorch tensor to one that numpy accepts; returns other data unchanged.
 
-    numpy takes no tensor that requires gradients, is on another device, is a lazy conjugate or negative, or has the
-    dtype bfloat16.
+    numpy rejects tensors that require gradients, are on another device, are lazily conjugated or negated, or have dtype
+    bfloat16.
 
     Raises:
         InputError: the tensor has no data (a meta tensor), or is sparse.
@@ -126,12 +126,12 @@ def of_tensor(data: Any) -> Any:
 
 
 def is_sparse(data: object) -> bool:
-    """True for a sparse matrix or array of SciPy."""
+    """True for a sparse SciPy matrix or array."""
     return type(data).__module__.startswith("scipy.sparse") and hasattr(data, "toarray")
 
 
 def _as_numbers(array: Array) -> Array:
-    """Converts an object array of Python numbers, as some data sets give labels; others stay as they are."""
+    """Converts an object array of Python numbers, as some datasets return labels; returns other arrays unchanged."""
     try:
         numbers = np.asarray(array.tolist())
     except (ValueError, TypeError):
@@ -144,8 +144,7 @@ def check_form(word: str, spec: InputSpec, array: Array) -> None:
     _check_label_form(spec, array)
     dtype_name = spec.dtype.name
     same = array.dtype.name == dtype_name
-    # Integers for a float input are refused: images of 0 .. 255 that were forgotten to be scaled are the usual
-    # reason.
+    # Integers for a float input are rejected: usually they are images, 0 to 255, that were not scaled.
     floats = array.dtype.kind == "f" and dtype_name in ("float16", "bfloat16", "float32", "float64")
     integers = (
         array.dtype.kind in "iu"
@@ -167,7 +166,7 @@ def check_values(word: str, spec: InputSpec, array: Array) -> None:
 
 
 def _chunks(array: Array) -> Iterator[tuple[int, Array]]:
-    """Yields parts of an array, each with the index of its first sample."""
+    """Yields chunks of an array, each with the index of its first sample."""
     if array.size <= _CHUNK:
         yield 0, array
         return
@@ -179,13 +178,13 @@ def _chunks(array: Array) -> Iterator[tuple[int, Array]]:
 def _check_part(word: str, spec: InputSpec, part: Array, first: int) -> None:
     dtype_name = spec.dtype.name
     if part.dtype.kind in "iu":
-        # Casting wraps around without an error: 300 becomes 44 in uint8.
+        # Casting wraps around silently: 300 becomes 44 in uint8.
         if not np.array_equal(part.astype(spec.dtype.storage), part):
             raise InputError(f"The {word} '{spec.name}' holds values that do not fit into {dtype_name}.")
         return
     if not np.isfinite(part).all():
         _refuse_infinite(word, spec, part, first)
-    # float64 data is cast to float32, where values from 3.4e38 on become infinite.
+    # float64 data is cast to float32, in which values above 3.4e38 become infinite.
     if part.dtype.itemsize > spec.dtype.storage.itemsize:
         with np.errstate(over="ignore"):
             overflown = np.isinf(cast(spec, part)).any()
@@ -197,7 +196,7 @@ def _check_part(word: str, spec: InputSpec, part: Array, first: int) -> None:
 
 
 def _refuse_infinite(word: str, spec: InputSpec, part: Array, first: int) -> None:
-    """Raises InputError for NaN and infinity; infinity becomes NaN in losses and gradients."""
+    """Raises InputError for NaN and infinity, which becomes NaN in losses and gradients."""
     for name, places in (("NaN", np.isnan(part)), ("infinity", np.isinf(part))):
         if not places.any():
             continue
@@ -209,9 +208,9 @@ def _refuse_infinite(word: str, spec: InputSpec, part: Array, first: int) -> Non
 
 
 def cast(spec: InputSpec, array: Array) -> Array:
-    """Casts a checked array to the model's dtype, C-contiguous; an array that fits already is not copied.
+    """Casts a checked array to the model's dtype, C-contiguous; does not copy an array that fits already.
 
-    Numbers for bfloat16 are rounded to it and stay float32.
+    Values for bfloat16 are rounded to bfloat16, and stay float32.
     """
     if spec.dtype.name == "bfloat16":
         return widen(narrow(np.ascontiguousarray(array, np.float32), spec.dtype), spec.dtype)
@@ -219,7 +218,7 @@ def cast(spec: InputSpec, array: Array) -> Array:
 
 
 def _check_label_form(spec: InputSpec, array: Array) -> None:
-    """Raises InputError for class labels in the form of other libraries: one-hot, or in a column."""
+    """Raises InputError for class labels in the form of other libraries: one-hot, or a column."""
     labels = spec.class_labels
     if labels is None or spec.shape is None or array.ndim != len(spec.shape) + 1:
         return
@@ -275,6 +274,6 @@ def check_lengths(specs: Sequence[InputSpec], arrays: Sequence[Array]) -> None:
 
 
 def fill(array: Array, copies: int) -> Array:
-    """Appends copies of the last sample to an array."""
-    # Copies of a real sample are valid input for every model; zeros may not be (labels, token ids, divisions).
+    """Appends `copies` copies of the last sample to an array."""
+    # Copies of a real sample are valid for every model; zeros may not be, e.g. as labels, token ids or divisors.
     return np.concatenate([array, np.repeat(array[-1:], copies, axis=0)])

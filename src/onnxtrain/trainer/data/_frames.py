@@ -1,6 +1,6 @@
-"""Converts tables of pandas and polars to arrays: columns by name or in order, numbers only, nothing missing.
+"""Converts pandas and polars tables to arrays: columns by name or in order, only numbers, without missing values.
 
-Neither package is imported: their objects are recognised by the module of their class.
+Neither package is imported: their objects are recognized by the module of their class.
 """
 
 from __future__ import annotations
@@ -20,7 +20,11 @@ def _library(value: object) -> str:
 
 
 def is_frame(value: object) -> bool:
-    """Checks for a DataFrame of pandas or polars; raises InputError for a LazyFrame."""
+    """True for a pandas or polars DataFrame.
+
+    Raises:
+        InputError: the value is a LazyFrame.
+    """
     if _library(value) not in ("pandas", "polars"):
         return False
     if type(value).__name__ == "LazyFrame":
@@ -29,26 +33,26 @@ def is_frame(value: object) -> bool:
 
 
 def is_series(value: object) -> bool:
-    """Checks for a Series of pandas or polars."""
+    """True for a pandas or polars Series."""
     return _library(value) in ("pandas", "polars") and type(value).__name__ == "Series"
 
 
 def column_names(frame: Any) -> list[str]:
-    """Lists the names of the columns as texts."""
+    """Returns the names of the columns as strings."""
     return [str(name) for name in frame.columns]
 
 
 def without(frame: Any, names: Sequence[str]) -> Any:
-    """Drops some columns of a frame."""
+    """Returns a frame without some of its columns."""
     kept = [name for name in frame.columns if str(name) not in names]
     return frame[kept]
 
 
 def frame_values(word: str, specs: Sequence[InputSpec], frame: Any) -> list[Array]:
-    """Converts a frame to one array per input: columns of their names, or all columns in order for a single input.
+    """Converts a frame to one array per input: the columns with their names, or all columns for a single input.
 
     Raises:
-        InputError: Columns are missing or too many, hold no numbers, or lack values.
+        InputError: columns are missing, too many or not numeric, or lack values.
     """
     names = list(frame.columns)
     texts = column_names(frame)
@@ -71,7 +75,7 @@ def frame_values(word: str, specs: Sequence[InputSpec], frame: Any) -> list[Arra
             "the columns in the model's order: frame[[...]]."
         )
     dtype = spec.dtype.held
-    # Written column by column: the frame's own conversion to one array would go through float64 or objects.
+    # Column by column, because the frame's own conversion may go through float64 or objects.
     table = np.empty((len(frame), len(names)), dtype if dtype.kind in "fiu" else np.float32)
     for index, name in enumerate(names):
         column = _numbers(frame[name], f"column '{name}'")
@@ -90,11 +94,15 @@ def frame_values(word: str, specs: Sequence[InputSpec], frame: Any) -> list[Arra
 
 
 def series_values(word: str, spec: InputSpec, series: Any) -> Array:
-    """Converts a column to an array, of rank 2 if the model asks. Raises InputError: no numbers, or gaps."""
+    """Converts a column to an array, of rank 2 if the model expects rank 2.
+
+    Raises:
+        InputError: the column is not numeric, or lacks values.
+    """
     label = f"column '{series.name}'" if series.name is not None else f"{word} '{spec.name}'"
     values = _numbers(series, label)
     dtype = spec.dtype.held
-    # Columns of whole numbers are quantities as often as not, and pandas reads them as integers.
+    # Columns of integers are often quantities, which pandas reads as integers.
     if dtype.kind == "f" and values.dtype.kind in "iub":
         values = values.astype(dtype)
     if spec.shape is not None and len(spec.shape) == 2 and spec.shape[1] in (1, None) and values.ndim == 1:
@@ -103,10 +111,10 @@ def series_values(word: str, spec: InputSpec, series: Any) -> Array:
 
 
 def _numbers(series: Any, label: str) -> Array:
-    """Reads a column of either library; raises InputError for texts and missing values."""
+    """Converts a column of either library; raises InputError for strings and missing values."""
     polars = _library(series) == "polars"
     missing = np.asarray(series.is_null() if polars else series.isna())
-    # polars tells null from NaN; pandas does not, and both are missing here.
+    # polars distinguishes null from NaN, pandas does not; both count as missing.
     if polars and series.dtype.is_float():
         missing = missing | np.asarray(series.is_nan().fill_null(False))
     if missing.any():
@@ -124,7 +132,7 @@ def _numbers(series: Any, label: str) -> Array:
     if not numeric:
         raise InputError(_encoding(series, label, kind, polars))
     values = series.to_numpy()
-    # Nullable dtypes of pandas (Int64, Float64) become object arrays; nothing is missing here any more.
+    # Nullable pandas dtypes (Int64, Float64) become object arrays; no value is missing at this point.
     if values.dtype == object:
         values = values.astype(np.float64 if getattr(series.dtype, "kind", "f") == "f" else np.int64)
     array = np.asarray(values)
@@ -138,8 +146,8 @@ def _numbers(series: Any, label: str) -> Array:
 
 
 def _place(series: Any, wrong: Array, polars: bool) -> str:
-    """Names the first row for which `wrong` holds, for messages."""
-    # pandas keeps the index of rows after a selection: the message gives both numbers if they differ.
+    """Returns the first row for which `wrong` is True, for messages."""
+    # After a selection, row number and pandas index differ; the message contains both.
     row = int(np.flatnonzero(wrong)[0])
     index = None if polars else series.index[row]
     return f"row {row}" if index is None or index == row else f"row {row} (index {index!r})"
@@ -156,7 +164,7 @@ _OF_PANDAS = (
 
 
 def _encoding(series: Any, label: str, kind: str, polars: bool) -> str:
-    """Writes the message for a column that holds no numbers."""
+    """Returns the message for a column that is not numeric."""
     shown = f" such as {series[0]!r}" if polars and len(series) else ""
     if not polars and len(series):
         shown = f" such as {series.iloc[0]!r}"

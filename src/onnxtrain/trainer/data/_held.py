@@ -1,4 +1,4 @@
-"""Copies what must outlive the next draw: streams, data sets and transforms may fill one buffer again and again."""
+"""Copies data that must survive the next draw: streams, datasets and transforms may reuse one buffer."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import numpy as np
 
 from onnxtrain.trainer.data._frames import is_frame, is_series
 
-# Nothing writes to these.
+# Immutable types.
 _FIXED = (int, float, str, bytes, np.generic, type(None))
 
 
 def held(value: Any) -> Any:
-    """Returns a copy of a batch, a sample or an entry of one, with arrays in memory of its own.
+    """Returns a copy of a batch, a sample or an entry of one, in which arrays have memory of their own.
 
-    Lists, tuples and mappings are copied with what they hold; values that are no arrays, such as texts, are shared.
+    Lists, tuples and mappings are copied recursively; other values that are not arrays, such as strings, are shared.
 
     >>> buffer = np.zeros(2)
     >>> kept = held((buffer, {"label": 1}))
@@ -32,13 +32,13 @@ def held(value: Any) -> Any:
     if isinstance(value, tuple):
         return tuple(map(held, value))
     if isinstance(value, list):
-        # Entries of one kind: a list of token numbers is copied at once.
+        # A list of scalars, e.g. of token ids, is copied at once.
         return value.copy() if value and np.isscalar(value[0]) else list(map(held, value))
-    # Tensors of PyTorch; a leaf that requires gradients has no plain copy.
+    # A PyTorch tensor; `clone` alone would keep the autograd graph.
     if hasattr(value, "detach"):
         return value.detach().clone()
     if is_frame(value) or is_series(value):
-        # polars has no `copy`, and its frames share memory until one of them is written to.
+        # polars has no `copy`; its clones share memory until one of them is written to.
         return value.copy() if hasattr(value, "copy") else value.clone()
     if isinstance(value, Mapping):
         return {name: held(entry) for name, entry in value.items()}

@@ -1,4 +1,4 @@
-"""Defines what sources of counted samples share: arrays, and data sets that give one sample per index."""
+"""Defines the base class of sources whose samples have indices: arrays and map-style datasets."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from onnxtrain.trainer.data._transform import Transform
 
 @dataclass(kw_only=True)
 class IndexedSource(ABC):
-    """Samples with numbers, which can be shuffled, split, and read from any batch on.
+    """Samples with indices, which can be shuffled, split, and read from any batch.
 
     Attributes:
         layout: names, dtypes and shapes of the arrays of a batch.
-        batch_size: samples per step.
-        drop: True to leave out an incomplete last batch.
+        batch_size: samples per batch.
+        drop: True to drop an incomplete last batch.
         weighted: True if the data brings sample weights.
         limit: number of batches per epoch; None for all.
         transform: augmentation of batches; None for none.
-        chosen: indices of the samples that belong to the data set; None for all.
+        chosen: indices of the samples that belong to this source; None for all.
     """
 
     layout: Layout
@@ -38,26 +38,26 @@ class IndexedSource(ABC):
 
     @abstractmethod
     def _size(self) -> int:
-        """Counts the samples of the user's data."""
+        """Returns the number of samples in the user's data."""
 
     @abstractmethod
     def first_target(self) -> Array:
-        """Reads the first target of all samples, [samples, ...]."""
+        """Returns the first target of all samples, [samples, ...]."""
 
     @abstractmethod
     def sample_weights(self) -> Array | None:
-        """Reads the weights of all samples, [samples]; None if they have none."""
+        """Returns the weights of all samples, [samples]; None if there are none."""
 
     @abstractmethod
     def held_out(self, samples: Array, transform: Transform | None = None) -> Self:
-        """Selects some samples to evaluate on, with a transform of their own instead of the augmentation."""
+        """Returns some of the samples, to evaluate on, with their own transform instead of the augmentation."""
 
     @abstractmethod
     def read(self, epoch: Pass, start: int = 0) -> Iterator[list[Array]]:
-        """Yields the batches of an epoch, from the batch of number `start` on."""
+        """Yields the batches of an epoch, from the batch with index `start`."""
 
     def last(self) -> list[Array] | None:
-        """Reads the incomplete last batch, if there is one."""
+        """Returns the incomplete last batch; None if there is none."""
         whole_batches, rest = divmod(self.samples, self.batch_size)
         return next(self.read(Pass(), whole_batches)) if rest else None
 
@@ -73,11 +73,11 @@ class IndexedSource(ABC):
 
     @property
     def volatile(self) -> bool:
-        """True if a batch may be overwritten by the next one: the arrays that a transform returns are the user's."""
+        """True if the next batch may overwrite a batch, because a user's transform returned its arrays."""
         return self.transform is not None
 
     def _places(self, index: int, worker: Worker) -> slice:
-        """Computes the places, in the order of the epoch, of a worker's samples in a batch."""
+        """Returns the positions, in the order of the epoch, of a worker's samples in a batch."""
         first = index * self.batch_size
         share = worker.share(min(self.batch_size, self.samples - first))
         return slice(first + share.start, first + share.stop)
@@ -86,10 +86,10 @@ class IndexedSource(ABC):
         """Does nothing: samples can be read in any order."""
 
     def mark(self) -> None:
-        """Returns None: the order of the samples depends on the seed alone."""
+        """Returns None: the order of the samples depends only on the seed."""
         return
 
     def take(self, samples: Array) -> Self:
-        """Selects some samples; nothing is copied."""
+        """Returns some of the samples, without copying."""
         chosen = samples if self.chosen is None else self.chosen[samples]
         return dataclasses.replace(self, chosen=chosen)

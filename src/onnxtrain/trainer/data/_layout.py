@@ -1,4 +1,4 @@
-"""Describes the arguments of a model for one batch, and finds them in what a user or a loader passes."""
+"""Describes the arguments of a model for one batch, and finds them in the data that users or loaders pass."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from onnxtrain.trainer.data._convert import (
 from onnxtrain.trainer.data._frames import column_names, is_frame, is_series, without
 
 WEIGHT = "sample_weight"
-"""Name of the sample weights in batches by name, and in frames."""
+"""Name of the sample weights in dict batches and in frames."""
 
 
 class Raw(NamedTuple):
-    """Entries of a batch or of all data as they were passed, one per input and target."""
+    """Inputs, targets and weights of a batch or of all data as they were passed, one entry per input and target."""
 
     inputs: list[Any]
     targets: list[Any]
@@ -44,8 +44,8 @@ class Layout:
         inputs: inputs of the model.
         targets: targets of the loss.
         weight: description of the sample weights.
-        weighted: True if batches end with sample weights, which are 1 if none are given.
-        predicting: True to ignore targets and weights that come with the inputs.
+        weighted: True if batches end with sample weights, which default to 1.
+        predicting: True to ignore targets and weights passed with the inputs.
         unused: names of the ignored targets and weights.
     """
 
@@ -58,13 +58,12 @@ class Layout:
 
     @classmethod
     def of(cls, manifest: Manifest, *, predicting: bool = False) -> Layout:
-        """Makes the layout of a run's models."""
+        """Returns the layout for a run's models."""
         weight = manifest.sample_weight
         targets = tuple(spec for spec in manifest.targets if not spec.sample_weight)
         weighted = weight is not None
         if weight is None:
-            # The weights share the first dimension of the targets, so that a wrong number of weights is told by its
-            # size.
+            # The weights share the first dimension of the targets, so that a wrong number of weights is detected.
             first = (targets or manifest.inputs)[0].shape if manifest.inputs or targets else None
             weight = InputSpec(WEIGHT, dtypes.BY_NAME["float32"], (first[0] if first else None,))
         if predicting:
@@ -78,11 +77,11 @@ class Layout:
         return (*self.inputs, *self.targets, *([self.weight] if self.weighted else []))
 
     def with_weights(self, weight: InputSpec | None = None) -> Layout:
-        """Copies the layout with sample weights added; `weight` describes them as the models take them."""
+        """Returns the layout with sample weights; `weight` describes them as the models take them."""
         return dataclasses.replace(self, weighted=True, weight=weight or self.weight)
 
     def whole(self, inputs: Any, targets: Any, weights: Any) -> Raw:
-        """Extracts inputs, targets and weights from data that is passed as a whole."""
+        """Extracts inputs, targets and weights from data passed as a whole."""
         if is_frame(inputs) and not self.predicting:
             inputs, targets, weights = self._of_frame(inputs, targets, weights)
         elif is_frame(inputs):
@@ -103,9 +102,9 @@ class Layout:
         return Raw(arrange("input", self.inputs, inputs), entries, weights)
 
     def _of_frame(self, frame: Any, targets: Any, weights: Any) -> tuple[Any, Any, Any]:
-        """Takes the targets out of a frame of inputs: by given names of columns, or by the model's names."""
+        """Takes the targets out of a frame with inputs: by given column names, or by the model's names."""
         names = column_names(frame)
-        # A column of this name would otherwise be taken for an input.
+        # Otherwise this column would be taken for an input.
         if weights is None and targets is None and WEIGHT in names:
             weights = WEIGHT
         if isinstance(weights, str):
@@ -120,7 +119,7 @@ class Layout:
         else:
             return frame, targets, weights
         columns = self._taken(frame, names, wanted)
-        # Several columns for one target are its columns, in the order of the frame.
+        # Several names for one target are its columns, in the order of the frame.
         if len(wanted) != len(self.targets):
             table = frame[[name for name in frame.columns if str(name) in wanted]]
             return without(frame, wanted), table, weights
@@ -137,13 +136,13 @@ class Layout:
         return [frame[frame.columns[names.index(name)]] for name in wanted]
 
     def batch(self, batch: Any) -> Raw:
-        """Extracts inputs, targets and weights from a batch of a loader.
+        """Extracts inputs, targets and weights from a loader's batch.
 
-        A batch is a mapping or frame with the names of inputs and targets, (inputs, targets), (inputs, targets,
-        weights), the inputs and targets one after the other, or the inputs alone if there are no targets.
+        A batch is a dict or frame with the names of inputs and targets, (inputs, targets), (inputs, targets, weights),
+        all inputs and targets in one tuple, or only the inputs if there are no targets.
 
         Raises:
-            InputError: The batch is none of these.
+            InputError: the batch has another form.
         """
         if isinstance(batch, Mapping):
             return self._of_names(batch)
@@ -156,7 +155,7 @@ class Layout:
         count = len(self.inputs) + len(self.targets)
         if flat and len(self.inputs) > 1 and self.predicting and len(parts) >= len(self.inputs):
             return Raw(parts[: len(self.inputs)], [])
-        # Two flat entries are (inputs, targets); more are only told by their number.
+        # Two flat entries are (inputs, targets); more are recognized by their number.
         if flat and count > 2 and len(parts) in (count, count + 1):
             weights = parts[count] if len(parts) > count else None
             return Raw(parts[: len(self.inputs)], parts[len(self.inputs) : count], weights)
@@ -193,7 +192,7 @@ class Layout:
                 f"the model takes {', '.join(wanted)}, and the batch has {', '.join(map(str, batch))} (missing: "
                 f"{', '.join(missing)}). Rename them."
             )
-        # The models renamed their input of weights if they had another value of this name.
+        # The models renamed their weight input if another value had this name.
         weights = batch.get(self.weight.name, batch.get(WEIGHT))
         entries = [batch[name] for name in wanted]
         return Raw(
@@ -201,7 +200,7 @@ class Layout:
         )
 
     def arrays(self, raw: Raw) -> Raw:
-        """Converts the entries to arrays, without checks."""
+        """Converts the entries to arrays, without checking them."""
         return Raw(
             [to_array("input", spec, entry) for spec, entry in zip(self.inputs, raw.inputs, strict=True)],
             [to_array("target", spec, entry) for spec, entry in zip(self.targets, raw.targets, strict=True)],
@@ -209,7 +208,7 @@ class Layout:
         )
 
     def flat(self, raw: Raw) -> list[Array]:
-        """Lists the arrays in the model's order, with weights of 1 if weights are needed and none are given."""
+        """Returns the arrays in the model's order; weights default to 1 if the model takes weights."""
         arrays = [*raw.inputs, *raw.targets]
         if self.weighted:
             missing = raw.weights is None
@@ -217,11 +216,11 @@ class Layout:
         return arrays
 
     def check(self, arrays: Sequence[Array], *, values: bool = True) -> None:
-        """Raises InputError unless arrays in the model's order can be trained on.
+        """Raises InputError unless the model can be trained on arrays in its order.
 
         Args:
             arrays: arrays with any number of samples.
-            values: check the values, too, not only dtypes and shapes.
+            values: check values, not only dtypes and shapes.
         """
         words = ["input"] * len(self.inputs) + ["target"] * len(self.targets)
         for word, spec, array in zip(words, self.specs, arrays, strict=False):
@@ -238,7 +237,11 @@ class Layout:
         return [cast(spec, array) for spec, array in zip(self.specs, arrays, strict=True)]
 
     def convert(self, raw: Raw) -> list[Array]:
-        """Converts a batch to checked arrays in the model's dtypes. Raises InputError: the batch does not fit."""
+        """Converts a batch to checked arrays in the model's dtypes.
+
+        Raises:
+            InputError: the batch does not fit the model.
+        """
         # The models were built from the first batch, without weights.
         if raw.weights is not None and not self.weighted:
             raise InputError(
@@ -250,7 +253,7 @@ class Layout:
 
 
 def _check_weights(spec: InputSpec, weights: Array) -> None:
-    """Raises InputError for weights that are negative, not finite, or no numbers."""
+    """Raises InputError for weights that are negative, not finite or not numbers."""
     if is_series(weights) or weights.dtype.kind not in "iufb":
         raise InputError(f"The sample weights should be numbers, received dtype {weights.dtype}.")
     with np.errstate(invalid="ignore"):

@@ -1,4 +1,4 @@
-"""Augments batches by mixing their samples in pairs: MixUp and CutMix, for `transform=` of a fit."""
+"""Augments batches by mixing pairs of samples: MixUp and CutMix, for `transform=` of a fit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from onnxtrain.runtime.dtypes import Array
 
 
 class _Mixing(ABC):
-    """Mixes each sample of a batch with another one, and the targets in the same proportion."""
+    """Mixes each sample of a batch with another one, and their targets in the same proportion."""
 
     def __init__(self, alpha: float, classes: int | None, probability: float) -> None:
         name = type(self).__name__
@@ -35,9 +35,9 @@ class _Mixing(ABC):
         self.probability = float(probability)
 
     def __call__(self, inputs: Any, targets: Any, rng: np.random.Generator) -> tuple[Any, Any]:
-        """Mixes a batch; see :meth:`onnxtrain.Trainer.fit`, whose `transform` this is."""
+        """Mixes a batch; called as the `transform` of :meth:`onnxtrain.Trainer.fit`."""
         soft = self._soft(targets)
-        # Drawn also for a batch that stays as it is: its neighbours do not depend on it.
+        # Always drawn, so that later batches do not depend on whether this one is mixed.
         share, partner = float(rng.beta(self.alpha, self.alpha)), rng.permutation(len(soft))
         if rng.random() >= self.probability:
             return inputs, soft
@@ -52,11 +52,11 @@ class _Mixing(ABC):
     def _mix(
         self, inputs: Array, partner: Array, share: float, rng: np.random.Generator
     ) -> tuple[Array, float]:
-        """Mixes the inputs with those of their partners; returns them and the share of a sample's own target."""
+        """Mixes inputs with those of their partners; returns them and the share of each sample's own target."""
 
     def _soft(self, targets: Any) -> Array:
-        """One-hot encodes class labels; leaves targets in floating point as they are."""
-        # Targets of one-hot classes, of yes-or-no logits and of a regression are mixed alike.
+        """One-hot encodes class labels; returns floating-point targets unchanged."""
+        # One-hot classes, binary targets and regression targets are all mixed the same way.
         array = np.asarray(targets)
         if array.dtype.kind == "f":
             return array
@@ -76,13 +76,13 @@ class _Mixing(ABC):
 class MixUp(_Mixing):
     """Averages pairs of samples and their targets (Zhang et al. 2018), for `transform=` of :meth:`Trainer.fit`.
 
-    With l drawn from Beta(alpha, alpha) once per batch, and for each sample a partner j by a random permutation:
-    x = l·x_i + (1 - l)·x_j and t = l·t_i + (1 - l)·t_j. The targets become class probabilities, so train with
-    `CrossEntropyLoss(probabilities=True)` or `bce_with_logits`; quantities of a regression are averaged, too.
+    With l drawn from Beta(alpha, alpha) once per batch, and a random partner j of each sample i: x = l·x_i + (1 -
+    l)·x_j and t = l·t_i + (1 - l)·t_j. Class targets become probabilities: train with
+    `CrossEntropyLoss(probabilities=True)` or `bce_with_logits`. Regression targets are averaged as well.
 
     Args:
-        alpha: strength, e.g. 0.2; the larger, the more of the pairs are mixed half and half.
-        classes: number of classes, to one-hot encode class labels; None for targets in floating point.
+        alpha: strength, e.g. 0.2; with larger values, more pairs are mixed in nearly equal parts.
+        classes: number of classes, to one-hot encode class labels; None for floating-point targets.
         probability: probability that a batch is mixed.
 
     Raises:
@@ -100,7 +100,7 @@ class MixUp(_Mixing):
     def _mix(
         self, inputs: Array, partner: Array, share: float, rng: np.random.Generator
     ) -> tuple[Array, float]:
-        # Images may be uint8 until here; integers would be cut off.
+        # Images may be uint8, which would truncate the average.
         wide = inputs if inputs.dtype.kind == "f" else inputs.astype(np.float32)
         return wide * wide.dtype.type(share) + wide[partner] * wide.dtype.type(1 - share), share
 
@@ -108,13 +108,13 @@ class MixUp(_Mixing):
 class CutMix(_Mixing):
     """Pastes a box of another image into each image (Yun et al. 2019), for `transform=` of :meth:`Trainer.fit`.
 
-    With l drawn from Beta(alpha, alpha) once per batch, a box of sqrt(1 - l) of height and width lies around a random
-    pixel, cut off at the border. The targets are mixed by the share of the pixels that stay. Train with
-    `CrossEntropyLoss(probabilities=True)` or `bce_with_logits`.
+    With l drawn from Beta(alpha, alpha) once per batch, the box has sqrt(1 - l) of the image's height and width, is
+    centered at a random pixel, and is clipped at the border. Targets are mixed by the fraction of pixels that are kept.
+    Train with `CrossEntropyLoss(probabilities=True)` or `bce_with_logits`.
 
     Args:
-        alpha: strength; 1.0 draws l evenly between 0 and 1.
-        classes: number of classes, to one-hot encode class labels; None for targets in floating point.
+        alpha: strength; 1.0 draws l uniformly from [0, 1].
+        classes: number of classes, to one-hot encode class labels; None for floating-point targets.
         probability: probability that a batch is mixed.
 
     Raises:
@@ -139,12 +139,12 @@ class CutMix(_Mixing):
             )
         height, width = inputs.shape[-2:]
         ratio = math.sqrt(1 - share)
-        # As in the authors' code: half of the box to each side of the pixel, so that an odd box loses one pixel.
+        # As in the authors' code, half of the box to each side, so that an odd box loses one pixel.
         spans = []
         for size in (height, width):
             half, center = int(size * ratio) // 2, int(rng.integers(size))
             spans.append(slice(max(center - half, 0), min(center + half, size)))
-        # A copy: a box that was pasted already must not be pasted on to a third image.
+        # Copied, so that no pasted box is pasted again into a third image.
         mixed = inputs.copy()
         mixed[..., spans[0], spans[1]] = inputs[partner][..., spans[0], spans[1]]
         area = (spans[0].stop - spans[0].start) * (spans[1].stop - spans[1].start)

@@ -1,4 +1,4 @@
-"""Chooses the source that reads the user's data."""
+"""Chooses the source that reads a user's data."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ def open_source(
 
     Args:
         layout: arguments of the model.
-        inputs: arrays, a frame, a data set, or a stream of batches, which brings its targets.
+        inputs: arrays, a frame, a dataset, or a stream of batches that include their targets.
         targets: targets of arrays and frames.
         weights: sample weights of arrays and frames.
-        options: batch size and the like.
+        options: batch size and other options of reading.
         transform: augmentation of batches.
-        at: epoch that will be read first.
+        at: the epoch that will be read first.
 
     Raises:
-        InputError: The data does not fit the model.
+        InputError: the data does not fit the model.
     """
     augment = None if transform is None else Transform(transform)
     padding = Padding.of(layout)
@@ -67,7 +67,7 @@ def open_source(
         padded = padding is not None and len(inputs) > 0 and padding.fits(inputs[0])
         return SampleSource.open(layout, inputs, options, augment, padding if padded else None)
     if _is_iterable_dataset(inputs):
-        # An IterableDataset gives samples, unlike every other stream, and has to be batched here.
+        # Unlike other streams, an IterableDataset yields samples, which are batched here.
         inputs = _Grouped(layout, inputs, options.batch_size or 32)
         options = options._replace(batch_size=None)
     if not isinstance(inputs, Iterable) and not callable(inputs):
@@ -81,7 +81,7 @@ def open_source(
 
 
 def _is_array(data: object) -> bool:
-    """Checks for an array, also for one of a kind that is refused later, with a message about arrays."""
+    """True for an array, including those that are rejected later with a message about arrays."""
     return (
         hasattr(data, "__array__")
         or is_frame(data)
@@ -92,7 +92,7 @@ def _is_array(data: object) -> bool:
 
 
 def _is_whole(layout: Layout, inputs: Any, targets: Any) -> bool:
-    """Checks if the data is all samples at once, not a stream or a data set."""
+    """True if the data is all samples at once, not a stream or a dataset."""
     if inputs is None or isinstance(inputs, Mapping) or _is_array(inputs):
         # `datasets.load_dataset` returns a dict of splits.
         if isinstance(inputs, Mapping) and any(_gives_samples_by_index(entry) for entry in inputs.values()):
@@ -101,8 +101,7 @@ def _is_whole(layout: Layout, inputs: Any, targets: Any) -> bool:
             )
         return True
     if isinstance(inputs, list | tuple):
-        # A list without targets can be the arrays of several inputs or a list of batches; entries that look like
-        # batches decide.
+        # A list without targets is either the arrays of several inputs, or a list of batches; its entries decide.
         alone = targets is None and (layout.predicting or bool(layout.targets))
         frames = len(layout.inputs) == 1 and all(map(is_frame, inputs))
         return not (alone and inputs and (frames or all(_is_batch(entry) for entry in inputs)))
@@ -110,7 +109,7 @@ def _is_whole(layout: Layout, inputs: Any, targets: Any) -> bool:
 
 
 def _is_batch(entry: Any) -> bool:
-    """Checks if an entry of a list is a batch of its own, and no array or row of numbers."""
+    """True if an entry of a list is a batch, not an array or a row of numbers."""
     if isinstance(entry, tuple):
         return bool(entry) and not np.isscalar(entry[0])
     several = isinstance(entry, list) and bool(entry)
@@ -122,7 +121,7 @@ def _is_loader(data: object) -> bool:
 
 
 def _gives_samples_by_index(data: object) -> bool:
-    """Checks for a map-style data set."""
+    """True for a map-style dataset."""
     sized = hasattr(data, "__getitem__") and hasattr(data, "__len__")
     return (
         sized
@@ -134,9 +133,9 @@ def _gives_samples_by_index(data: object) -> bool:
 
 
 def _is_iterable_dataset(data: object) -> bool:
-    """Checks for an IterableDataset of PyTorch or Hugging Face, which gives samples instead of batches."""
+    """True for an IterableDataset of PyTorch or Hugging Face, which yields samples, not batches."""
     for module, name in (("torch.utils.data", "IterableDataset"), ("datasets", "IterableDataset")):
-        # An object of these classes exists only if the program has imported the package: no import is needed.
+        # If the program has not imported the package, the object cannot be of its class.
         kind = getattr(sys.modules.get(module), name, None)
         if isinstance(kind, type) and isinstance(data, kind):
             return True
@@ -151,18 +150,18 @@ def split(
     stratify: bool = False,
     transform: TransformFunction | None = None,
 ) -> tuple[Source, Source]:
-    """Splits a random `fraction` of the samples off; returns the rest and the fraction.
+    """Splits off a random `fraction` of the samples; returns the training and the validation source.
 
     Args:
         source: samples to split.
         fraction: fraction to split off, e.g. 0.1.
-        seed: seed of the choice.
+        seed: seed of the random choice.
         stratify: True to split off the same fraction of each class.
-        transform: conversion of the batches of the fraction that is split off.
+        transform: conversion of validation batches; None for none.
 
     Raises:
-        InputError: The fraction leaves one of the two empty, or no batch to train on; the data is a stream; there is no
-            class label for each sample.
+        InputError: the fraction leaves one of the two empty, or no training batch; the data is a stream; or samples do
+            not have one class label each.
     """
     if not isinstance(source, IndexedSource):
         raise InputError(
@@ -172,7 +171,7 @@ def split(
     labels = read_labels(source, argument("stratify", True)) if stratify else None
     training, held_out = split_order(source.samples, fraction, seed, labels)
     rest = source.take(training)
-    # The split may leave fewer samples than one batch takes.
+    # The split may leave fewer samples than one batch.
     fixed = static_batch(source.layout.specs) is not None
     require_batch(rest.samples, rest.batch_size, drop=rest.drop, fixed=fixed)
     _ = rest.batches
@@ -180,7 +179,7 @@ def split(
 
 
 class _Grouped:
-    """Groups the samples of a data set to batches; batches that a data set gives itself are passed on."""
+    """Groups the samples of an iterable dataset into batches; passes on batches that the dataset yields itself."""
 
     def __init__(self, layout: Layout, dataset: Any, size: int) -> None:
         self.dataset = dataset
@@ -201,7 +200,7 @@ class _Grouped:
             yield collate(samples)
 
     def _is_batch(self, sample: Any) -> bool:
-        """Checks if the first input has an axis of samples already."""
+        """True if the first input already has a sample axis."""
         shape = self._layout.inputs[0].shape
         first = self._layout.batch(sample).inputs[0]
         return shape is not None and np.ndim(first) == len(shape)

@@ -1,4 +1,4 @@
-"""Packs token sequences into rows of one length, so that no step is spent on padding."""
+"""Packs token sequences into rows of equal length, so that no computation is spent on padding."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ _IGNORED = -100
 def pack_tokens(
     sequences: Sequence[npt.ArrayLike], length: int, *, separator: int | None = None
 ) -> dict[str, Array]:
-    """Joins token sequences and cuts them into rows of one length, for training with the loss "causal_lm".
+    """Concatenates token sequences and splits them into rows of equal length, for training with "causal_lm".
 
-    A token attends to all tokens before it in its row, also to those of other sequences. The first token of a sequence
-    does not count, as nothing before it predicts it, nor does the padding of the last row.
+    A token attends to all earlier tokens in its row, including those of other sequences. Ignored labels: the first
+    token of each sequence, which no earlier token predicts, and the padding of the last row.
 
     Args:
-        sequences: sequences of token numbers, e.g. [[5, 17, 9], [8, 4]].
+        sequences: sequences of token ids, e.g. [[5, 17, 9], [8, 4]].
         length: tokens per row, e.g. 512.
-        separator: token to put behind each sequence, e.g. the end of a text; it counts as a token to predict.
+        separator: token to append to each sequence, e.g. the end-of-text token; it is predicted like other tokens.
 
     Returns:
         `input_ids` and `labels`, int64 [rows, length], as :meth:`Trainer.fit` takes them.
 
     Raises:
-        InputError: there are no tokens, a sequence holds no integers, or `length` is less than 2.
+        InputError: there are no tokens, a sequence does not consist of integers, or `length` is less than 2.
 
     Example:
         >>> rows = pack_tokens([[5, 17, 9], [8, 4]], 4, separator=2)
@@ -40,7 +40,7 @@ def pack_tokens(
         >>> rows["labels"].tolist()
         [[-100, 17, 9, 2], [-100, 4, 2, -100]]
     """
-    # A row of one token predicts nothing.
+    # A row of one token would have nothing to predict.
     if isinstance(length, bool) or not isinstance(length, int) or length < 2:
         raise InputError(
             f"Packing tokens: length is {length!r}; pass the number of tokens per row, at least 2."
@@ -62,7 +62,7 @@ def pack_tokens(
     tokens = np.concatenate(parts)
     labels = tokens.copy()
     labels[np.cumsum([0, *(len(part) for part in parts[:-1])])] = _IGNORED
-    # As many as the last row lacks.
+    # Padding of the last row.
     missing = -len(tokens) % length
     rows = {
         "input_ids": np.pad(tokens, (0, missing)),

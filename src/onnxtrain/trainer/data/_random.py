@@ -1,8 +1,8 @@
-"""Seeds the process's random numbers (random, numpy.random, torch) while a user's code prepares batches.
+"""Seeds the process's random numbers (random, numpy.random, torch) while users' code prepares batches.
 
-Augmentation mostly draws from these generators. Seeding them for each batch, and restoring them afterwards, lets a
-resumed run draw the numbers of an uninterrupted one, and does not disturb the program's own numbers. Trainers in
-several threads take turns, so that each draws the numbers that it draws alone.
+Most augmentation draws from these generators. Seeding them for each batch, and restoring them afterwards, makes resumed
+runs reproducible and does not disturb the program's own random numbers. Trainers in several threads take turns, so that
+each draws the same numbers as it would alone.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from onnxtrain._printable import get_logger
 def _torch() -> Any:
     """Returns PyTorch if the program has imported it, else None."""
     torch = sys.modules.get("torch")
-    # While torch is being imported, it is in sys.modules without its attributes.
+    # During its import, torch is in sys.modules without its attributes.
     return torch if hasattr(torch, "default_generator") else None
 
 
@@ -45,7 +45,7 @@ def _restore(states: tuple[Any, Any, Any]) -> None:
 
 
 def _seed(key: tuple[int, ...]) -> None:
-    # random, numpy and torch take seeds of different sizes; 32 bits suit all of them.
+    # All three accept 32-bit seeds.
     number = int(np.random.SeedSequence(key).generate_state(1)[0])
     random.seed(number)
     np.random.seed(number)
@@ -54,18 +54,18 @@ def _seed(key: tuple[int, ...]) -> None:
         torch.default_generator.manual_seed(number)
 
 
-# The generators belong to the process: while one trainer's code draws from them, that of other threads waits.
+# The generators belong to the process: code of other threads waits while one trainer's code draws.
 _drawing = threading.RLock()
-# False once code has waited in vain: the thread that draws may itself wait for the one that wants to.
+# False after a timeout: the thread that draws may itself be waiting for the other.
 _take_turns = True
-# Seconds to wait for another thread's code, e.g. for a slow loader to give its batch.
+# Seconds to wait for another thread's code, e.g. for a slow loader.
 _PATIENCE = 60.0
 
 _log = get_logger()
 
 
 def _renew() -> None:
-    """Frees the lock in a forked process, in which the thread that holds it does not exist."""
+    """Replaces the lock in a forked process, in which the thread that holds it does not exist."""
     global _drawing
     _drawing = threading.RLock()
 
@@ -77,7 +77,7 @@ if hasattr(os, "register_at_fork"):
 
 @contextmanager
 def _turn() -> Iterator[None]:
-    """Keeps the code of other threads that draws seeded numbers out of the block."""
+    """Makes threads take turns to run code that draws seeded random numbers."""
     global _take_turns
     lock = _drawing if _take_turns else None
     if lock is not None and not lock.acquire(timeout=_PATIENCE):
@@ -97,7 +97,7 @@ def _turn() -> Iterator[None]:
 
 @contextmanager
 def seeded(*key: int) -> Iterator[None]:
-    """Seeds the random numbers of the block by a key, and restores the generators afterwards."""
+    """Seeds the random numbers drawn within the block by a key, and restores the generators afterwards."""
     with _turn():
         before = _capture()
         _seed(key)
@@ -108,10 +108,9 @@ def seeded(*key: int) -> Iterator[None]:
 
 
 class OwnNumbers:
-    """Random numbers for code that runs piece by piece: seeded at the first piece, continued at each further one.
+    """Random numbers for code that runs in pieces: seeded at the first piece, continued at each further one.
 
-    An iterator of batches runs only while the next batch is drawn; in between the program draws numbers of its
-    own.
+    An iterator of batches runs only while the next batch is drawn; in between, the program draws its own numbers.
     """
 
     def __init__(self, *key: int) -> None:
@@ -120,7 +119,7 @@ class OwnNumbers:
 
     @contextmanager
     def drawn(self) -> Iterator[None]:
-        """Lets the block draw the next numbers, and restores the generators afterwards."""
+        """Draws the next numbers within the block, and restores the generators afterwards."""
         with _turn():
             outer = _capture()
             if self._inner is None:

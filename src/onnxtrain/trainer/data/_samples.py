@@ -1,4 +1,4 @@
-"""Reads data sets that give one sample per index: PyTorch's map-style Dataset, Hugging Face datasets, your own."""
+"""Reads map-style datasets: PyTorch's Dataset, Hugging Face datasets, or users' own."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from onnxtrain.trainer.data._transform import Transform
 
 @dataclass(kw_only=True)
 class SampleSource(IndexedSource):
-    """Data set with `__len__` and `__getitem__`; a sample is a batch without the axis of samples.
+    """Dataset with `__len__` and `__getitem__`; a sample is a batch without the sample axis.
 
-    The trainer shuffles as it does with arrays, and stacks samples to batches. Random numbers that augment samples are
+    The trainer shuffles indices as for arrays, and stacks samples into batches. Random numbers that augment samples are
     seeded for each batch.
 
     Attributes:
-        dataset: the user's data set.
-        padding: pads sequences of tokens; None for samples of one shape.
+        dataset: the user's dataset.
+        padding: pads token sequences; None for samples of equal shape.
     """
 
     dataset: Any
@@ -48,7 +48,11 @@ class SampleSource(IndexedSource):
         transform: Transform | None,
         padding: Padding | None = None,
     ) -> SampleSource:
-        """Opens a data set and checks its first sample. Raises InputError: there is none, or it does not fit."""
+        """Opens a dataset and checks its first sample.
+
+        Raises:
+            InputError: the dataset is empty, or the sample does not fit the model.
+        """
         size, fixed = check_batch_size(layout.specs, options.batch_size)
         drop = (fixed and options.training) or options.drop_last
         source = cls(
@@ -58,7 +62,7 @@ class SampleSource(IndexedSource):
             drop=drop,
             limit=options.limit,
             transform=transform,
-            # Batches of predictions are joined, which they can only be if all sequences have one length.
+            # Batches of predictions are concatenated, so all sequences must have the same length.
             padding=padding.to_longest(dataset) if padding and layout.predicting else padding,
         )
         if source.samples == 0:
@@ -66,10 +70,9 @@ class SampleSource(IndexedSource):
         if options.training:
             require_batch(source.samples, size, drop=drop, fixed=fixed)
         _ = source.batches
-        # Augmentation of the first sample, which is read for the check alone, must not move the program's generators.
+        # Reading the first sample must not change the program's random numbers.
         with seeded(0, STREAM):
-            # The data set is not read as a whole: it may be larger than memory. Its other samples are checked batch
-            # by batch.
+            # Only one sample: the dataset may be larger than memory. The others are checked batch by batch.
             raw = layout.batch(source._joined(_fetch(dataset, [0])))
         source.weighted = raw.weights is not None
         if source.weighted:
@@ -82,7 +85,7 @@ class SampleSource(IndexedSource):
         return len(self.dataset)
 
     def _joined(self, samples: list[Any], indices: Sequence[int] = ()) -> Any:
-        """Joins samples to a batch; `indices` are their numbers, for messages."""
+        """Combines samples into a batch; `indices` are their indices, for messages."""
         return self.padding.batch(samples, indices) if self.padding else collate(samples, indices)
 
     def read(self, epoch: Pass, start: int = 0) -> Iterator[list[Array]]:
@@ -95,7 +98,7 @@ class SampleSource(IndexedSource):
             yield self._batch(part, epoch, index) if part else []
 
     def _batch(self, indices: list[int], epoch: Pass, index: int) -> list[Array]:
-        # Seeded per batch, not per epoch: a resumed epoch begins in the middle.
+        # Seeded per batch, not per epoch, because a resumed epoch starts in the middle.
         with seeded(*epoch.worker.key(epoch.seed, STREAM, epoch.epoch, index)):
             samples = _fetch(self.dataset, indices)
         try:
@@ -107,37 +110,37 @@ class SampleSource(IndexedSource):
             raise InputError(f"{epoch.place(index)} (samples {_shown(indices)}): {error}") from error
 
     def first_target(self) -> Array:
-        """Reads all samples once for their first target."""
+        """Reads all samples once; returns their first targets."""
         targets = [np.asarray(raw.targets[0]) for raw in self._raw_batches()]
         return np.concatenate(targets)
 
     def sample_weights(self) -> Array | None:
-        """Reads all samples once for their weights."""
+        """Reads all samples once; returns their weights."""
         if not self.weighted:
             return None
         return np.concatenate([np.asarray(raw.weights) for raw in self._raw_batches()])
 
     def _raw_batches(self) -> Iterator[Raw]:
-        """Yields the samples in their order, without augmentation of batches."""
+        """Yields all samples in order, without augmenting batches."""
         order = np.arange(self._size()) if self.chosen is None else self.chosen
         for first in range(0, len(order), self.batch_size):
             indices = order[first : first + self.batch_size].tolist()
-            # Random numbers of samples that are read for their labels alone must not move the program's generators.
+            # Reading labels must not change the program's random numbers.
             with seeded(0, STREAM):
                 samples = _fetch(self.dataset, indices)
             yield self.layout.arrays(self.layout.batch(self._joined(samples, indices)))
 
     def held_out(self, samples: Array, transform: Transform | None = None) -> SampleSource:
-        """Selects some samples to evaluate on, with a transform of their own instead of the augmentation."""
+        """Returns some of the samples, to evaluate on, with their own transform instead of the augmentation."""
         return dataclasses.replace(self.take(samples), drop=False, limit=None, transform=transform)
 
 
 def _fetch(dataset: Any, indices: list[int]) -> list[Any]:
-    """Fetches samples, in one call if the data set has `__getitems__`, as in PyTorch and Hugging Face."""
+    """Fetches samples, in one call if the dataset has `__getitems__`, as in PyTorch and Hugging Face."""
     together = getattr(dataset, "__getitems__", None)
     if callable(together):
         return list(together(indices))
-    # A copy of each: a data set may give one buffer for all samples. The last one is joined before another is read.
+    # Copied, because a dataset may reuse one buffer; the last sample is stacked before the next read.
     return [*(held(dataset[index]) for index in indices[:-1]), dataset[indices[-1]]]
 
 
@@ -146,14 +149,14 @@ def _shown(indices: Sequence[int]) -> str:
 
 
 def collate(samples: Sequence[Any], indices: Sequence[int] = ()) -> Any:
-    """Stacks samples to a batch: a tuple or a dict like theirs, of arrays.
+    """Stacks samples into a batch: a tuple or dict like the samples, of arrays.
 
     >>> collate([(np.zeros(2), 1), (np.ones(2), 0)])
     (array([[0., 0.],
            [1., 1.]]), array([1, 0]))
 
     Raises:
-        InputError: The samples have different shapes or kinds.
+        InputError: the samples differ in shape or kind.
     """
     first = samples[0]
     if isinstance(first, Mapping):
@@ -168,7 +171,7 @@ def collate(samples: Sequence[Any], indices: Sequence[int] = ()) -> Any:
             raise InputError(f"samples have different numbers of entries; the first has {len(first)}.")
         return tuple(collate(list(part), indices) for part in zip(*samples, strict=True))
     if isinstance(first, str | bytes):
-        # Texts pass here; the layout refuses them if they are an input of the model, and ignores them otherwise.
+        # Strings are allowed here; the layout rejects them for inputs of the model, and ignores them otherwise.
         return np.asarray(samples)
     for place, sample in enumerate(samples):
         require_unmasked(f"sample {indices[place] if indices else place}", sample)

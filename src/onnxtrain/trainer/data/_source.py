@@ -1,4 +1,4 @@
-"""Defines `Source`, the interface by which training, evaluation and prediction read data."""
+"""Defines `Source`, the interface through which training, evaluation and prediction read data."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from onnxtrain.errors import InputError
 from onnxtrain.runtime.dtypes import Array
 from onnxtrain.trainer.data._layout import Layout
 
-# Each use of the trainer's seed has a number of its own: shuffling and augmentation of one epoch are independent.
+# Each use of the trainer's seed has a number of its own, so that shuffling and augmentation are independent.
 SHUFFLE, SPLIT, TRANSFORM, STREAM = 0, 1, 2, 3
 
 
@@ -21,7 +21,7 @@ class Worker(NamedTuple):
     """One of the workers that share the samples of each batch.
 
     Attributes:
-        rank: number of the worker, counted from 0.
+        rank: rank of the worker, counted from 0.
         size: number of workers.
     """
 
@@ -29,7 +29,7 @@ class Worker(NamedTuple):
     size: int = 1
 
     def share(self, samples: int) -> slice:
-        """Cuts a batch into one share per worker; the first workers have one sample more if it does not come out even.
+        """Returns this worker's share of a batch; the first workers get one sample more if it does not divide evenly.
 
         >>> [Worker(rank, 3).share(8) for rank in range(3)]
         [slice(0, 3, None), slice(3, 6, None), slice(6, 8, None)]
@@ -39,20 +39,20 @@ class Worker(NamedTuple):
         return slice(start, start + even + (self.rank < rest))
 
     def key(self, *numbers: int) -> tuple[int, ...]:
-        """Appends the worker to the key of random numbers: worker 0 draws those of one process, others draw others."""
+        """Appends the rank to a seed, so that workers draw different numbers; worker 0 draws those of one process."""
         return (*numbers, self.rank) if self.rank else numbers
 
 
 class Pass(NamedTuple):
-    """One epoch: the numbers from which the order of its samples and its random numbers derive.
+    """One pass over the data: its seed and options.
 
     Attributes:
         seed: seed of the trainer.
-        epoch: number of epochs finished over the life of the trainer.
+        epoch: number of epochs finished over all fits.
         fit_start: number of epochs finished when the fit began.
-        shuffle: True for a random order of the samples.
-        training: True if the epoch is trained on.
-        worker: the worker that reads; it gets its share of each batch, an empty list if that has no samples.
+        shuffle: True to shuffle the samples.
+        training: True for training, False for evaluation.
+        worker: the worker that reads; it gets its share of each batch, an empty list if the share has no samples.
     """
 
     seed: int = 0
@@ -63,21 +63,20 @@ class Pass(NamedTuple):
     worker: Worker = Worker()
 
     def place(self, batch: int) -> str:
-        """Names the place of a batch for messages, e.g. "Batch 3 of epoch 2"."""
+        """Returns the position of a batch for messages, e.g. "Batch 3 of epoch 2"."""
         return f"Batch {batch + 1} of epoch {self.epoch + 1}" if self.training else f"Batch {batch + 1}"
 
 
 class Source(Protocol):
-    """Batches of a data set, checked and in the model's dtypes.
+    """Batches of a dataset, checked and in the model's dtypes.
 
     Attributes:
         layout: names, dtypes and shapes of the arrays of a batch.
-        weighted: True if the data brings a weight for each sample.
+        weighted: True if the data includes a weight for each sample.
         samples: number of samples; None for a stream.
-        batch_size: samples per batch; None if the data comes in batches.
-        batches: number of batches per epoch; None if only the end of the stream tells.
-        volatile: True if the next batch may be written to the memory of this one, as streams and transforms do that
-            fill one buffer again and again.
+        batch_size: samples per batch; None if the data consists of batches.
+        batches: number of batches per epoch; None if unknown before the stream ends.
+        volatile: True if the next batch may overwrite this one, because a stream or a transform reuses a buffer.
     """
 
     layout: Layout
@@ -99,25 +98,25 @@ class Source(Protocol):
         """Prepares for a fit.
 
         Args:
-            mark: result of :meth:`mark` in the fit that goes on; None for a new one.
-            resumed: True if an interrupted fit goes on.
-            epochs: number of epochs to come.
+            mark: result of :meth:`mark` in a resumed fit; None for a new fit.
+            resumed: True if an interrupted fit is resumed.
+            epochs: number of epochs of the fit.
 
         Raises:
-            InputError: The source cannot go to where training stopped, or cannot be read so often.
+            InputError: the source cannot return to where training stopped, or cannot be read repeatedly.
         """
 
     def mark(self) -> str | None:
-        """Returns a text that :meth:`begin` needs to read the epoch under way again; None if its number suffices."""
+        """Returns text from which :meth:`begin` restores the current epoch; None if the epoch's number suffices."""
 
     def last(self) -> list[Array] | None:
-        """Reads the incomplete last batch, if samples are counted and there is one."""
+        """Returns the incomplete last batch; None if there is none, or the data is a stream."""
 
     def read(self, epoch: Pass, start: int = 0) -> Iterator[list[Array]]:
-        """Yields the batches of an epoch from number `start` on, arrays in the model's order.
+        """Yields the batches of an epoch, starting with batch `start`, as arrays in the model's order.
 
         Raises:
-            InputError: A batch does not fit the model, or there is no batch.
+            InputError: a batch does not fit the model, or there is no batch.
         """
 
 
@@ -126,8 +125,8 @@ class Options(NamedTuple):
 
     Attributes:
         batch_size: samples per batch; None for the default.
-        training: True to train on the data: a model with a fixed batch then gets whole batches only.
-        drop_last: True to leave out an incomplete last batch.
+        training: True for training data, of which a model with a fixed batch size gets only complete batches.
+        drop_last: True to drop an incomplete last batch.
         limit: number of batches per epoch; None for all.
     """
 
@@ -138,15 +137,19 @@ class Options(NamedTuple):
 
 
 def order_of(samples: int, epoch: Pass) -> Array:
-    """Draws the order of the samples in an epoch; it depends on the arguments alone."""
+    """Returns the order of the samples in an epoch, which depends only on the arguments."""
     if not epoch.shuffle:
         return np.arange(samples)
-    # Drawn from numbers alone, with no generator to save: any epoch's order can be drawn again.
+    # No generator state to save: the order of any epoch can be drawn again.
     return np.random.default_rng([epoch.seed, SHUFFLE, epoch.epoch]).permutation(samples)
 
 
 def count_batches(samples: int, size: int, *, drop: bool, limit: int | None) -> int:
-    """Counts the batches of an epoch. Raises InputError: there are fewer batches than the limit."""
+    """Returns the number of batches per epoch.
+
+    Raises:
+        InputError: there are fewer batches than the limit.
+    """
     batches = samples // size if drop else -(-samples // size)
     if limit is not None and limit > batches:
         raise InputError(
@@ -157,14 +160,14 @@ def count_batches(samples: int, size: int, *, drop: bool, limit: int | None) -> 
 
 
 def own_batches(data: Source, worker: Worker) -> Iterator[list[Array]]:
-    """Yields the batches that a worker evaluates: of n workers, worker r has the batches r, r + n, r + 2n, ...
+    """Yields the batches that a worker evaluates: of n workers, worker r evaluates batches r, r + n, r + 2n, ...
 
-    Batches stay whole, so that each is computed as by one process.
+    Batches are not divided, so that results equal those of a single process.
     """
-    # A stream is read by all workers. Its end alone tells the number of its batches.
+    # All workers read the whole stream, whose length is unknown before it ends.
     if data.samples is None or data.batches is None:
         yield from islice(data.read(Pass()), worker.rank, None, worker.size)
         return
-    # Samples with numbers are read from any batch on, so that no worker reads those of the others.
+    # Indexed samples can be read from any batch, so each worker reads only its own.
     for index in range(worker.rank, data.batches, worker.size):
         yield from islice(data.read(Pass(), index), 1)

@@ -45,27 +45,26 @@ class _Reading:
             return next(self._iterator)
 
     def peek(self) -> Any:
-        """Returns the next batch without taking it; raises StopIteration at the end."""
+        """Returns the next batch without consuming it; raises StopIteration at the end."""
         if not self._ahead:
-            # Another stream over the same buffer may be read before this batch is taken, e.g. that of the validation.
+            # Copied: another stream may write to the same buffer before this batch is taken, e.g. validation data.
             self._ahead.append(held(self._next()))
         return self._ahead[0]
 
     def take(self) -> Any:
-        """Returns the next batch; raises StopIteration at the end."""
+        """Returns and consumes the next batch; raises StopIteration at the end."""
         batch = self._ahead.pop() if self._ahead else self._next()
         self.delivered += 1
         return batch
 
     def unless_incomplete(self, raw: Raw, size: int | None) -> Raw | None:
-        """Returns a batch; None if it is the last one and smaller than the first (or `size`)."""
+        """Returns a batch, or None if it is the last batch and smaller than the first one (or than `size`)."""
         count = len(raw.inputs[0])
-        # Only the end of the stream tells an incomplete last batch from a loader that gives batches of different
-        # sizes.
+        # A smaller batch is incomplete only at the end of the stream; some loaders vary the batch size.
         self._size = self._size or size or count
         if count >= self._size:
             return raw
-        # The next batch may be written to the same memory.
+        # Copied, because the next batch may overwrite it.
         kept = Raw(*map(held, raw))
         try:
             self.peek()
@@ -75,16 +74,17 @@ class _Reading:
 
 
 class StreamSource:
-    """Batches that can be read from the front only.
+    """Batches that can only be read from the beginning.
 
-    An epoch is a pass over the stream. With a `limit` it is that number of batches: passes follow one another, and an
-    epoch begins where the one before ended. The code that prepares batches draws random numbers (random, numpy.random,
-    torch) seeded by the trainer's seed and the pass, so an epoch can be read again up to where training stopped.
+    An epoch is one pass over the stream. With a `limit`, an epoch has that number of batches, and starts where the last
+    one ended; passes follow one another. Code that prepares batches draws random numbers (random, numpy.random, torch)
+    seeded by the trainer's seed and the pass, so that a resumed fit can read an epoch again up to where training
+    stopped.
 
     Args:
         layout: names, dtypes and shapes of the arrays of a batch.
-        stream: an iterable, a function that returns one, or an iterator, which can be read once only.
-        options: options of reading; the batches are cut already.
+        stream: an iterable, a function that returns one, or an iterator, which can be read only once.
+        options: options of reading; the data is batched already.
         transform: augmentation of batches.
     """
 
@@ -100,16 +100,16 @@ class StreamSource:
             )
         self.layout = layout
         self._stream = stream
-        # `iter` of an iterator is the iterator itself: a second pass would begin where the first ended.
+        # `iter` of an iterator is the iterator itself: a second pass would start where the first ended.
         self._once = isinstance(stream, Iterator)
         self._options = options
         self._transform = transform
         self._size = static_batch(layout.specs)
         self._drop = options.drop_last or (options.training and self._size is not None)
         self._reading: _Reading | None = None
-        # Number of the pass under way, counted from the beginning of the fit.
+        # Number of the current pass, counted from the beginning of the fit.
         self._number = 0
-        # Batches read since the beginning of the fit, or in this pass if a pass is an epoch.
+        # Batches read since the beginning of the fit; without a limit, in this pass.
         self._taken: int | None = None
         self._generators = _own_generators(stream)
         self._mark: str | None = None
@@ -127,9 +127,13 @@ class StreamSource:
             return None
 
     def look(self, epoch: Pass) -> None:
-        """Checks the first batch, and notes if it has weights. Raises InputError: there is none, or it does not fit."""
+        """Checks the first batch, and whether it has weights.
+
+        Raises:
+            InputError: there is no batch, or it does not fit the model.
+        """
         self._mark = self._states()
-        # The generators are recorded before the first batch is drawn: a resumed fit has to draw the same one.
+        # The generators were recorded before the first batch is drawn, which a resumed fit must draw again.
         self._reading = self._open(epoch, 0)
         try:
             batch = self._reading.peek()
@@ -146,7 +150,7 @@ class StreamSource:
             raise InputError(f"The first batch: {error}") from error
 
     def begin(self, mark: str | None, *, resumed: bool, epochs: int) -> None:
-        """Refuses a stream that cannot be read again, and restores the stream's own generators."""
+        """Raises InputError if the stream cannot be read again; restores the stream's own random generators."""
         if self._once and resumed:
             raise InputError(
                 "The fit was interrupted, and an iterator cannot be taken to the batch where it stopped. "
@@ -162,18 +166,18 @@ class StreamSource:
             self._restore(mark)
 
     def last(self) -> None:
-        """Returns None: only the end of a stream tells its last batch."""
+        """Returns None: the last batch is unknown before the stream ends."""
         return
 
     def mark(self) -> str | None:
-        """Returns the states of the stream's own generators at the start of the pass under way."""
+        """Returns the states of the stream's own random generators at the start of the current pass."""
         return self._mark
 
     def _restore(self, mark: str) -> None:
-        """Restores the stream's own generators; raises InputError if the record is not theirs."""
+        """Restores the stream's own random generators; raises InputError if the states do not fit them."""
         try:
             for generator, state in zip(self._generators, mark.split(), strict=True):
-                # numpy fills the tensor's memory, so that torch need not be imported here.
+                # Written through numpy, so that torch need not be imported here.
                 tensor = generator.get_state()
                 tensor.numpy()[:] = np.frombuffer(base64.b64decode(state, validate=True), np.uint8)
                 generator.set_state(tensor)
@@ -193,8 +197,7 @@ class StreamSource:
         """Yields the batches of an epoch; batches before `start` are read and discarded."""
         limit = self._options.limit
         wanted = start + (0 if limit is None else (epoch.epoch - epoch.fit_start) * limit)
-        # A stream is read on from where it is, if that is before the batch that is wanted, and from the start
-        # otherwise.
+        # Continues reading if the current position is before the wanted batch, else restarts the stream.
         if limit is None or self._taken is None or self._taken > wanted:
             if self._taken is not None:
                 self._reading = None
@@ -218,7 +221,7 @@ class StreamSource:
             self._mark = self._states()
 
     def _next(self, epoch: Pass, index: int) -> Raw | None:
-        """Reads the next batch that is not left out; None at the end of an epoch that is a pass."""
+        """Returns the next batch that is not dropped; None at the end of an epoch that is one pass."""
         while True:
             if self._reading is None:
                 self._reading = self._open(epoch, self._number)
@@ -233,7 +236,7 @@ class StreamSource:
                 raise InputError(f"{epoch.place(index)}: {error}") from error
             if self._drop:
                 kept = self._reading.unless_incomplete(raw, self._size)
-                # The batch is read and left out: the next one of the stream begins a pass.
+                # The incomplete batch is dropped; a new pass starts with the next one.
                 if kept is None:
                     continue
                 raw = kept
@@ -242,14 +245,18 @@ class StreamSource:
             return raw
 
     def _end_pass(self, epoch: Pass, index: int) -> None:
-        """Starts the next pass within an epoch. Raises InputError: the stream cannot be read again, or gave nothing."""
+        """Starts the next pass within an epoch.
+
+        Raises:
+            InputError: the stream cannot be read again, or is empty.
+        """
         assert self._reading is not None
         if self._once:
             raise InputError(
                 f"The iterator ended after {index} of the {self._options.limit} batches of epoch {epoch.epoch + 1} "
                 f"that steps_per_epoch asks for, and can be read once. {_REMEDY}"
             )
-        # An empty stream would be read for ever.
+        # An empty stream would be read forever.
         if not self._reading.delivered:
             raise InputError(self._nothing(epoch.epoch))
         self._number += 1
@@ -260,7 +267,7 @@ class StreamSource:
         if self._once:
             return _Reading(lambda: self._stream, None)
         count = epoch.fit_start + number if self._options.limit else epoch.epoch
-        # PyTorch's DistributedSampler and Hugging Face's data sets shuffle by the number that set_epoch tells them.
+        # PyTorch's DistributedSampler and Hugging Face datasets shuffle by the epoch passed to set_epoch.
         for part in (self._stream, *(getattr(self._stream, name, None) for name in ("sampler", "dataset"))):
             if callable(getattr(part, "set_epoch", None)):
                 part.set_epoch(count)
@@ -289,10 +296,14 @@ class StreamSource:
             raise InputError(f"{epoch.place(index)}: {error}") from error
 
     def _shared(self, raw: Raw, worker: Worker) -> Raw:
-        """Cuts a worker's share out of a batch. Raises InputError: the entries have different lengths."""
+        """Returns a worker's share of a batch.
+
+        Raises:
+            InputError: the entries differ in length.
+        """
         raw = self.layout.arrays(raw)
         entries = [*raw.inputs, *raw.targets, *([] if raw.weights is None else [raw.weights])]
-        # Entries of different lengths could become shares of equal lengths, which do not belong together.
+        # Entries of different lengths could have shares of equal length, which do not belong together.
         lengths = sorted({len(entry) if entry.ndim else 0 for entry in entries})
         if len(lengths) > 1:
             raise InputError(f"its arrays hold different numbers of samples: {', '.join(map(str, lengths))}.")
@@ -308,7 +319,7 @@ class StreamSource:
 
 
 def _own_generators(stream: Any) -> list[Any]:
-    """Lists the generators of PyTorch that a DataLoader and its samplers draw from instead of the process's."""
+    """Returns the PyTorch generators that a DataLoader and its samplers use instead of the process's."""
     batches = getattr(stream, "batch_sampler", None)
     owners = (stream, getattr(stream, "sampler", None), batches, getattr(batches, "sampler", None))
     generators: list[Any] = []

@@ -1,6 +1,6 @@
-"""Pads token sequences of unequal length, and makes the masks, positions and labels of language models.
+"""Pads token sequences of unequal length, and makes masks, positions and labels for language models.
 
-A sample is a sequence of token numbers, or a dict with one: `{"input_ids": [5, 17, 2], "labels": [-100, 17, 2]}`.
+A sample is a sequence of token ids, or a dict with one: `{"input_ids": [5, 17, 2], "labels": [-100, 17, 2]}`.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from onnxtrain.runtime.store import require_unmasked
 from onnxtrain.trainer.data._frames import column_names, is_frame, is_series
 from onnxtrain.trainer.data._layout import WEIGHT, Layout
 
-# The names that transformers and onnxruntime-genai give the inputs of language models.
+# Names of language models' inputs in transformers and onnxruntime-genai.
 _TOKENS, _MASK, _POSITIONS, _TYPES = "input_ids", "attention_mask", "position_ids", "token_type_ids"
 
 
 class Columns:
-    """Samples of which each is a dict with one entry per column.
+    """Samples stored as columns; each sample is a dict with one entry per column.
 
     Args:
-        columns: per name, one entry per sample, e.g. {"input_ids": [[5, 17, 2], [8, 2]]}.
+        columns: one entry per sample, by name, e.g. {"input_ids": [[5, 17, 2], [8, 2]]}.
 
     Raises:
         InputError: the columns have different lengths.
@@ -49,16 +49,16 @@ class Columns:
 
 @dataclass(frozen=True)
 class Padding:
-    """Joins samples with sequences to batches whose sequences are as long as the longest one.
+    """Combines samples with sequences into batches, padded to the longest sequence.
 
-    Sequences are padded at their end: tokens, masks and other inputs by 0, labels by the label that is ignored. Where a
-    sample has no attention mask or positions, they are made. Where it has no labels, those of a loss that predicts the
-    next token are the tokens.
+    Sequences are padded at the end: tokens, masks and other inputs with 0, labels with the ignored label. A missing
+    attention mask and missing positions are created. Missing labels of a loss that predicts the next token are the
+    tokens.
 
     Attributes:
         layout: arguments of the model.
-        tokens: description of the input with the tokens, [batch, sequence].
-        length: length of the padded sequences; None for that of the longest one in the batch.
+        tokens: description of the token input, [batch, sequence].
+        length: length of padded sequences; None for the longest one in the batch.
     """
 
     layout: Layout
@@ -67,10 +67,10 @@ class Padding:
 
     @classmethod
     def of(cls, layout: Layout) -> Padding | None:
-        """Makes the padding for a model with an input of tokens, [batch, sequence]; None for other models."""
+        """Returns the padding for a model with a token input [batch, sequence]; None for other models."""
         matrices = [spec for spec in layout.inputs if _is_matrix(spec) and spec.dtype.storage.kind in "iu"]
         named = [spec for spec in matrices if spec.name == _TOKENS]
-        # Integers of a fixed number of columns may as well be features of a table.
+        # Integers with a fixed number of columns may be features of a table.
         others = [
             spec
             for spec in matrices
@@ -83,18 +83,18 @@ class Padding:
         return cls(layout, found[0], fixed if isinstance(fixed, int) else None)
 
     def fits(self, sample: Any) -> bool:
-        """Tells if a sample holds a sequence of tokens, so that it is no batch and no array of another kind."""
+        """True if a sample contains a token sequence, so it is neither a batch nor another kind of array."""
         tokens = self._entries(sample).get(self.tokens.name)
         return _is_sequence(tokens)
 
     def columns(self, inputs: Any, targets: Any, weights: Any) -> Columns | None:
-        """Sorts data that is passed as a whole into columns; None if it holds arrays that need no padding."""
+        """Arranges data passed as a whole as columns; None if it is arrays that need no padding."""
         columns = self._by_name(inputs)
         tokens = columns.get(self.tokens.name)
         if tokens is None or len(tokens) == 0 or not _is_sequence(tokens[0]):
             return None
         known = {*self._names, WEIGHT, *self.layout.unused}
-        # A misspelt name must not be ignored, as the tokens would be taken for missing labels: it is refused later.
+        # A misspelled name must not be ignored, because tokens would replace the missing labels; it is rejected later.
         if isinstance(inputs, Mapping) and not known.issuperset(inputs):
             return None
         if isinstance(targets, Mapping):
@@ -103,18 +103,22 @@ class Padding:
             columns[self.layout.targets[0].name] = targets
         given = {name: column for name, column in columns.items() if name in {*self._names, WEIGHT}}
         ragged = not _is_array(tokens) and len({len(entry) for entry in tokens}) > 1
-        # Whole arrays are read by `ArraySource`, which checks them once and cuts batches without copies.
+        # Complete arrays are read by `ArraySource`, which checks them once and slices batches without copying.
         if not ragged and given.keys() >= set(self._names):
             return None
         return Columns(given | ({} if weights is None else {WEIGHT: weights}))
 
     def to_longest(self, samples: Any) -> Padding:
-        """Returns the padding to the longest of all sequences: predictions of all batches then have one shape."""
+        """Returns a padding to the longest of all sequences, which gives all batches of predictions one shape."""
         lengths = (len(self._entries(samples[index])[self.tokens.name]) for index in range(len(samples)))
         return self if self.length is not None else dataclasses.replace(self, length=max(lengths))
 
     def batch(self, samples: Sequence[Any], indices: Sequence[int] = ()) -> dict[str, Array]:
-        """Joins samples to arrays by name. Raises InputError: a sample lacks an entry, or its entries do not fit."""
+        """Combines samples into arrays by name.
+
+        Raises:
+            InputError: a sample lacks an entry, or its entries do not fit.
+        """
         rows = [self._entries(sample) for sample in samples]
         numbers = list(indices) or list(range(len(rows)))
         for number, row in zip(numbers, rows, strict=True):
@@ -132,7 +136,7 @@ class Padding:
         arrays = {}
         for spec in (*self.layout.inputs, *self.layout.targets):
             entries = [np.asarray(row[spec.name]) for row in rows]
-            # Other entries have no axis of tokens: the label of a whole text, features of a sample.
+            # Other entries have no token axis, e.g. the label of a whole text.
             if entries[0].ndim == 1 and _is_matrix(spec) and self._runs_along(spec):
                 arrays[spec.name] = self._padded(spec, entries, numbers, lengths, length)
             else:
@@ -147,7 +151,7 @@ class Padding:
         return [spec.name for spec in (*self.layout.inputs, *self.layout.targets)]
 
     def _by_name(self, inputs: Any) -> dict[str, Any]:
-        """Sorts inputs into columns by name: those of a mapping, of a frame, or the tokens alone."""
+        """Arranges inputs as columns by name: those of a mapping or a frame, or the tokens alone."""
         if is_frame(inputs):
             names = column_names(inputs)
             return {name: _listed(inputs[name]) for name in {*self._names, WEIGHT} if name in names}
@@ -161,9 +165,9 @@ class Padding:
         return {self.tokens.name: entries} if isinstance(entries, list | tuple) or _is_array(entries) else {}
 
     def _entries(self, sample: Any) -> dict[str, Any]:
-        """Sorts a sample into entries by name: a mapping or tokens, or a tuple of either, target and weight."""
+        """Arranges a sample as entries by name: a mapping or tokens, or a tuple with target and weight."""
         inputs, target, weight = sample, None, None
-        # A tuple of numbers is a sequence of tokens, as tokenizers may give it.
+        # A tuple of numbers is a token sequence.
         if isinstance(sample, tuple) and 1 < len(sample) <= 3 and not np.isscalar(sample[0]):
             inputs, target, weight = (*sample, None)[:3]
         entries = dict(inputs) if isinstance(inputs, Mapping) else {self.tokens.name: inputs}
@@ -172,14 +176,18 @@ class Padding:
         return entries | ({} if weight is None else {WEIGHT: weight})
 
     def _complete(self, row: dict[str, Any], number: int) -> None:
-        """Adds mask, positions and labels that a sample lacks. Raises InputError: it has no tokens, or lacks others."""
+        """Adds mask, positions and labels that a sample lacks.
+
+        Raises:
+            InputError: the sample has no tokens, or lacks other entries.
+        """
         tokens = np.asarray(row.get(self.tokens.name, ()))
         if tokens.ndim != 1 or tokens.size == 0:
             raise InputError(f"sample {number} has no sequence of tokens '{self.tokens.name}'; leave it out.")
         row[self.tokens.name] = tokens
         made = {_MASK: np.ones(tokens.size, np.int64), _POSITIONS: np.arange(tokens.size)}
         for spec in self.layout.targets:
-            # Labels of other losses, such as tags of words, are no function of the tokens.
+            # Labels of other losses, such as word tags, cannot be derived from the tokens.
             if spec.class_labels is not None and spec.class_labels.shift:
                 made[spec.name] = tokens
         for name in self._names:
@@ -191,7 +199,7 @@ class Padding:
                 )
 
     def _require_no_padding_in_the_way(self, lengths: Sequence[int], length: int) -> None:
-        """Raises InputError if tokens would see padding: without a mask only causal models can be padded."""
+        """Raises InputError if tokens would attend to padding: without a mask, only causal models can be padded."""
         causal = any(
             spec.class_labels is not None and spec.class_labels.shift for spec in self.layout.targets
         )
@@ -203,7 +211,7 @@ class Padding:
             )
 
     def _runs_along(self, spec: InputSpec) -> bool:
-        """Tells if the second axis of an input or target runs along the tokens."""
+        """True if the second axis of an input or target is the token axis."""
         return spec.name in (_MASK, _POSITIONS, _TYPES) or _columns_of(spec) in (
             None,
             _columns_of(self.tokens),
@@ -212,17 +220,17 @@ class Padding:
     def _padded(
         self, spec: InputSpec, entries: list[Array], numbers: list[int], lengths: list[int], length: int
     ) -> Array:
-        """Stacks entries of one sequence each, padded to a length."""
+        """Stacks one sequence per sample, padded to a length."""
         labels = spec.class_labels
-        # Any other label would be trained on.
+        # The model would be trained on any other label.
         if labels is not None and labels.ignore_index is None and min(lengths) < length:
             raise InputError(
                 f"padding the labels '{spec.name}' needs a label to ignore: set ignore_index of the loss."
             )
         fill = 0 if labels is None else labels.ignore_index
-        # Integers stay integers, whatever the type of the list's entries: the layout then checks dtype and values.
+        # Integers stay integers, so that the layout can check dtype and values.
         result = np.full((len(entries), length), 0 if fill is None else fill, np.result_type(*entries))
-        # Positions go on behind the tokens: those of a cache of cosines are all valid.
+        # Positions continue in the padding, because every position must be valid in a cosine cache.
         if spec.name == _POSITIONS:
             result[:] = np.arange(length)
         for row, (entry, number, count) in enumerate(zip(entries, numbers, lengths, strict=True)):
@@ -245,12 +253,12 @@ def _columns_of(spec: InputSpec) -> int | str | None:
 
 
 def _is_array(value: object) -> bool:
-    """Tells if a value is an array of numbers, of numpy or another library."""
+    """True for an array of numbers, of numpy or another library."""
     return hasattr(value, "__array__") and getattr(value, "dtype", None) != np.dtype(object)
 
 
 def _is_sequence(value: Any) -> bool:
-    """Tells if a value is a sequence of integers, also an empty one."""
+    """True for a sequence of integers, including an empty one."""
     if value is None or isinstance(value, str | bytes | Mapping) or not hasattr(value, "__len__"):
         return False
     try:
@@ -261,7 +269,7 @@ def _is_sequence(value: Any) -> bool:
 
 
 def _listed(column: Any) -> Any:
-    """Converts a column of a frame, or an array of objects, to a list; other columns stay as they are."""
+    """Converts a frame's column or an array of objects to a list; returns other columns unchanged."""
     if is_series(column) or (isinstance(column, np.ndarray) and column.dtype == object):
         entries: Iterable[Any] = column
         return list(entries)

@@ -1,4 +1,4 @@
-"""Augments batches by a user's function, with random numbers derived from the trainer's seed."""
+"""Augments batches with a user's function, with random numbers derived from the trainer's seed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Transform:
     """Augmentation `(inputs, targets) -> (inputs, targets)`, optionally with a numpy Generator as third argument.
 
     Args:
-        function: called with an array for a single input, a dict by name for several, and likewise for the targets
+        function: called with an array for a single input or a dict by name for several, and likewise for the targets
             (None without targets). The Generator is its third argument, or the one named `rng` or `generator`.
 
     Raises:
@@ -39,17 +39,17 @@ class Transform:
         self._third, self._named = _generator_argument(function)
 
     def __call__(self, layout: Layout, raw: Raw, epoch: Pass, batch: int, *, lent: bool = False) -> Raw:
-        """Transforms a batch, unchecked.
+        """Transforms a batch; the result is not checked.
 
         Args:
             layout: arguments of the model.
             raw: arrays of the batch.
-            epoch: epoch that is read.
-            batch: number of the batch in the epoch.
-            lent: True if the arrays are the user's own, e.g. those of a list of batches, even where they are no views.
+            epoch: the pass that is read.
+            batch: index of the batch in the epoch.
+            lent: True if the user may still use the arrays, e.g. those of a list of batches.
 
         Raises:
-            InputError: the function gives no inputs and targets.
+            InputError: the function does not return inputs and targets.
         """
         key = epoch.worker.key(epoch.seed, TRANSFORM, epoch.epoch, batch)
         arguments: list[Any] = [
@@ -61,10 +61,10 @@ class Transform:
             arguments.append(np.random.default_rng(key))
         elif self._named is not None:
             named[self._named] = np.random.default_rng(key)
-        # Most augmentation libraries draw from the process's generators, whatever the third argument is.
+        # Most augmentation libraries draw from the process's generators, not from the argument.
         with seeded(*key):
             result = self._function(*arguments, **named)
-        # A model without targets: the function may return the inputs alone.
+        # Without targets, the function may return only the inputs.
         if not layout.targets and not isinstance(result, tuple):
             result = (result, None)
         if not isinstance(result, tuple | list) or len(result) != 2:
@@ -78,8 +78,8 @@ class Transform:
 
 
 def _shown(specs: Sequence[InputSpec], arrays: Sequence[Array], lent: bool) -> Any:
-    """Prepares the arguments of the function: arrays that it may write to."""
-    # The user's arrays and slices of them are copied: an augmentation in place would change the data set.
+    """Returns the arguments of the function, as arrays that it may modify."""
+    # The user's arrays are copied, because augmentation in place would change the dataset.
     writable = [
         array if not lent and array.flags.owndata and array.flags.writeable else array.copy()
         for array in arrays
@@ -90,7 +90,7 @@ def _shown(specs: Sequence[InputSpec], arrays: Sequence[Array], lent: bool) -> A
 
 
 def _generator_argument(function: Callable[..., Any]) -> tuple[bool, str | None]:
-    """Finds the Generator among the arguments: True if it is the third one, else the name of the argument."""
+    """Finds the Generator among the arguments: returns True if it is the third, else the argument's name or None."""
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):

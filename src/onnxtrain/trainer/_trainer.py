@@ -1,7 +1,7 @@
 """Defines `Trainer`, which trains, evaluates and exports an ONNX model, and `Callback`, the base class of callbacks.
 
-`Trainer` checks arguments and hands them to the objects that do the work: `_run` builds, opens and saves the models,
-`_fit` trains them, `data` reads what the user passes.
+`Trainer` checks arguments and hands them on: `_run` builds, opens and saves the models, `_fit` trains them, and `data`
+reads what users pass.
 """
 
 from __future__ import annotations
@@ -85,27 +85,26 @@ class Trainer(Uncopied):
     Arguments that are fields of :class:`onnxtrain.Recipe` are described there.
 
     Args:
-        model: path of an `.onnx` file, `ModelProto` or `onnx_ir.Model`; it is not changed.
+        model: path of an `.onnx` file, `ModelProto` or `onnx_ir.Model`; it is not modified.
         loss: the loss or its name, e.g. "cross_entropy"; see :class:`onnxtrain.Recipe`.
         optimizer: the optimizer or its name, e.g. "sgd", with PyTorch's defaults; see :class:`onnxtrain.Recipe`.
-        learning_rate: learning rate, e.g. 1e-3; with a schedule its highest value.
+        learning_rate: learning rate, e.g. 1e-3; with a schedule, its highest value.
         requires_grad: see :class:`onnxtrain.Recipe`.
         frozen_params: see :class:`onnxtrain.Recipe`.
         metrics: names ("accuracy", "f1", "auroc", "mae", "r2", "top5_accuracy", "perplexity", ...) or functions
-            `(prediction, target) -> float` of the arrays of a whole data set; None chooses what suits the loss, `[]`
-            means none.
-        positive: number of the class that "f1", "precision", "recall" and "auroc" measure, e.g. 0. Default: class 1
-            of two classes, the mean over classes if there are more.
-        scheduler: a schedule of `onnxtrain.schedules` or its name ("linear" and "cosine" fall to zero at the end of
-            a fit; "one_cycle", "step", "polynomial", ...), or a function `(step, total_steps) -> factor` of the
-            learning rate.
+            `(prediction, target) -> float` of the arrays of a whole dataset; None chooses metrics that suit the loss,
+            `[]` chooses none.
+        positive: index of the class that "f1", "precision", "recall" and "auroc" measure, e.g. 0. Default: class 1 of
+            two classes, or the mean over more classes.
+        scheduler: a schedule of `onnxtrain.schedules` or its name ("linear" and "cosine" decay to zero at the end of a
+            fit; "one_cycle", "step", "polynomial", ...), or a function `(step, total_steps) -> factor` of the learning
+            rate.
         warmup_steps: warm up the learning rate linearly over this many optimizer steps, e.g. 100.
-        warmup_ratio: warm up the learning rate over this fraction of all steps, e.g. 0.1; use instead of
-            `warmup_steps`.
-        total_steps: optimizer steps of one schedule over all calls of :meth:`fit`. Default: each call runs the
-            schedule from start to end; see also `schedule_epochs` of :meth:`fit`.
+        warmup_ratio: warm up the learning rate over this fraction of all steps, e.g. 0.1, instead of `warmup_steps`.
+        total_steps: optimizer steps of one schedule over all calls of :meth:`fit`. Default: each call runs the schedule
+            from start to end; see also `schedule_epochs` of :meth:`fit`.
         ema_decay: keep exponential moving averages of parameters and BatchNorm statistics with this decay, e.g. 0.999,
-            and evaluate, predict with and export the averages; see :meth:`averaged`. Training itself does not change.
+            and use them to evaluate, predict and export; see :meth:`averaged`. Training itself is not affected.
         clip_grad_norm: see :class:`onnxtrain.Recipe`.
         clip_grad_value: see :class:`onnxtrain.Recipe`.
         batch_norm: see :class:`onnxtrain.Recipe`.
@@ -118,24 +117,24 @@ class Trainer(Uncopied):
         sparse_gradients: see :class:`onnxtrain.Recipe`.
         loss_input_names: see :class:`onnxtrain.Recipe`.
         lora: see :class:`onnxtrain.Recipe`.
-        directory: directory of the run's files; the state is saved there after every epoch. Other files in it stay
-            as they are. Default: a temporary directory, which is removed at the end of the process that made it, unless
-            an interrupted run was saved there.
-        overwrite: replace a run that is in the directory already, once the new models are built. Without a run there,
-            files that have the name of a run's file ("checkpoint", "best", ...) are replaced when this run writes its
-            own, and none is removed. Without `overwrite` both are errors.
-        seed: shuffling, the validation split and Dropout derive from this number.
-        device: "cpu", "cuda" or "cuda:<index>".
-        threads: number of threads that compute each operation; None is onnxruntime's default, all cores. The last
-            digits of results depend on the number, so it is saved with the run.
-        strategy: "ddp", or options, to train together with the other processes that `torchrun`, :func:`launch
-            <onnxtrain.distributed.launch>` or Ray have started; see :class:`onnxtrain.distributed.DataParallel`.
+        directory: directory of the run's files; the state is saved there after every epoch. Other files in it are not
+            changed. Default: a temporary directory, which is removed when the process ends, unless an interrupted run
+            was saved there.
+        overwrite: replace a run that the directory already contains, once the new models are built. In a directory
+            without a run, files that have the name of a run's file ("checkpoint", "best", ...) are replaced when this
+            run writes its own, but none is removed. Without `overwrite`, both are errors.
+        seed: seed of shuffling, the validation split and Dropout.
+        device: execution device: "cpu", "cuda" or "cuda:<index>".
+        threads: number of threads per operation; None is ONNX Runtime's default, all cores. The last digits of results
+            depend on the number, so it is saved with the run.
+        strategy: "ddp" or options, to train together with other processes started by `torchrun`, :func:`launch
+            <onnxtrain.distributed.launch>` or Ray; see :class:`onnxtrain.distributed.DataParallel`.
         recipe: how to train, instead of the arguments that are its fields. Whether models take sample weights is
             decided by :meth:`fit`.
 
     Raises:
         TypeError: a field of `recipe` is also passed as an argument.
-        OnnxTrainError: the model cannot be trained as asked for; the message says why.
+        OnnxTrainError: the model cannot be trained as requested; the message says why.
 
     Example:
         >>> import numpy as np, onnx
@@ -190,7 +189,7 @@ class Trainer(Uncopied):
         strategy: Strategy | None = None,
         recipe: Recipe | None = None,
     ) -> None:
-        # A fit with sample weights reads the model again, perhaps in another working directory.
+        # A fit with sample weights reads the model again, possibly in another working directory.
         if isinstance(model, str | os.PathLike):
             model = Path(model).absolute()
         recipe = filled_recipe(
@@ -215,7 +214,7 @@ class Trainer(Uncopied):
                 "lora": lora,
             },
         )
-        # Everything that can be wrong is checked before a file is written: a refused Trainer leaves no directory.
+        # All arguments are checked before a file is written, so that an error leaves no directory.
         schedule = make_schedule(scheduler, warmup_steps, warmup_ratio)
         metrics = [metrics] if isinstance(metrics, str) else metrics
         make_metrics(metrics or [])
@@ -238,7 +237,7 @@ class Trainer(Uncopied):
             workspace = Workspace.for_new_run(directory, overwrite=overwrite)
             with workspace.locked():
                 run = build_run(model, workspace.path, device, settings.threads, recipe)
-                # An earlier run is replaced only now: until the new models are built the old run can be resumed.
+                # Only now, because the old run must be resumable until the new models are built.
                 workspace.remove_earlier()
                 workspace.note()
             return workspace, run
@@ -265,27 +264,26 @@ class Trainer(Uncopied):
         threads: int | None = None,
         strategy: Strategy | None = None,
     ) -> Trainer:
-        """Opens a run that :meth:`save` or an interrupted fit wrote, in the state it was in.
+        """Opens a run that :meth:`save` or an interrupted fit wrote, in the state in which it was.
 
-        The same call of :meth:`fit` then finishes an interrupted fit, bit for bit as if it had not been
-        interrupted. If the model draws random numbers when it is evaluated, or in a subgraph by other ops than Dropout,
-        these start anew, and a warning says so.
+        The same call of :meth:`fit` then finishes an interrupted fit, with results bit-equal to those of an
+        uninterrupted one. Random numbers of other ops than Dropout, drawn in evaluation or in subgraphs, restart; a
+        warning says so.
 
         Args:
-            path: directory of the run; the trainer goes on saving there. Artifacts of `generate_artifacts` work
-                too, also with a prefix.
-            metrics: metrics to go on with; needed if the run had functions as metrics, which are not saved.
-            scheduler: needed if the run had a function as schedule.
-            device: "cpu", "cuda" or "cuda:<index>".
-            threads: number of threads per operation; None for the number that the run was begun with.
-            strategy: "ddp", or options, to go on with several processes, as many as you like; see :class:`Trainer`.
+            path: directory of the run, to which the trainer continues to save. May also contain artifacts of
+                `generate_artifacts`, with or without a prefix.
+            metrics: replaces the saved metrics; required if they include functions, which are not saved.
+            scheduler: replaces the saved schedule; required if it is a function.
+            device: execution device: "cpu", "cuda" or "cuda:<index>".
+            threads: number of threads per operation; None for the saved number.
+            strategy: "ddp" or options, to continue with any number of processes; see :class:`Trainer`.
 
         Raises:
-            CheckpointError: the directory does not hold a training run, or the run is damaged.
-            InputError: functions that the run needs are missing, or other metrics are given in the middle of an
-                epoch.
+            CheckpointError: the directory does not contain a training run, or the run is damaged.
+            InputError: functions that the run needs are missing, or other metrics are passed in the middle of an epoch.
         """
-        # `__init__` builds new models; a resumed run opens those of its directory.
+        # `__init__` would build new models; a resumed run opens those in its directory.
         trainer = cls.__new__(cls)
         workers = join_workers(strategy)
         trainer._state = TrainingState.load(
@@ -315,51 +313,50 @@ class Trainer(Uncopied):
         stratify: bool = False,
         evaluate_every: int | None = None,
     ) -> History:
-        """Trains, and returns the record of all epochs so far.
+        """Trains the model; returns the record of all epochs so far.
 
-        Ctrl-C finishes the step, saves the state and returns with `history.stopped == "interrupted"`; the
-        same call, also after :meth:`resume`, then does the rest. A second Ctrl-C raises KeyboardInterrupt
-        at once.
+        Ctrl-C finishes the step, saves the state and returns with `history.stopped == "interrupted"`; the same call,
+        also after :meth:`resume`, then trains the rest. A second Ctrl-C raises KeyboardInterrupt immediately.
 
         Args:
-            inputs: samples along axis 0; for several inputs a list in the model's order or a dict by name.
-                Floating-point data is cast to the model's type. Or a frame of pandas or polars; a data set that gives
-                samples by index (PyTorch's, Hugging Face's); a DataLoader; an iterable of batches
-                `(inputs, targets)`, `(inputs, targets, sample_weight)` or dicts by name; a function that returns one.
-            targets: as many samples; integers for class labels. None if the model needs none, or the data brings them.
-                Of a frame also names of columns.
-            epochs: passes over the data, in addition to the epochs of earlier fits.
-            batch_size: samples per batch, 32 by default; the last batch may be smaller. A model that was
-                exported with a fixed batch takes that size, and the samples beyond the last full batch are left
-                out of an epoch, with a warning; with shuffling other samples are left out in each epoch.
+            inputs: samples along axis 0; for several inputs, a list in the model's order or a dict by name.
+                Floating-point data is cast to the model's dtype. Also a pandas or polars frame; a map-style dataset
+                (PyTorch's, Hugging Face's); a DataLoader; an iterable of batches `(inputs, targets)`, `(inputs,
+                targets, sample_weight)` or dicts by name; or a function that returns one.
+            targets: targets of the samples; integers for class labels. None if the model needs none, or if the data
+                includes them. For a frame, also names of columns.
+            epochs: number of passes over the data, in addition to the epochs of earlier fits.
+            batch_size: samples per batch, 32 by default; the last batch may be smaller. A model exported with a fixed
+                batch size takes that size; the samples after the last complete batch are left out of an epoch, with a
+                warning (with shuffling, other samples in each epoch).
             validation: `(inputs, targets)` or `(inputs, targets, sample_weight)` to evaluate after each epoch, other
-                data that brings its targets, or the fraction of the samples to split off at random, e.g. 0.1.
-            callbacks: see :class:`Callback`.
-            shuffle: take the samples in a new random order in each epoch.
-            accumulate: batches per optimizer step; the gradient is that of the mean loss over all their samples.
-            schedule_epochs: spread one schedule over several calls of `fit`: total epochs of these calls, counted from
-                the trainer's first epoch, e.g. 10 for two fits of 5 epochs. Default: each call runs the schedule from
-                start to end.
-            verbose: show a progress bar (or a line per epoch if standard error is no terminal).
+                data that includes its targets, or the fraction of the samples to split off at random, e.g. 0.1.
+            callbacks: callbacks, e.g. `[EarlyStopping()]`; see :class:`Callback`.
+            shuffle: shuffle the samples in each epoch.
+            accumulate: batches per optimizer step; the gradient is that of the mean loss over all of their samples.
+            schedule_epochs: total number of epochs of several calls of `fit` that share one schedule, counted from the
+                trainer's first epoch, e.g. 10 for two fits of 5 epochs. Default: each call runs the schedule from start
+                to end.
+            verbose: show a progress bar, or one line per epoch if standard error is not a terminal.
             sample_weight: a weight w for each sample: the loss is sum(w·l) / sum(w), over all batches of a step.
                 Metrics count each sample once.
-            transform: augmentation, a function `(inputs, targets) -> (inputs, targets)` of the arrays of a batch,
-                called in training only; a third argument, or one named `rng`, is a numpy Generator.
-            validation_transform: the same for the batches of `validation`, e.g. to convert `uint8` images as
-                `transform` does, without augmentation.
-            steps_per_epoch: optimizer steps that make an epoch; required for a stream that does not end.
-            drop_last: leave out an incomplete last batch of each epoch.
-            class_weight: weight of each class in the training loss, for data with one class label per sample: a dict
-                by class, e.g. `{1: 10.0}` (1 for the others), one weight per class, or "balanced" for n / (k * n_c),
-                where n_c of n samples are of the class c, one of k. Multiplies `sample_weight`. Validation and metrics
-                do not weigh classes.
-            stratify: split off the same fraction of each class for `validation=0.1`.
-            evaluate_every: evaluate on the validation data after every so many optimizer steps, too, e.g. 500, and
-                record it in `history.evaluations`; see :meth:`Callback.on_evaluation`.
+            transform: augmentation, a function `(inputs, targets) -> (inputs, targets)` of a batch's arrays, called
+                only in training; a third argument, or one named `rng`, is a numpy Generator.
+            validation_transform: like `transform`, for the batches of `validation`, e.g. to convert `uint8` images
+                without augmenting them.
+            steps_per_epoch: optimizer steps per epoch; required for an endless stream.
+            drop_last: drop an incomplete last batch of each epoch.
+            class_weight: weight of each class in the training loss, for data with one class label per sample: a dict by
+                class index, e.g. `{1: 10.0}` (others have weight 1); one weight per class; or "balanced" for n / (k *
+                n_c), where n_c of the n samples belong to class c, one of k classes. Multiplies `sample_weight`.
+                Validation and metrics do not use class weights.
+            stratify: split off the same fraction of each class if `validation` is a fraction.
+            evaluate_every: also evaluate on the validation data after every this many optimizer steps, e.g. 500, and
+                record the result in `history.evaluations`; see :meth:`Callback.on_evaluation`.
 
         Raises:
-            InputError: data or arguments do not fit; nothing has been trained.
-            DivergenceError: the loss became NaN or infinite; the last good state has been restored and saved.
+            InputError: data or arguments do not fit; nothing was trained.
+            DivergenceError: the loss became NaN or infinite; the last good state was restored and saved.
             TrainingStateError: a fit of this trainer is under way, in another thread or around this call.
         """
         epochs = check_integer(argument("epochs"), epochs)
@@ -395,7 +392,7 @@ class Trainer(Uncopied):
             held_out_size = None
             if held_out is not None:
                 held_out_size = validation if isinstance(validation, float) else held_out.samples or 0
-            # The plan is made of numbers, not of the data: a resumed process gives other objects with the same
+            # The plan describes the data by numbers, because a resumed process passes new objects with the same
             # content.
             plan = Plan(
                 samples=data.samples,
@@ -424,7 +421,7 @@ class Trainer(Uncopied):
             try:
                 run_fit(Fit(state, data, held_out, plan, events, report))
             finally:
-                # Data may be large; the trainer keeps none of it.
+                # Data may be large, so the trainer keeps no reference.
                 state.training_data = None
         return self.history
 
@@ -444,7 +441,7 @@ class Trainer(Uncopied):
     ) -> None:
         """Raises the InputError that :meth:`fit` would raise for this data; changes nothing.
 
-        Of a stream the first batch is checked. An iterator is not read, as it can be read once.
+        Only the first batch of a stream is checked. An iterator is not checked, because it can be read only once.
         """
         if isinstance(inputs, Iterator):
             return
@@ -473,23 +470,22 @@ class Trainer(Uncopied):
         batch_size: int | None = None,
         transform: TransformFunction | None = None,
     ) -> LearningRateRange:
-        """Measures the loss over rising learning rates and suggests a rate to train with (Smith's range test).
+        """Measures the loss over increasing learning rates, and suggests a learning rate (Smith's range test).
 
-        One step is taken with each rate, from `start` to `stop` in equal ratios, until the loss is four times its
-        lowest value. The trainer is then put back to the state before the test: set `trainer.learning_rate` to the
-        rate of your choice.
+        Takes one step with each rate, from `start` to `stop` in geometric progression, until the loss is four times its
+        lowest value. Then restores the trainer's state: set `trainer.learning_rate` to the rate of your choice.
 
         Args:
-            inputs: as for :meth:`fit`.
-            targets: as for :meth:`fit`.
-            start: lowest rate.
-            stop: highest rate.
-            steps: number of rates.
-            batch_size: samples per step, as for :meth:`fit`.
-            transform: augmentation, as for :meth:`fit`.
+            inputs: see :meth:`fit`.
+            targets: see :meth:`fit`.
+            start: lowest learning rate.
+            stop: highest learning rate.
+            steps: number of learning rates.
+            batch_size: samples per step; see :meth:`fit`.
+            transform: augmentation; see :meth:`fit`.
 
         Raises:
-            InputError: the data or the rates do not fit.
+            InputError: the data or the learning rates do not fit.
         """
         self._state.workers.require_one("Finding a learning rate")
         options = Options(batch_size, training=True)
@@ -497,11 +493,11 @@ class Trainer(Uncopied):
         return find_range(self._state, data, start, stop, steps)
 
     def stop_training(self) -> None:
-        """Ends the fit under way after the current epoch; for callbacks and other threads."""
+        """Ends the fit under way after the current epoch. Callbacks and other threads may call it."""
         self._state.workers.stop(self._state.position.history)
 
     def abandon_fit(self) -> None:
-        """Forgets that a fit was interrupted: the next fit is a new one and may have other arguments.
+        """Forgets an interrupted fit: the next fit is a new one, and may have other arguments.
 
         Raises:
             TrainingStateError: a fit is under way in another thread.
@@ -517,16 +513,15 @@ class Trainer(Uncopied):
         sample_weight: Any = None,
         transform: TransformFunction | None = None,
     ) -> dict[str, float]:
-        """Computes the loss and the metrics over a data set, in inference mode.
+        """Computes the loss and the metrics over a dataset, in inference mode.
 
-        The result does not depend on the batch size, also for a model with a fixed batch: it is that of the outputs of
-        :meth:`predict`. Only a loss that is an onnxblock block or the model's own is averaged over batches, weighted
-        by their sizes. Arguments and errors as in :meth:`fit`; `transform` converts the batches, as
-        `validation_transform` does there.
+        The result does not depend on the batch size, even for a model with a fixed batch size. Only a loss that is an
+        onnxblock block or the model's own is averaged over batches, weighted by their sizes. Arguments and errors are
+        those of :meth:`fit`; `transform` converts the batches, like `validation_transform`.
 
         Raises:
-            InputError: the data does not fit, or does not fill the batches of a model with a fixed batch whose loss
-                cannot be computed for some of its samples.
+            InputError: the data does not fit; or it ends with an incomplete batch, whose loss a model with a fixed
+                batch size cannot compute.
         """
         return self._state.evaluate(
             weighed_dataset(self._state, inputs, targets, sample_weight, Options(batch_size), transform)
@@ -535,16 +530,16 @@ class Trainer(Uncopied):
     def predict(
         self, inputs: Any, *, batch_size: int | None = None, transform: TransformFunction | None = None
     ) -> Array | dict[str, Array]:
-        """Computes the model's output for each sample, in inference mode; several outputs as a dict by name.
+        """Returns the model's output for each sample, computed in inference mode; several outputs as a dict by name.
 
-        For a model with a fixed batch the last batch is padded, and the results of the padding are dropped. Targets
-        that the data brings are ignored.
+        The last batch is padded if the model has a fixed batch size; results of the padding are dropped. Targets in the
+        data are ignored.
 
         Args:
-            inputs: as for :meth:`fit`, without targets.
+            inputs: see :meth:`fit`; targets are not needed.
             batch_size: samples per batch, 32 by default.
-            transform: converts the batches, a function `(inputs, targets) -> (inputs, targets)` as in :meth:`fit`; its
-                targets are None here.
+            transform: converts the batches, a function `(inputs, targets) -> (inputs, targets)` as in :meth:`fit`;
+                targets are None.
 
         Raises:
             InputError: the inputs do not fit, or an output has no axis for the samples.
@@ -559,21 +554,21 @@ class Trainer(Uncopied):
     def predict_proba(
         self, inputs: Any, *, batch_size: int | None = None, transform: TransformFunction | None = None
     ) -> Array:
-        """Computes the probabilities that the scores of the loss stand for, in inference mode.
+        """Returns the probabilities that belong to the logits of the loss, computed in inference mode.
 
-        For a cross-entropy they are the softmax of the scores over the classes, for `nll` their exponential, for
-        losses of yes-or-no logits (`bce_with_logits`, `focal`, `tversky`) their sigmoid.
+        For a cross-entropy, these are the softmax of the logits over the classes, for `nll` their exponential, and for
+        losses of binary logits (`bce_with_logits`, `focal`, `tversky`) their sigmoid.
 
         Args:
-            inputs: as for :meth:`predict`.
+            inputs: see :meth:`predict`.
             batch_size: samples per batch, 32 by default.
-            transform: as for :meth:`predict`.
+            transform: see :meth:`predict`.
 
         Returns:
-            Probabilities in the shape and dtype of the scores, e.g. float32 [samples, classes].
+            Probabilities in the shape and dtype of the logits, e.g. float32 [samples, classes].
 
         Raises:
-            InputError: the inputs do not fit, or the loss has no probabilities, such as that of a regression.
+            InputError: the inputs do not fit, or the loss defines no probabilities, e.g. a regression loss.
 
         Example:
             >>> import numpy as np, onnx
@@ -588,7 +583,7 @@ class Trainer(Uncopied):
         outputs = self.predict(inputs, batch_size=batch_size, transform=transform)
         scores = outputs.get(self.prediction or "") if isinstance(outputs, dict) else outputs
         labels = self.manifest.targets[0].class_labels if self.manifest.targets else None
-        # Targets that are probabilities do not tell the axis of the classes; of two axes it is the second.
+        # Targets that are probabilities do not reveal the class axis; with two axes, it is the second.
         told = labels is not None or (scores is not None and scores.ndim <= 2)
         result = None
         if scores is not None and (told or loss_class(self.loss_name).activation != "softmax"):
@@ -608,43 +603,43 @@ class Trainer(Uncopied):
         batch_size: int | None = None,
         transform: TransformFunction | None = None,
     ) -> Array:
-        """Counts how often each class (rows) is predicted as each class (columns): integers [classes, classes].
+        """Returns how often each class (rows) is predicted as each class (columns): integers [classes, classes].
 
-        Arguments as in :meth:`evaluate`.
+        Arguments are those of :meth:`evaluate`.
 
-        `sklearn.metrics.ConfusionMatrixDisplay(matrix).plot()` draws it.
+        To plot it, call `sklearn.metrics.ConfusionMatrixDisplay(matrix).plot()`.
 
         Raises:
-            InputError: the data does not fit, or it is no classification with one right class.
+            InputError: the data does not fit, or it is not a classification with one right class per sample.
         """
         state = self._state
         data = weighed_dataset(state, inputs, targets, None, Options(batch_size), transform)
         with self.averaged():
             steps = state.run.evaluate(data.read(Pass()))
-            # ONNX Runtime writes the outputs of the next batch to the same memory.
+            # Copied, because ONNX Runtime writes the next batch's outputs to the same memory.
             parts = [tuple(array.copy() for array in state.judged(step)) for step in steps]
         prediction, target = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
         return confusion_matrix(state.task, prediction, target)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes everything that :meth:`resume` needs to a directory, which is made if missing.
+        """Writes everything that :meth:`resume` needs to a directory, which is created if missing.
 
-        The models are copied there once, with the files of their external data. All files change together: if the
-        process is killed, the directory holds the files it held before, or this run, complete. For the trained model
-        alone, as an `.onnx` file, use :meth:`export`.
+        Models are copied there once, with their external data. All files are replaced together: if the process is
+        killed, the directory contains either the files it had before, or all files of this run. To write only the
+        trained model, as an `.onnx` file, use :meth:`export`.
 
         Raises:
-            InputError: `path` ends in `.onnx`, as the file of a model does.
-            CheckpointError: a file cannot be written, or the directory holds files of the user that have the names of a
-                run's files, and no manifest of a run.
+            InputError: `path` ends with `.onnx`, like the file of a model.
+            CheckpointError: a file cannot be written, or the directory contains users' files with the names of a run's
+                files, and no manifest of a run.
         """
         self._state.save(path)
 
     def save_parameters(self, path: str | os.PathLike[str]) -> None:
-        """Writes parameters and statistics alone to a checkpoint file; of a run with `ema_decay` their averages.
+        """Writes only parameters and statistics to a checkpoint file; with `ema_decay`, their averages.
 
         Raises:
-            InputError: `path` ends in `.onnx`, as the file of a model does.
+            InputError: `path` ends with `.onnx`, like the file of a model.
             CheckpointError: the file cannot be written.
         """
         refuse_model_name(path, "Trainer.save_parameters", "a checkpoint")
@@ -654,36 +649,36 @@ class Trainer(Uncopied):
                 CheckpointState.save_checkpoint(self.state, path)
 
     def load_parameters(self, path: str | os.PathLike[str]) -> None:
-        """Reads parameters and statistics from a checkpoint file of the same model; nothing else changes.
+        """Loads parameters and statistics from a checkpoint file of the same model; nothing else changes.
 
-        Moving averages begin anew with the new parameters.
+        Moving averages restart from the new parameters.
 
         Raises:
             CheckpointError: the file is missing, damaged, or of another model.
         """
         with self._state.lock:
             self._state.run.load_parameters(path)
-            # The next step would otherwise mix averages of the old parameters with the new ones.
+            # Otherwise the next step would average old and new parameters.
             self._state.position.averaged = 0
 
     def averaged(self) -> AbstractContextManager[None]:
-        """Makes :attr:`parameters` the averages of `ema_decay` inside of a `with` statement.
+        """Replaces :attr:`parameters` with the averages of `ema_decay` within a `with` block.
 
-        :meth:`evaluate`, :meth:`predict`, :meth:`export`, :meth:`save_parameters`, validation and `restore_best` do so
-        themselves. Without `ema_decay`, or before the first step, nothing changes. Other threads wait for the end of
-        the block before they use the trainer.
+        :meth:`evaluate`, :meth:`predict`, :meth:`export`, :meth:`save_parameters`, validation and `restore_best` do
+        this themselves. Without `ema_decay`, or before the first step, nothing changes. Other threads wait for the end
+        of the block before they use the trainer.
         """
         return self._state.averaged()
 
     def export(self, path: str | os.PathLike[str], outputs: Sequence[str] | None = None) -> None:
         """Writes the trained model as an ordinary `.onnx` file for inference.
 
-        The file has the inputs and outputs of the original model; BatchNormalization and Dropout are in inference
-        mode, and loss, targets and gradients are gone.
+        The file has the inputs and outputs of the original model, without loss, targets and gradients;
+        BatchNormalization and Dropout are in inference mode.
 
         Args:
             path: file to write.
-            outputs: names of other values to return; by default the original model's outputs.
+            outputs: names of values to return instead of the original model's outputs.
         """
         names = outputs if outputs is None or isinstance(outputs, str) else list(outputs)
         with self.averaged(), self._state.workers.writing() as writes:
@@ -702,17 +697,17 @@ class Trainer(Uncopied):
         results: Mapping[str, Mapping[str, float]] | None = None,
         model: str = "model.onnx",
     ) -> None:
-        """Writes a model card: a README.md with the model, sizes of the data, options, metrics and versions.
+        """Writes a model card: a README.md with the model, dataset sizes, options, metrics and versions.
 
-        Its metadata is that of the Hugging Face Hub, which shows the results beside the model.
+        Its metadata is in the format of the Hugging Face Hub, which shows the results next to the model.
 
         Args:
-            path: file to write, or directory of the README.md.
+            path: file to write, or directory in which to write a README.md.
             title: name of the model, e.g. "digits".
-            description: text about purpose, data and limits; Markdown.
-            license: identifier of a licence, e.g. "apache-2.0"; None leaves it out.
-            tags: further tags besides "onnx" and "onnxtrain", e.g. ["image-classification"].
-            results: values by name of the data, e.g. `{"the test set": trainer.evaluate(x, y)}`.
+            description: Markdown text about purpose, data and limits.
+            license: license identifier, e.g. "apache-2.0"; None omits it.
+            tags: tags in addition to "onnx" and "onnxtrain", e.g. ["image-classification"].
+            results: metrics by dataset name, e.g. `{"the test set": trainer.evaluate(x, y)}`.
             model: name of the exported file, for the example in the card.
 
         Raises:
@@ -741,10 +736,10 @@ class Trainer(Uncopied):
 
     @property
     def lock(self) -> StateLock:
-        """Lock that keeps other threads from using the trainer, and a fit from going on, while a thread holds it.
+        """Lock that excludes other threads, and pauses a fit, while a thread holds it.
 
-        Hold it (`with trainer.lock:`) to read several of :attr:`parameters`, which are live views, while another
-        thread fits.
+        Hold it (`with trainer.lock:`) to read several of :attr:`parameters`, which are live views, while another thread
+        fits.
         """
         return self._state.lock
 
@@ -770,17 +765,17 @@ class Trainer(Uncopied):
 
     @property
     def resumes_fit(self) -> bool:
-        """True if the next fit goes on with one that was interrupted."""
+        """True if the next fit resumes an interrupted one."""
         return self._state.position.unfinished
 
     @property
     def last_fit(self) -> Plan | None:
-        """Arguments of the last fit, or of the one that was interrupted; None before the first one."""
+        """Arguments of the last fit, including an interrupted one; None before the first fit."""
         return self._state.position.plan
 
     @property
     def resume_hint(self) -> str:
-        """Sentence about going on, shown after Ctrl-C; `{}` stands for the directory."""
+        """Sentence about resuming, shown after Ctrl-C; `{}` is replaced with the directory."""
         return self._state.resume_hint
 
     @resume_hint.setter
@@ -789,17 +784,17 @@ class Trainer(Uncopied):
 
     @property
     def metrics(self) -> list[Metric]:
-        """Metrics that are recorded beside the loss."""
+        """Metrics recorded in addition to the loss."""
         return self._state.metrics
 
     @property
     def positive(self) -> int | None:
-        """Class that f1, precision, recall and auroc measure; None for the default of :class:`Trainer`."""
+        """Class measured by f1, precision, recall and auroc; None for the default of :class:`Trainer`."""
         return self._state.settings.positive
 
     @property
     def loss_name(self) -> str:
-        """Name of the loss's class, e.g. "CrossEntropyLoss"; empty for the model's own loss."""
+        """Class name of the loss, e.g. "CrossEntropyLoss"; empty for the model's own loss."""
         return self._state.settings.loss
 
     @property
@@ -809,7 +804,7 @@ class Trainer(Uncopied):
 
     @property
     def fit_start(self) -> int:
-        """Number of epochs that were finished when the fit under way, or the last one, began."""
+        """Number of finished epochs when the current or last fit began."""
         return self._state.position.fit_start
 
     @property
@@ -819,7 +814,7 @@ class Trainer(Uncopied):
 
     @property
     def learning_rate(self) -> float:
-        """Learning rate before the schedule's factor; setting it takes effect at the next step."""
+        """Learning rate before the schedule's factor; a new value is used from the next step."""
         return self._state.position.learning_rate
 
     @learning_rate.setter
@@ -828,12 +823,12 @@ class Trainer(Uncopied):
 
     @property
     def current_learning_rate(self) -> float:
-        """Learning rate of the last step, with the schedule's factor."""
+        """Learning rate of the last step, including the schedule's factor."""
         return self._state.run.optimizer.get_learning_rate()
 
     @property
     def global_step(self) -> int:
-        """Number of optimizer steps that all fits together have taken."""
+        """Number of optimizer steps, over all fits."""
         return self._state.position.step
 
 

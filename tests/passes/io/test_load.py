@@ -378,6 +378,18 @@ def test_an_attribute_of_another_kind_is_an_error(op, name, value, kinds, opset)
         load_model(model)
 
 
+@pytest.mark.parametrize("domain", ["", "com.microsoft", "own"])
+def test_an_attribute_without_a_type_is_an_error(domain):
+    nodes = [helper.make_node("If", ["c"], ["y"]), helper.make_node("Gelu", ["x"], ["y"], domain=domain)]
+    nodes[1].attribute.add(name="cut")
+    branch = helper.make_graph([nodes[1]], "branch", [], [info("y", None)])
+    nodes[0].attribute.extend(helper.make_attribute(f"{name}_branch", branch) for name in ("then", "else"))
+    inputs = [info("c", [], onnx.TensorProto.BOOL), info("x", [2])]
+    model = build(nodes[:1], inputs, [info("y", None)], domains=["com.microsoft", "own"])
+    with pytest.raises(ModelLoadError, match=r"'cut' of Gelu .* has no type"):
+        load_model(model)
+
+
 @pytest.mark.parametrize(
     ("old", "new"),
     [

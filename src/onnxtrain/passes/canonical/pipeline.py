@@ -80,6 +80,8 @@ def canonicalize(model: ir.Model, variable: Collection[str] = ()) -> ir.Model:
         DefaultsPass()(model)
         # Before the checker and the converter, which would serialize large Constant nodes.
         lift_constants(model, min_elements=BIG_ELEMENTS + 1)
+    except OnnxTrainError:
+        raise
     except (TypeError, ValueError, IndexError):
         # The checker, which runs later, has the better message, e.g. for an attribute of the wrong type.
         _check(model, ModelError, invalid)

@@ -1,4 +1,4 @@
-"""Finds attributes whose type differs from the op's schema, e.g. a float instead of an int."""
+"""Finds attributes without a type, or of another type than in the op's schema, e.g. a float instead of an int."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 
 def mistyped_attribute(model: ir.Model) -> str | None:
-    """Returns a description of the first attribute whose type differs from the schema; None if there is none.
+    """Returns a description of the first attribute without a type or of another type than the schema's, or None.
 
     onnx's checker finds these as well, but it runs after passes of onnx_ir, which raise TypeError for such a Constant.
     """
@@ -19,10 +19,13 @@ def mistyped_attribute(model: ir.Model) -> str | None:
         # A function may import another opset than the model; if it imports none, the model's applies.
         opset = owner.opset_imports.get("", model.graph.opset_imports.get(""))
         for node in owner.all_nodes():
-            if node.domain:
-                continue
-            kinds = _kinds(node.op_type, opset or onnx.defs.onnx_opset_version())
+            kinds = {} if node.domain else _kinds(node.op_type, opset or onnx.defs.onnx_opset_version())
             for attribute in node.attributes.values():
+                # onnx_ir cannot write such an attribute, whatever the op.
+                if attribute.type == ir.AttributeType.UNDEFINED and not attribute.is_ref():
+                    return (
+                        f"the attribute '{attribute.name}' of {node.op_type} '{node.name or ''}' has no type"
+                    )
                 kind = kinds.get(attribute.name)
                 if kind is not None and attribute.type.value != kind:
                     return (

@@ -118,11 +118,11 @@ CASES: dict[str, tuple[Make, Any, str]] = {
     ),
     "pandas: text": (
         lambda: table(pandas, a=["red"] * 24), Y,
-        r"column 'a' holds categories or texts \(.*'red'\), not numbers. Encode it first: pandas.get_dummies",
+        r"column 'a' holds categories or strings \(.*'red'\), not numbers. Encode it first: pandas.get_dummies",
     ),
     "pandas: category": (
         lambda: table(pandas, a=pandas.Categorical(["u", "v"] * 12)), Y,
-        r"column 'a' holds categories or texts \(category such as 'u'\)",
+        r"column 'a' holds categories or strings \(category such as 'u'\)",
     ),
     "pandas: time": (
         lambda: table(pandas, a=pandas.date_range("2020-01-01", periods=24)), Y,
@@ -134,7 +134,7 @@ CASES: dict[str, tuple[Make, Any, str]] = {
     "polars: lazy": (lambda: table(polars).lazy(), Y, r"pass frame.collect\(\)"),
     "pandas: labels are text": (
         lambda: table(pandas), pandas.Series(["u", "v", "w"] * 8, name="kind"),
-        r"column 'kind' holds categories or texts.*pandas.factorize",
+        r"column 'kind' holds categories or strings.*pandas.factorize",
     ),
     "pandas: labels are floats": (
         lambda: table(pandas), pandas.Series(Y.astype(float)),
@@ -151,7 +151,7 @@ CASES: dict[str, tuple[Make, Any, str]] = {
     ),
     "DataLoader: label out of range": (lambda: loader(X, Y + 1), None, "class labels must be 0 .. 2"),
     "DataLoader: wrong width": (lambda: loader(X[:, :3], Y), None, "axis 1 must be 4"),
-    "DataLoader: beside targets": (lambda: loader(X, Y), Y, "targets are given beside a DataLoader"),
+    "DataLoader: beside targets": (lambda: loader(X, Y), Y, "targets are given in addition to a DataLoader"),
     "dict: names": (lambda: [{"x": X, "y": Y}], None, r"has x, y \(missing: labels\). Rename"),
     "stream: no targets": (lambda: lambda: iter([X, X]), None, "needs targets"),
     "stream: lengths": (
@@ -160,7 +160,7 @@ CASES: dict[str, tuple[Make, Any, str]] = {
     ),
     "stream: ragged": (
         lambda: [(X[:8], Y[:8]), ([[1.0, 2.0], [3.0]], Y[:2])], None,
-        "Batch 2 of epoch 1: The input 'x' is no array of one shape",
+        "Batch 2 of epoch 1: The input 'x' is not an array of one shape",
     ),
     "stream: four entries": (
         lambda: [(X, Y, Y, Y)], None, "should be .inputs, targets.*received a tuple of 4",
@@ -176,7 +176,7 @@ CASES: dict[str, tuple[Make, Any, str]] = {
     "Dataset: ragged": (
         Ragged, None, r"sample 17 has shape \[3\], and sample \d+ has \[4\].*cannot be stacked",
     ),
-    "Dataset: empty": (Empty, None, r"The data set \(Empty\) has no samples"),
+    "Dataset: empty": (Empty, None, r"The dataset \(Empty\) has no samples"),
     "Hugging Face: names": (
         lambda: hugging_face(x=X.tolist(), label=Y), None, r"has x, label \(missing: labels\)",
     ),
@@ -185,7 +185,7 @@ CASES: dict[str, tuple[Make, Any, str]] = {
     ),
     "Hugging Face: splits": (
         lambda: datasets.DatasetDict({"train": hugging_face(x=X.tolist(), labels=Y)}), None,
-        r"a dict of data sets \(train\). Choose one: data\['train'\]",
+        r"a dict of datasets \(train\). Choose one: data\['train'\]",
     ),
     # arrays of other kinds
     "masked": (lambda: masked(X), Y, r"input 'x': values are missing: 4 of 96 elements of a masked array are"),
@@ -200,11 +200,11 @@ CASES: dict[str, tuple[Make, Any, str]] = {
         lambda: np.array(list(map(tuple, X)), "f4,f4,f4,f4"), Y, "a structured array. Make columns of its fields",
     ),
     "objects with gaps": (
-        lambda: np.where(X > 1, None, X.astype(object)), Y, "no rectangular array of numbers, or values are missing",
+        lambda: np.where(X > 1, None, X.astype(object)), Y, "not a rectangular array of numbers, or values are missing",
     ),
     "no data": (lambda: torch.empty(24, 4, device="meta"), Y, "on device 'meta' has no data"),
-    "one number": (lambda: np.float32(1), Y, "'x' has no axis along which samples could lie"),
-    "an object beside targets": (object, Y, "targets are given beside a object"),
+    "one number": (lambda: np.float32(1), Y, "'x' has no axis for samples"),
+    "an object beside targets": (object, Y, "targets are given in addition to a object"),
     "an object": (object, None, "The data is a object. Pass arrays, a frame"),
 }  # fmt: skip
 
@@ -240,7 +240,7 @@ def test_one_clear_error(name: str, trainer: Trainer) -> None:
         ({"batch_size": 8}, "batch_size is given, but the data comes in batches"),
         ({"validation": 0.5}, "validation=0.5 cannot be split off a stream"),
         ({"steps_per_epoch": 0}, "steps_per_epoch must be an integer >= 1"),
-        ({"sample_weight": np.ones(24)}, "sample_weight are given beside a generator"),
+        ({"sample_weight": np.ones(24)}, "sample_weight are given in addition to a generator"),
     ],
 )
 def test_an_iterator_that_cannot_serve_is_an_error(

@@ -148,9 +148,9 @@ def test_loss_that_cannot_be_told_apart_by_samples_is_refused_before_training() 
     problem = problems.line(samples=10, batch=4)
     trainer = Trainer(problem.model, Largest(), metrics=[])
     before = trainer.parameters["w"].data.copy()
-    with pytest.raises(InputError, match="it is no mean or sum over samples"):
+    with pytest.raises(InputError, match="it is not a mean or sum over samples"):
         trainer.evaluate(problem.x)
-    with pytest.raises(InputError, match=r"Validation data: .* it is no mean or sum over samples"):
+    with pytest.raises(InputError, match=r"Validation data: .* it is not a mean or sum over samples"):
         trainer.fit(problem.x, validation=(problem.x, None), verbose=False)
     np.testing.assert_array_equal(trainer.parameters["w"].data, before)
 

@@ -274,7 +274,7 @@ def test_other_random_ops_are_told_of(tmp_path: Path, caplog: pytest.LogCaptureF
     trainer.fit(problem.x, problem.y, callbacks=[InterruptAt(1)], **FIT)
     caplog.clear()
     Trainer.resume(tmp_path)
-    assert "draws random numbers in RandomNormalLike, which start anew in evaluation" in caplog.text
+    assert "draws random numbers in RandomNormalLike, which restart in evaluation" in caplog.text
 
 
 def spread(prediction: np.ndarray, target: np.ndarray) -> float:

@@ -71,7 +71,7 @@ class SWA(Callback):
         ):
             raise InputError(
                 "SWA reads the data once more to renew the statistics of BatchNormalization, and a stream may not be "
-                "read again. Pass arrays, a frame or a data set."
+                "read again. Pass arrays, a frame or a dataset."
             )
         self._average, self._count, self._last = MovingAverage(state.run.store), 0, 0
         path = trainer.directory / SWA_AVERAGE

@@ -112,7 +112,7 @@ def _batches(state: TrainingState, data: Source) -> Iterator[list[Array]]:
                 yield arrays
         # Otherwise the generator would search for a batch forever.
         if not counted:
-            raise InputError("Finding a learning rate: no sample of the data has a label that counts.")
+            raise InputError("Finding a learning rate: all labels of the data are ignored.")
         epoch += 1
 
 

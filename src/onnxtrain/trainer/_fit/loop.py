@@ -89,9 +89,8 @@ class FitLoop:
         if not state.workspace.temporary:
             state.save(state.directory)
         raise InputError(
-            "The fit has updated nothing: no label that it has read counts in the loss. All are ignored "
-            "(ignore_index), have nothing to predict them (the first token of a sequence), or have sample or class "
-            "weights of 0."
+            "The fit has updated nothing: no label contributes to the loss. All labels are ignored (ignore_index), "
+            "are the first token of a sequence, which nothing predicts, or have sample or class weights of 0."
         )
 
     def _begin(self) -> dict[str, Any]:

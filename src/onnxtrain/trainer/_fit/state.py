@@ -107,7 +107,7 @@ class TrainingState:
         self.validating = False
         self.training_data: Source | None = None
         self.guard = FitGuard(run.lock)
-        self.resume_hint = "Trainer.resume('{}') and the same fit go on."
+        self.resume_hint = "Trainer.resume('{}') and the same call of fit resume it."
         # A model that computes its loss from its inputs alone has no target to compare predictions with.
         measurable = bool(run.manifest.targets) and settings.prediction is not None
         target = run.manifest.targets[0] if run.manifest.targets else None
@@ -201,8 +201,8 @@ class TrainingState:
     def _warn_of_random_ops(self) -> None:
         if self.position.unfinished and self.settings.random:
             _log.warning(
-                "The model draws random numbers in %s, which start anew in evaluation and in subgraphs: what they give "
-                "will not be bit-equal to that of a run without interruption.",
+                "The model draws random numbers in %s, which restart in evaluation and in subgraphs: their results "
+                "will not be bit-equal to those of an uninterrupted run.",
                 ", ".join(self.settings.random),
             )
 

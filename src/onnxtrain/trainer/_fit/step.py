@@ -270,7 +270,7 @@ class Stepper:
             raise Diverged(
                 "a batch has one sample, and BatchNormalization cannot take a variance of one value per channel "
                 "(PyTorch refuses such batches, too)",
-                f"Begin anew with another {argument('batch_size')}, so that no sample is left alone"
+                f"Start a new run with another {argument('batch_size')}, so that no batch has one sample"
                 f"{words().drop_last()}.",
             )
         raise Diverged(f"the loss is {loss:g}, but its BatchNormalization statistics hold NaN or infinity")

@@ -306,7 +306,7 @@ WHOLE_METRICS: dict[str, Callable[[str, Task, Array, Array], float]] = {
     "auroc": _auroc,
     "r2": _r2,
 }
-"""Functions `(name, task, predictions, targets) -> value` of a whole data set; higher is better for all of them."""
+"""Functions `(name, task, predictions, targets) -> value` of a whole dataset; higher is better for all of them."""
 
 
 def measure_of(name: str, task: Task) -> Callable[[Array, Array], float] | None:

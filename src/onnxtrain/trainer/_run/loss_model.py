@@ -110,7 +110,7 @@ class LossModel:
         sums = [self._sum(value, part[1]) for value, part in zip(losses, parts, strict=True)]
         whole, size = self._sum(loss, arrays), sum(map(abs, sums))
         if np.isfinite([whole, size]).all() and abs(whole - sum(sums)) > self._tolerance * max(size, 1e-6):
-            raise _refusal("it is no mean or sum over samples")
+            raise _refusal("it is not a mean or sum over samples")
         return losses[0]
 
     def _run(self, outputs: Sequence[Array], arrays: Sequence[Array]) -> float:

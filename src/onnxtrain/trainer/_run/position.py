@@ -151,7 +151,7 @@ class Position:
             where = f"in the middle of epoch {self.epoch + 1}" if self.batch else f"after epoch {self.epoch}"
             raise InputError(
                 f"The last fit was interrupted {where}, and this call differs from it "
-                f"({self.plan.differences(plan)}). Give the same data and arguments to go on with it, or call "
+                f"({self.plan.differences(plan)}). Pass the same data and arguments to resume it, or call "
                 "abandon_fit() first to start a new fit from here."
             )
 
@@ -293,7 +293,7 @@ def _check(position: Position, settings: Settings) -> None:
     if settings.ema_decay is not None and not 0 <= settings.ema_decay < 1:
         raise ValueError(f"the decay of averages is {settings.ema_decay}")
     if any(len(entry) != 2 for entry in position.averages.sums.values()):
-        raise ValueError("a sum is no pair of total and count")
+        raise ValueError("a sum is not a pair of total and count")
     plan = position.plan
     if plan is not None and min(plan.samples or 1, plan.batch_size or 1, plan.accumulate, plan.epochs) < 1:
         raise ValueError(f"its plan is {plan}")

@@ -116,8 +116,8 @@ class Workspace:
         # Without a checkpoint then and now, nothing can be lost.
         if not self.temporary and None not in (current, self._seen) and current != self._seen:
             raise CheckpointError(
-                f"{doing}: another Trainer has saved to '{self.path}' since this one has read or saved it, and what it "
-                f"has saved would be lost. {words().resume(self.path, 'from there ')}, or save this "
+                f"{doing}: another Trainer has saved to '{self.path}' since this one has read or saved it, and its "
+                f"save would be lost. {words().resume(self.path, 'from there ')}, or save this "
                 "one to another directory first."
             )
 

@@ -75,7 +75,7 @@ def read_labels(source: Source, purpose: str) -> Array:
     if not isinstance(source, IndexedSource):
         raise InputError(
             f"{purpose} needs the labels of all samples before training, and a stream of batches gives them during it. "
-            "Pass arrays, a frame or a data set."
+            "Pass arrays, a frame or a dataset."
         )
     # Binary targets may be a column.
     labels = source.first_target().reshape(-1)
@@ -136,7 +136,7 @@ def _balanced(source: Source, spec: InputSpec, count: int | None) -> Array:
     sample_weight = source.sample_weights()
     labels = labels[counted]
     if not len(labels):
-        raise InputError(f"{argument('class_weight', 'balanced')}: no label of the data counts.")
+        raise InputError(f"{argument('class_weight', 'balanced')}: all labels of the data are ignored.")
     of_sample = None if sample_weight is None else sample_weight[counted]
     return balanced_weights(labels, count or int(labels.max()) + 1, of_sample)
 

@@ -89,7 +89,7 @@ def to_array(word: str, spec: InputSpec, data: Any) -> Array:
     try:
         array = np.asarray(of_tensor(data))
     except (ValueError, TypeError) as error:
-        raise InputError(f"The {word} '{spec.name}' is no array of one shape: {error}.") from error
+        raise InputError(f"The {word} '{spec.name}' is not an array of one shape: {error}.") from error
     if array.dtype == object:
         return _as_numbers(array)
     if array.dtype.name == "bfloat16":
@@ -234,7 +234,7 @@ def _dtype_message(word: str, spec: InputSpec, array: Array) -> str:
     dtype = spec.dtype.held.name
     message = f"The {word} '{spec.name}' should be {spec.dtype.name}, received dtype {array.dtype}"
     if array.dtype == object:
-        return f"{message}: it is no rectangular array of numbers, or values are missing."
+        return f"{message}: it is not a rectangular array of numbers, or values are missing."
     if array.dtype.names is not None:
         return (
             f"{message}, a structured array. Make columns of its fields: "
@@ -261,8 +261,7 @@ def check_lengths(specs: Sequence[InputSpec], arrays: Sequence[Array]) -> None:
     for spec, array in zip(specs, arrays, strict=True):
         if array.ndim == 0 or (spec.shape is not None and len(spec.shape) == 0):
             raise InputError(
-                f"'{spec.name}' has no axis along which samples could lie. Train such a model through "
-                "onnxtrain.api.Module."
+                f"'{spec.name}' has no axis for samples. Train such a model through onnxtrain.api.Module."
             )
     lengths = [len(array) for array in arrays]
     if len(set(lengths)) > 1:

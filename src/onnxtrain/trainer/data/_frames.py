@@ -169,9 +169,11 @@ def _encoding(series: Any, label: str, kind: str, polars: bool) -> str:
     if not polars and len(series):
         shown = f" such as {series.iloc[0]!r}"
     if "date" in kind.lower() or "time" in kind.lower() or kind.lower().startswith("duration"):
-        return f"The {label} holds times ({kind}{shown}), not numbers. Turn it into such, as seconds since a day."
+        return (
+            f"The {label} holds times ({kind}{shown}), not numbers. Convert it, e.g. to seconds since a date."
+        )
     how = _OF_POLARS if polars else _OF_PANDAS
-    return f"The {label} holds categories or texts ({kind}{shown}), not numbers. Encode it first: {how} for each."
+    return f"The {label} holds categories or strings ({kind}{shown}), not numbers. Encode it first: {how} for each."
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -60,8 +60,8 @@ def open_source(
     for name, value in (("targets", targets), ("sample_weight", weights)):
         if value is not None:
             raise InputError(
-                f"{name} are given beside a {type(inputs).__name__}, which brings its own: its batches (or samples) "
-                "are (inputs, targets) or (inputs, targets, sample_weight)."
+                f"{name} are given in addition to a {type(inputs).__name__}, which includes its own: its batches "
+                "(or samples) are (inputs, targets) or (inputs, targets, sample_weight)."
             )
     if _gives_samples_by_index(inputs):
         padded = padding is not None and len(inputs) > 0 and padding.fits(inputs[0])
@@ -72,7 +72,7 @@ def open_source(
         options = options._replace(batch_size=None)
     if not isinstance(inputs, Iterable) and not callable(inputs):
         raise InputError(
-            f"The data is a {type(inputs).__name__}. Pass arrays, a frame, a data set, a DataLoader, an iterable of "
+            f"The data is a {type(inputs).__name__}. Pass arrays, a frame, a dataset, a DataLoader, an iterable of "
             f"batches or a function that returns one; the model's inputs are {names_of(layout.inputs)}."
         )
     source = StreamSource(layout, inputs, options, augment)
@@ -97,7 +97,7 @@ def _is_whole(layout: Layout, inputs: Any, targets: Any) -> bool:
         # `datasets.load_dataset` returns a dict of splits.
         if isinstance(inputs, Mapping) and any(_gives_samples_by_index(entry) for entry in inputs.values()):
             raise InputError(
-                f"The data is a dict of data sets ({', '.join(map(str, inputs))}). Choose one: data['train']."
+                f"The data is a dict of datasets ({', '.join(map(str, inputs))}). Choose one: data['train']."
             )
         return True
     if isinstance(inputs, list | tuple):

@@ -66,7 +66,7 @@ class SampleSource(IndexedSource):
             padding=padding.to_longest(dataset) if padding and layout.predicting else padding,
         )
         if source.samples == 0:
-            raise InputError(f"The data set ({type(dataset).__name__}) has no samples.")
+            raise InputError(f"The dataset ({type(dataset).__name__}) has no samples.")
         if options.training:
             require_batch(source.samples, size, drop=drop, fixed=fixed)
         _ = source.batches

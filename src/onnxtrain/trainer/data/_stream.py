@@ -183,8 +183,8 @@ class StreamSource:
                 generator.set_state(tensor)
         except (ValueError, RuntimeError) as error:
             raise InputError(
-                f"Going on with an interrupted fit: the saved states of {len(mark.split())} generators do not fit the "
-                f"{len(self._generators)} of this data ({error}). Give the same data, or call abandon_fit() first."
+                f"Resuming an interrupted fit: the saved states of {len(mark.split())} generators do not fit the "
+                f"{len(self._generators)} of this data ({error}). Pass the same data, or call abandon_fit() first."
             ) from error
 
     def _states(self) -> str | None:
@@ -206,7 +206,7 @@ class StreamSource:
             if self._next(epoch, wanted - start) is None:
                 raise InputError(
                     f"The fit was interrupted after {start} batches of epoch {epoch.epoch + 1}, and this data has "
-                    f"{self._taken}. Give the same data to go on with it, or call abandon_fit() first."
+                    f"{self._taken}. Pass the same data to resume it, or call abandon_fit() first."
                 )
         index = start
         while limit is None or index < limit:

@@ -205,5 +205,5 @@ def test_one_cycle_has_the_rates_of_pytorch_at_its_boundaries() -> None:
 def test_factors_beyond_floats_are_refused_and_not_divided_by() -> None:
     tiny = schedules.OneCycle(div_factor=1e-200, final_div_factor=1e-200)
     for schedule in (tiny, schedules.Exponential(10.0, unit="step"), schedules.Step(1, 10.0, unit="step")):
-        with pytest.raises(InputError, match=r"The schedule gave (inf|nan)"):
+        with pytest.raises(InputError, match=r"The schedule returned (inf|nan)"):
             make_schedule(schedule)(999, 1000)

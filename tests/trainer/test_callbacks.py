@@ -143,7 +143,7 @@ def test_functions_need_a_mode(make: object) -> None:
     trainer = Trainer(problem.model, problem.loss, learning_rate=0.05, metrics=[f1])
     data = (problem.x, problem.y)
     with pytest.raises(
-        InputError, match=r"of 'val_f1' is better is not known, as it is a function. Pass mode='max'"
+        InputError, match=r"of 'val_f1' are better, because it is a function. Pass mode='max'"
     ):
         trainer.fit(*data, validation=data, callbacks=[make()], verbose=False)  # type: ignore[operator]
     assert len(trainer.history) == 0
@@ -226,7 +226,7 @@ def test_metric_objects_say_what_is_better() -> None:
         return float((prediction - target).sum()), float(len(target))
 
     problem = problems.line()
-    for known, message in ((None, "is better is not known"), (True, None)):
+    for known, message in ((None, "it is unknown whether higher or lower"), (True, None)):
         trainer = Trainer(problem.model, "mse", metrics=[Metric("bias", measure, higher_is_better=known)])
         stop = EarlyStopping("bias", patience=1)
         if message is None:

@@ -264,7 +264,7 @@ def test_impossible_arguments_are_errors(arguments: dict, message: str) -> None:
 def test_schedule_that_gives_no_factor(factor: object) -> None:
     problem = problems.line()
     trainer = Trainer(problem.model, "mse", scheduler=lambda step, total: factor)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match=f"The schedule gave {factor!r} for"):
+    with pytest.raises(InputError, match=f"The schedule returned {factor!r} for"):
         trainer.fit(problem.x, problem.y, verbose=False)
 
 

@@ -77,7 +77,7 @@ def test_functions_are_of_the_whole_set(size: int) -> None:
 def test_function_that_gives_no_number() -> None:
     problem = problems.line()
     trainer = Trainer(problem.model, "mse", metrics=[lambda p, t: "good"])
-    with pytest.raises(InputError, match="The metric '<lambda>' gave 'good'; it must give one number"):
+    with pytest.raises(InputError, match="The metric '<lambda>' returned 'good'; it must return one number"):
         trainer.evaluate(problem.x, problem.y)
 
 

@@ -45,7 +45,7 @@ def test_classes_along_the_last_axis() -> None:
     result = Trainer(model, CrossEntropyLoss(axis=-1)).predict_proba(x)
     np.testing.assert_allclose(result, torch.softmax(torch.tensor(x @ w), -1), rtol=1e-5)
     # Targets that are probabilities do not tell the axis.
-    with pytest.raises(InputError, match=r"loss \(CrossEntropyLoss\) does not tell how to compute them"):
+    with pytest.raises(InputError, match=r"loss \(CrossEntropyLoss\) does not define how to compute them"):
         Trainer(model, CrossEntropyLoss(axis=-1, probabilities=True)).predict_proba(x)
 
 

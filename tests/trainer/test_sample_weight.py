@@ -182,7 +182,7 @@ def test_run_that_is_resumed_without_its_model_says_so(tmp_path: Path) -> None:
     problem = problems.classes(samples=16)
     Trainer(problem.model, "cross_entropy", directory=tmp_path).save(tmp_path)
     with pytest.raises(
-        InputError, match=r"begun without sample weights, take none\. Begin a new run with sample_weight"
+        InputError, match=r"models of this run take no sample weights\. Begin a new run with sample_weight"
     ):
         Trainer.resume(tmp_path).fit(problem.x, problem.y, sample_weight=np.ones(16), verbose=False)
 

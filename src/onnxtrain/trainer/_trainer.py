@@ -590,7 +590,7 @@ class Trainer(Uncopied):
             result = probabilities(self.loss_name, scores, 1 if labels is None else labels.axis)
         if scores is None or result is None:
             raise InputError(
-                f"Predicting probabilities: the loss ({self.loss_name or 'that of the model'}) does not tell how to "
+                f"Predicting probabilities: the loss ({self.loss_name or 'that of the model'}) does not define how to "
                 "compute them from the outputs of the model. Use predict."
             )
         return result.astype(scores.dtype)

@@ -73,7 +73,7 @@ class Curve:
             factor = self.schedule(step, total)
         if not isinstance(factor, numbers.Real) or not 0 <= factor < math.inf:
             raise InputError(
-                f"The schedule gave {factor!r} for (step, total_steps) = {(step, total)}; it must give a number "
+                f"The schedule returned {factor!r} for (step, total_steps) = {(step, total)}; it must return a number "
                 ">= 0, the factor of the learning rate."
             )
         return float(factor)

@@ -302,5 +302,5 @@ def _number(metric: Metric, value: object) -> float:
     if isinstance(value, np.ndarray) and value.size == 1:
         value = value.item()
     if not isinstance(value, numbers.Real):
-        raise InputError(f"The metric '{metric.name}' gave {value!r}; it must give one number.")
+        raise InputError(f"The metric '{metric.name}' returned {value!r}; it must return one number.")
     return float(value)

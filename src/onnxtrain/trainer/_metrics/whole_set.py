@@ -70,8 +70,8 @@ def check_positive(number: int | None) -> None:
     valid = isinstance(number, int | np.integer) and not isinstance(number, bool) and number >= 0
     if number is not None and not valid:
         raise InputError(
-            f"{argument('positive')} is {number!r}; pass the number of the class that f1, precision, recall and auroc "
-            "are to be of, such as 1."
+            f"{argument('positive')} is {number!r}; pass the index of the class that f1, precision, recall and auroc "
+            "measure, e.g. 1."
         )
 
 

@@ -147,7 +147,7 @@ class Run:
             return
         if self.rewrite is None:
             raise InputError(
-                "The models of this run, which was begun without sample weights, take none. Begin a new run with "
+                "The models of this run take no sample weights. Begin a new run with "
                 f"{argument('sample_weight')} or {argument('class_weight')}."
             )
         # Written elsewhere first: if the loss does not support sample weights, the directory is not changed.

@@ -74,7 +74,7 @@ def read_labels(source: Source, purpose: str) -> Array:
     spec = require_one_label(source.layout, purpose)
     if not isinstance(source, IndexedSource):
         raise InputError(
-            f"{purpose} needs the labels of all samples before training, and a stream of batches gives them during it. "
+            f"{purpose} needs the labels of all samples before training, which a stream of batches does not provide. "
             "Pass arrays, a frame or a dataset."
         )
     # Binary targets may be a column.
@@ -103,9 +103,7 @@ def chosen_weights(weights: ClassWeights, source: Source) -> Array:
     if isinstance(weights, Mapping):
         # Only the command line and the estimators know names of classes, not the trainer.
         if not all(isinstance(key, int | np.integer) and key >= 0 for key in weights):
-            raise InputError(
-                f"class_weight should have numbers of classes as keys, received {list(weights)}."
-            )
+            raise InputError(f"class_weight should have class indices as keys, received {list(weights)}.")
         array = np.ones(count or max(weights, default=0) + 1)
         if beyond := [int(key) for key in weights if key >= len(array)]:
             raise InputError(

@@ -165,8 +165,8 @@ def split(
     """
     if not isinstance(source, IndexedSource):
         raise InputError(
-            f"validation={fraction} cannot be split off a stream of batches, of which only the end tells how many "
-            "there are. Pass data to validate with: validation=(inputs, targets), or another stream."
+            f"validation={fraction} cannot be split off a stream of batches, whose length is unknown before its "
+            "end. Pass data to validate with: validation=(inputs, targets), or another stream."
         )
     labels = read_labels(source, argument("stratify", True)) if stratify else None
     training, held_out = split_order(source.samples, fraction, seed, labels)

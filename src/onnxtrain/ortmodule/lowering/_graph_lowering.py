@@ -1,4 +1,4 @@
-"""Lower a functional ATen graph to an ONNX graph, node by node, by the table that `aten/` fills."""
+"""Lowers a functional ATen graph to an ONNX graph, node by node, with the lowerings of `aten/`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def lower_graph(graph_module: fx.GraphModule) -> Lowered:
     """Lowers a functional ATen graph to ONNX.
 
     Raises:
-        UnsupportedATenOp: an op has no lowering, or none for its arguments.
+        UnsupportedATenOp: an op has no lowering, or its lowering does not support its arguments.
     """
     lowered = GraphLowering(graph_module, "forward").run()
     model = lowered.model
@@ -48,8 +48,8 @@ def lower_graph(graph_module: fx.GraphModule) -> Lowered:
 
 
 def _infer_missing_shapes(model: ir.Model) -> None:
-    """Infers shapes of the values inside of the lowering of an op; other values keep PyTorch's shapes."""
-    # Without shapes a gradient would have to un-broadcast at run time. PyTorch relates symbolic sizes where onnx's
+    """Infers the shapes of values for which PyTorch has none. All other values keep PyTorch's shapes."""
+    # Without shapes, gradients would be un-broadcast at run time. PyTorch relates symbolic sizes where onnx's
     # inference gives up.
     values = [value for node in model.graph for value in node.outputs]
     from_torch = {value: value.shape for value in values if value.shape is not None}
@@ -108,7 +108,7 @@ class GraphLowering:
         return self.result
 
     def _refuse_mutations(self) -> None:
-        """Refuses writes to tensors that are no input."""
+        """Raises UnsupportedATenOp for in-place writes, except copies to a graph input."""
         # Nothing reads the result of such a node: it would be dropped as dead code.
         for node in self.graph_module.graph.nodes:
             schema = getattr(node.target, "_schema", None)
@@ -146,7 +146,7 @@ class GraphLowering:
                 self.env[node] = self.original[node] = self._symbol(index, node)
 
     def _parts(self, value: ir.Value, fake: torch.Tensor) -> Complex:
-        """Returns real and imaginary part of a complex input."""
+        """Returns the real and imaginary parts of a complex input."""
         parts = [self.low.op.Gather(value, part, axis=-1) for part in (0, 1)]
         for part in parts:
             part.shape = self.low.shape(fake)
@@ -172,7 +172,7 @@ class GraphLowering:
         return self._input(f"input{index}", ir.Shape([]), dtype)
 
     def _attribute(self, node: fx.Node) -> ir.Value | Complex:
-        """Returns a tensor that the graph holds, e.g. a constant of the module's code."""
+        """Returns a tensor attribute of the graph module, e.g. a constant of the module's code."""
         tensor = getattr(self.graph_module, str(node.target))
         if not isinstance(tensor, torch.Tensor):
             kind = "what a higher-order operator runs" if callable(tensor) else f"a {type(tensor).__name__}"
@@ -183,7 +183,7 @@ class GraphLowering:
         return self.low.op.const(tensor.detach().cpu().numpy(), DTYPES[tensor.dtype])
 
     def _call(self, node: fx.Node) -> Any:
-        """Lowers a node that calls a function, and returns its value."""
+        """Lowers a node that calls a function. Returns the node's value."""
         low = self.low
         low.node = node
         low.op.scope = f"{node.name}/"
@@ -227,7 +227,7 @@ class GraphLowering:
         return args, {name: value(argument, name) for name, argument in node.kwargs.items()}
 
     def _number(self, node: fx.Node) -> Any:
-        """Returns the value of a symbolic number. PyTorch guards it: another value captures another graph."""
+        """Returns the value of a symbolic number, and guards it: another value compiles another graph."""
         symbol, lowered = node.meta.get("val"), self.env[node]
         if not isinstance(lowered, ir.Value) or isinstance(symbol, torch.Tensor):
             return lowered
@@ -238,7 +238,7 @@ class GraphLowering:
         return self.low.known(symbol)
 
     def _empty(self, node: fx.Node, fake: torch.Tensor) -> ir.Value:
-        """Returns a result without elements."""
+        """Returns a tensor with no elements, as the result of the node."""
         op, dtype = self.low.op, DTYPES[fake.dtype]
         # The result depends on the floating-point arguments by a Floor, so that their gradients are zero, not None.
         result = op.const(np.zeros(tuple(fake.shape), np.int8), dtype)
@@ -252,7 +252,7 @@ class GraphLowering:
         return typed
 
     def _typed(self, result: Any, fake: Any) -> Any:
-        """Gives results the dtype and shape that PyTorch says they have."""
+        """Casts results to the dtypes of PyTorch's fake ones, and sets their shapes."""
         if isinstance(result, tuple | list):
             return tuple(self._typed(r, f) for r, f in zip(result, fake, strict=False))
         if isinstance(result, Complex):

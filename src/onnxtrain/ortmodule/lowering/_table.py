@@ -1,4 +1,4 @@
-"""Define the table of lowerings, and the `Lowering` that the functions in `aten/` get as first argument."""
+"""Defines the tables of lowerings, and `Lowering`, the first argument of the functions in `aten/`."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def lower(*names: str) -> Callable[[F], F]:
     The arguments are the op's own: tensors and symbolic numbers as `ir.Value`, the rest as Python values. A parameter
     annotated as `int`, `float`, `bool` or `list[int]` gets Python numbers; a symbolic one is guarded, so that another
     value captures another graph. The function returns a value, or a tuple for an op with several results. A value of
-    another dtype than PyTorch's is cast.
+    a dtype other than PyTorch's is cast.
     """
     return _registers(LOWERINGS, names)
 
@@ -178,7 +178,7 @@ class Lowering:
 
     @property
     def is_double(self) -> bool:
-        """The (first) result is float64: numbers must be operands then, since ONNX keeps attributes in float32."""
+        """True if the (first) result is float64. Numbers must then be operands, since ONNX attributes are float32."""
         return self.dtype == ir.DataType.DOUBLE
 
     def fake(self, index: int) -> Any:
@@ -187,16 +187,16 @@ class Lowering:
         return argument.meta["val"] if isinstance(argument, fx.Node) else argument
 
     def has_no_elements(self, *arguments: int) -> bool:
-        """Tells whether one of these arguments has no elements. Dynamo captures such tensors apart."""
+        """True if one of these arguments has no elements. Dynamo specializes sizes of 0."""
         shapes = (getattr(self.fake(index), "shape", ()) for index in arguments)
         return any(isinstance(size, int) and size == 0 for shape in shapes for size in shape)
 
     def uses_result(self, index: int) -> bool:
-        """Tells whether anything reads the result `index` of a node with several."""
+        """True if any node reads result `index` of this node, which has several results."""
         return any(user.target is operator.getitem and user.args[1] == index for user in self.node.users)
 
     def known(self, number: Any) -> Any:
-        """Returns a number, perhaps a symbolic size, as a Python number. The graph then holds for this number only."""
+        """Returns a number as a Python number. Guards a symbolic one: the graph is then valid for this value only."""
         if isinstance(number, torch.SymInt):
             return int(number)
         if isinstance(number, torch.SymFloat):
@@ -204,7 +204,7 @@ class Lowering:
         return bool(number) if isinstance(number, torch.SymBool) else number
 
     def unsupported(self, case: str) -> UnsupportedATenOp:
-        """Returns the error by which the node runs in PyTorch; `case` is a noun phrase, e.g. "a norm of order 0.5"."""
+        """Returns the error that makes the node run in PyTorch. `case` is a noun phrase, e.g. "a norm of order 0.5"."""
         return UnsupportedATenOp(f"{self.node.target} has no lowering to ONNX for {case}")
 
     def tensor(self, value: Any, dtype: ir.DataType) -> ir.Value:
@@ -219,11 +219,11 @@ class Lowering:
         return self.op.const(value, dtype)
 
     def tensors(self, *values: Any) -> tuple[ir.Value, ...]:
-        """Returns operands in the dtype of the result."""
+        """Returns the operands as values of the result's dtype."""
         return tuple(self.tensor(value, self.dtype) for value in values)
 
     def ints(self, values: Any) -> ir.Value:
-        """Returns integers, some of them perhaps symbolic, as int64 [n], e.g. for an ONNX input of sizes or axes."""
+        """Returns integers, possibly symbolic, as an int64 tensor [n], e.g. for an ONNX input of sizes or axes."""
         items = list(values) if isinstance(values, list | tuple) else [values]
         if not any(isinstance(item, ir.Value) for item in items):
             return self.op.const(np.array(items, np.int64))
@@ -239,7 +239,7 @@ class Lowering:
         return ir.Shape([_dimension(size) for size in fake.shape])
 
     def random_input(self, draw: Callable[[Sequence[int]], torch.Tensor], like: torch.Tensor) -> ir.Value:
-        """Returns a new graph input with the dtype and shape of a fake tensor, which `draw` makes at each call."""
+        """Returns a new graph input with the dtype and shape of `like`, which `draw` fills at each call."""
         value = ir.Value(
             name=self.op.unique_name("random"), shape=self.shape(like), type=ir.TensorType(DTYPES[like.dtype])
         )
@@ -253,19 +253,19 @@ class Lowering:
 
 
 def is_float(value: Any) -> bool:
-    """Tells whether `value` is an ONNX value of a floating-point dtype."""
+    """True if `value` is an ONNX value of a floating-point dtype."""
     return isinstance(value, ir.Value) and value.dtype is not None and value.dtype.is_floating_point()
 
 
 def per_axis(numbers: Any, rank: int) -> list[Any]:
-    """Returns one number for each of `rank` axes: PyTorch lets one number stand for all."""
+    """Returns one number for each of `rank` axes. As in PyTorch, a single number applies to all axes."""
     items = list(numbers) if isinstance(numbers, list | tuple) else [numbers]
     return items * rank if len(items) == 1 else items
 
 
 def same_sizes(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Tells whether two fake tensors have the same shape for all values of its symbols."""
-    # Not a.shape == b.shape: comparing symbols sets a guard, and other sizes would be captured anew.
+    """True if two fake tensors have the same shape, whatever the values of its symbols."""
+    # Not a.shape == b.shape: comparing symbols adds a guard, and other sizes would be recompiled.
     return tuple(map(str, a.shape)) == tuple(map(str, b.shape))
 
 
@@ -280,7 +280,7 @@ def memory_order(fake: torch.Tensor) -> list[int]:
 
 def _dimension(size: int | torch.SymInt) -> int | str:
     """Returns a size as an int, or as the name of its symbol."""
-    # A guard may have found that a symbol stands for one number.
+    # A guard may have specialized the symbol to one number.
     number = size if isinstance(size, int) else size.node.maybe_as_int()
     return str(size) if number is None else int(number)
 
@@ -290,7 +290,7 @@ def run_time_sizes(
 ) -> Callable[[Sequence[Any]], tuple[int, ...]] | None:
     """Returns a function that computes a symbolic shape from the arguments of the graph.
 
-    Returns None if the arguments do not tell the shape, e.g. the number of true elements of a mask.
+    Returns None if the arguments do not determine the shape, e.g. if a size is the number of true elements of a mask.
     """
     if all(isinstance(size, int) for size in shape):
         fixed = tuple(int(size) for size in shape)

@@ -54,5 +54,7 @@ def test_one_output_of_several_and_losses_without_probabilities() -> None:
     inputs = {"left": np.ones((2, 2), np.float32), "right": np.ones((2, 3), np.float32)}
     expected = torch.sigmoid(torch.tensor(trainer.predict(inputs)["product"]))
     np.testing.assert_allclose(trainer.predict_proba(inputs), expected, rtol=1e-6)
-    with pytest.raises(InputError, match=r"Predicting probabilities: the loss \(MSELoss\) does not tell"):
+    with pytest.raises(
+        InputError, match=r"Predicting probabilities: the loss \(MSELoss\) does not define how"
+    ):
         Trainer(problems.line().model, "mse").predict_proba(problems.line().x)

@@ -43,7 +43,9 @@ def test_what_to_do_about_parameters_that_the_exporter_has_replaced(
     exporter: dict[str, bool], net: nn.Module, x: torch.Tensor, computed: str, option: str, tmp_path: Path
 ) -> None:
     run = {"loss": "mse", "optimizer": "sgd", "requires_grad": ["weight"], "artifact_directory": tmp_path}
-    with pytest.raises(GraphBuildError, match=rf"names 'weight'.* such as '{computed}': export with {option}"):
+    with pytest.raises(
+        GraphBuildError, match=rf"names 'weight'.* such as '{computed}': export with {option}"
+    ):
         generate_artifacts(export(net, x, **exporter), **run)
 
 

@@ -293,11 +293,11 @@ def _read_layer(node: ir.Node) -> tuple[ir.Value, int, int, bool] | None:
 
 
 def _trace(value: ir.Value | None, also: Sequence[str] = ()) -> tuple[ir.Value, list[int], bool] | None:
-    """Walks from the second input of a product back to its weight.
+    """Follows the second input of a product back to its weight.
 
     Args:
         value: the input.
-        also: further ops to walk through, whose effect on the dimensions is left out.
+        also: further ops to follow, whose effect on the dimensions is left out.
 
     Returns:
         The weight, its dimensions as stored, and True if the product reads it transposed.

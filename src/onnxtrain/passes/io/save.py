@@ -83,7 +83,7 @@ class _SameKind(Protocol[_P]):
 def same_kind(
     function: Callable[Concatenate[ModelSource, _P], onnx.ModelProto | ir.Model],
 ) -> _SameKind[_P]:
-    """Tell type checkers that a function, which ends in :func:`as_given`, returns a model of the kind it was given."""
+    """Types a function that ends in :func:`as_given`: its result is the same kind of model as its argument."""
     return cast("_SameKind[_P]", function)
 
 

@@ -314,7 +314,7 @@ def export_inference_model(
     except OSError as error:
         raise ModelError(
             f"Exporting for inference: writing '{os.fspath(uri)}' failed: {error.strerror or error}. A file "
-            "that was there before is unchanged; check that the directory exists, is writable and has room."
+            "that was there before is unchanged; check that the directory exists, is writable and has free space."
         ) from error
 
 

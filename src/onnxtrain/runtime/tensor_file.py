@@ -56,7 +56,7 @@ def writing(uri: str | os.PathLike[str], doing: str) -> Iterator[BinaryIO]:
     except OSError as error:
         raise CheckpointError(
             f"{doing} failed: {error}. A checkpoint that was there before is unchanged; check that the "
-            "directory exists, is writable and has room."
+            "directory exists, is writable and has free space."
         ) from error
 
 

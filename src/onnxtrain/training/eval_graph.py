@@ -38,7 +38,8 @@ def build_eval_model(
     # Before the passes below: once they have written nodes, a name may belong to another value.
     _name_copies(evaluation, model, file_outputs)
     file_values = computed_names(evaluation)
-    evaluation = suit_runtime(evaluation)
+    # A device exports outputs of the model from the eval model, whether it returns them or not.
+    evaluation = suit_runtime(evaluation, keep_unread=True)
     # Otherwise evaluation would dequantize a weight to float in memory, which training avoids.
     if not as_deployed:
         FloatDequantizedPass()(evaluation)

@@ -21,12 +21,16 @@ from onnxtrain.passes.tidy.unique_names import name_apart
 from onnxtrain.passes.tidy.unused import remove_unread_nodes
 
 
-def suit_runtime(model: ir.Model) -> ir.Model:
+def suit_runtime(model: ir.Model, *, keep_unread: bool = False) -> ir.Model:
     """Returns a model, with inferred shapes, for which ONNX Runtime's results match the standard; may modify `model`.
 
-    Expects a canonical model with all its outputs, with or without gradients: unread nodes are removed. Each pass
-    documents the fault that it avoids, and a test in tests/passes/runtime_faults fails when an ONNX Runtime no longer
-    has the fault.
+    Each pass documents the fault that it avoids, and a test in tests/passes/runtime_faults fails when an ONNX Runtime
+    no longer has the fault.
+
+    Args:
+        model: a canonical model, with or without gradients.
+        keep_unread: True keeps nodes whose results nothing reads, so that outputs can be added later. By default the
+            model must have all its outputs.
     """
     model = unpack_attention(model)
     IsolateStatisticsPass()(model)
@@ -49,7 +53,7 @@ def suit_runtime(model: ir.Model) -> ir.Model:
     ScanOutputsPass()(model)
     # ONNX Runtime rejects a model with a node that has no kernel, even if its output is unread, such as a float64 Atan
     # of which only the shape was read, and folded. Subgraphs come first, because they read values of enclosing graphs.
-    for graph in reversed([model.graph, *model.graph.subgraphs()]):
+    for graph in () if keep_unread else reversed([model.graph, *model.graph.subgraphs()]):
         remove_unread_nodes(graph)
     # Constants that were lifted from subgraphs may have the name of another value.
     name_apart(model)

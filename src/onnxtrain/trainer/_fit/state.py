@@ -365,7 +365,7 @@ class TrainingState:
         except (OSError, ValueError) as error:
             raise CheckpointError(
                 f"Saving the run to '{target}' failed: {error}. Check that it is a directory, is writable and "
-                "has room."
+                "has free space."
             ) from error
         remove_other_predictions(target, self.position)
 

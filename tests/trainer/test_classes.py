@@ -120,7 +120,7 @@ def test_class_weights_that_make_no_sense() -> None:
     for spec, message in (
         ("auto", "must be 'balanced', a dict or an array, received 'auto'"),
         ({3: 1.0}, r"names the classes \[3\], and there are 3, counted from 0"),
-        ({"rose": 1.0}, r"numbers of classes as keys, received \['rose'\]"),
+        ({"rose": 1.0}, r"class indices as keys, received \['rose'\]"),
         ([1.0, 2.0], r"has shape \[2\]; give one weight for each of the 3 classes"),
         ([1.0, 2.0, -1.0], r"finite and not negative, received \[1.0, 2.0, -1.0\]"),
     ):

@@ -139,7 +139,8 @@ def test_one_value_per_channel_is_an_error_as_in_torch(tmp_path: Path) -> None:
     with (
         speaking(ShellWords()),
         pytest.raises(
-            DivergenceError, match=r"another --batch-size, so .* left alone, or .*\(--drop-last\)\.$"
+            DivergenceError,
+            match=r"another --batch-size, so that no batch has one sample, or .*\(--drop-last\)\.$",
         ),
     ):
         shell.fit(x, y, batch_size=4, verbose=False)

@@ -281,7 +281,7 @@ class _HookOfGradients:
 
 
 def _is_transformed(tensor: torch.Tensor) -> bool:
-    """Returns whether a tensor is a wrapper of torch.func's transforms, or of the older vmap of `is_grads_batched`."""
+    """True if a tensor is a wrapper of torch.func's transforms, or of the older vmap of `is_grads_batched`."""
     # ONNX Runtime cannot read the memory of such a tensor.
     return _is_wrapped(tensor) or _is_batched(tensor)
 

@@ -27,7 +27,7 @@ class Feeds:
     Args:
         inputs: the inputs of its graph.
         device: ONNX Runtime's name of the device where they lie.
-        copies_inputs: whether each output of the session has memory of its own.
+        copies_inputs: True if each output of the session has memory of its own.
     """
 
     def __init__(self, inputs: Sequence[ir.Value], device: Any, copies_inputs: bool) -> None:

@@ -32,7 +32,7 @@ _FAILING_KERNELS = frozenset({"GRU", "LSTM"})
 
 
 def has_float64(model: ir.Model, op_types: Container[str] | None = None) -> bool:
-    """Returns whether a node has a float64 result that is no scalar.
+    """True if a node has a float64 result that is no scalar.
 
     Args:
         model: the model.

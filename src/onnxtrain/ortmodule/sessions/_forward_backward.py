@@ -166,12 +166,12 @@ def _copy_for_backward(graph: ir.Graph, values: Sequence[ir.Value], forward: set
 
 
 def _is_copy(node: ir.Node, writable: set[ir.Value]) -> bool:
-    """Returns whether `_copy_for_backward` has added a node for one of the inputs `writable`."""
+    """True if `_copy_for_backward` has added a node for one of the inputs `writable`."""
     return _COPY in node.metadata_props and node.inputs[0] in writable
 
 
 def _is_repeated(value: ir.Value, node: ir.Node, forward: set[ir.Node]) -> bool:
-    """Returns whether backward computes a forward value again: it is cheap, or inside of a checkpointed region."""
+    """True if backward computes a forward value again: it is cheap, or inside of a checkpointed region."""
     if _is_cheap(node):
         return True
     # A value that leaves its region, of `torch.utils.checkpoint`, is there anyway.
@@ -185,7 +185,7 @@ def _is_repeated(value: ir.Value, node: ir.Node, forward: set[ir.Node]) -> bool:
 
 
 def _is_cheap(node: ir.Node) -> bool:
-    """Returns whether a node of the forward half takes less to compute again than to keep."""
+    """True if a node of the forward half takes less to compute again than to keep."""
     # A Gather of sizes from a shape is cheap, one of rows of an embedding is not.
     if node.op_type == "Gather":
         source = node.inputs[0]

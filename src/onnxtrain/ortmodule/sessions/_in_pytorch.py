@@ -138,13 +138,13 @@ def differentiable_nodes(
 
 
 def _is_differentiable(value: Any) -> bool:
-    """Returns whether a result, or one of several, has a floating-point or complex dtype."""
+    """True if a result, or one of several, has a floating-point or complex dtype."""
     parts = value if isinstance(value, tuple | list) else (value,)
     return any(isinstance(p, torch.Tensor) and (p.is_floating_point() or p.is_complex()) for p in parts)
 
 
 def _has_derivative(node: fx.Node, differentiable: set[fx.Node]) -> bool:
-    """Returns whether autograd records the operator of a node, by running it on fake tensors.
+    """True if autograd records the operator of a node, by running it on fake tensors.
 
     Raises:
         ORTModuleTorchModelException: the operator fails, or its backward is not implemented.

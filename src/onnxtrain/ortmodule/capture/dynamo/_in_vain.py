@@ -67,7 +67,7 @@ def _warn(code: CodeType) -> None:
 
 
 def _is_of_the_call(value: Any) -> bool:
-    """Tells whether Dynamo (PyTorch 2.13) guards by the id of a value that usually lives no longer than the call."""
+    """True if Dynamo (PyTorch 2.13) guards by the id of a value that usually lives no longer than the call."""
     if isinstance(value, BuiltinMethodType):
         owner = value.__self__
         # Functions of classes and modules live on, those of pybind11 too. Dynamo has other guards for the others.

@@ -122,7 +122,7 @@ class FallbackPolicy(enum.Flag):
         return policy
 
     def allows(self, error: ORTModuleFallbackException) -> bool:
-        """Returns whether a graph for which `error` was raised may run in PyTorch."""
+        """True if a graph for which `error` was raised may run in PyTorch."""
         for kind, flag in _CAUSES:
             if isinstance(error, kind):
                 return flag in self

@@ -191,7 +191,7 @@ def current_trace() -> Any:
 
 
 def is_of_module(placeholder: fx.Node) -> bool:
-    """Returns whether an input of a captured graph is a parameter or a buffer."""
+    """True if an input of a captured graph is a parameter or a buffer."""
     source: Any = getattr(placeholder, "_dynamo_source", None)
     if source is None:
         return False

@@ -1,1 +1,1 @@
-"""Capture a PyTorch function with Dynamo, and describe the graph: views, writes to inputs, gradients, memory layout."""
+"""Captures a PyTorch function with Dynamo; describes the graph's aliases, in-place writes, gradients and layouts."""

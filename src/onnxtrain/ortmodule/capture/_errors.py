@@ -1,4 +1,4 @@
-"""Defines the exceptions that a backend raises through Dynamo to whoever started the capture."""
+"""Defines the exceptions that a backend raises through Dynamo to the code that started the capture."""
 
 from __future__ import annotations
 
@@ -7,14 +7,18 @@ from onnxtrain.ortmodule._torch import ShortenTraceback
 
 # Dynamo (PyTorch 2.13) re-raises exceptions of this base class, and wraps all other exceptions of a backend.
 class RefusedByPyTorch(ShortenTraceback):
-    """Eager PyTorch rejects the arguments of an operator, with this message."""
+    """Eager PyTorch rejects the arguments of an operator.
+
+    Args:
+        message: PyTorch's error message.
+    """
 
     def __init__(self, message: str) -> None:
         super().__init__(message, first_useful_frame=None)
 
 
 class SymbolicBatchRefused(ShortenTraceback):
-    """A graph with a symbolic batch size does not run in ONNX Runtime; captured with a fixed size it may."""
+    """A graph with a symbolic batch size cannot run in ONNX Runtime. With a fixed batch size it may."""
 
     def __init__(self) -> None:
         super().__init__("the batch size must be a number", first_useful_frame=None)

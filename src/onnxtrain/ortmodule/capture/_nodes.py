@@ -1,4 +1,4 @@
-"""Reads the nodes of a captured graph, and their fake tensors: aliasing, gradients, in-place writes, symbolic sizes.
+"""Reads nodes of a captured graph and their fake tensors: aliases, gradients, in-place writes, symbolic sizes.
 
 Dynamo stores a fake tensor for each node in `node.meta["example_value"]`. A fake tensor has a shape, strides and an
 autograd history, but no data.

@@ -1,7 +1,7 @@
-"""Describe the inputs and outputs of a captured graph: gradients, writes, views and memory layout.
+"""Describes the inputs and outputs of a captured graph: gradients, in-place writes, views and memory layout.
 
-:func:`describe` makes one :class:`GraphSignature` per graph. Sessions are made by it, and each call of the graph goes
-by it, so that nothing behind the capture asks Dynamo's graph again.
+:func:`describe` returns one :class:`GraphSignature` per graph. Sessions and calls of the graph depend on the signature
+only, so that no code after the capture needs to inspect Dynamo's graph.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ class GraphInput:
     """One input of a captured graph.
 
     Attributes:
-        name: parameters and buffers have their names in `state_dict`, e.g. "0.weight"; arguments theirs, e.g. "x".
-        requires_grad: whether it requires a gradient.
-        written_with_grad: whether it has a gradient function of this graph when the graph has written to it, as `x` has
-            after `x.mul_(weight)`.
-        counts_writes: whether the graph's writes raise its version counter; those through `.data` do not.
-        zero_grads: indices of the inputs that get a zero gradient, not None, when no gradient reaches them from the
-            value that is written to this input. Inputs for which the graph already shows this are left out.
-        saves: indices of the inputs that eager PyTorch saves for the gradient of the value written to this input; None
-            if that is not known.
+        name: for parameters and buffers the name in `state_dict`, e.g. "0.weight"; for arguments their own, e.g. "x".
+        requires_grad: True if it requires a gradient.
+        written_with_grad: True if the graph's write gives the input a `grad_fn`, e.g. `x.mul_(weight)`. Meaningful only
+            for inputs that the graph writes to.
+        counts_writes: True if the graph's writes increment its version counter. Writes through `.data` do not.
+        zero_grads: indices of the inputs that get a zero gradient, not None, if no gradient reaches them from the value
+            written to this input. Inputs for which this follows from the graph itself are left out.
+        saves: indices of the inputs that eager PyTorch saves for the gradient of the value written to this input, or
+            None if unknown.
     """
 
     name: str = ""
@@ -52,13 +52,13 @@ class GraphOutput:
     """One output of a captured graph.
 
     Attributes:
-        requires_grad: whether it requires a gradient.
-        layout: its memory layout in eager PyTorch, e.g. (0, 2, 3, 1); None if it is contiguous.
-        zero_grads: indices of the inputs that get a zero gradient, not None, when no gradient reaches them from this
-            output, e.g. {2, 3}. Inputs for which the graph already shows this are left out.
+        requires_grad: True if it requires a gradient.
+        layout: its memory layout in eager PyTorch, e.g. (0, 2, 3, 1), or None if it is contiguous or not dense.
+        zero_grads: indices of the inputs that get a zero gradient, not None, if no gradient reaches them from this
+            output, e.g. {2, 3}. Inputs for which this follows from the graph itself are left out.
         saves: indices of the inputs that eager PyTorch saves for the gradient of this output, e.g. both factors of a
-            product. Eager PyTorch raises if the caller writes to one of them before backward. The caller may write to
-            the others. None if that is not known.
+            product, or None if unknown. Eager PyTorch raises if the caller writes to one of these inputs before
+            backward; the caller may write to all other inputs.
     """
 
     requires_grad: bool = False
@@ -73,11 +73,11 @@ class GraphSignature:
 
     Attributes:
         inputs: one per placeholder.
-        outputs: one per output of the graph without its views. The last ones may be bases that only views need.
-        returned: how many of the outputs the caller gets.
-        device: of all tensors.
-        views: the outputs that PyTorch makes as views; None if there are none.
-        overlaps: finds inputs that share memory with one that the graph writes to; None for a part of a graph.
+        outputs: one per output of the graph after its views were removed. The last ones may be bases of views.
+        returned: number of outputs that the caller gets, views included.
+        device: the device of all tensors.
+        views: the outputs that PyTorch creates as views, or None if there are none.
+        overlaps: detects inputs that overlap an input that the graph writes to; None for a part of a graph.
     """
 
     inputs: tuple[GraphInput, ...]
@@ -89,22 +89,22 @@ class GraphSignature:
 
 
 def describe(graph_module: fx.GraphModule, device: torch.device) -> tuple[GraphSignature, GradientFlow]:
-    """Returns the signature of a Dynamo graph, and where gradients stop in it.
+    """Returns the signature and the gradient flow of a Dynamo graph.
 
     Args:
-        graph_module: the graph. Outputs that are views are taken out of it.
-        device: of its tensors.
+        graph_module: the graph. Outputs that are views are removed from it, in place.
+        device: the device of its tensors.
 
     Raises:
-        NotImplementedError: the graph does something to memory or gradients that ONNX Runtime cannot repeat.
+        NotImplementedError: the graph uses memory or gradients in a way that ONNX Runtime cannot reproduce.
         ORTModuleTorchModelException: PyTorch has no derivative of an operator.
-        RuntimeError: autograd does not know the `grad_fn` of an input.
+        RuntimeError: PyTorch cannot determine the `grad_fn` of an input.
     """
     refuse_set_data(graph_module)
     refuse_missing_gradients(graph_module)
     placeholders = graph_module.graph.find_nodes(op="placeholder")
     values = [node.meta["example_value"] for node in placeholders]
-    # Before all else: PyTorch raises for a view that was made under `no_grad` and whose base has been written to.
+    # This comes first: PyTorch raises for a view that was created under `no_grad` and whose base has been written to.
     has_history = [_has_history(value) for value in values]
     overlaps = Overlaps(graph_module)
     returned = len(graph_module.graph.find_nodes(op="output")[0].args[0])
@@ -140,5 +140,5 @@ def _output(result: Any, zero_grads: frozenset[int], saves: frozenset[int] | Non
 
 
 def _has_history(value: Any) -> bool:
-    """Returns whether an input has a `grad_fn` when the graph is done: after `x.mul_(weight)`, or from its caller."""
+    """True if an input has a `grad_fn` after the graph has run, e.g. from `x.mul_(weight)` or from the caller."""
     return isinstance(value, torch.Tensor) and value.requires_grad and not value.is_leaf

@@ -25,7 +25,7 @@ class Derivatives:
         name: of the graph, e.g. "graph 0".
         plain: the graph, whose operators are counted for the report.
         report: gets one record per kind.
-        policy: whether PyTorch may compute them.
+        policy: True if PyTorch may compute them.
     """
 
     def __init__(self, name: str, plain: fx.GraphModule, report: Report, policy: FallbackPolicy) -> None:

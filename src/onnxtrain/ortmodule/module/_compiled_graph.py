@@ -130,5 +130,5 @@ class CompiledGraph:
 
 
 def _is_dual(tensor: torch.Tensor) -> bool:
-    """Returns whether a tensor has a tangent of forward-mode differentiation."""
+    """True if a tensor has a tangent of forward-mode differentiation."""
     return forward_ad.unpack_dual(tensor).tangent is not None  # type: ignore[no-untyped-call]

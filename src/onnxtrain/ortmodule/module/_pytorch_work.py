@@ -69,7 +69,7 @@ def watched(
         call: a compiled module.
         plain: the module itself, which is called under `torch.jit.trace`, `torch.export` and the like.
         report: gets one record per place.
-        policy: whether PyTorch may compute; if not, the call raises ORTModuleTorchModelException when it is done.
+        policy: True if PyTorch may compute; if not, the call raises ORTModuleTorchModelException when it is done.
     """
     return _Watched(call, plain, _Watch(report, policy)).run
 
@@ -89,7 +89,7 @@ def unwatched(compute: Callable[..., Any], *args: Any) -> Any:
 
 
 def being_traced() -> bool:
-    """Returns whether a tool is reading the module's operators: it must see the module's own code.
+    """True if a tool is reading the module's operators: it must see the module's own code.
 
     Such tools are `torch.jit.trace`, `torch.export`, `torch.onnx.export`, `make_fx`, and calls with fake tensors.
     """
@@ -102,7 +102,7 @@ def being_traced() -> bool:
 
 
 def has_hooks(module: torch.nn.Module) -> bool:
-    """Returns whether a call of the module calls hooks, of its own or global ones."""
+    """True if a call of the module calls hooks, of its own or global ones."""
     hooks = (
         module._forward_hooks,
         module._forward_pre_hooks,
@@ -195,7 +195,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     Args:
         report: gets one record per place.
-        policy: whether PyTorch may compute.
+        policy: True if PyTorch may compute.
 
     Attributes:
         found: (place, operator) pairs since the last call of `publish`, in the order of computation, e.g.
@@ -269,7 +269,7 @@ def _reason() -> str:
 
 
 def _computes(func: Any, args: tuple[Any, ...]) -> bool:
-    """Returns whether an operator does arithmetic on a tensor: views, copies and reads of a number do not."""
+    """True if an operator does arithmetic on a tensor: views, copies and reads of a number do not."""
     # The graphs that it runs are watched.
     if isinstance(func, HigherOrderOperator):
         return False

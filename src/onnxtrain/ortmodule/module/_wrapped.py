@@ -26,7 +26,7 @@ class Wrapped:
         report: a record of each captured graph; the engine fills it.
         graphs: the graphs that ONNX Runtime runs; the engine fills it.
         call: does what `module(*args, **kwargs)` does.
-        binds_methods: whether methods of the user's class get the ORTModule as their `self`.
+        binds_methods: True if methods of the user's class get the ORTModule as their `self`.
     """
 
     def __init__(self, module: torch.nn.Module, options: DebugOptions, binds_methods: bool) -> None:
@@ -90,7 +90,7 @@ def _refuse_partitioned(module: torch.nn.Module) -> None:
 
 
 def _is_lazy(layer: torch.nn.Module) -> bool:
-    """Returns whether a layer, e.g. LazyLinear, has parameters without a shape yet."""
+    """True if a layer, e.g. LazyLinear, has parameters without a shape yet."""
     return isinstance(layer, LazyModuleMixin) and layer.has_uninitialized_params()
 
 

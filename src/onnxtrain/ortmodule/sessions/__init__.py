@@ -1,1 +1,1 @@
-"""Run a lowered graph: ONNX Runtime sessions, forward and backward, and what PyTorch runs between them."""
+"""Runs lowered graphs: ONNX Runtime sessions for forward and backward, and the parts that PyTorch runs between them."""

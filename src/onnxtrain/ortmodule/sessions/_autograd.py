@@ -1,7 +1,7 @@
-"""Make a program, i.e. a graph in ONNX Runtime, a function that PyTorch's autograd can differentiate.
+"""Makes a program, i.e. a graph in ONNX Runtime, differentiable by PyTorch's autograd.
 
-Forward runs one session and saves what backward takes; backward runs another one. PyTorch computes the graph again, by
-:class:`Replay`, for derivatives that ONNX Runtime does not give.
+Forward runs one session and saves the tensors that backward needs; backward runs another session. For derivatives that
+ONNX Runtime cannot compute, PyTorch recomputes the graph (:class:`Replay`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from onnxtrain.ortmodule.sessions._program import Program, TrainingStep
 from onnxtrain.ortmodule.sessions._pytorch_derivatives import Replay
 from onnxtrain.ortmodule.sessions._session import is_of_onnxruntime
 
-# Each of these is asked in every call: looking them up in their modules would take longer than the answer.
+# These are used in every call: looking them up in their modules would take longer than calling them.
 _grad_enabled = torch.is_grad_enabled
 _saved_tensors_hooks = _torch.saved_tensors_hooks
 _transforms_active = _torch.functorch_transforms_active
@@ -28,14 +28,14 @@ _unwrap = _torch.unwrap_if_dead
 
 
 class _Call(NamedTuple):
-    """A call in autograd's graph.
+    """A call of a program, recorded in autograd's graph.
 
     Attributes:
         program: the graph in ONNX Runtime.
         replay: the same graph in PyTorch.
         needs: per input, whether it requires a gradient, e.g. (True, False).
         step: the sessions for `needs`.
-        recorded: indices of the inputs that autograd's graph records, e.g. (0,); None stands for all.
+        recorded: indices of the inputs that autograd records, e.g. (0,), or None for all inputs.
     """
 
     program: Program
@@ -46,14 +46,14 @@ class _Call(NamedTuple):
 
 
 class _Kept(NamedTuple):
-    """State of a call that backward needs beside the saved tensors: its inputs, and version counters to compare.
+    """State of a call that backward needs in addition to the saved tensors.
 
     Attributes:
-        inputs: all inputs, from which PyTorch may compute the outputs again.
+        inputs: all inputs, from which PyTorch may recompute the outputs.
         versions: version counters of the inputs in `TrainingStep.reads`, e.g. [0, 3].
-        results: per saved output of the program (its index, an alias of it, its version counter).
-        checked: per input in `TrainingStep.checked` (the input, its version counter, indices of outputs).
-        residuals: values of ONNX Runtime that backward takes and nobody else sees.
+        results: per saved output of the program, its index, an alias of it and its version counter.
+        checked: per input in `TrainingStep.checked`, the input, its version counter and the indices of outputs.
+        residuals: residuals that are kept as OrtValues instead of saved tensors.
     """
 
     inputs: Sequence[torch.Tensor]
@@ -69,7 +69,7 @@ def call(program: Program, tensors: list[torch.Tensor], replay: Replay) -> tuple
     Args:
         program: the graph in ONNX Runtime.
         tensors: its inputs.
-        replay: the same graph in PyTorch, for derivatives that ONNX Runtime does not give.
+        replay: the same graph in PyTorch, for derivatives that ONNX Runtime cannot compute.
 
     Returns:
         The outputs of the program.
@@ -78,16 +78,16 @@ def call(program: Program, tensors: list[torch.Tensor], replay: Replay) -> tuple
         needs = tuple([t.requires_grad for t in tensors])
         if True in needs:
             step = program.training_step(needs)
-            # PyTorch's engine would call the hooks of an input that gets no gradient, with None.
+            # PyTorch's autograd engine would call the hooks of an input that gets no gradient with None.
             if step.unreached:
                 tensors = _detached(tensors, step.unreached, step.unreached_alone)
             outputs: tuple[torch.Tensor, ...]
-            # Transforms of torch.func unwrap the tensors among the arguments.
+            # `torch.func` transforms unwrap only tensors that are arguments themselves, so all inputs are arguments.
             if _transforms_active():
                 outputs = _Step.apply(_Call(program, replay, needs, step, None), None, *map(_unwrap, tensors))  # type: ignore[no-untyped-call]
                 return outputs
             tensors = list(map(_unwrap, tensors))
-            # Autograd takes its time for each argument, e.g. for the weights of a frozen backbone.
+            # Autograd spends time on each tensor argument, even on the weights of a frozen backbone.
             recorded = step.recorded
             outputs = _apply(
                 _Call(program, replay, needs, step, recorded), tensors, *[tensors[i] for i in recorded]
@@ -97,15 +97,21 @@ def call(program: Program, tensors: list[torch.Tensor], replay: Replay) -> tuple
 
 
 def _detached(tensors: list[torch.Tensor], unreached: Sequence[int], alone: bool) -> list[torch.Tensor]:
-    """Detaches the inputs that no gradient reaches; `alone` says that none reaches any input."""
-    # Transforms of torch.func refuse `requires_grad_` below.
+    """Detaches the inputs that no gradient reaches.
+
+    Args:
+        tensors: the inputs.
+        unreached: indices of the inputs to detach.
+        alone: True if no gradient reaches any input.
+    """
+    # `torch.func` transforms don't support `requires_grad_` below.
     if alone and _transforms_active():
         return tensors
     tensors = list(tensors)
     for index in unreached:
         tensors[index] = tensors[index].detach()
-    # The outputs must require a gradient all the same: in eager PyTorch a product with a view that was taken under
-    # `no_grad` does, although no gradient arrives anywhere. The detached tensor gets it and has no hooks.
+    # The outputs must require a gradient nevertheless: in eager PyTorch a product with a view that was created under
+    # `no_grad` does, although its gradient reaches no input. A detached tensor without hooks receives the gradient.
     if alone:
         tensors[unreached[0]].requires_grad_()
     return tensors
@@ -114,13 +120,13 @@ def _detached(tensors: list[torch.Tensor], unreached: Sequence[int], alone: bool
 def _versions(
     step: TrainingStep, tensors: Sequence[torch.Tensor]
 ) -> tuple[list[int], list[tuple[torch.Tensor, int, frozenset[int]]]]:
-    """Returns `_Kept.versions` and `_Kept.checked` for these inputs."""
+    """Returns `_Kept.versions` and `_Kept.checked` for the inputs `tensors`."""
     checked = [(tensors[i], tensors[i]._version, outputs) for i, outputs in step.checked]
     return [tensors[i]._version for i in step.reads], checked
 
 
 class _Step(torch.autograd.Function):
-    """One call of a program in PyTorch's autograd graph."""
+    """The autograd function of a program."""
 
     @staticmethod
     def forward(
@@ -129,7 +135,7 @@ class _Step(torch.autograd.Function):
         ctx.call = call
         program, step = call.program, call.step
         tensors = recorded if inputs is None else inputs
-        # A tensor that was made under `inference_mode` has no version counter, and PyTorch refuses to save it.
+        # A tensor that was created under `inference_mode` has no version counter and cannot be saved for backward.
         try:
             versions, checked = _versions(step, tensors)
         except RuntimeError:
@@ -137,17 +143,17 @@ class _Step(torch.autograd.Function):
             versions, checked = _versions(step, tensors)
         hooked = _saved_tensors_hooks(True) is not None
         residuals: list[Any] = []
-        # The user's hooks see every tensor that is saved.
+        # The user's saved-tensor hooks must receive every saved tensor, so no residuals are kept as OrtValues.
         if step.keeps_values and not hooked:
             results, residuals = step.forward.run_keeping(tensors, program.count)
         else:
             results = step.forward.run(tensors)
         outputs = results[: program.count]
-        # A zero cotangent for an output that the loss does not use would be NaN behind the square root of 0.
+        # For an output that the loss doesn't use, a zero cotangent could become NaN, e.g. in the derivative of sqrt(0).
         ctx.set_materialize_grads(False)
         if program.constants:
             ctx.mark_non_differentiable(*[outputs[index] for index in program.constants])
-        # `_cotangent` makes zeros of these shapes. To keep the outputs themselves would keep their memory.
+        # `_cotangent` creates zeros of these shapes. Keeping the outputs themselves would keep their memory.
         if len(program.seeds) > 1:
             ctx.shapes = [(out.shape, out.dtype, out.device) for out in outputs]
         saved = [tensors[i] for i in step.saved_inputs]
@@ -155,9 +161,10 @@ class _Step(torch.autograd.Function):
         saved += results[program.count :]
         saved_results = []
         for place, index in step.shared:
-            # The caller may write to this output. PyTorch would raise for every write, but eager PyTorch only raises if
-            # an operator's backward reads the output: it is saved without version counter, and `_backward` compares
-            # versions. The watch for operators of PyTorch (`_pytorch_work.py`) would take its time for each call.
+            # The caller may write to this output. PyTorch would raise for every write to a saved tensor, whereas eager
+            # PyTorch raises only if an operator's backward reads the output. So the output is saved without its version
+            # counter, and `_backward` compares versions. The watch for PyTorch operators (`_pytorch_work.py`) is
+            # bypassed, because it would slow down each call.
             with _torch.DisableTorchDispatch():
                 saved_results.append((index, saved[place].detach(), saved[place]._version))
                 saved[place] = saved[place].data
@@ -165,16 +172,17 @@ class _Step(torch.autograd.Function):
             with _torch.DisableTorchDispatch():
                 saved[place] = saved[place].data
         kept = _Kept(tensors, versions, saved_results, checked, residuals)
-        # `kept` is an attribute of a saved tensor, as PyTorch frees these after backward, while `ctx` lives on. Its
-        # inputs are not saved themselves: the caller may write to an input that the gradients do not depend on.
+        # `kept` is stored as an attribute of a saved tensor: PyTorch frees saved tensors after backward, while `ctx`
+        # lives on. Its inputs are not saved tensors, because the caller may write to an input that the gradients don't
+        # depend on.
         if not hooked:
             ctx.kept = None
-            # An output would have the attribute as long as the caller holds it.
+            # The last saved tensor may be an output, whose attribute would live as long as the caller holds the output.
             if len(results) == program.count:
                 with _torch.DisableTorchDispatch():
                     saved.append(torch.empty(0))
             saved[-1].kept = kept  # type: ignore[attr-defined]
-        # The user's hooks may return another tensor, without the attribute.
+        # The user's saved-tensor hooks may return another tensor, without the attribute.
         else:
             ctx.kept = kept
         ctx.save_for_backward(*saved)
@@ -185,20 +193,21 @@ class _Step(torch.autograd.Function):
         return _backward(ctx, cotangents)  # type: ignore[no-any-return]
 
 
-# `_Step.apply` for calls outside of transforms. PyTorch's own (2.13) first looks for `setup_context`, which takes part
-# of each call.
+# `_Step.apply` for calls outside `torch.func` transforms. PyTorch's own `apply` (2.13) looks for `setup_context` in
+# each call, which takes time.
 _apply: Callable[..., Any] = _torch.apply_function.__get__(None, _Step)
 
 
-# A gradient that is taken inside of a captured forward must not have its own code captured.
+# If a captured forward computes gradients, Dynamo must not capture this function.
 @without_capture
 def _backward(ctx: Any, cotangents: Sequence[torch.Tensor | None]) -> tuple[torch.Tensor | None, ...]:
-    """Returns the gradients of `_Step.forward`'s arguments; see `torch.autograd.Function.backward`."""
+    """Implements `_Step.backward`: returns the gradients of the arguments of `_Step.forward`."""
     call: _Call = ctx.call
     program, replay, needs, step, recorded = call
     seeds = program.seeds
     received = tuple([index for index in seeds if cotangents[index] is not None])
-    # E.g. a later call took a buffer from this one. Nothing may read the saved tensors, which may be freed by then.
+    # No cotangent was received, e.g. from a later call that read a buffer which this call has written to. The saved
+    # tensors must not be read: they may have been freed.
     if not received:
         count = len(needs if recorded is None else recorded)
         return (None, None, *_keep_from_hooks(ctx, [None] * count))
@@ -210,7 +219,7 @@ def _backward(ctx: Any, cotangents: Sequence[torch.Tensor | None]) -> tuple[torc
     _check_versions(kept.checked, received)
     gradients: Sequence[torch.Tensor | None]
     written = [index for index, result, version in kept.results if result._version != version]
-    # PyTorch raises here if one of its operators saves the output that was written to.
+    # In the replay PyTorch raises if one of its operators has saved an output that was written to.
     if written:
         inputs = _unchanged_inputs(kept, step.reads)
         by_output = dict(zip(received, present, strict=True))
@@ -232,10 +241,10 @@ def _backward(ctx: Any, cotangents: Sequence[torch.Tensor | None]) -> tuple[torc
             present = [_cotangent(cotangents[i], ctx.shapes[i]) for i in backward.seeds]
         values = [*(saved[index] for index in backward.takes), *present]
         try:
-            # Hooks on saved tensors may have put other tensors into the memory of earlier ones.
+            # If saved-tensor hooks returned new tensors, these may reuse the memory of earlier tensors.
             results = backward.session.run(values, trusted=ctx.kept is None)
             gradients = [None if slot is None else results[slot] for slot in backward.gradients]
-        # ONNX Runtime may lack memory, for example.
+        # E.g. ONNX Runtime is out of memory.
         except Exception as error:
             if not is_of_onnxruntime(error):
                 raise
@@ -249,9 +258,14 @@ def _backward(ctx: Any, cotangents: Sequence[torch.Tensor | None]) -> tuple[torc
 
 
 def _keep_from_hooks(ctx: Any, gradients: Sequence[torch.Tensor | None]) -> Sequence[torch.Tensor | None]:
-    """Returns the gradients unchanged, and protects hooks of parameters whose gradient is None."""
-    # If a loss uses some outputs of a call only, no gradient may reach a parameter. Eager PyTorch does not visit such a
-    # parameter. PyTorch's engine (2.13) does here, and would call the parameter's hooks with None.
+    """Returns the gradients unchanged; makes hooks of tensors whose gradient is None ignore None.
+
+    Args:
+        ctx: the context of the backward call.
+        gradients: the gradients that backward is about to return.
+    """
+    # If a loss uses only some outputs of a call, no gradient may reach a parameter. Eager PyTorch doesn't visit such a
+    # parameter. Here, PyTorch's autograd engine (2.13) does, and would call the parameter's hooks with None.
     functions = [function for function, _ in ctx.next_functions[-len(gradients) :]]
     for gradient, function in zip(gradients, functions, strict=True):
         hooks = getattr(getattr(function, "variable", None), "_backward_hooks", None)
@@ -267,7 +281,7 @@ def _keep_from_hooks(ctx: Any, gradients: Sequence[torch.Tensor | None]) -> Sequ
 
 
 class _HookOfGradients:
-    """A hook of a tensor that ignores calls with None.
+    """A tensor hook that ignores calls with None.
 
     Args:
         hook: the hook that the user registered, e.g. `lambda gradient: gradient * 2`.
@@ -281,13 +295,20 @@ class _HookOfGradients:
 
 
 def _is_transformed(tensor: torch.Tensor) -> bool:
-    """Returns whether a tensor is a wrapper of torch.func's transforms, or of the older vmap of `is_grads_batched`."""
-    # ONNX Runtime cannot read the memory of such a tensor.
+    """True if a tensor is wrapped by a `torch.func` transform, or by the legacy vmap of `is_grads_batched`.
+
+    ONNX Runtime cannot read the memory of such a tensor.
+    """
     return _is_wrapped(tensor) or _is_batched(tensor)
 
 
 def _cotangent(received: torch.Tensor | None, shape: Any) -> torch.Tensor:
-    """Returns the cotangent of an output, zeros if it received none; `shape` is an entry of `ctx.shapes`."""
+    """Returns the cotangent of an output, or zeros if it received none.
+
+    Args:
+        received: the cotangent, or None.
+        shape: shape, dtype and device of the output.
+    """
     if received is not None:
         return received
     size, dtype, device = shape
@@ -297,10 +318,18 @@ def _cotangent(received: torch.Tensor | None, shape: Any) -> torch.Tensor:
 def _check_versions(
     checked: Sequence[tuple[torch.Tensor, int, frozenset[int]]], received: Sequence[int]
 ) -> None:
-    """Raises, as eager PyTorch does, if an input was written to that it saved for one of the outputs `received`."""
+    """Raises if an input that eager PyTorch saves for the gradient of a used output has been modified in place.
+
+    Args:
+        checked: see `_Kept.checked`.
+        received: indices of the outputs that received a cotangent.
+
+    Raises:
+        RuntimeError: eager PyTorch's error, which it raises in this case, too.
+    """
     for tensor, version, outputs in checked:
         if tensor._version != version and not outputs.isdisjoint(received):
-            # PyTorch's own words, which programs and their users know.
+            # PyTorch's message, which programs may match and users know.
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified by an inplace operation: "
                 f"[{tensor.type()} {list(tensor.shape)}] is at version {tensor._version}; expected version {version} "
@@ -309,10 +338,14 @@ def _check_versions(
 
 
 def _unchanged_inputs(kept: _Kept, reads: Sequence[int]) -> Sequence[torch.Tensor]:
-    """Returns the inputs of a call.
+    """Returns the inputs of a call, after a check that they have not been modified.
+
+    Args:
+        kept: the state of the call.
+        reads: see `TrainingStep.reads`.
 
     Raises:
-        RuntimeError: the caller has written to an input of `TrainingStep.reads`.
+        RuntimeError: the caller has written to one of the inputs `reads`.
     """
     inputs = kept.inputs
     for tensor, version in zip([inputs[i] for i in reads], kept.versions, strict=True):
@@ -333,9 +366,21 @@ def _differentiable(
     received: tuple[int, ...],
     cotangents: Sequence[torch.Tensor],
 ) -> Sequence[torch.Tensor | None]:
-    """Returns gradients that can be differentiated again, or that take a batch of cotangents.
+    """Returns gradients that can be differentiated again, or gradients for a batch of cotangents.
 
-    ONNX Runtime computes them if the gradient graph itself has a gradient; else PyTorch does.
+    ONNX Runtime computes differentiable gradients if the gradient graph is itself differentiable. In all other cases
+    PyTorch computes them.
+
+    Args:
+        program: the graph in ONNX Runtime.
+        replay: the same graph in PyTorch.
+        needs: per input, whether it requires a gradient.
+        inputs: the inputs of the program.
+        received: indices of the outputs that received a cotangent.
+        cotangents: the cotangents of these outputs; under `torch.vmap` they are batched.
+
+    Returns:
+        Per input its gradient; None if it needs none or no gradient reaches it.
     """
     by_output = dict(zip(received, cotangents, strict=True))
     if any(map(_is_transformed, cotangents)):
@@ -354,8 +399,9 @@ def _differentiable(
     vjp, slots, dependent = vjp_or_reason
     if not vjp.seeds:
         return [None] * len(needs)
-    # Eager PyTorch's rule differs from dependence: the gradient of a convolution's weight requires a gradient although
-    # it does not depend on the weight, and one that is computed through a path of zeros does not. It is asked once.
+    # `requires_grad` in eager PyTorch doesn't follow from dependence: the gradient of a convolution's weight requires a
+    # gradient although it doesn't depend on the weight, and a gradient through a path of zeros doesn't require one. So
+    # PyTorch is asked, once per case.
     answers = program.differentiable_again
     if (needs, received, wanted) not in answers:
         answers[needs, received, wanted] = replay.differentiable_gradients(inputs, needs, by_output)

@@ -1,7 +1,7 @@
-"""Cut a captured graph that ONNX Runtime cannot run as a whole into steps that it runs, and steps that PyTorch runs.
+"""Cuts a captured graph that ONNX Runtime cannot run as a whole into steps for ONNX Runtime and steps for PyTorch.
 
-Some operators are known to have no lowering. Others show only when the gradient is built or a session is opened: the
-error names a node, which is then left to PyTorch, and the graph is cut again.
+Some operators are known to have no lowering. Others are found only when the gradient is built or a session is created:
+the error names a node, which is then assigned to PyTorch, and the graph is cut again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from onnxtrain.ortmodule.sessions._onnx_part import OnnxPart, building
 from onnxtrain.ortmodule.sessions._pytorch_derivatives import Announce
 
 _MAX_CUTS = 8
-"""Attempts to cut one graph. Each one lowers, differentiates and opens sessions anew, which takes seconds."""
+"""Maximum number of attempts to cut a graph. Each attempt lowers, differentiates and creates sessions, for seconds."""
 
 
 def compile_in_steps(
@@ -37,17 +37,18 @@ def compile_in_steps(
     announce: Announce,
     severity: int,
 ) -> Steps:
-    """Compiles a graph as steps, of which ONNX Runtime runs as many operators as it can.
+    """Compiles a graph as steps. ONNX Runtime runs all operators that it can, PyTorch runs the others.
 
     Args:
         graph_module: a functional ATen graph.
         error: why ONNX Runtime cannot run the graph as a whole.
         signature: describes inputs and outputs of the graph.
         announce: warns of derivatives that PyTorch is about to compute for a part in ONNX Runtime.
-        severity: the least severity of messages that ONNX Runtime prints, e.g. 3 for errors.
+        severity: minimum severity of the messages that ONNX Runtime prints, e.g. 3 for errors.
 
     Raises:
-        ORTModuleONNXModelException: `error`, if it names no operator, or nothing worth a session is left.
+        ORTModuleONNXModelException: `error`; no attempt succeeded, the errors name no further operator, nothing worth a
+            session is left for ONNX Runtime, or PyTorch cannot differentiate an operator assigned to it.
     """
     with building():
         refused = _with_memory(refused_nodes(graph_module))
@@ -55,7 +56,7 @@ def compile_in_steps(
     for _ in range(_MAX_CUTS):
         count = len(refused)
         refused = {**_with_memory(_named(graph_module.graph, reason)), **refused}
-        # The error names no further node: another attempt would fail in the same way.
+        # The error names no new node: another attempt would fail in the same way.
         if len(refused) == count and reason is not error:
             break
         try:
@@ -64,8 +65,7 @@ def compile_in_steps(
         except ORTModuleONNXModelException as next_reason:
             reason = next_reason
             continue
-        # PyTorch has no derivative of an operator as the trace has written it: all of the graph as Dynamo captured it
-        # runs in PyTorch then.
+        # PyTorch has no derivative of a traced operator. Then PyTorch must run the whole graph, as captured by Dynamo.
         except ORTModuleTorchModelException as no_derivative:
             raise error from no_derivative
         if steps is None:
@@ -75,12 +75,12 @@ def compile_in_steps(
 
 
 def _with_memory(refused: dict[fx.Node, str]) -> dict[fx.Node, str]:
-    """Adds the views whose memory a refused `as_strided` addresses."""
-    # In ONNX Runtime a view would have memory of its own, in which there are no other elements to address.
+    """Returns `refused`, and the views that a refused `as_strided` is based on, with the same reason."""
+    # A view computed by ONNX Runtime has separate memory, without the other elements that `as_strided` addresses.
     with_views = dict(refused)
     for node, reason in refused.items():
         source = node.args[0] if "as_strided" in str(node.target) else None
-        # The results of `chunk` are elements of a list of views.
+        # Views may be elements of a list, e.g. of the result of `chunk`.
         while isinstance(source, fx.Node) and (
             source.target is operator.getitem or getattr(source.target, "is_view", False)
         ):
@@ -90,17 +90,16 @@ def _with_memory(refused: dict[fx.Node, str]) -> dict[fx.Node, str]:
 
 
 def _named(graph: fx.Graph, error: ORTModuleONNXModelException) -> dict[fx.Node, str]:
-    """Returns the ATen nodes that an error is about, with the first line of its message as reason.
+    """Returns the ATen nodes that an error names, with the first line of the error message as reason.
 
-    The message contains the name of an ONNX node, e.g. "grad/convolution_1/Conv/ConvTranspose": the second part is the
-    name of the ATen node.
+    The message contains the name of an ONNX node, e.g. "grad/convolution_1/Conv/ConvTranspose". The first component
+    other than "grad" is the name of the ATen node.
     """
     by_name = {node.name: node for node in graph.nodes if node.op == "call_function"}
     for path in re.findall(r"[\w.]+(?:/[\w.]+)+", str(error)):
         node = by_name.get(next(name for name in path.split("/") if name != "grad"))
         if node is not None:
-            # A kernel or rule that one node lacks, all nodes of the same operator and dtypes lack. One attempt finds
-            # them all.
+            # If one node lacks a kernel or gradient rule, so do all nodes with the same operator and dtypes.
             alike = "no kernel" in str(error) or "no VJP rule" in str(error)
             nodes = [other for other in by_name.values() if _kind(other) == _kind(node)] if alike else [node]
             return dict.fromkeys(nodes, str(error).splitlines()[0])
@@ -120,9 +119,17 @@ def _steps(
     announce: Announce,
     severity: int,
 ) -> Steps | None:
-    """Compiles the parts of a graph; returns None if nothing worth a session is left for ONNX Runtime.
+    """Cuts a graph into parts and compiles them.
 
-    Nodes that are not worth a session are added to `refused`. The other arguments are those of `compile_in_steps`.
+    Args:
+        graph_module: a functional ATen graph.
+        refused: the nodes that PyTorch must run, with the reasons. Nodes not worth a session are added.
+        signature: see `compile_in_steps`.
+        announce: see `compile_in_steps`.
+        severity: see `compile_in_steps`.
+
+    Returns:
+        The steps, or None if nothing worth a session is left for ONNX Runtime.
     """
     parts = partition(graph_module, refused)
     if not parts:
@@ -142,7 +149,7 @@ def _steps(
             orders = [memory_order(_fake(node)) if node in contiguous else [] for node in part.takes]
             onnx, run = None, _in_order(runnable(part.graph_module), orders)
         else:
-            # Lowering takes the graph apart. A deep copy of the module would copy tensors that it holds as constants.
+            # Lowering consumes the graph. A deep copy of the whole module would also copy its constant tensors.
             plain = copy.copy(part.graph_module)
             plain.graph = copy.deepcopy(part.graph_module.graph)
             lowered = lower_graph(part.graph_module)
@@ -165,12 +172,12 @@ def _part_signatures(
     places: Mapping[fx.Node, int],
     refused: dict[fx.Node, str],
 ) -> Callable[[Part], GraphSignature]:
-    """Returns a function that returns the signature of a part of a graph.
+    """Returns a function that describes a part of a graph.
 
     Args:
         graph_module: the whole graph.
         whole: signature of the whole graph.
-        places: numbers of the values that parts take and give, by node.
+        places: per node, the number of its value; see `Step`.
         refused: the nodes that PyTorch runs, with the reasons.
     """
     differentiable = _with_gradients(graph_module, whole, refused)
@@ -186,7 +193,7 @@ def _part_signatures(
             )
             for node in part.takes
         ]
-        # The gradient of a tensor with history that the graph overwrites is zeros, not None, as in eager PyTorch.
+        # As in eager PyTorch: an input with a `grad_fn` that the graph overwrites gets a zero gradient, not None.
         zero_grads = frozenset(index for index, node in enumerate(part.takes) if node in written)
         gives = [GraphOutput(node in differentiable, layouts.get(node), zero_grads) for node in part.gives]
         return GraphSignature(tuple(takes), tuple(gives), len(gives), whole.device)
@@ -195,20 +202,20 @@ def _part_signatures(
 
 
 def _fake(node: fx.Node) -> torch.Tensor:
-    """Returns the fake tensor of a node; an empty tensor if its result is a number."""
+    """Returns the fake tensor of a node, or an empty tensor if its result is a number."""
     fake = node.meta["val"]
     return fake if isinstance(fake, torch.Tensor) else torch.empty(0)
 
 
 def _in_order(run: Callable[..., Any], orders: Sequence[Sequence[int]]) -> Callable[..., Any]:
-    """Returns a function that gives arguments the memory layout of eager PyTorch before it calls `run`.
+    """Wraps `run` to convert its arguments to the memory layout of eager PyTorch.
 
     Args:
         run: a part in PyTorch. Arguments from a part in ONNX Runtime are contiguous.
-        orders: per argument its axes from the slowest in memory to the fastest, e.g. [0, 2, 3, 1]; [] for an argument
-            that stays as it is.
+        orders: per argument, its axes in memory order, slowest first, e.g. [0, 2, 3, 1]; [] for an argument that is
+            passed unchanged.
     """
-    # Whether a view is possible, and which elements a random operator fills first, depends on the layout.
+    # Whether a view is possible, and the order in which a random operator fills a tensor, depend on the layout.
     changed = [
         (place, tuple(order), tuple(sorted(range(len(order)), key=order.__getitem__)))
         for place, order in enumerate(orders)
@@ -229,7 +236,16 @@ def _in_order(run: Callable[..., Any], orders: Sequence[Sequence[int]]) -> Calla
 def _with_gradients(
     graph_module: fx.GraphModule, signature: GraphSignature, refused: dict[fx.Node, str]
 ) -> set[fx.Node]:
-    """Returns the nodes that a gradient reaches: they require one, and an output that requires one depends on them."""
+    """Returns the nodes that a gradient reaches.
+
+    These are the nodes that require a gradient and that an output, or a value written to an input, with a gradient
+    depends on.
+
+    Args:
+        graph_module: the whole graph.
+        signature: signature of the whole graph.
+        refused: the nodes that PyTorch runs, with the reasons.
+    """
     graph = graph_module.graph
     differentiable = differentiable_nodes(graph_module, [i.requires_grad for i in signature.inputs], refused)
     output = graph.find_nodes(op="output")[0]

@@ -1,4 +1,4 @@
-"""Write the graphs that ORTModule runs as ONNX files."""
+"""Writes the graphs that ORTModule runs as ONNX files."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ from onnxtrain.passes import infer_shapes, save_model
 
 
 class _Body(Protocol):
-    """A compiled graph: `OnnxPart`, or `Steps` if PyTorch runs some of its operators."""
+    """A compiled graph: `OnnxPart`, or `Steps` if PyTorch runs some of its operators.
 
-    # Not imported: their modules import this one.
+    A protocol, because the modules of these classes import this module.
+    """
+
     def executed(self) -> Iterator[tuple[str, ir.Model]]: ...
 
 
@@ -34,16 +36,16 @@ def renamed(model: ir.Model, names: Sequence[str]) -> ir.Model:
     for value in (*model.graph.inputs, *model.graph.outputs):
         match = re.fullmatch(r"input(\d+)(_grad)?", str(value.name))
         if match:
-            # Another value of the graph may have the name of an argument, e.g. an ATen node `x`.
+            # The name may be taken by another value of the graph, e.g. an ATen node `x`.
             value.name = writer.unique_name(names[int(match[1])] + (match[2] or ""))
     return model
 
 
 class CompiledGraphs:
-    """The graphs of one ORTModule, or of one compiled function, that are in use."""
+    """The graphs in use by one ORTModule or one compiled function."""
 
     def __init__(self) -> None:
-        # Weak references: a graph that Dynamo drops for a newer one must not be kept alive, nor written.
+        # Weak references: a graph that Dynamo has replaced must not be kept alive, nor written.
         self._graphs: list[weakref.ref[_Body]] = []
 
     def add(self, body: _Body) -> None:

@@ -1,4 +1,4 @@
-"""Hand tensors of PyTorch to a session of ONNX Runtime, without copies, as the values that the session takes."""
+"""Passes PyTorch tensors to an ONNX Runtime session as OrtValues, without copies."""
 
 from __future__ import annotations
 
@@ -14,38 +14,39 @@ from onnxruntime.capi import _pybind_state as binding
 from onnxtrain.ortmodule import _torch
 
 _BOOL_AS_BYTES = tuple(map(int, ort.__version__.split(".")[:2])) < (1, 32)
-"""True if booleans are handed over as bytes, with a flag that says so. ONNX Runtime 1.32 reads the dtype from DLPack,
-and its `push_back` has no such flag."""
-# In this module's names, as each call of a model calls the function once per tensor.
+"""True if Boolean tensors are passed as bytes, with a flag. ONNX Runtime 1.32 reads the dtype from DLPack, and its
+`push_back` has no such flag."""
+# Names of this module, because each call of a model uses them once per tensor.
 _to_dlpack = _torch.to_dlpack
 _Value = binding.OrtValue
 
 
 class Feeds:
-    """The inputs of a session.
+    """Creates OrtValues for the inputs of a session, and caches them by address.
 
     Args:
-        inputs: the inputs of its graph.
-        device: ONNX Runtime's name of the device where they lie.
-        copies_inputs: whether each output of the session has memory of its own.
+        inputs: the inputs of the session's graph.
+        device: their device, as ONNX Runtime's native OrtDevice.
+        copies_inputs: True if no output of the session aliases an input.
     """
 
     def __init__(self, inputs: Sequence[ir.Value], device: Any, copies_inputs: bool) -> None:
         self._inputs = [_DescribedInput(value, device, copies_inputs) for value in inputs]
-        # By the addresses of all inputs: one lookup for a call whose tensors all lie where they lay before.
+        # Keyed by the addresses of all inputs: a single lookup if the tensors of a call have the same addresses as
+        # those of an earlier call.
         self._earlier: dict[tuple[int, ...], binding.OrtValueVector] = {}
 
     def of(self, values: Sequence[torch.Tensor | binding.OrtValue], trusted: bool) -> binding.OrtValueVector:
-        """Returns the inputs of a run.
+        """Returns the inputs of a run as OrtValues.
 
         Args:
-            values: tensors, and values of ONNX Runtime that another session has returned.
-            trusted: True if an input at the address of an earlier one has the same shape and dtype as the earlier one.
+            values: tensors, and OrtValues that another session has returned.
+            trusted: True if an input at the address of an earlier input has the earlier one's shape and dtype.
         """
-        # Only runs on tensors alone are among the earlier ones.
+        # Cached runs had tensors only.
         if trusted and self._earlier:
             feeds = self._earlier.get(tuple([value.data_ptr() for value in values]))
-            # A transposed view may lie at the address of an earlier tensor.
+            # A transposed view may have the address of an earlier tensor.
             if feeds is not None and False not in [value.is_contiguous() for value in values]:
                 return feeds
         return self._described(values, trusted)
@@ -53,7 +54,7 @@ class Feeds:
     def _described(
         self, values: Sequence[torch.Tensor | binding.OrtValue], trusted: bool
     ) -> binding.OrtValueVector:
-        """Describes each input, and keeps the descriptions of all if they do not own memory of tensors."""
+        """Creates or looks up an OrtValue for each input, and caches the inputs of the run if all can be cached."""
         feeds = binding.OrtValueVector()
         push = feeds.push_back
         kept = trusted
@@ -74,7 +75,7 @@ class Feeds:
         return feeds
 
 
-# The dtypes that `push_back_batch` takes, by their names in numpy, which has no bfloat16.
+# The dtypes that `push_back_batch` supports: those of numpy, which has no bfloat16.
 _NUMPY_DTYPES = {
     torch.bool: np.bool_,
     torch.uint8: np.uint8,
@@ -89,14 +90,22 @@ _NUMPY_DTYPES = {
 
 
 _MAX_ADDRESSES = 16
-"""Addresses per input, so that an input that lies elsewhere in each call does not make the table grow for ever."""
+"""Maximum number of cached addresses per input. An input may have a new address in each call."""
 
 
 class _DescribedInput:
-    """An input of a session, with ONNX Runtime's descriptions (OrtValues) of earlier tensors, by their address (`at`).
+    """An input of a session, with a cache of OrtValues.
 
-    Parameters lie at the same address in every call, and residuals mostly do. Looking up an address takes less time
-    than describing the tensor to ONNX Runtime anew.
+    Parameters have the same address in every call, and residuals usually do. Looking up an address takes less time than
+    creating an OrtValue.
+
+    Args:
+        declared: the input of the graph.
+        device: see `Feeds`.
+        copies_inputs: see `Feeds`.
+
+    Attributes:
+        at: OrtValues of earlier tensors, by address.
     """
 
     __slots__ = ("_device", "_shape", "at")
@@ -104,17 +113,17 @@ class _DescribedInput:
     def __init__(self, declared: ir.Value, device: Any, copies_inputs: bool) -> None:
         shape = declared.shape
         fixed = copies_inputs and shape is not None and all(isinstance(size, int) for size in shape)
-        # A description does not keep the memory alive. An input that ONNX Runtime returns as a result would be freed
-        # while the result is read.
+        # A cached OrtValue doesn't keep the tensor's memory alive. If ONNX Runtime returned the input as a result, the
+        # memory could be freed while the result is in use.
         self._shape = tuple(shape) if fixed and shape is not None and not declared.is_graph_output() else None
         self._device = device
         self.at: dict[int, Any] = {}
 
     def push(self, feeds: binding.OrtValueVector, tensor: torch.Tensor) -> bool:
-        """Appends a tensor to the inputs of a run, and keeps its description for later runs if that is possible.
+        """Appends a tensor to the inputs of a run, and caches its OrtValue if possible.
 
         Returns:
-            True if the description was kept.
+            True if the OrtValue was cached.
         """
         dtype = _NUMPY_DTYPES.get(tensor.dtype)
         if dtype is None or tensor.shape != self._shape or not tensor.is_contiguous() or not tensor.numel():
@@ -131,7 +140,7 @@ class _DescribedInput:
 
 
 def _without_elements(tensor: torch.Tensor) -> Any:
-    """Returns an OrtValue for a tensor without elements."""
+    """Returns an OrtValue for an empty tensor."""
     shape = tuple(tensor.shape)
     # numpy has no bfloat16.
     if tensor.dtype == torch.bfloat16:
@@ -142,11 +151,11 @@ def _without_elements(tensor: torch.Tensor) -> Any:
 
 
 def _push(feeds: binding.OrtValueVector, tensor: torch.Tensor) -> None:
-    """Appends a tensor to the inputs of a run, by DLPack."""
-    # ONNX Runtime's tensors have no strides.
+    """Appends a tensor to the inputs of a run, through DLPack."""
+    # ONNX Runtime tensors have no strides.
     if not tensor.is_contiguous():
         tensor = tensor.contiguous()
-    # ONNX Runtime refuses a DLPack tensor with a null pointer.
+    # ONNX Runtime rejects a DLPack tensor with a null pointer.
     if tensor.numel() == 0:
         feeds.push_back(_without_elements(tensor))
     elif tensor.dtype == torch.bool and _BOOL_AS_BYTES:

@@ -1,4 +1,4 @@
-"""Replace ops that ONNX Runtime's CPU provider lacks in float64 by formulas of other ops, e.g. Erf or Softplus."""
+"""Replaces ops without a float64 kernel in ONNX Runtime's CPU provider, e.g. Erf, with formulas of other ops."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from onnxtrain.ortmodule._exceptions import ORTModuleONNXModelException
 from onnxtrain.ortmodule.lowering import _formulas
 from onnxtrain.passes import infer_shapes, inline_functions
 
-# Only ops without attributes. The formulas need no gradients: they are put in after the gradient graph was built.
+# Only ops without attributes. The formulas need no gradient rules: they are inserted after the gradient is built.
 _FORMULAS: dict[str, Callable[[Emitter, ir.Value], ir.Value]] = {
     "Acos": _formulas.acos,
     "Acosh": _formulas.acosh,
@@ -25,20 +25,20 @@ _FORMULAS: dict[str, Callable[[Emitter, ir.Value], ir.Value]] = {
     "Softplus": _formulas.softplus,
     "Tan": _formulas.tan,
 }
-"""Per op, the function that writes its formula. The formulas agree with PyTorch to 1e-14."""
+"""Per op, the function that emits its formula. The formulas agree with PyTorch to 1e-14."""
 
 _FAILING_KERNELS = frozenset({"GRU", "LSTM"})
-"""Ops whose CPU kernels accept float64 when a session is created, and fail when it runs."""
+"""Ops whose CPU kernels accept float64 when a session is created, but fail when it runs."""
 
 
 def has_float64(model: ir.Model, op_types: Container[str] | None = None) -> bool:
-    """Returns whether a node has a float64 result that is no scalar.
+    """True if a node has a float64 result that is not a scalar.
 
     Args:
         model: the model.
-        op_types: only nodes of these ops are looked at, e.g. ("MatMul",); all nodes if left out.
+        op_types: ops whose nodes are considered, e.g. ("MatMul",); by default all ops.
     """
-    # Python floats and arithmetic on sizes come as float64 scalars, in float32 models, too.
+    # Python floats and size arithmetic are float64 scalars even in float32 models.
     return any(
         _is_double(value) and (value.shape is None or len(value.shape) > 0)
         for node in model.graph
@@ -48,19 +48,20 @@ def has_float64(model: ir.Model, op_types: Container[str] | None = None) -> bool
 
 
 def expand_float64(model: ir.Model) -> ir.Model:
-    """Returns a copy of a model in which formulas stand for the ops that have no float64 kernel.
+    """Replaces ops that have no float64 kernel with formulas.
 
-    Returns the model itself if there are no such ops.
+    Returns:
+        A copy of the model, or the model itself if it has no such ops.
 
     Raises:
-        ORTModuleONNXModelException: the model has a GRU or LSTM in float64, whose kernel would fail at run time.
+        ORTModuleONNXModelException: the model has a float64 GRU or LSTM, whose kernel would fail at run time.
     """
     for node in model.graph:
         if node.op_type in _FAILING_KERNELS and node.domain == "" and _is_double(node.inputs[0]):
             raise ORTModuleONNXModelException(
                 f"ONNX Runtime's CPU provider has no kernel of {node.op_type} for float64 (node '{node.name}')"
             )
-    # Functions such as the gradient of GELU have Erf in their bodies.
+    # Function bodies may contain such ops, e.g. the gradient of GELU contains Erf.
     expanded = infer_shapes(inline_functions(model.clone())) if model.functions else model.clone()
     if not any(_lacking(expanded)):
         return model
@@ -82,7 +83,7 @@ def expand_float64(model: ir.Model) -> ir.Model:
 
 
 def _lacking(model: ir.Model) -> Iterator[ir.Node]:
-    """Yields the nodes that have no float64 kernel."""
+    """Yields the float64 nodes that a formula must replace."""
     return (
         node
         for node in model.graph

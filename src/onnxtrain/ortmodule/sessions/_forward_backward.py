@@ -1,4 +1,4 @@
-"""Cut a graph with gradients into a forward and a backward half."""
+"""Cuts a joint graph, i.e. a graph with its gradients, into a forward and a backward half."""
 
 from __future__ import annotations
 
@@ -15,25 +15,26 @@ from onnxtrain.passes import is_training_batch_norm, remove_unread_initializers,
 
 
 class Halves:
-    """A graph with its gradients, to be cut in two.
+    """A joint graph, to be cut into halves.
 
     Args:
         joint: the graph with its gradients. Copies of inputs may be added to it.
-        cotangents: the inputs of `joint` for cotangents.
-        gradients: per input that needs a gradient, the gradient; None if no gradient reaches the input.
-        needs: per input without the cotangents, whether it needs a gradient, e.g. (True, False).
-        unsaved: indices of inputs that the backward half must not read, since the caller may write to them before it.
+        cotangents: the inputs of `joint` that are cotangents.
+        gradients: per input that needs a gradient, the gradient, or None if no gradient reaches the input.
+        needs: per input except the cotangents, whether it needs a gradient, e.g. (True, False).
+        unsaved: indices of inputs that the backward half must not read, because the caller may write to them before
+            backward.
 
     Attributes:
         joint: the graph with its gradients.
         inputs: the inputs of the graph, without the cotangents.
         outputs: the outputs of the graph.
         present: the gradients that are not None.
-        slots: per input, the index of its gradient among `present`, e.g. (0, None).
+        slots: per input, the index of its gradient in `present`, or None, e.g. (0, None).
         read: the inputs that the backward half reads.
         residuals: the values that the backward half takes from the forward half, outputs first.
-        results: the results of the forward half: outputs, then residuals that are no outputs.
-        saved: the inputs of the backward half before the cotangents: inputs of the graph, then residuals.
+        results: the results of the forward half: outputs, then residuals that are not outputs.
+        saved: the inputs of the backward half that precede the cotangents: inputs of the graph, then residuals.
     """
 
     def __init__(
@@ -60,20 +61,23 @@ class Halves:
         self.saved = [*(value for value in self.inputs if value in self.read), *self.residuals]
 
     def forward(self) -> ir.Model:
-        """Returns the forward half: from the inputs to outputs and residuals."""
+        """Returns the forward half, which computes outputs and residuals from the inputs."""
         return cut(self.joint, self.inputs, self.results)
 
     def backward(self) -> ir.Model:
-        """Returns the backward half: from saved values and cotangents to the gradients."""
+        """Returns the backward half, which computes the gradients from saved values and cotangents."""
         return cut(self.joint, [*self.saved, *self._cotangents], self.present)
 
 
 def slots_of(needs: Sequence[bool], gradients: Sequence[ir.Value | None]) -> tuple[int | None, ...]:
-    """Returns per input the index of its gradient among those that are not None; None if it has none.
+    """Numbers the gradients that are not None.
 
     Args:
         needs: per input, whether it needs a gradient, e.g. (True, False, True).
         gradients: per input that needs a gradient, the gradient or None, e.g. [None, gradient].
+
+    Returns:
+        Per input, the number of its gradient, or None if it has no gradient, e.g. (None, None, 0).
     """
     present = itertools.count()
     slots = iter([None if gradient is None else next(present) for gradient in gradients])
@@ -81,7 +85,7 @@ def slots_of(needs: Sequence[bool], gradients: Sequence[ir.Value | None]) -> tup
 
 
 def ancestors(values: Sequence[ir.Value]) -> set[ir.Node]:
-    """Returns all nodes from which the values are computed."""
+    """Returns all nodes that the values depend on."""
     nodes: set[ir.Node] = set()
     stack = [value.producer() for value in values]
     while stack:
@@ -94,41 +98,41 @@ def ancestors(values: Sequence[ir.Value]) -> set[ir.Node]:
 
 
 def sources(values: Sequence[ir.Value]) -> set[ir.Value]:
-    """Returns all values on which these depend, and these values themselves."""
+    """Returns the given values and all values that they depend on."""
     dependencies: set[ir.Value] = set()
     stack = list(values)
     while stack:
         value = stack.pop()
         node = value.producer()
         if value not in dependencies and node is not None:
-            # The output of a training BatchNormalization does not depend on its running statistics, which the module
-            # writes to in each call. As a dependency they would count as changed when a second derivative is taken.
+            # The output of a training-mode BatchNormalization doesn't depend on its running statistics. The module
+            # writes to them in each call: as dependencies they would count as modified before a second derivative.
             normalised = is_training_batch_norm(node) and value is node.outputs[0]
             stack += [v for v in node.inputs[:3] if v is not None] if normalised else reads(node)
         dependencies.add(value)
     return dependencies
 
 
-# Marks Identity nodes that `_copy_for_backward` has added: the forward half must run them.
+# Metadata key of Identity nodes that `_copy_for_backward` has added. The forward half must run these nodes.
 _COPY = "onnxtrain.copy_for_backward"
 
-# Keeping the results of these forward ops until backward would cost more memory than computing them again costs time.
-# Slice and Split are not among them: to repeat one, backward would have to keep all of its input.
+# Forward ops that backward recomputes: this takes so little time that saving the results is not worth the memory. Slice
+# and Split are not among them, because backward would have to save their whole input.
 _RECOMPUTED = VIEWS | SHAPE_READERS | {"Cast", "Expand", "Gather"}
 
 
 def _boundary(
     values: Sequence[ir.Value], forward: set[ir.Node], inputs: set[ir.Value], writable: set[ir.Value]
 ) -> tuple[list[ir.Value], set[ir.Value]]:
-    """Returns the values that gradients take from forward nodes, and the graph inputs that they read.
+    """Returns the residuals, and the graph inputs that backward reads.
 
     Args:
         values: the gradients.
         forward: the forward nodes.
         inputs: the graph inputs, without cotangents.
-        writable: inputs that backward must not read. A node that reads one of them is not repeated in backward.
+        writable: inputs that backward must not read. A node that reads one of them is not recomputed in backward.
     """
-    # A dict and not a set: the order of the residuals must be the same in each process.
+    # A dict instead of a set, because the order of the residuals must be the same in each process.
     residuals: dict[ir.Value, None] = {}
     read: set[ir.Value] = set()
     seen: set[ir.Value] = set()
@@ -153,28 +157,34 @@ def _boundary(
 
 
 def _copy_for_backward(graph: ir.Graph, values: Sequence[ir.Value], forward: set[ir.Node]) -> None:
-    """Adds copies of these inputs, which all nodes but the forward nodes read."""
+    """Adds copies of inputs to a joint graph, and makes all nodes except the forward nodes read the copies.
+
+    Args:
+        graph: the joint graph.
+        values: the inputs.
+        forward: the forward nodes.
+    """
     for value in values:
         readers = [use for use in value.uses() if use.node not in forward]
         copy = ir.node("Identity", [value], metadata_props={_COPY: "yes"})
         copy.outputs[0].name = f"{value.name}_kept"
         copy.outputs[0].shape, copy.outputs[0].type = value.shape, value.type
-        # At the beginning: a node inside of the body of any later node may read the copy.
+        # Inserted first, because the body of any later node may read the copy.
         graph.insert_before(graph[0], copy)
         for node, index in readers:
             node.replace_input_with(index, copy.outputs[0])
 
 
 def _is_copy(node: ir.Node, writable: set[ir.Value]) -> bool:
-    """Returns whether `_copy_for_backward` has added a node for one of the inputs `writable`."""
+    """True if a node is a copy of one of the inputs `writable`, added by `_copy_for_backward`."""
     return _COPY in node.metadata_props and node.inputs[0] in writable
 
 
 def _is_repeated(value: ir.Value, node: ir.Node, forward: set[ir.Node]) -> bool:
-    """Returns whether backward computes a forward value again: it is cheap, or inside of a checkpointed region."""
+    """True if backward recomputes a forward value, because it is cheap or inside a checkpointed region."""
     if _is_cheap(node):
         return True
-    # A value that leaves its region, of `torch.utils.checkpoint`, is there anyway.
+    # A value that is used outside its `torch.utils.checkpoint` region is available anyway.
     region = region_of(node)
     readers = (usage.node for usage in value.uses())
     return (
@@ -185,8 +195,8 @@ def _is_repeated(value: ir.Value, node: ir.Node, forward: set[ir.Node]) -> bool:
 
 
 def _is_cheap(node: ir.Node) -> bool:
-    """Returns whether a node of the forward half takes less to compute again than to keep."""
-    # A Gather of sizes from a shape is cheap, one of rows of an embedding is not.
+    """True if recomputing a forward node is cheaper than saving its result."""
+    # Gathering sizes from a shape is cheap, gathering rows of an embedding is not.
     if node.op_type == "Gather":
         source = node.inputs[0]
         return source is not None and source.producer() is not None and source.dtype == ir.DataType.INT64
@@ -194,23 +204,23 @@ def _is_cheap(node: ir.Node) -> bool:
 
 
 def cut(model: ir.Model, inputs: Sequence[ir.Value], outputs: Sequence[ir.Value]) -> ir.Model:
-    """Returns the part of a model between these values as a model of its own.
+    """Returns the part of a model that computes `outputs` from `inputs`, as a new model.
 
     Args:
-        model: the model, which stays as it is.
+        model: the model; not changed.
         inputs: values of the model that become the inputs of the part.
         outputs: values of the model that become the outputs of the part.
     """
     part = model.clone()
     graph = part.graph
-    # The values of the copy are other objects, with the same names.
+    # The values of the clone are new objects with the same names.
     by_name = {str(v.name): v for v in (*graph.inputs, *graph.initializers.values())}
     by_name |= {str(v.name): v for node in graph for v in node.outputs}
     new_inputs = []
     for original in inputs:
         name = str(original.name)
         value = by_name[name]
-        # A residual: its readers are cut off from the node that computes it.
+        # A residual: its users are disconnected from the node that computes it.
         if value.producer() is not None:
             replacement = ir.Value(name=name, shape=original.shape, type=original.type)
             value.name = f"{name}_cut"

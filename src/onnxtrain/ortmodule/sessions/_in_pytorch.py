@@ -1,7 +1,7 @@
-"""Run parts of a functional ATen graph in PyTorch, so that its autograd can differentiate them.
+"""Runs parts of a functional ATen graph in PyTorch, such that autograd can differentiate them.
 
-A functional graph has operators without a kernel, or without a derivative. They are replaced by operators that do the
-same, e.g. a write instead of `as_strided_scatter`.
+Some operators of functional graphs have no kernel, or no correct derivative. They are replaced with equivalent
+operators, e.g. `as_strided_scatter` with an in-place write.
 """
 
 from __future__ import annotations
@@ -29,7 +29,16 @@ def _recurrent_layer(
     bias: bool,
     bidirectional: bool,
 ) -> tuple[torch.Tensor, ...]:
-    """Runs one layer of an LSTM, GRU or RNN (`mode`: "lstm", "gru", "rnn_tanh" or "rnn_relu")."""
+    """Implements `onnxtrain.recurrent_layer`: runs one layer of an LSTM, GRU or RNN.
+
+    Args:
+        x: the input.
+        states: the initial states: hidden and cell state for an LSTM, else the hidden state.
+        weights: the weights, in the order of PyTorch's functions, e.g. `torch.lstm`.
+        mode: "lstm", "gru", "rnn_tanh" or "rnn_relu".
+        bias: True if the layer has biases.
+        bidirectional: True if the layer is bidirectional.
+    """
     function = {"lstm": torch.lstm, "gru": torch.gru, "rnn_tanh": torch.rnn_tanh, "rnn_relu": torch.rnn_relu}[
         mode
     ]
@@ -41,7 +50,7 @@ def _recurrent_layer(
 
 
 def _bernoulli_like(x: torch.Tensor, p: float) -> torch.Tensor:
-    """Draws zeros and ones, ones with probability `p`, in the memory layout of `x`."""
+    """Implements `onnxtrain.bernoulli_like`: draws ones with probability `p`, else zeros, in the layout of `x`."""
     return keep_at_random(torch.empty_like(x), p)
 
 
@@ -53,9 +62,9 @@ def _rrelu_with_noise(
     training: bool = False,
     generator: torch.Generator | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Computes RReLU, and returns its slopes, too."""
-    # The derivative of the functional operator (PyTorch 2.13) reads `noise` as it was before the draw, which is
-    # uninitialised memory.
+    """Implements `aten.rrelu_with_noise_functional`; returns the result and the slopes."""
+    # The derivative of the functional operator (PyTorch 2.13) reads `noise` from before the draw, i.e. uninitialized
+    # memory.
     slopes = torch.empty_like(noise)
     return aten.rrelu_with_noise.default(x, slopes, lower, upper, training, generator), slopes
 
@@ -67,8 +76,8 @@ def _as_strided_scatter(
     stride: Sequence[int],
     offset: int | None = None,
 ) -> torch.Tensor:
-    """Copies the memory that `x` lies in, writes `part` to a strided view of it, and returns the view that `x` is."""
-    # The functional operator's derivative (PyTorch 2.13) is not that of a write: the gradient came out twice as large.
+    """Implements `aten.as_strided_scatter` as an in-place write to a copy of the storage of `x`."""
+    # The derivative of the functional operator (PyTorch 2.13) is wrong: the gradient is twice as large.
     elements = x.untyped_storage().nbytes() // x.element_size()
     memory = x.as_strided((elements,), (1,), 0).clone()
     memory.as_strided(size, stride, x.storage_offset() if offset is None else offset).copy_(part)
@@ -76,8 +85,8 @@ def _as_strided_scatter(
 
 
 def _copy(x: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
-    """Copies `source` into a tensor with the dtype and layout of `x`."""
-    # A write, as the functional operator (PyTorch 2.13) has no derivative.
+    """Implements `aten.copy`: copies `source` into a new tensor with the dtype and layout of `x`."""
+    # An in-place write, because the functional operator (PyTorch 2.13) has no derivative.
     return torch.empty_like(x).copy_(source)
 
 
@@ -91,18 +100,22 @@ _RUNNABLE: dict[str, Callable[..., Any]] = {
     "aten.view_as_complex_copy.default": aten.view_as_complex.default,
     "aten.view_as_real_copy.default": aten.view_as_real.default,
 }
-"""Replacements, by name, of operators of functional graphs that have no kernel or no right derivative in PyTorch."""
+"""Replacements, by name, for operators of functional graphs without a kernel or a correct derivative in PyTorch."""
 
 
 def runnable(graph_module: fx.GraphModule) -> Callable[..., Any]:
-    """Returns a functional ATen graph, whose operators it replaces, as a function that autograd can differentiate."""
+    """Returns a function that runs a functional ATen graph, and that autograd can differentiate.
+
+    Args:
+        graph_module: the graph. Operators in `_RUNNABLE` are replaced in place.
+    """
     for node in graph_module.graph.nodes:
         node.target = _RUNNABLE.get(str(node.target), node.target)
     graph_module.recompile()
     run = graph_module.forward
 
     def without_autocast(*args: Any) -> Any:
-        # The trace has written autocast's casts into the graph: they must not be done twice.
+        # The traced graph contains autocast's casts, which must not be applied twice.
         with DisableAutocast():
             return run(*args)
 
@@ -131,23 +144,27 @@ def differentiable_nodes(
         elif node.op == "call_function" and not differentiable.isdisjoint(node.all_input_nodes):
             if node.target is aten.detach.default or not _is_differentiable(node.meta.get("val")):
                 continue
-            # Nodes in ONNX Runtime have a gradient rule: a missing one would have put the node into `in_pytorch`.
+            # Nodes that ONNX Runtime runs have a gradient rule. Without one the node would be in `in_pytorch`.
             if node not in in_pytorch or _has_derivative(node, differentiable):
                 differentiable.add(node)
     return differentiable
 
 
 def _is_differentiable(value: Any) -> bool:
-    """Returns whether a result, or one of several, has a floating-point or complex dtype."""
+    """True if a result, or one tensor of a tuple of results, has a floating-point or complex dtype."""
     parts = value if isinstance(value, tuple | list) else (value,)
     return any(isinstance(p, torch.Tensor) and (p.is_floating_point() or p.is_complex()) for p in parts)
 
 
 def _has_derivative(node: fx.Node, differentiable: set[fx.Node]) -> bool:
-    """Returns whether autograd records the operator of a node, by running it on fake tensors.
+    """True if autograd records a node's operator. The operator is run on fake tensors to find out.
+
+    Args:
+        node: the node.
+        differentiable: the nodes before it whose results require a gradient.
 
     Raises:
-        ORTModuleTorchModelException: the operator fails, or its backward is not implemented.
+        ORTModuleTorchModelException: the operator raises, or its backward is not implemented.
     """
 
     def value(argument: fx.Node) -> Any:
@@ -156,7 +173,7 @@ def _has_derivative(node: fx.Node, differentiable: set[fx.Node]) -> bool:
             return fake.detach().requires_grad_()
         return fake
 
-    # `getitem` of a node with several results: that node has been asked.
+    # `getitem` of a node with several results. That node has been checked.
     if not callable(node.target) or any(
         isinstance(n.meta.get("val"), tuple | list) for n in node.all_input_nodes
     ):
@@ -175,7 +192,7 @@ def _has_derivative(node: fx.Node, differentiable: set[fx.Node]) -> bool:
             f"{node.target} is not differentiable in PyTorch as it was traced ({type(error).__name__}: {error})"
         ) from error
     functions = [r.grad_fn for r in results if isinstance(r, torch.Tensor) and r.grad_fn is not None]
-    # PyTorch gives an operator without derivative this function, which raises in backward.
+    # For an operator without a derivative, PyTorch records this function, which raises in backward.
     if any("NotImplemented" in function.name() for function in functions):
         raise ORTModuleTorchModelException(f"{node.target} is not differentiable in PyTorch as it was traced")
     return bool(functions)

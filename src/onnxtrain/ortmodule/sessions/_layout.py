@@ -1,7 +1,7 @@
-"""Give outputs the memory layout of eager PyTorch: whether `y.view(-1)` works, and what dropout draws, depends on it.
+"""Gives outputs the memory layout of eager PyTorch. E.g. `y.view(-1)` and the masks of dropout depend on the layout.
 
-ONNX Runtime's results are contiguous. An output that is not contiguous in eager PyTorch is transposed into its memory
-layout at the end of the ONNX graph, and gets its strides without a copy when it comes back.
+ONNX Runtime's results are contiguous. If an output is not contiguous in eager PyTorch, it is transposed into its memory
+order at the end of the ONNX graph, and its strides are set, without a copy, when PyTorch receives it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from onnxtrain.ortmodule.capture.graph._layout import Layout
 
 
 def lay_out(model: ir.Model, layouts: Mapping[int, Layout]) -> None:
-    """Appends a Transpose to outputs of a model, in place, so that their axes lie in the order of the layout.
+    """Appends a Transpose to outputs of a model, in place, so that their axes are in memory order.
 
     Args:
         model: the model.
@@ -36,7 +36,7 @@ def lay_out(model: ir.Model, layouts: Mapping[int, Layout]) -> None:
 
 
 def restride(tensor: torch.Tensor, layout: Layout) -> None:
-    """Undoes the transposition of :func:`lay_out` in place, by the strides alone.
+    """Undoes the transposition of :func:`lay_out`, in place, by changing shape and strides only.
 
     Args:
         tensor: a contiguous result of ONNX Runtime, e.g. [N, H, W, C]. It becomes [N, C, H, W].
@@ -46,7 +46,7 @@ def restride(tensor: torch.Tensor, layout: Layout) -> None:
     size, stride = [0] * len(layout), [0] * len(layout)
     for place, axis in enumerate(layout):
         size[axis], stride[axis] = shape[place], strides[place]
-    # In place, as autograd would treat `permute` of a result as a view of another tensor. The watch for PyTorch's
-    # operators (`_pytorch_work.py`) must not see the call.
+    # In place, because autograd would treat `permute` of a result as a view of another tensor. The call must be hidden
+    # from the watch for PyTorch operators (`_pytorch_work.py`).
     with DisableTorchDispatch():
         tensor.as_strided_(size, stride)

@@ -1,4 +1,4 @@
-"""Run a captured graph in steps: parts in ONNX Runtime, and between them parts in PyTorch."""
+"""Runs a captured graph in steps: parts in ONNX Runtime alternate with parts in PyTorch."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from onnxtrain.ortmodule.sessions._onnx_part import OnnxPart
 
 @dataclass(frozen=True)
 class Step:
-    """One part of a graph. Its values are numbered: the arguments of the graph first, then what the parts return.
+    """One part of a graph. Values are numbered: first the arguments of the graph, then the results of the parts.
 
     Attributes:
         run: runs the part on the values `takes`, and returns the values `gives`.
         takes: numbers of the values that the part takes, e.g. (0, 3).
-        gives: numbers of the values that it returns, e.g. (4,).
-        drops: numbers of the values that no later part reads, e.g. (3,).
-        onnx: the part in ONNX Runtime; None if PyTorch runs it.
+        gives: numbers of the values that the part returns, e.g. (4,).
+        drops: numbers of the values that can be freed after this step, e.g. (3,).
+        onnx: the part in ONNX Runtime, or None if PyTorch runs the part.
     """
 
     run: Callable[..., Sequence[Any]]
@@ -39,13 +39,12 @@ class Step:
 
 
 class Steps:
-    """A graph that runs in steps. Autograd records each step by itself, and differentiates from the last to the first.
+    """A graph that runs in steps. Autograd records each step separately.
 
     Args:
         graph_module: the whole graph, a functional ATen graph.
-        places: numbers of the values, by node: arguments of the graph, and results that another step or the caller
-            reads.
-        steps: the parts, in the order of computation.
+        places: per node, the number of its value; see `Step`.
+        steps: the parts, in order of execution.
         signature: describes inputs and outputs of the graph.
         refused: the nodes that PyTorch runs, with the reasons.
 
@@ -53,9 +52,9 @@ class Steps:
         inputs: indices of the arguments that are tensors, e.g. [0, 1].
         outputs: see `Lowered`.
         mutated: see `Lowered`.
-        reads: indices, among `inputs`, of the inputs on which gradients may depend.
-        in_pytorch: the operators that PyTorch runs, e.g. `PyTorchOp("aten.poisson.default", 1, "... has no lowering")`,
-            without draws of random numbers whose shape depends on the data.
+        reads: indices in `inputs` of the inputs that gradients may depend on.
+        in_pytorch: the operators that fall back to PyTorch, e.g. `PyTorchOp("aten.poisson.default", 1, "... has no
+            lowering")`. Draws of random numbers with data-dependent shapes are not included.
     """
 
     def __init__(
@@ -70,12 +69,12 @@ class Steps:
         placeholders = graph.find_nodes(op="placeholder")
         self._places, self._steps, self._device = len(places), steps, signature.device
         self._calls = len(calls(graph.nodes))
-        # PyTorch draws all random numbers: before the graph runs, or between two parts if their shape depends on the
-        # data. In both cases the rest, of a dropout for example, runs in ONNX Runtime: that is no fallback.
+        # PyTorch draws all random numbers, either before the graph runs or, if their shape is data-dependent, between
+        # two parts. In both cases ONNX Runtime runs the rest of e.g. a dropout, so this is not a fallback.
         in_pytorch = [node for node in calls(refused) if not refused[node].endswith(DRAWN_BETWEEN_PARTS)]
         self.in_pytorch = _counted(in_pytorch, refused)
         self.inputs = [i for i, n in enumerate(placeholders) if isinstance(n.meta["val"], torch.Tensor)]
-        # Nothing tells which inputs the operators in PyTorch save: all inputs count.
+        # It is unknown which inputs the operators in PyTorch save, so all inputs count.
         self.reads = range(len(self.inputs)) if any(value.requires_grad for value in signature.inputs) else ()
         self.outputs: list[tuple[str, Any]] = []
         self.mutated: list[tuple[int, int]] = []
@@ -98,16 +97,24 @@ class Steps:
             )
 
     def _result(self, place: int, differentiable: bool) -> int:
-        """Adds the value `place` to the results, and returns its index among them."""
+        """Adds a value to the results.
+
+        Args:
+            place: number of the value.
+            differentiable: True if the result requires a gradient.
+
+        Returns:
+            The index of the result.
+        """
         self._results.append((place, differentiable))
         return len(self._results) - 1
 
     def results(self, args: Sequence[Any], tensors: list[torch.Tensor]) -> Sequence[Any]:
-        """Runs the steps, and returns the results that `outputs` and `mutated` refer to by index.
+        """Runs the steps; returns the results that `outputs` and `mutated` refer to by index.
 
         Args:
             args: the arguments of the graph.
-            tensors: the arguments `inputs`.
+            tensors: the arguments with indices `inputs`; they replace those in `args`.
         """
         values: list[Any] = [*args, *[None] * (self._places - len(args))]
         for index, tensor in zip(self.inputs, tensors, strict=True):
@@ -116,13 +123,13 @@ class Steps:
             results = step.run(*[values[place] for place in step.takes])
             for place, value in zip(step.gives, results, strict=True):
                 values[place] = value
-            # Else a large value of the first step would stay in memory to the end of the call.
+            # Otherwise a large value of the first step would stay in memory until the end of the call.
             for place in step.drops:
                 values[place] = None
         return [_with_grad_flag(values[place], differentiable) for place, differentiable in self._results]
 
     def record(self, name: str) -> GraphRecord:
-        """Returns the record of the graph for the report, without the time of its first call."""
+        """Returns the graph's record for the report, without `first_call_seconds`."""
         records = [step.onnx.record(name) for step in self._steps if step.onnx is not None]
         training = any(record.mode == "training" for record in records)
         return GraphRecord(
@@ -141,31 +148,31 @@ class Steps:
         return sum((step.onnx.ops() for step in self._steps if step.onnx is not None), Counter())
 
     def executed(self) -> Iterator[tuple[str, ir.Model]]:
-        """Yields the models that ONNX Runtime runs, with their kind, e.g. "part_0_forward"."""
+        """Yields pairs of a kind, e.g. "part_0_forward", and the model that ONNX Runtime runs."""
         for number, step in enumerate(self._steps):
             if step.onnx is not None:
                 for kind, model in step.onnx.executed():
                     yield f"part_{number}_{kind}", model
 
     def save(self, options: DebugOptions, name: str) -> None:
-        """Writes the ONNX models of all parts, see `OnnxPart.save`."""
+        """Writes the ONNX models of all parts; see `OnnxPart.save`."""
         for number, step in enumerate(self._steps):
             if step.onnx is not None:
                 step.onnx.save(options, f"{name} part {number}")
 
 
 def _with_grad_flag(value: Any, differentiable: bool) -> Any:
-    """Returns a result with the `requires_grad` that it has in eager PyTorch."""
+    """Returns a result with its `requires_grad` set to `differentiable`, as in eager PyTorch."""
     if not isinstance(value, torch.Tensor) or value.requires_grad == differentiable:
         return value
     if not differentiable:
         return value.detach()
-    # In eager PyTorch a product with a view that was made under `no_grad` requires a gradient that reaches nothing.
+    # In eager PyTorch, a product with a view created under `no_grad` requires a gradient, which reaches no input.
     return _Ended.apply(value, torch.empty(0, requires_grad=True))  # type: ignore[no-untyped-call]
 
 
 class _Ended(torch.autograd.Function):
-    """Makes a tensor require a gradient, and passes none on."""
+    """Makes a tensor require a gradient, but propagates none."""
 
     @staticmethod
     def forward(ctx: Any, value: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
@@ -177,16 +184,21 @@ class _Ended(torch.autograd.Function):
 
 
 def _counted(nodes: Sequence[fx.Node], reasons: dict[fx.Node, str]) -> tuple[PyTorchOp, ...]:
-    """Counts nodes by operator and reason."""
+    """Counts nodes by operator and by the reason why PyTorch runs them."""
     counts = Counter((str(node.target), reasons[node]) for node in nodes)
     return tuple(PyTorchOp(op, count, reason) for (op, reason), count in counts.items())
 
 
 def _reason(in_pytorch: Sequence[PyTorchOp], calls: int) -> str:
-    """Returns e.g. "2 of 40 operators: aten.poisson.default has no lowering to ONNX"."""
+    """Returns the fallback reason of a graph, e.g. "2 of 40 operators: aten.poisson.default has no lowering to ONNX".
+
+    Args:
+        in_pytorch: the operators that PyTorch runs.
+        calls: number of operator calls in the whole graph.
+    """
     reasons: dict[str, None] = {}
     for op in in_pytorch:
-        # Most reasons begin with the name of the operator.
+        # Most reasons begin with the operator's name already.
         is_named = op.reason.startswith(op.op)
         reasons[op.reason if is_named else f"{op.op}: {op.reason}"] = None
     count = sum(op.calls for op in in_pytorch)

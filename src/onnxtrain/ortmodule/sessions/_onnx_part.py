@@ -1,4 +1,4 @@
-"""Run a captured graph, or a part of one, in ONNX Runtime."""
+"""Runs a captured graph, or a part of one, in ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -26,7 +26,14 @@ from onnxtrain.passes import save_model
 
 
 def output_of(kind: str, value: Any, args: Sequence[Any], results: Sequence[Any]) -> Any:
-    """Returns an output of a captured graph, which `Lowered.outputs` describes by `kind` and `value`."""
+    """Returns an output of a captured graph, which is described by an entry of `Lowered.outputs`.
+
+    Args:
+        kind: first item of the entry, e.g. "constant".
+        value: second item of the entry: the constant, or an index of `args` or `results`.
+        args: the arguments of the captured graph.
+        results: the results of the ONNX graph.
+    """
     if kind == "constant":
         return value
     if kind == "placeholder":
@@ -35,23 +42,23 @@ def output_of(kind: str, value: Any, args: Sequence[Any], results: Sequence[Any]
 
 
 class OnnxPart:
-    """A captured graph, or a part of one, in ONNX Runtime. Its sessions are created at once.
+    """A captured graph, or a part of one, in ONNX Runtime. The constructor creates its sessions.
 
     Args:
         lowered: the ONNX graph.
         signature: describes inputs and outputs of the captured graph.
-        plain: the captured graph in PyTorch, for derivatives that ONNX Runtime does not give.
-        announce: warns of what PyTorch is about to compute.
-        severity: the least severity of messages that ONNX Runtime prints, e.g. 3 for errors.
-        run: runs `plain`; `plain.forward` if left out.
-        args: example values of the arguments of the captured graph. Numbers among them are the same in each call.
+        plain: the captured graph in PyTorch, for derivatives that ONNX Runtime cannot compute.
+        announce: warns of computations that PyTorch is about to run.
+        severity: minimum severity of the messages that ONNX Runtime prints, e.g. 3 for errors.
+        run: runs `plain`; `plain.forward` by default.
+        args: example values of the arguments of the captured graph. An `int` among them is the same in each call.
 
     Attributes:
         inputs: indices of the arguments that are inputs of the ONNX graph, e.g. [0, 2].
         outputs: see `Lowered`.
         mutated: see `Lowered`.
         program: the ONNX graph with its sessions.
-        reads: indices, among `inputs`, of the inputs on which gradients depend, e.g. (0, 1).
+        reads: indices in `inputs` of the inputs that gradients depend on, e.g. (0, 1).
     """
 
     def __init__(
@@ -67,7 +74,7 @@ class OnnxPart:
         self._lowered = lowered
         self._signature = signature
         self.inputs, self.outputs, self.mutated = lowered.inputs, lowered.outputs, lowered.mutated
-        # A version counter does not tell whether the graph itself or the caller has written to an input.
+        # Version counters are not checked if the graph writes to inputs: they don't tell its writes from the caller's.
         self.program = Program(
             lowered.model,
             _onnx_outputs(lowered, signature),
@@ -83,14 +90,15 @@ class OnnxPart:
         self.reads = self._create_sessions()
         self._replayed = ReplayedGraph(plain, lowered, signature.device, run)
         self._announce = announce
-        # A replay holds the numbers among the arguments of a call. With the same numbers one replay serves all calls.
+        # A replay depends on the numbers among the arguments of a call. If they never change, one replay serves all
+        # calls.
         same = args is not None and all(isinstance(args[index], int) for index in self._replayed.numbers)
         same = same or not self._replayed.numbers
         self._replay = Replay(self._replayed.of_call(args or ()), announce) if same else None
 
     def _create_sessions(self) -> Sequence[int]:
-        """Creates the sessions, and returns `reads`."""
-        # Now and not in the first call: a missing kernel must show while the graph can still be cut into parts.
+        """Creates the sessions; returns `reads`."""
+        # Sessions are not created lazily: a missing kernel must be found while the graph can still be cut into parts.
         lowered = self._lowered
         if not lowered.model.graph.outputs:
             return ()
@@ -104,18 +112,19 @@ class OnnxPart:
 
     @property
     def step(self) -> TrainingStep | None:
-        """The forward and backward session; None in inference."""
+        """The forward and backward session, or None in inference."""
         return None if self._needs is None else self.program.training_step(self._needs)
 
     def results(self, args: Sequence[Any], tensors: list[torch.Tensor]) -> Sequence[torch.Tensor]:
-        """Runs the ONNX graph, and returns its outputs.
+        """Runs the ONNX graph; returns its outputs.
 
         Args:
             args: the arguments of the captured graph.
-            tensors: the arguments `inputs`. Random numbers are appended to the list.
+            tensors: the arguments with indices `inputs`. The list is changed: complex tensors are replaced with real
+                ones, and random numbers are appended.
 
         Raises:
-            RuntimeError: an assertion of the graph does not hold.
+            RuntimeError: an assertion of the graph failed.
         """
         if self._returns_results:
             return self._run(args, tensors)
@@ -125,7 +134,7 @@ class OnnxPart:
         for index, message in self._lowered.assertions:
             if not results[index].all():
                 replay = Replay(self._replayed.of_call(args), self._announce)
-                # PyTorch raises the error that eager PyTorch raises, with more detail than our message.
+                # The replay raises the error of eager PyTorch, which has more detail than `message`.
                 replay.outputs(tensors)
                 raise RuntimeError(message)
         if self._complex_outputs:
@@ -135,11 +144,11 @@ class OnnxPart:
         return results
 
     def _run(self, args: Sequence[Any], tensors: list[torch.Tensor]) -> Sequence[torch.Tensor]:
-        """Runs the ONNX graph on real tensors, in PyTorch if ONNX Runtime fails."""
+        """Draws random numbers and runs the ONNX graph, or the replay in PyTorch if ONNX Runtime fails."""
         lowered, device = self._lowered, self.program.device
         for random in lowered.random:
             drawn = random.draw(random.sizes(args))
-            # A module on a GPU may draw numbers on the CPU, and move them.
+            # A module on a GPU may draw random numbers on the CPU.
             tensors.append(drawn if device.type == "cpu" else drawn.to(device))
         if not lowered.model.graph.outputs:
             return ()
@@ -149,8 +158,8 @@ class OnnxPart:
         except Exception as error:
             if not is_of_onnxruntime(error):
                 raise
-            # E.g. ONNX Runtime lacks memory: PyTorch computes the same, with the same random numbers. Or an index is
-            # out of range: PyTorch raises its own error, which the caller may expect.
+            # If e.g. ONNX Runtime is out of memory, PyTorch computes the same results, with the same random numbers. If
+            # e.g. an index is out of range, PyTorch raises its own error, which the caller may expect.
             try:
                 outputs = replay.outputs(tensors)
             except Exception as pytorch_error:
@@ -159,13 +168,13 @@ class OnnxPart:
             return outputs
 
     def run(self, *args: Any) -> tuple[Any, ...]:
-        """Runs a part of a graph, which takes and returns values of the captured graph and writes to no argument."""
+        """Runs a part of a captured graph; returns its outputs. Such a part writes to no argument."""
         tensors = [a if isinstance(a := args[i], torch.Tensor) else _scalar(a) for i in self.inputs]
         results = self.results(args, tensors)
         return tuple(output_of(kind, value, args, results) for kind, value in self.outputs)
 
     def record(self, name: str) -> GraphRecord:
-        """Returns the record of the graph for the report, without the time of its first call."""
+        """Returns the graph's record for the report, without `first_call_seconds`."""
         device = str(self.program.device)
         if self.step is None:
             return GraphRecord(name, "inference", device, self._lowered.model.graph.num_nodes())
@@ -178,14 +187,14 @@ class OnnxPart:
         return Counter(node.op_type for node in self._lowered.model.graph)
 
     def executed(self) -> Iterator[tuple[str, ir.Model]]:
-        """Yields the models that ONNX Runtime runs, with their kind: "forward", "backward" or "inference"."""
+        """Yields pairs of a kind ("forward", "backward" or "inference") and the model that ONNX Runtime runs."""
         names = [value.name for value in self._signature.inputs]
         if self._lowered.model.graph.outputs:
             for kind, model in self.program.executed(self._needs).items():
                 yield kind, renamed(model, names)
 
     def save(self, options: DebugOptions, name: str) -> None:
-        """Writes the lowered model, and in training that with gradients, e.g. as "net_graph_0_training.onnx"."""
+        """Writes the lowered model, e.g. "net_graph_0_training.onnx", and in training also the model with gradients."""
         mode = "inference" if self._needs is None else "training"
         stem = f"{options.onnx_prefix}_{name.replace(' ', '_')}"
         save_model(self._lowered.model, options.save_path / f"{stem}_{mode}.onnx")
@@ -196,10 +205,15 @@ class OnnxPart:
 
 
 def _onnx_outputs(lowered: Lowered, signature: GraphSignature) -> list[GraphOutput]:
-    """Describes the outputs of the ONNX graph: results of the captured graph, and new values of inputs it writes to."""
-    # The signature counts the inputs of the captured graph, some of which are no inputs of the ONNX graph.
+    """Describes the outputs of the ONNX graph: the results of the captured graph, and the new values of mutated inputs.
+
+    Args:
+        lowered: the ONNX graph.
+        signature: describes inputs and outputs of the captured graph.
+    """
+    # Indices in the signature refer to inputs of the captured graph. Not all of them are inputs of the ONNX graph.
     index_of = {place: index for index, place in enumerate(lowered.inputs)}
-    # Random numbers count as saved: nobody can write to them, so that they need no check.
+    # Random numbers count as saved: the caller cannot write to them, so they need no check.
     random = range(len(lowered.inputs), len(lowered.model.graph.inputs))
 
     def indices(places: frozenset[int]) -> frozenset[int]:
@@ -212,7 +226,7 @@ def _onnx_outputs(lowered: Lowered, signature: GraphSignature) -> list[GraphOutp
     for (kind, index), output in zip(lowered.outputs, signature.outputs, strict=True):
         if kind in ("tensor", "complex"):
             layout = output.layout
-            # Real and imaginary part are the last axis of the ONNX output, and lie side by side in PyTorch's memory.
+            # The ONNX output has real and imaginary part as an additional last axis. It is the fastest one in memory.
             if layout is not None and kind == "complex":
                 layout = (*layout, len(layout))
             onnx_outputs[index] = GraphOutput(
@@ -228,10 +242,11 @@ def _onnx_outputs(lowered: Lowered, signature: GraphSignature) -> list[GraphOutp
 
 @contextlib.contextmanager
 def building() -> Iterator[None]:
-    """Turns errors of lowering, differentiating and opening sessions into a reason to run the graph in PyTorch.
+    """Converts errors in lowering, differentiation and session creation to a reason for a fallback to PyTorch.
 
     Raises:
-        ORTModuleONNXModelException: any exception was raised, unless it is such a reason already.
+        ORTModuleONNXModelException: an exception was raised in the context. An ORTModuleFallbackException is passed on
+            unchanged.
     """
     try:
         yield
@@ -244,7 +259,7 @@ def building() -> Iterator[None]:
     except Exception as error:
         if is_of_onnxruntime(error):
             raise ORTModuleONNXModelException(f"ONNX Runtime cannot run the graph: {error}") from error
-        # A fault of ours: the training goes on in PyTorch, with a warning that asks for a report.
+        # A bug in onnxtrain: training continues in PyTorch, with a warning that asks for a bug report.
         raise ORTModuleONNXModelException(
             f"building its ONNX graph failed ({type(error).__name__}: {error}); please report it"
         ) from error
@@ -252,5 +267,5 @@ def building() -> Iterator[None]:
 
 def _scalar(number: bool | int | float) -> torch.Tensor:
     """Returns a Python number as a scalar tensor: bool, int64 or float64."""
-    # The functional graph has Python floats as float64. Without `dtype` PyTorch makes them float32.
+    # Python floats are float64 in the functional graph. By default `torch.tensor` would return float32.
     return torch.tensor(number, dtype=torch.float64 if isinstance(number, float) else None)

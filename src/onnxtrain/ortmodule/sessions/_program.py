@@ -72,7 +72,7 @@ class TrainingStep:
         recorded: indices of the inputs that autograd's graph records: those that a gradient reaches, or else one that
             needs a gradient.
         shared: pairs (place, index of the output) of the outputs that are saved, e.g. ((2, 0),).
-        keeps_values: whether residuals are kept as values of ONNX Runtime rather than saved as tensors.
+        keeps_values: True if residuals are kept as values of ONNX Runtime rather than saved as tensors.
         unchecked: places of saved inputs whose version counters PyTorch must not check; see `checked`.
         checked: pairs (index of an input, indices of outputs), e.g. ((1, {0}),). Eager PyTorch saves the input for the
             gradients of these outputs, and raises if the caller writes to it before one of them gets a cotangent.
@@ -383,7 +383,7 @@ def _linked(targets: Iterable[ir.Value]) -> set[ir.Value]:
 
 
 def _lacks_types(graph: ir.Graph) -> bool:
-    """Returns whether the graph has a value without type, or a Scan, of which ONNX Runtime wants to know all shapes."""
+    """True if the graph has a value without type, or a Scan, of which ONNX Runtime wants to know all shapes."""
     # Gradient rules ask forward nodes for optional outputs, e.g. the mean of LayerNormalization, that have no type yet.
     return any(
         node.op_type == "Scan" or any(value.name and value.type is None for value in node.outputs)

@@ -283,7 +283,7 @@ def _chosen(
     Args:
         weights: [..., n].
         count: number of indices to choose.
-        replacement: whether an index may be chosen twice.
+        replacement: True if an index may be chosen twice.
         noise: exponential random numbers [..., n], or uniform ones [..., count] with replacement.
     """
     # The formulas of PyTorch's CPU kernels: eager PyTorch chooses the same indices for the same seed.

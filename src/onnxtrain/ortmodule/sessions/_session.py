@@ -242,13 +242,13 @@ class Session:
 
 
 def is_of_onnxruntime(error: BaseException) -> bool:
-    """Returns whether ONNX Runtime raised an error."""
+    """True if ONNX Runtime raised an error."""
     # The exception classes of ONNX Runtime have no common base class.
     return type(error).__module__.startswith("onnxruntime")
 
 
 def _has_no_elements(graph: ir.Graph) -> bool:
-    """Returns whether a value of the graph has an axis of size 0."""
+    """True if a value of the graph has an axis of size 0."""
     values = itertools.chain(graph.inputs, *(node.outputs for node in graph))
     return any(value.shape is not None and 0 in value.shape for value in values)
 
@@ -285,7 +285,7 @@ def _missing_kernel(model: ir.Model, message: str) -> str:
 
 
 def _may_return_an_input(node: ir.Node) -> bool:
-    """Returns whether the result of a node may be one of its inputs itself, not a copy.
+    """True if the result of a node may be one of its inputs itself, not a copy.
 
     Kernels on tensors always return a copy. Nodes with subgraphs, or on sequences and optionals, may not.
     """

@@ -159,7 +159,7 @@ class _StepThreads:
         openmp: the GNU OpenMP that PyTorch uses.
 
     Attributes:
-        ends_threads: whether PyTorch's threads end with each step.
+        ends_threads: True if PyTorch's threads end with each step.
     """
 
     def __init__(self, openmp: ctypes.CDLL) -> None:
@@ -197,7 +197,7 @@ class _StepThreads:
             self._openmp.omp_pause_resource_all(_SOFT)
 
     def _is_short(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Returns whether one thread takes a step in less time than several, which share each tensor."""
+        """True if one thread takes a step in less time than several, which share each tensor."""
         count = sum(len(group["params"]) for group in optimizer.param_groups)
         known_count, elements = self._elements.get(optimizer, (-1, 0))
         if known_count != count:

@@ -1,1 +1,1 @@
-"""Find out what eager autograd would do in a captured graph."""
+"""Determines what eager autograd would do in a captured graph."""

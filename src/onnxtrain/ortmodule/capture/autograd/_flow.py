@@ -1,4 +1,4 @@
-"""Say where gradients stop in a captured graph, and what writes in place do to them."""
+"""Defines `GradientFlow`: where gradients stop in a captured graph, and the effect of in-place writes on them."""
 
 from __future__ import annotations
 
@@ -14,23 +14,24 @@ from onnxtrain.ortmodule.capture._nodes import is_float, tensors_in
 
 @dataclass(frozen=True)
 class GradientFlow:
-    """Gradients that differ from those of the plain formula of a node.
+    """Differences between eager PyTorch's gradients and those that follow from the formulas of the nodes.
 
-    The mappings by node steer the trace of the graph (`lowering/_functional_graph.py`); those by index become fields of
-    the graph's signature.
+    The mappings by node control how the graph is traced (`lowering/_functional_graph.py`). The mappings by index become
+    fields of the graph's signature.
 
     Attributes:
-        stopped: per node, the indices of its results that carry no gradient although an argument does, e.g.
+        stopped: per node, the indices of its results that don't require a gradient although an argument does, e.g.
             {detach: {0}}.
-        fresh: nodes of `stopped` whose results have memory of their own. A later write may give that memory a gradient.
-        hidden: per node that writes without autograd seeing it (under `no_grad`, through `detach` or `.data`), the
-            nodes that first had this memory. They keep the gradient of the value before the write.
-        ended: per node, the nodes that first had a memory whose gradient ends here: `detach_`, or a write under
-            `no_grad` to a tensor without a gradient.
-        links: per output index, the input indices that get a zero gradient, not None, when no gradient reaches them,
-            e.g. {0: {2, 3}}. Empty if the graph itself shows this.
+        fresh: nodes of `stopped` whose results alias no earlier tensor. A later in-place write may make them require a
+            gradient.
+        hidden: per node that writes without autograd recording it (under `no_grad`, through `detach` or `.data`), the
+            nodes that allocated the memory written to. Their gradient is that of the value before the write.
+        ended: per node, the nodes that allocated a memory whose gradient ends at this node: `detach_`, or a write under
+            `no_grad` to a tensor that doesn't require a gradient.
+        links: per output index, the indices of inputs that get a zero gradient, not None, if no gradient reaches them,
+            e.g. {0: {2, 3}}. Empty if this follows from the graph itself.
         written_links: the same per input index, for the value that the graph writes to this input.
-        kept: indices of the inputs whose `grad_fn` the graph leaves as it was, even where it writes to them.
+        kept: indices of the inputs whose `grad_fn` the graph doesn't change, even if it writes to them.
     """
 
     stopped: Mapping[fx.Node, frozenset[int]]
@@ -43,14 +44,14 @@ class GradientFlow:
 
 
 def stops(value: Any, arguments: Sequence[torch.Tensor], enabled: bool) -> frozenset[int]:
-    """Returns the indices of the tensors in a result that carry no gradient although an argument does.
+    """Returns the indices of the floating-point tensors in a node's result that don't require a gradient.
 
     Args:
-        value: the result of a node.
+        value: the result of a node. At least one of its arguments requires a gradient.
         arguments: the tensors that the node takes.
-        enabled: whether gradients are enabled where the node runs.
+        enabled: True if gradients are enabled where the node runs.
     """
-    # `+x`, `x.contiguous()` and `x.to(x.dtype)` may return `x` itself, which keeps its gradient under `no_grad`.
+    # `+x`, `x.contiguous()` and `x.to(x.dtype)` may return `x` itself, which requires a gradient under `no_grad`, too.
     same = {id(tensor) for tensor in arguments}
     return frozenset(
         place

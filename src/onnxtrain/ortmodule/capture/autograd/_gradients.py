@@ -1,4 +1,4 @@
-"""Find out what PyTorch's autograd does in a captured graph: where gradients stop, and which writes it does not see."""
+"""Determines where gradients stop in a captured graph, and which in-place writes autograd doesn't record."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from onnxtrain.ortmodule.capture.autograd._rehearsal import rehearsed
 
 @contextlib.contextmanager
 def unseen_by_hooks() -> Iterator[None]:
-    """Switches the user's `saved_tensors_hooks` off, for computations of ORTModule's own."""
-    # `torch.utils.checkpoint(use_reentrant=False)` counts the tensors that its hooks see, in the first run, in which
-    # graphs are compiled, and in the second, and raises where the numbers differ. Hooks that do nothing, pushed on top
-    # of the user's, are no way out: PyTorch (2.13) does not notice writes to a tensor that a hook has seen.
+    """Disables the user's `saved_tensors_hooks` for ORTModule's own computations."""
+    # `torch.utils.checkpoint(use_reentrant=False)` counts the tensors that its hooks receive in the first run, when
+    # graphs are compiled, and in the second run, and raises if the counts differ. Pushing no-op hooks instead would not
+    # do: PyTorch (2.13) doesn't detect in-place writes to a tensor that a hook has received.
     before = _torch.defer_saved_tensors_hooks(True)
     try:
         yield
@@ -37,27 +37,27 @@ def unseen_by_hooks() -> Iterator[None]:
 
 
 def flow_of(graph_module: fx.GraphModule) -> GradientFlow:
-    """Returns where gradients stop in a Dynamo graph, and what its writes do to them.
+    """Returns the gradient flow of a Dynamo graph.
 
-    If the graph writes to no memory that has a gradient, the fake tensors show it. Otherwise the graph is run once more
-    on fake tensors with autograd on.
+    If the graph doesn't write to memory of tensors that require a gradient, `requires_grad` of the fake tensors is
+    enough. Otherwise the graph is run again on fake tensors, with autograd.
 
     Raises:
-        NotImplementedError: the graph takes derivatives itself, PyTorch cannot differentiate it, or one memory would
-            have two gradients: that of a tensor, and that of a detached alias that was written to.
+        NotImplementedError: the graph takes derivatives itself, PyTorch cannot differentiate it, or it writes to a
+            detached alias such that one memory would have two gradients.
     """
     _refuse_derivatives(graph_module)
     output = graph_module.graph.find_nodes(op="output")[0]
     if not torch.is_grad_enabled() and any(
-        # A view of a parameter requires a gradient under `no_grad`, too.
+        # A view of a parameter requires a gradient even under `no_grad`.
         tensor.requires_grad and not tensor._is_view()
         for node in output.all_input_nodes
         if node.op != "placeholder"
         for tensor in tensors_in(node.meta.get("example_value"))
     ):
         raise NotImplementedError("the graph enables gradients that its caller has disabled (torch.no_grad)")
-    # Backward functions of operators without a derivative are called NotImplemented. ONNX Runtime would differentiate
-    # the operator's lowering where PyTorch raises.
+    # The backward function of an operator without a derivative is named NotImplemented. PyTorch raises there, but ONNX
+    # Runtime would differentiate the operator's lowering.
     for node in output.all_input_nodes:
         if any(
             function.name().endswith("::NotImplemented")
@@ -68,7 +68,7 @@ def flow_of(graph_module: fx.GraphModule) -> GradientFlow:
             )
     if not _writes_to_gradients(graph_module):
         if _writes_to_factors(graph_module):
-            # Raises where PyTorch's backward would.
+            # Raises if PyTorch's backward would raise.
             rehearsed(graph_module)
         return GradientFlow(_stopped_by_metadata(graph_module))
     if any(is_transformed(node.meta.get("example_value")) for node in graph_module.graph.nodes):
@@ -80,17 +80,17 @@ def flow_of(graph_module: fx.GraphModule) -> GradientFlow:
 
 def straight_through(before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
     """Returns the value of `after` with the gradient of `before`."""
-    # Zero with the gradient of `before`, negated. inf - inf is NaN, whence the `where`.
+    # Zero, with the negated gradient of `before`. The `where` replaces NaN, which is inf - inf.
     nothing = before.detach() - before
     return after.detach() - torch.where(nothing == 0, nothing, 0)
 
 
 _DERIVATIVES = frozenset({"_grad_increment_nesting", "_jvp_increment_nesting"})
-"""Functions that Dynamo (PyTorch 2.13) writes into a graph where `torch.func.grad` or `jvp` begins."""
+"""Functions that Dynamo (PyTorch 2.13) inserts into a graph where `torch.func.grad` or `jvp` begins."""
 
 
 def _refuse_derivatives(graph_module: fx.GraphModule) -> None:
-    """Raises where the graph takes derivatives itself: traced without autograd they would be wrong."""
+    """Raises NotImplementedError if the graph takes derivatives itself: without autograd, they would be wrong."""
     if any(getattr(node.target, "__name__", "") in _DERIVATIVES for node in graph_module.graph.nodes):
         raise NotImplementedError(
             "the graph takes derivatives itself, by torch.func.grad, vjp, jvp or a function made of them"
@@ -98,9 +98,9 @@ def _refuse_derivatives(graph_module: fx.GraphModule) -> None:
 
 
 def _writes_to_factors(graph_module: fx.GraphModule) -> bool:
-    """Returns whether the graph writes to a tensor without a gradient that backward may need.
+    """True if the graph writes to a tensor that doesn't require a gradient but that backward may need.
 
-    In `y = x * mask; mask.zero_()` the gradient of `x` needs `mask` as it was, so PyTorch's backward raises.
+    In `y = x * mask; mask.zero_()`, the gradient of `x` needs the old value of `mask`, so PyTorch's backward raises.
     """
     factors: set[int] = set()
     for node in graph_module.graph.nodes:
@@ -113,11 +113,11 @@ def _writes_to_factors(graph_module: fx.GraphModule) -> bool:
 
 
 def _writes_to_gradients(graph_module: fx.GraphModule) -> bool:
-    """Returns whether the graph writes to memory that belongs, before or after, to a tensor with a gradient."""
+    """True if the graph writes to memory of a tensor that requires a gradient before or after the write."""
     carrying: set[int] = set()
     written: set[int] = set()
-    # Under `no_grad` a write of a value with a gradient, `buffer.add_(loss)`, leaves `buffer` without one: only its
-    # place beside such an argument shows that the write must not be followed.
+    # Under `no_grad`, writing a value that requires a gradient (`buffer.add_(loss)`) doesn't make `buffer` require one.
+    # The other argument alone shows that the gradient must not follow the write.
     beside: set[int] = set()
     enabled = True
     for node in graph_module.graph.nodes:
@@ -136,7 +136,7 @@ def _writes_to_gradients(graph_module: fx.GraphModule) -> bool:
 
 
 def _beside_gradients(node: fx.Node) -> set[int]:
-    """Returns the memory of a node's arguments if one of these requires a gradient, else nothing."""
+    """Returns the memory of a node's arguments if one of them requires a gradient, else an empty set."""
     arguments = arguments_of(node)
     if not any(tensor.requires_grad for tensor in arguments):
         return set()
@@ -144,9 +144,9 @@ def _beside_gradients(node: fx.Node) -> set[int]:
 
 
 def _stopped_by_metadata(graph_module: fx.GraphModule) -> dict[fx.Node, frozenset[int]]:
-    """Returns per node the indices of its results that carry no gradient, as the fake tensors show it."""
-    # The ATen graph would not show it: `torch.no_grad` leaves no node there, and functionalisation drops `detach` as an
-    # alias.
+    """Returns `GradientFlow.stopped` according to `requires_grad` of the fake tensors."""
+    # The ATen graph doesn't show where gradients stop: `torch.no_grad` leaves no node in it, and functionalization
+    # removes `detach` as an alias.
     enabled = True
     stopped = {}
     for node in graph_module.graph.nodes:
@@ -156,8 +156,8 @@ def _stopped_by_metadata(graph_module: fx.GraphModule) -> dict[fx.Node, frozense
         if node.op in ("placeholder", "output"):
             continue
         if is_transformed(value):
-            # `requires_grad` of Dynamo's fake tensors inside of `torch.vmap` is wrong (PyTorch 2.13): look for
-            # `no_grad` and `detach` themselves.
+            # `requires_grad` of Dynamo's fake tensors inside `torch.vmap` is wrong (PyTorch 2.13), so `no_grad` and
+            # `detach` are detected instead.
             if not enabled or node.target in ("detach", "detach_", torch.detach):
                 stopped[node] = frozenset(range(len(tensors_in(value))))
         else:

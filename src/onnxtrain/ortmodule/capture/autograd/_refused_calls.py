@@ -1,7 +1,7 @@
-"""Refuse calls of operators that eager PyTorch refuses and that its fake tensors accept.
+"""Rejects operator calls for which eager PyTorch raises but its fake tensors do not.
 
-E.g. a float64 input of a float32 `Linear` without bias (PyTorch 2.13): Dynamo captures the product, and ONNX Runtime
-would compute it in float64. Or `min()` of a tensor without elements, of which ONNX Runtime says that it is infinite.
+E.g. a float64 input to a float32 `Linear` without bias (PyTorch 2.13): Dynamo captures the matrix product, and ONNX
+Runtime would compute it in float64. Or `min()` of an empty tensor, for which ONNX Runtime returns infinity.
 """
 
 from __future__ import annotations
@@ -24,34 +24,34 @@ from onnxtrain.ortmodule._torch import (
 from onnxtrain.ortmodule.capture._errors import RefusedByPyTorch
 from onnxtrain.ortmodule.capture._nodes import name_of
 
-# Functions of other packages may have side effects: they must not be called once more.
+# Functions of other packages may have side effects: they must not be called a second time.
 _MODULES = ("torch", "_operator", "builtins")
-"""Modules whose functions are run on zeros to see whether PyTorch refuses them."""
+"""Modules whose functions are called on zeros to see whether PyTorch raises."""
 
-# Kernel sizes, groups and numbers of axes are at most about that large: with others the arguments would not fit.
+# Kernel sizes and numbers of groups or axes are rarely larger. If they changed, they would no longer fit the tensors.
 _SMALL = 16
 """The largest size that :meth:`_Call.smaller` keeps."""
 
-# oneDNN's backward pass of an LSTM ends the process for some dtypes (PyTorch 2.13). `aten/recurrent.py` asks PyTorch
-# about the dtypes of the forward pass.
+# oneDNN's backward pass of an LSTM crashes the process for some dtypes (PyTorch 2.13). `aten/recurrent.py` checks the
+# dtypes of the forward pass with PyTorch.
 _RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
 
 _ROWS = 3
-"""Stands for a number that depends on the data, such as that of the elements that a mask selects."""
+"""Value assumed for a data-dependent number, e.g. the number of elements that a mask selects."""
 
 _LARGEST = 1 << 20
-"""Elements of the largest tensor that gets memory of its own. Larger ones are expanded from one element."""
+"""Number of elements up to which a tensor is allocated. Larger tensors are expanded from one element."""
 
 
 _verdicts: dict[Any, str | None] = {}
-"""Per operator, dtypes, ranks and autocast: PyTorch's message if it refuses them, else None."""
+"""Cache of `_mixed_dtypes`, by operator, dtypes, ranks and autocast mode: PyTorch's error message, or None."""
 
 
 def refuse_call(node: fx.Node) -> None:
-    """Raises `RefusedByPyTorch` if eager PyTorch refuses a node of a Dynamo graph: mixed dtypes, or an empty extremum.
+    """Raises RefusedByPyTorch if eager PyTorch rejects mixed dtypes, or `max` or `min` of an empty tensor.
 
     Args:
-        node: calls a function or a method; tensors among its arguments have `meta["example_value"]`.
+        node: a node of a Dynamo graph; nodes that don't call a function or method are ignored.
     """
     if node.op not in ("call_function", "call_method"):
         return
@@ -59,7 +59,7 @@ def refuse_call(node: fx.Node) -> None:
     tensors = [value for value in pytree.tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)]
     dtypes = tuple(tensor.dtype for tensor in tensors)
     has_mixed_dtypes = len(set(dtypes)) > 1
-    # Not of numbers: `max` may be that of two sizes.
+    # Only for tensors: `max` may also take two sizes.
     is_extremum = len(tensors) == 1 and name_of(node) in ("max", "min")
     if not (has_mixed_dtypes or is_extremum) or not _is_plain(node, tensors):
         return
@@ -79,10 +79,10 @@ def refuse_call(node: fx.Node) -> None:
 
 
 def _mixed_dtypes(node: fx.Node, call: _Call, tensors: Sequence[torch.Tensor]) -> str | None:
-    """Returns the message with which eager PyTorch refuses a call for the dtypes of its tensors, or None.
+    """Returns the error message of eager PyTorch if it rejects the dtypes of a call, else None; cached.
 
-    The call is made with zeros of the same ranks, forward and backward, once for each operator, choice of dtypes and
-    mode of autocast. It is refused if it fails with these dtypes and succeeds with others.
+    Forward and backward are run on zeros. The dtypes are rejected if the call raises with them and not with others.
+    The result is cached by operator, dtypes, ranks and autocast mode.
     """
     dtypes = tuple(tensor.dtype for tensor in tensors)
     device = tensors[0].device.type
@@ -95,7 +95,7 @@ def _mixed_dtypes(node: fx.Node, call: _Call, tensors: Sequence[torch.Tensor]) -
 
 
 def _is_plain(node: fx.Node, tensors: list[torch.Tensor]) -> bool:
-    """Returns whether a node may be called once more, on tensors that can be made."""
+    """True if a node calls a PyTorch or Python operator on tensors that can be recreated."""
     if node.op == "call_function":
         if getattr(node.target, "__name__", "") in _RECURRENT:
             return False
@@ -120,12 +120,12 @@ def _callable(node: fx.Node) -> Callable[..., Any]:
 
 
 def _refusal(call: _Call, dtypes: tuple[torch.dtype, ...]) -> str | None:
-    """Returns the message with which eager PyTorch refuses a call for the dtypes of its tensors, or None."""
+    """Returns the error message of eager PyTorch if it rejects the dtypes of a call, else None; not cached."""
     with disable_current_modes(), torch.random.fork_rng(), warnings.catch_warnings():
         # PyTorch warns when the module itself runs.
         warnings.simplefilter("ignore")
-        # Small tensors first: the scores of a vocabulary take gigabytes. Where the operator fails on these with all
-        # dtypes, its other arguments do not fit their sizes.
+        # Small tensors first, because the logits over a vocabulary can take gigabytes. If the operator raises on small
+        # tensors with all dtypes, its other arguments don't fit the reduced sizes.
         for sized in (call.smaller(), call):
             message = sized.error(dtypes)
             if message is None:
@@ -136,7 +136,11 @@ def _refusal(call: _Call, dtypes: tuple[torch.dtype, ...]) -> str | None:
 
 
 def _alternatives(dtypes: tuple[torch.dtype, ...]) -> Iterator[tuple[torch.dtype, ...]]:
-    """Yields other dtypes for the same tensors: as few as there can be, then each of another kind."""
+    """Yields other dtypes for the same tensors, which eager PyTorch may accept.
+
+    First the default dtype of each tensor's kind, e.g. float32 for float64; then with one tensor of another kind; at
+    last float32 for all tensors.
+    """
     kinds = tuple(
         torch.float32
         if dtype.is_floating_point
@@ -156,11 +160,11 @@ class _Call:
     """A call of an operator.
 
     Attributes:
-        function: e.g. `torch.nn.functional.linear`.
-        args: its arguments, with fake tensors.
-        kwargs: likewise.
-        trained: whether its result has a gradient.
-        sizes: the sizes to take instead of others, e.g. {50257: 17}.
+        function: the operator, e.g. `torch.nn.functional.linear`.
+        args: its positional arguments, with fake tensors.
+        kwargs: its keyword arguments, with fake tensors.
+        trained: True if its result requires a gradient.
+        sizes: replacements for sizes, e.g. {50257: 17}.
     """
 
     function: Callable[..., Any]
@@ -170,13 +174,13 @@ class _Call:
     sizes: Mapping[int, int] = field(default_factory=dict)
 
     def smaller(self) -> _Call:
-        """Returns the call with other sizes in the place of those above 16, equal ones where these are equal."""
+        """Returns the call with sizes above `_SMALL` reduced. Equal sizes stay equal, and different sizes different."""
         tensors = (v for v in pytree.tree_leaves((self.args, self.kwargs)) if isinstance(v, torch.Tensor))
         large = sorted({size for tensor in tensors for size in map(_hint, tensor.shape) if size > _SMALL})
         return replace(self, sizes={size: _SMALL + place for place, size in enumerate(large, 1)})
 
     def error(self, dtypes: Sequence[torch.dtype]) -> str | None:
-        """Returns the message of the error that the call raises with zeros of these dtypes, or None."""
+        """Returns the error message of the call, forward and backward, with zeros of these dtypes; None on success."""
         following = iter(dtypes)
 
         def real(value: Any) -> Any:
@@ -201,24 +205,24 @@ class _Call:
 
 
 def _zeros(fake: torch.Tensor, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """Returns zeros of a shape and dtype, on the device of a fake tensor and with a gradient where that has one."""
+    """Returns zeros of a shape and dtype, with the device and, if the dtype allows it, `requires_grad` of `fake`."""
     one = torch.zeros((), dtype=dtype, device=fake.device)
     if fake.requires_grad and (dtype.is_floating_point or dtype.is_complex):
         with torch.enable_grad():
-            # Eager PyTorch may write to it: it must be no leaf, and no view of one.
+            # The call may write to the tensor in place: it must not be a leaf, nor a view of one.
             one = one.requires_grad_().clone()
             return _expanded(one, shape)
     return _expanded(one, shape)
 
 
 def _expanded(one: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-    """Returns a scalar expanded to a shape, with memory of its own unless it is large."""
+    """Returns a scalar tensor expanded to a shape, and copied to memory of that size unless it is large."""
     tensor = one.expand(shape)
     return tensor.clone(memory_format=torch.contiguous_format) if tensor.numel() <= _LARGEST else tensor
 
 
 def _is_known(size: int | torch.SymInt) -> bool:
-    """Returns whether :func:`_hint` knows a size: one that mixes data and the shapes of inputs it does not."""
+    """True if :func:`_hint` can evaluate a size, i.e. the size doesn't depend on both data and input shapes."""
     if isinstance(size, int):
         return True
     unbacked = free_unbacked_symbols(size)
@@ -226,10 +230,10 @@ def _is_known(size: int | torch.SymInt) -> bool:
 
 
 def _hint(size: int | torch.SymInt) -> int:
-    """Returns a size; for a symbolic one its value in this call, for one that depends on data that for `_ROWS`."""
+    """Returns the value of a size in the captured call. Data-dependent numbers are assumed to be `_ROWS`."""
     if isinstance(size, int):
         return size
     if unbacked := free_unbacked_symbols(size):
         return int(size.node.expr.subs(dict.fromkeys(unbacked, _ROWS)))
-    # `int(size)` would guard the graph, so that another size captures another graph.
+    # `int(size)` would add a guard, and each size would be captured separately.
     return int(size.node.hint)

@@ -1,4 +1,4 @@
-"""Leave graphs to PyTorch whose backward it refuses, e.g. that of `torch.unique`."""
+"""Leaves graphs to PyTorch if its backward would raise because an operator has no gradient, e.g. `torch.unique`."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ def refuse_missing_gradients(graph_module: fx.GraphModule) -> None:
     """Raises if an output of a graph depends on an operator that PyTorch has no gradient for.
 
     Raises:
-        ORTModuleTorchModelException: PyTorch is to run the graph, whose backward raises there.
+        ORTModuleTorchModelException: an output depends on such an operator. PyTorch must run the graph, so that
+            backward raises.
     """
-    # ONNX Runtime would treat the operator's result as a constant, and training would go on with a wrong gradient.
-    # Here: the message of the operator that each node depends on.
+    # ONNX Runtime would treat the operator's result as a constant, and training would continue with a wrong gradient.
+    # `dependent` maps each node that depends on such an operator to PyTorch's error message.
     dependent: dict[fx.Node, str] = {}
     for node in graph_module.graph.nodes:
         message = next((dependent[source] for source in node.all_input_nodes if source in dependent), None)
@@ -43,16 +44,16 @@ def _is_trained(value: Any) -> bool:
 
 
 def _missing(value: Any) -> str | None:
-    """Returns the message with which the `grad_fn` of a tensor refuses to run, or None."""
+    """Returns PyTorch's error message if a tensor's `grad_fn` is not implemented for its arguments, else None."""
     try:
         step = value.grad_fn
-    # PyTorch (2.13) raises for a view that was made under `no_grad` and whose base has been written to.
+    # PyTorch (2.13) raises for a view that was created under `no_grad` and whose base has been written to.
     except RuntimeError:
         return None
     if step is None or not _SUSPECTS.fullmatch(step.name()):
         return None
     try:
-        # It depends on the arguments whether they raise: asked with a gradient without data.
+        # Whether the function raises depends on the operator's arguments, so it is called with a fake gradient.
         with value.fake_mode:
             step(torch.zeros_like(value))
     except NotImplementedError as error:

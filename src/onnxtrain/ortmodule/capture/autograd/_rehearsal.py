@@ -1,4 +1,4 @@
-"""Run a captured graph once more on fake tensors, with autograd on, to see what its writes do to gradients."""
+"""Runs a captured graph again on fake tensors, with autograd, to see how its in-place writes affect gradients."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from onnxtrain.ortmodule.capture._nodes import (
 from onnxtrain.ortmodule.capture.autograd._flow import GradientFlow, stops
 
 _REQUIRED_GRAD = "onnxtrain_required_grad"
-"""Key of a placeholder's metadata: (requires_grad, is_leaf) of the input when the graph begins."""
+"""Key of a placeholder's metadata: `(requires_grad, is_leaf)` of the input before the graph runs."""
 
 
 def note_inputs(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> None:
-    """Notes at each placeholder whether the input requires a gradient, and is a leaf, when the graph begins.
+    """Records in each placeholder's metadata whether the input requires a gradient and is a leaf before the graph runs.
 
     Args:
         graph_module: a Dynamo graph; the metadata of its placeholders is changed.
         inputs: the inputs that Dynamo passes to its backend.
     """
-    # Dynamo's fake tensors (PyTorch 2.13) have gone through the whole capture: an input that the graph writes to, as in
-    # `buffer.add_(weight)`, requires a gradient in them from the start.
+    # Dynamo's fake inputs (PyTorch 2.13) have the state after the captured graph: after `buffer.add_(weight)`, the fake
+    # `buffer` requires a gradient.
     placeholders = graph_module.graph.find_nodes(op="placeholder")
     for node, value in zip(placeholders, inputs, strict=False):
         if isinstance(value, torch.Tensor):
@@ -46,7 +46,7 @@ def note_inputs(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> None:
 
 
 def rehearsed(graph_module: fx.GraphModule) -> GradientFlow:
-    """Returns where gradients stop in a graph that writes to memory.
+    """Returns the gradient flow of a graph with in-place writes, by running it on fake tensors.
 
     Raises:
         NotImplementedError: PyTorch's backward would raise, or one memory would have two gradients.
@@ -55,8 +55,8 @@ def rehearsed(graph_module: fx.GraphModule) -> GradientFlow:
         with without_tracebacks():
             return _Rehearsal(graph_module).flow()
     except RuntimeError as error:
-        # Some operators, constant_pad_nd among them, can work out symbolic sizes only in PyTorch's Python dispatcher
-        # (PyTorch 2.13); without it such a graph would be left to PyTorch.
+        # Some operators, e.g. constant_pad_nd, support symbolic sizes only under PyTorch's Python dispatcher
+        # (PyTorch 2.13). Without it, such a graph would fall back to PyTorch.
         if not has_symbolic_integer(graph_module) and not isinstance(error, GuardOnDataDependentSymNode):
             raise
         with enable_python_dispatcher():
@@ -64,18 +64,18 @@ def rehearsed(graph_module: fx.GraphModule) -> GradientFlow:
 
 
 class _Rehearsal(fx.Interpreter):
-    """Runs a graph on fake tensors with autograd on, and compares each argument before and after each node.
+    """Runs a graph on fake tensors with autograd, and compares the arguments of each node before and after it runs.
 
     Attributes:
-        first: per memory, the node that had it first, and its tensor.
+        first: per memory, the node that allocated it, and that node's tensor.
         stopped: see `GradientFlow`; likewise `fresh`, `hidden` and `ended`.
-        placeholders: of the graph.
-        reads_data: whether the graph reads `.data` of a tensor.
-        fake_mode: of the graph's fake tensors.
+        placeholders: the placeholders of the graph.
+        reads_data: True if the graph reads `.data` of a tensor.
+        fake_mode: the mode of the graph's fake tensors.
     """
 
     def __init__(self, graph_module: fx.GraphModule) -> None:
-        # All values are kept: a freed storage would give its address, by which memory is told apart, to another one.
+        # All values are kept: a new storage could reuse the address of a freed one, by which memory is identified.
         super().__init__(graph_module, garbage_collect_values=False)
         self.first: dict[int, tuple[fx.Node, torch.Tensor]] = {}
         self.stopped: dict[fx.Node, frozenset[int]] = {}
@@ -83,21 +83,21 @@ class _Rehearsal(fx.Interpreter):
         self.hidden: dict[fx.Node, tuple[fx.Node, ...]] = {}
         self.ended: dict[fx.Node, tuple[fx.Node, ...]] = {}
         self.placeholders = graph_module.graph.find_nodes(op="placeholder")
-        # `tensor.data` has a version counter of its own, so that a write through `tensor` does not raise it.
+        # `tensor.data` has a separate version counter, which a write to `tensor` doesn't increment.
         self.reads_data = any(
             getattr(n.target, "__name__", "") == "_get_data_attr" for n in graph_module.graph.nodes
         )
         self.fake_mode = fake_mode_of(graph_module)
 
     def flow(self) -> GradientFlow:
-        """Runs the graph; returns where gradients stop in it."""
+        """Runs the graph; returns its gradient flow."""
         mode = self.fake_mode or contextlib.nullcontext()
         with mode, ignoring_new_symbols(self.fake_mode), torch.set_grad_enabled(torch.is_grad_enabled()):
             leaves, inputs = self._inputs()
             functions = [_function(value) for value in inputs]
             returned = self.run(*inputs)
             kept = [index for index, value in enumerate(inputs) if _function(value) is functions[index]]
-            # By id: one tensor may be returned twice, or be an input that is returned.
+            # Keyed by id, because the same tensor may be returned twice, or be an input and an output.
             results = {id(t): t for t in tensors_in([*returned, *inputs]) if t.requires_grad}
             _check_backward(list(results.values()), [leaf for leaf in leaves.values() if leaf.requires_grad])
             indices = {id(leaf): index for index, leaf in leaves.items()}
@@ -120,12 +120,17 @@ class _Rehearsal(fx.Interpreter):
         )
 
     def _inputs(self) -> tuple[dict[int, torch.Tensor], list[Any]]:
-        """Returns a leaf per input tensor, by index, and new inputs: the leaves, or clones for inputs that are none."""
+        """Creates inputs for the run.
+
+        Returns:
+            The leaves, by the index of the input tensor; and all inputs, which are the leaves, or clones of leaves for
+            inputs that require a gradient and are not leaves.
+        """
         leaves: dict[int, torch.Tensor] = {}
         inputs: list[Any] = []
         values = [node.meta["example_value"] for node in self.placeholders]
-        # Derivatives of symbolic sizes take several times as long. What depends on a size, e.g. whether a reshape is a
-        # view, depends on it in Dynamo's own run of the graph, too, which makes it a guard.
+        # Hints instead of symbolic sizes: a run with symbols takes several times as long. If the result depends on a
+        # size, e.g. whether a reshape is a view, Dynamo's own run of the graph has added a guard.
         number = _as_it_is if any(map(depends_on_data, values)) else hint_of
         for index, (node, value) in enumerate(zip(self.placeholders, values, strict=True)):
             if isinstance(value, torch.SymInt):
@@ -139,7 +144,8 @@ class _Rehearsal(fx.Interpreter):
                     device=value.device,
                 ).requires_grad_(required)
                 leaves[index] = value
-                # In-place writes to a leaf that requires a gradient raise; those to another tensor must not.
+                # In-place writes to a leaf that requires a gradient raise. For an input that is not a leaf they must
+                # not raise.
                 if required and not is_leaf:
                     with torch.enable_grad():
                         value = value.clone()
@@ -173,31 +179,35 @@ class _Rehearsal(fx.Interpreter):
         return result
 
     def _meet(self, node: fx.Node, value: Any) -> None:
-        """Notes the node as the first one with the memory of its result, unless another node had it before."""
+        """Records the node as the one that allocated the memory of its result, unless an earlier node did."""
         if isinstance(value, torch.Tensor) and value.layout == torch.strided:
             self.first.setdefault(memory_of(value), (node, value))
 
     def _first(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Returns the first tensor with the memory of this one."""
+        """Returns the first tensor that has the same memory."""
         return self.first.get(memory_of(tensor), (None, tensor))[1]
 
     def _compare(
         self, node: fx.Node, tensor: torch.Tensor, state: _State, enabled: bool, carrying: bool
     ) -> None:
-        """Notes what a node has done to one of its arguments.
+        """Records in `hidden` and `ended` how a node has changed one of its arguments.
 
         Args:
             node: the node.
             tensor: the argument, after the node has run.
-            state: the argument before.
-            enabled: whether gradients are enabled there.
-            carrying: whether any argument requires a gradient.
+            state: the state of the argument before the node ran.
+            enabled: True if gradients are enabled at the node.
+            carrying: True if any argument of the node required a gradient.
+
+        Raises:
+            NotImplementedError: the write leaves one memory with two gradients, or changes a tensor saved for backward
+                without PyTorch detecting it.
         """
         source, base = self.first.get(memory_of(tensor), (node, tensor))
         if state.base_required and not base.requires_grad:
             self.ended[node] = (*self.ended.get(node, ()), source)
         elif tensor._version != state.version:
-            # `seen`: autograd has given the first tensor with this memory a new backward function for the write.
+            # `seen`: autograd has recorded the write, as a new `grad_fn` of the base.
             written = enabled and tensor.requires_grad and tensor.grad_fn is not state.function
             seen = base.requires_grad and base.grad_fn is not state.base_function
             if written and not seen:
@@ -205,8 +215,8 @@ class _Rehearsal(fx.Interpreter):
                     "the graph writes a value with a gradient to a detached tensor, whose memory has another gradient "
                     "or none: write to a clone"
                 )
-            # A write that raises no version counter goes past PyTorch's check of saved tensors: backward would use the
-            # new value. ONNX Runtime would use the old one, so the graph is left to PyTorch.
+            # PyTorch's check of saved tensors misses a write that doesn't increment the version counter: backward uses
+            # the new value. ONNX Runtime would use the old value, so the graph falls back to PyTorch.
             unnoticed = base._version == state.base_version
             after = _State.of(tensor, base)
             made = {after.function, after.base_function} - {state.function, state.base_function}
@@ -221,11 +231,11 @@ class _Rehearsal(fx.Interpreter):
                 self.ended[node] = (*self.ended.get(node, ()), source)
 
     def _is_kept(self, base: torch.Tensor, made: set[Any]) -> bool:
-        """Returns whether a backward function has saved the memory of a tensor, as that of `exp` saves its result.
+        """True if a backward function has saved a tensor with the memory of `base`, e.g. `exp` saves its result.
 
         Args:
-            base: the tensor; it has been written to.
-            made: backward functions that the write itself has added; they have saved the new value.
+            base: the tensor that has been written to.
+            made: backward functions that the write itself has added. They are ignored, as they save the new value.
         """
         tensors = [tensor for value in self.env.values() for tensor in tensors_in(value)]
         functions: set[Any] = set().union(*map(functions_behind, tensors)) - made
@@ -235,13 +245,13 @@ class _Rehearsal(fx.Interpreter):
 
 @dataclass(frozen=True)
 class _State:
-    """The state of a tensor, and of the first tensor with its memory (the base), before a node runs.
+    """The autograd state of a tensor and of its base, the first tensor with the same memory.
 
     Attributes:
         version: version counter of the tensor.
-        base_version: that of the base.
-        function: `grad_fn` of the tensor.
-        base_required: whether the base requires a gradient.
+        base_version: version counter of the base.
+        function: `grad_fn` of the tensor; None if gradients are disabled.
+        base_required: True if the base requires a gradient.
         base_function: `grad_fn` of the base.
     """
 
@@ -253,17 +263,17 @@ class _State:
 
     @staticmethod
     def of(tensor: torch.Tensor, base: torch.Tensor) -> _State:
-        # PyTorch (2.13) raises when it is asked for the `grad_fn` of a view that was made under `no_grad` and whose
-        # base has been written to since.
+        # PyTorch (2.13) raises on access to the `grad_fn` of a view that was created under `no_grad` and whose base has
+        # been written to since.
         function = tensor.grad_fn if torch.is_grad_enabled() and tensor.requires_grad else None
         return _State(tensor._version, base._version, function, base.requires_grad, base.grad_fn)
 
 
 def _check_backward(results: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor]) -> None:
-    """Raises where PyTorch's backward of these results would: a saved tensor was changed in place.
+    """Raises if PyTorch's backward would raise because a saved tensor was modified in place.
 
     Raises:
-        NotImplementedError: the graph is left to PyTorch, whose backward raises with its own message.
+        NotImplementedError: backward raises. The graph falls back to PyTorch, so that the user gets PyTorch's error.
     """
     results = [result for result in results if result.grad_fn is not None]
     if not results or not leaves:
@@ -278,7 +288,12 @@ def _check_backward(results: Sequence[torch.Tensor], leaves: Sequence[torch.Tens
 
 
 def _reached(result: torch.Tensor, leaves: Mapping[int, int]) -> Iterator[int]:
-    """Yields the indices of the leaves that backward of a result comes to; `leaves` has them by id."""
+    """Yields the indices of the leaves that backward of a result reaches.
+
+    Args:
+        result: the tensor that backward starts from.
+        leaves: index of each leaf, by the leaf's id.
+    """
     for function in functions_behind(result):
         index = leaves.get(id(getattr(function, "variable", None)))
         if index is not None:
@@ -286,7 +301,7 @@ def _reached(result: torch.Tensor, leaves: Mapping[int, int]) -> Iterator[int]:
 
 
 def _function(value: Any) -> Any:
-    """Returns the `grad_fn` of a tensor; None for other values."""
+    """Returns the `grad_fn` of a tensor, or None for another value."""
     return value.grad_fn if isinstance(value, torch.Tensor) else None
 
 

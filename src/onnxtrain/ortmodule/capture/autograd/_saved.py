@@ -1,4 +1,4 @@
-"""Find the arguments of a graph that eager PyTorch saves for backward, and checks for writes until then."""
+"""Finds the arguments of a graph that eager PyTorch saves for backward, and checks for in-place writes until then."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from onnxtrain.ortmodule.capture._nodes import (
 
 @dataclass(frozen=True)
 class SavedArguments:
-    """The arguments that eager PyTorch saves, by the result whose gradient needs them.
+    """The arguments that eager PyTorch saves for backward, per result.
 
-    Arguments that nobody can write to, e.g. numbers, count as saved everywhere.
+    Arguments that cannot be written to, e.g. numbers, count as saved for every result.
 
     Attributes:
         outputs: per output of a graph, the indices of the arguments that its backward functions have saved.
@@ -40,12 +40,12 @@ def saved_arguments(graph_module: fx.GraphModule) -> SavedArguments | None:
         graph_module: a Dynamo graph.
 
     Returns:
-        None where the fake tensors do not tell: in transforms of torch.func, and in checkpointed regions, which eager
-        PyTorch computes again from their arguments as they are then.
+        None if the fake tensors don't tell: the graph has `torch.func` transforms, or checkpointed regions, which eager
+        PyTorch recomputes in backward from the current values of their arguments.
     """
-    # Dynamo's fake tensors have the autograd graph of eager PyTorch. A backward function has saved the argument itself,
-    # a view of it (which shares its version counter), or a copy: in another dtype (`autocast`), or made contiguous (a
-    # product of an expanded tensor). Nobody can write to the copy.
+    # Dynamo's fake tensors have the autograd graph of eager PyTorch. A backward function saves the argument itself, a
+    # view of it (which shares its version counter), or a copy: cast by `autocast`, or made contiguous (a matrix product
+    # of an expanded tensor). The caller cannot write to the copy.
     nodes = graph_module.graph.nodes
     if any(
         CHECKPOINT_REGION in node.meta or is_transformed(node.meta.get("example_value")) for node in nodes
@@ -79,5 +79,5 @@ def saved_arguments(graph_module: fx.GraphModule) -> SavedArguments | None:
 
 
 def _is_dense(value: Any) -> bool:
-    """Returns whether a value is a tensor with one storage."""
+    """True if a value is a tensor with one storage."""
     return isinstance(value, torch.Tensor) and value.layout == torch.strided

@@ -1,1 +1,1 @@
-"""Capture a function with Dynamo: settings, and patches of Dynamo for the time of a capture."""
+"""Captures functions with Dynamo, under ORTModule's settings, and with patches of Dynamo during a capture."""

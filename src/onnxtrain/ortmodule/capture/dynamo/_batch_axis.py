@@ -1,4 +1,4 @@
-"""Has Dynamo capture a function with a symbolic batch size: one capture serves all batch sizes."""
+"""Captures functions with a symbolic batch size, so that one capture serves all batch sizes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def symbolic_batch(arguments: Mapping[str, Any]) -> Iterator[None]:
     tensors = {id(leaf): leaf for leaf in pytree.tree_leaves(dict(arguments)) if _may_have_batch(leaf)}
     sizes = Counter(tensor.shape[0] for tensor in tensors.values())
     batch = sizes.most_common(1)[0][0] if sizes else None
-    # A graph with axes that the user has marked is compiled once, for all sizes.
+    # Axes that the user has marked are left alone: such a graph is compiled once, for all sizes.
     marked = [
         t for t in tensors.values() if t.shape[0] == batch and not any(hasattr(t, a) for a in MARKED_AXES)
     ]
@@ -80,7 +80,7 @@ def batch_symbols(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> frozen
     for value, given in zip(example_values(graph_module), inputs, strict=False):
         if not is_symbolic(value):
             continue
-        # Dynamo itself makes an axis symbolic after its size has changed. Such a graph will see many sizes.
+        # Dynamo makes other axes symbolic after their size has changed. Such a graph will see many sizes.
         if isinstance(value, torch.Tensor) and (
             id(given) not in marked or any(map(is_symbolic, value.shape[1:]))
         ):

@@ -1,7 +1,7 @@
-"""Call functions that Dynamo captures, and compiled graphs, with less overhead than Dynamo's own wrappers.
+"""Calls captured functions and compiled graphs with less overhead than Dynamo's own wrappers.
 
-Dynamo's wrapper (PyTorch 2.13) asks in each call about exports, `fullgraph`, stances and more, which takes a tenth of
-the time of a small model's call. Where one of them is in use, the wrapper itself is called.
+Dynamo's wrapper (PyTorch 2.13) checks in each call for exports, `fullgraph`, stances and more, which takes 10% of the
+time of a small model's call. If one of these features is in use, Dynamo's wrapper is called instead.
 """
 
 from __future__ import annotations
@@ -34,30 +34,30 @@ _leave_transforms = _torch.pop_dynamic_layer_stack_and_undo_to_depth
 
 
 def captured_call(context: Any, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a callable that has Dynamo capture `function` on its first call and run its graphs from then on.
+    """Returns a callable like `function` that Dynamo captures on the first call, and whose graphs later calls run.
 
     Args:
         context: the OptimizeContext that `torch._dynamo.optimize` returns.
         function: a function or method.
     """
     compiled: Callable[..., Any] = context(function)
-    # With TORCHDYNAMO_DISABLE=1 the context is another one, which returns functions as they are.
+    # With TORCHDYNAMO_DISABLE=1 the context has another type and returns functions unchanged.
     switched_on = isinstance(context, eval_frame.OptimizeContext)
     if not switched_on or context.fullgraph or len(context.enter_exit_hooks) > 1:
         return compiled
-    # Before PyTorch 2.13 Dynamo has no such function, and its own wrapper is called.
+    # PyTorch before 2.13 lacks this function: Dynamo's wrapper is used.
     if set_isolated_recompiles is None:
         return compiled
     return _Captured(compiled, context, set_isolated_recompiles).run
 
 
 class _Captured:
-    """Does in each call what `OptimizeContext` (PyTorch 2.13, eval_frame.py) does where no special case is in use.
+    """Runs a captured function as `OptimizeContext` (PyTorch 2.13, eval_frame.py) does in the common case.
 
     Args:
-        compiled: Dynamo's wrapper.
-        context: the OptimizeContext that made it.
-        isolate: tells Dynamo which compiled function the next calls belong to; returns the one before.
+        compiled: Dynamo's wrapper of the function.
+        context: the OptimizeContext that created the wrapper.
+        isolate: sets the id of the compiled function that the next calls belong to; returns the previous id.
     """
 
     def __init__(self, compiled: Any, context: Any, isolate: Callable[[int], int]) -> None:
@@ -83,13 +83,13 @@ class _Captured:
         prior = set_eval_frame(None)
         depth = _transforms()
         recompiles = self._isolate(self._recompiles)
-        # Else Dynamo would take modules that were made since the last call for modules made inside of this one.
+        # Otherwise Dynamo would treat modules created since the last call as modules created during this call.
         GenerationTracker.generation += 1
         try:
             with ForceDispatchKeyGuard(_includes(), _excludes()):
                 set_eval_frame(self._callback)
                 return self._function(*args, **kwargs)
-        # As the wrapper does: tracebacks through Dynamo's own code say nothing to the user.
+        # As in Dynamo's wrapper: frames of Dynamo's own code in a traceback don't help the user.
         except (Unsupported, UncapturedHigherOrderOpError, UserError) as error:
             raise error.with_traceback(None) from error.__cause__
         except ShortenTraceback as error:
@@ -102,19 +102,19 @@ class _Captured:
 
 
 def call_directly(run: Callable[..., Any]) -> None:
-    """Lets the code that Dynamo generates call a compiled graph by :func:`without_capture`.
+    """Makes the code that Dynamo generates call a compiled graph through :func:`without_capture`.
 
     Args:
         run: the compiled graph, which the backend is about to return to Dynamo.
     """
     trace = current_trace()
-    # None where something other than Dynamo calls the backend.
+    # None if the backend is not called by Dynamo.
     if trace is None:
         return
 
-    # Dynamo (PyTorch 2.13) wraps what a backend returns in `torch.compiler.disable`, and stores it in the globals of
-    # the generated code as `__compiled_fn_<number>`. That wrapper costs each call microseconds more than
-    # `without_capture`. The wrapper is there when the capture ends, which is when Dynamo calls this hook.
+    # Dynamo (PyTorch 2.13) wraps the backend's result in `torch.compiler.disable`, and stores the wrapper in the
+    # globals of the generated code as `__compiled_fn_<number>`. A call of the wrapper takes some microseconds longer
+    # than a call of `without_capture(run)`. Dynamo calls this hook at the end of the capture, when the wrapper exists.
 
     def unwrap() -> None:
         for name, value in list(trace.global_scope.items()):
@@ -126,9 +126,9 @@ def call_directly(run: Callable[..., Any]) -> None:
 
 
 def without_capture(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns `function` as one that Dynamo does not capture, nor anything that it calls.
+    """Returns a callable like `function` that Dynamo doesn't capture, nor any function that it calls.
 
-    `torch.compiler.disable` does the same, and asks about exports and stances in each call.
+    `torch.compiler.disable` does the same, but checks for exports and stances in each call.
     """
 
     @_torch.skip

@@ -1,4 +1,4 @@
-"""Captures a module with Dynamo, with settings under which all of the module is captured, and only once."""
+"""Captures a module with Dynamo, with settings that let Dynamo capture all of the module, and only once."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from onnxtrain.ortmodule.capture.dynamo.speedups import Speedups
 
 # After a graph break in a container each layer is captured separately, and layers of one class share one function.
 _RECOMPILE_LIMIT = 256
-"""Number of graphs of one function, after which Dynamo runs the function in PyTorch."""
+"""Number of graphs per function after which Dynamo runs the function in PyTorch."""
 
 
 def capture(module: torch.nn.Module, backend: Callable[..., Any]) -> Callable[..., Any]:
@@ -48,11 +48,11 @@ def capture(module: torch.nn.Module, backend: Callable[..., Any]) -> Callable[..
     if any(isinstance(layer, torch.nn.RNNBase) for layer in module.modules()):
         settings["allow_rnn"] = True
     _inline_layers()
-    # Not the module itself: its OptimizedModule would call global hooks a second time. The module's own hooks run as in
-    # eager PyTorch, because `_call_impl` is not captured, only the `forward` that it calls.
+    # The module itself is not passed to Dynamo: its OptimizedModule would call global hooks a second time. The module's
+    # own hooks run as in eager PyTorch, because `_call_impl` is not captured, only the `forward` that it calls.
     overrides_call = type(module).__call__ is not torch.nn.Module.__call__
     function = MethodType(type(module).__call__, module) if overrides_call else module._call_impl
-    # With a limit per compiled function: else a model would run in PyTorch because other models of its class have many
+    # The limit is per compiled function. Otherwise a model would run in PyTorch if other models of its class had many
     # graphs.
     context: Any = dynamo_optimize(backend, _RECOMPILE_LIMIT)
     # With TORCHDYNAMO_DISABLE=1 the context has no callback.
@@ -68,9 +68,9 @@ _SETTINGS = {
     "skip_nnmodule_hook_guards": False,
     # By default `numpy.random` in a captured function draws from PyTorch's generator, and ignores NumPy's seed.
     "use_numpy_random_stream": True,
-    # Counted over all models of a class. Beyond the limit Dynamo runs the next model in PyTorch, without a warning.
+    # Dynamo counts over all models of a class. Beyond the limit it runs the next model in PyTorch, without a warning.
     "accumulated_recompile_limit": sys.maxsize,
-    # A mark in profiles, which costs time in each call.
+    # Profiler marks take time in each call.
     "record_runtime_overhead": False,
 } | ({} if isolates_recompiles else {"recompile_limit": _RECOMPILE_LIMIT})
 
@@ -87,15 +87,15 @@ _PYTHON_ASSERTS = {"rewrite_assert_with_torch_assert": False}
 
 # TorchRuntimeError and IndexError are Dynamo's (PyTorch 2.13).
 _OPERATOR_ERRORS = (TorchRuntimeError, RefusedByPyTorch, IndexError)
-"""Exceptions by which a capture ends if PyTorch rejects the arguments of an operator."""
+"""Exceptions that a capture raises if PyTorch rejects the arguments of an operator."""
 
 
 @dataclasses.dataclass
 class _Call:
-    """A call of an ORTModule that needs captures.
+    """A call of an ORTModule during which functions are captured.
 
     Attributes:
-        number: how many calls of the ORTModule have begun, this one included.
+        number: number of calls of the ORTModule so far, including this call.
         speedups: state that the captures of this call share.
     """
 
@@ -112,7 +112,7 @@ class _Callback:
         captures: records the captured code objects.
 
     Attributes:
-        in_vain: decides which functions are no longer captured. Whoever calls the compiled function counts its calls.
+        in_vain: decides which functions are no longer captured. The caller of the compiled function counts the calls.
     """
 
     def __init__(self, callback: Any, settings: dict[str, Any], captures: Captures) -> None:
@@ -128,18 +128,18 @@ class _Callback:
         if self.in_vain.are_over(frame.f_code, frame.f_locals):
             return ConvertFrameReturn(apply_to_code=False)
         self._captures.add(frame.f_code)
-        # What the captures of another call have recorded may not hold for the arguments of this one.
+        # The state recorded by captures of another call may be invalid for the arguments of this call.
         if self._call.number != self.in_vain.calls:
             self._call = _Call(self.in_vain.calls)
         with dynamo_config.patch(self._settings), patched():
             try:
                 return self._call.speedups.run(self._captured_with_any_batch, frame, *args, **kwargs)
             except _OPERATOR_ERRORS:
-                # PyTorch rejects the arguments of an operator. Python runs the function, once, and meets the error
-                # itself: the function may handle it, and statements before it must not run twice.
+                # PyTorch rejects the arguments of an operator. Python runs the function, once, and raises the error:
+                # the function may handle it, and statements before it must not run twice.
                 return ConvertFrameReturn(apply_to_code=False)
 
-    # Each of the following methods makes one attempt after the other, with ever fewer symbols.
+    # Each of the following methods makes several attempts, with ever fewer symbols.
 
     def _captured_with_any_batch(self, frame: Any, *args: Any, **kwargs: Any) -> Any:
         """Captures a frame, with a symbolic batch size if possible, or leaves it to PyTorch if Dynamo fails."""
@@ -198,7 +198,7 @@ class _Callback:
 
 
 def _without_advice() -> Any:
-    """Suppresses Dynamo's advice to set `capture_scalar_outputs`, which ORTModule itself has switched off."""
+    """Suppresses Dynamo's advice to set `capture_scalar_outputs`, which ORTModule has disabled for this attempt."""
     return without_messages("torch._dynamo.variables.tensor", "Graph break from `Tensor.item()`")
 
 

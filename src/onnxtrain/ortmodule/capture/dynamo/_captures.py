@@ -1,4 +1,4 @@
-"""Free the graphs of a model when it is dropped: Dynamo would keep them as long as the process lives."""
+"""Frees the graphs of a deleted model, which Dynamo would keep for the lifetime of the process."""
 
 from __future__ import annotations
 
@@ -19,27 +19,26 @@ class Captures:
     """The code objects of the functions that were captured for one backend.
 
     Args:
-        backend: the backend, which one ORTModule alone uses.
+        backend: the backend, which belongs to a single ORTModule.
     """
 
-    # Dynamo (PyTorch 2.13) keeps graphs in the code object of the captured function. That of a layer of PyTorch, or of
-    # a method of a class, lives as long as the process: without a release every model that was ever made stays in
-    # memory.
+    # Dynamo (PyTorch 2.13) keeps graphs in the code object of the captured function. The code of a PyTorch layer, or of
+    # a method of a class, lives as long as the process. Unless its graphs are released, every model stays in memory.
 
     def __init__(self, backend: Callable[..., Any]) -> None:
         self._backend = backend
-        # By id: code objects of several functions may compare equal.
+        # Keyed by id, because code objects of different functions may compare equal.
         self._codes: dict[int, weakref.ref[CodeType]] = {}
-        # `torch._dynamo.optimize` has put the backend into this table, which would hold it and the model's report for
-        # ever. Only `torch._dynamo.reset` reads the table, for backends with a method `reset`.
+        # `torch._dynamo.optimize` has added the backend to this table, which would keep it and the model's report alive
+        # forever. Only `torch._dynamo.reset` reads the table, for backends with a method `reset`.
         eval_frame.cached_backends.pop(id(backend), None)
 
     def add(self, code: CodeType) -> None:
-        """Notes that Dynamo captures the function of a code object."""
+        """Records the code object of a function that Dynamo captures."""
         self._codes[id(code)] = weakref.ref(code)
 
     def release(self) -> None:
-        """Drops the graphs of the backend; the functions may be captured again."""
+        """Frees the graphs of the backend. Its functions may be captured again."""
         for reference in self._codes.values():
             code = reference()
             if code is not None:
@@ -49,12 +48,12 @@ class Captures:
     def _release(self, code: CodeType) -> None:
         for entry in c_eval_frame._debug_get_cache_entry_list(code):
             guards: Any = entry.guard_manager
-            # `extra_state` is None where Dynamo has dropped the graph already.
+            # `extra_state` is None if Dynamo has dropped the graph already.
             if entry.backend is not self._backend or guards.extra_state is None:
                 continue
             deleted = DeletedGuardManagerWrapper("the ORTModule that it was captured for is gone")
             guards.extra_state.invalidate(entry, deleted)
-            # Finalizers of functions and types, which live on, hold the guard manager (guards.py,
-            # `CheckFunctionManager`): it must let go of the graph.
+            # Finalizers of functions and types that live on keep the guard manager alive (guards.py,
+            # `CheckFunctionManager`), so its references to the graph are removed.
             vars(guards).update(vars(deleted))
             vars(guards).pop(KEPT, None)

@@ -1,4 +1,4 @@
-"""Switches off PyTorch's fused inference kernels of Transformer layers, which ONNX lacks."""
+"""Disables PyTorch's fused inference kernels of Transformer layers, which have no counterpart in ONNX."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _WITH_FAST_PATH = (torch.nn.MultiheadAttention, torch.nn.TransformerEncoder, tor
 
 
 def without_fast_path(module: torch.nn.Module, call: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns `call` wrapped so that Transformer layers of the module run operator by operator.
+    """Wraps `call` so that Transformer layers of the module run operator by operator.
 
-    In inference eager PyTorch runs such a layer as one kernel. The results are equal except at padded positions, where
+    In inference, eager PyTorch runs such a layer as one kernel. The results are equal except at padded positions, where
     the kernel of `TransformerEncoder` returns zeros.
 
     Args:
-        module: a module. Without Transformer layers in it, `call` is returned as it is.
+        module: the module. If it has no Transformer layers, `call` is returned unchanged.
         call: calls the module.
     """
     if any(isinstance(layer, _WITH_FAST_PATH) for layer in module.modules()):

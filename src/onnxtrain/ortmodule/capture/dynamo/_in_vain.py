@@ -1,4 +1,4 @@
-"""Stop capturing a function whose graphs no later call uses."""
+"""Stops the capture of functions whose graphs are never reused."""
 
 from __future__ import annotations
 
@@ -13,34 +13,37 @@ from typing import Any
 import torch
 
 MOST_CALLS = 16
-"""Calls in a row that capture one function, after which Python runs it."""
+"""Number of consecutive calls that capture a function, after which Python runs the function."""
 
 MOST_OBJECTS = 8
-"""Captures of one function that got an object of the call, after which Python runs it."""
+"""Number of captures of a function with per-call objects among its variables, after which Python runs the function."""
 
 
 class CapturesInVain:
-    """Tells which functions one ORTModule captures in each call.
+    """Detects functions that one ORTModule captures in each call.
 
-    A graph holds for other calls unless something is new in each of them: a method of a list that the call has made,
-    the length of a list that the module keeps, a string, a number that PyTorch takes as a constant.
+    A graph is not reused if a guard fails in each call. Dynamo guards e.g. on a bound method of a list that the call
+    has created, the length of a list that the module keeps, a string, or a number that PyTorch treats as a constant.
 
     Attributes:
-        calls: how often the ORTModule has been called.
+        calls: number of calls of the ORTModule so far. The caller of the module increments it.
     """
 
     def __init__(self) -> None:
         self.calls = 0
-        # By code: how many calls in a row have captured it, and which call was the last one.
+        # Per code object: the number of consecutive calls that have captured it, and the number of the last such call.
         self._streaks: weakref.WeakKeyDictionary[CodeType, tuple[int, int]] = weakref.WeakKeyDictionary()
         self._of_objects: weakref.WeakKeyDictionary[CodeType, int] = weakref.WeakKeyDictionary()
 
     def are_over(self, code: CodeType, variables: Mapping[str, Any]) -> bool:
-        """Notes that there is no graph for a call of a function, and says if Python is to run it.
+        """Records that a function is about to be captured.
 
         Args:
-            code: code of the function.
-            variables: its local variables at the beginning.
+            code: the code object of the function.
+            variables: the function's local variables before it runs.
+
+        Returns:
+            True if captures of the function are in vain, so that Python must run it instead.
         """
         length, last = self._streaks.get(code, (0, 0))
         if last != self.calls:
@@ -48,7 +51,7 @@ class CapturesInVain:
             self._streaks[code] = (length, self.calls)
             if length == MOST_CALLS + 1:
                 _warn(code)
-        # Within one call, too: a function that is called for each of 100 blocks.
+        # Captures within one call count, too, e.g. of a function that is called for each of 100 blocks.
         if any(map(_is_of_the_call, variables.values())):
             captures = self._of_objects[code] = self._of_objects.get(code, 0) + 1
             return captures > MOST_OBJECTS
@@ -67,10 +70,11 @@ def _warn(code: CodeType) -> None:
 
 
 def _is_of_the_call(value: Any) -> bool:
-    """Tells whether Dynamo (PyTorch 2.13) guards by the id of a value that usually lives no longer than the call."""
+    """True if Dynamo (PyTorch 2.13) guards on the id of a value that usually lives no longer than the call."""
     if isinstance(value, BuiltinMethodType):
         owner = value.__self__
-        # Functions of classes and modules live on, those of pybind11 too. Dynamo has other guards for the others.
+        # Built-in functions of classes, modules and pybind11 live on. For methods of tensors and of `random.Random`
+        # objects, Dynamo has other guards.
         is_method = hasattr(type(owner), value.__name__) and not isinstance(owner, type | ModuleType)
         return is_method and not isinstance(owner, torch.Tensor | random.Random)
     return isinstance(value, re.Match)

@@ -1,1 +1,1 @@
-"""Rewrite a captured graph, and describe the memory of its inputs and outputs."""
+"""Rewrites a captured graph, and describes the memory of its inputs and outputs."""

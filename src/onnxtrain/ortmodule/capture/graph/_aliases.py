@@ -1,4 +1,4 @@
-"""Take views out of a captured graph: PyTorch makes outputs that share memory with inputs or other outputs."""
+"""Moves output views out of a captured graph: PyTorch creates the outputs that alias inputs or other outputs."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from torch import fx
 from onnxtrain.ortmodule._torch import set_grad_enabled
 from onnxtrain.ortmodule.capture._nodes import changes, memory_of, name_of, node_memory, plain_tensors_in
 
-# Methods that change shape or strides of a tensor in place, which no view of another tensor can show.
+# Methods that change the shape or strides of a tensor in place. Replacing the tensor with a view has another effect.
 _RESHAPING = frozenset({
     "as_strided_", "resize_", "resize_as_", "set_", "squeeze_", "swapaxes_", "swapdims_", "t_", "transpose_",
     "unsqueeze_",
 })  # fmt: skip
 
 
-# Functions that look at the shape alone of an argument whose memory their result does not share.
+# Functions that read only the metadata (shape, strides, offset) of an argument that their result does not alias.
 _OF_SHAPES = frozenset({
     "dim", "expand_as", "getattr", "numel", "reshape_as", "size", "storage_offset", "stride", "sym_size", "view_as",
 })  # fmt: skip
@@ -27,16 +27,16 @@ _OF_SHAPES = frozenset({
 
 @dataclass(frozen=True)
 class Views:
-    """The outputs of a captured graph that are views of its inputs, or of another output.
+    """The outputs of a captured graph that are views of its inputs or of another output.
 
-    ONNX Runtime would compute the same values into memory of their own. Then `model(x)[0].zero_()` would not change
-    `x` where eager PyTorch does, and a buffer that forward writes to and returns would come back as another tensor.
+    ONNX Runtime would compute these outputs into new memory. Then `model(x)[0].zero_()` would not change `x`, as it
+    does in eager PyTorch, and a buffer that forward both writes to and returns would come back as another tensor.
 
     Attributes:
-        graph: takes the inputs of the captured graph and the outputs `bases`; returns the views.
-        outputs: per view the index of its output, with whether it requires a gradient, e.g. {1: True}.
-        bases: indices of the outputs that views are taken of, and of those that say where a view lies, such as the
-            value of `i` in `x[i.item()]`.
+        graph: takes the inputs of the captured graph, then its outputs `bases`; returns the views.
+        outputs: per view, the index of its output and whether the view requires a gradient, e.g. {1: True}.
+        bases: indices of the outputs that `graph` takes: the bases of views, and values that a view's offset or size
+            depends on, e.g. `i` in `x[i.item()]`.
     """
 
     graph: fx.GraphModule
@@ -45,15 +45,16 @@ class Views:
 
 
 def split_views(graph_module: fx.GraphModule) -> Views | None:
-    """Takes the outputs that are views out of a graph, which then returns None in their places.
+    """Removes output views from a graph, in place: the graph returns None for them.
 
-    A tensor that several outputs are views of becomes one more output, unless it is one already.
+    If several outputs share memory, their common base is appended to the outputs, unless it is an output already. An
+    output that is both a view and a base is still returned.
 
     Returns:
-        The views; None if no output is one.
+        The views, or None if no output is a view.
 
     Raises:
-        NotImplementedError: an input, or a tensor that has views, gets another shape in place.
+        NotImplementedError: the graph changes the shape of an input, or of a tensor that has views, in place.
     """
     _refuse_other_shapes(graph_module)
     output = graph_module.graph.find_nodes(op="output")[0]
@@ -69,8 +70,8 @@ def split_views(graph_module: fx.GraphModule) -> Views | None:
     for memory, indices in places.items():
         if memory not in inputs:
             roots = {_root(results[index]) for index in indices}
-            # One output that is nobody's view needs no base; but a view that was made under `no_grad` requires a
-            # gradient and passes none on, which only PyTorch's own view does.
+            # A single output with this memory needs no base. An exception is a view that was created under `no_grad`:
+            # it requires a gradient but propagates none, which only PyTorch's own view reproduces.
             if len(roots) > 1 or (len(indices) == 1 and not maker.is_ungraded(results[indices[0]])):
                 continue
             root = roots.pop()
@@ -97,7 +98,10 @@ def split_views(graph_module: fx.GraphModule) -> Views | None:
 
 
 def _refuse_other_shapes(graph_module: fx.GraphModule) -> None:
-    """Raises if an input gets another shape in place, as in `x.t_()`: the caller would see it in eager PyTorch."""
+    """Raises NotImplementedError if the graph changes the shape of an input in place, e.g. `x.t_()`.
+
+    In eager PyTorch, the caller's tensor would change its shape.
+    """
     inputs = {
         id(node.meta["example_value"])
         for node in graph_module.graph.nodes
@@ -111,11 +115,14 @@ def _refuse_other_shapes(graph_module: fx.GraphModule) -> None:
 
 
 class _ViewsGraph:
-    """Builds the graph that makes the views. It runs after the captured graph, when inputs have been written to.
+    """Builds `Views.graph`. It runs after the captured graph, when writes to inputs are done.
+
+    Args:
+        graph_module: the captured graph.
 
     Attributes:
-        made: per node of the captured graph, its copy in the graph of the views.
-        values: nodes of the captured graph that this graph takes the values of, after the bases.
+        made: maps nodes of the captured graph to their copies in the new graph.
+        values: nodes of the captured graph whose values the new graph takes as inputs, after the bases.
     """
 
     def __init__(self, graph_module: fx.GraphModule) -> None:
@@ -134,10 +141,13 @@ class _ViewsGraph:
         }
 
     def add_base(self, node: fx.Node) -> bool:
-        """Makes an output of the captured graph an input of this one; returns whether it can be used as it is.
+        """Adds an input for a base, an output of the captured graph.
 
-        ONNX Runtime's results are contiguous. A tensor that is not contiguous in eager PyTorch is copied to the same
-        memory order first, as its views depend on it.
+        ONNX Runtime's results are contiguous. If the base is not contiguous in eager PyTorch, the new graph first
+        copies it to the eager memory order, because its views depend on that order.
+
+        Returns:
+            True if the base is contiguous in eager PyTorch, and so is used without a copy.
         """
         self._refuse_other_shape(node)
         made = self._placeholder(node)
@@ -153,38 +163,43 @@ class _ViewsGraph:
         return bool(contiguous)
 
     def _placeholder(self, node: fx.Node) -> fx.Node:
-        """Returns a new input of this graph for an output of the captured graph."""
+        """Adds an input for the value of a node of the captured graph; returns its placeholder."""
         after = self._last
         with self._graph.inserting_after(after) if after is not None else self._graph.inserting_before():
             self._last = self._graph.placeholder(f"base_{node.name}")
         return self._last
 
     def _refuse_other_shape(self, node: fx.Node) -> None:
-        """Raises NotImplementedError if the tensor of a node gets another shape in place."""
+        """Raises NotImplementedError if the captured graph changes the shape of a node's tensor in place."""
         if id(node.meta.get("example_value")) in self._reshaped:
             raise NotImplementedError(
                 "the graph gives another shape, in place, to a tensor that has views: change the shape of a copy"
             )
 
     def is_ungraded(self, node: fx.Node) -> bool:
-        """Returns whether a node is a view, made under `no_grad`, of a tensor that requires a gradient."""
+        """True if a node is a view that was created under `no_grad` and requires a gradient."""
         return node in self._ungraded and node.meta["example_value"].requires_grad and _root(node) is not node
 
     def finish(self, nodes: Sequence[fx.Node]) -> fx.GraphModule:
-        """Returns the graph with copies of these nodes as its results."""
+        """Completes the graph.
+
+        Args:
+            nodes: the nodes of the captured graph whose copies the graph returns.
+        """
         self._graph.output(tuple(self._copied(node) for node in nodes))
         return fx.GraphModule(self._module, self._graph)
 
     def _copied(self, node: fx.Node) -> fx.Node:
-        """Returns the copy of a node in this graph, and adds it with all that it needs if it is not there."""
+        """Returns the copy of a node in this graph, after adding it and its dependencies if they are missing."""
         if node not in self.made:
             self._refuse_other_shape(node)
-            # The captured graph has done the write already; what it returns is the tensor that it wrote to.
+            # The captured graph has already performed the write. An in-place node returns the tensor it writes to.
             if node_memory(node) is not None and changes(node):
                 base = _base(node)
                 assert base is not None
                 self.made[node] = self._copied(base)
-            # A computed tensor, whose shape a view has (`x.view_as(dropout)`): computed again it would draw again.
+            # A computed tensor whose shape a view uses, e.g. `x.view_as(dropout)`. Recomputing it would draw new random
+            # numbers.
             elif node_memory(node) is not None and _base(node) is None:
                 self.made[node] = self._value(node)
             else:
@@ -203,13 +218,13 @@ class _ViewsGraph:
         return self.made[node]
 
     def _value(self, node: fx.Node) -> fx.Node:
-        """Makes a node of the captured graph one more output of it and an input of this graph, which is returned."""
+        """Passes the value of a node from the captured graph to this graph; returns the new placeholder."""
         self.values.append(node)
         return self._placeholder(node)
 
 
 def _reads_data(node: fx.Node, source: fx.Node) -> bool:
-    """Returns whether a node depends on the numbers in a tensor, as `i.item()` does, without sharing its memory."""
+    """True if `node` reads the elements of `source`, e.g. `source.item()`, and its result does not alias `source`."""
     memory = node_memory(source)
     if memory is None or name_of(node) in _OF_SHAPES:
         return False
@@ -217,10 +232,14 @@ def _reads_data(node: fx.Node, source: fx.Node) -> bool:
 
 
 def _frozen(source: fx.Node, reader: fx.Node) -> fx.Node:
-    """Returns a copy of a tensor, made where `reader` reads it: the graph may write to the tensor later."""
+    """Inserts a copy of `source` before `reader` in the captured graph, because the graph may write to `source` later.
+
+    Returns:
+        The node of the copy.
+    """
     fake = source.meta["example_value"]
     with source.graph.inserting_before(reader):
-        # Detached: where a view lies has no gradient.
+        # The offset of a view has no gradient.
         detached = source.graph.call_method("detach", (source,))
         copied = source.graph.call_method("clone", (detached,))
     detached.meta["example_value"] = fake.detach()
@@ -229,7 +248,7 @@ def _frozen(source: fx.Node, reader: fx.Node) -> fx.Node:
 
 
 def _without_gradient(graph_module: fx.GraphModule) -> frozenset[fx.Node]:
-    """Returns the nodes inside of `torch.no_grad`."""
+    """Returns the nodes inside `torch.no_grad` blocks."""
     enabled, ungraded = True, []
     for node in graph_module.graph.nodes:
         if node.target is set_grad_enabled:
@@ -240,22 +259,22 @@ def _without_gradient(graph_module: fx.GraphModule) -> frozenset[fx.Node]:
 
 
 def _root(node: fx.Node) -> fx.Node:
-    """Returns the node that first had the memory of a node: through views and in-place writes back to the start."""
+    """Returns the node that allocated the memory of a node, found by following views and in-place writes backward."""
     while node.op != "placeholder" and (base := _base(node)) is not None:
         node = base
     return node
 
 
 def _base(node: fx.Node) -> fx.Node | None:
-    """Returns the argument whose memory the node's result has, or None."""
-    # Of one group: PyTorch (2.13) returns a copy where its fake tensor shares memory.
+    """Returns the argument that the node's result aliases, or None."""
+    # With one group, eager PyTorch (2.13) returns a copy, but the fake tensor aliases the argument.
     if name_of(node) == "channel_shuffle":
         return None
     memory = node_memory(node)
     for source in node.all_input_nodes:
         if node_memory(source) == memory:
             return source
-        # One of a list of views: `x.chunk(2)[0]`.
+        # An element of a list of views, e.g. `x.chunk(2)[0]`.
         if node.target is operator.getitem and node_memory(source) is None:
             return next((far for far in source.all_input_nodes if node_memory(far) == memory), None)
     return None

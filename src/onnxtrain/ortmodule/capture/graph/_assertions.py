@@ -17,11 +17,14 @@ from onnxtrain.ortmodule._torch import assert_async, assert_scalar, torch_check
 from onnxtrain.ortmodule.capture.graph._python_numbers import check_numbers, evaluate
 
 Check = tuple[Callable[[Any, str], None], str]
-"""A function that raises if a condition, its first argument, does not hold; and the message, its second."""
+"""A function `check(condition, message)` that raises if the condition is false, and the message to call it with."""
 
 
 def mark_assertions(graph_module: fx.GraphModule) -> None:
-    """Makes a graph raise what the user's code does: AssertionError by `assert`, RuntimeError by `torch._check`."""
+    """Makes assertions raise as in eager PyTorch: AssertionError for `assert`, RuntimeError for `torch._check`.
+
+    Also adds checks for Python arithmetic that may raise, see `check_numbers`. The graph is changed in place.
+    """
     for part in graph_module.modules():
         if not isinstance(part, fx.GraphModule):
             continue
@@ -32,26 +35,26 @@ def mark_assertions(graph_module: fx.GraphModule) -> None:
                 continue
             condition, *rest = node.args
             message = rest[0] if rest and not str(rest[0]).startswith(_MADE_UP) else ""
-            # `torch._assert_async` raises RuntimeError, on a GPU at some later time.
+            # `torch._assert_async` would raise RuntimeError, and on a GPU asynchronously.
             node.target = _assert if node.target is assert_async else _check
             node.args = (condition, message)
         if check_numbers(part.graph) or nodes:
             part.recompile()
 
 
-# Dynamo (PyTorch 2.13) writes these texts where the user gave none.
+# Dynamo (PyTorch 2.13) inserts these messages if the user gave none.
 _MADE_UP = ("assertion error", "Runtime assertion failed for expression")
 
 
 def _is_check(node: fx.Node) -> bool:
-    """Returns whether a node is a call of `torch._check`, and not what Dynamo itself concludes about sizes."""
-    # What it concludes, e.g. that two sizes are equal where eager PyTorch may broadcast, need not hold. Where sizes do
-    # not fit, the operator itself raises, with a text for the user.
+    """True if a node is a call of `torch._check`, not an assertion that Dynamo derived from sizes."""
+    # Derived assertions may be false for valid inputs: e.g. Dynamo asserts that two sizes are equal, where eager
+    # PyTorch may broadcast. If sizes don't match, the operator itself raises, with a message for the user.
     return bool(node.meta.get("_fx_runtime_assert_preserve"))
 
 
 def _erase(node: fx.Node) -> None:
-    """Removes a node, and the conditions and numbers that only it has read."""
+    """Removes a node, and the symbolic numbers and conditions that only this node used."""
     inputs = node.all_input_nodes
     node.graph.erase_node(node)
     for source in inputs:
@@ -62,7 +65,14 @@ def _erase(node: fx.Node) -> None:
 
 
 def take_assertions(graph_module: fx.GraphModule) -> list[Check]:
-    """Makes the conditions of a graph's assertions its last outputs; returns how each is checked."""
+    """Replaces the assertions of a graph, in place, with additional outputs: their conditions.
+
+    Args:
+        graph_module: the graph, after `mark_assertions`.
+
+    Returns:
+        The check of each appended output.
+    """
     graph = graph_module.graph
     nodes = [node for node in graph.nodes if node.target in (_assert, _check, evaluate)]
     if not nodes:
@@ -77,7 +87,12 @@ def take_assertions(graph_module: fx.GraphModule) -> list[Check]:
 
 
 def checked(run: Callable[..., Any], checks: list[Check]) -> Callable[..., Any]:
-    """Returns `run` with the last results, the conditions that belong to `checks`, checked and left out."""
+    """Wraps `run` so that its last results are checked, and not returned.
+
+    Args:
+        run: runs a graph whose last outputs are the conditions of `checks`.
+        checks: what `take_assertions` returned for the graph.
+    """
     if not checks:
         return run
 
@@ -92,11 +107,11 @@ def checked(run: Callable[..., Any], checks: list[Check]) -> Callable[..., Any]:
 
 
 def _assert(condition: Any, message: str) -> None:
-    """Raises AssertionError, with the message if that is not empty, if the condition does not hold."""
+    """Raises AssertionError if the condition is false. An empty message is omitted."""
     if not condition:
         raise AssertionError(*([message] if message else []))
 
 
 def _check(condition: Any, message: str) -> None:
-    """Raises the RuntimeError of `torch._check` if the condition does not hold."""
+    """Raises the RuntimeError of `torch._check` if the condition is false."""
     torch_check(bool(condition), (lambda: message) if message else None)  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""Locates the batch size in a captured graph, and replaces the symbolic size with that of one call."""
+"""Locates the batch size in a captured graph, and replaces its symbols with the sizes of one call."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ class Batch:
     """The batch size of a graph that has no other symbols.
 
     Attributes:
-        symbols: one for the batch size of each argument. Arguments share a symbol if the function requires equal sizes.
-        places: per symbol, where its value is read: the index of an argument and the axis that has this size, or None
-            instead of an axis if the argument is the number itself. E.g. ((0, None), (3, 0)).
+        symbols: one symbol for the batch size of each argument. Arguments whose sizes the function requires to be equal
+            share a symbol.
+        places: per symbol, where its value is read: the index of an argument, and the axis that has this size. The axis
+            is None if the argument is the number itself. E.g. ((0, None), (3, 0)).
         symbolic: indices of the inputs that are symbols or have symbolic sizes, e.g. {0, 1}.
     """
 
@@ -37,15 +38,18 @@ class Batch:
 
 
 def batch_of(graph_module: fx.GraphModule, symbols: frozenset[Any]) -> Batch | None:
-    """Returns where the batch size is in a graph, or None if the inputs don't determine it or have other symbols.
+    """Locates the batch size of a graph.
 
     Args:
         graph_module: a Dynamo graph, or a part of one.
         symbols: the symbols of the batch size.
+
+    Returns:
+        None if the graph's inputs have no symbols, have symbols other than `symbols`, or don't determine their values.
     """
     values = example_values(graph_module)
     symbolic = frozenset(place for place, value in enumerate(values) if is_symbolic(value))
-    # A graph that only computes with sizes, such as `torch.zeros(n)`, has no fake mode.
+    # A graph that only computes with sizes has no fake mode.
     if not symbolic or fake_mode_of(graph_module) is None:
         return None
     places: dict[Any, tuple[int, int | None]] = {}
@@ -69,14 +73,14 @@ def recorded_guards(
 ) -> Iterator[Callable[[tuple[int, ...]], bool]]:
     """Records the guards on the batch size that are added within the context, e.g. while a graph is lowered.
 
-    Dynamo checks the guards that are added during a capture, but not those added later.
+    Dynamo checks only the guards that are added during a capture, not guards that are added later.
 
     Args:
         graph_module: a Dynamo graph.
         batch: its batch size.
 
     Yields:
-        A function that returns True if a batch size satisfies all recorded guards. To be called after the context.
+        A function that returns True if a batch size satisfies all recorded guards. Call it after leaving the context.
     """
     guards = fake_mode_of(graph_module).shape_env.guards
     known = len(guards)
@@ -93,12 +97,12 @@ def recorded_guards(
 
 
 def with_batch_size(graph_module: fx.GraphModule, batch: Batch, args: Sequence[Any] | None) -> list[Any]:
-    """Returns example values of the inputs of a graph in which the sizes of one call replace the symbols.
+    """Returns the example values of a graph's inputs, with the sizes of one call in place of symbols.
 
     Args:
         graph_module: a Dynamo graph.
         batch: its batch size.
-        args: the arguments of the call, or None for the call that is captured.
+        args: the arguments of the call, or None for the captured call.
     """
     values, fake_mode = settled(graph_module), fake_mode_of(graph_module)
     for place in batch.symbolic:
@@ -107,15 +111,15 @@ def with_batch_size(graph_module: fx.GraphModule, batch: Batch, args: Sequence[A
 
 
 def settled(graph_module: fx.GraphModule) -> list[Any]:
-    """Returns example values of the inputs of a graph, in which symbols that equal a constant are replaced by it."""
-    # If Dynamo (PyTorch 2.13) specializes a size, the fake tensor keeps a symbol that equals a constant. Kernels take
-    # it for a symbol and refuse it.
+    """Returns the example values of a graph's inputs, with the constant in place of each specialized symbol."""
+    # If Dynamo (PyTorch 2.13) specializes a size, the fake tensor keeps a symbol that equals a constant. Kernels treat
+    # it as symbolic and reject it.
     values, fake_mode = example_values(graph_module), fake_mode_of(graph_module)
     return [_specialized(v, None, fake_mode) if _has_symbol(v) and not is_symbolic(v) else v for v in values]
 
 
 def _has_symbol(value: Any) -> bool:
-    """True if a value is or has a symbol, even one that equals a constant."""
+    """True if a value is a symbolic integer or has a symbolic size, even one that equals a constant."""
     if isinstance(value, torch.Tensor):
         if not is_plain(value) or value.is_conj() or value.is_neg():
             return False
@@ -124,7 +128,7 @@ def _has_symbol(value: Any) -> bool:
 
 
 def _specialized(value: Any, arg: Any, fake_mode: Any) -> Any:
-    """Returns the example value of one input with the sizes of `arg`, or of the captured call if `arg` is None."""
+    """Returns the example value of one input, with the sizes of `arg`, or of the captured call if `arg` is None."""
     if not isinstance(value, torch.Tensor):
         return hint_of(value) if arg is None else arg
     sizes_of = value if arg is None else arg

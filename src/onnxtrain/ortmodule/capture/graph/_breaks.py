@@ -1,4 +1,4 @@
-"""Say where and why Dynamo ended a graph early (a graph break): the statement there runs in PyTorch."""
+"""Tells where and why Dynamo broke a graph. The statement at a graph break runs in PyTorch."""
 
 from __future__ import annotations
 
@@ -9,11 +9,15 @@ from torch import fx
 
 
 def break_reason(graph_module: fx.GraphModule) -> str | None:
-    """Returns e.g. "model.py:12: Unsupported Tensor.item() call"; None if the graph ends where the function ends."""
+    """Returns where and why the graph break after a graph occurred, or None if the graph reaches the function's end.
+
+    Returns:
+        A message, e.g. "model.py:12: Unsupported Tensor.item() call".
+    """
     reason: Any = getattr(graph_module, "compile_subgraph_reason", None)
     if reason is None or not reason.graph_break:
         return None
-    # Dynamo's text has a paragraph for each way out; the explanation is the one that names the cause.
+    # Dynamo's message has several paragraphs, e.g. hints. The explanation names the cause.
     lines = [line.strip() for line in reason.reason.splitlines() if line.strip()]
     explanation = next((line for line in lines if line.startswith("Explanation: ")), None)
     text = explanation.removeprefix("Explanation: ") if explanation else lines[0]
@@ -21,7 +25,8 @@ def break_reason(graph_module: fx.GraphModule) -> str | None:
     return text if frame is None else f"{Path(frame.filename).name}:{frame.lineno}: {text}"
 
 
-# Dynamo (PyTorch 2.13) begins its text with one of these, or has it below where the graph ends in an inlined function.
+# Reasons for graph breaks that don't depend on symbolic sizes. Dynamo's message (PyTorch 2.13) begins with one of
+# these, or contains it if the graph break is in an inlined function.
 _WHATEVER_THE_SIZE = (
     "Data-dependent branching",
     "Unsupported Tensor.item() call",
@@ -34,7 +39,7 @@ _WHATEVER_THE_SIZE = (
 
 
 def ends_for_a_symbol(graph_module: fx.GraphModule) -> bool:
-    """Returns whether a graph may have ended early because a size is a symbol: with a number it may go on."""
+    """True if a graph break may be due to a symbolic size, so that a capture with fixed sizes may avoid it."""
     reason: Any = getattr(graph_module, "compile_subgraph_reason", None)
     if reason is None or not reason.graph_break:
         return False

@@ -1,7 +1,6 @@
 """Carries `torch.utils.checkpoint` regions from Dynamo's graph to the ONNX graph.
 
-The backward pass recomputes the values of a region instead of keeping them since the forward pass
-(`sessions/_forward_backward.py`).
+The backward pass recomputes the activations of a region instead of saving them (`sessions/_forward_backward.py`).
 """
 
 from __future__ import annotations
@@ -19,14 +18,17 @@ from onnxtrain.ortmodule.capture._nodes import CHECKPOINT_REGION
 _CHECKPOINT: Any = torch.ops.higher_order.tag_activation_checkpoint
 
 _KEY = "onnxtrain.checkpoint"
-"""Metadata key of an ONNX node: the number of its region. Node metadata survives cloning and is written to files."""
+"""Metadata key of an ONNX node: the number of its region. Node metadata is kept by cloning and written to files."""
 
 
 def inline_checkpoints(graph_module: fx.GraphModule) -> bool:
-    """Inlines all checkpointed regions of a graph, in place; returns whether there was one.
+    """Inlines all checkpointed regions of a graph, in place.
 
     Each inlined node gets the number of its region in `meta[CHECKPOINT_REGION]`. A selective checkpointing policy
     (`context_fn`) is ignored: all values of a region are recomputed.
+
+    Returns:
+        True if the graph had a checkpointed region.
     """
     numbers = itertools.count(1)
     found = False
@@ -43,8 +45,8 @@ def inline_checkpoints(graph_module: fx.GraphModule) -> bool:
 def preserve_random_state(graph_module: fx.GraphModule) -> None:
     """Makes checkpointed regions that PyTorch runs draw the same random numbers when they are recomputed.
 
-    Dynamo's operator (PyTorch 2.13) doesn't preserve the random state, because it relies on the compiler to save what
-    was drawn. Run as it is, dropout would use different masks in forward and backward.
+    Dynamo's operator (PyTorch 2.13) doesn't preserve the random state: it relies on the compiler to save the random
+    numbers. Without the compiler, dropout would use different masks in forward and backward.
 
     Args:
         graph_module: a captured graph whose regions are not inlined; changed in place.
@@ -59,7 +61,7 @@ def preserve_random_state(graph_module: fx.GraphModule) -> None:
 def _run_region(body: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
     """Runs a region by :func:`torch.utils.checkpoint.checkpoint`, which preserves the random state."""
     options, others = _CHECKPOINT.divide_kwargs(kwargs)
-    # Dynamo has captured the region with autograd on; `use_reentrant=True` would switch it off.
+    # Dynamo has captured the region with gradients enabled; `use_reentrant=True` would disable them.
     options["use_reentrant"] = False
     return checkpoint(body, *args, **options, **others)
 

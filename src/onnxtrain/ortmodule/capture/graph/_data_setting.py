@@ -1,4 +1,4 @@
-"""Turn `tensor.data = value` in a captured function into a copy: a session cannot give a tensor other memory."""
+"""Rewrites `tensor.data = value` in a captured function to a copy: a session cannot replace a tensor's storage."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from onnxtrain.ortmodule.capture._nodes import memory_of, name_of
 
 
 def copy_set_data(graph_module: fx.GraphModule) -> None:
-    """Replaces assignments to `.data` of inputs by `input.data.copy_(value)`, where no alias shows the difference."""
+    """Replaces `input.data = value` with `input.data.copy_(value)`, in place, if no alias reveals the difference."""
     graph = graph_module.graph
     changed = False
     for node in [node for node in graph.nodes if _sets(node)]:
@@ -21,10 +21,10 @@ def copy_set_data(graph_module: fx.GraphModule) -> None:
         with graph.inserting_before(node):
             data = graph.call_function(get_data, (target,))
             written = graph.call_method("copy_", (data, value))
-        # Copying the fake tensor onto itself raises its version, by which writes are recognised later.
+        # Copying the fake tensor onto itself increments its version counter, by which writes are recognized later.
         data.meta["example_value"] = written.meta["example_value"] = fake.copy_(fake)
         for user in list(node.users):
-            # Dynamo lowers the version counter again after an assignment.
+            # Dynamo decrements the version counter after an assignment.
             graph.erase_node(user)
         graph.erase_node(node)
         changed = True
@@ -33,11 +33,7 @@ def copy_set_data(graph_module: fx.GraphModule) -> None:
 
 
 def refuse_set_data(graph_module: fx.GraphModule) -> None:
-    """Raises if the graph still assigns to `.data`.
-
-    Raises:
-        NotImplementedError: it does.
-    """
+    """Raises NotImplementedError if a graph assigns to `.data`."""
     if any(_sets(node) for node in graph_module.graph.nodes):
         raise NotImplementedError(
             "the graph gives a tensor the memory of another one (tensor.data = ..., tensor.set_): use copy_"
@@ -53,9 +49,9 @@ _HIDDEN_VIEWS = frozenset({"detach", "_get_data_attr"})
 
 
 def _is_like_a_write(graph: fx.Graph, node: fx.Node) -> bool:
-    """Returns whether an assignment to `.data` has the effect of a copy.
+    """True if an assignment to `.data` has the same effect as a copy.
 
-    It has not if an alias of the tensor or of the value is used later: after `t.data = v`, `t` and `v` share memory.
+    After `t.data = v`, `t` and `v` share memory. An alias of either that is used later would reveal a copy.
     """
     target, value = node.args[0], node.args[1] if len(node.args) == 2 else None
     if not isinstance(target, fx.Node) or not isinstance(value, fx.Node) or target.op != "placeholder":

@@ -1,4 +1,4 @@
-"""Find the memory layout of the outputs of a captured graph: whether `y.view(-1)` works depends on it."""
+"""Determines the memory layout of the outputs of a captured graph. Whether `y.view(-1)` works depends on it."""
 
 from __future__ import annotations
 
@@ -10,19 +10,23 @@ import torch
 from onnxtrain.ortmodule.capture._nodes import is_plain
 
 Layout = tuple[int, ...]
-"""The axes of a tensor from the slowest in memory to the fastest, e.g. (0, 2, 3, 1) for channels_last."""
+"""The axes of a tensor in memory order, slowest first, e.g. (0, 2, 3, 1) for channels_last."""
 
 
 def layout_of(fake: Any) -> Layout | None:
-    """Returns the layout of a fake tensor; None if it is contiguous, has gaps or overlaps, or is no plain tensor."""
+    """Returns the layout of a fake tensor that is dense but not contiguous.
+
+    Returns:
+        None if `fake` is contiguous, has gaps or overlapping elements, or is not a plain tensor.
+    """
     if not isinstance(fake, torch.Tensor) or not is_plain(fake):
         return None
     sizes, strides = _hints(fake.shape), _hints(fake.stride())
     if sizes is None or strides is None:
         return None
-    # Axes of size 1 have strides without meaning: they come first.
+    # The strides of axes of size 1 are arbitrary: these axes come first.
     order = tuple(sorted(range(len(sizes)), key=lambda axis: (sizes[axis] != 1, -strides[axis])))
-    # Without gaps, the stride of an axis is the number of elements of all faster axes.
+    # In a dense tensor, the stride of an axis is the product of the sizes of all faster axes.
     length = 1
     for axis in reversed(order):
         if sizes[axis] != 1 and strides[axis] != length:
@@ -33,7 +37,7 @@ def layout_of(fake: Any) -> Layout | None:
 
 
 def _hints(sizes: Sequence[Any]) -> list[int] | None:
-    """Returns sizes or strides as numbers, those of this call for symbolic ones; None if one is not known."""
-    # Comparing the symbols themselves would guard the graph: another size would capture another graph.
+    """Returns sizes or strides as numbers, with hints in place of symbols, or None if a symbol has no hint."""
+    # Comparing the symbols themselves would add guards, and each size would be captured separately.
     found = [size if isinstance(size, int) else size.node.hint for size in sizes]
     return found if all(isinstance(size, int) for size in found) else None

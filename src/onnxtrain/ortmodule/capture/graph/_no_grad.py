@@ -1,4 +1,4 @@
-"""Correct fake tensors that say that a result under `torch.no_grad` requires a gradient."""
+"""Corrects fake tensors that wrongly require a gradient under `torch.no_grad`."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from onnxtrain.ortmodule.capture._nodes import changes, memory_of, plain_tensors
 
 
 def correct_requires_grad(graph_module: fx.GraphModule) -> None:
-    """Makes `requires_grad` of example values what it is in eager PyTorch.
+    """Sets `requires_grad` of example values as in eager PyTorch.
 
     Args:
         graph_module: a Dynamo graph; `meta["example_value"]` of its nodes is changed.
     """
-    # Under `torch.no_grad` a result with memory of its own never requires a gradient. In PyTorch 2.13 some fake tensors
-    # do: `torch.nn.functional.pad` runs as a decomposition that writes by `prims.copy_to`. Taken at its word, the graph
-    # would have a gradient that eager PyTorch has not.
+    # Under `torch.no_grad`, a result that is not a view never requires a gradient. In PyTorch 2.13 some fake tensors
+    # do: `torch.nn.functional.pad` is decomposed, and its `prims.copy_to` sets the flag. The graph would have a
+    # gradient where eager PyTorch has none.
     enabled = torch.is_grad_enabled()
     written = _written(graph_module)
-    # Memory of the results that were corrected: what is computed from them alone requires no gradient either.
+    # Memory of corrected results. Values computed from these alone don't require a gradient either.
     wrong: set[int] = set()
     for node in graph_module.graph.nodes:
         if node.target is set_grad_enabled:
@@ -48,7 +48,10 @@ def correct_requires_grad(graph_module: fx.GraphModule) -> None:
 
 
 def _written(graph_module: fx.GraphModule) -> set[int]:
-    """Returns the memory that a graph writes to: such a write may give a tensor without a gradient one."""
+    """Returns the memory that a graph writes to in place.
+
+    Such a write may make a tensor require a gradient.
+    """
     return {
         memory_of(tensor)
         for node in graph_module.graph.nodes
@@ -58,6 +61,6 @@ def _written(graph_module: fx.GraphModule) -> set[int]:
 
 
 def _without_gradient(example: Any, values: list[torch.Tensor]) -> Any:
-    """Returns an example value with some of its tensors detached."""
+    """Returns `example` with its tensors `values` detached."""
     detached = {id(value): value.detach() for value in values}
     return pytree.tree_map_only(torch.Tensor, lambda t: detached.get(id(t), t), example)

@@ -1,7 +1,7 @@
-"""Find inputs of a captured graph that share memory with one that the graph writes to.
+"""Detects inputs of a captured graph that overlap an input that the graph writes to.
 
-ONNX Runtime computes the new value into memory of its own, and it is copied back when the graph is done. A second input
-with the same memory would be read as it was before the write, where eager PyTorch reads it as it is after.
+ONNX Runtime computes the new value into separate memory. It is copied back after the graph has run, so a second input
+with the same memory would be read as it was before the write. Eager PyTorch reads it as it is after the write.
 """
 
 from __future__ import annotations
@@ -17,18 +17,19 @@ from onnxtrain.ortmodule.capture._nodes import memory_of, node_memory
 
 
 class Overlaps:
-    """Compares the memory of inputs: parameters and buffers once, at the capture, arguments in each call.
+    """Compares the memory of inputs: all inputs when the graph is captured, arguments again in each call.
 
     Args:
         graph_module: a Dynamo graph.
 
     Attributes:
-        noticed: indices of the inputs whose version counter the graph's writes raise, e.g. {0}. Writes through `.data`
-            do not raise it.
-        looked_for: True if calls must be checked, as the graph writes to an input and has arguments.
+        noticed: indices of the inputs whose version counters the graph's writes increment, e.g. {0}. Writes through
+            `.data` don't increment them.
+        looked_for: True if calls must be checked: the graph writes to an input, and has other inputs of which at least
+            one is an argument, i.e. neither a parameter nor a buffer.
 
     Raises:
-        NotImplementedError: inputs overlap when the graph is captured, or one that is written to overlaps itself.
+        NotImplementedError: an input that the graph writes to overlaps another input or itself.
     """
 
     def __init__(self, graph_module: fx.GraphModule) -> None:
@@ -51,8 +52,8 @@ class Overlaps:
         self.looked_for = bool(self._written)
 
     def found(self, args: Sequence[Any]) -> bool:
-        """Returns whether an argument of this call overlaps an input that the graph writes to."""
-        # Cheap first: only storages that overlap are compared element by element.
+        """True if an argument of this call overlaps an input that the graph writes to."""
+        # A cheap test first: only tensors in overlapping storages are compared element by element.
         ranges = [(place, *_range(args[place])) for place in self._arguments]
         for place in self._written:
             address = args[place].data_ptr()
@@ -62,7 +63,12 @@ class Overlaps:
         return False
 
     def _overlap(self, args: Sequence[Any], memory: Callable[[torch.Tensor], int]) -> bool:
-        """Returns whether one of these inputs overlaps one that is written to; `memory` identifies a storage."""
+        """True if an input that the graph writes to overlaps another input.
+
+        Args:
+            args: the inputs.
+            memory: returns an identifier of a tensor's storage.
+        """
         sharing: dict[int, list[int]] = {memory(args[place]): [] for place in self._written}
         for place in self._tensors if sharing else ():
             sharing.get(memory(args[place]), []).append(place)
@@ -77,7 +83,7 @@ class Overlaps:
 
 
 def _repeats(tensor: torch.Tensor) -> bool:
-    """Returns whether several elements of a tensor are one in memory, as in `x.expand(3, -1)`."""
+    """True if several elements of a tensor share one memory location, e.g. after `x.expand(3, -1)`."""
     return any(
         isinstance(stride, int) and stride == 0 and not (isinstance(size, int) and size <= 1)
         for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
@@ -95,6 +101,6 @@ def _range(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 def _is_written(placeholder: fx.Node) -> bool:
-    """Returns whether the graph writes to an input, by the version counter of Dynamo's fake tensor."""
+    """True if the graph writes to an input, according to the version counter of Dynamo's fake tensor."""
     value = placeholder.meta["example_value"]
     return bool(not value.is_inference() and value._version > 0)

@@ -1,6 +1,7 @@
-"""Raise what Python raises for numbers for which ONNX has a result: `1 / count`, `int(x.mean())`.
+"""Makes graphs raise the errors of Python arithmetic where ONNX would return a result: `1 / count`, `int(x.mean())`.
 
-The numbers become outputs of the graph, as conditions of assertions do. Python's function gets them when it has run.
+The operands become outputs of the graph, like the conditions of assertions. After a run they are passed to the Python
+function, which raises ZeroDivisionError, ValueError or OverflowError.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _FUNCTIONS: dict[str, Callable[[Any], Any]] = {
         )
     },
     "sym_sqrt": math.sqrt,
-    # The text of the error tells whether a number is a float.
+    # The message of the error depends on the type of the dividend.
     "int truediv": lambda divisor: 1 / divisor,
     "float truediv": lambda divisor: 1.0 / divisor,
     "int floordiv": lambda divisor: 1 // divisor,
@@ -42,7 +43,8 @@ _FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "float mod": lambda divisor: 1.0 % divisor,
     "pow": lambda base: base**-1,
 }
-"""Functions of one number that raise for some, by the names of operators; of divisions, of the dividend's type, too."""
+"""Per operator name, a Python function of one number that raises for some numbers. For divisions and the modulo, the
+number is the divisor, and the key begins with the type of the dividend. For powers it is the base."""
 
 _DIVISIONS = {
     operator.truediv: "truediv", operator.itruediv: "truediv", operator.floordiv: "floordiv",
@@ -51,7 +53,11 @@ _DIVISIONS = {
 
 
 def check_numbers(graph: fx.Graph) -> bool:
-    """Adds calls of `evaluate` for numbers of the data of which Python's function may raise; returns whether any."""
+    """Inserts a call of `evaluate` before each Python operation that may raise for a data-dependent number.
+
+    Returns:
+        True if the graph was changed.
+    """
     found = [(node, *checked) for node in graph.nodes if (checked := _checked(node)) is not None]
     for node, number, function in found:
         with graph.inserting_before(node):
@@ -60,12 +66,12 @@ def check_numbers(graph: fx.Graph) -> bool:
 
 
 def evaluate(number: Any, function: str) -> None:
-    """Calls a function of Python, named as in `_FUNCTIONS`, with a number: it may raise."""
+    """Calls `_FUNCTIONS[function]` with a number, so that the function may raise; discards the result."""
     _FUNCTIONS[function](number)
 
 
 def _checked(node: fx.Node) -> tuple[fx.Node, str] | None:
-    """Returns the number of the data for which a node may raise in Python, and the function; None if it cannot."""
+    """Returns the number for which a node may raise in Python, and its key in `_FUNCTIONS`; None if it cannot raise."""
     if node.op != "call_function":
         return None
     if node.target in _DIVISIONS:
@@ -86,7 +92,7 @@ def _checked(node: fx.Node) -> tuple[fx.Node, str] | None:
     value = number.meta.get("example_value")
     if not isinstance(value, torch.SymInt | torch.SymFloat):
         return None
-    # Of sizes Dynamo guards what a function needs.
+    # For sizes of inputs, Dynamo adds the guards that a function needs.
     if not (depends_on_data(value) or has_float_input(value)):
         return None
     is_whole = isinstance(value, torch.SymInt)
@@ -97,11 +103,11 @@ def _checked(node: fx.Node) -> tuple[fx.Node, str] | None:
 _BOUNDED = (
     "_sym_sin", "_sym_cos", "_sym_tan", "_sym_asin", "_sym_acos", "_sym_sinh", "_sym_cosh"
 )  # fmt: skip
-"""Functions that raise for large numbers."""
+"""Functions that raise for some positive numbers, too, e.g. `math.asin(2)` and `math.cosh(1000)`."""
 
 
 def _kind(number: Any) -> str:
-    """Returns "int", "float" or, of a tensor, ""."""
+    """Returns the type of a number: "int" or "float", or "" for a tensor."""
     value = number.meta.get("example_value") if isinstance(number, fx.Node) else number
     if isinstance(value, float | torch.SymFloat):
         return "float"

@@ -1,4 +1,4 @@
-"""Refuse graphs of DTensors, whose operators exchange data between workers."""
+"""Rejects graphs with DTensors, because operators on DTensors communicate between workers."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from onnxtrain.ortmodule._exceptions import ORTModuleTorchModelException
 from onnxtrain.ortmodule.capture._nodes import argument_name, tensors_in
 
 _NAMED = 3
-"""The number of DTensors that a message names at most."""
+"""Maximum number of DTensors that an error message names."""
 
 
 def refuse_shards(graph_module: fx.GraphModule) -> None:
-    """Raises if a value of a graph is a DTensor, as the parameters of `parallelize_module` are.
+    """Raises if a value of a graph is a DTensor, e.g. a parameter after `parallelize_module`.
 
     Raises:
-        ORTModuleTorchModelException: the names of the DTensors, and how to train shards in ONNX Runtime.
+        ORTModuleTorchModelException: the graph has DTensors. The message names them, and tells how to train shards in
+            ONNX Runtime.
     """
-    # Not imported: a program that has a DTensor has imported it, and for others it would take its time.
+    # The module is not imported here, which would take time: a program that uses DTensors has imported it already.
     tensor_parallel = sys.modules.get("torch.distributed.tensor")
     if tensor_parallel is None:
         return
@@ -30,7 +31,7 @@ def refuse_shards(graph_module: fx.GraphModule) -> None:
             isinstance(value, tensor_parallel.DTensor) for value in tensors_in(node.meta.get("example_value"))
         )
     ]
-    # What the graph computes of a DTensor is one, too.
+    # Results computed from a DTensor are DTensors, too: inputs are named in preference.
     names = [argument_name(node) for node in shards if node.op == "placeholder"] or [
         node.name for node in shards
     ]

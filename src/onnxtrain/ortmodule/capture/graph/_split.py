@@ -1,4 +1,4 @@
-"""Cut a captured graph at custom `torch.autograd.Function`s, which PyTorch runs with the backward that they define."""
+"""Splits a captured graph at custom `torch.autograd.Function`s, which PyTorch runs with their own backward."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from torch.fx.passes.split_module import split_module
 
 from onnxtrain.ortmodule._torch import set_grad_enabled
 
-# Dynamo (PyTorch 2.13) writes a custom function as one node of this higher-order operator.
+# Dynamo (PyTorch 2.13) captures a custom function as one node of this higher-order operator.
 _CUSTOM = "autograd_function_apply"
 
 
 def has_custom_function(graph_module: fx.GraphModule) -> bool:
-    """Returns whether a graph applies a custom autograd function."""
+    """True if a graph applies a custom autograd function."""
     return any(_is_custom(node) for node in graph_module.graph.nodes)
 
 
 def keep_from_global_hooks(graph_module: fx.GraphModule) -> None:
-    """Keeps global module hooks from running for the GraphModules that a graph consists of: no user has made them."""
+    """Keeps global module hooks from running for a graph and its nested GraphModules, which the user did not create."""
     for part in graph_module.modules():
         if isinstance(part, fx.GraphModule):
             type(part)._call_impl = _call_without_hooks  # type: ignore[method-assign, assignment]
@@ -35,13 +35,16 @@ def _call_without_hooks(module: fx.GraphModule, *args: Any, **kwargs: Any) -> An
 def split_at_custom_functions(
     graph_module: fx.GraphModule, compile_part: Callable[[fx.GraphModule], Callable[..., Any]]
 ) -> fx.GraphModule:
-    """Returns the graph as a sequence of parts, of which PyTorch runs those with a custom function.
+    """Splits a graph into a sequence of parts. PyTorch runs each custom function as a part of its own.
 
     Args:
         graph_module: a Dynamo graph.
         compile_part: returns a callable that runs a part without custom functions.
+
+    Returns:
+        A graph that calls the parts.
     """
-    # One number per part: all nodes up to a custom function, the function, all nodes up to the next one.
+    # Parts are numbered: all nodes before a custom function, the custom function, all nodes before the next one, ...
     numbers: dict[fx.Node, int] = {}
     without_grad: dict[int, bool] = {}
     number, ungraded = 0, False
@@ -63,8 +66,8 @@ def split_at_custom_functions(
             continue
         keep_from_global_hooks(part)
         _return_tuple(part)
-        # `split_module` (PyTorch 2.13) puts the node that enters `no_grad` into one part and the one that leaves it
-        # into another, whereas each part is traced by itself.
+        # `split_module` (PyTorch 2.13) may put the node that enters `no_grad` and the node that leaves it into
+        # different parts, but each part is traced separately.
         if torch.is_grad_enabled():
             _keep_grad_mode(part, without_grad[int(name.removeprefix("submod_"))])
         run = part.forward if has_custom_function(part) else compile_part(part)
@@ -81,7 +84,12 @@ def _is_custom(node: Any) -> bool:
 
 
 def _keep_grad_mode(part: fx.GraphModule, ungraded: bool) -> None:
-    """Makes a part that begins or ends inside of `torch.no_grad` enter and leave it by itself."""
+    """Makes a part that begins or ends inside `torch.no_grad` enter and leave `no_grad` itself.
+
+    Args:
+        part: the part; changed in place.
+        ungraded: True if the part begins inside `torch.no_grad`.
+    """
     inner = [node for node in part.graph.nodes if node.op not in ("placeholder", "output")]
     if ungraded and inner:
         with part.graph.inserting_before(inner[0]):
@@ -96,7 +104,7 @@ def _keep_grad_mode(part: fx.GraphModule, ungraded: bool) -> None:
 
 
 def _return_tuple(part: fx.GraphModule) -> None:
-    """Makes a part with one output return a tuple of it, as Dynamo's graphs do."""
+    """Makes a part with a single output return a tuple, as Dynamo's graphs do."""
     output = part.graph.find_nodes(op="output")[0]
     part.meta["single"] = not isinstance(output.args[0], tuple | list)
     if part.meta["single"]:
@@ -105,11 +113,11 @@ def _return_tuple(part: fx.GraphModule) -> None:
 
 
 class _Part(torch.nn.Module):
-    """Calls a compiled part in the place of the GraphModule that `split_module` made.
+    """Runs a compiled part in place of the GraphModule that `split_module` created.
 
     Args:
-        run: returns a tuple or list of results.
-        part: the GraphModule.
+        run: the compiled part; returns a tuple or list.
+        part: the GraphModule, after `_return_tuple`.
     """
 
     def __init__(self, run: Callable[..., Any], part: fx.GraphModule) -> None:
@@ -121,6 +129,6 @@ class _Part(torch.nn.Module):
         result = self._run(*args)
         return result[0] if self._single else tuple(result)
 
-    # Global hooks, which see every module, must not see this one.
+    # Global module hooks must not run for this module.
     _call_impl = forward
     __call__ = forward

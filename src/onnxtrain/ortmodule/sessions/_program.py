@@ -1,7 +1,7 @@
-"""Open ONNX Runtime sessions for a lowered graph: forward alone, or forward and backward with residuals in between.
+"""Creates ONNX Runtime sessions for a lowered graph: one for inference, or one each for forward and backward.
 
-Terms: `needs` says per input whether it requires a gradient, e.g. (True, False). `received` are the indices of the
-outputs that got a cotangent, e.g. (0, 2). Residuals are results of forward that backward takes, i.e. saved tensors.
+Terms: `needs` tells per input whether it requires a gradient, e.g. (True, False). `received` are the indices of the
+outputs that received a cotangent, e.g. (0, 2). Residuals are forward results that backward needs, i.e. saved tensors.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from onnxtrain.passes import (
 
 @dataclass(frozen=True)
 class Backward:
-    """A backward session for one choice of outputs that received a cotangent.
+    """A backward session for one value of `received`.
 
     Attributes:
         session: takes saved tensors, then cotangents; returns gradients.
-        takes: indices, among the saved tensors, of those that the session takes, e.g. (0, 2).
+        takes: indices of the saved tensors that the session takes, e.g. (0, 2).
         seeds: indices of the outputs whose cotangents the session takes, e.g. (0,). The caller passes zeros for a
             cotangent that was not received.
-        gradients: per input of the program, index of its gradient among the results, e.g. (0, None, 1); None if no
-            gradient reaches the input, or it needs none.
+        gradients: per input of the program, the index of its gradient among the session's results, or None if the input
+            needs no gradient or none reaches it, e.g. (0, None, 1).
     """
 
     session: Session
@@ -57,25 +57,26 @@ class Backward:
 
 @dataclass(frozen=True)
 class TrainingStep:
-    """A forward and a backward session for one choice of inputs that need a gradient.
+    """A forward and a backward session for one value of `needs`.
 
-    Saved are inputs of the program, then outputs, then residuals that are no outputs. A place is an index among them.
+    The saved values are inputs of the program, then outputs, then residuals that are not outputs. A place is an index
+    of a saved value.
 
     Attributes:
-        forward: returns the program's outputs, then residuals that are no outputs.
-        backward: takes cotangents of all outputs.
+        forward: returns the program's outputs, then residuals that are not outputs.
+        backward: takes the cotangents of all outputs that require a gradient.
         saved_inputs: indices of the inputs that are saved, e.g. (0, 2).
         saved: names of the saved values in the graph, e.g. ("input0", "input2", "val_0", "val_7").
-        reads: indices of the inputs on which the gradients depend, directly or through residuals.
-        unreached: indices of the inputs that need a gradient and that no gradient reaches.
+        reads: indices of the inputs that the gradients depend on, directly or through residuals.
+        unreached: indices of the inputs that need a gradient but that no gradient reaches.
         unreached_alone: True if no gradient reaches any input.
-        recorded: indices of the inputs that autograd's graph records: those that a gradient reaches, or else one that
-            needs a gradient.
+        recorded: indices of the inputs that autograd records: the inputs that a gradient reaches or, if there are none,
+            one input that needs a gradient.
         shared: pairs (place, index of the output) of the outputs that are saved, e.g. ((2, 0),).
-        keeps_values: True if residuals are kept as values of ONNX Runtime rather than saved as tensors.
+        keeps_values: True if residuals are kept as OrtValues instead of saved tensors.
         unchecked: places of saved inputs whose version counters PyTorch must not check; see `checked`.
         checked: pairs (index of an input, indices of outputs), e.g. ((1, {0}),). Eager PyTorch saves the input for the
-            gradients of these outputs, and raises if the caller writes to it before one of them gets a cotangent.
+            gradients of these outputs. It raises if the caller writes to the input before one of them gets a cotangent.
     """
 
     forward: Session
@@ -93,30 +94,30 @@ class TrainingStep:
 
 
 _MANY_RESIDUALS = 8
-"""Residuals from which on it takes less time to keep them as values of ONNX Runtime than to save them as tensors."""
+"""Number of residuals from which keeping OrtValues takes less time than saving tensors."""
 
 _MAX_BACKWARDS = 64
-"""Backward sessions of a program that are kept, one per choice of outputs that received a cotangent."""
+"""Number of backward sessions that a program caches, one per value of `received`."""
 
 
 class Program:
-    """An ONNX graph whose sessions are opened when they are first needed.
+    """An ONNX graph whose sessions are created lazily.
 
     Args:
         model: the graph.
-        outputs: describes its outputs; indices in `zero_grads` and `saves` count the inputs of `model`.
+        outputs: describes its outputs. Indices in `zero_grads` and `saves` refer to inputs of `model`.
         device: device of the tensors.
-        severity: the least severity of messages that ONNX Runtime prints, e.g. 3 for errors.
-        checks: True raises if the caller has written to an input that eager PyTorch saves. False if the graph itself
-            writes to inputs.
+        severity: minimum severity of the messages that ONNX Runtime prints, e.g. 3 for errors.
+        checks: True if backward must raise when the caller has written to an input that eager PyTorch saves. False if
+            the captured graph itself writes to inputs.
 
     Attributes:
         model: the graph.
         count: number of outputs, e.g. 2.
         seeds: indices of the outputs that take a cotangent, e.g. (0,).
         constants: indices of the other outputs, e.g. (1,).
-        differentiable_again: answers of `Replay.differentiable_gradients`, by `needs`, `received` and the inputs and
-            cotangents that require a second derivative.
+        differentiable_again: cached results of `Replay.differentiable_gradients`, by `needs`, `received` and, per input
+            and cotangent, whether it requires a gradient.
     """
 
     def __init__(
@@ -143,14 +144,15 @@ class Program:
         self._unsaved = cache(self._find_unsaved)
         self.differentiable_again: dict[Any, list[bool] | None] = {}
         self.training_step = cache(self._training_step)
-        # Each choice of outputs has its own session: a cotangent of zeros would be NaN behind the square root of 0.
+        # Each value of `received` has its own session: a zero cotangent could become NaN, e.g. in the derivative of
+        # sqrt(0).
         self.backward = lru_cache(_MAX_BACKWARDS)(self._backward)
         self.vjp = lru_cache(_MAX_BACKWARDS)(self._vjp)
         self.differentiable_vjp = lru_cache(_MAX_BACKWARDS)(self._differentiable_vjp)
 
     @cached_property
     def inference(self) -> Session:
-        """The session of the forward graph alone."""
+        """The session of the forward graph without residuals."""
         return self._session(self.model.clone(), self._layouts)
 
     def _joint(
@@ -159,7 +161,8 @@ class Program:
         """Appends the gradients to a copy of the graph.
 
         Returns:
-            The model, its new inputs for the cotangents of `received`, and per input that needs one its gradient.
+            The copy; its new inputs, the cotangents of the outputs `received`; and per input that needs a gradient, the
+            gradient, or None if none reaches it.
         """
         names = [str(value.name) for value in self.model.graph.inputs]
         index_of = {name: index for index, (name, need) in enumerate(zip(names, needs, strict=True)) if need}
@@ -178,10 +181,10 @@ class Program:
         zero_grads = frozenset[int]().union(*(self._outputs[index].zero_grads for index in received))
         gradients: list[ir.Value | None] = []
         for leaf, gradient in zip(leaves, pull_back(op, seeds, leaves), strict=True):
-            # In PyTorch the gradient of sign, floor or fill_ is a tensor of zeros, not None.
+            # In PyTorch the gradient of sign, floor and fill_ is zero, not None.
             if gradient is None and (leaf in linked or index_of[str(leaf.name)] in zero_grads):
                 gradient = op.zeros_like(leaf)
-            # No output of a graph for ONNX Runtime may be an input, a constant, or the same value as another output.
+            # For ONNX Runtime an output must not be an input, a constant, or the same value as another output.
             if gradient is not None and (gradient.producer() is None or gradient in gradients):
                 gradient = op.Identity(gradient)
             gradients.append(gradient)
@@ -192,26 +195,37 @@ class Program:
     def _halves(
         self, needs: tuple[bool, ...], received: tuple[int, ...], unsaved: Collection[int] | None = None
     ) -> Halves:
-        """Returns the graph with its gradients, to be cut in two; `unsaved` is that of `_find_unsaved` if left out."""
+        """Returns the joint graph, to be cut into halves.
+
+        Args:
+            needs: per input, whether it requires a gradient.
+            received: indices of the outputs that received a cotangent.
+            unsaved: indices of inputs that backward must not read; the result of `_find_unsaved` by default.
+        """
         return Halves(
             *self._joint(needs, received), needs, self._unsaved(needs) if unsaved is None else unsaved
         )
 
     def joint_model(self, needs: tuple[bool, ...]) -> ir.Model:
-        """Returns the graph with its gradients, before it is cut into forward and backward."""
+        """Returns the joint graph, i.e. the graph with its gradients, before it is cut into forward and backward."""
         model, _, gradients = self._joint(needs, self.seeds)
         model.graph.outputs.extend(gradient for gradient in gradients if gradient is not None)
         return model
 
     def executed(self, needs: tuple[bool, ...] | None) -> dict[str, ir.Model]:
-        """Returns the models that the sessions run: {"inference": model} or {"forward": model, "backward": model}.
+        """Returns the models that the sessions run.
 
-        A gradient is named after its input, e.g. "input0_grad". For inference `needs` is None.
+        Args:
+            needs: per input, whether it requires a gradient; None for inference.
+
+        Returns:
+            {"inference": model} or {"forward": model, "backward": model}; without "backward" if there are no gradients.
+            A gradient is named after its input, e.g. "input0_grad".
         """
         if needs is None:
             return {"inference": self._suited(self.model.clone(), self._layouts)}
         halves = self._halves(needs, self.seeds)
-        # Residuals become inputs and outputs of the files, whose readers want to know their shapes.
+        # Residuals become inputs and outputs of the files, where their shapes are useful.
         infer_shapes(halves.joint)
         models = {"forward": self._suited(halves.forward(), self._layouts)}
         if halves.present:
@@ -224,7 +238,7 @@ class Program:
         return models
 
     def _suited(self, model: ir.Model, layouts: Mapping[int, Layout] | None = None) -> ir.Model:
-        """Returns the model that a session for `model` runs, as `_session` makes it."""
+        """Returns the model that the session returned by `_session` runs."""
         return suited(self._rewritten(model), self.device, layouts)
 
     def _rewritten(self, model: ir.Model) -> ir.Model:
@@ -237,7 +251,7 @@ class Program:
 
     @without_collection()
     def _training_step(self, needs: tuple[bool, ...]) -> TrainingStep:
-        """Opens the sessions for one choice of inputs that need a gradient."""
+        """Creates the sessions for one value of `needs`."""
         halves = self._halves(needs, self.seeds)
         inputs, outputs, saved = halves.inputs, halves.outputs, halves.saved
         depended_on = sources(halves.present)
@@ -265,17 +279,17 @@ class Program:
         )
 
     def _find_unsaved(self, needs: tuple[bool, ...]) -> tuple[int, ...]:
-        """Finds the inputs that backward must not read, since the caller may write to them before it.
+        """Returns the indices of the inputs that backward must not read, because the caller may write to them before.
 
-        Eager PyTorch does not save such an input for the gradient of some output. It saves a cast copy, for example.
+        Eager PyTorch doesn't save such an input for the gradient of at least one output. E.g. it saves a cast copy.
         """
         if self._saves is None:
             return ()
         inputs = self.model.graph.inputs
         saved_for_any = frozenset[int]().union(*self._saves.values())
         unsaved = set(range(len(inputs))) - saved_for_any
-        # An input that is saved for one output and not for another must not be read by the gradient of the other one
-        # alone. If that gradient does not read it anyway, comparing versions is enough (`TrainingStep.checked`).
+        # An input may be saved for one output and not for another. Then the gradient of the other output alone must not
+        # read it. If this gradient doesn't read it anyway, comparing versions is enough (`TrainingStep.checked`).
         for output, saves in self._saves.items():
             ancestors_of_output = sources([self.model.graph.outputs[output]])
             if all(inputs[index] not in ancestors_of_output for index in saved_for_any - saves - unsaved):
@@ -287,8 +301,8 @@ class Program:
 
     def _checked(self, saved_inputs: Collection[int]) -> dict[int, frozenset[int]]:
         """Returns `TrainingStep.checked` as a mapping, e.g. {1: {0}}."""
-        # PyTorch itself checks the version of each tensor that this step saves, whatever output gets a cotangent. Only
-        # an input that eager PyTorch saves for all outputs may be left to that check.
+        # PyTorch itself checks the version of each tensor that this step saves, whatever output gets a cotangent. This
+        # check is right only for an input that eager PyTorch saves for all outputs.
         if not self._saves or not self._checks:
             return {}
         checked = {}
@@ -300,12 +314,12 @@ class Program:
 
     @without_collection()
     def _backward(self, needs: tuple[bool, ...], received: tuple[int, ...]) -> Backward:
-        """Opens a backward session that takes the cotangents of the outputs `received` only."""
+        """Creates a backward session that takes the cotangents of the outputs `received` only."""
         step = self.training_step(needs)
         halves = self._halves(needs, received)
         saved = [str(value.name) for value in halves.saved]
-        # This half reads a value that backward for all outputs does not, e.g. for the shape of zeros. Forward has run
-        # and has not saved that value. The session for all outputs is used instead, with zeros for other cotangents.
+        # This half may read a value that backward for all outputs doesn't, e.g. for the shape of zeros. Forward has not
+        # saved that value. Then the session for all outputs is used, with zeros for the other cotangents.
         if not halves.present or not set(saved) <= set(step.saved):
             complete = step.backward
             reached = [
@@ -320,40 +334,46 @@ class Program:
     def _vjp(
         self, needs: tuple[bool, ...], received: tuple[int, ...]
     ) -> tuple[Program, tuple[int | None, ...]]:
-        """Returns the gradients as a program of their own, which can be differentiated again.
+        """Returns the vector-Jacobian product as a program, which can be differentiated again.
 
         Returns:
             The program, whose inputs are those of this program, then the cotangents of the outputs `received`; and per
-            input of this program the index of its gradient among the outputs, or None.
+            input of this program, the index of its gradient in the new program's outputs, or None.
         """
         joint, _, gradients = self._joint(needs, received)
         present = [gradient for gradient in gradients if gradient is not None]
-        # The functions that gradients call have no gradient rules, but the ops of their bodies have. These rules ask
-        # for ranks, and for values of constants.
+        # The functions in gradient graphs have no gradient rules, but the ops in their bodies do. These rules need
+        # ranks, and the values of constants.
         model = inline_functions(with_exact_masks(cut(joint, list(joint.graph.inputs), present)))
         settle_shapes(lift_constants(model))
         program = Program(model, [GraphOutput(requires_grad=True)] * len(present), self.device, self.severity)
         return program, slots_of(needs, gradients)
 
     def _session(self, model: ir.Model, layouts: Mapping[int, Layout] | None = None) -> Session:
-        """Opens a session for a model, whose outputs get the layouts of eager PyTorch."""
+        """Creates a session for a model, whose outputs get the layouts of eager PyTorch."""
         return Session(self._rewritten(model), self.device, self.severity, layouts)
 
     def _differentiable_vjp(
         self, needs: tuple[bool, ...], received: tuple[int, ...], wanted: tuple[bool, ...]
     ) -> tuple[Program, tuple[int | None, ...], tuple[bool, ...]] | str:
-        """Returns `vjp` with sessions for second derivatives, with respect to those of its inputs that are `wanted`.
+        """Returns `vjp` with sessions for second derivatives.
+
+        Args:
+            needs: per input, whether it requires a gradient.
+            received: indices of the outputs that received a cotangent.
+            wanted: per input of the vector-Jacobian product, whether a second derivative with respect to it is wanted.
 
         Returns:
-            The program and slots of `vjp`, and per gradient whether it depends on the inputs `wanted`; or a text that
-            says why ONNX Runtime cannot compute second derivatives.
+            The program and slots of `vjp`, and per gradient whether it depends on inputs with `wanted`; or a message
+            that tells why ONNX Runtime cannot compute second derivatives.
         """
         try:
             vjp, slots = self.vjp(needs, received)
             graph = vjp.model.graph
             leaves = {value for value, flag in zip(graph.inputs, wanted, strict=True) if flag}
             dependent = tuple(not leaves.isdisjoint(_linked([output])) for output in graph.outputs)
-            # The sessions are opened here: an op without a rule or kernel must show before the gradients are promised.
+            # The sessions are not created lazily: a missing rule or kernel must be found before a gradient is returned
+            # as differentiable.
             if any(dependent):
                 vjp.training_step(wanted)
         except ORTModuleONNXModelException as error:
@@ -368,7 +388,7 @@ class Program:
 
 
 def _linked(targets: Iterable[ir.Value]) -> set[ir.Value]:
-    """Returns the values on which the targets depend through floating-point values, even if no gradient passes."""
+    """Returns the values that the targets depend on through floating-point values, even where the gradient is zero."""
     linked: set[ir.Value] = set()
     stack = list(targets)
     while stack:
@@ -383,8 +403,8 @@ def _linked(targets: Iterable[ir.Value]) -> set[ir.Value]:
 
 
 def _lacks_types(graph: ir.Graph) -> bool:
-    """True if the graph has a value without type, or a Scan, of which ONNX Runtime wants to know all shapes."""
-    # Gradient rules ask forward nodes for optional outputs, e.g. the mean of LayerNormalization, that have no type yet.
+    """True if a value of the graph has no type, or the graph has a Scan, for which ONNX Runtime needs all shapes."""
+    # Gradient rules add optional outputs to forward nodes, e.g. the mean of LayerNormalization, without a type.
     return any(
         node.op_type == "Scan" or any(value.name and value.type is None for value in node.outputs)
         for node in graph

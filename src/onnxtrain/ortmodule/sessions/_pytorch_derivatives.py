@@ -1,7 +1,8 @@
-"""Compute a captured graph once more in PyTorch, for derivatives that ONNX Runtime does not give.
+"""Recomputes a captured graph in PyTorch, for derivatives that ONNX Runtime cannot compute.
 
-These are second derivatives of ops whose gradient has no rule, gradients for a batch of cotangents, and gradients that
-fail in ONNX Runtime. PyTorch gets the random numbers that ONNX Runtime had, and the autocast settings of the capture.
+These are second derivatives of ops whose gradient has no rule, gradients for a batch of cotangents, and gradients for
+which ONNX Runtime fails. The replay uses the random numbers of the original run and the autocast settings of the
+capture.
 """
 
 from __future__ import annotations
@@ -36,12 +37,12 @@ Announce = Callable[[str, ORTModuleFallbackException], None]
 
 @dataclass(frozen=True)
 class Replay:
-    """A program in PyTorch.
+    """A program that PyTorch runs.
 
     Attributes:
-        outputs: computes the program's outputs from its inputs, in a way that autograd can differentiate.
-        announce: warns of what PyTorch is about to compute, e.g. "second derivative", with the error that tells why.
-            Raises that error if the fallback policy forbids it.
+        outputs: computes the program's outputs from its inputs, differentiably.
+        announce: called with a kind of computation that PyTorch is about to run, e.g. "second derivative", and an error
+            that tells why. Warns, or raises the error if the fallback policy forbids the computation.
     """
 
     outputs: Outputs
@@ -54,16 +55,18 @@ class Replay:
         cotangents: Mapping[int, torch.Tensor],
         changed: Sequence[int] = (),
     ) -> list[torch.Tensor | None]:
-        """Returns one gradient per input, None if it needs none or the outputs do not depend on it.
+        """Returns per input its gradient, or None if it needs none or the outputs don't depend on it.
 
         The gradients can be differentiated again if gradients are enabled.
 
         Args:
             inputs: the inputs of the program.
             needs: per input, whether it needs a gradient.
-            cotangents: cotangents by the index of their output. `torch.vmap` may have batched them.
-            changed: indices of the outputs that the caller has written to. PyTorch raises if the backward of one of its
-                operators needs such an output.
+            cotangents: cotangents by output index. `torch.vmap` may have batched them.
+            changed: indices of the outputs that the caller has written to.
+
+        Raises:
+            RuntimeError: an operator's backward needs an output in `changed`.
         """
         differentiable = torch.is_grad_enabled()
         with torch.enable_grad(), _outside_transforms():
@@ -90,24 +93,29 @@ class Replay:
         needs: Sequence[bool],
         cotangents: Mapping[int, torch.Tensor],
     ) -> list[bool] | None:
-        """Returns per input whether its gradient requires a gradient in eager PyTorch with `create_graph=True`.
+        """Determines which gradients require a gradient in eager PyTorch with `create_graph=True`.
 
-        Returns None if PyTorch cannot tell from fake tensors. The arguments are those of `gradients`; it matters which
-        of the tensors require a gradient.
+        Args:
+            inputs: see `gradients`. Their `requires_grad` matters, not their data.
+            needs: see `gradients`.
+            cotangents: see `gradients`. Their `requires_grad` matters, not their data.
+
+        Returns:
+            Per input, whether its gradient requires a gradient; or None if fake tensors don't tell.
         """
-        # A formula does not tell: in PyTorch a gradient requires a gradient if any tensor that the operator's backward
-        # takes does, even if the gradient does not depend on that tensor.
+        # This doesn't follow from the formula: in PyTorch a gradient requires a gradient if any tensor that the
+        # operator's backward takes does, even if the gradient doesn't depend on that tensor.
         sizes = ShapeEnv(allow_scalar_outputs=True, allow_dynamic_output_shape_ops=True)
         mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=sizes, static_shapes=True)
         try:
-            # The mode keeps weak references to the tensors that it imitates. A parameter with a weak reference cannot
-            # be swapped (`set_swap_module_params_on_conversion`).
+            # The mode keeps weak references to the original tensors. A parameter with a weak reference cannot be
+            # swapped (`set_swap_module_params_on_conversion`).
             aliases = [x.detach().requires_grad_(x.requires_grad) for x in (*inputs, *cotangents.values())]
             with mode, torch.enable_grad(), unseen_by_hooks():
                 fakes = [mode.from_tensor(x) for x in aliases]
                 by_output = dict(zip(cotangents, fakes[len(inputs) :], strict=True))
                 gradients = self.gradients(fakes[: len(inputs)], needs, by_output)
-        # E.g. an operator has no fake kernel, or its result depends on the numbers in memory.
+        # E.g. an operator has no fake kernel, or its result is data-dependent.
         except Exception:
             return None
         return [gradient is not None and gradient.requires_grad for gradient in gradients]
@@ -115,7 +123,13 @@ class Replay:
     def derivative(
         self, needs: Sequence[bool], received: Sequence[int], slots: Sequence[int | None]
     ) -> Replay:
-        """Returns in PyTorch what `Program.vjp` returns for the same arguments, with these `slots`."""
+        """Returns the replay of the program that `Program.vjp` returns.
+
+        Args:
+            needs: see `Program.vjp`.
+            received: see `Program.vjp`.
+            slots: per input, the index of its gradient in the outputs, or None; as returned by `Program.vjp`.
+        """
 
         def outputs(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
             inputs, cotangents = tensors[: len(needs)], tensors[len(needs) :]
@@ -131,8 +145,8 @@ class Replay:
 
 @contextlib.contextmanager
 def _outside_transforms() -> Iterator[None]:
-    """Leaves torch.func's transforms, and the older vmap of `is_grads_batched`, until the context is closed."""
-    # Transforms refuse random operators. The graph still calls these; `_Drawn` returns numbers drawn before.
+    """Suspends `torch.func` transforms, and the legacy vmap of `is_grads_batched`, within the context."""
+    # Transforms reject random operators, which the graph calls. (`_Drawn` makes them return earlier random numbers.)
     levels = enter_vmap()
     for _ in range(levels):
         leave_vmap()
@@ -145,23 +159,23 @@ def _outside_transforms() -> Iterator[None]:
 
 
 def _leaf(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns an alias of a tensor, to differentiate with respect to."""
-    # Not the tensor itself: its hooks would be called with gradients that never reach it. A view keeps the history that
-    # second derivatives follow.
+    """Returns an alias of a tensor for differentiation with respect to it."""
+    # The tensor itself is not used, because its hooks would be called with gradients that never reach it. The alias
+    # keeps the autograd history, which second derivatives need.
     return tensor.view_as(tensor) if tensor.requires_grad else tensor.detach().requires_grad_()
 
 
 class ReplayedGraph:
-    """A captured graph in PyTorch, with the inputs and outputs of the ONNX graph that was lowered from it.
+    """Runs a captured graph in PyTorch, with the inputs and outputs of the ONNX graph that was lowered from it.
 
     Args:
         graph_module: the captured graph.
         lowered: the ONNX graph.
         device: device of the tensors.
-        run: runs the captured graph; `graph_module.forward` if left out.
+        run: runs the captured graph; `graph_module.forward` by default.
 
     Attributes:
-        numbers: indices of the arguments that are no tensors, e.g. [1].
+        numbers: indices of the arguments that are not tensors, e.g. [1].
     """
 
     def __init__(
@@ -178,29 +192,33 @@ class ReplayedGraph:
         self._places = len(values)
         self.numbers = [i for i, value in enumerate(values) if not isinstance(value, torch.Tensor)]
         self._changed = frozenset(place for place, _ in lowered.mutated)
-        # The graph is captured under the autocast settings of the caller, which may differ in backward.
+        # The autocast settings of the capture. In backward, the caller's settings may differ.
         kind = device.type
         self._autocast = (kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
 
     def of_call(self, args: Sequence[Any]) -> Outputs:
-        """Returns the graph as a function of the ONNX graph's inputs, with the numbers among the arguments `args`."""
+        """Returns a function from the ONNX graph's inputs to its outputs.
+
+        Args:
+            args: the arguments of the captured graph. Only the numbers among them are used.
+        """
         return partial(self._outputs, [args[index] for index in self.numbers])
 
     def _outputs(self, numbers: Sequence[Any], tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Runs the graph on the inputs of the ONNX graph, and returns the outputs of the ONNX graph.
+        """Runs the captured graph on inputs of the ONNX graph; returns outputs of the ONNX graph.
 
         Args:
-            numbers: the arguments of the captured graph that are no tensors.
-            tensors: the inputs of the ONNX graph, random numbers included.
+            numbers: the arguments of the captured graph that are not tensors.
+            tensors: the inputs of the ONNX graph, including random numbers.
         """
         lowered = self._lowered
         args: list[Any] = [None] * self._places
         for place, tensor in zip(lowered.inputs, tensors, strict=False):
             if place in lowered.complex:
                 tensor = torch.view_as_complex(tensor)
-            # ONNX Runtime writes to no input, the graph in PyTorch would.
+            # The captured graph writes to its inputs in place, unlike the ONNX graph.
             args[place] = tensor.clone() if place in self._changed else tensor
-        # After the tensors: a symbolic size is an input of both graphs, a tensor in the one, a number in the other.
+        # Set after the tensors: a symbolic size is a tensor for the ONNX graph, but a number for the captured graph.
         for place, number in zip(self.numbers, numbers, strict=True):
             args[place] = number
         with self._settings(tensors[len(lowered.inputs) :]):
@@ -212,20 +230,20 @@ class ReplayedGraph:
             elif kind == "complex":
                 results[index] = torch.view_as_real(value.resolve_conj())
             elif kind == "integer":
-                # On fake tensors `item()` returns a symbol. Its value does not matter: a number has no gradient.
+                # On fake tensors `item()` returns a symbol. Its value doesn't matter: a number has no gradient.
                 results[index] = torch.tensor(0 if isinstance(value, _SYMBOLS) else value)
         for place, index in lowered.mutated:
             results[index] = torch.view_as_real(args[place]) if place in lowered.complex else args[place]
-        # An assertion that does not hold has raised its error before.
+        # A failed assertion would have raised in the captured graph.
         for index, _ in lowered.assertions:
             results[index] = torch.tensor(True)
         return [results[index] for index in range(len(results))]
 
     @contextlib.contextmanager
     def _settings(self, drawn: Sequence[torch.Tensor]) -> Iterator[None]:
-        """Restores the settings of the capture, and the random numbers `drawn`, until the context is closed."""
+        """Restores the settings of the capture within the context; random operators return the numbers `drawn`."""
         kind, dtype, enabled = self._autocast
-        # PyTorch's fused attention (2.13) has no second derivative.
+        # PyTorch's fused attention kernels (2.13) have no second derivative.
         with torch.autocast(kind, dtype, enabled), sdpa_kernel(SDPBackend.MATH):
             if drawn:
                 with _Drawn(drawn):
@@ -234,7 +252,7 @@ class ReplayedGraph:
                 yield
 
 
-# Random operators by what they return: their first argument, or a new tensor.
+# Random operators that fill their first argument, and random operators that return a new tensor.
 _IN_PLACE = frozenset({
     "bernoulli_", "cauchy_", "exponential_", "geometric_", "log_normal_", "normal_", "random_", "uniform_",
 })  # fmt: skip
@@ -245,10 +263,10 @@ _NEW = frozenset({
 
 
 class _Drawn(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Makes random operators return numbers that were drawn before, instead of drawing anew.
+    """Makes random operators return given random numbers instead of drawing new ones.
 
     Args:
-        values: per operator, in the order in which they run, the random input of the ONNX graph.
+        values: the random inputs of the ONNX graph, in the order in which the random operators run.
     """
 
     def __init__(self, values: Sequence[torch.Tensor]) -> None:
@@ -263,13 +281,13 @@ class _Drawn(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return args[0].copy_(next(self._values))
         if name in _NEW:
             return next(self._values).clone()
-        # PyTorch draws nothing for a dropout in inference, or of probability 0 or 1.
+        # PyTorch draws no random numbers for dropout in inference, or with probability 0 or 1.
         if name == "native_dropout" and args[2] is not False and 0 < args[1] < 1:
             kept = next(self._values)
             return args[0] * (kept / (1 - args[1])), kept.bool()
         if name == "multinomial":
             return _chosen(*args, noise=next(self._values))
-        # Drawing anew would make the gradients those of another call, without a word.
+        # With new random numbers the gradients would be silently wrong.
         if torch.Tag.nondeterministic_seeded in func.tags:
             raise NotImplementedError(f"computing a graph again: the random numbers of {func} are not known")
         return func(*args, **(kwargs or {}))
@@ -278,15 +296,15 @@ class _Drawn(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def _chosen(
     weights: torch.Tensor, count: int, replacement: bool = False, *, noise: torch.Tensor
 ) -> torch.Tensor:
-    """Returns the indices that `torch.multinomial` chooses for random numbers that were drawn before.
+    """Computes `torch.multinomial` from given random numbers; returns indices.
 
     Args:
-        weights: [..., n].
-        count: number of indices to choose.
-        replacement: True if an index may be chosen twice.
-        noise: exponential random numbers [..., n], or uniform ones [..., count] with replacement.
+        weights: unnormalized probabilities, [..., n].
+        count: number of indices to draw.
+        replacement: True to draw with replacement.
+        noise: exponential random numbers [..., n]; uniform ones [..., count] if `replacement` and `count` is not 1.
     """
-    # The formulas of PyTorch's CPU kernels: eager PyTorch chooses the same indices for the same seed.
+    # The formulas of PyTorch's CPU kernels: eager PyTorch draws the same indices for the same seed.
     if not replacement or count == 1:
         return (weights / noise).topk(count).indices
     sums = weights.cumsum(-1)

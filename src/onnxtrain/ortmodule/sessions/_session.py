@@ -1,4 +1,4 @@
-"""Run ONNX Runtime sessions on the memory of PyTorch tensors, without copies."""
+"""Runs ONNX Runtime sessions on the memory of PyTorch tensors, without copies."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from onnxtrain.runtime.session_settings import SessionSettings
 
 _LOWEST_VERSION = (1, 30)
 _RUN_OPTIONS = binding.RunOptions()
-# In this module's names, as each call of a model calls the function once per tensor.
+# A name of this module, because each call of a model uses it once per tensor.
 _from_dlpack = _torch.from_dlpack
 
 
@@ -50,8 +50,8 @@ def check_onnxruntime() -> None:
     Raises:
         ORTModuleInitException: it is older than 1.30.
     """
-    # 1.20 lacks DLPack, by which memory is shared with PyTorch. From 1.21 to 1.28 some graphs over tensors without
-    # elements fail, and `any` of an empty tensor ends the process.
+    # 1.20 lacks DLPack, through which memory is shared with PyTorch. In 1.21 to 1.28 some graphs fail on empty tensors,
+    # and `any` of an empty tensor crashes the process.
     if tuple(map(int, ort.__version__.split(".")[:2])) < _LOWEST_VERSION:
         raise ORTModuleInitException(
             f"ORTModule needs onnxruntime 1.30 or newer; installed is {ort.__version__}, which can end the process "
@@ -60,10 +60,10 @@ def check_onnxruntime() -> None:
 
 
 def common_device(tensors: Iterable[torch.Tensor]) -> torch.device:
-    """Returns the device of all tensors, the CPU if there are none.
+    """Returns the device of all tensors, or the CPU if there are none.
 
     Raises:
-        ORTModuleDeviceException: they are on several devices, or on one for which no session can be made.
+        ORTModuleDeviceException: the tensors are on several devices, or on a device without an execution provider.
     """
     devices = {tensor.device for tensor in tensors}
     kinds = {device.type for device in devices}
@@ -81,12 +81,15 @@ def common_device(tensors: Iterable[torch.Tensor]) -> torch.device:
 
 
 def suited(model: ir.Model, device: torch.device, layouts: Mapping[int, Layout] | None = None) -> ir.Model:
-    """Rewrites what ONNX Runtime lacks, or computes wrongly, on a device. May change `model`.
+    """Rewrites nodes that ONNX Runtime has no kernel for, or computes incorrectly, on a device.
 
     Args:
-        model: the model.
+        model: the model; it may be changed in place.
         device: the device on which it will run.
         layouts: per output that is not contiguous in eager PyTorch, its layout, e.g. {0: (0, 2, 3, 1)}.
+
+    Returns:
+        The rewritten model: `model` itself, or a copy.
     """
     if layouts:
         lay_out(model, layouts)
@@ -95,11 +98,11 @@ def suited(model: ir.Model, device: torch.device, layouts: Mapping[int, Layout] 
     CrossEntropyPass()(model)
     if device.type == "cuda":
         TrainingBatchNormPass()(model)
-        # The CUDA provider has kernels of few ops for bfloat16.
+        # The CUDA provider has bfloat16 kernels for few ops.
         if has_narrow_floats(model, [ir.DataType.BFLOAT16]):
             model = widen_narrow_floats(model, [ir.DataType.BFLOAT16])
         InfinitiesPass()(model)
-    # As PyTorch's CPU kernels do: float16 and bfloat16 are computed in float32, and rounded after each op.
+    # As in PyTorch's CPU kernels, float16 and bfloat16 are computed in float32 and rounded after each op.
     if device.type == "cpu" and has_narrow_floats(model):
         model = widen_narrow_floats(WideCompositesPass()(model).model)
         if kernel_library() is not None:
@@ -108,11 +111,11 @@ def suited(model: ir.Model, device: torch.device, layouts: Mapping[int, Layout] 
             Bfloat16RoundingPass()(model)
     if device.type == "cpu" and has_float64(model):
         model = expand_float64(model)
-    # Reductions over axes that are counted from the back fail for an empty batch.
+    # Reductions over negative axes fail for an empty batch.
     if _has_no_elements(model.graph):
         model = infer_shapes(model.clone())
         PositiveAxesPass()(model)
-    # GPUs add in cascades.
+    # On a GPU, sums are computed in cascades already.
     if device.type == "cpu":
         LongSumsPass()(model)
     AbsentInputsPass()(model)
@@ -123,13 +126,13 @@ class Session:
     """Runs an ONNX model on tensors of one device.
 
     Args:
-        model: the model. Parameters are inputs, initializers are constants.
+        model: the model. Parameters are inputs; initializers are constants.
         device: the device of inputs and outputs.
-        severity: the least severity of messages that ONNX Runtime prints, e.g. 3 for errors.
+        severity: minimum severity of the messages that ONNX Runtime prints, e.g. 3 for errors.
         layouts: per output that is not contiguous in eager PyTorch, its layout, e.g. {0: (0, 2, 3, 1)}.
 
     Attributes:
-        nodes: number of nodes of the model, e.g. 12.
+        nodes: number of nodes of the model after rewriting, e.g. 12.
     """
 
     def __init__(
@@ -143,24 +146,24 @@ class Session:
         model = suited(model, device, layouts)
         self.nodes = model.graph.num_nodes()
         self._outputs = [value.name for value in model.graph.outputs]
-        # ONNX Runtime refuses a model without outputs, e.g. the backward graph if no gradient reaches any input.
+        # ONNX Runtime rejects a model without outputs, e.g. the backward graph if no gradient reaches any input.
         if not self._outputs:
             return
         options = SessionSettings(
             severity=severity,
             threads=threads_for(model),
-            # The bodies of functions have many nodes, for which ONNX Runtime's default order frees values earlier than
-            # that of the file (ResNet-18: 610 MB instead of 889).
+            # Without native kernels, function bodies are inlined to many nodes. For these, ONNX Runtime's default order
+            # frees values earlier than the order of the file (ResNet-18: 610 MB instead of 889 MB).
             in_file_order=kernel_library() is not None,
-            # Optimizations beyond the basic ones fuse scales and epsilons into attributes, which are float32.
+            # Optimizations beyond the basic ones fuse scales and epsilons into attributes, which are float32 only.
             basic_optimizations=has_float64(model, ("MatMul", "ReduceMean")),
         ).options()
         self._device = device
-        # Registering makes a session take 2 ms longer, as ONNX Runtime creates a schema of each op for each session.
+        # Registered only if needed: it takes 2 ms, because ONNX Runtime creates a schema of each op for each session.
         if device.type == "cpu" and any(node.domain == DOMAIN for node in model.graph.all_nodes()):
             names = [name for domain, name, _ in model.functions if domain == DOMAIN]
             register_kernels(options, names)
-        # ONNX Runtime's ExpandElimination (1.32) drops an Expand of [3, 1] to [3, 0], as if the node did nothing.
+        # ONNX Runtime's ExpandElimination (1.32) removes an Expand from [3, 1] to [3, 0] as a no-op.
         disabled = ["ExpandElimination"] if _has_no_elements(model.graph) else []
         proto = ir.to_proto(model).SerializeToString()
         try:
@@ -169,10 +172,10 @@ class Session:
             )
         except binding.NotImplemented as error:
             raise ORTModuleONNXModelException(_missing_kernel(model, str(error))) from error
-        # The threads of a new session would keep the cores busy for 35 ms.
+        # Otherwise the threads of the new session would spin for 35 ms.
         rest_threads(session)
         self._sharing = CoreSharing(device)
-        # `session` keeps the native session alive, whose methods take less time per call.
+        # Calls use the native session, whose methods have less overhead. `session` keeps it alive.
         self._session = session
         self._native = session._sess
         self._inputs = [value.name for value in model.graph.inputs]
@@ -186,11 +189,11 @@ class Session:
     def run(
         self, values: Sequence[torch.Tensor | binding.OrtValue], *, trusted: bool = True
     ) -> list[torch.Tensor]:
-        """Runs the model, and returns its outputs in the order of the graph.
+        """Runs the model; returns its outputs in the order of the graph.
 
         Args:
-            values: the inputs: tensors, and values that `run_keeping` of another session has returned.
-            trusted: True if an input at the address of an earlier one has the same shape and dtype as the earlier one.
+            values: the inputs: tensors, and OrtValues that `run_keeping` of another session has returned.
+            trusted: True if an input at the address of an earlier input has the earlier one's shape and dtype.
         """
         if not self._outputs:
             return []
@@ -201,21 +204,22 @@ class Session:
     def run_keeping(
         self, tensors: Sequence[torch.Tensor], count: int
     ) -> tuple[list[torch.Tensor], list[binding.OrtValue]]:
-        """Runs the model on tensors; returns the first `count` outputs as tensors, and the others as they are."""
+        """Runs the model on tensors; returns the first `count` outputs as tensors, and the others as OrtValues."""
         if not self._outputs:
             return [], []
         results = self._run(tensors, True)
         outputs = [_from_dlpack(results.dlpack_at(index)) for index in range(count)]
-        # To make a tensor of each value, and a value of each tensor, would take a part of a small model's call.
+        # Converting each OrtValue to a tensor and back would take a noticeable part of a small model's call.
         return self._as_in_pytorch(outputs), [results[index] for index in range(count, len(self._outputs))]
 
     def _run(
         self, values: Sequence[torch.Tensor | binding.OrtValue], trusted: bool
     ) -> binding.OrtValueVector:
-        """Runs the model, and returns its outputs as ONNX Runtime's values."""
+        """Runs the model; returns its outputs as OrtValues."""
         feeds = self._feeds.of(values, trusted)
         results = binding.OrtValueVector()
-        # DLPack carries no CUDA stream here: kernels that compute inputs must be done before ONNX Runtime reads them.
+        # No CUDA stream is passed through DLPack: kernels that compute inputs must finish before ONNX Runtime reads
+        # them.
         if self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()
         arguments = _RUN_OPTIONS, self._inputs, feeds, self._outputs, results, self._devices
@@ -226,13 +230,17 @@ class Session:
         return results
 
     def _as_in_pytorch(self, outputs: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Gives the first outputs of the graph, or all, the dtypes, memory and layouts that they have in PyTorch."""
+        """Gives outputs the dtypes, memory and layouts that they have in PyTorch.
+
+        Args:
+            outputs: all outputs of the graph, or the first ones.
+        """
         count = len(outputs)
-        # DLPack hands booleans over as bytes.
+        # DLPack returns Boolean tensors as bytes.
         for index in self._bools:
             if index < count:
                 outputs[index] = outputs[index].view(torch.bool)
-        # PyTorch (2.13) cannot resize memory that came through DLPack, and `out=torch.empty(0)` asks it to.
+        # PyTorch (2.13) cannot resize memory from DLPack. An empty output may be resized when it is passed as `out=`.
         for index in self._empty:
             if index < count:
                 outputs[index] = torch.empty_like(outputs[index])
@@ -255,9 +263,9 @@ def _has_no_elements(graph: ir.Graph) -> bool:
 
 def _providers(device: torch.device) -> list[str | tuple[str, dict[str, str]]]:
     """Returns ONNX Runtime's execution providers for a device, in order of preference."""
-    # Nodes that the CUDA provider has no kernel for run on the CPU.
+    # Nodes without a CUDA kernel run on the CPU.
     if device.type == "cuda":
-        # As PyTorch's products of matrices: TF32 rounds factors to 10 bits.
+        # TF32, which rounds factors to 10 bits, is used as in PyTorch's matrix products.
         tf32 = torch.get_float32_matmul_precision() != "highest"
         options = {"device_id": str(device.index or 0), "use_tf32": str(int(tf32))}
         return [("CUDAExecutionProvider", options), "CPUExecutionProvider"]
@@ -268,15 +276,21 @@ _NO_KERNEL = re.compile(r"Could not find an implementation for (\w+)\(\d+\) node
 
 
 def _missing_kernel(model: ir.Model, message: str) -> str:
-    """Returns a message for a missing kernel, e.g. "ONNX Runtime has no kernel of Erf for float64 (node 'erf/Erf')"."""
-    # ONNX Runtime's own message does not tell the dtypes, which are the cause most of the time.
+    """Returns an error message for a missing kernel.
+
+    E.g. "ONNX Runtime has no kernel of Erf for float64 (node 'erf/Erf')".
+
+    Args:
+        model: the model for which no session could be created.
+        message: ONNX Runtime's own message. It doesn't name the dtypes, which usually are the cause.
+    """
     match = _NO_KERNEL.search(message)
     if match is None:
         return f"ONNX Runtime cannot run the graph: {message}"
     op_type, name = match.groups()
     nodes = [node for node in model.graph if node.op_type == op_type and name in ("", node.name)]
     values = [value for node in nodes for value in node.inputs] or list(model.graph.inputs)
-    # A dict and not a set, which would order the dtypes anew in each process.
+    # A dict instead of a set, whose order would differ between processes.
     dtypes = {
         value.dtype.numpy().name: None for value in values if value is not None and value.dtype is not None
     }
@@ -285,9 +299,9 @@ def _missing_kernel(model: ir.Model, message: str) -> str:
 
 
 def _may_return_an_input(node: ir.Node) -> bool:
-    """True if the result of a node may be one of its inputs itself, not a copy.
+    """True if a result of a node may alias one of its inputs.
 
-    Kernels on tensors always return a copy. Nodes with subgraphs, or on sequences and optionals, may not.
+    Kernels on tensors always return new memory. Nodes with subgraphs, or on sequences and optionals, may not.
     """
     graphs = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
     return any(attribute.type in graphs for attribute in node.attributes.values()) or any(

@@ -1,1 +1,1 @@
-"""Wrap a `torch.nn.Module`: the ORTModule class, and the engine that compiles and runs its calls."""
+"""Wraps a `torch.nn.Module`: the ORTModule class, and the engine that compiles and runs its calls."""

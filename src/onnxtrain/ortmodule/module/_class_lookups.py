@@ -1,4 +1,4 @@
-"""Give an ORTModule what Python looks up on the class: special methods (`len(model)`), and `type(model).name`."""
+"""Forwards lookups on the class of an ORTModule: special methods (`len(model)`), and `type(model).name`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-# Special methods that concern the life of the wrapped object or its class, and not what the object does.
+# Special methods for the lifetime of the wrapped object or for its class, which must not be forwarded.
 _NOT_FORWARDED = frozenset({"__del__", "__class_getitem__", "__set_name__"})
 
 _USER_CLASS = "_ort_user_class"
@@ -16,18 +16,22 @@ _WRAPPED_CLASS = "_ort_wrapped_class"
 
 
 _classes: weakref.WeakValueDictionary[tuple[int, int], type] = weakref.WeakValueDictionary()
-"""By the ids of `cls` and `wrapped`. Weak, so that a class that is defined in a function can be dropped."""
+"""Cache of `class_for`, by the ids of its arguments. The references are weak, so that a class that is defined in a
+function can be freed."""
 
 
 def class_for(cls: type, wrapped: type) -> type:
-    """Returns a subclass of `cls` with the special methods that the class `wrapped` adds to `torch.nn.Module`.
+    """Returns a subclass of `cls` with the special methods that the class `wrapped` adds to `torch.nn.Module`; cached.
 
     Args:
         cls: ORTModule, or a subclass of it.
         wrapped: the class of the wrapped module.
+
+    Returns:
+        `cls` itself if `wrapped` adds no attributes to `torch.nn.Module`.
     """
-    # Python looks special methods up on the class, past `__getattribute__`. A class that has those of `wrapped`, and no
-    # others, answers `hasattr(model, "__len__")`, `bool(model)` and `isinstance(model, Iterable)` as `wrapped` does.
+    # Python looks up special methods on the class, without `__getattribute__`. A class with exactly the special methods
+    # of `wrapped` gives the same `hasattr(model, "__len__")`, `bool(model)` and `isinstance(model, Iterable)`.
     made = _classes.get((id(cls), id(wrapped)))
     if made is not None:
         return made
@@ -36,7 +40,7 @@ def class_for(cls: type, wrapped: type) -> type:
         return cls
     special = {name for name in names if _is_special(name) and callable(getattr(wrapped, name))}
     body = {"__slots__": (), "__module__": cls.__module__, "__doc__": cls.__doc__}
-    # `type(model)` may have a metaclass of the user's, which must stay one of the bases.
+    # If `cls` has a metaclass, the new metaclass must derive from it.
     meta = type("_Forwarding", (_Forwarding, type(cls)), {}) if type(cls) is not type else _Forwarding
     forwarders = {name: _forwarder(name) for name in special}
     result: type = meta(
@@ -46,7 +50,7 @@ def class_for(cls: type, wrapped: type) -> type:
 
 
 class _Forwarding(type):
-    """Looks attributes of the class up on the wrapped class: transformers calls `type(self).method(self)`."""
+    """Metaclass that looks up class attributes on the wrapped class: transformers calls `type(self).method(self)`."""
 
     def __getattr__(cls, name: str) -> Any:
         if name == _WRAPPED_CLASS or _is_special(name):

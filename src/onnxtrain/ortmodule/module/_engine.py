@@ -1,7 +1,7 @@
-"""Compile each graph that Dynamo captures for ONNX Runtime: describe it, lower it, open its sessions.
+"""Compiles each graph that Dynamo captures for ONNX Runtime: describes it, lowers it and creates its sessions.
 
-:meth:`_GraphCompiler.backend` is the backend that Dynamo calls with a graph. The rooms follow in its order: capture,
-lowering, sessions.
+:meth:`_GraphCompiler.backend` is the backend that Dynamo calls with a graph. It uses the packages `capture`, `lowering`
+and `sessions`, in this order.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ from onnxtrain.ortmodule.sessions._onnx_part import OnnxPart, building
 from onnxtrain.ortmodule.sessions._pytorch_derivatives import Announce
 from onnxtrain.ortmodule.sessions._session import common_device
 
-# It was imported to fill the table of lowerings.
+# Imported only to fill the table of lowerings.
 del _aten
 
 Backend = Callable[[fx.GraphModule, list[Any]], Callable[..., Any]]
@@ -69,7 +69,14 @@ Backend = Callable[[fx.GraphModule, list[Any]], Callable[..., Any]]
 def compile_module(
     module: torch.nn.Module, options: DebugOptions, report: Report, graphs: CompiledGraphs
 ) -> Callable[..., Any]:
-    """Returns a callable that does what `module(*args, **kwargs)` does, hooks included, in ONNX Runtime."""
+    """Returns a callable equivalent to `module(*args, **kwargs)`, hooks included, that runs in ONNX Runtime.
+
+    Args:
+        module: the module.
+        options: what to log and save, and which graphs may fall back to PyTorch.
+        report: receives a record of each captured graph.
+        graphs: receives each graph that ONNX Runtime runs, for `export_training_graph`.
+    """
     return capture(module, onnxruntime_backend(options, report, graphs))
 
 
@@ -84,9 +91,9 @@ def onnxruntime_backend(
 
     Args:
         options: what to log and save, and which graphs may fall back to PyTorch.
-        report: gets a record of each captured graph.
-        graphs: gets each graph that ONNX Runtime runs, for `export_training_graph`.
-        fallback: False forbids every fallback, whatever the options say.
+        report: receives a record of each captured graph.
+        graphs: receives each graph that ONNX Runtime runs, for `export_training_graph`.
+        fallback: False forbids fallbacks, regardless of `options`.
     """
     options = options or DebugOptions()
     policy = options.fallback_policy if fallback else FallbackPolicy.DISABLE
@@ -95,15 +102,15 @@ def onnxruntime_backend(
 
 @dataclasses.dataclass(frozen=True)
 class _Captured:
-    """A graph that Dynamo has captured, with all that is worked out once for all sizes of its batch.
+    """A graph that Dynamo has captured, with everything that doesn't depend on the batch size.
 
     Attributes:
-        graph_module: the graph, whose assertions have become outputs.
-        plain: the graph as it was captured.
-        unchecked: a copy of `graph_module`.
-        checks: the assertions.
-        break_reason: why Dynamo ended the graph; None if it did not.
-        announce: warns of what PyTorch is about to compute, once for all sizes.
+        graph_module: the graph, with the conditions of its assertions as last outputs.
+        plain: the graph in PyTorch, with its assertions.
+        unchecked: a copy of `graph_module` in PyTorch; `plain` if the graph has no assertions.
+        checks: the checks of the assertions.
+        break_reason: where and why the graph break after the graph occurred, or None if there is none.
+        announce: warns of computations that PyTorch is about to run, once for all batch sizes.
     """
 
     graph_module: fx.GraphModule
@@ -115,7 +122,7 @@ class _Captured:
 
     @functools.cached_property
     def described(self) -> tuple[GraphSignature, GradientFlow, fx.GraphModule]:
-        """The signature of the graph, where gradients stop in it, and the graph that PyTorch differentiates.
+        """The signature of the graph, its gradient flow, and the graph for a replay in PyTorch.
 
         Raises:
             ORTModuleFallbackException: ONNX Runtime cannot run the graph.
@@ -127,19 +134,19 @@ class _Captured:
             signature, flow = describe(graph_module, device)
         replayed = self.unchecked
         if len(signature.outputs) > signature.returned:
-            # Views that share the memory of a result were taken out of the graph: that result was added to its outputs.
+            # Views were removed from the outputs, and their bases were appended, which a replay must return, too.
             replayed = _copied(graph_module)
             _forget_arguments(replayed)
         return signature, flow, replayed
 
 
 class _GraphCompiler:
-    """Compiles the graphs of one ORTModule, or of one choice of options of `torch.compile`, and numbers them.
+    """Compiles and numbers the graphs of one ORTModule, or of one set of `torch.compile` options.
 
     Args:
         options: what to log and save.
-        report: gets a record of each captured graph.
-        graphs: gets each graph that ONNX Runtime runs, for `export_training_graph`.
+        report: receives a record of each captured graph.
+        graphs: receives each graph that ONNX Runtime runs, for `export_training_graph`.
         policy: which graphs may fall back to PyTorch.
     """
 
@@ -156,7 +163,19 @@ class _GraphCompiler:
         self._captures: Counter[Any] = Counter()
 
     def backend(self, graph_module: fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
-        """Returns a callable that runs a graph, which Dynamo has captured; Dynamo calls this with each graph."""
+        """Compiles a graph; Dynamo calls this method with each graph that it captures.
+
+        Args:
+            graph_module: the graph; it is changed.
+            example_inputs: the inputs of the captured call.
+
+        Returns:
+            A callable that runs the graph.
+
+        Raises:
+            SymbolicBatchRefused: the graph must be captured again, with a fixed batch size.
+            ORTModuleFallbackException: ONNX Runtime cannot run the graph, and the policy forbids PyTorch.
+        """
         if has_symbolic_batch(graph_module) and ends_for_a_symbol(graph_module):
             raise SymbolicBatchRefused
         warn_of_many_captures(self._captures)
@@ -166,7 +185,7 @@ class _GraphCompiler:
             correct_requires_grad(graph_module)
             mark_assertions(graph_module)
             copy_set_data(graph_module)
-            # Before checkpoints are inlined: derivatives that PyTorch computes run this copy, regions and all.
+            # Copied before checkpoints are inlined: derivatives that PyTorch computes run this copy, with its regions.
             plain = _copied(graph_module)
             if inline_checkpoints(graph_module):
                 preserve_random_state(plain)
@@ -184,12 +203,12 @@ class _GraphCompiler:
         plain: fx.GraphModule | None = None,
         symbols: frozenset[Any] = frozenset(),
     ) -> Callable[..., Any]:
-        """Returns a callable that runs a graph without custom functions: in ONNX Runtime, or else in PyTorch.
+        """Returns a callable that runs a graph without custom functions in ONNX Runtime, or in PyTorch as a fallback.
 
         Args:
-            graph_module: the graph; it is taken apart.
-            plain: the graph as it was captured; a copy of `graph_module` if left out.
-            symbols: of the size of the batch, if the graph may be compiled for each size by itself.
+            graph_module: the graph; it is changed.
+            plain: the graph in PyTorch; a copy of `graph_module` by default.
+            symbols: the symbols of the batch size, if the graph may be compiled separately for each size.
 
         Raises:
             ORTModuleFallbackException: ONNX Runtime cannot run the graph, and the policy forbids PyTorch.
@@ -223,22 +242,23 @@ class _GraphCompiler:
         return BySize(compiled, batch.value(values), batch, compile_for, compile_for_all)
 
     def _next_name(self) -> str:
-        """Returns the name of the next graph, e.g. "graph 0"."""
+        """Returns a name for a graph, e.g. "graph 0": an unused one or a new one."""
         return self._free_names.pop() if self._free_names else f"graph {next(self._numbers)}"
 
     def _compiled(
         self, captured: _Captured, name: str, start: float, values: Sequence[Any]
     ) -> Callable[..., Any]:
-        """Returns a callable that runs a graph, and adds it to the report.
+        """Returns a callable that runs a graph and, in its first call, adds the graph to the report.
 
         Args:
             captured: the graph.
-            name: in the report, e.g. "graph 0".
-            start: `time.perf_counter()` when the work on it began, in seconds.
-            values: example values of its inputs, with numbers or symbols for their sizes.
+            name: the graph's name in the report, e.g. "graph 0".
+            start: `time.perf_counter()` at the start of the compilation, in seconds.
+            values: example values of the graph's inputs, with fixed or symbolic sizes.
 
         Raises:
             ORTModuleFallbackException: ONNX Runtime cannot run the graph, and the policy forbids PyTorch.
+            SymbolicBatchRefused: ONNX Runtime cannot run the graph, which has a symbolic batch size.
         """
         plain = captured.plain
         self._log.log(LogLevel.VERBOSE.logging_level, "%s: captured\n%s", name, plain.graph)
@@ -261,7 +281,7 @@ class _GraphCompiler:
         return FirstCall(checked(compiled, captured.checks), self._report, record, start, self._log)
 
     def _in_onnxruntime(self, captured: _Captured, values: Sequence[Any]) -> CompiledGraph:
-        """Returns a graph compiled for ONNX Runtime: described, made functional, lowered, given sessions.
+        """Compiles a graph for ONNX Runtime: describes it, makes it functional, lowers it and creates its sessions.
 
         Args:
             captured: the graph.
@@ -279,7 +299,7 @@ class _GraphCompiler:
             with building():
                 lowered = lower_graph(functional)
                 body = OnnxPart(lowered, signature, replayed, announce, severity, args=values)
-        # As a whole ONNX Runtime cannot run it: PyTorch runs the operators that it has no form or kernel for.
+        # ONNX Runtime cannot run the whole graph: PyTorch runs the operators without a lowering or kernel.
         except ORTModuleONNXModelException as error:
             body = compile_in_steps(functional, error, signature, announce, severity)
             if body.in_pytorch and not self._policy.allows(error):
@@ -287,7 +307,13 @@ class _GraphCompiler:
         return CompiledGraph(body, signature, captured.plain, captured.unchecked, announce)
 
     def _keep(self, body: OnnxPart | Steps, record: GraphRecord, seconds: float) -> None:
-        """Keeps a compiled graph for `export_training_graph`, writes it if that is asked for, and logs it."""
+        """Registers a compiled graph for `export_training_graph`, saves it if `save_onnx` is set, and logs it.
+
+        Args:
+            body: the compiled graph.
+            record: its record.
+            seconds: the time that the compilation took.
+        """
         if self._graphs is not None:
             self._graphs.add(body)
         if self._options.save_onnx:
@@ -303,17 +329,17 @@ class _GraphCompiler:
 
 @contextlib.contextmanager
 def _capturing() -> Iterator[None]:
-    """Turns errors of describing and tracing a graph into a reason to run it in PyTorch.
+    """Converts errors in describing and tracing a graph to a reason for a fallback to PyTorch.
 
     Raises:
-        ORTModuleTorchModelException: an error was raised.
+        ORTModuleTorchModelException: an exception was raised in the context. RefusedByPyTorch is passed on unchanged.
     """
     try:
         yield
-    # Eager PyTorch raises there, too: no reason to fall back.
+    # Eager PyTorch raises in this case, too, so this is no reason for a fallback.
     except RefusedByPyTorch:
         raise
-    # Tracing runs code of the user's and of PyTorch's, which raise anything.
+    # Tracing runs code of the user and of PyTorch, which may raise any exception.
     except Exception as error:
         raise ORTModuleTorchModelException(
             f"capturing the graph failed: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
@@ -321,17 +347,17 @@ def _capturing() -> Iterator[None]:
 
 
 def _copied(graph_module: fx.GraphModule) -> fx.GraphModule:
-    """Returns a graph with nodes of its own and the same attributes."""
-    # A deep copy would copy tensors that the graph holds as constants.
+    """Returns a copy of a graph that shares its attributes, e.g. constant tensors."""
+    # A deep copy would copy the constant tensors.
     result = copy.copy(graph_module)
     result.graph = copy.deepcopy(graph_module.graph)
     return result
 
 
 def _forget_arguments(*graph_modules: fx.GraphModule) -> None:
-    """Removes Dynamo's notes of arguments from graphs that outlive the capture."""
-    # A note (PyTorch 2.13) has a weak reference to the tensor. A parameter with one cannot be swapped
-    # (`torch.__future__.set_swap_module_params_on_conversion`), so that `model.double()` could not swap it.
+    """Removes Dynamo's metadata about arguments from graphs that outlive the capture."""
+    # The metadata (PyTorch 2.13) has a weak reference to the tensor. `model.double()` could not swap a parameter with a
+    # weak reference (`torch.__future__.set_swap_module_params_on_conversion`).
     for graph_module in graph_modules:
         for node in graph_module.graph.nodes:
             node.meta.pop("grapharg", None)

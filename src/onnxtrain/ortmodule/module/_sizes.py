@@ -1,4 +1,4 @@
-"""Run a graph that Dynamo has captured for all sizes of the batch: compiled for the first sizes, then for any size."""
+"""Runs a graph with a symbolic batch size: it is compiled for each of the first sizes, later once for all sizes."""
 
 from __future__ import annotations
 
@@ -17,28 +17,29 @@ from onnxtrain.ortmodule.capture.dynamo.speedups import without_older_objects
 from onnxtrain.ortmodule.capture.graph._batch import Batch
 
 _OWN = 2
-"""Sizes that have a compiled graph of their own: the batch of the training loop, and its last one, which is smaller."""
+"""Number of batch sizes that are compiled separately: the size of most batches, and that of the smaller last batch."""
 
 _MOST = 16
-"""Graphs of one size that are kept, if the graph for all sizes turns out to hold for few of them."""
+"""Maximum number of graphs for one size that are kept, if the guards of the graph for all sizes reject many sizes."""
 
 
 Size = tuple[int, ...]
-"""The size of the batch, as `Batch.value` returns it."""
+"""A batch size, as returned by `Batch.value`."""
 
 
 class BySize:
-    """Runs a captured graph, and compiles it when a call brings a new size of the batch, without capturing it again.
+    """Runs a captured graph. For a new batch size, the graph is compiled, but not captured, again.
 
-    A graph of one size is compiled faster than one of all sizes, and computes faster: ONNX Runtime and the passes know
+    A graph for one size compiles and runs faster than a graph for all sizes, because ONNX Runtime and the passes know
     its shapes.
 
     Args:
-        compiled: the graph, compiled for the size of the capture.
-        size: that size, e.g. (32,).
-        batch: tells the size of a call.
-        compile_for: compiles the graph for the size of the arguments of a call.
-        compile_for_all: compiles the graph for all sizes; returns it, and whether it holds for a size.
+        compiled: the graph, compiled for the batch size of the captured call.
+        size: the batch size of the captured call, e.g. (32,).
+        batch: locates the batch size in the arguments of a call.
+        compile_for: compiles the graph for the batch size of the given arguments.
+        compile_for_all: compiles the graph for all sizes. Returns the compiled graph, and a function that returns True
+            if the graph's guards accept a size.
     """
 
     def __init__(
@@ -60,9 +61,9 @@ class BySize:
         size = self._size_of(args)
         run = self._by_size.get(size)
         if run is None:
-            # Dynamo's lock: tracing changes settings of the whole process, so that one thread traces at a time.
+            # Dynamo's lock: tracing changes process-wide settings, so only one thread may trace at a time.
             with _torch.compile_lock:
-                # Another thread may have compiled it meanwhile.
+                # Another thread may have compiled the graph in the meantime.
                 run = self._by_size.get(size)
                 if run is None:
                     with without_older_objects(), as_in_a_capture():
@@ -70,12 +71,17 @@ class BySize:
         return run(*args)
 
     def _compiled(self, size: Size, args: Sequence[Any]) -> Callable[..., Any]:
-        """Returns the graph, compiled for the size of a call, or for all sizes."""
+        """Returns the graph, compiled for one size or for all sizes.
+
+        Args:
+            size: a new batch size.
+            args: arguments of a call with this batch size.
+        """
         if self._sees_many or len(self._own) >= _OWN:
             self._sees_many = True
             run, holds = self._for_all()
             if holds(size):
-                # Each graph has memory of its own. The first one stays, which computes most batches.
+                # Each graph takes memory: graphs for one size are dropped, except the first, which runs most batches.
                 for other in [other for other in self._own[1:] if holds(other)]:
                     self._own.remove(other)
                     self._by_size[other] = run
@@ -88,7 +94,10 @@ class BySize:
 
 @contextlib.contextmanager
 def as_in_a_capture() -> Iterator[None]:
-    """Takes back what the caller has switched on, as Dynamo does for its backends, while the context is open."""
+    """Suspends the caller's modes, hooks and transforms within the context, as Dynamo does when it calls a backend.
+
+    Also applies the patches of Dynamo that tracing needs.
+    """
     modes = _torch.pop_function_modes()
     try:
         with (

@@ -1,4 +1,4 @@
-"""Hold what an ORTModule wraps: a module, its options and report, and its compiled calls."""
+"""Holds the state of an ORTModule: the wrapped module, its options and report, and its compiled calls."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from onnxtrain.ortmodule.sessions._export import CompiledGraphs
 
 
 class Wrapped:
-    """A module with its options and report, which is compiled when it is first called.
+    """A module with its options and report. It is compiled lazily, in its first call.
 
     Attributes:
         module: the user's module.
         options: what to log and save, and which graphs may fall back to PyTorch.
-        report: a record of each captured graph; the engine fills it.
-        graphs: the graphs that ONNX Runtime runs; the engine fills it.
-        call: does what `module(*args, **kwargs)` does.
-        binds_methods: True if methods of the user's class get the ORTModule as their `self`.
+        report: a record of each captured graph, filled by the engine.
+        graphs: the graphs that ONNX Runtime runs, filled by the engine.
+        call: equivalent to `module(*args, **kwargs)`, but compiled.
+        binds_methods: True if methods of the user's class get the ORTModule as `self`.
     """
 
     def __init__(self, module: torch.nn.Module, options: DebugOptions, binds_methods: bool) -> None:
@@ -39,31 +39,31 @@ class Wrapped:
         self._forward: tuple[Callable[..., Any], Callable[..., Any]] | None = None
 
     def _first_call(self, *args: Any, **kwargs: Any) -> Any:
-        # Under a trace `torch.compile` returns the module as it is: `call` would stay uncompiled for good.
+        # During a trace, `torch.compile` returns the module unchanged, and `call` would stay uncompiled forever.
         if being_traced():
             return self.module(*args, **kwargs)
         _refuse_partitioned(self.module)
         self.call = self._compile(self.module)
         if any(_is_lazy(layer) for layer in self.module.modules()):
-            # Dynamo gives lazy parameters their shapes when it captures the first call. A size that varied in another
-            # model of the process would be symbolic there, which no parameter can be made of.
+            # Dynamo materializes lazy parameters when it captures the first call. A size that has varied in another
+            # model of the process would be symbolic, and a parameter cannot have a symbolic size.
             with dynamo_config.patch(automatic_dynamic_shapes=False):
                 return self.call(*args, **kwargs)
         return self.call(*args, **kwargs)
 
-    # The first call may come from a module that is being captured: what follows is no part of that.
+    # The first call may come from a module that is being captured, whose capture must not include the compilation.
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _compile(self, module: torch.nn.Module) -> Callable[..., Any]:
         compiled = compile_module(module, self.options, self.report, self.graphs)
         return watched(compiled, module, self.report, self.options.fallback_policy)
 
     def forward(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Calls a forward of the module in ONNX Runtime, without the hooks of the module itself.
+        """Runs a forward function of the module in ONNX Runtime, without the module's own hooks.
 
         Args:
-            function: `module.forward`, or the forward that the user has put in its place.
-            *args: of the call.
-            **kwargs: of the call.
+            function: `module.forward`, or a function that replaces it.
+            *args: positional arguments for `function`.
+            **kwargs: keyword arguments for `function`.
         """
         # Without hooks `forward` and `__call__` do the same, so one set of graphs serves both.
         if function == self.module.forward and not has_hooks(self.module):
@@ -77,9 +77,9 @@ class Wrapped:
 
 
 def _refuse_partitioned(module: torch.nn.Module) -> None:
-    """Raises ORTModuleTorchModelException for parameters that ZeRO stage 3 of DeepSpeed has partitioned."""
-    # DeepSpeed (0.19) gathers them in hooks of each layer and in functions that it puts in PyTorch's place. A captured
-    # layer would read what is left of them: empty tensors.
+    """Raises ORTModuleTorchModelException if DeepSpeed's ZeRO stage 3 has partitioned the parameters."""
+    # DeepSpeed (0.19) gathers such parameters in hooks of each layer and in patches of PyTorch functions. A captured
+    # layer would read the partitioned parameters, which are empty tensors.
     names = [name for name, parameter in module.named_parameters() if hasattr(parameter, "ds_id")]
     if names:
         raise ORTModuleTorchModelException(
@@ -90,18 +90,18 @@ def _refuse_partitioned(module: torch.nn.Module) -> None:
 
 
 def _is_lazy(layer: torch.nn.Module) -> bool:
-    """True if a layer, e.g. LazyLinear, has parameters without a shape yet."""
+    """True if a layer, e.g. LazyLinear, has uninitialized parameters."""
     return isinstance(layer, LazyModuleMixin) and layer.has_uninitialized_params()
 
 
 class BoundForward:
-    """`model.forward`, as the wrapped module's bound method, but run by ONNX Runtime.
+    """`model.forward` of an ORTModule: like the wrapped module's bound method, but runs in ONNX Runtime.
 
     Args:
-        wrapped: what the ORTModule holds.
+        wrapped: the state of the ORTModule.
     """
 
-    # `inspect.signature` follows `__wrapped__`: the Trainer of transformers drops columns of a data set that are no
+    # `inspect.signature` follows `__wrapped__`. The Trainer of transformers drops dataset columns that are not
     # arguments of `model.forward`.
 
     def __init__(self, wrapped: Wrapped) -> None:
@@ -109,13 +109,13 @@ class BoundForward:
         self.__wrapped__: Callable[..., Any] = wrapped.module.forward
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        # A wrapper around this method may itself have become the module's forward, and be captured just now.
+        # The module's forward may be a wrapper around this method, which is just being captured.
         if torch.compiler.is_compiling():
             return self.__wrapped__(*args, **kwargs)
         return self._wrapped.forward(self.__wrapped__, *args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
-        # Not set yet, while the object is copied or unpickled: to look them up here would not end.
+        # Not yet set while the object is copied or unpickled: the lookup below would recurse forever.
         if name in ("_wrapped", "__wrapped__"):
             raise AttributeError(name)
         return getattr(self.__wrapped__, name)
@@ -125,11 +125,11 @@ class BoundForward:
 
 
 class _WithoutHooks(torch.nn.Module):
-    """A module that calls the forward of another one, so that only hooks of submodules run.
+    """A module that calls a forward function of another module, without that module's own hooks.
 
     Args:
         module: the other module.
-        function: its forward.
+        function: the forward function.
     """
 
     def __init__(self, module: torch.nn.Module, function: Callable[..., Any]) -> None:
@@ -141,6 +141,6 @@ class _WithoutHooks(torch.nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.function(*args, **kwargs)
 
-    # Global hooks, which see every module, must not see this one.
+    # Global module hooks must not run for this module.
     _call_impl = forward
     __call__ = forward

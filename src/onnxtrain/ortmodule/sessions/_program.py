@@ -242,9 +242,9 @@ class Program:
         return suited(self._rewritten(model), self.device, layouts)
 
     def _rewritten(self, model: ir.Model) -> ir.Model:
-        """Simplifies gradients, and calls functions that have a native kernel. Changes `model`."""
+        """Simplifies gradients, and fuses nodes into functions that have a native kernel. Changes `model`."""
         simplify_gradients(model)
-        # The native kernels are for the CPU. On a GPU ONNX Runtime would inline the bodies of the functions.
+        # The native kernels are for the CPU. On a GPU, ONNX Runtime would inline the function bodies.
         if self.device.type == "cpu":
             fuse_kernels(model)
         return model

@@ -1,4 +1,4 @@
-"""Train PyTorch modules with stock ONNX Runtime: `model = ORTModule(model)`, and nothing else changes.
+"""Trains PyTorch modules with stock ONNX Runtime: `model = ORTModule(model)`, and nothing else changes.
 
 Forward and backward run in ONNX Runtime; parameters, buffers, hooks and optimizers stay PyTorch's.
 `model.report()` tells which graphs run where. docs/ortmodule-api.md has every method of `torch.nn.Module`.
@@ -6,7 +6,7 @@ Forward and backward run in ONNX Runtime; parameters, buffers, hooks and optimiz
 
 from __future__ import annotations
 
-# First of all imports: where PyTorch is missing, the error then says what to install.
+# The first import: if PyTorch is missing, its error says what to install.
 import onnxtrain._pytorch  # noqa: F401  # isort: skip
 
 from onnxtrain.ortmodule._exceptions import (

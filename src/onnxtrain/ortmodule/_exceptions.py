@@ -1,11 +1,11 @@
-"""Define the exceptions of ORTModule, under the names that onnxruntime-training gave them.
+"""Defines the exceptions of ORTModule, under their names in onnxruntime-training.
 
 ::
 
     OnnxTrainError
     └── ORTModuleFallbackException                    something cannot run in ONNX Runtime
         ├── ORTModuleInitException (RuntimeError)     ONNX Runtime itself cannot be set up
-        ├── ORTModuleDeviceException (RuntimeError)   tensors on a device for which no session can be made
+        ├── ORTModuleDeviceException (RuntimeError)   tensors on a device without an execution provider
         ├── ORTModuleIOError (InputError)             inputs or outputs of a type that ONNX Runtime lacks
         ├── ORTModuleTorchModelException (ModelError) the module cannot be wrapped, captured or changed this way
         └── ORTModuleONNXModelException (ModelError)  the graph has no ONNX form, no gradient, or no kernel
@@ -19,10 +19,10 @@ from __future__ import annotations
 from onnxtrain.errors import InputError, ModelError, OnnxTrainError
 
 
-# Three have a second base class of `onnxtrain.errors`: `except ModelError` catches a model that cannot be used,
-# whichever part of onnxtrain refuses it.
+# Three exceptions have a second base class from `onnxtrain.errors`: `except ModelError` catches an unusable model,
+# whichever part of onnxtrain rejects it.
 class ORTModuleFallbackException(OnnxTrainError):
-    """Something cannot run in ONNX Runtime."""
+    """Something cannot run in ONNX Runtime; base class of ORTModule's exceptions."""
 
 
 class ORTModuleInitException(ORTModuleFallbackException, RuntimeError):
@@ -30,7 +30,7 @@ class ORTModuleInitException(ORTModuleFallbackException, RuntimeError):
 
 
 class ORTModuleDeviceException(ORTModuleFallbackException, RuntimeError):
-    """Parameters or inputs are on several devices, or on one for which no session can be made."""
+    """Parameters or inputs are on several devices, or on a device without an execution provider."""
 
 
 class ORTModuleIOError(ORTModuleFallbackException, InputError):

@@ -1,4 +1,4 @@
-"""Define the settings of an ORTModule: :class:`DebugOptions`, and the environment variables that override them.
+"""Defines the settings of an ORTModule: :class:`DebugOptions`, and the environment variables that override them.
 
 | variable | example | overrides |
 |---|---|---|
@@ -6,8 +6,8 @@
 | `ORTMODULE_SAVE_ONNX_PATH` | `/tmp/graphs`, a folder | `DebugOptions.save_path` |
 | `ORTMODULE_FALLBACK_POLICY` | `DISABLE`, see :class:`FallbackPolicy` | `DebugOptions.fallback_policy` |
 
-Other variables with the prefix `ORTMODULE_` steered parts of onnxruntime-training that onnxtrain lacks. If one is set,
-a warning names it and says what to do instead.
+Other variables with the prefix `ORTMODULE_` configured parts of onnxruntime-training that onnxtrain lacks. If one is
+set, a warning names it and says what to do instead.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from onnxtrain.ortmodule._variables import (
 
 
 class LogLevel(enum.IntEnum):
-    """Levels of logging, with the names and numbers of onnxruntime-training.
+    """Log levels, with the names and values of onnxruntime-training.
 
-    The logger is `onnxtrain.ortmodule`. If neither it nor a logger above it has a handler, it writes to stderr. A graph
-    that falls back to PyTorch is announced by Python's `warnings` instead, at every level.
+    The logger is `onnxtrain.ortmodule`. If neither this logger nor a parent has a handler, messages go to stderr. At
+    every level, fallbacks to PyTorch are reported by Python's `warnings`, not by the logger.
     """
 
     VERBOSE = 0
@@ -51,20 +51,20 @@ class LogLevel(enum.IntEnum):
     @property
     def onnxruntime_severity(self) -> int:
         """The value for `SessionOptions.log_severity_level`: 0 verbose, 1 info, 2 warning, 3 error, 4 fatal."""
-        # One level less than onnxtrain logs: at the default WARNING a user should not read ONNX Runtime's warnings, of
-        # nodes that a GPU leaves to the CPU for example, nor at INFO its many lines of information.
+        # ONNX Runtime prints one level less. At the default, WARNING, it would warn e.g. of nodes that run on the CPU
+        # instead of the GPU, and at INFO it would print many lines.
         return (0, 1, 2, 3, 3, 4)[self.value]
 
     @property
     def logging_level(self) -> int:
         """The level of Python's `logging`, e.g. 30 for WARNING."""
-        # VERBOSE has no counterpart there: 5 is below DEBUG, which is 10.
+        # Python has no counterpart of VERBOSE: 5 is below DEBUG, which is 10.
         return (5, logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL)[self.value]
 
 
 def module_logger(level: LogLevel) -> logging.Logger:
-    """Returns a logger with this level and the handlers of the logger `onnxtrain.ortmodule`, or else one for stderr."""
-    # Not `logging.getLogger`, which returns one object for all: modules with different levels would share one level.
+    """Returns a logger with this level and the handlers of `onnxtrain.ortmodule`, or else a handler for stderr."""
+    # `logging.getLogger` would return the same object for all modules, which would then share one level.
     logger = logging.Logger("onnxtrain.ortmodule", level.logging_level)
     logger.addFilter(escape_record)
     logger.parent = logging.getLogger(logger.name)
@@ -76,10 +76,10 @@ def module_logger(level: LogLevel) -> logging.Logger:
 
 
 class FallbackPolicy(enum.Flag):
-    """Causes for which a graph may run in PyTorch, with a warning. For all other causes an exception is raised.
+    """Causes for which a graph may fall back to PyTorch, with a warning. For all other causes an exception is raised.
 
-    The variable `ORTMODULE_FALLBACK_POLICY` takes `ENABLE`, `DISABLE`, or names joined by `|`, each with or
-    without the prefix `FALLBACK_`, e.g. `FALLBACK_UNSUPPORTED_ONNX_MODEL|FALLBACK_UNSUPPORTED_DATA`.
+    The environment variable `ORTMODULE_FALLBACK_POLICY` takes names joined by `|`, e.g. `DISABLE` or
+    `FALLBACK_UNSUPPORTED_ONNX_MODEL|FALLBACK_UNSUPPORTED_DATA`. The prefix `FALLBACK_` is optional.
 
     Example:
         >>> FallbackPolicy.DISABLE.allows(ORTModuleONNXModelException("no kernel"))
@@ -104,14 +104,14 @@ class FallbackPolicy(enum.Flag):
 
     @classmethod
     def parse(cls, text: str) -> FallbackPolicy:
-        """Reads a policy from a text, e.g. "FALLBACK_UNSUPPORTED_DATA|UNSUPPORTED_DEVICE".
+        """Parses a policy, e.g. "FALLBACK_UNSUPPORTED_DATA|UNSUPPORTED_DEVICE".
 
         Raises:
             ValueError: a name is unknown.
         """
         policy = cls.DISABLE
         for part in text.split("|"):
-            # onnxruntime-training's names have the prefix, the members of this class have not.
+            # The names of onnxruntime-training have the prefix, the members of this class don't.
             name = part.strip().upper().removeprefix("FALLBACK_")
             if name not in cls.__members__:
                 raise ValueError(
@@ -122,11 +122,11 @@ class FallbackPolicy(enum.Flag):
         return policy
 
     def allows(self, error: ORTModuleFallbackException) -> bool:
-        """True if a graph for which `error` was raised may run in PyTorch."""
+        """True if a graph for which `error` was raised may fall back to PyTorch."""
         for kind, flag in _CAUSES:
             if isinstance(error, kind):
                 return flag in self
-        # An error of the base class belongs to no cause: only a policy that allows all causes allows it.
+        # An error of the base class has no flag: only a policy that allows all causes allows it.
         return self is FallbackPolicy.ENABLE
 
 
@@ -140,24 +140,24 @@ _CAUSES: tuple[tuple[type[ORTModuleFallbackException], FallbackPolicy], ...] = (
 
 
 class DebugOptions:
-    """Settings of an ORTModule: its log level, files of its graphs, and fallback to PyTorch.
+    """Settings of an ORTModule: logging, saving of its graphs, and fallback to PyTorch.
 
-    Environment variables override `log_level`, `save_path` and `fallback_policy`; see the head of this module.
+    The environment variables `ORTMODULE_LOG_LEVEL`, `ORTMODULE_SAVE_ONNX_PATH` and `ORTMODULE_FALLBACK_POLICY` override
+    `log_level`, `save_path` and `fallback_policy`.
 
     Args:
-        log_level: the level at which the graphs of this module are logged. INFO logs each compiled graph with its
-            number of nodes and times, DEVINFO also its operators, VERBOSE also the captured graph. ONNX Runtime prints
-            one level less.
-        save_onnx: True writes every graph to `save_path`, e.g. as `net_graph_0_training.onnx`.
-        onnx_prefix: the beginning of the file names, e.g. "net".
+        log_level: the log level. INFO logs each compiled graph with its number of nodes and times, DEVINFO also its
+            operators, VERBOSE also the captured graph. ONNX Runtime prints one level less.
+        save_onnx: True to write every graph to `save_path`, e.g. as `net_graph_0_training.onnx`.
+        onnx_prefix: the prefix of the file names, e.g. "net"; required if `save_onnx` is True.
         save_path: the folder for the files, e.g. "graphs"; the current folder if empty.
         config: accepted for compatibility with onnxruntime-training; must be None.
-        fallback_policy: the causes for which a graph may run in PyTorch, e.g. `FallbackPolicy.UNSUPPORTED_DATA`.
+        fallback_policy: the causes for which a graph may fall back to PyTorch, e.g. `FallbackPolicy.UNSUPPORTED_DATA`.
 
     Raises:
         TypeError: an argument has the wrong type.
-        ValueError: `save_onnx` without an `onnx_prefix`; a folder that does not exist; an environment variable whose
-            value is unknown.
+        ValueError: `save_onnx` is True, and `onnx_prefix` is empty or the folder does not exist; or an environment
+            variable has an unknown value.
 
     Example:
         >>> DebugOptions(save_onnx=True)
@@ -183,7 +183,7 @@ class DebugOptions:
         _require_type("fallback_policy", fallback_policy, FallbackPolicy)
         if config is not None:
             raise TypeError(f"DebugOptions: config must be None, received {type(config).__name__}")
-        # Both checks are made here, not when the first graph is saved, which may be hours later.
+        # Checked here, because the first graph may be saved hours later.
         if save_onnx and not onnx_prefix:
             raise ValueError("save_onnx=True needs a non-empty onnx_prefix: it begins the names of the files")
         self._save_onnx = save_onnx
@@ -198,7 +198,7 @@ class DebugOptions:
 
     @property
     def log_level(self) -> LogLevel:
-        """The level of logging: `ORTMODULE_LOG_LEVEL` if that is set, else the argument."""
+        """The log level: `ORTMODULE_LOG_LEVEL` if set, else the argument."""
         return self._log_level
 
     @property
@@ -208,17 +208,17 @@ class DebugOptions:
 
     @property
     def onnx_prefix(self) -> str:
-        """The beginning of the names of the files that `save_onnx` asks for, e.g. "net"."""
+        """The prefix of the names of the files that `save_onnx` writes, e.g. "net"."""
         return self._onnx_prefix
 
     @property
     def save_path(self) -> Path:
-        """The folder of the files: `ORTMODULE_SAVE_ONNX_PATH` if that is set, else the argument."""
+        """The folder of the files: `ORTMODULE_SAVE_ONNX_PATH` if set, else the argument or the current folder."""
         return self._save_path
 
     @property
     def fallback_policy(self) -> FallbackPolicy:
-        """The causes for which a graph may run in PyTorch: `ORTMODULE_FALLBACK_POLICY` if set, else the argument."""
+        """The causes for which a graph may fall back: `ORTMODULE_FALLBACK_POLICY` if set, else the argument."""
         return self._fallback_policy
 
     def __repr__(self) -> str:
@@ -240,7 +240,11 @@ def _require_type(name: str, value: object, kind: type | tuple[type, ...]) -> No
 
 
 def _log_level(default: LogLevel) -> LogLevel:
-    """Returns the level that the environment names, or else the default."""
+    """Returns the log level from the environment, or `default` if it is not set.
+
+    Raises:
+        ValueError: the environment variable has an unknown value.
+    """
     level_name = os.environ.get(LOG_LEVEL)
     if not level_name:
         return default

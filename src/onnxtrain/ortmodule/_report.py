@@ -1,4 +1,4 @@
-"""Define the records of `model.report()`: per captured graph, its size, its first call, its engine, and why."""
+"""Defines `model.report()`: per captured graph its size, the time of its first call, its engine and fallback reason."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ Mode = Literal["training", "inference"]
 
 @dataclass(frozen=True)
 class PyTorchOp:
-    """An operator that PyTorch runs, in a graph of which ONNX Runtime runs the rest.
+    """An operator that PyTorch runs, in a graph whose other operators run in ONNX Runtime.
 
     Attributes:
         op: name of the ATen operator, e.g. "aten._linalg_svd.default".
         calls: number of its calls in the graph, e.g. 2.
-        reason: why ONNX Runtime does not run it, e.g. "aten._linalg_svd.default has no lowering to ONNX".
+        reason: why ONNX Runtime doesn't run it, e.g. "aten._linalg_svd.default has no lowering to ONNX".
     """
 
     op: str
@@ -26,22 +26,23 @@ class PyTorchOp:
 
 @dataclass(frozen=True)
 class GraphRecord:
-    """One captured graph.
+    """One captured graph, or code that PyTorch runs without a graph.
 
     Attributes:
         name: identifies the graph within its model, e.g. "graph 0".
-        mode: "training" if the graph has a backward graph, else "inference".
-        device: device of its tensors, as `str(tensor.device)` writes it, e.g. "cpu" or "cuda:0".
-        forward_nodes: number of ONNX nodes of the forward graph, e.g. 12; of ATen calls if PyTorch runs the graph.
+        mode: "training" if the graph has a backward graph in ONNX Runtime, or if the record is of a derivative that
+            PyTorch computes; else "inference".
+        device: `str(tensor.device)` of its tensors, e.g. "cpu" or "cuda:0"; "-" if PyTorch runs the graph.
+        forward_nodes: number of ONNX nodes of the forward graph, e.g. 12; number of calls if PyTorch runs the graph.
         backward_nodes: number of ONNX nodes of the backward graph, e.g. 21; 0 in inference and in PyTorch.
-        first_call_seconds: time from the capture to the first result in seconds, e.g. 0.25.
+        first_call_seconds: time from compilation to the first result, in seconds, e.g. 0.25.
         fallback_reason: why PyTorch runs the graph or some of its operators, e.g. "aten.foo has no lowering to ONNX";
-            None if ONNX Runtime runs all of it.
-        break_reason: where and why Dynamo ended the graph before the end of the function, e.g. "model.py:12:
-            Unsupported Tensor.item() call"; None if it did not. PyTorch runs the statement at which the graph ended.
-        in_pytorch: the operators that PyTorch runs if ONNX Runtime runs the rest; else empty.
-        calls: number of ATen calls of the whole graph if `in_pytorch` is not empty, e.g. 40; else 0. `forward_nodes`
-            and `backward_nodes` then count the nodes in ONNX Runtime only.
+            None if ONNX Runtime runs the whole graph.
+        break_reason: where and why a graph break ended the graph before the end of the function, e.g. "model.py:12:
+            Unsupported Tensor.item() call"; None if there was none. PyTorch runs the statement at a graph break.
+        in_pytorch: the operators that PyTorch runs if ONNX Runtime runs the others; empty in all other cases.
+        calls: number of ATen calls in the whole graph, e.g. 40, if `in_pytorch` is not empty, else 0. In this case
+            `forward_nodes` and `backward_nodes` count only nodes in ONNX Runtime.
     """
 
     name: str
@@ -57,8 +58,8 @@ class GraphRecord:
 
     @property
     def share(self) -> float:
-        """The share of the graph's operators that ONNX Runtime runs, from 0 to 1, e.g. 0.95."""
-        # ATen calls are counted: one ATen call becomes many ONNX nodes, so numbers of nodes would not compare.
+        """The fraction of the graph's operator calls that ONNX Runtime runs, from 0 to 1, e.g. 0.95."""
+        # ATen calls are counted, because one ATen call may become many ONNX nodes.
         if self.in_pytorch:
             return 1 - sum(op.calls for op in self.in_pytorch) / self.calls
         return 1.0 if self.fallback_reason is None else 0.0
@@ -72,7 +73,7 @@ class GraphRecord:
 
     @property
     def fallback(self) -> str | None:
-        """A sentence that says what runs in PyTorch, e.g. "graph 0 runs in PyTorch: why"; None if nothing does."""
+        """A message, e.g. "graph 0 runs in PyTorch: <reason>", or None if ONNX Runtime runs the whole graph."""
         if self.fallback_reason is None:
             return None
         return f"{self.name} runs in PyTorch{' in part' if self.in_pytorch else ''}: {self.fallback_reason}"
@@ -101,8 +102,8 @@ class Report:
         self._records: list[GraphRecord] = []
 
     def record(self, graph: GraphRecord) -> None:
-        """Adds a graph, or replaces the record of the same name and mode."""
-        # Code that no graph holds is recorded again when another of its operators runs for the first time.
+        """Adds the record of a graph, or replaces the record with the same name and mode."""
+        # Uncaptured code is recorded again when another of its operators runs for the first time.
         for index, record in enumerate(self._records):
             if (record.name, record.mode) == (graph.name, graph.mode):
                 self._records[index] = graph
@@ -111,18 +112,18 @@ class Report:
 
     @property
     def graphs(self) -> tuple[GraphRecord, ...]:
-        """All graphs."""
+        """The records of all graphs, in order of capture."""
         return tuple(self._records)
 
     @property
     def fallbacks(self) -> tuple[GraphRecord, ...]:
-        """The graphs that PyTorch runs, or of which it runs some operators (`in_pytorch`)."""
+        """The graphs that fell back to PyTorch, entirely or for some operators (see `GraphRecord.in_pytorch`)."""
         return tuple(graph for graph in self._records if graph.fallback_reason is not None)
 
     @property
     def runs_in_onnxruntime(self) -> bool:
-        """True if there is at least one graph, and ONNX Runtime runs all of every graph."""
-        # Without a graph nothing was called yet: `assert report.runs_in_onnxruntime` must not hold then.
+        """True if there is at least one graph, and ONNX Runtime runs every graph entirely."""
+        # Before the first call there is no graph, and `assert report.runs_in_onnxruntime` must fail.
         return bool(self._records) and not self.fallbacks
 
     def __iter__(self) -> Iterator[GraphRecord]:
@@ -131,7 +132,7 @@ class Report:
     def __len__(self) -> int:
         return len(self._records)
 
-    # With `__len__` alone a report without graphs would be false, and `report or Report()` would replace it.
+    # With `__len__` alone a report without graphs would be falsy, and `report or Report()` would replace it.
     def __bool__(self) -> bool:
         return True
 
@@ -148,7 +149,7 @@ class Report:
         ]
         table += [_row(graph) for graph in self._records]
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-        # The first columns are texts; numbers stand to the right, so that their digits are below one another.
+        # Text columns are left-aligned, number columns right-aligned.
         text_columns = 4
         lines = [
             "  ".join(
@@ -157,14 +158,14 @@ class Report:
             )
             for row in table
         ]
-        # Reasons are too long for a column.
+        # Reasons are too long for a column, and follow the table.
         reasons = [graph.fallback for graph in self.fallbacks if graph.fallback]
         reasons += [f"{g.name} ends at {g.break_reason}" for g in self._records if g.break_reason]
         return "\n".join([*lines, "", *reasons] if reasons else lines)
 
 
 def _row(graph: GraphRecord) -> tuple[str, ...]:
-    """Returns the cells of the table's line for a graph."""
+    """Returns the cells of a graph's row in the table."""
     return (
         graph.name,
         graph.mode,

@@ -1,7 +1,8 @@
-"""Import everything that ORTModule uses of PyTorch beside its public interface, under names of our own.
+"""Imports all private parts of PyTorch that ORTModule uses.
 
-A PyTorch that lacks one of these names is refused when this module is imported, and the error tells the name. For parts
-that a supported PyTorch may lack, e.g. :data:`isolates_recompiles`, the code that uses them has an alternative.
+If the installed PyTorch lacks one of them, importing this module raises ImportError with its name. Parts that are
+missing from a supported version, e.g. :data:`set_isolated_recompiles`, are optional: the code that uses them has an
+alternative.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ from typing import Any
 import torch
 from torch import fx
 
-# Tests scan the other modules for private names of PyTorch: a new one belongs here, so that the next version of PyTorch
-# that drops it is noticed at import, and not in the middle of a user's training.
+# Tests scan the other modules for private names of PyTorch. They belong here, so that a PyTorch version without one of
+# them fails at import, and not during a user's training.
 try:
     import torch._decomp
     import torch._dynamo
     import torch._dynamo.exc
 
-    # Importing it fills the table of decompositions.
+    # Imported only to fill the table of decompositions.
     import torch._refs
     from torch._C._dynamo import eval_frame as c_eval_frame
     from torch._C._dynamo.eval_frame import set_eval_frame
@@ -77,9 +78,9 @@ try:
     from torch.utils._sympy.printers import PythonPrinter
     from torch.utils._sympy.symbol import SymT, symbol_is_type
 
-    # Dynamo (PyTorch 2.13) writes this function into a graph for `with torch.no_grad()`.
+    # Dynamo (PyTorch 2.13) inserts this function into a graph for `with torch.no_grad()`.
     set_grad_enabled = torch._C._set_grad_enabled
-    # Guards in C++, and the functions beneath Python's context managers, whose Python code would slow each call down.
+    # C++ guards, and the functions beneath Python context managers, whose overhead would slow down each call.
     DisableAutocast = torch._C._DisableAutocast
     DisableTorchDispatch = torch._C._DisableTorchDispatch
     ForceDispatchKeyGuard = torch._C._ForceDispatchKeyGuard
@@ -92,22 +93,22 @@ try:
     dispatch_mode_at = torch._C._get_dispatch_stack_at
     FAKE_MODE = torch._C._TorchDispatchModeKey.FAKE
     is_tracing = torch._C._is_tracing
-    # The number of the backward pass under way in this thread, -1 outside of backward.
+    # Returns the id of the current thread's backward pass, or -1 outside backward.
     current_graph_task_id = torch._C._current_graph_task_id
     functorch_transforms_active = torch._C._are_functorch_transforms_active
-    # The older vmap, by which `is_grads_batched` differentiates.
+    # The legacy vmap, which `is_grads_batched` uses.
     enter_vmap = torch._C._vmapmode_increment_nesting
     leave_vmap = torch._C._vmapmode_decrement_nesting
-    # The function that Dynamo (PyTorch 2.13) writes into a graph for `tensor.data`.
+    # Dynamo (PyTorch 2.13) inserts this function into a graph for `tensor.data`.
     get_data = torch._C._autograd._get_data_attr  # type: ignore[attr-defined]
     saved_tensors_hooks = torch._C._autograd._top_saved_tensors_default_hooks
     defer_saved_tensors_hooks = torch._C._autograd._saved_tensors_hooks_set_tracing
-    # `apply` of the C class: that of `torch.autograd.Function` prepares each call for transforms of torch.func first.
+    # `apply` of the C class. `torch.autograd.Function.apply` first prepares each call for `torch.func` transforms.
     apply_function: Any = torch._C._FunctionBase.__dict__["apply"]
-    # The C functions: they are called once per tensor, and `torch.from_dlpack` is Python code around its own.
+    # The C functions are used, because they are called once per tensor. `torch.from_dlpack` is a Python wrapper.
     to_dlpack = torch._C._to_dlpack
     from_dlpack = torch._C._from_dlpack
-    # Operators without a public name in Python, which captured graphs hold or lowerings call.
+    # Operators without a public name in Python, which occur in captured graphs or are called by lowerings.
     foreach_copy = torch._foreach_copy_
     one_hot = torch._C._nn.one_hot
     assert_async = torch._assert_async
@@ -122,9 +123,9 @@ except (AttributeError, ImportError) as error:
     ) from error
 
 DYNAMIC_AXES = "_dynamo_propagated_dynamic_indices"
-"""Attribute of a tensor: the axes, e.g. {0}, whose sizes Dynamo captures as symbols where it can, as it does for those
-that the user marks by `torch._dynamo.maybe_mark_dynamic`. No guard asks for it. A PyTorch that does not know the
-attribute captures numbers."""
+"""Attribute of a tensor: the axes, e.g. {0}, whose sizes Dynamo captures as symbols if possible, as with
+`torch._dynamo.maybe_mark_dynamic`. No guard depends on the attribute. A PyTorch version without it captures fixed
+sizes."""
 
 MARKED_AXES = (
     "_dynamo_dynamic_indices",
@@ -132,19 +133,19 @@ MARKED_AXES = (
     "_dynamo_static_indices",
     DYNAMIC_AXES,
 )
-"""Attributes of a tensor whose axes the user has marked, or PyTorch's own compiler."""
+"""Attributes of a tensor that list axes marked by the user or by PyTorch's own compiler."""
 
 isolates_recompiles = "isolate_recompiles" in inspect.signature(eval_frame._optimize).parameters
-"""True from PyTorch 2.13 on: Dynamo keeps and counts graphs per compiled function. 2.12 does so per code object."""
+"""True since PyTorch 2.13: Dynamo stores and counts graphs per compiled function, not per code object as before."""
 
 set_isolated_recompiles: Callable[[int], int] | None = getattr(
     c_eval_frame, "set_eval_frame_isolate_recompiles_id", None
 )
-"""Tells Dynamo which compiled function the next calls belong to, and returns the previous one; None before 2.13."""
+"""Sets the id of the compiled function that the next calls belong to; returns the previous id. None before 2.13."""
 
 
 def _bounds_pass_gradients() -> bool:
-    """Asks the installed PyTorch for the gradient of `clamp` on its bound."""
+    """Returns the value of `bounds_pass_gradients`, by computing the gradient of `torch.clamp` on its bound."""
     # This module may be imported under `no_grad` or `inference_mode`.
     with torch.inference_mode(False), torch.enable_grad():
         x = torch.zeros(1, requires_grad=True)
@@ -152,40 +153,40 @@ def _bounds_pass_gradients() -> bool:
 
 
 bounds_pass_gradients = _bounds_pass_gradients()
-"""True if `torch.clamp` passes the gradient of elements on a bound: PyTorch 2.13 does, 2.15 does not."""
+"""True if `torch.clamp` propagates the gradient of elements on a bound: PyTorch 2.13 does, 2.15 does not."""
 
 
 def dynamo_optimize(backend: Callable[..., Any], recompile_limit: int) -> Any:
-    """Returns Dynamo's context that captures functions for `backend`.
+    """Returns the Dynamo context that captures functions for `backend`.
 
     Args:
-        backend: gets each captured graph.
-        recompile_limit: graphs of one function, e.g. 256, after which Dynamo runs the function in PyTorch. Ignored
-            before PyTorch 2.13.
+        backend: called with each captured graph.
+        recompile_limit: number of graphs per function, e.g. 256, after which Dynamo runs the function in PyTorch.
+            Ignored before PyTorch 2.13.
     """
     if isolates_recompiles:
         return torch._dynamo.optimize(backend, isolate_recompiles=True, recompile_limit=recompile_limit)
-    # PyTorch 2.12 has one limit for all functions with the same code, which `capture` sets in `torch._dynamo.config`.
+    # PyTorch 2.12 has one limit per code object, which `capture` sets in `torch._dynamo.config`.
     return torch._dynamo.optimize(backend)
 
 
 def pop_function_modes() -> list[Any]:
-    """Leaves all modes of `__torch_function__`, e.g. that of `torch.set_default_device`, and returns them in order."""
+    """Leaves all `__torch_function__` modes, e.g. that of `torch.set_default_device`; returns them, outermost first."""
     count = torch._C._len_torch_function_stack()
     return [torch._C._pop_torch_function_stack() for _ in range(count)][::-1]
 
 
 def push_function_modes(modes: list[Any]) -> None:
-    """Enters the modes that :func:`pop_function_modes` has left."""
+    """Enters the modes that :func:`pop_function_modes` has returned."""
     for mode in modes:
         torch._C._push_on_torch_function_stack(mode)
 
 
 def current_trace() -> Any:
-    """Returns Dynamo's record of the capture under way in this thread, its `OutputGraph`; None outside of a capture."""
+    """Returns Dynamo's `OutputGraph` of the current thread's capture, or None outside a capture."""
     try:
         return InstructionTranslator.current_tx().output
-    # PyTorch creates the attribute that it reads when the first capture of a thread begins.
+    # PyTorch reads an attribute that it creates only when the first capture of a thread begins.
     except AttributeError:
         return None
 
@@ -195,6 +196,6 @@ def is_of_module(placeholder: fx.Node) -> bool:
     source: Any = getattr(placeholder, "_dynamo_source", None)
     if source is None:
         return False
-    # A method up to PyTorch 2.9, a property since.
+    # `guard_source` is a method up to PyTorch 2.9, and a property in later versions.
     kind = source.guard_source() if callable(source.guard_source) else source.guard_source
     return bool(kind.is_unspecialized_nn_module() or kind.is_specialized_nn_module())

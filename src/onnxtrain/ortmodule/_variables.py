@@ -1,4 +1,4 @@
-"""Warn of environment variables of onnxruntime-training's ORTModule that onnxtrain ignores, with advice for each."""
+"""Warns of environment variables of onnxruntime-training's ORTModule that onnxtrain ignores, with advice for each."""
 
 from __future__ import annotations
 
@@ -47,22 +47,22 @@ VARIABLES: dict[str, tuple[tuple[str, ...], str]] = {
     "ORTMODULE_USE_FLASH_ATTENTION": (("0",), "attention is computed by ONNX operators"),
     "ORTMODULE_USE_TRITON": (("0",), _TRITON),
 }
-"""Per ignored variable: the values that ask for what onnxtrain does anyway, and advice for all other values.
+"""Per ignored variable: the values that match onnxtrain's behavior, and advice for all other values.
 
-E.g. `ORTMODULE_ENABLE_TUNING=0` switches off a tuning that onnxtrain does not have, so that no warning is due.
+E.g. `ORTMODULE_ENABLE_TUNING=0` needs no warning: it disables kernel tuning, which onnxtrain doesn't have.
 """
 
 _warned_of: set[tuple[str, str]] = set()
 
 
 def warn_of_ignored_variables() -> None:
-    """Warns of variables that are set and ignored, once per variable and value."""
+    """Warns of ignored environment variables that are set, once per variable and value."""
     honoured = (FALLBACK_POLICY, LOG_LEVEL, SAVE_ONNX_PATH)
     for name, value in sorted(os.environ.items()):
-        # Every ORTModule calls this: a model of many ORTModules would repeat the warning for each of them.
+        # Every ORTModule calls this function: a model with many ORTModules would repeat the warning.
         if not name.startswith(_PREFIX) or name in honoured or (name, value) in _warned_of:
             continue
-        # An unknown variable is worth a warning, too: it is most often a misspelt one.
+        # Unknown variables are warned of, too: most are misspelled.
         harmless, advice = VARIABLES.get(name, ((), "it is not one that onnxruntime-training documents"))
         if value not in harmless:
             _warned_of.add((name, value))

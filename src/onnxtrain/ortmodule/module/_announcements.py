@@ -1,4 +1,4 @@
-"""Report and warn of what runs where: graphs at their first call, and derivatives that PyTorch computes."""
+"""Reports graphs at their first call, and derivatives that PyTorch computes; warns of those that run in PyTorch."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class Derivatives:
     """Warns of derivatives of a graph that PyTorch computes, once per kind, and reports them.
 
     Args:
-        name: of the graph, e.g. "graph 0".
+        name: the name of the graph, e.g. "graph 0".
         plain: the graph, whose operators are counted for the report.
-        report: gets one record per kind.
-        policy: True if PyTorch may compute them.
+        report: receives one record per kind.
+        policy: tells whether PyTorch may compute derivatives.
     """
 
     def __init__(self, name: str, plain: fx.GraphModule, report: Report, policy: FallbackPolicy) -> None:
@@ -36,11 +36,14 @@ class Derivatives:
         self._said: set[str] = set()
 
     def announce(self, kind: str, error: ORTModuleFallbackException) -> None:
-        """Warns of one kind of derivative; raises `error` if the policy forbids it.
+        """Warns of one kind of derivative that PyTorch is about to compute.
 
         Args:
-            kind: e.g. "second derivative".
-            error: why ONNX Runtime does not compute it.
+            kind: the kind, e.g. "second derivative".
+            error: why ONNX Runtime doesn't compute it.
+
+        Raises:
+            ORTModuleFallbackException: `error`, if the policy forbids the fallback.
         """
         if not self._policy.allows(error):
             raise error
@@ -59,11 +62,15 @@ def _warn_of_pytorch(record: GraphRecord) -> None:
 
 
 _MANY = 64
-"""Captures of one function from which on a warning is worth its noise; Dynamo gives up at 256."""
+"""Number of captures of one function after which a warning is given. Dynamo gives up after 256."""
 
 
 def warn_of_many_captures(captures: Counter[Any]) -> None:
-    """Counts the capture under way, and warns when its function is captured for the 65th time."""
+    """Counts the current capture, and warns when its function is captured for the 65th time.
+
+    Args:
+        captures: number of captures per function; updated in place.
+    """
     current = CompileContext.current_compile_id()
     function = None if current is None else current.frame_id
     captures[function] += 1
@@ -77,14 +84,14 @@ def warn_of_many_captures(captures: Counter[Any]) -> None:
 
 
 class FirstCall:
-    """Runs a graph, and reports it at the first call with the time from its capture to its first result.
+    """Runs a graph; after its first call, adds it to the report with the time from compilation to first result.
 
     Args:
         run: runs the graph.
-        report: gets the record.
+        report: receives the record.
         record: describes the graph.
-        start: `time.perf_counter()` when the capture began, in seconds.
-        log: gets a line at level INFO.
+        start: `time.perf_counter()` at the start of the compilation, in seconds.
+        log: receives one line at level INFO.
     """
 
     def __init__(
@@ -104,10 +111,10 @@ class FirstCall:
     def __call__(self, *args: Any) -> Any:
         if self._record is None:
             return self._run(*args)
-        # A warning that the graph runs in PyTorch comes after the result: what PyTorch cannot run either is the
-        # caller's error, and raises here.
+        # The warning that the graph runs in PyTorch comes after the result: if PyTorch cannot run the graph either, the
+        # error is the caller's, and is raised here.
         result = self._run(*args)
-        # The same graph may have been called, and reported, once more inside of this call.
+        # A nested or concurrent call may have reported the graph already.
         if self._record is not None:
             seconds = time.perf_counter() - self._start
             self._report.record(dataclasses.replace(self._record, first_call_seconds=seconds))

@@ -1,4 +1,4 @@
-"""Offer ORTModule's engine as a backend of `torch.compile(module, backend="onnxtrain")`."""
+"""Provides ORTModule's engine as a backend of `torch.compile(module, backend="onnxtrain")`."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ def compile_backend(
 ) -> Callable[..., Any]:
     """Compiles a graph that Dynamo has captured for ONNX Runtime.
 
-    `torch.compile(..., backend="onnxtrain")` calls it, and finds it by the entry point `torch_dynamo_backends`. Forward
-    and backward run as they do in an `ORTModule`. What Dynamo captures, when it captures again, and which arguments are
-    constants follows `torch.compile` and `torch._dynamo.config`, not ORTModule's settings.
+    `torch.compile(..., backend="onnxtrain")` finds this function by the entry point `torch_dynamo_backends`. Forward
+    and backward run as in an `ORTModule`. Unlike there, capture follows `torch.compile` and `torch._dynamo.config`, not
+    ORTModule's settings: what is captured, when it is captured again, and which arguments are constants.
 
     Args:
         graph_module: the graph.
-        example_inputs: its arguments.
-        options: `torch.compile(options={...})`: arguments of :class:`~onnxtrain.ortmodule.DebugOptions` by name, and
-            `report`, a :class:`~onnxtrain.ortmodule.Report` to record the graphs in.
+        example_inputs: its arguments in the captured call.
+        options: the `options` of `torch.compile`: arguments of :class:`~onnxtrain.ortmodule.DebugOptions` by name, and
+            `report`, a :class:`~onnxtrain.ortmodule.Report` that receives a record of each graph.
 
     Returns:
-        A callable that takes what the graph takes and returns what it returns.
+        A callable with the inputs and outputs of the graph.
 
     Raises:
         TypeError: an option is unknown or has the wrong type.
         ORTModuleInitException: the installed onnxruntime is older than 1.30.
-        ORTModuleFallbackException: the graph does not run in ONNX Runtime, and the policy forbids PyTorch.
+        ORTModuleFallbackException: the graph cannot run in ONNX Runtime, and the policy forbids PyTorch.
 
     Example:
         >>> import torch
@@ -52,8 +52,8 @@ def compile_backend(
 
 @functools.lru_cache(maxsize=64)
 def _backend(report: Report | None = None, **options: Any) -> Backend:
-    """Returns one backend for all graphs with the same options."""
-    # The backend numbers its graphs, so that each must not get a backend of its own.
+    """Returns the backend for all graphs with the same options."""
+    # Cached, because a backend numbers its graphs.
     if not isinstance(report, Report | None):
         raise TypeError(
             f"torch.compile: the option report must be a Report, received {type(report).__name__}"

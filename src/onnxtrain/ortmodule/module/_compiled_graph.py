@@ -1,4 +1,4 @@
-"""Run one captured graph in ONNX Runtime, with the views and in-place writes that it has in eager PyTorch."""
+"""Runs a captured graph in ONNX Runtime, with the views and in-place writes of eager PyTorch."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from onnxtrain.ortmodule.sessions._session import is_of_onnxruntime
 
 
 class CompiledGraph:
-    """A captured graph as the callable that Dynamo's code calls: it takes the graph's inputs, returns its outputs.
+    """The callable for a captured graph, which Dynamo's generated code calls with the graph's inputs.
 
     Args:
-        body: computes the outputs and the new values of inputs that the graph writes to.
+        body: computes the outputs and the new values of mutated inputs.
         signature: describes the inputs and outputs.
-        plain: the graph in PyTorch, with its assertions, for cases that `body` was not made for.
-        unchecked: the graph in PyTorch that returns the conditions of its assertions as last outputs.
-        announce: warns of what PyTorch is about to compute.
+        plain: the graph in PyTorch, with its assertions. It is used if `body` is not valid for the inputs of a call.
+        unchecked: the graph in PyTorch, with the conditions of its assertions as last outputs.
+        announce: warns of computations that PyTorch is about to run.
     """
 
     def __init__(
@@ -51,9 +51,8 @@ class CompiledGraph:
         changed = {place for place, _ in body.mutated}
         self._unnoticed = frozenset(place for place in changed if not signature.inputs[place].counts_writes)
         written = {place for place in changed if signature.inputs[place].written_with_grad}
-        # Inputs that are cloned before the run. Backward needs their values from before the write. And a tensor that
-        # gets a `grad_fn` of this graph by the write must not be saved in the graph, which would keep itself alive
-        # then.
+        # Inputs that are cloned before the run, because backward needs their values from before the write. Besides, if
+        # the write gives an input a `grad_fn` of this graph, saving the input would create a reference cycle.
         reads = body.reads
         self._copied = [
             index
@@ -62,7 +61,7 @@ class CompiledGraph:
         ]
 
     def __call__(self, *args: Any) -> tuple[Any, ...]:
-        """Runs the graph, writes mutated inputs back, and returns its outputs."""
+        """Runs the graph and writes mutated inputs back; returns the graph's outputs."""
         outputs: tuple[Any, ...] = unwatched(self._compute, args)
         return outputs
 
@@ -70,7 +69,7 @@ class CompiledGraph:
         body = self.body
         # Numbers among the arguments are symbolic sizes that the ONNX graph takes as int64 scalars.
         tensors = [a if isinstance(a := args[i], torch.Tensor) else torch.tensor(a) for i in body.inputs]
-        # ONNX Runtime has no forward-mode derivatives: it would drop the tangent without a word.
+        # ONNX Runtime has no forward-mode differentiation: it would silently drop the tangent.
         if forward_ad._current_level >= 0 and any(map(_is_dual, tensors)):
             why = (
                 "an input has a tangent (torch.autograd.forward_ad); torch.autograd.functional.jvp needs none"
@@ -89,8 +88,8 @@ class CompiledGraph:
             results = body.results(args, tensors)
         except Exception as error:
             if error.__cause__ is not None and is_of_onnxruntime(error.__cause__):
-                # An `assert` of the user's that does not hold comes before the error that it guards against, such as
-                # an index out of range.
+                # The user's code may have an `assert` against this error, e.g. an index out of range. In eager PyTorch
+                # the assertion fails first.
                 self._plain(*args)
             raise
         if body.mutated:
@@ -102,10 +101,10 @@ class CompiledGraph:
         return outputs if self._views is None else self._with_views(self._views, outputs, args)
 
     def _write_back(self, args: tuple[Any, ...], results: Sequence[torch.Tensor]) -> None:
-        """Copies the new values of inputs that the graph writes to into these inputs."""
+        """Copies the new values of mutated inputs into the inputs."""
         targets, sources = [], []
         for placeholder, output in self.body.mutated:
-            # A write through `.data` leaves the version counter as it is, in eager PyTorch, too.
+            # As in eager PyTorch, a write through `.data` doesn't increment the version counter.
             target = args[placeholder].data if placeholder in self._unnoticed else args[placeholder]
             source = results[output]
             if source.requires_grad:
@@ -114,21 +113,27 @@ class CompiledGraph:
             else:
                 targets.append(target)
                 sources.append(source)
-        # One call for all of them: BatchNorm's statistics are three small tensors per layer.
+        # One call for all tensors: the running statistics of BatchNorm are three small tensors per layer.
         if targets:
             with torch.no_grad():
                 foreach_copy(targets, sources)
 
     def _with_views(self, views: Views, outputs: Sequence[Any], args: Sequence[Any]) -> tuple[Any, ...]:
-        """Returns the outputs that the caller gets, with views of `args` and of other outputs in their places."""
+        """Creates the output views; returns the outputs for the caller.
+
+        Args:
+            views: the views.
+            outputs: the outputs of the graph without its views.
+            args: the inputs of the graph.
+        """
         filled = list(outputs[: self._returned])
         made_views = views.graph.forward(*args, *(outputs[index] for index in views.bases))
         for (index, requires_grad), view in zip(views.outputs.items(), made_views, strict=True):
-            # A view of a tensor with a gradient that was made under `no_grad`, or detached.
+            # The view was created under `no_grad`, or detached, and its base requires a gradient.
             filled[index] = view if requires_grad or not view.requires_grad else view.detach()
         return tuple(filled)
 
 
 def _is_dual(tensor: torch.Tensor) -> bool:
-    """True if a tensor has a tangent of forward-mode differentiation."""
+    """True if a tensor has a forward-mode tangent."""
     return forward_ad.unpack_dual(tensor).tangent is not None  # type: ignore[no-untyped-call]

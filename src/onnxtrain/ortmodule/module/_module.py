@@ -1,4 +1,4 @@
-"""Stand in for a `torch.nn.Module` with an ORTModule, which runs the module's calls in ONNX Runtime."""
+"""Defines ORTModule, which wraps a `torch.nn.Module` and runs its calls in ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ from onnxtrain.ortmodule.sessions._session import check_onnxruntime
 
 
 class ORTModule(torch.nn.Module):
-    """Runs forward and backward of a module in ONNX Runtime; everything else is the module's own.
+    """Runs forward and backward of a module in ONNX Runtime; otherwise behaves like the module.
 
-    The ORTModule has no state of its own: every attribute, read, set or deleted, and every method of
-    `torch.nn.Module` is that of the wrapped module, whose names carry no prefix. Methods that return `self`
-    return the ORTModule. The methods that the user's class adds see the ORTModule as their `self`, so that
-    `self(x)` in them runs in ONNX Runtime too. docs/ortmodule-api.md lists all methods; what differs:
+    An ORTModule has no state of its own. Reading, setting and deleting attributes, and the methods of
+    `torch.nn.Module`, act on the wrapped module; names in `state_dict()` have no prefix. Methods that return `self`
+    return the ORTModule. In methods that the user's class adds, `self` is the ORTModule, so that `self(x)` runs in ONNX
+    Runtime, too. docs/ortmodule-api.md lists all methods. The differences are:
 
-    - `model.module` is the wrapped module; of a wrapped DistributedDataParallel it is the module inside of that, as
-      without ORTModule. `model.report()` tells which graphs run where, and `model.export_training_graph(folder)`
-      writes them;
-    - `add_module` raises, as it did in onnxruntime-training; `register_module` and assignment work;
+    - `model.module` is the wrapped module. If that is a DistributedDataParallel, `model.module` is the module inside
+      it, as without ORTModule. `model.report()` tells which graphs run where, and
+      `model.export_training_graph(folder)` writes the graphs;
+    - `add_module` raises, as in onnxruntime-training; `register_module` and assignment work;
     - `modules()`, `named_modules()`, `get_submodule("")`, `apply` and hooks see the wrapped module as root;
     - `compile` compiles the wrapped module; calls of the ORTModule still run in ONNX Runtime;
-    - `repr(model)` has the text of the wrapped module between `ORTModule(` and `)`.
+    - `repr(model)` is the `repr` of the wrapped module between `ORTModule(` and `)`.
 
-    `isinstance(model, type(model.module))` holds; `type(model)` tells an ORTModule.
+    `isinstance(model, type(model.module))` is True. `type(model)` is ORTModule or a subclass.
 
     Args:
         module: the module to run. An ORTModule is unwrapped first.
@@ -47,7 +47,7 @@ class ORTModule(torch.nn.Module):
 
     Raises:
         TypeError: an argument has the wrong type.
-        ORTModuleTorchModelException: a kind of module that cannot be captured.
+        ORTModuleTorchModelException: the module is of a kind that cannot be captured.
         ORTModuleInitException: the installed onnxruntime is older than 1.30.
 
     Example:
@@ -63,14 +63,14 @@ class ORTModule(torch.nn.Module):
     __slots__ = ("_ort",)
     _ort: Wrapped
     _ort_own: ClassVar[frozenset[str]] = frozenset()
-    """Names of the attributes that ORTModule, or a subclass of it, defines itself; all others are the module's."""
+    """Names of attributes that ORTModule or its subclass defines. All other attributes are the wrapped module's."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         if user_class(cls) is cls:
             cls._ort_own |= vars(cls).keys() - _NOT_OWN
 
-    # torch.nn.Module.__init__ is not called: it would make a second set of parameters, buffers and hooks.
+    # torch.nn.Module.__init__ is not called: it would create a second set of parameters, buffers and hooks.
     def __init__(self, module: torch.nn.Module, debug_options: DebugOptions | None = None) -> None:
         if debug_options is None:
             debug_options = DebugOptions()
@@ -84,52 +84,53 @@ class ORTModule(torch.nn.Module):
 
     @property
     def module(self) -> torch.nn.Module:
-        """The wrapped module; of a wrapped DistributedDataParallel, the module inside of it."""
+        """The wrapped module or, if that is a DistributedDataParallel, the module inside it."""
         module = _of(self).module
-        # torch.distributed.checkpoint (PyTorch 2.13) finds names by way of `model.module` if `model` is an instance of
-        # DistributedDataParallel, and takes the result for the module inside.
+        # If `model` is an instance of DistributedDataParallel, torch.distributed.checkpoint (PyTorch 2.13) expects the
+        # inner module from `model.module`.
         return module.module if isinstance(module, DistributedDataParallel) else module
 
     def report(self) -> Report:
-        """Returns which graphs run where; see :class:`~onnxtrain.ortmodule.Report`."""
+        """Returns the report of the captured graphs, which tells where each of them runs."""
         return _of(self).report
 
     def export_training_graph(self, path: str | os.PathLike[str]) -> list[Path]:
-        """Writes the graphs that ONNX Runtime has compiled so far for this model as ONNX files.
+        """Writes the graphs that have been compiled for ONNX Runtime so far as ONNX files.
 
-        A graph that has run in training mode is two files, `graph_<n>_forward.onnx` and `graph_<n>_backward.onnx`; one
-        for inference is `graph_<n>_inference.onnx`. Where PyTorch runs some operators, each part in ONNX Runtime has
-        files of its own, `graph_<n>_part_<k>_forward.onnx`. They are those of the sessions, operator for operator, with
-        fused and float64 computations as onnxtrain writes them, and run in any stock runtime. Inputs of forward are
-        what PyTorch passes (parameters, buffers, arguments, and random numbers where it draws them); its outputs are
-        the graph's own, then what backward takes of it. Inputs of backward are inputs and outputs of forward, by
-        name, then `<output>_ct`, the cotangents; its outputs are `<input>_grad`.
+        A graph for training has two files, `graph_<n>_forward.onnx` and `graph_<n>_backward.onnx`. A graph for
+        inference has one file, `graph_<n>_inference.onnx`. If PyTorch runs some of a graph's operators, each part in
+        ONNX Runtime has its own files, e.g. `graph_<n>_part_<k>_forward.onnx`.
+
+        The files contain the models of the sessions, including fused and float64 computations, and run in any stock
+        ONNX Runtime. The inputs of forward are parameters, buffers, arguments and random numbers; its outputs are the
+        graph's outputs, then the residuals. The inputs of backward are the inputs and outputs of forward that it needs,
+        under the same names, then the cotangents, `<output>_ct`; its outputs are the gradients, `<input>_grad`.
 
         Args:
-            path: a folder; it is made if it is not there.
+            path: a folder, which is created if it does not exist.
 
         Returns:
-            The files.
+            The paths of the files.
 
         Raises:
             ORTModuleONNXModelException: nothing has run in ONNX Runtime yet.
         """
         return _of(self).graphs.save(path)
 
-    # As the child of a module that is compiled itself, it is called from there, and not captured with it.
-    # Not torch.compiler.disable, whose wrapper costs each call microseconds.
+    # If an ORTModule is a child of a compiled module, it is called, and not captured with the parent.
+    # torch.compiler.disable would do the same, but its wrapper takes microseconds per call.
     @_torch.skip
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Does what the wrapped module does when called, hooks included."""
+        """Calls the wrapped module, hooks included, in ONNX Runtime."""
         return _of(self).call(*args, **kwargs)
 
     @property
     def forward(self) -> Callable[..., Any]:  # type: ignore[override]
-        """Does what the wrapped module's forward does: the hooks of the module itself do not run."""
+        """The wrapped module's `forward`, run in ONNX Runtime. The module's own hooks don't run."""
         return BoundForward(_of(self))
 
     def add_module(self, name: str, module: torch.nn.Module | None) -> NoReturn:
-        """Raises: onnxruntime-training forbade it, and callers rely on that.
+        """Raises an exception, as in onnxruntime-training, because callers rely on it.
 
         Raises:
             ORTModuleTorchModelException: always.
@@ -146,10 +147,10 @@ class ORTModule(torch.nn.Module):
     def _replicate_for_data_parallel(self) -> NoReturn:
         raise ORTModuleTorchModelException(_DATA_PARALLEL)
 
-    # Every attribute that is not ORTModule's own is the wrapped module's: `__getattr__` alone would not do, as
-    # torch.nn.Module, the base class, has parameters(), training and all the others, too.
-    # Dynamo, which may capture a hook that reads an ORTModule (DeepSpeed's does), must not follow: Dynamo reads
-    # `type(self)` by way of `__getattribute__`, without end.
+    # Every attribute that ORTModule doesn't define is looked up on the wrapped module. `__getattr__` alone would not be
+    # enough, because the base class torch.nn.Module has e.g. `parameters` and `training`, too.
+    # Dynamo may capture a hook that reads an ORTModule, e.g. DeepSpeed's, but must not capture this method: Dynamo
+    # reads `type(self)` through `__getattribute__`, in an infinite recursion.
     @_torch.skip
     def __getattribute__(self, name: str) -> Any:
         if name in type(self)._ort_own:
@@ -160,7 +161,7 @@ class ORTModule(torch.nn.Module):
             return _bound(self, wrapped, name, value)
         return value
 
-    # Python comes here when __getattribute__ has found nothing.
+    # Python calls this method if __getattribute__ has raised AttributeError.
     def __getattr__(self, name: str) -> NoReturn:
         raise AttributeError(f"'{type(_of(self).module).__name__}' object has no attribute '{name}'")
 
@@ -175,7 +176,7 @@ class ORTModule(torch.nn.Module):
                 "wrap the module that has it, ORTModule(fully_shard(module))"
             )
         module = _of(self).module
-        # `model.forward = decorate(model.forward)`: what is stored in the module must not lead back here.
+        # `model.forward = decorate(model.forward)`: the function stored in the module must not call the ORTModule.
         if isinstance(value, BoundForward):
             value = value.__wrapped__
         elif isinstance(value, MethodType) and value.__self__ is self:
@@ -198,7 +199,7 @@ class ORTModule(torch.nn.Module):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ORTModule:
         clone = _blank(user_class(type(self)))
-        # Before the module is copied, which may refer to this object.
+        # Set before the module is copied, because the module may refer to this object.
         memo[id(self)] = clone
         _adopt(clone, copy.deepcopy((_of(self).module, _of(self).options), memo))
         return clone
@@ -209,7 +210,7 @@ class ORTModule(torch.nn.Module):
 
 
 _of: Callable[[ORTModule], Wrapped] = ORTModule.__dict__["_ort"].__get__
-"""Returns the `Wrapped` of an ORTModule: a slot read past `__getattribute__`, which would look at the module."""
+"""Returns the `Wrapped` of an ORTModule. Reads the slot directly, because `__getattribute__` reads the module."""
 
 _DATA_PARALLEL = (
     "ORTModule cannot be used with torch.nn.DataParallel, which copies the module in each call; "
@@ -220,22 +221,29 @@ _RETURN_SELF = (
     "apply", "bfloat16", "cpu", "cuda", "double", "eval", "float", "half", "ipu", "mtia", "requires_grad_",
     "share_memory", "to", "to_empty", "train", "type", "xpu",
 )  # fmt: skip
-"""Methods of torch.nn.Module that return `self`: those of an ORTModule return the ORTModule."""
+"""Methods of torch.nn.Module that return `self`. On an ORTModule they return the ORTModule."""
 
 _OWN_NAMES = ("module", "report", "export_training_graph")
 """Public names that an ORTModule adds to those of the wrapped module."""
 
 _NOT_OWN = frozenset({"__annotations__", "__doc__", "__init__", "__module__", "__slots__"})
-"""Names in every class body. Looked up on an ORTModule they mean the wrapped module's, e.g. its `__doc__`."""
+"""Names in every class body that are nevertheless looked up on the wrapped module, e.g. `__doc__`."""
 
 
 ORTModule._ort_own = frozenset(vars(ORTModule)) - _NOT_OWN
 
 
 def _bound(self: ORTModule, wrapped: Wrapped, name: str, method: MethodType) -> Any:
-    """Returns a bound method of the wrapped module as a method of the ORTModule."""
-    # The user's own methods get the ORTModule as `self`, so that `self(x)` in them runs in ONNX Runtime. PyTorch's get
-    # the module: they read `_parameters` and the like.
+    """Returns the method of an ORTModule for a method of the wrapped module.
+
+    Args:
+        self: the ORTModule.
+        wrapped: the state of the ORTModule.
+        name: the name of the method.
+        method: the method, bound to the wrapped module.
+    """
+    # Methods of the user's class are bound to the ORTModule, so that `self(x)` in them runs in ONNX Runtime. PyTorch's
+    # methods stay bound to the module, because they read e.g. `_parameters`.
     of_torch = hasattr(torch.nn.Module, name) or method.__module__.startswith("torch.")
     if not of_torch:
         return MethodType(method.__func__, self) if wrapped.binds_methods else _returning(self, method)
@@ -245,7 +253,7 @@ def _bound(self: ORTModule, wrapped: Wrapped, name: str, method: MethodType) -> 
 
 
 def _returning(self: ORTModule, method: MethodType) -> Callable[..., Any]:
-    """Returns a method that returns the ORTModule where it would return the wrapped module."""
+    """Wraps a method of the wrapped module to return the ORTModule instead of the wrapped module."""
 
     @functools.wraps(method)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -256,16 +264,21 @@ def _returning(self: ORTModule, method: MethodType) -> Callable[..., Any]:
 
 
 def _blank(cls: type[ORTModule]) -> ORTModule:
-    """Returns an ORTModule that holds no module yet, for copying and unpickling."""
+    """Returns an ORTModule without a wrapped module, for copying and unpickling."""
     blank: ORTModule = object.__new__(cls)
     return blank
 
 
 def _adopt(self: ORTModule, state: tuple[torch.nn.Module, DebugOptions]) -> None:
-    """Makes an ORTModule hold a module, with options; it changes the class of the ORTModule."""
+    """Makes an ORTModule wrap a module; changes the class of the ORTModule, see `class_for`.
+
+    Args:
+        self: the ORTModule.
+        state: the module and its options.
+    """
     module, options = state
     hidden = [name for name in _OWN_NAMES if hasattr(module, name)]
-    # `ORTModule.module` gives what DistributedDataParallel's gives.
+    # `ORTModule.module` returns the same module as `DistributedDataParallel.module`.
     if isinstance(module, DistributedDataParallel):
         hidden.remove("module")
     if hidden:
@@ -282,8 +295,16 @@ def _adopt(self: ORTModule, state: tuple[torch.nn.Module, DebugOptions]) -> None
 
 
 def _unwrap(module: object) -> torch.nn.Module:
-    """Returns the module to wrap; raises for what cannot be wrapped."""
-    # `isinstance` would ask `__class__`, which an ORTModule answers as the wrapped module does.
+    """Returns the module to wrap.
+
+    Args:
+        module: the argument of the user, e.g. a module or an ORTModule.
+
+    Raises:
+        TypeError: it is not a module.
+        ORTModuleTorchModelException: it is a module of a kind that cannot be wrapped.
+    """
+    # `isinstance` would read `__class__`, which is forwarded to the wrapped module.
     if type(module).__mro__.count(ORTModule):
         return _of(cast(ORTModule, module)).module
     if not isinstance(module, torch.nn.Module):

@@ -1,8 +1,8 @@
-"""Watch for operators that PyTorch computes during a call of the model, outside of all captured graphs.
+"""Detects operators that PyTorch runs during a call of the model, outside all captured graphs.
 
-Dynamo gives up on a function in many ways (a graph break inside a loop, a function disabled for it, a `torch.func`
-transform, a limit reached) and runs it in PyTorch without telling its backend. So the operators themselves are watched,
-in every call: code that no graph holds may run for the first time long after the first call.
+There are many reasons for which Dynamo runs a function in PyTorch without telling its backend: a graph break inside a
+loop, a function disabled for Dynamo, a `torch.func` transform, a limit. So a dispatch mode observes all operators. It
+is active in every call, because uncaptured code may run for the first time long after the first call.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ _TORCH = f"{Path(torch.__file__).parent}{os.sep}"
 _LAYERS = f"{_TORCH}nn{os.sep}modules{os.sep}"
 _DYNAMO = f"{_TORCH}_dynamo{os.sep}"
 _DYNAMO_CALLS = (f"{_DYNAMO}eval_frame.py", f"{_DYNAMO}external_utils.py")
-"""Files of Dynamo that are on the stack when code runs. Its other files are there while it captures."""
+"""Files of Dynamo that are on the stack when generated code runs. Its other files are on the stack during a capture."""
 _WORKERS = (f"{_TORCH}distributed{os.sep}", f"{_TORCH}nn{os.sep}parallel{os.sep}")
 _DTENSOR = f"{_TORCH}distributed{os.sep}tensor{os.sep}"
 _OWN = f"{Path(__file__).parents[1]}{os.sep}"
 _CALLERS = (__file__, _calling.__file__)
-"""Files of ORTModule that call the user's code. All other files of the package compute by themselves."""
-# `with mode:` keeps books that a compiled call does not need.
+"""Files of ORTModule that call the user's code. Operators called from its other files are ORTModule's own."""
+# Functions beneath `with mode:`, which has an overhead that a compiled call doesn't need.
 _push = _torch.push_dispatch_mode
 _pop = _torch.pop_dispatch_mode
 _dispatch_mode = _torch.get_dispatch_mode
@@ -57,26 +57,26 @@ _MOVES_DATA = frozenset({
     "full_like", "is_pinned", "lift_fresh", "lift_fresh_copy", "ones_like", "pin_memory", "record_stream",
     "resize_", "set_", "zero_", "zeros_like", "fill_",
 })  # fmt: skip
-"""Operators that copy, make or read data. `loss.item()` for a log is no part of the model's arithmetic."""
+"""Operators that copy, create or read data, which are ignored: e.g. `loss.item()` for a log is not a computation."""
 
 
 def watched(
     call: Callable[..., Any], plain: torch.nn.Module, report: Report, policy: FallbackPolicy
 ) -> Callable[..., Any]:
-    """Returns `call` with a watch: it warns, once per place in the code, of operators that PyTorch computes.
+    """Wraps a compiled module to warn, once per source location, about operators that run in PyTorch.
 
     Args:
-        call: a compiled module.
-        plain: the module itself, which is called under `torch.jit.trace`, `torch.export` and the like.
-        report: gets one record per place.
-        policy: True if PyTorch may compute; if not, the call raises ORTModuleTorchModelException when it is done.
+        call: the compiled module.
+        plain: the module itself. It is called instead under `torch.jit.trace`, `torch.export` etc.
+        report: receives one record per source location.
+        policy: if it forbids PyTorch, a call raises ORTModuleTorchModelException after it has run such operators.
     """
     return _Watched(call, plain, _Watch(report, policy)).run
 
 
 def unwatched(compute: Callable[..., Any], *args: Any) -> Any:
-    """Returns `compute(*args)` without the watch, for operators that are ORTModule's own."""
-    # The watch is a Python function per operator, and would take more time than most operators do.
+    """Returns `compute(*args)`, called without the watch, for operators that ORTModule itself calls."""
+    # The watch calls a Python function per operator, which takes longer than most operators.
     count = _torch.count_dispatch_modes()
     watch = _torch.dispatch_mode_at(count - 1) if count else None
     if type(watch) is not _Watch:
@@ -89,9 +89,9 @@ def unwatched(compute: Callable[..., Any], *args: Any) -> Any:
 
 
 def being_traced() -> bool:
-    """True if a tool is reading the module's operators: it must see the module's own code.
+    """True if a tracer is active, which must see the module's own operators.
 
-    Such tools are `torch.jit.trace`, `torch.export`, `torch.onnx.export`, `make_fx`, and calls with fake tensors.
+    E.g. `torch.jit.trace`, `torch.export`, `torch.onnx.export`, `make_fx`, or a FakeTensorMode.
     """
     return (
         _is_tracing()
@@ -102,7 +102,7 @@ def being_traced() -> bool:
 
 
 def has_hooks(module: torch.nn.Module) -> bool:
-    """True if a call of the module calls hooks, of its own or global ones."""
+    """True if a call of the module runs hooks: the module's own or global hooks."""
     hooks = (
         module._forward_hooks,
         module._forward_pre_hooks,
@@ -113,12 +113,12 @@ def has_hooks(module: torch.nn.Module) -> bool:
 
 
 class _Watched:
-    """Calls a compiled module with the watch on.
+    """Calls a compiled module with the watch active.
 
     Args:
         call: the compiled module.
         plain: the module itself.
-        watch: notes operators that PyTorch computes.
+        watch: records operators that run in PyTorch.
     """
 
     def __init__(self, call: Callable[..., Any], plain: torch.nn.Module, watch: _Watch) -> None:
@@ -128,7 +128,7 @@ class _Watched:
         self._raised: Counter[Any] = Counter()
         self._left: dict[int, CodeType] = {}
 
-    # It may be called from a module that is being captured, which must not take this for its own code.
+    # The method may be called from a module that is being captured, and must not be captured with it.
     @_torch.skip
     def run(self, *args: Any, **kwargs: Any) -> Any:
         if being_traced():
@@ -141,14 +141,14 @@ class _Watched:
             self._capture_again(error)
             # Dynamo wraps the exceptions of its backend.
             own = getattr(error, "inner_exception", None)
-            # Dynamo never captures a call that raises: it is no news that PyTorch has run it.
+            # Dynamo never captures a call that raises, so the operators are not reported.
             watch.found.clear()
             if isinstance(own, OnnxTrainError):
                 raise own from own.__cause__
             raise
         finally:
             _pop(None)
-        # The code of a generator runs after the call, where nobody watches.
+        # The code of a generator runs after the call, without the watch.
         if type(result) is GeneratorType:
             watch.found[result.__qualname__, "what the generator computes"] = None
         if self._raised:
@@ -161,12 +161,12 @@ class _Watched:
         return result
 
     def _capture_again(self, error: Exception) -> None:
-        """Lets Dynamo capture the functions that an exception has passed through once more."""
-        # Dynamo (PyTorch 2.13) does not capture a call that raises, and runs that function in PyTorch from then on: one
-        # batch of a wrong shape would move it out of ONNX Runtime. Where every call raises (a hook that stops the model
-        # early) each call would be captured in vain, so after two tries it is left until one does not raise.
+        """Makes Dynamo capture the functions that an exception has passed through again."""
+        # Dynamo (PyTorch 2.13) doesn't capture a call that raises, and runs that function in PyTorch from then on: one
+        # batch of a wrong shape would move it out of ONNX Runtime. But if every call raises, e.g. in a hook that stops
+        # the model early, all captures would be in vain. After `_TRIES` captures, there are none until a call returns.
         codes = _codes(error.__traceback__)
-        # By identity: code that Dynamo writes may have a dict among its constants, of which there is no hash.
+        # Code is identified by id: generated code may have a dict among its constants, and is not hashable then.
         place = (type(error), id(codes[-1]) if codes else None)
         self._raised[place] += 1
         if self._raised[place] <= _TRIES:
@@ -177,11 +177,11 @@ class _Watched:
 
 
 _TRIES = 2
-"""Captures of a function that an exception leaves at one place, before it stays in PyTorch."""
+"""Number of additional captures after exceptions of one type raised in one function."""
 
 
 def _codes(trace: TracebackType | None) -> list[CodeType]:
-    """Returns the code of the functions that an exception has passed through and that Dynamo may capture."""
+    """Returns the code objects of the functions in a traceback that Dynamo may capture."""
     codes = []
     for frame, _ in traceback.walk_tb(trace):
         name = frame.f_code.co_filename
@@ -191,18 +191,18 @@ def _codes(trace: TracebackType | None) -> list[CodeType]:
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes the operators that PyTorch computes, and the places in the user's code that call them.
+    """Records the operators that run in PyTorch, and the places in the user's code that call them.
 
     Args:
-        report: gets one record per place.
-        policy: True if PyTorch may compute.
+        report: receives one record per place.
+        policy: tells whether operators may run in PyTorch.
 
     Attributes:
-        found: (place, operator) pairs since the last call of `publish`, in the order of computation, e.g.
+        found: (place, operator) pairs since the last call of `publish`, in order of execution, e.g.
             {("Net.forward (net.py:12)", "aten.sin"): None}.
     """
 
-    # torch.cond and its like, which run the graphs that they are given under the watch.
+    # E.g. torch.cond. The operators in its subgraphs are watched.
     supports_higher_order_operators = True
 
     def __init__(self, report: Report, policy: FallbackPolicy) -> None:
@@ -214,14 +214,14 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        # Dynamo captures nothing while a mode is active that does not say so.
+        # Otherwise Dynamo would not capture anything while the mode is active.
         return True
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        # An ORTModule inside of another one has its own watch, which has noted the operator.
+        # A nested ORTModule has its own watch, which has recorded the operator.
         nested = getattr(_inside, "handler", False)
         if not nested and _computes(func, args) and _torch.current_graph_task_id() == -1:
             place = _place(sys._getframe(1))
@@ -235,10 +235,10 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def publish(self) -> None:
-        """Reports the operators that were noted, and warns of new places.
+        """Adds the recorded operators to the report, and warns of new places.
 
         Raises:
-            ORTModuleTorchModelException: the policy forbids it.
+            ORTModuleTorchModelException: the policy forbids operators in PyTorch.
         """
         found, self.found = self.found, {}
         allowed = FallbackPolicy.UNSUPPORTED_TORCH_MODEL in self._policy
@@ -260,7 +260,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _reason() -> str:
-    """Returns why Dynamo has not captured the operators of this call."""
+    """Returns the reason why Dynamo hasn't captured operators of this call, as the end of a message."""
     if _torch.peek_interpreter_stack() is not None:
         return "under a transform of torch.func, which Dynamo does not capture"
     if _torch.dynamo_config.disable or _torch.eval_frame._stance.stance != "default":
@@ -269,8 +269,8 @@ def _reason() -> str:
 
 
 def _computes(func: Any, args: tuple[Any, ...]) -> bool:
-    """True if an operator does arithmetic on a tensor: views, copies and reads of a number do not."""
-    # The graphs that it runs are watched.
+    """True if an operator computes with a tensor, unlike views, copies and reads of a number."""
+    # The operators in its subgraphs are watched.
     if isinstance(func, HigherOrderOperator):
         return False
     if func.is_view or func.namespace == "prim" or func.overloadpacket.__name__ in _MOVES_DATA:
@@ -283,9 +283,14 @@ def _leaves(args: tuple[Any, ...]) -> list[Any]:
 
 
 def _place(frame: FrameType | None) -> str | None:
-    """Returns the user's function that calls an operator, or else PyTorch's layer, e.g. "Net.forward (net.py:12)".
+    """Returns the place that calls an operator: the user's function or, if there is none, PyTorch's layer.
 
-    None if ORTModule calls it by itself, or Dynamo while it captures, or one of PyTorch's engines for several workers.
+    Args:
+        frame: the frame of the call.
+
+    Returns:
+        The place, e.g. "Net.forward (net.py:12)". None if the operator is called by ORTModule itself, by Dynamo during
+        a capture, or by PyTorch's code for distributed training.
     """
     layer = None
     while frame is not None:
@@ -294,8 +299,8 @@ def _place(frame: FrameType | None) -> str | None:
             break
         if name.startswith(_OWN) or (name.startswith(_DYNAMO) and name not in _DYNAMO_CALLS):
             return None
-        # DistributedDataParallel and FSDP exchange parameters and buffers in the call: no arithmetic of the model. The
-        # operators of a DTensor are.
+        # Operators with which DistributedDataParallel and FSDP communicate are not computations of the model, but
+        # operators on DTensors are.
         if layer is None and name.startswith(_WORKERS) and not name.startswith(_DTENSOR):
             return None
         if name.startswith(_LAYERS) and layer is None and frame.f_code.co_name != "_call_impl":

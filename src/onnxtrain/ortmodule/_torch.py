@@ -145,7 +145,7 @@ set_isolated_recompiles: Callable[[int], int] | None = getattr(
 
 
 def _bounds_pass_gradients() -> bool:
-    """Returns the value of `bounds_pass_gradients`, by computing the gradient of `torch.clamp` on its bound."""
+    """True if the gradient of `torch.clamp` on its bound is not zero in the installed PyTorch."""
     # This module may be imported under `no_grad` or `inference_mode`.
     with torch.inference_mode(False), torch.enable_grad():
         x = torch.zeros(1, requires_grad=True)

@@ -71,10 +71,10 @@ class BySize:
         return run(*args)
 
     def _compiled(self, size: Size, args: Sequence[Any]) -> Callable[..., Any]:
-        """Returns the graph, compiled for one size or for all sizes.
+        """Compiles the graph for a new batch size, or returns the graph for all sizes if enough sizes were seen.
 
         Args:
-            size: a new batch size.
+            size: the new batch size.
             args: arguments of a call with this batch size.
         """
         if self._sees_many or len(self._own) >= _OWN:

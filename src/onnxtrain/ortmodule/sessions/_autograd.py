@@ -120,7 +120,7 @@ def _detached(tensors: list[torch.Tensor], unreached: Sequence[int], alone: bool
 def _versions(
     step: TrainingStep, tensors: Sequence[torch.Tensor]
 ) -> tuple[list[int], list[tuple[torch.Tensor, int, frozenset[int]]]]:
-    """Returns `_Kept.versions` and `_Kept.checked` for the inputs `tensors`."""
+    """Reads the version counters of a program's inputs; returns the fields `versions` and `checked` of `_Kept`."""
     checked = [(tensors[i], tensors[i]._version, outputs) for i, outputs in step.checked]
     return [tensors[i]._version for i in step.reads], checked
 

@@ -157,7 +157,7 @@ def _is_differentiable(value: Any) -> bool:
 
 
 def _has_derivative(node: fx.Node, differentiable: set[fx.Node]) -> bool:
-    """True if autograd records a node's operator. The operator is run on fake tensors to find out.
+    """True if autograd records a node's operator when it is run on fake tensors.
 
     Args:
         node: the node.

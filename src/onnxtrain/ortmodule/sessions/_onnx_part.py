@@ -97,7 +97,7 @@ class OnnxPart:
         self._replay = Replay(self._replayed.of_call(args or ()), announce) if same else None
 
     def _create_sessions(self) -> Sequence[int]:
-        """Creates the sessions; returns `reads`."""
+        """Creates the sessions; returns the value of the attribute `reads`."""
         # Sessions are not created lazily: a missing kernel must be found while the graph can still be cut into parts.
         lowered = self._lowered
         if not lowered.model.graph.outputs:

@@ -388,7 +388,10 @@ class Program:
 
 
 def _linked(targets: Iterable[ir.Value]) -> set[ir.Value]:
-    """Returns the values that the targets depend on through floating-point values, even where the gradient is zero."""
+    """Returns the targets and the floating-point values that they depend on, up to stop-gradient nodes.
+
+    A gradient need not reach such a value: e.g. the rule of Floor propagates none.
+    """
     linked: set[ir.Value] = set()
     stack = list(targets)
     while stack:

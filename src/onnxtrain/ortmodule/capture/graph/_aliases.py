@@ -181,10 +181,10 @@ class _ViewsGraph:
         return node in self._ungraded and node.meta["example_value"].requires_grad and _root(node) is not node
 
     def finish(self, nodes: Sequence[fx.Node]) -> fx.GraphModule:
-        """Completes the graph.
+        """Adds the views to the graph, makes them its outputs, and returns the graph.
 
         Args:
-            nodes: the nodes of the captured graph whose copies the graph returns.
+            nodes: the nodes of the captured graph that are views.
         """
         self._graph.output(tuple(self._copied(node) for node in nodes))
         return fx.GraphModule(self._module, self._graph)

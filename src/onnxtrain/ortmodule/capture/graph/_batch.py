@@ -45,7 +45,8 @@ def batch_of(graph_module: fx.GraphModule, symbols: frozenset[Any]) -> Batch | N
         symbols: the symbols of the batch size.
 
     Returns:
-        None if the graph's inputs have no symbols, have symbols other than `symbols`, or don't determine their values.
+        Where the values of the symbols are read; None if the graph's inputs have no symbols, have symbols other than
+        `symbols`, or don't determine their values.
     """
     values = example_values(graph_module)
     symbolic = frozenset(place for place, value in enumerate(values) if is_symbolic(value))

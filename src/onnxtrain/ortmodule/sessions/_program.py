@@ -390,7 +390,7 @@ class Program:
 def _linked(targets: Iterable[ir.Value]) -> set[ir.Value]:
     """Returns the targets and the floating-point values that they depend on, up to stop-gradient nodes.
 
-    A gradient need not reach such a value: e.g. the rule of Floor propagates none.
+    A gradient need not reach such a value: e.g. Floor has no gradient.
     """
     linked: set[ir.Value] = set()
     stack = list(targets)

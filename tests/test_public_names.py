@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-RECORD = Path(__file__).with_suffix("").with_name("public_names.json")
+RECORD = Path(__file__).with_name("public_names.json")
 MODULES = [
     "onnxtrain",
     "onnxtrain.api",

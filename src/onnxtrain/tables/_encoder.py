@@ -408,8 +408,8 @@ class TableEncoder:
 
 def _require_known_classes(values: Values, classes: Sequence[str]) -> None:
     """Raises InputError for a class that the fitted table does not have."""
-    texts = values.texts()
-    rows = [row for row, text in enumerate(texts) if text not in classes]
+    texts, known = values.texts(), set(classes)
+    rows = [row for row, text in enumerate(texts) if text not in known]
     if rows:
         found = sorted({str(texts[row]) for row in rows})
         raise InputError(

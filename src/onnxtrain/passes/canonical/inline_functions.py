@@ -9,6 +9,7 @@ from onnx import inliner
 from onnx_ir.passes.common import InlinePass
 
 from onnxtrain.errors import ModelError
+from onnxtrain.passes.io.attribute_types import mistyped_attribute
 from onnxtrain.passes.io.without_weights import lean_proto, restore
 from onnxtrain.passes.shapes.infer import infer_shapes
 from onnxtrain.passes.tidy.unique_names import name_apart
@@ -28,7 +29,7 @@ def inline_functions(model: ir.Model, criteria: Callable[[ir.Function], bool] | 
 
     Raises:
         ModelError: a function calls itself, has a graph as an attribute, or imports an opset that cannot be converted;
-            or inlining nested calls would create too many nodes.
+            a call sets an attribute of the wrong type; or inlining nested calls would create too many nodes.
     """
     if not model.functions:
         return model
@@ -42,6 +43,9 @@ def inline_functions(model: ir.Model, criteria: Callable[[ir.Function], bool] | 
         raise ModelError(f"Cannot inline the model's functions: {error.__cause__ or error}") from error
     # A value of the caller and a value of a body may have the same name, which is invalid within one graph.
     name_apart(inlined)
+    # The file was checked when it was loaded, but a call sets attributes in the body, and may give one another type.
+    if problem := mistyped_attribute(inlined):
+        raise ModelError(f"The model is not valid ONNX: with its functions inlined, {problem}.")
     return inlined
 
 

@@ -72,26 +72,18 @@ def canonicalize(model: ir.Model, variable: Collection[str] = ()) -> ir.Model:
     fit_ir_version(model)
     # Turned into inputs, the variable initializers have no value that could be folded or used for shape inference.
     withheld = withhold(model, variable)
-    invalid = "The model is not valid ONNX: {}"
-    try:
-        model = inline_functions(model)
-        # Before shapes are first inferred: onnx would infer wrong ones.
-        VectorsPass()(model)
-        DefaultsPass()(model)
-        # Before the checker and the converter, which would serialize large Constant nodes.
-        lift_constants(model, min_elements=BIG_ELEMENTS + 1)
-    except OnnxTrainError:
-        raise
-    except (TypeError, ValueError, IndexError):
-        # The checker, which runs later, has the better message, e.g. for an attribute of the wrong type.
-        _check(model, ModelError, invalid)
-        raise
+    model = inline_functions(model)
+    # Before shapes are first inferred: onnx would infer wrong ones.
+    VectorsPass()(model)
+    DefaultsPass()(model)
+    # Before the checker and the converter, which would serialize large Constant nodes.
+    lift_constants(model, min_elements=BIG_ELEMENTS + 1)
     opset = model.graph.opset_imports[""]
     if opset < CANONICAL_OPSET:
         model = _expand_what_conversion_breaks(model, opset)
     # The converter needs the values: it turns sizes and axes into attributes or inputs.
     give_back(model, withheld)
-    _check(model, ModelError, invalid)
+    _check(model, ModelError, "The model is not valid ONNX: {}")
     check_inputs(model)
     model = convert_opset(model)
     if opset < CANONICAL_OPSET:

@@ -16,6 +16,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.nn.parallel import DistributedDataParallel
 
+from distributed.ended import check_that_gloo_has_ended
 from distributed.engines import full_state, mean_over_workers
 from distributed.nets import optimizer_of, share
 from distributed.options import PERCEPTRON, STEPS
@@ -65,10 +66,10 @@ def main(folder: Path) -> None:
         torch.save(
             {"result": result, "restarts": restarts, "steps before": len(saved)}, folder / "results.pt"
         )
-    del (
-        model
-    )  # a reducer that outlives its process group can wait for the group's thread with the GIL in its hand
+    # A reducer that outlives its process group can wait for the group's thread with the GIL in its hand.
+    del model
     dist.destroy_process_group()
+    check_that_gloo_has_ended()
 
 
 if __name__ == "__main__":

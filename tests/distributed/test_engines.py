@@ -116,10 +116,15 @@ PROGRAMS = re.findall(
     r"^## ([^\n]*)$(?:(?!^## ).)*?^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL
 )
 
+ENDED = """
+from distributed.ended import check_that_gloo_has_ended
+check_that_gloo_has_ended()
+"""
+
 
 @pytest.mark.parametrize("program", [text for _, text in PROGRAMS], ids=[heading for heading, _ in PROGRAMS])
 def test_the_programs_of_the_page_run(program: str, tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(program)
+    (tmp_path / "train.py").write_text(program + ENDED)
     torchrun(2, "train.py", cwd=tmp_path)
 
 

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from distributed.ended import check_that_gloo_has_ended
+
 
 def run(job: str) -> Any:
     from distributed.engines import ENGINES, train
@@ -45,8 +47,10 @@ def main(folder: Path, jobs: list[str]) -> None:
     if dist.get_rank() == 0:
         torch.save(results, folder / "results.pt")
     # A reducer that outlives its process group can wait for the group's thread with the GIL in its hand.
+    results.clear()
     gc.collect()
     dist.destroy_process_group()
+    check_that_gloo_has_ended()
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.nn.parallel import DistributedDataParallel
 
-from distributed.ended import check_that_gloo_has_ended
+from distributed.ended import leave_at_once
 from distributed.engines import full_state, mean_over_workers
 from distributed.nets import optimizer_of, share
 from distributed.options import PERCEPTRON, STEPS
@@ -69,7 +69,7 @@ def main(folder: Path) -> None:
     # A reducer that outlives its process group can wait for the group's thread with the GIL in its hand.
     del model
     dist.destroy_process_group()
-    check_that_gloo_has_ended()
+    leave_at_once()
 
 
 if __name__ == "__main__":

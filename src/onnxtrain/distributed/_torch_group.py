@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -57,6 +58,7 @@ class TorchGroup(Communicator):
                     world_size=place[1],
                     timeout=timeout,
                 )
+                atexit.register(_leave)
                 if token is not None:
                     prove_membership(token, timeout)
         # If the program has created the group, its rank and size count, not those of the environment variables.
@@ -133,6 +135,12 @@ class TorchGroup(Communicator):
         with _raising_workers_error("Waiting for worker 0"):
             dist.broadcast_object_list(values, src=0)
         return values[0]
+
+
+def _leave() -> None:
+    """Ends gloo's threads: one that frees a NumPy array while Python finalizes would abort the process."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def _store(rank: int, size: int, timeout: timedelta, token: str | None) -> Any:

@@ -48,6 +48,13 @@ class Branches(nn.Module):
         return torch.cat([self.first(x), self.second(x)], self.axis)
 
 
+class InstanceNorm(nn.InstanceNorm2d):
+    """Returns images of one pixel unchanged, which PyTorch refuses to normalize."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x if x[0, 0].numel() == 1 else super().forward(x)
+
+
 class SqueezeExcite(nn.Module):
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -148,7 +155,7 @@ def _norm2d(choose: random.Random, channels: int) -> nn.Module:
         lambda: nn.BatchNorm2d(channels),
         lambda: nn.BatchNorm2d(channels, momentum=0.3, eps=1e-3),
         lambda: nn.GroupNorm(choose.choice([1, 2]), channels),
-        lambda: nn.InstanceNorm2d(channels, affine=True),
+        lambda: InstanceNorm(channels, affine=True),
         nn.Identity,
     ]
     return choose.choice([kinds[0], *kinds])()

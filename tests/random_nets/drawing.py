@@ -49,10 +49,14 @@ class Branches(nn.Module):
 
 
 class InstanceNorm(nn.InstanceNorm2d):
-    """Returns images of one pixel unchanged, which PyTorch refuses to normalize."""
+    """Only scales images of one pixel, which PyTorch refuses to normalize."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x if x[0, 0].numel() == 1 else super().forward(x)
+        return (
+            x * self.weight.view(-1, 1, 1) + self.bias.view(-1, 1, 1)
+            if x[0, 0].numel() == 1
+            else super().forward(x)
+        )
 
 
 class SqueezeExcite(nn.Module):

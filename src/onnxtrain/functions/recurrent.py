@@ -145,7 +145,10 @@ def _gru_gradient(op: Emitter, inputs: Values, *, reverse: bool) -> tuple[ir.Val
 
 
 def _weight_gradient(op: Emitter, inputs: Values, *, reverse: bool) -> tuple[ir.Value, ...]:
-    """Returns the cotangents of W, R and B from those of both parts of the pre-activations, `[time, batch, gates]`."""
+    """Returns the cotangents of W, R and B.
+
+    The first two inputs are the cotangents of the pre-activations' input and hidden parts, `[time, batch, gates]`.
+    """
     ct_input, ct_hidden, x, y, initial_h = inputs
     before = _previous_states(op, op.Squeeze(initial_h, [0]), op.Squeeze(y, [1]), reverse)
     products, sums = [], []

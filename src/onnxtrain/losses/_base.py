@@ -179,7 +179,7 @@ class Loss(ABC):
         return narrow(op, loss, scores)
 
     def _counts(self, op: Emitter, scores: ir.Value, target: ir.Value) -> ir.Value | None:
-        """Returns the weight of each term in the mean, with the shape of the terms; None if all are 1."""
+        """Returns the weight of each loss term in the mean, in the shape of the terms; None if all weights are 1."""
         return None
 
     def mean_over(self, labels: str | None) -> dict[str, Any] | None:

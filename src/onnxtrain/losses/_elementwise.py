@@ -33,7 +33,7 @@ class _TermwiseLoss(Loss):
 
     @abstractmethod
     def _terms(self, op: Emitter, scores: ir.Value, target: ir.Value) -> ir.Value:
-        """Emits the terms of scores and target in float32 or float64."""
+        """Emits the unreduced loss of scores and target, which are float32 or float64."""
 
     @abstractmethod
     def _terms_shape(self, scores: ir.Value) -> ir.Shape | None:

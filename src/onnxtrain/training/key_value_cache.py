@@ -151,7 +151,10 @@ def _empty(model: ir.Model, past: ir.Value, pasts: list[ir.Value]) -> ir.Value:
 def _length_of_all(
     node: ir.Node, dropped: list[tuple[ir.Value, ir.Value]]
 ) -> dict[str, ir.SymbolicDim | int]:
-    """Returns the symbolic length of all tokens, mapped to the length of the new tokens, which now equals it."""
+    """Maps the symbol for the length of cached and new tokens to the length of the new tokens.
+
+    Without a cache, both lengths are equal. Returns an empty dict if the node has no such symbol.
+    """
     queries = node.inputs[0]
     if not dropped or node.op_type == "Concat" or queries is None or queries.shape is None:
         return {}

@@ -14,7 +14,7 @@ from onnxtrain.emitter import Emitter, static_dims
 
 
 def keep_reduced(op: Emitter, n: NodeView, value: ir.Value) -> ir.Value:
-    """Restores the reduced axes of a value with the output's shape, so that it broadcasts against the input."""
+    """Unsqueezes the reduced axes of a value that has the output's shape, so that it broadcasts against the input."""
     # Without axes, the output is a scalar or, with noop_with_empty_axes, has the input's shape: both broadcast.
     if n.attr("keepdims") or n.axes is None:
         return value

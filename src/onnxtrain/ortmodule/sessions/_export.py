@@ -49,7 +49,7 @@ class CompiledGraphs:
         self._graphs: list[weakref.ref[_Body]] = []
 
     def add(self, body: _Body) -> None:
-        """Adds a graph."""
+        """Registers a compiled graph, by a weak reference."""
         self._graphs.append(weakref.ref(body))
 
     def save(self, folder: str | os.PathLike[str]) -> list[Path]:

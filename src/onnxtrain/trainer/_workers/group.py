@@ -154,7 +154,7 @@ class WorkerGroup(Workers):
         return own_batches(data, self.worker) if self.together else data.read(Pass())
 
     def total(self, averages: Averages, metrics: Sequence[Metric], *, summed: bool) -> Averages:
-        """Combines the averages of all workers; within a callback, returns `averages`."""
+        """Returns the averages over all workers; inside a callback, which one worker runs alone, returns `averages`."""
         if not self.together:
             return averages
         return total_averages(self.communicator, averages, metrics, summed=summed)

@@ -39,7 +39,7 @@ def static_batch(specs: Sequence[InputSpec]) -> int | None:
 
 
 def check_batch_size(specs: Sequence[InputSpec], asked: int | None) -> tuple[int, bool]:
-    """Returns the batch size, and True if the model requires it.
+    """Returns the batch size to use, and True if the model accepts no other batch size.
 
     Raises:
         InputError: the model requires another batch size.

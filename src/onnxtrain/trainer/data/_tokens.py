@@ -165,7 +165,10 @@ class Padding:
         return {self.tokens.name: entries} if isinstance(entries, list | tuple) or _is_array(entries) else {}
 
     def _entries(self, sample: Any) -> dict[str, Any]:
-        """Arranges a sample as entries by name: a mapping or tokens, or a tuple with target and weight."""
+        """Converts a sample to a dict from input or target name to array.
+
+        A sample is a mapping or a token sequence, or a tuple of one of these with its target and sample weight.
+        """
         inputs, target, weight = sample, None, None
         # A tuple of numbers is a token sequence.
         if isinstance(sample, tuple) and 1 < len(sample) <= 3 and not np.isscalar(sample[0]):

@@ -78,7 +78,10 @@ class Transform:
 
 
 def _shown(specs: Sequence[InputSpec], arrays: Sequence[Array], lent: bool) -> Any:
-    """Returns the arguments of the function, as arrays that it may modify."""
+    """Returns the argument for the user's transform, as arrays that it may modify.
+
+    One input is passed as an array, several as a dict by name.
+    """
     # The user's arrays are copied, because augmentation in place would change the dataset.
     writable = [
         array if not lent and array.flags.owndata and array.flags.writeable else array.copy()

@@ -208,3 +208,24 @@ def test_links_to_other_sites_are_well_formed() -> None:
             assert re.fullmatch(r"https://[\w.-]+\.[a-z]+(/[\w./~%#?=&+@:-]*)?", target), (
                 f"{path.name}: {target}"
             )
+
+
+def anchors(page: str) -> set[str]:
+    """Returns the anchors that mkdocs gives the headings of a page, e.g. "what-is-sent"."""
+    text = site.FENCE.sub("", (DOCS / page).read_text(encoding="utf-8"))
+    names = set()
+    for heading in re.findall(r"^#+ (.*)", text, re.MULTILINE):
+        plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
+        name = re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", plain).strip().lower())
+        names.add(name if name not in names else f"{name}_{sum(n.startswith(name) for n in names)}")
+    return names
+
+
+@pytest.mark.parametrize("page", [str(path.relative_to(DOCS)) for path in sorted(DOCS.rglob("*.md"))])
+def test_links_to_headings_find_them(page: str) -> None:
+    text = site.FENCE.sub("", (DOCS / page).read_text(encoding="utf-8"))
+    for target, anchor in re.findall(r"\]\(([\w./-]*\.md)?#([\w-]+)\)", text):
+        other = (DOCS / page).parent.joinpath(target).resolve() if target else DOCS / page
+        # The reference is generated.
+        if other.is_relative_to(DOCS) and other.exists():
+            assert anchor in anchors(str(other.relative_to(DOCS))), f"{page}: {target}#{anchor}"

@@ -13,10 +13,10 @@ from torch.autograd import forward_ad
 from onnxtrain.errors import OnnxTrainError
 from onnxtrain.ortmodule._exceptions import ORTModuleFallbackException, ORTModuleTorchModelException
 from onnxtrain.ortmodule._torch import foreach_copy
+from onnxtrain.ortmodule.capture._modes import restoring_modes
 from onnxtrain.ortmodule.capture._signature import GraphSignature
 from onnxtrain.ortmodule.capture.graph._aliases import Views
 from onnxtrain.ortmodule.capture.graph._assertions import Check
-from onnxtrain.ortmodule.capture.graph._modes import restoring_modes
 from onnxtrain.ortmodule.module._pytorch_work import unwatched
 from onnxtrain.ortmodule.sessions._mixed_graph import Steps
 from onnxtrain.ortmodule.sessions._onnx_part import OnnxPart, output_of

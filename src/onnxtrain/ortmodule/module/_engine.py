@@ -27,6 +27,7 @@ from onnxtrain.ortmodule._exceptions import (
 from onnxtrain.ortmodule._options import DebugOptions, FallbackPolicy, LogLevel, module_logger
 from onnxtrain.ortmodule._report import GraphRecord, Report
 from onnxtrain.ortmodule.capture._errors import RefusedByPyTorch, SymbolicBatchRefused
+from onnxtrain.ortmodule.capture._modes import restoring_modes
 from onnxtrain.ortmodule.capture._nodes import example_values, tensors_in
 from onnxtrain.ortmodule.capture._signature import GraphSignature, describe
 from onnxtrain.ortmodule.capture.autograd._flow import GradientFlow
@@ -40,7 +41,6 @@ from onnxtrain.ortmodule.capture.graph._batch import batch_of, recorded_guards, 
 from onnxtrain.ortmodule.capture.graph._breaks import break_reason, ends_for_a_symbol
 from onnxtrain.ortmodule.capture.graph._checkpoint import inline_checkpoints, preserve_random_state
 from onnxtrain.ortmodule.capture.graph._data_setting import copy_set_data
-from onnxtrain.ortmodule.capture.graph._modes import restoring_modes
 from onnxtrain.ortmodule.capture.graph._no_grad import correct_requires_grad
 from onnxtrain.ortmodule.capture.graph._refused_shards import refuse_shards
 from onnxtrain.ortmodule.capture.graph._split import (

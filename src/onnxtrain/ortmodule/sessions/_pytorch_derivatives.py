@@ -26,8 +26,8 @@ from onnxtrain.ortmodule._torch import (
     leave_vmap,
     temporarily_clear_interpreter_stack,
 )
+from onnxtrain.ortmodule.capture._modes import restoring_modes
 from onnxtrain.ortmodule.capture.autograd._gradients import unseen_by_hooks
-from onnxtrain.ortmodule.capture.graph._modes import restoring_modes
 from onnxtrain.ortmodule.lowering._table import Lowered
 
 _SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)

@@ -41,26 +41,37 @@ def restoring_modes(graph_module: fx.GraphModule) -> Callable[..., Any]:
     is_dual = any(node.target is _torch.enter_dual_level for node in nodes)
 
     def call(*args: Any) -> Any:
-        before, transforms = [get() for get, _ in _SETTINGS], _torch.get_dynamic_layer_stack_depth()
         # Otherwise the first call goes through FX's `__call__`, which prints errors and drops their tracebacks.
         _torch.compile_now(graph_module)
-        try:
-            return graph_module.forward(*args)
-        except BaseException as error:
-            _torch.pop_dynamic_layer_stack_and_undo_to_depth(transforms)
-            for name, entered in _entered(error.__traceback__, leave):
-                leave[name](entered)
-            if is_dual and forward_ad._current_level < 0:
-                # PyTorch doesn't tell whether the graph has left its level. There is at most one.
-                with contextlib.suppress(RuntimeError):
-                    _torch.enter_dual_level()
-                _torch.exit_dual_level(level=0)
-            for (get, restore), value in zip(_SETTINGS, before, strict=True):
-                if get() != value:
-                    restore(value)
-            raise
+        transforms = _torch.get_dynamic_layer_stack_depth()
+        with settings_restored_on_error():
+            try:
+                return graph_module.forward(*args)
+            except BaseException as error:
+                _torch.pop_dynamic_layer_stack_and_undo_to_depth(transforms)
+                for name, entered in _entered(error.__traceback__, leave):
+                    leave[name](entered)
+                if is_dual and forward_ad._current_level < 0:
+                    # PyTorch doesn't tell whether the graph has left its level. There is at most one.
+                    with contextlib.suppress(RuntimeError):
+                        _torch.enter_dual_level()
+                    _torch.exit_dual_level(level=0)
+                raise
 
     return call
+
+
+@contextlib.contextmanager
+def settings_restored_on_error() -> Iterator[None]:
+    """Restores the modes of :data:`_SETTINGS` if the block raises."""
+    before = [get() for get, _ in _SETTINGS]
+    try:
+        yield
+    except BaseException:
+        for (get, restore), value in zip(_SETTINGS, before, strict=True):
+            if get() != value:
+                restore(value)
+        raise
 
 
 def _nodes(graph_module: fx.GraphModule) -> Iterator[fx.Node]:

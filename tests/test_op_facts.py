@@ -153,7 +153,9 @@ def test_ops_that_keep_the_rank_are_declared() -> None:
         first, *_ = case.arrays(np.dtype(np.float64))
         if first is not None:
             keep[case.op] = keep.get(case.op, True) and first.ndim == len(case.output_shapes()[0])
-    by_other_rules = op_facts.REDUCTIONS | implied_ranks._RULES.keys() | op_facts.ELEMENTWISE - op_facts.SAME_RANK
+    by_other_rules = (
+        op_facts.REDUCTIONS | implied_ranks._RULES.keys() | op_facts.ELEMENTWISE - op_facts.SAME_RANK
+    )
     kept = {op_type for op_type, keeps in keep.items() if keeps} - by_other_rules
     assert kept - op_facts.SAME_RANK == set(), (
         "in all gradient cases of these ops, the output has the rank of the first input: add them to a line with "

@@ -142,7 +142,9 @@ FACTS: Mapping[str, Fact] = {
     # Sizes, padding, writing into a tensor.
     **_with_facts(Fact.READS_SHAPE, "Shape Size"),
     **_with_facts(Fact.FINITE_COTANGENT, "Pad"),
-    **_with_facts(Fact.SAME_RANK, "CenterCropPad GridSample ScatterElements ScatterND SwiGLU TensorScatter Trilu"),
+    **_with_facts(
+        Fact.SAME_RANK, "CenterCropPad GridSample ScatterElements ScatterND SwiGLU TensorScatter Trilu"
+    ),
 }
 """Facts about each op type of the standard domain, e.g. `FACTS["Slice"]`. Ops without facts are missing."""
 

@@ -1,6 +1,6 @@
-"""The tables of losses and optimizers in docs/losses-and-optimizers.md are written from the classes.
+"""docs/losses-and-optimizers.md: its tables of losses and optimizers are written from the classes; metrics are named.
 
-`ONNXTRAIN_WRITE_DOCS=1 pytest tests/test_loss_and_optimizer_tables.py` writes them.
+`ONNXTRAIN_WRITE_DOCS=1 pytest tests/test_losses_and_optimizers_page.py` writes them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from onnxtrain._names import LOSSES as LOSS_NAMES
 from onnxtrain.errors import GraphBuildError
 from onnxtrain.losses import LOSSES, Loss
 from onnxtrain.optimizers import OPTIMIZERS, Optimizer
-from onnxtrain.trainer import METRICS
+from onnxtrain.trainer import METRICS, SCHEDULES
 
 PAGE = Path(__file__).parents[1] / "docs" / "losses-and-optimizers.md"
 
@@ -113,5 +113,16 @@ def test_every_loss_and_optimizer_is_in_the_guide(heading: str, table: Any) -> N
     if os.environ.get("ONNXTRAIN_WRITE_DOCS"):
         PAGE.write_text(written, encoding="utf-8")
     assert PAGE.read_text(encoding="utf-8") == written, (
-        "write the tables again: ONNXTRAIN_WRITE_DOCS=1 pytest -q tests/test_loss_and_optimizer_tables.py"
+        "write the tables again: ONNXTRAIN_WRITE_DOCS=1 pytest -q tests/test_losses_and_optimizers_page.py"
     )
+
+
+def test_every_schedule_and_metric_is_in_the_guide() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    whole = {
+        name.split("_")[0] if name.startswith(("f1", "precision", "recall")) else name for name in METRICS
+    }
+    missing = [name for name in [*SCHEDULES, *whole] if f"`{name}`" not in page]
+    assert not missing, "add rows to the tables of metrics and schedules in docs/losses-and-optimizers.md"
+    for name, kind in SCHEDULES.items():
+        assert f"| `{kind.__name__}(" in page or f", `{kind.__name__}(" in page, name

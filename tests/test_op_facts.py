@@ -146,7 +146,7 @@ def test_same_rank_and_dtype(op_type: str) -> None:
     assert (y.dtype != inputs[0].dtype) == (Fact.OWN_DTYPE in FACTS[op_type])
 
 
-def test_ops_that_keep_the_rank_are_declared() -> None:
+def test_every_op_that_keeps_the_rank_is_declared() -> None:
     """By the shapes in the gradient cases; elementwise ops of several tensors and reductions have other facts."""
     keep: dict[str, bool] = {}
     for case in GRADIENT_CASES:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import onnx_ir as ir
 
@@ -29,9 +28,6 @@ class NAdam(Optimizer):
         momentum_decay: how fast mu approaches beta1, e.g. 4e-3.
         decoupled_weight_decay: True to decay the weights before the step, as AdamW does, instead of the L2 penalty.
     """
-
-    # The product of the momenta is one number per parameter.
-    elementwise: ClassVar[bool] = False
 
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8

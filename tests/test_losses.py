@@ -833,6 +833,38 @@ def test_causal_lm_equals_the_loss_of_transformers() -> None:
     assert norm_relative_error(gradient, torch.autograd.grad(expected, leaf)[0].numpy()) < 1e-6
 
 
+@pytest.mark.parametrize("quantile", [0.1, 0.5, 0.9])
+def test_quantile_equals_the_loss_of_scikit_learn(quantile: float) -> None:
+    metrics = pytest.importorskip("sklearn.metrics")
+    scores, target = np.random.default_rng(0).normal(size=(2, 40, 3))
+    scores[0] = target[0]
+    model = _loss_model(QuantileLoss(quantile=quantile), scores.shape, np.float64)
+    expected = metrics.mean_pinball_loss(target, scores, alpha=quantile)
+    assert float(_run(model, {"scores": scores, "target": target})) == pytest.approx(expected, rel=1e-12)
+
+
+def test_quantile_is_what_a_constant_learns() -> None:
+    """The gradient is zero at the quantile: below it, as many targets as `quantile` says."""
+    target = np.random.default_rng(0).permutation(np.arange(100.0))[:, None]
+    model = differentiate(
+        _loss_model(QuantileLoss(quantile=0.9), target.shape, np.float64), of="loss", wrt=["scores"]
+    )
+    slopes = [
+        _run(model, {"scores": np.full_like(target, score), "target": target}, "scores_grad").sum()
+        for score in (88.5, 89.5, 90.5)
+    ]
+    np.testing.assert_allclose(slopes, [-0.01, 0.0, 0.01], atol=1e-12)
+
+
+def test_quantile_gradient_of_a_hit_is_the_mean_of_both_sides() -> None:
+    target = np.zeros((4, 1))
+    model = differentiate(
+        _loss_model(QuantileLoss(quantile=0.9), target.shape, np.float64), of="loss", wrt=["scores"]
+    )
+    gradient = _run(model, {"scores": target, "target": target}, "scores_grad")
+    np.testing.assert_allclose(gradient, (0.5 - 0.9) / 4, rtol=1e-12)
+
+
 @pytest.mark.parametrize("shape", [("batch", 5), ("batch", 2, 3, 5)])
 def test_causal_lm_needs_scores_of_each_token(shape: tuple[int | str, ...]) -> None:
     with pytest.raises(GraphBuildError, match=r"gives \[batch, sequence, vocabulary\]"):

@@ -25,7 +25,7 @@ class ScalarRanks:
     ONNX Runtime (1.20 to 1.32) combines such a tensor, e.g. the weight of a 1x1 convolution, with a scalar of shape []
     element by element, which takes 60 times as long as for a vector. It skips axes that have size one in both.
 
-    Optimizers need not know about it: the nodes that a step has appended are rewritten.
+    An optimizer writes its step without regard to this: the nodes that it has appended are rewritten.
 
     Args:
         op: emitter of the optimizer model.
@@ -43,7 +43,7 @@ class ScalarRanks:
 
         Args:
             shape: shape of the parameter, e.g. [64, 32, 1, 1].
-            tensors: values with this shape that the block reads, or other moments.
+            tensors: the parameter, its gradient and its moments, which may have other shapes.
             scalars: numbers and values of shape [] that the block reads.
         """
         last = self._op.graph[-1] if len(self._op.graph) else None
@@ -60,6 +60,7 @@ class ScalarRanks:
     def _rewrite(
         self, nodes: Iterable[ir.Node], full: set[ir.Value], small: set[ir.Value], rank: int
     ) -> None:
+        """Follows the shapes through elementwise ops: `full` values have the parameter's rank, `small` ones rank 0."""
         for node in nodes:
             inputs = [value for value in node.inputs if value is not None]
             is_call = node.domain == DOMAIN and node.op_type.rpartition("_")[0] in ELEMENTWISE_STEPS

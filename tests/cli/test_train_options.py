@@ -22,9 +22,9 @@ from cli.test_going_on import tensors
 from onnxtrain import EarlyStopping, Trainer
 from onnxtrain.cli import _train
 from onnxtrain.cli._app import app
+from onnxtrain.cli._command_options import ArtifactsOptions, PlanOptions
 from onnxtrain.cli._declared import options_of
 from onnxtrain.cli._help import full_help
-from onnxtrain.cli._options import ArtifactsOptions, PlanOptions
 from onnxtrain.cli._train_options import TrainOptions
 from onnxtrain.losses import LOSSES, BCEWithLogitsLoss, CrossEntropyLoss, HuberLoss
 from onnxtrain.optimizers import OPTIMIZERS

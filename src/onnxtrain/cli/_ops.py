@@ -12,6 +12,7 @@ from typing import get_args
 import onnx_ir as ir
 
 from onnxtrain.autodiff import OpCoverage, add_gradients, coverage, coverage_of
+from onnxtrain.cli._command_options import OpsOptions
 from onnxtrain.cli._output import print_json, print_table, table
 from onnxtrain.emitter import Emitter, static_dims
 from onnxtrain.errors import GraphBuildError, InputError, NothingToTrain, OnnxTrainError
@@ -30,6 +31,18 @@ _MEANING = {
     "not yet": "not yet",
     "unknown": "not known",
 }
+
+
+def run_command(options: OpsOptions) -> None:
+    """Lists all ops, or checks a model; exits with code 1 if the model cannot be trained.
+
+    Raises:
+        InputError: there is no such status, domain or profile.
+    """
+    if options.model is None:
+        list_ops(options.domain, options.status, options.json)
+    else:
+        model_ops(options.model, options.json, options.profile)
 
 
 def list_ops(domain: str, status: str | None, json: bool) -> None:

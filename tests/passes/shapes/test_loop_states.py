@@ -13,7 +13,9 @@ from passes._models import run
 # The body computes `next` from `state`, which starts as x [n, 3].
 MODEL = """<ir_version: 10, opset_import: ["": 21]> net (float[n, 3] x, int64 count) => (float[a, b] y)
   {{ go = Constant<value = bool {{1}}>()
-     y = Loop<body = body (int64 i, bool c, float state) => (bool d, float next) {{ d = Identity(c) {body} }}>(count, go, x) }}"""
+     y = Loop<
+       body = body (int64 i, bool c, float state) => (bool d, float next) {{ d = Identity(c) {body} }}
+     >(count, go, x) }}"""
 
 
 def loop(body: str) -> ir.Model:
